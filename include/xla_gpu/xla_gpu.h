@@ -1,0 +1,130 @@
+/* The C ABI of libxla_gpu.so: ops as plain function calls, and handlers for XLA custom calls.
+ *
+ * Everything else (Python, C++ hosts, other languages) stands on this header. All functions are
+ * thread-safe. Structs begin with struct_size, which the caller sets to sizeof(the struct), so that
+ * later versions may append members. No function throws or aborts on bad input.
+ */
+#ifndef XLA_GPU_XLA_GPU_H_
+#define XLA_GPU_XLA_GPU_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define XLA_GPU_EXPORT __attribute__((visibility("default")))
+#else
+#define XLA_GPU_EXPORT
+#endif
+
+/* ---- Errors ------------------------------------------------------------------------------- */
+
+/* NULL is success. Any other value is owned by the caller and freed with xla_gpu_status_free. */
+typedef struct xla_gpu_status xla_gpu_status;
+
+/* The canonical code (3 INVALID_ARGUMENT, 5 NOT_FOUND, 9 FAILED_PRECONDITION, 12 UNIMPLEMENTED,
+ * 13 INTERNAL, ...); 0 for NULL. */
+XLA_GPU_EXPORT int xla_gpu_status_code(const xla_gpu_status* status);
+/* UTF-8, valid until the status is freed; "" for NULL. */
+XLA_GPU_EXPORT const char* xla_gpu_status_message(const xla_gpu_status* status);
+XLA_GPU_EXPORT void xla_gpu_status_free(xla_gpu_status* status);
+
+/* A NUL-terminated text owned by the caller, freed with xla_gpu_string_free. */
+XLA_GPU_EXPORT void xla_gpu_string_free(char* text);
+
+/* "0.1.0". */
+XLA_GPU_EXPORT const char* xla_gpu_version(void);
+
+/* ---- Tensors and attributes --------------------------------------------------------------- */
+
+/* Element types; the values equal xla::PrimitiveType. */
+typedef enum xla_gpu_dtype {
+  XLA_GPU_DTYPE_PRED = 1,
+  XLA_GPU_DTYPE_I8 = 2,
+  XLA_GPU_DTYPE_I16 = 3,
+  XLA_GPU_DTYPE_I32 = 4,
+  XLA_GPU_DTYPE_I64 = 5,
+  XLA_GPU_DTYPE_U8 = 6,
+  XLA_GPU_DTYPE_U16 = 7,
+  XLA_GPU_DTYPE_U32 = 8,
+  XLA_GPU_DTYPE_U64 = 9,
+  XLA_GPU_DTYPE_F16 = 10,
+  XLA_GPU_DTYPE_F32 = 11,
+  XLA_GPU_DTYPE_F64 = 12,
+  XLA_GPU_DTYPE_BF16 = 16,
+  XLA_GPU_DTYPE_F8E5M2 = 19,
+  XLA_GPU_DTYPE_F8E4M3FN = 20
+} xla_gpu_dtype;
+
+/* A dense row-major tensor in host memory (platform "Host") or device memory ("CUDA"). */
+typedef struct xla_gpu_tensor {
+  size_t struct_size;
+  void* data;
+  int32_t dtype; /* xla_gpu_dtype */
+  int32_t rank;
+  const int64_t* dims; /* rank dimensions; may be NULL if rank is 0 */
+} xla_gpu_tensor;
+
+typedef enum xla_gpu_attr_type {
+  XLA_GPU_ATTR_BOOL = 0,     /* i */
+  XLA_GPU_ATTR_INT = 1,      /* i */
+  XLA_GPU_ATTR_FLOAT = 2,    /* f */
+  XLA_GPU_ATTR_STRING = 3,   /* s, s_size bytes */
+  XLA_GPU_ATTR_INT_ARRAY = 4 /* ints, ints_size values */
+} xla_gpu_attr_type;
+
+typedef struct xla_gpu_attr {
+  size_t struct_size;
+  const char* name; /* NUL-terminated */
+  int32_t type;     /* xla_gpu_attr_type */
+  int64_t i;
+  double f;
+  const char* s;
+  size_t s_size;
+  const int64_t* ints;
+  size_t ints_size;
+} xla_gpu_attr;
+
+/* ---- Ops ---------------------------------------------------------------------------------- */
+
+/* One call of an op. `op` is its name ("simple_add") or custom-call target ("XlaGpuSimpleAdd"). */
+typedef struct xla_gpu_call {
+  size_t struct_size;
+  const char* op;
+  const char* platform; /* "Host" or "CUDA" */
+  void* stream;         /* CUDA: the CUstream to enqueue on; Host: NULL */
+  const xla_gpu_tensor* args;
+  size_t num_args;
+  const xla_gpu_tensor* results;
+  size_t num_results;
+  const xla_gpu_attr* attrs;
+  size_t num_attrs;
+} xla_gpu_call;
+
+/* Runs the op: on the Host before it returns, on CUDA by enqueueing on the stream (the context of
+ * the stream's device must be current). */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_run(const xla_gpu_call* call);
+
+/* Checks the call without running it (data pointers and results are not read) and gives the types
+ * of its results as JSON: [{"dtype":"bf16","shape":[8,128]}, ...]. */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_infer(const xla_gpu_call* call, char** results_json);
+
+/* Every op with its schema and platforms, as JSON. */
+XLA_GPU_EXPORT char* xla_gpu_ops_json(void);
+
+/* ---- Handlers for XLA custom calls -------------------------------------------------------- */
+
+/* The function that XLA calls for `op` on `platform` ("Host", "CUDA") by custom-call API version 1,
+ * 2 or 3 (legacy) or 4 (typed FFI: one function for the stages instantiate and execute).
+ * Valid for the life of the process. */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_handler(const char* op, const char* platform,
+                                               int api_version, void** handler);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* XLA_GPU_XLA_GPU_H_ */

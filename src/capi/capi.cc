@@ -1,0 +1,204 @@
+// The C ABI: turns C structs into core types and Status into xla_gpu_status, nothing else.
+#include <cstring>
+#include <exception>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "src/core/op_registry.h"
+#include "src/core/plan_cache.h"
+#include "src/core/schema_json.h"
+#include "src/core/strings.h"
+#include "src/xla/handlers.h"
+#include "xla_gpu/xla_gpu.h"
+
+struct xla_gpu_status {
+  xla_gpu::Status status;
+};
+
+namespace xla_gpu {
+namespace {
+
+constexpr size_t kMaxTensors = 64;
+constexpr int32_t kMaxRank = 16;
+
+xla_gpu_status* Wrap(Status status) {
+  if (status.ok()) return nullptr;
+  return new xla_gpu_status{std::move(status)};
+}
+
+// Runs `body` (which returns a Status) so that nothing is thrown through the C ABI.
+template <typename Body>
+xla_gpu_status* Guard(Body body) {
+  try {
+    return Wrap(body());
+  } catch (const std::exception& e) {
+    return Wrap(Internal(e.what()));
+  }
+}
+
+char* CopyString(const std::string& text) {
+  char* copy = new char[text.size() + 1];
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  return copy;
+}
+
+Status BadStruct(const char* name, size_t came, size_t needed) {
+  return InvalidArgument(StrCat(name, ".struct_size is ", came, " but must be at least ", needed,
+                                " (sizeof(", name, "))"));
+}
+
+StatusOr<Platform> ParsePlatform(const char* name) {
+  const std::string_view text = name == nullptr ? "" : name;
+  if (text == "Host" || text == "cpu") return Platform::kHost;
+  if (text == "CUDA" || text == "cuda" || text == "GPU" || text == "gpu") return Platform::kCuda;
+  return InvalidArgument(StrCat("platform is '", text, "'; allowed are Host and CUDA"));
+}
+
+Status ReadTensors(const char* kind, const xla_gpu_tensor* tensors, size_t count, TensorView* out) {
+  if (count > kMaxTensors) {
+    return InvalidArgument(StrCat(count, " ", kind, "s came; at most ", kMaxTensors, " may"));
+  }
+  if (count > 0 && tensors == nullptr) {
+    return InvalidArgument(StrCat(count, " ", kind, "s came but their array is NULL"));
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const xla_gpu_tensor& t = tensors[i];
+    if (t.struct_size < sizeof(t)) return BadStruct("xla_gpu_tensor", t.struct_size, sizeof(t));
+    if (t.rank < 0 || t.rank > kMaxRank || (t.rank > 0 && t.dims == nullptr)) {
+      return InvalidArgument(StrCat(kind, " ", i, " has rank ", t.rank,
+                                    t.rank > 0 && t.dims == nullptr ? " but dims is NULL" : "",
+                                    "; rank must be 0 to ", kMaxRank, ", with as many dims"));
+    }
+    out[i] = TensorView{t.data, DTypeFromInt(t.dtype), Shape(t.dims, static_cast<size_t>(t.rank))};
+  }
+  return OkStatus();
+}
+
+Status ReadAttribute(const xla_gpu_attr& attr, Attributes& out) {
+  if (attr.struct_size < sizeof(attr)) {
+    return BadStruct("xla_gpu_attr", attr.struct_size, sizeof(attr));
+  }
+  if (attr.name == nullptr) return InvalidArgument("an attribute's name is NULL");
+  switch (attr.type) {
+    case XLA_GPU_ATTR_BOOL:
+      return out.Add(attr.name, AttrValue(attr.i != 0));
+    case XLA_GPU_ATTR_INT:
+      return out.Add(attr.name, AttrValue(attr.i));
+    case XLA_GPU_ATTR_FLOAT:
+      return out.Add(attr.name, AttrValue(attr.f));
+    case XLA_GPU_ATTR_STRING:
+      if (attr.s == nullptr && attr.s_size > 0) break;
+      return out.Add(attr.name, AttrValue(std::string_view(attr.s, attr.s_size)));
+    case XLA_GPU_ATTR_INT_ARRAY:
+      if (attr.ints == nullptr && attr.ints_size > 0) break;
+      return out.Add(attr.name, AttrValue(std::span<const int64_t>(attr.ints, attr.ints_size)));
+    default:
+      return InvalidArgument(StrCat("attribute '", attr.name, "' has type number ", attr.type,
+                                    "; allowed are 0 to 4 (XLA_GPU_ATTR_*)"));
+  }
+  return InvalidArgument(StrCat("attribute '", attr.name, "' has a size but a NULL pointer"));
+}
+
+// A C call decoded onto the stack.
+struct DecodedCall {
+  const Op* op = nullptr;
+  Platform platform = Platform::kHost;
+  TensorView args[kMaxTensors];
+  TensorView results[kMaxTensors];
+  Attributes attributes;
+  Call call;
+};
+
+Status Decode(const xla_gpu_call* c, bool with_results, DecodedCall& out) {
+  if (c == nullptr) return InvalidArgument("call is NULL");
+  if (c->struct_size < sizeof(*c)) return BadStruct("xla_gpu_call", c->struct_size, sizeof(*c));
+  if (c->op == nullptr) return InvalidArgument("call.op is NULL; it must name an op");
+  XLA_GPU_ASSIGN_OR_RETURN(out.op, OpRegistry::Global().Get(c->op));
+  XLA_GPU_ASSIGN_OR_RETURN(out.platform, ParsePlatform(c->platform));
+  XLA_GPU_RETURN_IF_ERROR(ReadTensors("argument", c->args, c->num_args, out.args));
+  const size_t num_results = with_results ? c->num_results : 0;
+  XLA_GPU_RETURN_IF_ERROR(ReadTensors("result", c->results, num_results, out.results));
+  if (c->num_attrs > 0 && c->attrs == nullptr) return InvalidArgument("call.attrs is NULL");
+  for (size_t i = 0; i < c->num_attrs; ++i) {
+    XLA_GPU_RETURN_IF_ERROR(ReadAttribute(c->attrs[i], out.attributes));
+  }
+  out.call = Call{{out.args, c->num_args}, {out.results, num_results}, &out.attributes};
+  return OkStatus();
+}
+
+// Empty tensors may have no memory; every other one needs an address to run.
+Status CheckData(const Op& op, const char* kind, std::span<const TensorView> tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].data == nullptr && tensors[i].num_elements() != 0) {
+      return InvalidArgument(
+          StrCat(op.name, ": ", kind, " ", i, " (", tensors[i].ToString(), ") has NULL data"));
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace
+}  // namespace xla_gpu
+
+using namespace xla_gpu;  // NOLINT: this file only implements the C ABI
+
+extern "C" {
+
+int xla_gpu_status_code(const xla_gpu_status* status) {
+  return status == nullptr ? 0 : static_cast<int>(status->status.code());
+}
+
+const char* xla_gpu_status_message(const xla_gpu_status* status) {
+  return status == nullptr ? "" : status->status.message().c_str();
+}
+
+void xla_gpu_status_free(xla_gpu_status* status) { delete status; }
+
+void xla_gpu_string_free(char* text) { delete[] text; }
+
+const char* xla_gpu_version(void) { return XLA_GPU_VERSION; }
+
+xla_gpu_status* xla_gpu_run(const xla_gpu_call* c) {
+  return Guard([&]() -> Status {
+    DecodedCall decoded;
+    XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/true, decoded));
+    const Call& call = decoded.call;
+    // The plan comes first: it checks the types, on which the data check relies.
+    XLA_GPU_ASSIGN_OR_RETURN(
+        auto plan, PlanCache::Global().GetOrCreate(*decoded.op, decoded.platform, call));
+    XLA_GPU_RETURN_IF_ERROR(CheckData(*decoded.op, "argument", call.args));
+    XLA_GPU_RETURN_IF_ERROR(CheckData(*decoded.op, "result", call.results));
+    ExecutionContext context;
+    context.stream = c->stream;
+    if (decoded.platform == Platform::kHost) context.thread_pool = &DefaultThreadPool();
+    return plan->Run(call, context);
+  });
+}
+
+xla_gpu_status* xla_gpu_infer(const xla_gpu_call* c, char** results_json) {
+  return Guard([&]() -> Status {
+    if (results_json == nullptr) return InvalidArgument("results_json is NULL");
+    DecodedCall decoded;
+    XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/false, decoded));
+    XLA_GPU_ASSIGN_OR_RETURN(std::vector<TensorSpec> results,
+                             InferResults(*decoded.op, decoded.platform, decoded.call));
+    *results_json = CopyString(TensorSpecsToJson(results));
+    return OkStatus();
+  });
+}
+
+char* xla_gpu_ops_json(void) { return CopyString(OpsToJson(OpRegistry::Global())); }
+
+xla_gpu_status* xla_gpu_handler(const char* op, const char* platform, int api_version,
+                                void** handler) {
+  return Guard([&]() -> Status {
+    if (op == nullptr || handler == nullptr) return InvalidArgument("op or handler is NULL");
+    XLA_GPU_ASSIGN_OR_RETURN(const Op* found, OpRegistry::Global().Get(op));
+    XLA_GPU_ASSIGN_OR_RETURN(Platform parsed, ParsePlatform(platform));
+    XLA_GPU_ASSIGN_OR_RETURN(*handler, ::xla_gpu::xla::HandlerAddress(*found, parsed, api_version));
+    return OkStatus();
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,70 @@
+#include "src/core/attributes.h"
+
+#include "src/core/strings.h"
+
+namespace xla_gpu {
+
+std::string_view AttrTypeName(const AttrValue& value) {
+  constexpr std::string_view kNames[] = {"bool", "int", "float", "string", "int array"};
+  return kNames[value.index()];
+}
+
+std::string AttrToString(const AttrValue& value) {
+  struct Printer {
+    std::string operator()(bool v) const { return v ? "true" : "false"; }
+    std::string operator()(int64_t v) const { return std::to_string(v); }
+    std::string operator()(double v) const { return StrCat(v); }
+    std::string operator()(std::string_view v) const { return StrCat('"', v, '"'); }
+    std::string operator()(std::span<const int64_t> v) const {
+      return StrCat("[", StrJoin(v, ","), "]");
+    }
+  };
+  return std::visit(Printer{}, value);
+}
+
+Status Attributes::Add(std::string_view name, AttrValue value) {
+  if (Find(name) != nullptr) {
+    return InvalidArgument(StrCat("attribute '", name, "' is given twice"));
+  }
+  if (size_ == items_.size()) {
+    return InvalidArgument(StrCat("attribute '", name, "' is one too many: at most ",
+                                  kMaxAttributes, " attributes are allowed"));
+  }
+  items_[size_++] = Attribute{name, value};
+  return OkStatus();
+}
+
+const AttrValue* Attributes::Find(std::string_view name) const {
+  for (const Attribute& item : all()) {
+    if (item.name == name) return &item.value;
+  }
+  return nullptr;
+}
+
+bool Attributes::GetBool(std::string_view name, bool fallback) const {
+  const AttrValue* value = Find(name);
+  const bool* held = value == nullptr ? nullptr : std::get_if<bool>(value);
+  return held == nullptr ? fallback : *held;
+}
+
+int64_t Attributes::GetInt(std::string_view name, int64_t fallback) const {
+  const AttrValue* value = Find(name);
+  const int64_t* held = value == nullptr ? nullptr : std::get_if<int64_t>(value);
+  return held == nullptr ? fallback : *held;
+}
+
+double Attributes::GetFloat(std::string_view name, double fallback) const {
+  const AttrValue* value = Find(name);
+  if (value == nullptr) return fallback;
+  if (const int64_t* held = std::get_if<int64_t>(value)) return static_cast<double>(*held);
+  const double* held = std::get_if<double>(value);
+  return held == nullptr ? fallback : *held;
+}
+
+std::string_view Attributes::GetString(std::string_view name, std::string_view fallback) const {
+  const AttrValue* value = Find(name);
+  const auto* held = value == nullptr ? nullptr : std::get_if<std::string_view>(value);
+  return held == nullptr ? fallback : *held;
+}
+
+}  // namespace xla_gpu

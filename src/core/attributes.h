@@ -1,0 +1,54 @@
+// Attributes: the named compile-time constants of one call, held without allocation.
+//
+// Names and strings point into the caller's memory (an XLA call frame, a parsed opaque text).
+#ifndef XLA_GPU_CORE_ATTRIBUTES_H_
+#define XLA_GPU_CORE_ATTRIBUTES_H_
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "src/core/status.h"
+
+namespace xla_gpu {
+
+using AttrValue =
+    std::variant<bool, int64_t, double, std::string_view, std::span<const int64_t>>;
+
+// The alternative's name as messages write it: "bool", "int", "float", "string", "int array".
+std::string_view AttrTypeName(const AttrValue& value);
+std::string AttrToString(const AttrValue& value);
+
+struct Attribute {
+  std::string_view name;
+  AttrValue value;
+};
+
+class Attributes {
+ public:
+  static constexpr int kMaxAttributes = 32;
+
+  // Adds one attribute; an error if the name is taken or kMaxAttributes is reached.
+  Status Add(std::string_view name, AttrValue value);
+
+  std::span<const Attribute> all() const { return {items_.data(), size_}; }
+  const AttrValue* Find(std::string_view name) const;
+
+  // The attribute's value, or `fallback` where it is absent. A value of another type was already
+  // refused against the op's schema (ValidateAttributes); an int stands for a float.
+  bool GetBool(std::string_view name, bool fallback) const;
+  int64_t GetInt(std::string_view name, int64_t fallback) const;
+  double GetFloat(std::string_view name, double fallback) const;
+  std::string_view GetString(std::string_view name, std::string_view fallback) const;
+
+ private:
+  std::array<Attribute, kMaxAttributes> items_{};
+  size_t size_ = 0;
+};
+
+}  // namespace xla_gpu
+
+#endif  // XLA_GPU_CORE_ATTRIBUTES_H_

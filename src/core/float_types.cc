@@ -1,0 +1,138 @@
+#include "src/core/float_types.h"
+
+#include <bit>
+#include <cmath>
+#include <limits>
+
+namespace xla_gpu {
+namespace {
+
+// An IEEE-like narrow float: sign, exponent bits, mantissa bits.
+struct Format {
+  int exponent_bits;
+  int mantissa_bits;
+  bool has_infinity;  // else the all-ones pattern alone is NaN (the "fn" types)
+  bool saturate;      // finite values past the largest become the largest
+
+  int bias() const { return (1 << (exponent_bits - 1)) - 1; }
+  uint32_t max_exponent() const { return (1u << exponent_bits) - 1; }
+  uint32_t mantissa_mask() const { return (1u << mantissa_bits) - 1; }
+  uint32_t nan() const {
+    return has_infinity ? (max_exponent() << mantissa_bits) | (1u << (mantissa_bits - 1))
+                        : (max_exponent() << mantissa_bits) | mantissa_mask();
+  }
+  uint32_t infinity() const { return max_exponent() << mantissa_bits; }
+  uint32_t largest() const { return has_infinity ? infinity() - 1 : nan() - 1; }
+};
+
+constexpr Format kF16{5, 10, true, false};
+constexpr Format kF8E5M2{5, 2, true, true};
+constexpr Format kF8E4M3FN{4, 3, false, true};
+
+float Decode(uint32_t bits, const Format& format) {
+  const uint32_t magnitude = bits & ((1u << (format.exponent_bits + format.mantissa_bits)) - 1);
+  const float sign = bits >> (format.exponent_bits + format.mantissa_bits) ? -1.0f : 1.0f;
+  const uint32_t exponent = magnitude >> format.mantissa_bits;
+  const uint32_t mantissa = magnitude & format.mantissa_mask();
+  if (format.has_infinity && exponent == format.max_exponent()) {
+    return mantissa == 0 ? sign * std::numeric_limits<float>::infinity()
+                         : std::numeric_limits<float>::quiet_NaN();
+  }
+  if (!format.has_infinity && magnitude == format.nan()) {
+    return std::numeric_limits<float>::quiet_NaN();
+  }
+  if (exponent == 0) {
+    return sign * std::ldexp(static_cast<float>(mantissa), 1 - format.bias() - format.mantissa_bits);
+  }
+  return sign * std::ldexp(static_cast<float>(mantissa | (1u << format.mantissa_bits)),
+                           static_cast<int>(exponent) - format.bias() - format.mantissa_bits);
+}
+
+uint32_t Encode(float value, const Format& format) {
+  const uint32_t sign = (std::bit_cast<uint32_t>(value) >> 31)
+                        << (format.exponent_bits + format.mantissa_bits);
+  if (std::isnan(value)) return sign | format.nan();
+  const float magnitude = std::fabs(value);
+  if (std::isinf(magnitude) && format.has_infinity && !format.saturate) {
+    return sign | format.infinity();
+  }
+  int exponent;
+  std::frexp(magnitude, &exponent);  // magnitude = m * 2^exponent, m in [0.5, 1)
+  // The unit in the last place at this magnitude; subnormals share the smallest one.
+  const int ulp_exponent =
+      std::max(exponent - 1, 1 - format.bias()) - format.mantissa_bits;
+  // nearbyint rounds half to even; the product is exact, so this is the only rounding.
+  const double units = std::nearbyint(std::ldexp(static_cast<double>(magnitude), -ulp_exponent));
+  const double rounded = std::ldexp(units, ulp_exponent);
+  const double largest = Decode(format.largest(), format);
+  if (!(rounded <= largest)) {
+    return sign | (format.saturate ? format.largest() : format.infinity());
+  }
+  const uint32_t whole = static_cast<uint32_t>(units);
+  if (whole < (1u << format.mantissa_bits)) return sign | whole;  // subnormal or zero
+  const uint32_t biased = static_cast<uint32_t>(ulp_exponent + format.mantissa_bits + format.bias());
+  // Rounding may have carried into the next power of two: adding the units keeps that right.
+  return sign | ((biased << format.mantissa_bits) + (whole - (1u << format.mantissa_bits)));
+}
+
+}  // namespace
+
+float BF16ToFloat(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+float F16ToFloat(uint16_t bits) { return Decode(bits, kF16); }
+float F8E4M3FNToFloat(uint8_t bits) { return Decode(bits, kF8E4M3FN); }
+float F8E5M2ToFloat(uint8_t bits) { return Decode(bits, kF8E5M2); }
+
+uint16_t FloatToBF16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if (std::isnan(value)) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+uint16_t FloatToF16(float value) { return static_cast<uint16_t>(Encode(value, kF16)); }
+uint8_t FloatToF8E4M3FN(float value) { return static_cast<uint8_t>(Encode(value, kF8E4M3FN)); }
+uint8_t FloatToF8E5M2(float value) { return static_cast<uint8_t>(Encode(value, kF8E5M2)); }
+
+double LoadAsDouble(const void* data, DType dtype, int64_t index) {
+  switch (dtype) {
+    case DType::kF64:
+      return static_cast<const double*>(data)[index];
+    case DType::kF32:
+      return static_cast<const float*>(data)[index];
+    case DType::kBF16:
+      return BF16ToFloat(static_cast<const uint16_t*>(data)[index]);
+    case DType::kF16:
+      return F16ToFloat(static_cast<const uint16_t*>(data)[index]);
+    case DType::kF8E4M3FN:
+      return F8E4M3FNToFloat(static_cast<const uint8_t*>(data)[index]);
+    case DType::kF8E5M2:
+      return F8E5M2ToFloat(static_cast<const uint8_t*>(data)[index]);
+    default:
+      return std::numeric_limits<double>::quiet_NaN();
+  }
+}
+
+void StoreFromDouble(void* data, DType dtype, int64_t index, double value) {
+  switch (dtype) {
+    case DType::kF64:
+      static_cast<double*>(data)[index] = value;
+      break;
+    case DType::kF32:
+      static_cast<float*>(data)[index] = static_cast<float>(value);
+      break;
+    case DType::kBF16:
+      static_cast<uint16_t*>(data)[index] = FloatToBF16(static_cast<float>(value));
+      break;
+    case DType::kF16:
+      static_cast<uint16_t*>(data)[index] = FloatToF16(static_cast<float>(value));
+      break;
+    case DType::kF8E4M3FN:
+      static_cast<uint8_t*>(data)[index] = FloatToF8E4M3FN(static_cast<float>(value));
+      break;
+    case DType::kF8E5M2:
+      static_cast<uint8_t*>(data)[index] = FloatToF8E5M2(static_cast<float>(value));
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace xla_gpu

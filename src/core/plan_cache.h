@@ -1,0 +1,46 @@
+// PlanCache: the plan of every problem met so far, so that a call pays for checking, choosing and
+// compiling once. A look-up allocates nothing.
+#ifndef XLA_GPU_CORE_PLAN_CACHE_H_
+#define XLA_GPU_CORE_PLAN_CACHE_H_
+
+#include <memory>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+
+#include "src/core/op.h"
+
+namespace xla_gpu {
+
+class PlanCache {
+ public:
+  // More problems than a server meets; past it the cache starts anew (kernels stay cached in their
+  // own layer, so a plan made again costs microseconds).
+  static constexpr size_t kMaxPlans = 8192;
+
+  static PlanCache& Global();
+
+  // The plan for this call's types and attributes on the current device of `platform`; checks the
+  // call and makes the plan when it is new. Errors are not cached.
+  StatusOr<std::shared_ptr<const Plan>> GetOrCreate(const Op& op, Platform platform,
+                                                    const Call& call);
+
+  size_t size() const;
+  void Clear();
+
+ private:
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(std::string_view key) const { return std::hash<std::string_view>{}(key); }
+  };
+
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<std::string, std::shared_ptr<const Plan>, Hash, std::equal_to<>> plans_;
+};
+
+// CheckCall and the plan on a miss, then Plan::Run: what every door calls.
+Status RunOp(const Op& op, Platform platform, const Call& call, const ExecutionContext& context);
+
+}  // namespace xla_gpu
+
+#endif  // XLA_GPU_CORE_PLAN_CACHE_H_

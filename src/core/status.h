@@ -1,0 +1,100 @@
+// Status and StatusOr: the one error type of the project (DESIGN 6).
+//
+// A message names the op, the argument, what came, what is allowed and the remedy. Codes are the
+// canonical absl/gRPC codes, so that every door (XLA FFI, PJRT, Python) passes them on unchanged.
+#ifndef XLA_GPU_CORE_STATUS_H_
+#define XLA_GPU_CORE_STATUS_H_
+
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace xla_gpu {
+
+enum class StatusCode : int {
+  kOk = 0,
+  kUnknown = 2,
+  kInvalidArgument = 3,
+  kNotFound = 5,
+  kAlreadyExists = 6,
+  kPermissionDenied = 7,
+  kResourceExhausted = 8,
+  kFailedPrecondition = 9,
+  kOutOfRange = 11,
+  kUnimplemented = 12,
+  kInternal = 13,
+  kUnavailable = 14,
+  kDataLoss = 15,
+};
+
+// "INVALID_ARGUMENT" and so on.
+std::string_view StatusCodeName(StatusCode code);
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  bool ok() const { return code_ == StatusCode::kOk; }
+  StatusCode code() const { return code_; }
+  const std::string& message() const { return message_; }
+  // "INVALID_ARGUMENT: simple_add: ...", or "OK".
+  std::string ToString() const;
+
+ private:
+  StatusCode code_ = StatusCode::kOk;
+  std::string message_;
+};
+
+inline Status OkStatus() { return Status(); }
+Status InvalidArgument(std::string message);
+Status NotFound(std::string message);
+Status FailedPrecondition(std::string message);
+Status Unimplemented(std::string message);
+Status Internal(std::string message);
+Status Unavailable(std::string message);
+Status ResourceExhausted(std::string message);
+
+// A value or the error that stands in its place.
+template <typename T>
+class [[nodiscard]] StatusOr {
+ public:
+  StatusOr(Status status) : status_(std::move(status)) {  // NOLINT: implicit like absl::StatusOr
+    if (status_.ok()) std::abort();                       // an OK status carries no value
+  }
+  StatusOr(T value) : value_(std::move(value)) {}  // NOLINT: implicit like absl::StatusOr
+
+  bool ok() const { return value_.has_value(); }
+  const Status& status() const { return status_; }
+  T& operator*() & { return *value_; }
+  const T& operator*() const& { return *value_; }
+  T&& operator*() && { return *std::move(value_); }
+  T* operator->() { return &*value_; }
+  const T* operator->() const { return &*value_; }
+
+ private:
+  Status status_;
+  std::optional<T> value_;
+};
+
+}  // namespace xla_gpu
+
+#define XLA_GPU_RETURN_IF_ERROR(expr)                            \
+  do {                                                           \
+    if (::xla_gpu::Status status_macro = (expr); !status_macro.ok()) { \
+      return status_macro;                                       \
+    }                                                            \
+  } while (false)
+
+#define XLA_GPU_CONCAT_INNER(a, b) a##b
+#define XLA_GPU_CONCAT(a, b) XLA_GPU_CONCAT_INNER(a, b)
+#define XLA_GPU_ASSIGN_OR_RETURN(lhs, expr) \
+  XLA_GPU_ASSIGN_OR_RETURN_IMPL(XLA_GPU_CONCAT(status_or_, __LINE__), lhs, expr)
+#define XLA_GPU_ASSIGN_OR_RETURN_IMPL(tmp, lhs, expr) \
+  auto tmp = (expr);                                  \
+  if (!tmp.ok()) return tmp.status();                 \
+  lhs = *std::move(tmp)
+
+#endif  // XLA_GPU_CORE_STATUS_H_

@@ -1,0 +1,30 @@
+// StrCat and StrJoin: the little string building that error messages need.
+#ifndef XLA_GPU_CORE_STRINGS_H_
+#define XLA_GPU_CORE_STRINGS_H_
+
+#include <sstream>
+#include <string>
+
+namespace xla_gpu {
+
+template <typename... Args>
+std::string StrCat(const Args&... args) {
+  std::ostringstream out;
+  (out << ... << args);
+  return std::move(out).str();
+}
+
+template <typename Range>
+std::string StrJoin(const Range& range, const char* separator) {
+  std::ostringstream out;
+  const char* between = "";
+  for (const auto& item : range) {
+    out << between << item;
+    between = separator;
+  }
+  return std::move(out).str();
+}
+
+}  // namespace xla_gpu
+
+#endif  // XLA_GPU_CORE_STRINGS_H_

@@ -1,0 +1,118 @@
+#include "src/core/thread_pool.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace xla_gpu {
+namespace {
+
+// The state of one ParallelFor. Helpers that a busy pool starts late (after ParallelFor returned)
+// find no index left and never touch `task`, which lives on the caller's stack.
+struct Loop {
+  int64_t n;
+  const std::function<void(int64_t)>* task;
+  std::atomic<int64_t> next{0};
+  std::atomic<int64_t> done{0};
+  std::mutex mutex;
+  std::condition_variable all_done;
+
+  void Work() {
+    int64_t finished = 0;
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) {
+      (*task)(i);
+      ++finished;
+    }
+    if (finished == 0) return;
+    if (done.fetch_add(finished, std::memory_order_acq_rel) + finished == n) {
+      std::lock_guard<std::mutex> lock(mutex);
+      all_done.notify_all();
+    }
+  }
+
+  void Wait() {
+    if (done.load(std::memory_order_acquire) == n) return;
+    std::unique_lock<std::mutex> lock(mutex);
+    all_done.wait(lock, [this] { return done.load(std::memory_order_acquire) == n; });
+  }
+};
+
+class OwnThreadPool final : public ThreadPool {
+ public:
+  explicit OwnThreadPool(int num_threads) {
+    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this] { Serve(); });
+  }
+
+  ~OwnThreadPool() override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  int num_threads() const override { return static_cast<int>(threads_.size()) + 1; }
+
+ protected:
+  void Schedule(std::function<void()> helper) override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      queue_.push_back(std::move(helper));
+    }
+    wake_.notify_one();
+  }
+
+ private:
+  void Serve() {
+    for (;;) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+      if (stop_) return;
+      std::function<void()> helper = std::move(queue_.front());
+      queue_.pop_front();
+      lock.unlock();
+      helper();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> queue_;
+  bool stop_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace
+
+void ThreadPool::ParallelFor(int64_t n, const std::function<void(int64_t)>& task) {
+  const int64_t helpers = std::min<int64_t>(num_threads(), n) - 1;
+  if (helpers <= 0) {
+    for (int64_t i = 0; i < n; ++i) task(i);
+    return;
+  }
+  auto loop = std::make_shared<Loop>();
+  loop->n = n;
+  loop->task = &task;
+  for (int64_t i = 0; i < helpers; ++i) Schedule([loop] { loop->Work(); });
+  loop->Work();
+  loop->Wait();
+}
+
+ThreadPool& DefaultThreadPool() {
+  // Never destroyed: kernels may still run in other threads while the process exits.
+  static ThreadPool* pool =
+      new OwnThreadPool(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
+  return *pool;
+}
+
+std::unique_ptr<ThreadPool> MakeThreadPool(int num_threads) {
+  return std::make_unique<OwnThreadPool>(std::max(1, num_threads));
+}
+
+}  // namespace xla_gpu

@@ -1,0 +1,35 @@
+// ThreadPool: how Host kernels use all cores, whoever owns the threads (XLA's runtime or us).
+#ifndef XLA_GPU_CORE_THREAD_POOL_H_
+#define XLA_GPU_CORE_THREAD_POOL_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace xla_gpu {
+
+class ThreadPool {
+ public:
+  virtual ~ThreadPool() = default;
+
+  // How many threads may work at once, the caller included; at least 1.
+  virtual int num_threads() const = 0;
+
+  // Runs task(0) ... task(n - 1), each once, in any order and on any thread, and returns when all
+  // are done. The caller's thread works too, so a pool with no free thread still makes progress.
+  void ParallelFor(int64_t n, const std::function<void(int64_t)>& task);
+
+ protected:
+  // Runs `helper` some time on some thread, or never (a pool that is shut down).
+  virtual void Schedule(std::function<void()> helper) = 0;
+};
+
+// The process's own pool, one thread a core; made at first use.
+ThreadPool& DefaultThreadPool();
+
+// A pool of `num_threads` threads, the caller's included.
+std::unique_ptr<ThreadPool> MakeThreadPool(int num_threads);
+
+}  // namespace xla_gpu
+
+#endif  // XLA_GPU_CORE_THREAD_POOL_H_

@@ -1,0 +1,90 @@
+// Problem: everything about one paged_attention call that is known while XLA compiles.
+//
+// The contract of the op is in paged_attention.cc's schema and docs; the cache's layout is data here
+// (strides), so that one kernel serves all layouts.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_PROBLEM_H_
+#define XLA_GPU_OPS_PAGED_ATTENTION_PROBLEM_H_
+
+#include <cstdint>
+
+#include "src/core/dtype.h"
+
+namespace xla_gpu::paged_attention {
+
+// Where the keys (or values) of (page, token in page, kv head) lie: strides in elements, head_dim
+// contiguous. `offset` counts from the start of the tensor that holds them.
+struct CacheLayout {
+  int64_t offset = 0;
+  int64_t page_stride = 0;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+};
+
+struct Problem {
+  // Types. Logits, softmax and accumulation are f32 or better in every kernel.
+  DType query_dtype = DType::kInvalid;  // f32, bf16, f16
+  DType cache_dtype = DType::kInvalid;  // f32, bf16, f16, f8e4m3fn, f8e5m2
+  DType out_dtype = DType::kInvalid;    // f32, bf16, f16
+
+  // Shapes.
+  int64_t tokens = 0;     // rows of query, padding included
+  int64_t q_heads = 0;    // a multiple of kv_heads
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;   // 1 to 256
+  int64_t num_pages = 0;
+  int64_t page_size = 0;
+  int64_t max_seqs = 0;
+  int64_t max_pages_per_seq = 0;  // columns of block_tables
+
+  // The cache: K and V may lie in one tensor or in two.
+  CacheLayout k;
+  CacheLayout v;
+  bool separate_v = false;  // V is a tensor of its own
+
+  // Features.
+  float scale = 1.0f;
+  bool causal = true;
+  int64_t sliding_window = 0;  // 0: none
+  float soft_cap = 0.0f;       // 0: none
+  bool has_sinks = false;      // f32 [q_heads]
+  int64_t k_scale_size = 0;    // f32 [1] or [kv_heads]; 0: none (1.0)
+  int64_t v_scale_size = 0;
+  bool return_lse = false;
+  bool batch_invariant = false;  // XLA_GPU_BATCH_INVARIANT=1 when the plan was made
+
+  int64_t group_size() const { return q_heads / kv_heads; }
+  int64_t max_context() const { return max_pages_per_seq * page_size; }
+};
+
+// The tensors of one call; null where the problem has none.
+struct Buffers {
+  const void* query;                // [tokens, q_heads, head_dim]
+  const void* k_cache;              // the tensor that k.offset counts from
+  const void* v_cache;              // k_cache unless separate_v
+  const int32_t* context_lens;      // [max_seqs]
+  const int32_t* block_tables;      // [max_seqs, max_pages_per_seq]
+  const int32_t* query_start_loc;   // [max_seqs + 1]
+  const int32_t* num_seqs;          // [1]
+  const float* sinks;
+  const float* k_scale;
+  const float* v_scale;
+  void* out;                        // [tokens, q_heads, head_dim]
+  float* lse;                       // [tokens, q_heads]
+  void* workspace;
+};
+
+// What counts as a wrong index, the same in the reference and in every kernel. A sequence s is
+// invalid, and its query rows (those that exist) become NaN (lse NaN), if
+//   - query_start_loc[s] > query_start_loc[s + 1], or either lies outside [0, tokens], or
+//   - context_lens[s] < 0 or > max_context, or
+//   - context_lens[s] < query_len (a query that stands before the first token), or
+//   - one of the block_tables[s][0 .. ceil(context_len / page_size)) that the sequence reads lies
+//     outside [0, num_pages).
+// A table entry past context_len, or wholly outside the sliding window of every query row of the
+// sequence, need not be read and then does not count. num_seqs is clamped to [0, max_seqs].
+// Rows that belong to no sequence are 0 (lse -inf). Where sequences overlap because
+// query_start_loc is not monotonic, each kernel may choose whose result a row gets.
+
+}  // namespace xla_gpu::paged_attention
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_PROBLEM_H_

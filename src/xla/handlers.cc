@@ -1,0 +1,18 @@
+#include "src/xla/handlers.h"
+
+#include "src/core/strings.h"
+#include "src/xla/typed_ffi.h"
+
+namespace xla_gpu::xla {
+
+StatusOr<void*> HandlerAddress(const Op& op, Platform platform, int api_version) {
+  switch (api_version) {
+    case 4:
+      return reinterpret_cast<void*>(TypedHandler(op, platform));
+    default:
+      return InvalidArgument(StrCat("api_version is ", api_version,
+                                    "; allowed are 1, 2, 3 (legacy) and 4 (typed FFI)"));
+  }
+}
+
+}  // namespace xla_gpu::xla

@@ -1,0 +1,286 @@
+#include "src/xla/typed_ffi.h"
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "src/core/op_registry.h"
+#include "src/core/plan_cache.h"
+#include "src/core/strings.h"
+
+namespace xla_gpu::xla {
+namespace {
+
+constexpr int kMaxTensors = 64;     // arguments, and results, of one call
+constexpr int kMaxArrayValues = 256;  // 32-bit array elements widened to int64, all arrays together
+
+XLA_FFI_Error* MakeError(const XLA_FFI_Api* api, const Status& status) {
+  XLA_FFI_Error_Create_Args args{};
+  args.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE;
+  args.message = status.message().c_str();
+  args.errc = static_cast<XLA_FFI_Error_Code>(status.code());
+  return api->XLA_FFI_Error_Create(&args);
+}
+
+// An error of the FFI API itself as a Status; takes ownership.
+Status TakeError(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
+  if (error == nullptr) return OkStatus();
+  XLA_FFI_Error_GetMessage_Args get{};
+  get.struct_size = XLA_FFI_Error_GetMessage_Args_STRUCT_SIZE;
+  get.error = error;
+  api->XLA_FFI_Error_GetMessage(&get);
+  Status status = Internal(get.message == nullptr ? "unknown XLA FFI error" : get.message);
+  XLA_FFI_Error_Destroy_Args destroy{};
+  destroy.struct_size = XLA_FFI_Error_Destroy_Args_STRUCT_SIZE;
+  destroy.error = error;
+  api->XLA_FFI_Error_Destroy(&destroy);
+  return status;
+}
+
+// The decoded call: everything points into the frame, nothing is allocated.
+struct DecodedCall {
+  std::array<TensorView, kMaxTensors> args;
+  std::array<TensorView, kMaxTensors> results;
+  size_t num_args = 0;
+  size_t num_results = 0;
+  Attributes attributes;
+  std::array<int64_t, kMaxArrayValues> array_values;
+  size_t num_array_values = 0;
+
+  Call AsCall() const {
+    return Call{{args.data(), num_args}, {results.data(), num_results}, &attributes};
+  }
+};
+
+Status DecodeBuffers(const char* kind, int64_t count, void* const* buffers, const auto* types,
+                     int buffer_type, std::array<TensorView, kMaxTensors>& out, size_t& size) {
+  if (count < 0 || count > kMaxTensors) {
+    return InvalidArgument(
+        StrCat("the call has ", count, " ", kind, "s; at most ", kMaxTensors, " are supported"));
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    if (static_cast<int>(types[i]) != buffer_type) {
+      return InvalidArgument(StrCat(kind, " ", i, " is no buffer; tokens are not supported"));
+    }
+    const auto* buffer = static_cast<const XLA_FFI_Buffer*>(buffers[i]);
+    out[size++] = TensorView{buffer->data, DTypeFromInt(static_cast<int32_t>(buffer->dtype)),
+                             Shape(buffer->dims, static_cast<size_t>(buffer->rank))};
+  }
+  return OkStatus();
+}
+
+StatusOr<AttrValue> DecodeScalar(std::string_view name, const XLA_FFI_Scalar& scalar) {
+  const auto read = [&scalar]<typename T>(T) {
+    T value;
+    std::memcpy(&value, scalar.value, sizeof(T));
+    return value;
+  };
+  switch (scalar.dtype) {
+    case XLA_FFI_DataType_PRED:
+      return AttrValue(read(uint8_t{}) != 0);
+    case XLA_FFI_DataType_S32:
+      return AttrValue(static_cast<int64_t>(read(int32_t{})));
+    case XLA_FFI_DataType_U32:
+      return AttrValue(static_cast<int64_t>(read(uint32_t{})));
+    case XLA_FFI_DataType_S64:
+      return AttrValue(read(int64_t{}));
+    case XLA_FFI_DataType_F32:
+      return AttrValue(static_cast<double>(read(float{})));
+    case XLA_FFI_DataType_F64:
+      return AttrValue(read(double{}));
+    default:
+      return InvalidArgument(StrCat("attribute '", name, "' is a scalar of XLA dtype number ",
+                                    static_cast<int>(scalar.dtype),
+                                    "; allowed are i1, i32, ui32, i64, f32 and f64"));
+  }
+}
+
+StatusOr<AttrValue> DecodeArray(std::string_view name, const XLA_FFI_Array& array,
+                                DecodedCall& call) {
+  if (array.dtype == XLA_FFI_DataType_S64) {
+    return AttrValue(std::span<const int64_t>(static_cast<const int64_t*>(array.data), array.size));
+  }
+  if (array.dtype != XLA_FFI_DataType_S32 ||
+      array.size > kMaxArrayValues - call.num_array_values) {
+    return InvalidArgument(StrCat("attribute '", name, "' is an array of ", array.size,
+                                  " elements of XLA dtype number ", static_cast<int>(array.dtype),
+                                  "; allowed are i64, or i32 up to ", kMaxArrayValues,
+                                  " elements in all"));
+  }
+  int64_t* values = call.array_values.data() + call.num_array_values;
+  for (size_t i = 0; i < array.size; ++i) values[i] = static_cast<const int32_t*>(array.data)[i];
+  call.num_array_values += array.size;
+  return AttrValue(std::span<const int64_t>(values, array.size));
+}
+
+Status DecodeAttributes(const XLA_FFI_Attrs& attrs, DecodedCall& call) {
+  for (int64_t i = 0; i < attrs.size; ++i) {
+    const std::string_view name(attrs.names[i]->ptr, attrs.names[i]->len);
+    switch (attrs.types[i]) {
+      case XLA_FFI_AttrType_SCALAR: {
+        XLA_GPU_ASSIGN_OR_RETURN(
+            AttrValue value, DecodeScalar(name, *static_cast<XLA_FFI_Scalar*>(attrs.attrs[i])));
+        XLA_GPU_RETURN_IF_ERROR(call.attributes.Add(name, value));
+        break;
+      }
+      case XLA_FFI_AttrType_STRING: {
+        const auto* text = static_cast<const XLA_FFI_ByteSpan*>(attrs.attrs[i]);
+        XLA_GPU_RETURN_IF_ERROR(
+            call.attributes.Add(name, std::string_view(text->ptr, text->len)));
+        break;
+      }
+      case XLA_FFI_AttrType_ARRAY: {
+        XLA_GPU_ASSIGN_OR_RETURN(
+            AttrValue value,
+            DecodeArray(name, *static_cast<XLA_FFI_Array*>(attrs.attrs[i]), call));
+        XLA_GPU_RETURN_IF_ERROR(call.attributes.Add(name, value));
+        break;
+      }
+      default:
+        return InvalidArgument(StrCat("attribute '", name,
+                                      "' is a dictionary; allowed are scalars, strings and "
+                                      "arrays of integers"));
+    }
+  }
+  return OkStatus();
+}
+
+Status Decode(const XLA_FFI_CallFrame& frame, DecodedCall& call) {
+  XLA_GPU_RETURN_IF_ERROR(DecodeBuffers("argument", frame.args.size, frame.args.args,
+                                        frame.args.types, XLA_FFI_ArgType_BUFFER, call.args,
+                                        call.num_args));
+  XLA_GPU_RETURN_IF_ERROR(DecodeBuffers("result", frame.rets.size, frame.rets.rets,
+                                        frame.rets.types, XLA_FFI_RetType_BUFFER, call.results,
+                                        call.num_results));
+  return DecodeAttributes(frame.attrs, call);
+}
+
+// The runtime's own compute threads, where it lends them.
+class FfiThreadPool final : public ThreadPool {
+ public:
+  explicit FfiThreadPool(const XLA_FFI_CallFrame& frame) : api_(frame.api), ctx_(frame.ctx) {
+    if (api_->struct_size < offsetof(XLA_FFI_Api, XLA_FFI_Future_Create)) return;
+    int64_t threads = 0;
+    XLA_FFI_ThreadPool_NumThreads_Args args{};
+    args.struct_size = XLA_FFI_ThreadPool_NumThreads_Args_STRUCT_SIZE;
+    args.ctx = ctx_;
+    args.num_threads = &threads;
+    if (TakeError(api_, api_->XLA_FFI_ThreadPool_NumThreads(&args)).ok()) {
+      num_threads_ = static_cast<int>(threads);
+    }
+  }
+
+  bool available() const { return num_threads_ > 0; }
+  int num_threads() const override { return num_threads_; }
+
+ protected:
+  void Schedule(std::function<void()> helper) override {
+    auto* task = new std::function<void()>(std::move(helper));
+    XLA_FFI_ThreadPool_Schedule_Args args{};
+    args.struct_size = XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE;
+    args.ctx = ctx_;
+    args.data = task;
+    args.task = [](void* data) {
+      std::unique_ptr<std::function<void()>> owned(static_cast<std::function<void()>*>(data));
+      (*owned)();
+    };
+    // A pool that refuses the helper leaves the work to the caller's thread.
+    if (!TakeError(api_, api_->XLA_FFI_ThreadPool_Schedule(&args)).ok()) delete task;
+  }
+
+ private:
+  const XLA_FFI_Api* api_;
+  XLA_FFI_ExecutionContext* ctx_;
+  int num_threads_ = 0;
+};
+
+Status RunOnHost(const Op& op, const XLA_FFI_CallFrame& frame, const Call& call) {
+  FfiThreadPool runtime_pool(frame);
+  ExecutionContext context;
+  context.thread_pool = runtime_pool.available() ? static_cast<ThreadPool*>(&runtime_pool)
+                                                 : &DefaultThreadPool();
+  return RunOp(op, Platform::kHost, call, context);
+}
+
+Status RunOnCuda(const Op& op, const XLA_FFI_CallFrame& frame, const Call& call) {
+  XLA_FFI_Stream_Get_Args args{};
+  args.struct_size = XLA_FFI_Stream_Get_Args_STRUCT_SIZE;
+  args.ctx = frame.ctx;
+  XLA_GPU_RETURN_IF_ERROR(TakeError(frame.api, frame.api->XLA_FFI_Stream_Get(&args)));
+  ExecutionContext context;
+  context.stream = args.stream;
+  return RunOp(op, Platform::kCuda, call, context);
+}
+
+// While XLA compiles: GPU runtimes since 0.11 show the call's types here, so the kernel is compiled
+// now; CPU runtimes show attributes only, and the first execution makes the plan.
+Status Instantiate(const Op& op, Platform platform, const Call& call) {
+  if (call.args.empty() && call.results.empty()) return OkStatus();
+  return PlanCache::Global().GetOrCreate(op, platform, call).status();
+}
+
+Status Dispatch(const Op& op, Platform platform, const XLA_FFI_CallFrame& frame) {
+  DecodedCall decoded;
+  if (Status status = Decode(frame, decoded); !status.ok()) {
+    return Status(status.code(), StrCat(op.name, ": ", status.message()));
+  }
+  const Call call = decoded.AsCall();
+  switch (frame.stage) {
+    case XLA_FFI_ExecutionStage_INSTANTIATE:
+      return Instantiate(op, platform, call);
+    case XLA_FFI_ExecutionStage_EXECUTE:
+      return platform == Platform::kHost ? RunOnHost(op, frame, call)
+                                         : RunOnCuda(op, frame, call);
+    default:
+      return OkStatus();  // Prepare and Initialize: nothing to do
+  }
+}
+
+// XLA asks a handler for its FFI version and traits by a frame that carries this extension alone.
+bool AnswerMetadata(const XLA_FFI_CallFrame& frame, Platform platform) {
+  constexpr auto kMetadata = XLA_FFI_Extension_Metadata;
+  if (frame.extension_start == nullptr || frame.extension_start->type != kMetadata) return false;
+  auto* extension = reinterpret_cast<XLA_FFI_Metadata_Extension*>(frame.extension_start);
+  extension->metadata->api_version.major_version = XLA_FFI_API_MAJOR;
+  extension->metadata->api_version.minor_version = XLA_FFI_API_MINOR;
+  // CUDA plans only launch kernels, so XLA may replay them in command buffers (CUDA graphs).
+  extension->metadata->traits =
+      platform == Platform::kCuda ? XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE : 0;
+  return true;
+}
+
+XLA_FFI_Error* Handle(size_t slot, Platform platform, XLA_FFI_CallFrame* frame) {
+  if (AnswerMetadata(*frame, platform)) return nullptr;
+  Status status;
+  try {
+    status = Dispatch(*OpRegistry::Global().ops()[slot], platform, *frame);
+  } catch (const std::exception& e) {  // nothing may unwind into the runtime
+    status = Internal(StrCat(OpRegistry::Global().ops()[slot]->name, ": ", e.what()));
+  }
+  return status.ok() ? nullptr : MakeError(frame->api, status);
+}
+
+// An FFI handler has no user data, so each op slot and platform has a function of its own.
+template <size_t slot, Platform platform>
+XLA_FFI_Error* Handler(XLA_FFI_CallFrame* frame) {
+  return Handle(slot, platform, frame);
+}
+
+template <Platform platform, size_t... slots>
+constexpr auto MakeHandlers(std::index_sequence<slots...>) {
+  return std::array<XLA_FFI_Handler*, sizeof...(slots)>{&Handler<slots, platform>...};
+}
+
+}  // namespace
+
+XLA_FFI_Handler* TypedHandler(const Op& op, Platform platform) {
+  using Slots = std::make_index_sequence<OpRegistry::kMaxOps>;
+  static constexpr auto kHost = MakeHandlers<Platform::kHost>(Slots{});
+  static constexpr auto kCuda = MakeHandlers<Platform::kCuda>(Slots{});
+  const auto slot = static_cast<size_t>(OpRegistry::Global().SlotOf(op));
+  return platform == Platform::kHost ? kHost[slot] : kCuda[slot];
+}
+
+}  // namespace xla_gpu::xla
