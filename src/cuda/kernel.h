@@ -1,0 +1,45 @@
+// Kernels: embedded device source + defines -> compiled (NVRTC, cached) -> loaded -> launched.
+#ifndef XLA_GPU_CUDA_KERNEL_H_
+#define XLA_GPU_CUDA_KERNEL_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/core/status.h"
+
+namespace xla_gpu::cuda {
+
+// What to compile. Two equal specs share one kernel.
+struct KernelSpec {
+  std::string source;                // path of an embedded source: "src/ops/simple_add/cuda/simple_add.cu"
+  std::string entry;                 // name of its extern "C" __global__ function
+  std::vector<std::string> defines;  // "HEAD_DIM=128", passed as -D
+};
+
+struct LaunchConfig {
+  std::array<uint32_t, 3> grid = {1, 1, 1};
+  std::array<uint32_t, 3> block = {1, 1, 1};
+  uint32_t dynamic_shared_bytes = 0;  // above 48 KiB is opted in when the kernel is loaded
+};
+
+// A kernel loaded on one device. Launch only enqueues: it may be captured into a CUDA graph.
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  // `params`: one pointer to each kernel parameter, as cuLaunchKernel takes them.
+  virtual Status Launch(const LaunchConfig& config, std::span<void* const> params,
+                        void* stream) const = 0;
+};
+
+// From memory, else from disk, else compiled in a child process; then loaded on the device.
+// `max_dynamic_shared_bytes` is the most any launch will ask for.
+StatusOr<std::shared_ptr<const Kernel>> GetKernel(const KernelSpec& spec, int device_ordinal,
+                                                  uint32_t max_dynamic_shared_bytes);
+
+}  // namespace xla_gpu::cuda
+
+#endif  // XLA_GPU_CUDA_KERNEL_H_
