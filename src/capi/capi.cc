@@ -165,8 +165,8 @@ xla_gpu_status* xla_gpu_run(const xla_gpu_call* c) {
     XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/true, decoded));
     const Call& call = decoded.call;
     // The plan comes first: it checks the types, on which the data check relies.
-    XLA_GPU_ASSIGN_OR_RETURN(
-        auto plan, PlanCache::Global().GetOrCreate(*decoded.op, decoded.platform, call));
+    XLA_GPU_ASSIGN_OR_RETURN(auto plan,
+                             PlanCache::Global().GetOrCreate(*decoded.op, decoded.platform, call));
     XLA_GPU_RETURN_IF_ERROR(CheckData(*decoded.op, "argument", call.args));
     XLA_GPU_RETURN_IF_ERROR(CheckData(*decoded.op, "result", call.results));
     ExecutionContext context;
