@@ -1,7 +1,7 @@
 // Problem: everything about one paged_attention call that is known while XLA compiles.
 //
-// The contract of the op is in paged_attention.cc's schema and docs; the cache's layout is data here
-// (strides), so that one kernel serves all layouts.
+// The contract of the op is in paged_attention.cc's schema and docs; the cache's layout is data
+// here (strides), so that one kernel serves all layouts.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_PROBLEM_H_
 #define XLA_GPU_OPS_PAGED_ATTENTION_PROBLEM_H_
 
@@ -27,10 +27,10 @@ struct Problem {
   DType out_dtype = DType::kInvalid;    // f32, bf16, f16
 
   // Shapes.
-  int64_t tokens = 0;     // rows of query, padding included
-  int64_t q_heads = 0;    // a multiple of kv_heads
+  int64_t tokens = 0;   // rows of query, padding included
+  int64_t q_heads = 0;  // a multiple of kv_heads
   int64_t kv_heads = 0;
-  int64_t head_dim = 0;   // 1 to 256
+  int64_t head_dim = 0;  // 1 to 256
   int64_t num_pages = 0;
   int64_t page_size = 0;
   int64_t max_seqs = 0;
@@ -58,18 +58,18 @@ struct Problem {
 
 // The tensors of one call; null where the problem has none.
 struct Buffers {
-  const void* query;                // [tokens, q_heads, head_dim]
-  const void* k_cache;              // the tensor that k.offset counts from
-  const void* v_cache;              // k_cache unless separate_v
-  const int32_t* context_lens;      // [max_seqs]
-  const int32_t* block_tables;      // [max_seqs, max_pages_per_seq]
-  const int32_t* query_start_loc;   // [max_seqs + 1]
-  const int32_t* num_seqs;          // [1]
+  const void* query;               // [tokens, q_heads, head_dim]
+  const void* k_cache;             // the tensor that k.offset counts from
+  const void* v_cache;             // k_cache unless separate_v
+  const int32_t* context_lens;     // [max_seqs]
+  const int32_t* block_tables;     // [max_seqs, max_pages_per_seq]
+  const int32_t* query_start_loc;  // [max_seqs + 1]
+  const int32_t* num_seqs;         // [1]
   const float* sinks;
   const float* k_scale;
   const float* v_scale;
-  void* out;                        // [tokens, q_heads, head_dim]
-  float* lse;                       // [tokens, q_heads]
+  void* out;   // [tokens, q_heads, head_dim]
+  float* lse;  // [tokens, q_heads]
   void* workspace;
 };
 

@@ -1,0 +1,106 @@
+#include "src/ops/kv_cache/cache_shape.h"
+
+#include <cstdint>
+#include <limits>
+
+#include "src/core/strings.h"
+
+namespace xla_gpu::kv_cache {
+namespace {
+
+constexpr int64_t kMaxIndex = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxKvHeads = 1 << 16;
+
+// K and V side by side (`split`: the axis they lie along is of size 2, or they are interleaved).
+void SetStrides(CacheShape& shape, int64_t heads_in_tensor, int64_t v_offset) {
+  paged_attention::CacheLayout layout;
+  layout.head_stride = shape.head_dim * (heads_in_tensor / shape.kv_heads);
+  layout.token_stride = shape.head_dim * heads_in_tensor;
+  layout.page_stride = shape.page_size * layout.token_stride;
+  shape.k = layout;
+  layout.offset = v_offset;
+  shape.v = layout;
+}
+
+}  // namespace
+
+bool IsComputeType(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+}
+
+StatusOr<CacheShape> ParseCacheShape(std::string_view op, const TensorView& kv_cache,
+                                     const TensorView* v_cache) {
+  if (!IsComputeType(kv_cache.dtype) && !IsFloat8(kv_cache.dtype)) {
+    return InvalidArgument(StrCat(op, ": kv_cache is ", kv_cache.ToString(),
+                                  "; its dtype must be f32, bf16, f16, f8e4m3fn or f8e5m2"));
+  }
+  if (v_cache != nullptr &&
+      (kv_cache.rank() != 4 ||
+       !TensorSpec{kv_cache.dtype, {kv_cache.shape.begin(), kv_cache.shape.end()}}.Matches(
+           *v_cache))) {
+    return InvalidArgument(
+        StrCat(op, ": kv_cache is ", kv_cache.ToString(), " and v_cache is ", v_cache->ToString(),
+               "; with v_cache both must be [pages, page_size, kv_heads, head_dim], equal in dtype "
+               "and shape"));
+  }
+  const int64_t rank = kv_cache.rank();
+  if (rank != 4 && rank != 5) {
+    return InvalidArgument(
+        StrCat(op, ": kv_cache is ", kv_cache.ToString(), " of rank ", rank,
+               "; it must be [pages, page_size, 2*kv_heads, head_dim], or [pages, page_size, "
+               "kv_heads, head_dim] with v_cache, or [2, pages, page_size, kv_heads, head_dim]"));
+  }
+  if (rank == 5 && kv_cache.dim(0) != 2) {
+    return InvalidArgument(StrCat(op, ": kv_cache is ", kv_cache.ToString(),
+                                  "; of its 5 dimensions "
+                                  "the first must be 2 (keys, then values)"));
+  }
+  const int64_t first = rank - 4;
+  const int64_t heads = kv_cache.dim(first + 2);
+  CacheShape shape;
+  shape.dtype = kv_cache.dtype;
+  shape.num_pages = kv_cache.dim(first);
+  shape.page_size = kv_cache.dim(first + 1);
+  shape.head_dim = kv_cache.dim(first + 3);
+  shape.separate_v = v_cache != nullptr;
+  const bool interleaved = rank == 4 && !shape.separate_v;
+  if (interleaved && heads % 2 != 0) {
+    return InvalidArgument(StrCat(op, ": kv_cache is ", kv_cache.ToString(), " with ", heads,
+                                  " heads; without v_cache it holds 2*kv_heads, K on even and V on "
+                                  "odd ones, so the number must be even"));
+  }
+  shape.kv_heads = interleaved ? heads / 2 : heads;
+  if (shape.kv_heads < 1 || shape.kv_heads > kMaxKvHeads) {
+    return InvalidArgument(StrCat(op, ": kv_cache is ", kv_cache.ToString(), " with ",
+                                  shape.kv_heads, " kv heads; allowed are 1 to ", kMaxKvHeads));
+  }
+  if (shape.head_dim < 1 || shape.head_dim > 256) {
+    return InvalidArgument(StrCat(op, ": head_dim is ", shape.head_dim, " in kv_cache ",
+                                  kv_cache.ToString(), "; allowed are 1 to 256"));
+  }
+  if (shape.page_size < 1 || shape.page_size > kMaxIndex || shape.num_pages > kMaxIndex) {
+    return InvalidArgument(StrCat(op, ": kv_cache is ", kv_cache.ToString(), " with ",
+                                  shape.num_pages, " pages of ", shape.page_size,
+                                  " tokens; page_size must be 1 to 2^31-1 and there can be at most "
+                                  "2^31-1 pages"));
+  }
+  const int64_t v_offset = interleaved        ? shape.head_dim
+                           : shape.separate_v ? 0
+                                              : kv_cache.num_elements() / 2;
+  SetStrides(shape, heads, v_offset);
+  return shape;
+}
+
+StatusOr<int64_t> ParseCacheScale(std::string_view op, std::string_view name,
+                                  const TensorView* scale, int64_t kv_heads) {
+  if (scale == nullptr) return int64_t{0};
+  if (scale->dtype != DType::kF32 || scale->rank() != 1 ||
+      (scale->dim(0) != 1 && scale->dim(0) != kv_heads)) {
+    return InvalidArgument(StrCat(op, ": ", name, " is ", scale->ToString(),
+                                  "; it must be f32[1] or one for each kv head, f32[", kv_heads,
+                                  "]"));
+  }
+  return scale->dim(0);
+}
+
+}  // namespace xla_gpu::kv_cache

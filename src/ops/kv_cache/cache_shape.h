@@ -1,0 +1,46 @@
+// The three shapes a paged KV cache may come in, read into strides once, for every op that takes
+// one.
+#ifndef XLA_GPU_OPS_KV_CACHE_CACHE_SHAPE_H_
+#define XLA_GPU_OPS_KV_CACHE_CACHE_SHAPE_H_
+
+#include <string_view>
+
+#include "src/core/status.h"
+#include "src/core/tensor_view.h"
+#include "src/ops/paged_attention/problem.h"
+
+namespace xla_gpu::kv_cache {
+
+// Schema texts shared by the ops that take a cache.
+inline constexpr char kKvCacheDoc[] =
+    "f32, bf16, f16, f8e4m3fn or f8e5m2; [pages, page_size, 2*kv_heads, head_dim] with K on even "
+    "and V on odd heads; or [pages, page_size, kv_heads, head_dim], K alone, with v_cache; or [2, "
+    "pages, page_size, kv_heads, head_dim], K then V";
+inline constexpr char kVCacheDoc[] =
+    "as kv_cache, [pages, page_size, kv_heads, head_dim]: makes kv_cache the keys alone";
+
+struct CacheShape {
+  DType dtype = DType::kInvalid;
+  int64_t num_pages = 0;
+  int64_t page_size = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  paged_attention::CacheLayout k;
+  paged_attention::CacheLayout v;
+  bool separate_v = false;
+};
+
+// `v_cache` is null where the call has none. Errors begin with `op` and name the argument.
+StatusOr<CacheShape> ParseCacheShape(std::string_view op, const TensorView& kv_cache,
+                                     const TensorView* v_cache);
+
+// A scale argument (null: absent, size 0): f32 [1] or [kv_heads]. Gives its number of elements.
+StatusOr<int64_t> ParseCacheScale(std::string_view op, std::string_view name,
+                                  const TensorView* scale, int64_t kv_heads);
+
+// "f32, bf16 or f16": what queries, keys, values and outputs may be.
+bool IsComputeType(DType dtype);
+
+}  // namespace xla_gpu::kv_cache
+
+#endif  // XLA_GPU_OPS_KV_CACHE_CACHE_SHAPE_H_

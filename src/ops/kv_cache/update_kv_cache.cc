@@ -1,0 +1,125 @@
+#include "src/ops/kv_cache/update_kv_cache.h"
+
+#include <limits>
+
+#include "src/core/op_registry.h"
+#include "src/core/strings.h"
+
+namespace xla_gpu {
+namespace kv_cache {
+namespace {
+
+constexpr char kName[] = "update_kv_cache";
+
+// Positions in the schema.
+enum Arg {
+  kKey,
+  kValue,
+  kKvCache,
+  kSlotMapping,
+  kFirstOptional,
+  kVCache = kFirstOptional,
+  kKScale,
+  kVScale
+};
+
+Status Infer(const Call& call, Platform platform, std::vector<TensorSpec>* results) {
+  XLA_GPU_ASSIGN_OR_RETURN(const UpdateProblem problem, UpdateProblemFromCall(call));
+  const TensorView& kv_cache = call.args[kKvCache];
+  const TensorSpec type{kv_cache.dtype, {kv_cache.shape.begin(), kv_cache.shape.end()}};
+  results->assign(problem.cache.separate_v ? 2 : 1, type);
+  return OkStatus();
+}
+
+Op MakeOp() {
+  return Op{
+      .name = kName,
+      .target = "xla_gpu_update_kv_cache",
+      .doc =
+          "Writes each token's key and value into its slot of a paged KV cache, in place where "
+          "the result shares the argument's buffer. Tokens with a slot out of range are skipped; "
+          "where two tokens name one slot, the later one stays. Stored is x / scale, saturated "
+          "to the largest finite value in fp8 caches.",
+      .args = {{"key", "f32, bf16 or f16 [tokens, kv_heads, head_dim]"},
+               {"value", "as key"},
+               {"kv_cache", kKvCacheDoc},
+               {"slot_mapping",
+                "i32 or i64 [tokens]: page * page_size + offset in the page; "
+                "negative: skip the token"},
+               {"v_cache", kVCacheDoc, true},
+               {"k_scale", "f32 [1] or [kv_heads]: keys are stored divided by it", true},
+               {"v_scale", "f32 [1] or [kv_heads]: values are stored divided by it", true}},
+      .results = {{"kv_cache", "as the argument", false, "kv_cache"},
+                  {"v_cache", "as the argument, where it is given", true, "v_cache"}},
+      .attrs = {},
+      .infer = Infer,
+      .make_plan = {MakeUpdateKvCacheHostPlan, nullptr},
+  };
+}
+
+const Op& Schema() {
+  static const Op* op = new Op(MakeOp());
+  return *op;
+}
+
+XLA_GPU_REGISTER_OP(MakeOp());
+
+}  // namespace
+
+StatusOr<UpdateProblem> UpdateProblemFromCall(const Call& call) {
+  XLA_GPU_ASSIGN_OR_RETURN(const auto args, BindArguments(Schema(), call));
+  UpdateProblem problem;
+  XLA_GPU_ASSIGN_OR_RETURN(problem.cache, ParseCacheShape(kName, *args[kKvCache], args[kVCache]));
+  const TensorView& key = *args[kKey];
+  if (!IsComputeType(key.dtype) || key.rank() != 3 || key.dim(1) != problem.cache.kv_heads ||
+      key.dim(2) != problem.cache.head_dim) {
+    return InvalidArgument(
+        StrCat(kName, ": key is ", key.ToString(), "; it must be f32, bf16 or f16 [tokens, ",
+               problem.cache.kv_heads, ", ", problem.cache.head_dim,
+               "], the kv heads and head_dim of kv_cache ", args[kKvCache]->ToString()));
+  }
+  const TensorView& value = *args[kValue];
+  const TensorSpec key_type{key.dtype, {key.shape.begin(), key.shape.end()}};
+  if (!key_type.Matches(value)) {
+    return InvalidArgument(StrCat(kName, ": key is ", key.ToString(), " but value is ",
+                                  value.ToString(), "; they must be equal in dtype and shape"));
+  }
+  problem.input_dtype = key.dtype;
+  problem.tokens = key.dim(0);
+  const TensorView& slots = *args[kSlotMapping];
+  if ((slots.dtype != DType::kI32 && slots.dtype != DType::kI64) || slots.rank() != 1 ||
+      slots.dim(0) != problem.tokens) {
+    return InvalidArgument(StrCat(kName, ": slot_mapping is ", slots.ToString(),
+                                  "; it must be i32 or i64 [", problem.tokens,
+                                  "], one slot for each token of key ", key.ToString()));
+  }
+  problem.slot_dtype = slots.dtype;
+  XLA_GPU_ASSIGN_OR_RETURN(problem.k_scale_size, ParseCacheScale(kName, "k_scale", args[kKScale],
+                                                                 problem.cache.kv_heads));
+  XLA_GPU_ASSIGN_OR_RETURN(problem.v_scale_size, ParseCacheScale(kName, "v_scale", args[kVScale],
+                                                                 problem.cache.kv_heads));
+  return problem;
+}
+
+UpdateBuffers UpdateBuffersFromCall(const UpdateProblem& problem, const Call& call) {
+  size_t next = kFirstOptional;
+  const auto optional = [&](bool present) -> const void* {
+    return present ? call.args[next++].data : nullptr;
+  };
+  UpdateBuffers buffers{};
+  buffers.key = call.args[kKey].data;
+  buffers.value = call.args[kValue].data;
+  buffers.k_cache_in = call.args[kKvCache].data;
+  buffers.slot_mapping = call.args[kSlotMapping].data;
+  const void* v_cache = optional(problem.cache.separate_v);
+  buffers.v_cache_in = problem.cache.separate_v ? v_cache : buffers.k_cache_in;
+  buffers.k_scale = static_cast<const float*>(optional(problem.k_scale_size > 0));
+  buffers.v_scale = static_cast<const float*>(optional(problem.v_scale_size > 0));
+  buffers.k_cache_out = call.results[0].data;
+  buffers.v_cache_out = problem.cache.separate_v ? call.results[1].data : call.results[0].data;
+  buffers.cache_bytes = call.args[kKvCache].size_bytes();
+  return buffers;
+}
+
+}  // namespace kv_cache
+}  // namespace xla_gpu

@@ -1,0 +1,53 @@
+// update_kv_cache: writes the keys and values of new tokens into their slots of a paged cache.
+#ifndef XLA_GPU_OPS_KV_CACHE_UPDATE_KV_CACHE_H_
+#define XLA_GPU_OPS_KV_CACHE_UPDATE_KV_CACHE_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "src/core/op.h"
+#include "src/ops/kv_cache/cache_shape.h"
+
+namespace xla_gpu {
+namespace kv_cache {
+
+// Everything that is known while XLA compiles.
+struct UpdateProblem {
+  DType input_dtype = DType::kInvalid;  // of key and value: f32, bf16, f16
+  DType slot_dtype = DType::kInvalid;   // of slot_mapping: i32, i64
+  int64_t tokens = 0;
+  CacheShape cache;
+  int64_t k_scale_size = 0;  // f32 [1] or [kv_heads]; 0: none (1.0)
+  int64_t v_scale_size = 0;
+
+  int64_t num_slots() const { return cache.num_pages * cache.page_size; }
+};
+
+// The tensors of one call. Where an output differs from its input, the op copies the cache first.
+struct UpdateBuffers {
+  const void* key;           // [tokens, kv_heads, head_dim]
+  const void* value;         // [tokens, kv_heads, head_dim]
+  const void* k_cache_in;    // the tensor that cache.k.offset counts from
+  const void* v_cache_in;    // k_cache_in unless separate_v
+  const void* slot_mapping;  // [tokens]; slot = page * page_size + offset
+  const float* k_scale;
+  const float* v_scale;
+  void* k_cache_out;
+  void* v_cache_out;    // k_cache_out unless separate_v
+  int64_t cache_bytes;  // of one cache tensor
+};
+
+// The contract, the same in every kernel. A token whose slot lies outside [0, num_slots) is
+// skipped. Where two tokens name one slot, the later one's key and value stay. An fp8 cache stores
+// saturate(x / scale); other caches round x / scale to nearest even.
+StatusOr<UpdateProblem> UpdateProblemFromCall(const Call& call);
+UpdateBuffers UpdateBuffersFromCall(const UpdateProblem& problem, const Call& call);
+
+}  // namespace kv_cache
+
+StatusOr<std::unique_ptr<Plan>> MakeUpdateKvCacheHostPlan(const Call& call, int device_ordinal);
+StatusOr<std::unique_ptr<Plan>> MakeUpdateKvCacheCudaPlan(const Call& call, int device_ordinal);
+
+}  // namespace xla_gpu
+
+#endif  // XLA_GPU_OPS_KV_CACHE_UPDATE_KV_CACHE_H_

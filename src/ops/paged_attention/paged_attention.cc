@@ -1,0 +1,254 @@
+#include "src/ops/paged_attention/paged_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <string_view>
+
+#include "src/core/op_registry.h"
+#include "src/core/strings.h"
+#include "src/ops/kv_cache/cache_shape.h"
+
+namespace xla_gpu {
+namespace paged_attention {
+namespace {
+
+constexpr char kName[] = "paged_attention";
+constexpr int64_t kMaxIndex = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxHeads = 1 << 16;
+
+// Positions in the schema.
+enum Arg {
+  kQuery,
+  kKvCache,
+  kContextLens,
+  kBlockTables,
+  kQueryStartLoc,
+  kNumSeqs,
+  kFirstOptional,
+  kVCache = kFirstOptional,
+  kSinks,
+  kKScale,
+  kVScale,
+};
+
+Status Infer(const Call& call, Platform platform, std::vector<TensorSpec>* results);
+
+Op MakeOp() {
+  return Op{
+      .name = kName,
+      .target = "xla_gpu_paged_attention",
+      .doc =
+          "Attention of a ragged batch of queries over a paged KV cache. Query i of a sequence "
+          "stands at pos = context_len - query_len + i and sees keys k <= pos (all of the "
+          "sequence's keys if causal is false), with a window only those with pos - k < "
+          "sliding_window. Logits are scale*q.k, then soft_cap*tanh(x/soft_cap) if set; a sink "
+          "adds one logit per head to the denominator. Rows of no sequence are 0 (lse -inf). A "
+          "sequence with an index out of range gives NaN rows; the others are untouched.",
+      .args = {{"query",
+                "f32, bf16 or f16 [tokens, q_heads, head_dim]: the queries of all "
+                "sequences, one after the other"},
+               {"kv_cache", kv_cache::kKvCacheDoc},
+               {"context_lens", "i32 [max_seqs]: tokens in the cache, the new ones included"},
+               {"block_tables", "i32 [max_seqs, max_pages]: page numbers"},
+               {"query_start_loc", "i32 [max_seqs + 1]: first query row of each sequence"},
+               {"num_seqs", "i32 [1]: sequences in use; the rest is padding"},
+               {"v_cache", kv_cache::kVCacheDoc, true},
+               {"sinks", "f32 [q_heads]: one more logit in each head's denominator", true},
+               {"k_scale", "f32 [1] or [kv_heads]: keys are stored value * k_scale", true},
+               {"v_scale", "f32 [1] or [kv_heads]: values are stored value * v_scale", true}},
+      .results = {{"out", "[tokens, q_heads, head_dim] of out_dtype"},
+                  {"lse",
+                   "f32 [tokens, q_heads]: natural logarithm of the denominator, sink "
+                   "included; only with return_lse",
+                   true},
+                  {"workspace", "u8 [n], on CUDA only: scratch, its content means nothing", true}},
+      .attrs = {{"scale", AttrType::kFloat, "", "factor of the logits, often 1/sqrt(head_dim)"},
+                {"sliding_window", AttrType::kInt, "0",
+                 "keys a query sees, itself included; 0: "
+                 "all"},
+                {"soft_cap", AttrType::kFloat, "0", "cap of the logits; 0: none"},
+                {"causal", AttrType::kBool, "true", "false: queries see later keys too"},
+                {"return_lse", AttrType::kBool, "false", "also give lse"},
+                {"out_dtype", AttrType::kString, "\"\"", "f32, bf16 or f16; empty: the query's"}},
+      .infer = Infer,
+      .make_plan = {MakePagedAttentionHostPlan, nullptr},
+  };
+}
+
+const Op& Schema() {
+  static const Op* op = new Op(MakeOp());
+  return *op;
+}
+
+Status Wrong(const char* name, const TensorView& view, const std::string& rule) {
+  return InvalidArgument(StrCat(kName, ": ", name, " is ", view.ToString(), "; ", rule));
+}
+
+// An i32 argument of exactly this shape, which is `why` so.
+Status CheckIndices(const char* name, const TensorView& view, std::vector<int64_t> shape,
+                    const char* why) {
+  const TensorSpec expected{DType::kI32, std::move(shape)};
+  if (expected.Matches(view)) return OkStatus();
+  return Wrong(name, view, StrCat("it must be ", expected.ToString(), " ", why));
+}
+
+Status ParseQuery(const TensorView& query, const kv_cache::CacheShape& cache,
+                  const TensorView& kv_cache, Problem& problem) {
+  if (!kv_cache::IsComputeType(query.dtype)) {
+    return Wrong("query", query, "its dtype must be f32, bf16 or f16");
+  }
+  if (query.rank() != 3) {
+    return Wrong("query", query, "it must be [tokens, q_heads, head_dim], of rank 3");
+  }
+  if (query.dim(2) != cache.head_dim) {
+    return InvalidArgument(StrCat(kName, ": head_dim is ", query.dim(2), " in query ",
+                                  query.ToString(), " but ", cache.head_dim, " in kv_cache ",
+                                  kv_cache.ToString(), "; they must be equal"));
+  }
+  if (query.dim(1) < 1 || query.dim(1) > kMaxHeads || query.dim(1) % cache.kv_heads != 0) {
+    return InvalidArgument(StrCat(kName, ": query ", query.ToString(), " has ", query.dim(1),
+                                  " heads and kv_cache ", kv_cache.ToString(), " has ",
+                                  cache.kv_heads,
+                                  " kv heads; q_heads must be a multiple of "
+                                  "kv_heads, at most ",
+                                  kMaxHeads));
+  }
+  if (query.dim(0) > kMaxIndex) {
+    return Wrong("query", query, "at most 2^31-1 tokens are allowed: query_start_loc is i32");
+  }
+  problem.query_dtype = query.dtype;
+  problem.tokens = query.dim(0);
+  problem.q_heads = query.dim(1);
+  return OkStatus();
+}
+
+Status ParseIndices(const std::vector<const TensorView*>& args, Problem& problem) {
+  const TensorView& block_tables = *args[kBlockTables];
+  if (block_tables.dtype != DType::kI32 || block_tables.rank() != 2) {
+    return Wrong("block_tables", block_tables, "it must be i32 [max_seqs, max_pages], of rank 2");
+  }
+  problem.max_seqs = block_tables.dim(0);
+  problem.max_pages_per_seq = block_tables.dim(1);
+  if (problem.max_seqs >= kMaxIndex || problem.max_pages_per_seq > kMaxIndex) {
+    return Wrong("block_tables", block_tables, "its dimensions must be less than 2^31-1");
+  }
+  const std::string why = StrCat("([max_seqs], as block_tables ", block_tables.ToString(), ")");
+  XLA_GPU_RETURN_IF_ERROR(
+      CheckIndices("context_lens", *args[kContextLens], {problem.max_seqs}, why.c_str()));
+  const std::string why_plus =
+      StrCat("([max_seqs + 1], as block_tables ", block_tables.ToString(), ")");
+  XLA_GPU_RETURN_IF_ERROR(CheckIndices("query_start_loc", *args[kQueryStartLoc],
+                                       {problem.max_seqs + 1}, why_plus.c_str()));
+  return CheckIndices("num_seqs", *args[kNumSeqs], {1}, "(one number)");
+}
+
+// A float attribute that is a finite f32 and, if `not_negative`, at least 0.
+StatusOr<float> FiniteAttribute(const Attributes& attributes, const char* name, bool not_negative) {
+  const double given = attributes.GetFloat(name, 0.0);
+  const float value = static_cast<float>(given);
+  if (!std::isfinite(value) || (not_negative && value < 0)) {
+    return InvalidArgument(StrCat(kName, ": attribute '", name, "' is ", given,
+                                  "; it must be a finite f32 number",
+                                  not_negative ? " >= 0 (0: none)" : ""));
+  }
+  return value;
+}
+
+Status ParseAttributes(const Attributes& attributes, Problem& problem) {
+  XLA_GPU_ASSIGN_OR_RETURN(problem.scale, FiniteAttribute(attributes, "scale", false));
+  XLA_GPU_ASSIGN_OR_RETURN(problem.soft_cap, FiniteAttribute(attributes, "soft_cap", true));
+  const int64_t window = attributes.GetInt("sliding_window", 0);
+  if (window < 0) {
+    return InvalidArgument(StrCat(kName, ": attribute 'sliding_window' is ", window,
+                                  "; it must be at least 1, or 0 for no window"));
+  }
+  // Positions are i32, so a larger window hides nothing more.
+  problem.sliding_window = std::min(window, kMaxIndex);
+  problem.causal = attributes.GetBool("causal", true);
+  problem.return_lse = attributes.GetBool("return_lse", false);
+  const std::string_view out = attributes.GetString("out_dtype", "");
+  problem.out_dtype =
+      out.empty() ? problem.query_dtype : DTypeFromName(out).value_or(DType::kInvalid);
+  if (!kv_cache::IsComputeType(problem.out_dtype)) {
+    return InvalidArgument(StrCat(kName, ": attribute 'out_dtype' is \"", out,
+                                  "\"; it must be f32, bf16 or f16, or empty for the query's"));
+  }
+  return OkStatus();
+}
+
+Status Infer(const Call& call, Platform platform, std::vector<TensorSpec>* results) {
+  XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
+  results->push_back({problem.out_dtype, {problem.tokens, problem.q_heads, problem.head_dim}});
+  if (problem.return_lse) {
+    results->push_back({DType::kF32, {problem.tokens, problem.q_heads}});
+  }
+  return OkStatus();
+}
+
+XLA_GPU_REGISTER_OP(MakeOp());
+
+}  // namespace
+
+StatusOr<Problem> ProblemFromCall(const Call& call) {
+  XLA_GPU_ASSIGN_OR_RETURN(const auto args, BindArguments(Schema(), call));
+  Problem problem;
+  const TensorView& kv_cache = *args[kKvCache];
+  XLA_GPU_ASSIGN_OR_RETURN(const kv_cache::CacheShape cache,
+                           kv_cache::ParseCacheShape(kName, kv_cache, args[kVCache]));
+  problem.cache_dtype = cache.dtype;
+  problem.kv_heads = cache.kv_heads;
+  problem.head_dim = cache.head_dim;
+  problem.num_pages = cache.num_pages;
+  problem.page_size = cache.page_size;
+  problem.k = cache.k;
+  problem.v = cache.v;
+  problem.separate_v = cache.separate_v;
+  XLA_GPU_RETURN_IF_ERROR(ParseQuery(*args[kQuery], cache, kv_cache, problem));
+  XLA_GPU_RETURN_IF_ERROR(ParseIndices(args, problem));
+  if (const TensorView* sinks = args[kSinks]; sinks != nullptr) {
+    const TensorSpec expected{DType::kF32, {problem.q_heads}};
+    if (!expected.Matches(*sinks)) {
+      return Wrong("sinks", *sinks, StrCat("it must be ", expected.ToString(), ", one per q head"));
+    }
+    problem.has_sinks = true;
+  }
+  XLA_GPU_ASSIGN_OR_RETURN(
+      problem.k_scale_size,
+      kv_cache::ParseCacheScale(kName, "k_scale", args[kKScale], problem.kv_heads));
+  XLA_GPU_ASSIGN_OR_RETURN(
+      problem.v_scale_size,
+      kv_cache::ParseCacheScale(kName, "v_scale", args[kVScale], problem.kv_heads));
+  XLA_GPU_RETURN_IF_ERROR(ParseAttributes(*call.attributes, problem));
+  const char* invariant = std::getenv("XLA_GPU_BATCH_INVARIANT");
+  problem.batch_invariant = invariant != nullptr && std::string_view(invariant) == "1";
+  return problem;
+}
+
+Buffers BuffersFromCall(const Problem& problem, const Call& call) {
+  size_t next = kFirstOptional;
+  const auto optional = [&](bool present) -> const void* {
+    return present ? call.args[next++].data : nullptr;
+  };
+  Buffers buffers{};
+  buffers.query = call.args[kQuery].data;
+  buffers.k_cache = call.args[kKvCache].data;
+  buffers.context_lens = call.args[kContextLens].data_as<int32_t>();
+  buffers.block_tables = call.args[kBlockTables].data_as<int32_t>();
+  buffers.query_start_loc = call.args[kQueryStartLoc].data_as<int32_t>();
+  buffers.num_seqs = call.args[kNumSeqs].data_as<int32_t>();
+  const void* v_cache = optional(problem.separate_v);
+  buffers.v_cache = problem.separate_v ? v_cache : buffers.k_cache;
+  buffers.sinks = static_cast<const float*>(optional(problem.has_sinks));
+  buffers.k_scale = static_cast<const float*>(optional(problem.k_scale_size > 0));
+  buffers.v_scale = static_cast<const float*>(optional(problem.v_scale_size > 0));
+  buffers.out = call.results[0].data;
+  size_t result = 1;
+  if (problem.return_lse) buffers.lse = call.results[result++].data_as<float>();
+  if (result < call.results.size()) buffers.workspace = call.results[result].data;
+  return buffers;
+}
+
+}  // namespace paged_attention
+}  // namespace xla_gpu
