@@ -118,10 +118,24 @@ XLA_GPU_EXPORT char* xla_gpu_ops_json(void);
 /* ---- Handlers for XLA custom calls -------------------------------------------------------- */
 
 /* The function that XLA calls for `op` on `platform` ("Host", "CUDA") by custom-call API version 1,
- * 2 or 3 (legacy) or 4 (typed FFI: one function for the stages instantiate and execute).
+ * 2 or 3 (legacy) or 4 (typed FFI: one function for the stages instantiate and execute). Versions
+ * 1 and 2 on the Host need xla_gpu_alias instead.
  * Valid for the life of the process. */
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_handler(const char* op, const char* platform,
                                                int api_version, void** handler);
+
+/* The text that describes `call` to a legacy handler (API versions 1, 2, 3): pass it as the custom
+ * call's backend_config. Checks the call; data pointers are not read. With num_results 0 the results
+ * are those that xla_gpu_infer gives. */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_opaque(const xla_gpu_call* call, char** text);
+
+/* As xla_gpu_handler, for one call: the handler is bound to `opaque`, the text of xla_gpu_opaque, and
+ * needs no backend_config. This serves API versions 1 and 2 on the Host, whose calls carry none, and
+ * runtimes that share an executable between calls that differ in it (PyTorch/XLA): register it under
+ * a target name of its own. Version 4 takes only the attributes from `opaque` and adds them to the
+ * call's. Equal calls give the same handler; there are 1024 for each platform and signature. */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_alias(const char* op, const char* platform, int api_version,
+                                             const char* opaque, void** handler);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -139,9 +139,7 @@ def handler_address(op: str, platform: str, api_version: int) -> int:
     """The address of the function that XLA calls for `op` (see xla_gpu_handler in xla_gpu.h)."""
     handler = ctypes.c_void_p()
     check(
-        load().xla_gpu_handler(
-            op.encode(), platform.encode(), api_version, ctypes.byref(handler)
-        )
+        load().xla_gpu_handler(op.encode(), platform.encode(), api_version, ctypes.byref(handler))
     )
     assert handler.value is not None  # a Status of success comes with an address
     return handler.value

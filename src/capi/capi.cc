@@ -9,7 +9,9 @@
 #include "src/core/plan_cache.h"
 #include "src/core/schema_json.h"
 #include "src/core/strings.h"
+#include "src/xla/alias.h"
 #include "src/xla/handlers.h"
+#include "src/xla/opaque.h"
 #include "xla_gpu/xla_gpu.h"
 
 struct xla_gpu_status {
@@ -197,6 +199,39 @@ xla_gpu_status* xla_gpu_handler(const char* op, const char* platform, int api_ve
     XLA_GPU_ASSIGN_OR_RETURN(const Op* found, OpRegistry::Global().Get(op));
     XLA_GPU_ASSIGN_OR_RETURN(Platform parsed, ParsePlatform(platform));
     XLA_GPU_ASSIGN_OR_RETURN(*handler, ::xla_gpu::xla::HandlerAddress(*found, parsed, api_version));
+    return OkStatus();
+  });
+}
+
+xla_gpu_status* xla_gpu_opaque(const xla_gpu_call* c, char** text) {
+  return Guard([&]() -> Status {
+    if (text == nullptr) return InvalidArgument("text is NULL");
+    DecodedCall decoded;
+    XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/true, decoded));
+    ::xla_gpu::xla::OpaqueCall opaque =
+        ::xla_gpu::xla::MakeOpaqueCall(decoded.op->name, decoded.call);
+    if (decoded.call.results.empty()) {
+      XLA_GPU_ASSIGN_OR_RETURN(opaque.results,
+                               InferResults(*decoded.op, decoded.platform, decoded.call));
+    } else {
+      XLA_GPU_RETURN_IF_ERROR(CheckCall(*decoded.op, decoded.platform, decoded.call));
+    }
+    XLA_GPU_ASSIGN_OR_RETURN(std::string encoded, ::xla_gpu::xla::EncodeOpaque(opaque));
+    *text = CopyString(encoded);
+    return OkStatus();
+  });
+}
+
+xla_gpu_status* xla_gpu_alias(const char* op, const char* platform, int api_version,
+                              const char* opaque, void** handler) {
+  return Guard([&]() -> Status {
+    if (op == nullptr || opaque == nullptr || handler == nullptr) {
+      return InvalidArgument("op, opaque or handler is NULL");
+    }
+    XLA_GPU_ASSIGN_OR_RETURN(const Op* found, OpRegistry::Global().Get(op));
+    XLA_GPU_ASSIGN_OR_RETURN(Platform parsed, ParsePlatform(platform));
+    XLA_GPU_ASSIGN_OR_RETURN(*handler,
+                             ::xla_gpu::xla::AliasHandler(*found, parsed, api_version, opaque));
     return OkStatus();
   });
 }

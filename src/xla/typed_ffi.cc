@@ -13,7 +13,7 @@
 namespace xla_gpu::xla {
 namespace {
 
-constexpr int kMaxTensors = 64;     // arguments, and results, of one call
+constexpr int kMaxTensors = 64;       // arguments, and results, of one call
 constexpr int kMaxArrayValues = 256;  // 32-bit array elements widened to int64, all arrays together
 
 XLA_FFI_Error* MakeError(const XLA_FFI_Api* api, const Status& status) {
@@ -102,8 +102,7 @@ StatusOr<AttrValue> DecodeArray(std::string_view name, const XLA_FFI_Array& arra
   if (array.dtype == XLA_FFI_DataType_S64) {
     return AttrValue(std::span<const int64_t>(static_cast<const int64_t*>(array.data), array.size));
   }
-  if (array.dtype != XLA_FFI_DataType_S32 ||
-      array.size > kMaxArrayValues - call.num_array_values) {
+  if (array.dtype != XLA_FFI_DataType_S32 || array.size > kMaxArrayValues - call.num_array_values) {
     return InvalidArgument(StrCat("attribute '", name, "' is an array of ", array.size,
                                   " elements of XLA dtype number ", static_cast<int>(array.dtype),
                                   "; allowed are i64, or i32 up to ", kMaxArrayValues,
@@ -120,21 +119,19 @@ Status DecodeAttributes(const XLA_FFI_Attrs& attrs, DecodedCall& call) {
     const std::string_view name(attrs.names[i]->ptr, attrs.names[i]->len);
     switch (attrs.types[i]) {
       case XLA_FFI_AttrType_SCALAR: {
-        XLA_GPU_ASSIGN_OR_RETURN(
-            AttrValue value, DecodeScalar(name, *static_cast<XLA_FFI_Scalar*>(attrs.attrs[i])));
+        XLA_GPU_ASSIGN_OR_RETURN(AttrValue value,
+                                 DecodeScalar(name, *static_cast<XLA_FFI_Scalar*>(attrs.attrs[i])));
         XLA_GPU_RETURN_IF_ERROR(call.attributes.Add(name, value));
         break;
       }
       case XLA_FFI_AttrType_STRING: {
         const auto* text = static_cast<const XLA_FFI_ByteSpan*>(attrs.attrs[i]);
-        XLA_GPU_RETURN_IF_ERROR(
-            call.attributes.Add(name, std::string_view(text->ptr, text->len)));
+        XLA_GPU_RETURN_IF_ERROR(call.attributes.Add(name, std::string_view(text->ptr, text->len)));
         break;
       }
       case XLA_FFI_AttrType_ARRAY: {
         XLA_GPU_ASSIGN_OR_RETURN(
-            AttrValue value,
-            DecodeArray(name, *static_cast<XLA_FFI_Array*>(attrs.attrs[i]), call));
+            AttrValue value, DecodeArray(name, *static_cast<XLA_FFI_Array*>(attrs.attrs[i]), call));
         XLA_GPU_RETURN_IF_ERROR(call.attributes.Add(name, value));
         break;
       }
@@ -199,8 +196,8 @@ class FfiThreadPool final : public ThreadPool {
 Status RunOnHost(const Op& op, const XLA_FFI_CallFrame& frame, const Call& call) {
   FfiThreadPool runtime_pool(frame);
   ExecutionContext context;
-  context.thread_pool = runtime_pool.available() ? static_cast<ThreadPool*>(&runtime_pool)
-                                                 : &DefaultThreadPool();
+  context.thread_pool =
+      runtime_pool.available() ? static_cast<ThreadPool*>(&runtime_pool) : &DefaultThreadPool();
   return RunOp(op, Platform::kHost, call, context);
 }
 
@@ -221,9 +218,20 @@ Status Instantiate(const Op& op, Platform platform, const Call& call) {
   return PlanCache::Global().GetOrCreate(op, platform, call).status();
 }
 
-Status Dispatch(const Op& op, Platform platform, const XLA_FFI_CallFrame& frame) {
+Status AddPreset(const Attributes* preset, Attributes& attributes) {
+  if (preset == nullptr) return OkStatus();
+  for (const Attribute& attribute : preset->all()) {
+    XLA_GPU_RETURN_IF_ERROR(attributes.Add(attribute.name, attribute.value));
+  }
+  return OkStatus();
+}
+
+Status Dispatch(const Op& op, Platform platform, const XLA_FFI_CallFrame& frame,
+                const Attributes* preset) {
   DecodedCall decoded;
-  if (Status status = Decode(frame, decoded); !status.ok()) {
+  Status status = Decode(frame, decoded);
+  if (status.ok()) status = AddPreset(preset, decoded.attributes);
+  if (!status.ok()) {
     return Status(status.code(), StrCat(op.name, ": ", status.message()));
   }
   const Call call = decoded.AsCall();
@@ -231,8 +239,7 @@ Status Dispatch(const Op& op, Platform platform, const XLA_FFI_CallFrame& frame)
     case XLA_FFI_ExecutionStage_INSTANTIATE:
       return Instantiate(op, platform, call);
     case XLA_FFI_ExecutionStage_EXECUTE:
-      return platform == Platform::kHost ? RunOnHost(op, frame, call)
-                                         : RunOnCuda(op, frame, call);
+      return platform == Platform::kHost ? RunOnHost(op, frame, call) : RunOnCuda(op, frame, call);
     default:
       return OkStatus();  // Prepare and Initialize: nothing to do
   }
@@ -251,21 +258,10 @@ bool AnswerMetadata(const XLA_FFI_CallFrame& frame, Platform platform) {
   return true;
 }
 
-XLA_FFI_Error* Handle(size_t slot, Platform platform, XLA_FFI_CallFrame* frame) {
-  if (AnswerMetadata(*frame, platform)) return nullptr;
-  Status status;
-  try {
-    status = Dispatch(*OpRegistry::Global().ops()[slot], platform, *frame);
-  } catch (const std::exception& e) {  // nothing may unwind into the runtime
-    status = Internal(StrCat(OpRegistry::Global().ops()[slot]->name, ": ", e.what()));
-  }
-  return status.ok() ? nullptr : MakeError(frame->api, status);
-}
-
 // An FFI handler has no user data, so each op slot and platform has a function of its own.
 template <size_t slot, Platform platform>
 XLA_FFI_Error* Handler(XLA_FFI_CallFrame* frame) {
-  return Handle(slot, platform, frame);
+  return HandleTypedCall(*OpRegistry::Global().ops()[slot], platform, frame, /*preset=*/nullptr);
 }
 
 template <Platform platform, size_t... slots>
@@ -274,6 +270,18 @@ constexpr auto MakeHandlers(std::index_sequence<slots...>) {
 }
 
 }  // namespace
+
+XLA_FFI_Error* HandleTypedCall(const Op& op, Platform platform, XLA_FFI_CallFrame* frame,
+                               const Attributes* preset) {
+  if (AnswerMetadata(*frame, platform)) return nullptr;
+  Status status;
+  try {
+    status = Dispatch(op, platform, *frame, preset);
+  } catch (const std::exception& e) {  // nothing may unwind into the runtime
+    status = Internal(StrCat(op.name, ": ", e.what()));
+  }
+  return status.ok() ? nullptr : MakeError(frame->api, status);
+}
 
 XLA_FFI_Handler* TypedHandler(const Op& op, Platform platform) {
   using Slots = std::make_index_sequence<OpRegistry::kMaxOps>;

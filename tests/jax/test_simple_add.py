@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from xla_gpu.jax import simple_add
 
 
@@ -21,9 +20,9 @@ def test_equals_xla(dtype, shape):
 
 def test_lowers_to_one_typed_custom_call():
     a = jnp.ones((4,), jnp.float32)
-    text = jax.jit(simple_add).lower(a, a).as_text()
-    assert text.count("stablehlo.custom_call") == 1
-    assert "@XlaGpuSimpleAdd" in text and "api_version = 4" in text
+    text = jax.jit(simple_add).lower(a, a).compile().as_text()
+    assert text.count('custom_call_target="XlaGpuSimpleAdd"') == 1
+    assert "API_VERSION_TYPED_FFI" in text
 
 
 def test_scan():

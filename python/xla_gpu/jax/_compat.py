@@ -16,9 +16,9 @@ except ImportError:  # jax 0.4.38
 
 __all__ = ["custom_partitioning", "define_partition", "ffi", "make_aval", "register_replication"]
 
-_TAKES_SHARDY_RULE = "need_replication_factors" in inspect.signature(
-    custom_partitioning.def_partition
-).parameters
+_TAKES_SHARDY_RULE = (
+    "need_replication_factors" in inspect.signature(custom_partitioning.def_partition).parameters
+)
 
 
 def define_partition(

@@ -254,7 +254,7 @@ def _paged_attention_rule(
     cache = _cache_of(avals[_CACHE].shape, optional_args)
     q_heads, kv_heads = avals[_QUERY].shape[1], cache.kv_heads(avals[_CACHE].shape)
     group = q_heads // kv_heads
-    heads = "k" if group == 1 else f"(k g)"
+    heads = "k" if group == 1 else "(k g)"
     sizes = {"k": kv_heads}
     whole = ["p", "b", "d", "s", "m", "u", "n"]
     if group > 1:
@@ -360,7 +360,9 @@ def partition_update_kv_cache(
 
 def _update_rule(optional_args: tuple[str, ...], avals: Sequence[Any]) -> ShardyRule:
     cache = _cache_of(avals[_UPDATED].shape, optional_args)
-    whole = ["t", "b", "d"] + (["i"] if cache.interleaved else []) + (["c"] if cache.stacked else [])
+    whole = (
+        ["t", "b", "d"] + (["i"] if cache.interleaved else []) + (["c"] if cache.stacked else [])
+    )
     sizes = {"k": cache.kv_heads(avals[_UPDATED].shape), "i": 2} if cache.interleaved else {}
     operands = ["t k d", "t k d", cache.factors("k"), "t"]
     for i, name in enumerate(optional_args):

@@ -22,9 +22,7 @@ def _capsule(address: int) -> Any:
     return new(address, None, None)
 
 
-def register_target(
-    name: str, platform: str, api_version: int, stages: dict[str, int]
-) -> None:
+def register_target(name: str, platform: str, api_version: int, stages: dict[str, int]) -> None:
     """Registers handler addresses in JAX; a CUDA one waits there until the plugin is loaded.
 
     Args:
@@ -39,9 +37,7 @@ def register_target(
         _compat.ffi.register_ffi_target(name, capsules, platform=jax_platform, api_version=1)
     else:
         capsule = _capsule(stages["execute"])
-        xla_client.register_custom_call_target(
-            name, capsule, platform=jax_platform, api_version=0
-        )
+        xla_client.register_custom_call_target(name, capsule, platform=jax_platform, api_version=0)
 
 
 def register_op(op: str, platform: str) -> None:

@@ -38,7 +38,7 @@ Op MakeOp() {
       .results = {{"c", "as a"}},
       .attrs = {},
       .infer = Infer,
-      .make_plan = {MakeSimpleAddHostPlan, nullptr},
+      .make_plan = {MakeSimpleAddHostPlan, MakeSimpleAddCudaPlan},
   };
 }
 
