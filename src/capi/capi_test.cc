@@ -93,13 +93,32 @@ TEST(CApi, ScalarsNeedNoDimsAndEmptyTensorsNoData) {
   EXPECT_EQ(Take(xla_gpu_run(&empty.call)), "");
 }
 
-// A caller built against a later header brings larger structs.
+// A caller built against a later header brings larger structs, which also lie further apart.
 TEST(CApi, LargerStructsAreAccepted) {
+  struct LaterTensor {
+    xla_gpu_tensor tensor;
+    int64_t appended[3];
+  };
+  struct LaterAttr {
+    xla_gpu_attr attr;
+    void* appended;
+  };
   AddCall add;
   add.call.struct_size += 64;
-  add.args[0].struct_size +=
-      8;  // of the array's first element: sizes differ only in what is unread
-  EXPECT_EQ(Take(xla_gpu_run(&add.call)), "");
+  LaterTensor args[2] = {{add.args[0], {7, 7, 7}}, {add.args[1], {7, 7, 7}}};
+  LaterTensor results[1] = {{add.results[0], {7, 7, 7}}};
+  for (LaterTensor* t : {&args[0], &args[1], &results[0]}) t->tensor.struct_size = sizeof(*t);
+  add.call.args = &args[0].tensor;
+  add.call.results = &results[0].tensor;
+  ASSERT_EQ(Take(xla_gpu_run(&add.call)), "");
+  EXPECT_THAT(add.c, ::testing::ElementsAre(11, 22, 33, 44, 55, 66));
+
+  LaterAttr attrs[2] = {{add.attr, nullptr}, {add.attr, nullptr}};
+  for (LaterAttr& a : attrs) a.attr.struct_size = sizeof(a);
+  attrs[1].attr.name = "second";
+  add.call.attrs = &attrs[0].attr;
+  add.call.num_attrs = 2;
+  EXPECT_THAT(Take(xla_gpu_run(&add.call)), HasSubstr("unknown attribute 'x'"));
 }
 
 TEST(CApi, InfersTypesWithoutDataOrResults) {
@@ -236,7 +255,10 @@ const BadCall kBadCalls[] = {
      "simple_add: result 0 is f32[3,2] but must be f32[2,3]", false},
     {"ResultDataNull", [](AddCall& c) { c.results[0].data = nullptr; },
      "simple_add: result 0 (f32[2,3]) has NULL data", false},
-    {"TensorSize", [](AddCall& c) { c.args[1].struct_size = 1; },
+    {"TensorSizesDiffer", [](AddCall& c) { c.args[1].struct_size += 8; },
+     "xla_gpu_tensor.struct_size is 32 in the first element of an array but 40 in element 1; they "
+     "must be equal"},
+    {"TensorSize", [](AddCall& c) { c.args[0].struct_size = 1; },
      "xla_gpu_tensor.struct_size is 1 but must be at least"},
     {"ArgDataNull", [](AddCall& c) { c.args[1].data = nullptr; },
      "simple_add: argument 1 (f32[2,3]) has NULL data", false},

@@ -5,10 +5,20 @@
 
 #include "src/cli/cli.h"
 #include "src/cli/doctor_report.h"
+#include "src/cli/plugin_survey.h"
 #include "src/core/op_registry.h"
+#include "src/xla/pjrt_discovery.h"
 
 namespace xla_gpu::cli {
 namespace {
+
+// The folders given, else those of this environment, else those of `python3`.
+std::vector<std::string> Folders(std::vector<std::string> given) {
+  if (!given.empty()) return given;
+  std::vector<std::string> folders = xla::SitePackages();
+  if (FindPythonPackages(folders).empty()) folders = xla::PythonSysPath();
+  return folders;
+}
 
 Findings Gather(std::vector<std::string> site_packages) {
   Findings findings;
@@ -16,6 +26,9 @@ Findings Gather(std::vector<std::string> site_packages) {
   for (const auto& op : OpRegistry::Global().ops()) findings.ops.push_back(op->name);
   findings.driver_error = "not looked for by this version";
   findings.site_packages = std::move(site_packages);
+  for (const xla::FoundPlugin& plugin : xla::FindPjrtPlugins(findings.site_packages)) {
+    findings.plugins.push_back(SurveyPlugin(plugin));
+  }
   findings.packages = FindPythonPackages(findings.site_packages);
   return findings;
 }
@@ -36,7 +49,7 @@ int RunDoctor(const Args& args) {
       return 2;
     }
   }
-  const Report report = Diagnose(Gather(std::move(site_packages)));
+  const Report report = Diagnose(Gather(Folders(std::move(site_packages))));
   std::fputs((json ? ReportToJson(report) + "\n" : ReportToText(report)).c_str(), stdout);
   return report.usable ? 0 : 1;
 }

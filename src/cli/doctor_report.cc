@@ -64,9 +64,9 @@ std::string ReportToText(const Report& report) {
   for (const PluginFinding& plugin : f.plugins) {
     out << "  " << plugin.path << "\n    ";
     if (!plugin.package.empty()) out << plugin.package << " " << plugin.version << "; ";
-    if (plugin.pjrt_minor != 0) {
-      out << "PJRT " << plugin.pjrt_major << "." << plugin.pjrt_minor << "; extensions "
-          << StrJoin(plugin.extensions, ", ");
+    if (!plugin.pjrt.empty()) {
+      out << "PJRT " << plugin.pjrt << "; FFI " << (plugin.ffi.empty() ? "unknown" : plugin.ffi)
+          << "; extensions " << StrJoin(plugin.extensions, ", ");
     } else {
       out << "not loaded";
     }
@@ -118,8 +118,11 @@ std::string ReportToJson(const Report& report) {
                                {"package", plugin.package},
                                {"version", plugin.version},
                                {"gpu", plugin.is_gpu},
-                               {"pjrt", StrCat(plugin.pjrt_major, ".", plugin.pjrt_minor)},
+                               {"pjrt", plugin.pjrt},
+                               {"ffi", plugin.ffi},
                                {"extensions", plugin.extensions},
+                               {"typed", plugin.takes_typed},
+                               {"legacy", plugin.takes_legacy},
                                {"problem", plugin.problem}});
   }
   json["verdicts"] = Json::array();

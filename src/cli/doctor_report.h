@@ -33,9 +33,11 @@ struct PluginFinding {
   std::string package;  // empty if unknown
   std::string version;
   bool is_gpu = false;
-  int pjrt_major = 0;
-  int pjrt_minor = 0;
+  std::string pjrt;                     // "0.81"; empty if it was not loaded
+  std::string ffi;                      // of its runtime: "0.3"
   std::vector<std::string> extensions;  // names, as of pjrt_c_api.h
+  bool takes_typed = false;             // custom calls of API version 4
+  bool takes_legacy = false;            // of API versions 1, 2, 3
   std::string problem;                  // why it cannot be used, or empty
 };
 

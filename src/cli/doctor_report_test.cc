@@ -40,8 +40,8 @@ Findings WithGpu(int driver) {
 }
 
 PluginFinding CudaPlugin(const std::string& package) {
-  return {"/s/jax_plugins/xla_cuda_plugin.so", package, "0.11.2", true, 0, 115,
-          {"Gpu_Custom_Call", "FFI"},          ""};
+  return {"/s/jax_plugins/xla_cuda_plugin.so", package, "0.11.2", true, "0.115", "0.4",
+          {"Gpu_Custom_Call", "FFI"},          true,    true,     ""};
 }
 
 // The verdict about `subject`, as one line.
@@ -134,7 +134,7 @@ TEST(Doctor, Plugins) {
   f.plugins = {CudaPlugin("jax-cuda13-pjrt")};
   EXPECT_TRUE(Diagnose(f).usable);
   EXPECT_THAT(VerdictOn(Diagnose(f), "jax-cuda13-pjrt 0.11.2"),
-              HasSubstr("PJRT 0.115; custom calls: typed and legacy"));
+              HasSubstr("PJRT 0.115, FFI 0.4; takes custom calls of API version 1, 2, 3, 4"));
 
   f.driver_cuda_version = 12080;
   EXPECT_FALSE(Diagnose(f).usable);
@@ -146,13 +146,15 @@ TEST(Doctor, Plugins) {
   f.plugins = {CudaPlugin("jax-cuda12-pjrt")};
   EXPECT_THAT(VerdictOn(Diagnose(f), "jax-cuda12-pjrt"), HasSubstr("needs an NVIDIA GPU"));
 
-  f.plugins = {{"/s/a.so", "", "", false, 0, 60, {"Profiler"}, ""}};
+  f.plugins = {{"/s/a.so", "", "", false, "0.60", "", {"Profiler"}, false, false, ""}};
   EXPECT_THAT(VerdictOn(Diagnose(f), "/s/a.so"), HasSubstr("no handler can be registered"));
   f.plugins[0].problem = "it has no CUDA platform inside";
   EXPECT_THAT(VerdictOn(Diagnose(f), "/s/a.so"), HasSubstr("no: it has no CUDA platform"));
-  f.plugins = {{"/s/a.so", "xla-cpu-pjrt", "0.0.1", false, 0, 81, {"FFI"}, ""}};
+  f.plugins = {
+      {"/s/a.so", "xla-cpu-pjrt", "0.0.1", false, "0.81", "0.1", {"FFI"}, true, false, ""}};
   EXPECT_TRUE(Diagnose(f).usable);
-  EXPECT_THAT(VerdictOn(Diagnose(f), "xla-cpu-pjrt"), HasSubstr("custom calls: typed"));
+  EXPECT_THAT(VerdictOn(Diagnose(f), "xla-cpu-pjrt"),
+              HasSubstr("takes custom calls of API version 4"));
 }
 
 TEST(Doctor, TextNamesEverythingFound) {
@@ -191,7 +193,8 @@ TEST(Doctor, JsonMembersAreStable) {
               ElementsAre("path", "version", "origin", "problem", "selected"));
   EXPECT_THAT(keys(json["packages"][0]), ElementsAre("name", "version", "folder"));
   EXPECT_THAT(keys(json["plugins"][0]),
-              ElementsAre("path", "package", "version", "gpu", "pjrt", "extensions", "problem"));
+              ElementsAre("path", "package", "version", "gpu", "pjrt", "ffi", "extensions", "typed",
+                          "legacy", "problem"));
   EXPECT_THAT(keys(json["verdicts"][0]), ElementsAre("subject", "fits", "reason", "remedy"));
 }
 

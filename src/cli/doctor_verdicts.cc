@@ -164,13 +164,11 @@ void JudgePlugin(const Findings& f, const PluginFinding& plugin, std::vector<Ver
     out.push_back({subject, Fit::kNo, plugin.problem, ""});
     return;
   }
-  const auto has = [&plugin](const char* extension) {
-    return std::ranges::find(plugin.extensions, extension) != plugin.extensions.end();
-  };
-  const std::string pjrt = StrCat("PJRT ", plugin.pjrt_major, ".", plugin.pjrt_minor);
-  if (!has("FFI") && !has("Gpu_Custom_Call")) {
+  const std::string versions =
+      StrCat("PJRT ", plugin.pjrt, ", FFI ", plugin.ffi.empty() ? "unknown" : plugin.ffi);
+  if (!plugin.takes_typed && !plugin.takes_legacy) {
     out.push_back({subject, Fit::kNo,
-                   StrCat(pjrt,
+                   StrCat(versions,
                           "; it has neither the extension FFI nor Gpu_Custom_Call, so no "
                           "handler can be registered"),
                    "use a plugin that has one: xla-cpu-pjrt, jax-cuda12-pjrt, jax-cuda13-pjrt"});
@@ -179,22 +177,22 @@ void JudgePlugin(const Findings& f, const PluginFinding& plugin, std::vector<Ver
   const int needs = CudaMajorOf(plugin);
   if (plugin.is_gpu && f.gpus.empty()) {
     out.push_back(
-        {subject, Fit::kPartly, StrCat(pjrt, "; it needs an NVIDIA GPU, none is visible"), ""});
+        {subject, Fit::kPartly, StrCat(versions, "; it needs an NVIDIA GPU, none is visible"), ""});
     return;
   }
   if (plugin.is_gpu && f.driver_cuda_version < needs * 1000) {
     out.push_back({subject, Fit::kNo,
-                   StrCat(pjrt, "; it is built for CUDA ", needs, " but the driver is for CUDA ",
-                          CudaVersion(f.driver_cuda_version)),
+                   StrCat(versions, "; it is built for CUDA ", needs,
+                          " but the driver is for CUDA ", CudaVersion(f.driver_cuda_version)),
                    needs == 13 ? "install driver 580 or newer, or jax-cuda12-pjrt"
                                : "install driver 525 or newer"});
     return;
   }
   usable = true;
-  out.push_back(
-      {subject, Fit::kYes,
-       StrCat(pjrt, "; custom calls: ", has("Gpu_Custom_Call") ? "typed and legacy" : "typed"),
-       ""});
+  out.push_back({subject, Fit::kYes,
+                 StrCat(versions, "; takes custom calls of API version ",
+                        plugin.takes_legacy ? "1, 2, 3, 4" : "4"),
+                 ""});
 }
 
 }  // namespace
