@@ -173,6 +173,32 @@ def infer(
     ]
 
 
+def opaque(
+    op: str,
+    platform: str,
+    args: Sequence[TensorSpec],
+    attrs: Mapping[str, AttrValue],
+    results: Sequence[TensorSpec] = (),
+) -> str:
+    """Checks a call and gives the text that describes it to a legacy handler (its backend_config).
+
+    Args:
+      op: the op's name or custom-call target.
+      platform: "Host" or "CUDA" (which may add a workspace result).
+      args: the types of the arguments, absent optional ones left out.
+      attrs: attribute values by name.
+      results: the types of the results; empty: those that `infer` gives.
+
+    Raises:
+      InvalidArgumentError (a ValueError): with the library's message, naming the argument.
+    """
+    arg_refs, result_refs = ([TensorRef(s, 0) for s in specs] for specs in (args, results))
+    call = _CCall(op, platform, arg_refs, result_refs, attrs)
+    text = ctypes.c_void_p()
+    _lib.check(_lib.load().xla_gpu_opaque(ctypes.byref(call.struct), ctypes.byref(text)))
+    return _lib.take_string(text.value)
+
+
 def run(
     op: str,
     platform: str,
