@@ -116,15 +116,6 @@ std::string OutputOf(const char* command) {
   return text;
 }
 
-std::vector<std::string> PythonSysPath() {
-  std::vector<std::string> folders;
-  AddSplit(folders,
-           OutputOf("python3 -c 'import sys; print(\"\\n\".join(p for p in sys.path if p))' "
-                    "2>/dev/null </dev/null"),
-           '\n');
-  return folders;
-}
-
 // Modules that the entry points of group `jax_plugins` in this folder name, as folders below it.
 std::vector<fs::path> EntryPointFolders(const fs::path& site) {
   std::vector<fs::path> folders;
@@ -241,17 +232,28 @@ std::vector<std::string> SitePackages() {
   return folders;
 }
 
-std::vector<FoundPlugin> FindPjrtPlugins() {
+std::vector<std::string> PythonSysPath() {
+  std::vector<std::string> folders;
+  AddSplit(folders,
+           OutputOf("python3 -c 'import sys; print(\"\\n\".join(p for p in sys.path if p))' "
+                    "2>/dev/null </dev/null"),
+           '\n');
+  return folders;
+}
+
+std::vector<FoundPlugin> FindPjrtPlugins(const std::vector<std::string>& folders) {
   Collector collector;
   if (const std::string path = Env("XLA_GPU_PJRT_PLUGIN"); !path.empty()) {
     collector.Add(path, /*loaded=*/false);
   }
   dl_iterate_phdr(AddIfPlugin, &collector);
-  for (const std::string& folder : SitePackages()) collector.AddSite(folder);
-  if (collector.plugins.empty()) {
-    for (const std::string& folder : PythonSysPath()) collector.AddSite(folder);
-  }
+  for (const std::string& folder : folders) collector.AddSite(folder);
   return collector.plugins;
+}
+
+std::vector<FoundPlugin> FindPjrtPlugins() {
+  std::vector<FoundPlugin> plugins = FindPjrtPlugins(SitePackages());
+  return plugins.empty() ? FindPjrtPlugins(PythonSysPath()) : plugins;
 }
 
 bool MachineHasNvidiaGpu() {
@@ -288,7 +290,7 @@ StatusOr<FoundPlugin> ChoosePjrtPlugin(const std::string& name) {
   for (const FoundPlugin& plugin : found) lines.push_back(plugin.path);
   return NotFound(StrCat("no ", name.empty() ? "usable" : name, " PJRT plugin was found (found: ",
                          lines.empty() ? "none" : StrJoin(lines, ", "),
-                         "; looked in: ", StrJoin(SitePackages(), ", "),
+                         "; looked in: ", StrJoin(SitePackages(), ", "), " and sys.path of python3"
                          "). Install one (pip install xla-cpu-pjrt, or jax-cuda13-pjrt for an "
                          "NVIDIA GPU) into the active virtual environment, or set "
                          "XLA_GPU_PJRT_PLUGIN to the .so"));
