@@ -125,15 +125,16 @@ XLA_GPU_EXPORT xla_gpu_status* xla_gpu_handler(const char* op, const char* platf
                                                int api_version, void** handler);
 
 /* The text that describes `call` to a legacy handler (API versions 1, 2, 3): pass it as the custom
- * call's backend_config. Checks the call; data pointers are not read. With num_results 0 the results
- * are those that xla_gpu_infer gives. */
+ * call's backend_config. Checks the call; data pointers are not read. With num_results 0 the
+ * results are those that xla_gpu_infer gives. */
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_opaque(const xla_gpu_call* call, char** text);
 
-/* As xla_gpu_handler, for one call: the handler is bound to `opaque`, the text of xla_gpu_opaque, and
- * needs no backend_config. This serves API versions 1 and 2 on the Host, whose calls carry none, and
- * runtimes that share an executable between calls that differ in it (PyTorch/XLA): register it under
- * a target name of its own. Version 4 takes only the attributes from `opaque` and adds them to the
- * call's. Equal calls give the same handler; there are 1024 for each platform and signature. */
+/* As xla_gpu_handler, for one call: the handler is bound to `opaque`, the text of xla_gpu_opaque,
+ * and needs no backend_config. This serves API versions 1 and 2 on the Host, whose calls carry
+ * none, and runtimes that share an executable between calls that differ in it (PyTorch/XLA):
+ * register it under a target name of its own. Version 4 takes only the attributes from `opaque` and
+ * adds them to the call's. Equal calls give the same handler; there are 1024 for each platform and
+ * signature. */
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_alias(const char* op, const char* platform, int api_version,
                                              const char* opaque, void** handler);
 
