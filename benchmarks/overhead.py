@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-
 from xla_gpu.jax import paged_attention, simple_add
 
 

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "oracle")]
+sys.path.insert(0, str(HERE.parent / "oracle"))
+sys.path.insert(0, str(HERE))
 
 from compare import Histogram
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 import xla_gpu
 from xla_gpu import _lib, _ops
 from xla_gpu.jax import paged_attention, ragged_paged_attention, simple_add, update_kv_cache

@@ -8,9 +8,8 @@ import subprocess
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from legacy_calls import custom_call
-
 import xla_gpu
+from legacy_calls import custom_call
 from xla_gpu.jax import _registration
 
 _COUNTER = itertools.count()
