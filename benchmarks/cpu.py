@@ -209,17 +209,17 @@ def main(argv: list[str] | None = None) -> None:
     lines = [
         "# Speed on the CPU",
         "",
-        "Made by `make bench`. 32 query heads, 8 kv heads, head_dim 128, pages of 16 tokens in random "
-        "order.",
+        "Made by `make bench`. 32 query heads, 8 kv heads, head_dim 128, pages of 16 tokens in "
+        "random order.",
         f"Machine: {cpu_name()}, {len(os.sched_getaffinity(0))} cores; jax {jax.__version__}, "
         f"torch {torch_version}.",
         f"Memory read bandwidth, all cores, same run: **{bandwidth:.1f} GB/s**.",
         *table(rows),
         "",
         "What is compared: `ours` is one jitted `xla_gpu.jax.paged_attention` on the paged cache. "
-        "`torch SDPA` gets keys and values gathered into contiguous tensors beforehand, which is not "
-        "counted; for decode it is the better of `enable_gqa=True` and the group folded into query "
-        "rows. `jnp gather` indexes the pages and uses einsum and softmax, jitted. Medians.",
+        "`torch SDPA` gets keys and values gathered into contiguous tensors beforehand, which is "
+        "not counted; for decode it is the better of `enable_gqa=True` and the group folded into "
+        "query rows. `jnp gather` indexes the pages and uses einsum and softmax, jitted. Medians.",
         "",
         "| call overhead | median, us |",
         "|---|---|",
