@@ -138,6 +138,24 @@ XLA_GPU_EXPORT xla_gpu_status* xla_gpu_opaque(const xla_gpu_call* call, char** t
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_alias(const char* op, const char* platform, int api_version,
                                              const char* opaque, void** handler);
 
+/* Checks what XLA would refuse without a word: that `handler` is a function, that a typed one
+ * (api_version 4) answers XLA's metadata call, and that the FFI version it was built against is not
+ * newer than the runtime's (runtime_ffi_major, runtime_ffi_minor; -1 where it is not known). Gives,
+ * unless info_json is NULL, {"ffi":"0.1","command_buffer":true}, for untyped handlers {}. */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_check_handler(const char* name, const void* handler,
+                                                     const char* platform, int api_version,
+                                                     int runtime_ffi_major, int runtime_ffi_minor,
+                                                     char** info_json);
+
+/* Registers `handler` as custom-call target `name` in one PJRT plugin (each has its own registry),
+ * before or after its client exists. The plugin: `pjrt_api`, a PJRT_Api*; else the .so at
+ * `plugin_path`, loaded if it is not; else, with both NULL, the one loaded in this process that runs
+ * `platform` ("Host", "CUDA"). Checked first as by xla_gpu_check_handler. The same registration
+ * again is fine, another handler under the same name is an error. */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_register_pjrt(const void* pjrt_api, const char* plugin_path,
+                                                     const char* name, const void* handler,
+                                                     const char* platform, int api_version);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

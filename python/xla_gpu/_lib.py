@@ -1,4 +1,4 @@
-"""libxla_gpu.so through ctypes: finds it, declares the C ABI (xla_gpu.h), turns Status into errors."""
+"""libxla_gpu.so through ctypes: where it is, its C ABI (xla_gpu.h), its Status as errors."""
 
 from __future__ import annotations
 

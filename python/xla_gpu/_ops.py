@@ -88,7 +88,7 @@ def spec_of(array: Any) -> TensorSpec:
 
 def _c_tensors(tensors: Sequence[TensorRef], keep: list[Any]) -> ctypes.Array[_lib.Tensor]:
     out = (_lib.Tensor * max(1, len(tensors)))()
-    for slot, tensor in zip(out, tensors):
+    for slot, tensor in zip(out, tensors, strict=False):
         dims = (ctypes.c_int64 * max(1, len(tensor.spec.shape)))(*tensor.spec.shape)
         keep.append(dims)
         slot.struct_size = ctypes.sizeof(_lib.Tensor)
@@ -131,7 +131,7 @@ class _CCall:
     ) -> None:
         self._keep: list[Any] = []
         c_attrs = (_lib.Attr * max(1, len(attrs)))()
-        for slot, (name, value) in zip(c_attrs, attrs.items()):
+        for slot, (name, value) in zip(c_attrs, attrs.items(), strict=False):
             _c_attr(slot, name, value, self._keep)
         self.struct = _lib.Call(
             struct_size=ctypes.sizeof(_lib.Call),

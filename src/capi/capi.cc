@@ -12,6 +12,7 @@
 #include "src/xla/alias.h"
 #include "src/xla/handlers.h"
 #include "src/xla/opaque.h"
+#include "src/xla/registration.h"
 #include "xla_gpu/xla_gpu.h"
 
 struct xla_gpu_status {
@@ -255,6 +256,43 @@ xla_gpu_status* xla_gpu_alias(const char* op, const char* platform, int api_vers
     XLA_GPU_ASSIGN_OR_RETURN(*handler,
                              ::xla_gpu::xla::AliasHandler(*found, parsed, api_version, opaque));
     return OkStatus();
+  });
+}
+
+xla_gpu_status* xla_gpu_check_handler(const char* name, const void* handler, const char* platform,
+                                      int api_version, int runtime_ffi_major, int runtime_ffi_minor,
+                                      char** info_json) {
+  return Guard([&]() -> Status {
+    if (name == nullptr || platform == nullptr) return InvalidArgument("name or platform is NULL");
+    std::optional<xla::Version> runtime;
+    if (runtime_ffi_minor >= 0) runtime = xla::Version{runtime_ffi_major, runtime_ffi_minor};
+    XLA_GPU_ASSIGN_OR_RETURN(
+        const xla::HandlerMetadata metadata,
+        xla::CheckHandler(name, {.execute = handler}, platform, api_version, runtime));
+    if (info_json == nullptr) return OkStatus();
+    nlohmann::json info = nlohmann::json::object();
+    if (api_version == 4) {
+      info = {{"ffi", metadata.ffi.ToString()}, {"command_buffer", (metadata.traits & 1) != 0}};
+    }
+    *info_json = CopyString(info.dump());
+    return OkStatus();
+  });
+}
+
+xla_gpu_status* xla_gpu_register_pjrt(const void* pjrt_api, const char* plugin_path,
+                                      const char* name, const void* handler, const char* platform,
+                                      int api_version) {
+  return Guard([&]() -> Status {
+    if (name == nullptr || platform == nullptr) return InvalidArgument("name or platform is NULL");
+    XLA_GPU_ASSIGN_OR_RETURN(const Platform parsed, xla::ParseXlaPlatform(platform));
+    StatusOr<const xla::PjrtPlugin*> plugin =
+        pjrt_api != nullptr      ? xla::PjrtPlugin::FromApi(pjrt_api)
+        : plugin_path != nullptr ? xla::PjrtPlugin::Load(plugin_path)
+                                 : xla::LoadedPlugin(parsed);
+    if (!plugin.ok()) return plugin.status();
+    const xla::HandlerStages stages =
+        api_version == 4 ? xla::StagesOf(handler) : xla::HandlerStages{.execute = handler};
+    return xla::Register(**plugin, {name, stages, platform, api_version});
   });
 }
 

@@ -8,6 +8,7 @@
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
 #include "src/xla/handler_metadata.h"
+#include "src/xla/pjrt_discovery.h"
 #include "src/xla/pjrt_extensions.h"
 #include "src/xla/typed_ffi.h"
 
@@ -201,6 +202,21 @@ StatusOr<HandlerMetadata> CheckHandler(const std::string& name, const HandlerSta
   return result;
 }
 
+StatusOr<const PjrtPlugin*> LoadedPlugin(Platform platform) {
+  std::vector<std::string> seen;
+  for (const FoundPlugin& found : FindPjrtPlugins()) {
+    if (!found.loaded) continue;
+    XLA_GPU_ASSIGN_OR_RETURN(const PjrtPlugin* plugin, PjrtPlugin::Load(found.path));
+    if (plugin->is_gpu() == (platform == Platform::kCuda)) return plugin;
+    seen.push_back(found.path);
+  }
+  return NotFound(
+      StrCat("no PJRT plugin for platform ", PlatformName(platform),
+             " is loaded in this process (loaded: ", seen.empty() ? "none" : StrJoin(seen, ", "),
+             "); give a PJRT_Api or the path of a plugin, or register through jax.ffi "
+             "for JAX's own CPU runtime, which is no plugin"));
+}
+
 RegistrationRoute DefaultRoute(const RuntimeFacts& facts) {
   return facts.gpu_custom_call ? RegistrationRoute::kGpuCustomCall : RegistrationRoute::kFfi;
 }
@@ -229,9 +245,13 @@ Status RegisterUnchecked(const PjrtPlugin& plugin, RegistrationRoute route,
                                 ") has no FFI extension that registers handlers"));
   }
   if (!typed && facts.ffi_layout == 1) {
-    return Unimplemented(StrCat("the FFI extension of plugin ", plugin.path(), " (PJRT ",
-                                plugin.pjrt_version().ToString(),
-                                ") takes typed handlers only (API version 4)"));
+    return Unimplemented(
+        facts.gpu_custom_call
+            ? std::string(
+                  "this plugin registers untyped handlers by its extension Gpu_Custom_Call, "
+                  "which names no platform: for CUDA only")
+            : std::string("the FFI extension of this plugin takes typed handlers only (API version "
+                          "4)"));
   }
   return RegisterThroughFfi(plugin, *FindFfi(plugin), facts.ffi_layout, registration, typed,
                             traits);

@@ -40,7 +40,7 @@ class Histogram:
 def expected(case: Case):
     """float64 (out, lse) of a paged_attention case."""
     s = case.static
-    args = {name: array for name, array in case.args.items()}
+    args = dict(case.args)
     positional = [
         args.pop(name)
         for name in (

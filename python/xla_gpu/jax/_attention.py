@@ -238,7 +238,14 @@ def ragged_paged_attention(
       cu_q_lens: i32 [max_num_seqs + 1].
       num_seqs: i32 [1].
       sm_scale: as paged_attention's scale.
-      sliding_window, soft_cap, k_scale, v_scale: as paged_attention's.
+      sliding_window: as paged_attention's.
+      soft_cap: as paged_attention's.
+      mask_value: no effect.
+      k_scale: as paged_attention's.
+      v_scale: as paged_attention's.
+      num_kv_pages_per_block: no effect.
+      num_queries_per_block: no effect.
+      vmem_limit_bytes: no effect.
 
     Returns:
       The attention's output, shape and dtype of q.

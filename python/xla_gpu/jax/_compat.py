@@ -27,15 +27,13 @@ def define_partition(
     partition: Callable[..., Any],
     infer_sharding: Callable[..., Any],
     rule: str,
-    replicated_factors: tuple[str, ...],
+    whole_factors: tuple[str, ...],
     factor_sizes: dict[str, int],
 ) -> None:
     """`def_partition` with GSPMD callbacks and, where JAX has it (0.7 on), a Shardy rule."""
     shardy: dict[str, Any] = {}
     if _TAKES_SHARDY_RULE:
-        shardy = dict(
-            sharding_rule=rule, need_replication_factors=replicated_factors, **factor_sizes
-        )
+        shardy = dict(sharding_rule=rule, need_replication_factors=whole_factors, **factor_sizes)
     partitioned.def_partition(
         partition=partition, infer_sharding_from_operands=infer_sharding, **shardy
     )
@@ -57,3 +55,14 @@ def register_replication(primitive: Any) -> None:
         return
     register_standard_check(primitive)
     register_standard_rewrite(primitive)
+
+
+def needs_devices(primitive: Any) -> None:
+    """Tells JAX that lowering `primitive` asks for the devices, as custom_partitioning does.
+
+    JAX has no public name for it. Without it, programs whose arguments alone are sharded would be
+    lowered without a device assignment, and custom_partitioning inside them fails.
+    """
+    from jax._src import dispatch
+
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
