@@ -118,10 +118,43 @@ XLA_GPU_EXPORT char* xla_gpu_ops_json(void);
 /* ---- Handlers for XLA custom calls -------------------------------------------------------- */
 
 /* The function that XLA calls for `op` on `platform` ("Host", "CUDA") by custom-call API version 1,
- * 2 or 3 (legacy) or 4 (typed FFI: one function for the stages instantiate and execute).
+ * 2 or 3 (legacy) or 4 (typed FFI: one function for the stages instantiate and execute). Versions
+ * 1 and 2 on the Host need xla_gpu_alias instead.
  * Valid for the life of the process. */
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_handler(const char* op, const char* platform,
                                                int api_version, void** handler);
+
+/* The text that describes `call` to a legacy handler (API versions 1, 2, 3): pass it as the custom
+ * call's backend_config. Checks the call; data pointers are not read. With num_results 0 the
+ * results are those that xla_gpu_infer gives. */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_opaque(const xla_gpu_call* call, char** text);
+
+/* As xla_gpu_handler, for one call: the handler is bound to `opaque`, the text of xla_gpu_opaque,
+ * and needs no backend_config. This serves API versions 1 and 2 on the Host, whose calls carry
+ * none, and runtimes that share an executable between calls that differ in it (PyTorch/XLA):
+ * register it under a target name of its own. Version 4 takes only the attributes from `opaque` and
+ * adds them to the call's. Equal calls give the same handler; there are 1024 for each platform and
+ * signature. */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_alias(const char* op, const char* platform, int api_version,
+                                             const char* opaque, void** handler);
+
+/* Checks what XLA would refuse without a word: that `handler` is a function, that a typed one
+ * (api_version 4) answers XLA's metadata call, and that the FFI version it was built against is not
+ * newer than the runtime's (runtime_ffi_major, runtime_ffi_minor; -1 where it is not known). Gives,
+ * unless info_json is NULL, {"ffi":"0.1","command_buffer":true}, for untyped handlers {}. */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_check_handler(const char* name, const void* handler,
+                                                     const char* platform, int api_version,
+                                                     int runtime_ffi_major, int runtime_ffi_minor,
+                                                     char** info_json);
+
+/* Registers `handler` as custom-call target `name` in one PJRT plugin (each has its own registry),
+ * before or after its client exists. The plugin: `pjrt_api`, a PJRT_Api*; else the .so at
+ * `plugin_path`, loaded if it is not; else, with both NULL, the one loaded in this process that runs
+ * `platform` ("Host", "CUDA"). Checked first as by xla_gpu_check_handler. The same registration
+ * again is fine, another handler under the same name is an error. */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_register_pjrt(const void* pjrt_api, const char* plugin_path,
+                                                     const char* name, const void* handler,
+                                                     const char* platform, int api_version);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -9,7 +9,10 @@
 #include "src/core/plan_cache.h"
 #include "src/core/schema_json.h"
 #include "src/core/strings.h"
+#include "src/xla/alias.h"
 #include "src/xla/handlers.h"
+#include "src/xla/opaque.h"
+#include "src/xla/registration.h"
 #include "xla_gpu/xla_gpu.h"
 
 struct xla_gpu_status {
@@ -55,6 +58,30 @@ StatusOr<Platform> ParsePlatform(const char* name) {
   return InvalidArgument(StrCat("platform is '", text, "'; allowed are Host and CUDA"));
 }
 
+// Element i of a caller's array of structs. Their size is the caller's, which may have been built
+// against a later header whose structs are larger than ours.
+template <typename T>
+const T& ElementAt(const T* array, size_t i) {
+  return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + i * array->struct_size);
+}
+
+// The struct sizes of an array: large enough, and one for all, because they give the stride.
+template <typename T>
+Status CheckStructSizes(const char* name, const T* array, size_t count) {
+  if (count == 0) return OkStatus();
+  const size_t size = array->struct_size;
+  if (size < sizeof(T)) return BadStruct(name, size, sizeof(T));
+  for (size_t i = 1; i < count; ++i) {
+    const size_t other = ElementAt(array, i).struct_size;
+    if (other != size) {
+      return InvalidArgument(StrCat(name, ".struct_size is ", size, " in the first element of an ",
+                                    "array but ", other, " in element ", i,
+                                    "; they must be equal"));
+    }
+  }
+  return OkStatus();
+}
+
 Status ReadTensors(const char* kind, const xla_gpu_tensor* tensors, size_t count, TensorView* out) {
   if (count > kMaxTensors) {
     return InvalidArgument(StrCat(count, " ", kind, "s came; at most ", kMaxTensors, " may"));
@@ -62,9 +89,9 @@ Status ReadTensors(const char* kind, const xla_gpu_tensor* tensors, size_t count
   if (count > 0 && tensors == nullptr) {
     return InvalidArgument(StrCat(count, " ", kind, "s came but their array is NULL"));
   }
+  XLA_GPU_RETURN_IF_ERROR(CheckStructSizes("xla_gpu_tensor", tensors, count));
   for (size_t i = 0; i < count; ++i) {
-    const xla_gpu_tensor& t = tensors[i];
-    if (t.struct_size < sizeof(t)) return BadStruct("xla_gpu_tensor", t.struct_size, sizeof(t));
+    const xla_gpu_tensor& t = ElementAt(tensors, i);
     if (t.rank < 0 || t.rank > kMaxRank || (t.rank > 0 && t.dims == nullptr)) {
       return InvalidArgument(StrCat(kind, " ", i, " has rank ", t.rank,
                                     t.rank > 0 && t.dims == nullptr ? " but dims is NULL" : "",
@@ -76,9 +103,6 @@ Status ReadTensors(const char* kind, const xla_gpu_tensor* tensors, size_t count
 }
 
 Status ReadAttribute(const xla_gpu_attr& attr, Attributes& out) {
-  if (attr.struct_size < sizeof(attr)) {
-    return BadStruct("xla_gpu_attr", attr.struct_size, sizeof(attr));
-  }
   if (attr.name == nullptr) return InvalidArgument("an attribute's name is NULL");
   switch (attr.type) {
     case XLA_GPU_ATTR_BOOL:
@@ -120,21 +144,11 @@ Status Decode(const xla_gpu_call* c, bool with_results, DecodedCall& out) {
   const size_t num_results = with_results ? c->num_results : 0;
   XLA_GPU_RETURN_IF_ERROR(ReadTensors("result", c->results, num_results, out.results));
   if (c->num_attrs > 0 && c->attrs == nullptr) return InvalidArgument("call.attrs is NULL");
+  XLA_GPU_RETURN_IF_ERROR(CheckStructSizes("xla_gpu_attr", c->attrs, c->num_attrs));
   for (size_t i = 0; i < c->num_attrs; ++i) {
-    XLA_GPU_RETURN_IF_ERROR(ReadAttribute(c->attrs[i], out.attributes));
+    XLA_GPU_RETURN_IF_ERROR(ReadAttribute(ElementAt(c->attrs, i), out.attributes));
   }
   out.call = Call{{out.args, c->num_args}, {out.results, num_results}, &out.attributes};
-  return OkStatus();
-}
-
-// Empty tensors may have no memory; every other one needs an address to run.
-Status CheckData(const Op& op, const char* kind, std::span<const TensorView> tensors) {
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].data == nullptr && tensors[i].num_elements() != 0) {
-      return InvalidArgument(
-          StrCat(op.name, ": ", kind, " ", i, " (", tensors[i].ToString(), ") has NULL data"));
-    }
-  }
   return OkStatus();
 }
 
@@ -163,16 +177,10 @@ xla_gpu_status* xla_gpu_run(const xla_gpu_call* c) {
   return Guard([&]() -> Status {
     DecodedCall decoded;
     XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/true, decoded));
-    const Call& call = decoded.call;
-    // The plan comes first: it checks the types, on which the data check relies.
-    XLA_GPU_ASSIGN_OR_RETURN(
-        auto plan, PlanCache::Global().GetOrCreate(*decoded.op, decoded.platform, call));
-    XLA_GPU_RETURN_IF_ERROR(CheckData(*decoded.op, "argument", call.args));
-    XLA_GPU_RETURN_IF_ERROR(CheckData(*decoded.op, "result", call.results));
     ExecutionContext context;
     context.stream = c->stream;
     if (decoded.platform == Platform::kHost) context.thread_pool = &DefaultThreadPool();
-    return plan->Run(call, context);
+    return RunOp(*decoded.op, decoded.platform, decoded.call, context);
   });
 }
 
@@ -198,6 +206,76 @@ xla_gpu_status* xla_gpu_handler(const char* op, const char* platform, int api_ve
     XLA_GPU_ASSIGN_OR_RETURN(Platform parsed, ParsePlatform(platform));
     XLA_GPU_ASSIGN_OR_RETURN(*handler, ::xla_gpu::xla::HandlerAddress(*found, parsed, api_version));
     return OkStatus();
+  });
+}
+
+xla_gpu_status* xla_gpu_opaque(const xla_gpu_call* c, char** text) {
+  return Guard([&]() -> Status {
+    if (text == nullptr) return InvalidArgument("text is NULL");
+    DecodedCall decoded;
+    XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/true, decoded));
+    ::xla_gpu::xla::OpaqueCall opaque =
+        ::xla_gpu::xla::MakeOpaqueCall(decoded.op->name, decoded.call);
+    if (decoded.call.results.empty()) {
+      XLA_GPU_ASSIGN_OR_RETURN(opaque.results,
+                               InferResults(*decoded.op, decoded.platform, decoded.call));
+    } else {
+      XLA_GPU_RETURN_IF_ERROR(CheckCall(*decoded.op, decoded.platform, decoded.call));
+    }
+    XLA_GPU_ASSIGN_OR_RETURN(std::string encoded, ::xla_gpu::xla::EncodeOpaque(opaque));
+    *text = CopyString(encoded);
+    return OkStatus();
+  });
+}
+
+xla_gpu_status* xla_gpu_alias(const char* op, const char* platform, int api_version,
+                              const char* opaque, void** handler) {
+  return Guard([&]() -> Status {
+    if (op == nullptr || opaque == nullptr || handler == nullptr) {
+      return InvalidArgument("op, opaque or handler is NULL");
+    }
+    XLA_GPU_ASSIGN_OR_RETURN(const Op* found, OpRegistry::Global().Get(op));
+    XLA_GPU_ASSIGN_OR_RETURN(Platform parsed, ParsePlatform(platform));
+    XLA_GPU_ASSIGN_OR_RETURN(*handler,
+                             ::xla_gpu::xla::AliasHandler(*found, parsed, api_version, opaque));
+    return OkStatus();
+  });
+}
+
+xla_gpu_status* xla_gpu_check_handler(const char* name, const void* handler, const char* platform,
+                                      int api_version, int runtime_ffi_major, int runtime_ffi_minor,
+                                      char** info_json) {
+  return Guard([&]() -> Status {
+    if (name == nullptr || platform == nullptr) return InvalidArgument("name or platform is NULL");
+    std::optional<xla::Version> runtime;
+    if (runtime_ffi_minor >= 0) runtime = xla::Version{runtime_ffi_major, runtime_ffi_minor};
+    XLA_GPU_ASSIGN_OR_RETURN(
+        const xla::HandlerMetadata metadata,
+        xla::CheckHandler(name, {.execute = handler}, platform, api_version, runtime));
+    if (info_json == nullptr) return OkStatus();
+    nlohmann::json info = nlohmann::json::object();
+    if (api_version == 4) {
+      info = {{"ffi", metadata.ffi.ToString()}, {"command_buffer", (metadata.traits & 1) != 0}};
+    }
+    *info_json = CopyString(info.dump());
+    return OkStatus();
+  });
+}
+
+xla_gpu_status* xla_gpu_register_pjrt(const void* pjrt_api, const char* plugin_path,
+                                      const char* name, const void* handler, const char* platform,
+                                      int api_version) {
+  return Guard([&]() -> Status {
+    if (name == nullptr || platform == nullptr) return InvalidArgument("name or platform is NULL");
+    XLA_GPU_ASSIGN_OR_RETURN(const Platform parsed, xla::ParseXlaPlatform(platform));
+    StatusOr<const xla::PjrtPlugin*> plugin =
+        pjrt_api != nullptr      ? xla::PjrtPlugin::FromApi(pjrt_api)
+        : plugin_path != nullptr ? xla::PjrtPlugin::Load(plugin_path)
+                                 : xla::LoadedPlugin(parsed);
+    if (!plugin.ok()) return plugin.status();
+    const xla::HandlerStages stages =
+        api_version == 4 ? xla::StagesOf(handler) : xla::HandlerStages{.execute = handler};
+    return xla::Register(**plugin, {name, stages, platform, api_version});
   });
 }
 

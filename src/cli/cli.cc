@@ -14,9 +14,8 @@ std::vector<Command>& Commands() {
 int Help(FILE* out) {
   std::fprintf(out, "usage: xla-gpu COMMAND [ARGUMENTS]\n\n");
   std::vector<Command> commands = Commands();
-  std::ranges::sort(commands, [](const Command& a, const Command& b) {
-    return std::string(a.name) < b.name;
-  });
+  std::ranges::sort(
+      commands, [](const Command& a, const Command& b) { return std::string(a.name) < b.name; });
   for (const Command& command : commands) {
     std::fprintf(out, "  %-8s %s\n", command.name, command.summary);
   }

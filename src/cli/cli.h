@@ -27,8 +27,8 @@ int Main(int argc, char** argv);
 
 }  // namespace xla_gpu::cli
 
-#define XLA_GPU_CLI_COMMAND(name, usage, summary, run)                          \
-  static const ::xla_gpu::cli::CommandRegistration cli_command_registration({ \
-      name, usage, summary, run})
+#define XLA_GPU_CLI_COMMAND(name, usage, summary, run)                       \
+  static const ::xla_gpu::cli::CommandRegistration cli_command_registration( \
+      {name, usage, summary, run})
 
 #endif  // XLA_GPU_CLI_CLI_H_

@@ -15,8 +15,7 @@
 
 namespace xla_gpu {
 
-using AttrValue =
-    std::variant<bool, int64_t, double, std::string_view, std::span<const int64_t>>;
+using AttrValue = std::variant<bool, int64_t, double, std::string_view, std::span<const int64_t>>;
 
 // The alternative's name as messages write it: "bool", "int", "float", "string", "int array".
 std::string_view AttrTypeName(const AttrValue& value);

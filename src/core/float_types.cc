@@ -42,7 +42,8 @@ float Decode(uint32_t bits, const Format& format) {
     return std::numeric_limits<float>::quiet_NaN();
   }
   if (exponent == 0) {
-    return sign * std::ldexp(static_cast<float>(mantissa), 1 - format.bias() - format.mantissa_bits);
+    return sign *
+           std::ldexp(static_cast<float>(mantissa), 1 - format.bias() - format.mantissa_bits);
   }
   return sign * std::ldexp(static_cast<float>(mantissa | (1u << format.mantissa_bits)),
                            static_cast<int>(exponent) - format.bias() - format.mantissa_bits);
@@ -59,8 +60,7 @@ uint32_t Encode(float value, const Format& format) {
   int exponent;
   std::frexp(magnitude, &exponent);  // magnitude = m * 2^exponent, m in [0.5, 1)
   // The unit in the last place at this magnitude; subnormals share the smallest one.
-  const int ulp_exponent =
-      std::max(exponent - 1, 1 - format.bias()) - format.mantissa_bits;
+  const int ulp_exponent = std::max(exponent - 1, 1 - format.bias()) - format.mantissa_bits;
   // nearbyint rounds half to even; the product is exact, so this is the only rounding.
   const double units = std::nearbyint(std::ldexp(static_cast<double>(magnitude), -ulp_exponent));
   const double rounded = std::ldexp(units, ulp_exponent);
@@ -70,7 +70,8 @@ uint32_t Encode(float value, const Format& format) {
   }
   const uint32_t whole = static_cast<uint32_t>(units);
   if (whole < (1u << format.mantissa_bits)) return sign | whole;  // subnormal or zero
-  const uint32_t biased = static_cast<uint32_t>(ulp_exponent + format.mantissa_bits + format.bias());
+  const uint32_t biased =
+      static_cast<uint32_t>(ulp_exponent + format.mantissa_bits + format.bias());
   // Rounding may have carried into the next power of two: adding the units keeps that right.
   return sign | ((biased << format.mantissa_bits) + (whole - (1u << format.mantissa_bits)));
 }

@@ -41,10 +41,9 @@ Status CheckAttributes(const Op& op, const Attributes& attributes) {
                                     "'; known are: ", StrJoin(names, ", ")));
     }
     if (!TypeFits(spec->type, attribute.value)) {
-      return InvalidArgument(StrCat(op.name, ": attribute '", attribute.name, "' is ",
-                                    AttrTypeName(attribute.value), " ",
-                                    AttrToString(attribute.value), "; it must be ",
-                                    AttrTypeName(spec->type)));
+      return InvalidArgument(
+          StrCat(op.name, ": attribute '", attribute.name, "' is ", AttrTypeName(attribute.value),
+                 " ", AttrToString(attribute.value), "; it must be ", AttrTypeName(spec->type)));
     }
   }
   for (const AttrSpec& spec : op.attrs) {

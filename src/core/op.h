@@ -64,7 +64,7 @@ struct ArgSpec {
 struct ResultSpec {
   std::string name;
   std::string doc;
-  bool optional = false;     // Op::infer says whether a call has it
+  bool optional = false;      // Op::infer says whether a call has it
   std::string alias_of = {};  // the argument that shares its buffer (updated in place), or empty
 };
 

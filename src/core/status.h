@@ -81,11 +81,11 @@ class [[nodiscard]] StatusOr {
 
 }  // namespace xla_gpu
 
-#define XLA_GPU_RETURN_IF_ERROR(expr)                            \
-  do {                                                           \
+#define XLA_GPU_RETURN_IF_ERROR(expr)                                  \
+  do {                                                                 \
     if (::xla_gpu::Status status_macro = (expr); !status_macro.ok()) { \
-      return status_macro;                                       \
-    }                                                            \
+      return status_macro;                                             \
+    }                                                                  \
   } while (false)
 
 #define XLA_GPU_CONCAT_INNER(a, b) a##b

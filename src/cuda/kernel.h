@@ -15,8 +15,8 @@ namespace xla_gpu::cuda {
 
 // What to compile. Two equal specs share one kernel.
 struct KernelSpec {
-  std::string source;                // path of an embedded source: "src/ops/simple_add/cuda/simple_add.cu"
-  std::string entry;                 // name of its extern "C" __global__ function
+  std::string source;  // path of an embedded source: "src/ops/simple_add/cuda/simple_add.cu"
+  std::string entry;   // name of its extern "C" __global__ function
   std::vector<std::string> defines;  // "HEAD_DIM=128", passed as -D
 };
 

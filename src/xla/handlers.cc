@@ -1,12 +1,17 @@
 #include "src/xla/handlers.h"
 
 #include "src/core/strings.h"
+#include "src/xla/legacy.h"
 #include "src/xla/typed_ffi.h"
 
 namespace xla_gpu::xla {
 
 StatusOr<void*> HandlerAddress(const Op& op, Platform platform, int api_version) {
   switch (api_version) {
+    case 1:
+    case 2:
+    case 3:
+      return LegacyHandler(op, platform, api_version);
     case 4:
       return reinterpret_cast<void*>(TypedHandler(op, platform));
     default:

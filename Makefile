@@ -1,0 +1,75 @@
+# Every target sets up what it needs (scripts/setup.sh), may be repeated, and is quick the second
+# time: stamp files remember what is installed, Ninja what is built.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+JOBS ?= $(shell nproc)
+FUZZ_SECONDS ?= 60
+PY := .venv/bin/python
+STAMPS := .venv/.stamps
+RELEASE := build/release
+# What the Python package and the tests read to find the library and the program.
+export XLA_GPU_LIBRARY := $(CURDIR)/$(RELEASE)/libxla_gpu.so
+export XLA_GPU_PROGRAM := $(CURDIR)/$(RELEASE)/xla-gpu
+# Where the C++ side looks for PJRT plugins and pip packages.
+export VIRTUAL_ENV := $(CURDIR)/.venv
+
+.DEFAULT_GOAL := help
+.SECONDARY:
+.PHONY: help build demo test bench test-gpu compat fuzz format lint wheel clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# ---- Set-up ----------------------------------------------------------------------------------
+
+build/.stamps/system-%: requirements/apt-%.txt scripts/setup.sh
+	@scripts/setup.sh system $*
+	@mkdir -p $(@D) && touch $@
+
+$(STAMPS)/%: requirements/%.txt scripts/setup.sh | build/.stamps/system-build
+	@scripts/setup.sh venv $*
+	@mkdir -p $(@D) && touch $@
+
+build: $(STAMPS)/test  ## Build the library and the program in build/release
+	@cmake --preset release --log-level=WARNING -DPython3_EXECUTABLE=$(CURDIR)/$(PY) >/dev/null
+	@cmake --build --preset release --parallel $(JOBS)
+
+# ---- Use -------------------------------------------------------------------------------------
+
+demo: build  ## Paged attention as a custom call inside real XLA, from C++ and from JAX
+	@scripts/demo.sh
+
+bench: build $(STAMPS)/bench  ## Speed on this machine: table and plots under docs/benchmarks
+	@scripts/bench.sh
+
+# ---- Tests -----------------------------------------------------------------------------------
+
+test: build  ## All tests that need no GPU: C++ (ctest), then Python (pytest)
+	@ctest --preset release --parallel $(JOBS)
+	@$(PY) -m pytest -n $(JOBS) --dist loadgroup tests
+
+test-gpu:  ## All tests on an NVIDIA GPU; builds only if there is a compiler, needs no network
+	@scripts/test_gpu.sh
+
+compat: build  ## The JAX tests with every supported jax release, from this one built library
+	@scripts/compat.sh
+
+fuzz: $(STAMPS)/test build/.stamps/system-lint  ## Each fuzz target for FUZZ_SECONDS (60)
+	@scripts/fuzz.sh $(FUZZ_SECONDS)
+
+# ---- Care ------------------------------------------------------------------------------------
+
+format: $(STAMPS)/lint  ## Format all C++ and Python
+	@git ls-files -co --exclude-standard '*.h' '*.cc' | xargs .venv/bin/clang-format -i
+	@.venv/bin/ruff check --quiet --fix . || true
+	@.venv/bin/ruff format --quiet .
+
+lint: build $(STAMPS)/lint build/.stamps/system-lint  ## Formats, ruff, layers, clang-tidy
+	@scripts/lint.sh
+
+wheel: $(STAMPS)/test  ## The one wheel, in dist/
+	@$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
+clean:  ## Remove build outputs; .venv and fetched headers stay
+	@rm -rf build/release build/debug build/asan build/tsan build/fuzz build/wheel dist

@@ -1,0 +1,38 @@
+"""Custom kernels for stock XLA: paged attention, cache updates, and the road for your own.
+
+`xla_gpu.jax` holds the ops for JAX. `register` puts any handler into the XLA runtimes of this
+process. Importing this package loads neither a framework nor the library.
+"""
+
+from __future__ import annotations
+
+from xla_gpu._errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    UnimplementedError,
+    XlaGpuError,
+)
+from xla_gpu._lib import library_path
+from xla_gpu._ops import ops
+from xla_gpu._register import handler, register
+
+__all__ = [
+    "InvalidArgumentError",
+    "NotFoundError",
+    "UnimplementedError",
+    "XlaGpuError",
+    "handler",
+    "library_path",
+    "library_version",
+    "ops",
+    "register",
+]
+
+__version__ = "0.1.0"
+
+
+def library_version() -> str:
+    """The version of the loaded libxla_gpu.so, e.g. "0.1.0"."""
+    from xla_gpu import _lib
+
+    return _lib.load().xla_gpu_version().decode()

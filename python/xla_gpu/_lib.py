@@ -1,0 +1,168 @@
+"""libxla_gpu.so through ctypes: where it is, its C ABI (xla_gpu.h), its Status as errors."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import pathlib
+
+from xla_gpu._errors import XlaGpuError, make_error
+
+LIBRARY_NAME = "libxla_gpu.so"
+
+
+class Tensor(ctypes.Structure):
+    """xla_gpu_tensor."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("dims", ctypes.POINTER(ctypes.c_int64)),
+    ]
+
+
+class Attr(ctypes.Structure):
+    """xla_gpu_attr."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("name", ctypes.c_char_p),
+        ("type", ctypes.c_int32),
+        ("i", ctypes.c_int64),
+        ("f", ctypes.c_double),
+        ("s", ctypes.c_char_p),
+        ("s_size", ctypes.c_size_t),
+        ("ints", ctypes.POINTER(ctypes.c_int64)),
+        ("ints_size", ctypes.c_size_t),
+    ]
+
+
+class Call(ctypes.Structure):
+    """xla_gpu_call."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("op", ctypes.c_char_p),
+        ("platform", ctypes.c_char_p),
+        ("stream", ctypes.c_void_p),
+        ("args", ctypes.POINTER(Tensor)),
+        ("num_args", ctypes.c_size_t),
+        ("results", ctypes.POINTER(Tensor)),
+        ("num_results", ctypes.c_size_t),
+        ("attrs", ctypes.POINTER(Attr)),
+        ("num_attrs", ctypes.c_size_t),
+    ]
+
+
+def library_candidates() -> list[pathlib.Path]:
+    """Where the library is looked for, in order.
+
+    XLA_GPU_LIBRARY alone if it is set; else beside this package (a wheel), then build/release of
+    the source checkout that holds this file.
+    """
+    named = os.environ.get("XLA_GPU_LIBRARY")
+    if named:
+        return [pathlib.Path(named)]
+    package = pathlib.Path(__file__).resolve().parent
+    return [package / LIBRARY_NAME, package.parents[1] / "build" / "release" / LIBRARY_NAME]
+
+
+@functools.cache
+def library_path() -> str:
+    """The path of the library that this process uses; XlaGpuError (NOT_FOUND) if there is none."""
+    candidates = library_candidates()
+    for path in candidates:
+        if path.is_file():
+            return str(path)
+    tried = ", ".join(map(str, candidates))
+    raise make_error(
+        5,
+        f"{LIBRARY_NAME} was not found (tried {tried}); install the wheel, run 'make build' in a "
+        "checkout, or set XLA_GPU_LIBRARY to the library's path",
+    )
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The loaded library with its functions declared."""
+    path = library_path()
+    try:
+        lib = ctypes.CDLL(path)
+    except OSError as e:
+        raise XlaGpuError(f"cannot load {path}: {e}", 9) from e
+    status = ctypes.c_void_p
+    signatures = {
+        "xla_gpu_status_code": (ctypes.c_int, [status]),
+        "xla_gpu_status_message": (ctypes.c_char_p, [status]),
+        "xla_gpu_status_free": (None, [status]),
+        "xla_gpu_string_free": (None, [ctypes.c_void_p]),
+        "xla_gpu_version": (ctypes.c_char_p, []),
+        "xla_gpu_run": (status, [ctypes.POINTER(Call)]),
+        "xla_gpu_infer": (status, [ctypes.POINTER(Call), ctypes.POINTER(ctypes.c_void_p)]),
+        "xla_gpu_ops_json": (ctypes.c_void_p, []),
+        "xla_gpu_handler": (
+            status,
+            [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p)],
+        ),
+        "xla_gpu_opaque": (status, [ctypes.POINTER(Call), ctypes.POINTER(ctypes.c_void_p)]),
+        "xla_gpu_alias": (
+            status,
+            [
+                ctypes.c_char_p,
+                ctypes.c_char_p,
+                ctypes.c_int,
+                ctypes.c_char_p,
+                ctypes.POINTER(ctypes.c_void_p),
+            ],
+        ),
+    }
+    for name, (restype, argtypes) in signatures.items():
+        function = getattr(lib, name)
+        function.restype = restype
+        function.argtypes = argtypes
+    return lib
+
+
+def check(status: int | None) -> None:
+    """Raises the error that a returned xla_gpu_status stands for, and frees it."""
+    if not status:
+        return
+    lib = load()
+    code = lib.xla_gpu_status_code(status)
+    message = lib.xla_gpu_status_message(status).decode("utf-8", "replace")
+    lib.xla_gpu_status_free(status)
+    raise make_error(code, message)
+
+
+def take_string(address: int | None) -> str:
+    """The text of a char* that the library gave away; frees it."""
+    if not address:
+        return ""
+    text = ctypes.string_at(address).decode("utf-8")
+    load().xla_gpu_string_free(address)
+    return text
+
+
+def handler_address(op: str, platform: str, api_version: int) -> int:
+    """The address of the function that XLA calls for `op` (see xla_gpu_handler in xla_gpu.h)."""
+    handler = ctypes.c_void_p()
+    check(
+        load().xla_gpu_handler(op.encode(), platform.encode(), api_version, ctypes.byref(handler))
+    )
+    assert handler.value is not None  # a Status of success comes with an address
+    return handler.value
+
+
+def alias_address(op: str, platform: str, api_version: int, opaque: str) -> int:
+    """The address of a handler bound to `opaque`, the text of `_ops.opaque` (see xla_gpu_alias)."""
+    handler = ctypes.c_void_p()
+    check(
+        load().xla_gpu_alias(
+            op.encode(), platform.encode(), api_version, opaque.encode(), ctypes.byref(handler)
+        )
+    )
+    assert handler.value is not None  # a Status of success comes with an address
+    return handler.value

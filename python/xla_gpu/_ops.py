@@ -1,0 +1,234 @@
+"""Ops as function calls through the C ABI: types in, types out, and runs on memory addresses.
+
+The framework modules (jax, torch, ...) stand on this one; it knows no framework.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xla_gpu import _lib
+from xla_gpu._errors import make_error
+
+# Names as XLA and the library's messages write them -> xla_gpu_dtype.
+DTYPES = {
+    "pred": 1,
+    "i8": 2,
+    "i16": 3,
+    "i32": 4,
+    "i64": 5,
+    "u8": 6,
+    "u16": 7,
+    "u32": 8,
+    "u64": 9,
+    "f16": 10,
+    "f32": 11,
+    "f64": 12,
+    "bf16": 16,
+    "f8e5m2": 19,
+    "f8e4m3fn": 20,
+}
+
+# NumPy's (and ml_dtypes') names -> ours.
+NUMPY_DTYPE_NAMES = {
+    "bool": "pred",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "uint8": "u8",
+    "uint16": "u16",
+    "uint32": "u32",
+    "uint64": "u64",
+    "float16": "f16",
+    "float32": "f32",
+    "float64": "f64",
+    "bfloat16": "bf16",
+    "float8_e5m2": "f8e5m2",
+    "float8_e4m3fn": "f8e4m3fn",
+}
+NUMPY_NAMES = {ours: numpys for numpys, ours in NUMPY_DTYPE_NAMES.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """The type of a dense row-major tensor: a dtype name ("bf16") and a shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorRef:
+    """A tensor at an address of host memory (platform "Host") or device memory ("CUDA")."""
+
+    spec: TensorSpec
+    address: int
+
+
+AttrValue = bool | int | float | str | Sequence[int]
+
+
+def spec_of(array: Any) -> TensorSpec:
+    """The type of anything with NumPy's `shape` and `dtype`; ValueError for an unknown dtype."""
+    name = NUMPY_DTYPE_NAMES.get(str(array.dtype))
+    if name is None:
+        allowed = ", ".join(NUMPY_DTYPE_NAMES)
+        raise make_error(3, f"dtype {array.dtype} has no counterpart in XLA; allowed: {allowed}")
+    return TensorSpec(name, tuple(array.shape))
+
+
+def _c_tensors(tensors: Sequence[TensorRef], keep: list[Any]) -> ctypes.Array[_lib.Tensor]:
+    out = (_lib.Tensor * max(1, len(tensors)))()
+    for slot, tensor in zip(out, tensors, strict=False):
+        dims = (ctypes.c_int64 * max(1, len(tensor.spec.shape)))(*tensor.spec.shape)
+        keep.append(dims)
+        slot.struct_size = ctypes.sizeof(_lib.Tensor)
+        slot.data = tensor.address
+        slot.dtype = DTYPES.get(tensor.spec.dtype, 0)
+        slot.rank = len(tensor.spec.shape)
+        slot.dims = dims
+    return out
+
+
+def _c_attr(slot: _lib.Attr, name: str, value: AttrValue, keep: list[Any]) -> None:
+    slot.struct_size = ctypes.sizeof(_lib.Attr)
+    slot.name = name.encode()
+    if isinstance(value, bool):  # before int: a bool is one
+        slot.type, slot.i = 0, int(value)
+    elif isinstance(value, int):
+        slot.type, slot.i = 1, value
+    elif isinstance(value, float):
+        slot.type, slot.f = 2, value
+    elif isinstance(value, str):
+        text = value.encode()
+        slot.type, slot.s, slot.s_size = 3, text, len(text)
+    else:
+        ints = (ctypes.c_int64 * max(1, len(value)))(*value)
+        keep.append(ints)
+        slot.type, slot.ints, slot.ints_size = 4, ints, len(value)
+
+
+class _CCall:
+    """An xla_gpu_call together with the memory it points into."""
+
+    def __init__(
+        self,
+        op: str,
+        platform: str,
+        args: Sequence[TensorRef],
+        results: Sequence[TensorRef],
+        attrs: Mapping[str, AttrValue],
+        stream: int = 0,
+    ) -> None:
+        self._keep: list[Any] = []
+        c_attrs = (_lib.Attr * max(1, len(attrs)))()
+        for slot, (name, value) in zip(c_attrs, attrs.items(), strict=False):
+            _c_attr(slot, name, value, self._keep)
+        self.struct = _lib.Call(
+            struct_size=ctypes.sizeof(_lib.Call),
+            op=op.encode(),
+            platform=platform.encode(),
+            stream=stream,
+            args=_c_tensors(args, self._keep),
+            num_args=len(args),
+            results=_c_tensors(results, self._keep),
+            num_results=len(results),
+            attrs=c_attrs,
+            num_attrs=len(attrs),
+        )
+
+
+def infer(
+    op: str,
+    platform: str,
+    args: Sequence[TensorSpec],
+    attrs: Mapping[str, AttrValue],
+) -> list[TensorSpec]:
+    """Checks a call by its types and gives the types of its results.
+
+    Args:
+      op: the op's name ("paged_attention") or custom-call target.
+      platform: "Host" or "CUDA" (which may add a workspace result).
+      args: the types of the arguments, absent optional ones left out.
+      attrs: attribute values by name.
+
+    Raises:
+      InvalidArgumentError (a ValueError): with the library's message, naming the argument.
+    """
+    call = _CCall(op, platform, [TensorRef(spec, 0) for spec in args], [], attrs)
+    text = ctypes.c_void_p()
+    _lib.check(_lib.load().xla_gpu_infer(ctypes.byref(call.struct), ctypes.byref(text)))
+    return [
+        TensorSpec(result["dtype"], tuple(result["shape"]))
+        for result in json.loads(_lib.take_string(text.value))
+    ]
+
+
+def opaque(
+    op: str,
+    platform: str,
+    args: Sequence[TensorSpec],
+    attrs: Mapping[str, AttrValue],
+    results: Sequence[TensorSpec] = (),
+) -> str:
+    """Checks a call and gives the text that describes it to a legacy handler (its backend_config).
+
+    Args:
+      op: the op's name or custom-call target.
+      platform: "Host" or "CUDA" (which may add a workspace result).
+      args: the types of the arguments, absent optional ones left out.
+      attrs: attribute values by name.
+      results: the types of the results; empty: those that `infer` gives.
+
+    Raises:
+      InvalidArgumentError (a ValueError): with the library's message, naming the argument.
+    """
+    arg_refs, result_refs = ([TensorRef(s, 0) for s in specs] for specs in (args, results))
+    call = _CCall(op, platform, arg_refs, result_refs, attrs)
+    text = ctypes.c_void_p()
+    _lib.check(_lib.load().xla_gpu_opaque(ctypes.byref(call.struct), ctypes.byref(text)))
+    return _lib.take_string(text.value)
+
+
+def run(
+    op: str,
+    platform: str,
+    args: Sequence[TensorRef],
+    results: Sequence[TensorRef],
+    attrs: Mapping[str, AttrValue],
+    stream: int = 0,
+) -> None:
+    """Runs an op on memory: on "Host" before it returns, on "CUDA" enqueued on `stream`.
+
+    The caller keeps the memory alive and big enough for its spec. Raises XlaGpuError.
+    """
+    call = _CCall(op, platform, args, results, attrs, stream)
+    _lib.check(_lib.load().xla_gpu_run(ctypes.byref(call.struct)))
+
+
+@functools.cache
+def _ops_json() -> str:
+    return _lib.take_string(_lib.load().xla_gpu_ops_json())
+
+
+def ops() -> list[dict[str, Any]]:
+    """Every op with its schema and platforms (see `xla-gpu ops`)."""
+    return json.loads(_ops_json())
+
+
+@functools.cache
+def op_schema(name: str) -> dict[str, Any]:
+    """The schema of one op, by name; NotFoundError if the library has none of that name."""
+    for op in ops():
+        if op["name"] == name:
+            return op
+    raise make_error(5, f"this library has no op '{name}'; it has {[o['name'] for o in ops()]}")

@@ -1,0 +1,73 @@
+"""The ops for JAX 0.4.38 and later, on CPUs and NVIDIA GPUs.
+
+Each is one primitive that lowers to one custom call; they work under jit, scan, remat, shard_map,
+jit over sharded arrays and jax.export.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+from jax.extend import source_info_util
+
+from xla_gpu import _ops
+from xla_gpu.jax._attention import paged_attention, ragged_paged_attention, update_kv_cache
+from xla_gpu.jax._partition import partition_elementwise
+from xla_gpu.jax._primitive import OpPrimitive
+
+__all__ = [
+    "export_checks",
+    "paged_attention",
+    "ragged_paged_attention",
+    "register_all",
+    "simple_add",
+    "update_kv_cache",
+]
+
+# An HLO dump names the user's line, not ours.
+source_info_util.register_exclusion(str(pathlib.Path(__file__).parent))
+
+_simple_add = OpPrimitive(
+    "simple_add",
+    partitioner=partition_elementwise,
+    why_no_batching="it works on any shape, so call it on the whole batch",
+    why_no_gradient="use a + b, or wrap the call in jax.lax.stop_gradient",
+)
+
+
+def simple_add(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Elementwise a + b, the smallest op of the library.
+
+    Args:
+      a: f32, bf16, f16 or i32, any shape.
+      b: as a.
+
+    Raises:
+      ValueError: for another dtype, or shapes or dtypes that differ.
+    """
+    return _simple_add((a, b), (), ())[0]
+
+
+def export_checks() -> list[jax.export.DisabledSafetyCheck]:
+    """The `disabled_checks` with which jax.export accepts this library's custom calls.
+
+    JAX promises stability for its own custom calls only, so an export that holds others must name
+    them. The process that runs the exported program registers them by `import xla_gpu.jax` and
+    `xla_gpu.jax.register_all()`.
+    """
+    from jax import export
+
+    return [export.DisabledSafetyCheck.custom_call(op["target"]) for op in _ops.ops()]
+
+
+def register_all() -> None:
+    """Registers every op of the library in JAX, for programs that were not lowered here.
+
+    Programs built from the functions of this module need no such call.
+    """
+    from xla_gpu.jax import _registration
+
+    for op in _ops.ops():
+        for platform in op["platforms"]:
+            _registration.register_op(op["name"], platform)

@@ -1,0 +1,193 @@
+"""One JAX primitive per op: types from the library, lowering to a typed-FFI custom call.
+
+The primitive's parameters are hashable: `optional_args` (names of the optional arguments present),
+`attrs` (name, value pairs) and `local` (true once XLA has partitioned the call, see _partition.py).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from xla_gpu import _ops
+from xla_gpu._errors import UnimplementedError, make_error
+from xla_gpu.jax import _compat, _registration
+
+# JAX's lowering platforms -> XLA's (and the library's) platform names.
+PLATFORMS = {"cpu": "Host", "cuda": "CUDA"}
+
+Attrs = tuple[tuple[str, Any], ...]
+# A call's partitioned form: (primitive, optional_args, attrs, operand avals) -> function.
+Partitioner = Callable[["OpPrimitive", tuple[str, ...], Attrs, Sequence[Any]], Callable[..., Any]]
+
+
+def _operand_specs(op: str, avals: Sequence[Any]) -> tuple[_ops.TensorSpec, ...]:
+    for i, aval in enumerate(avals):
+        if not all(isinstance(size, int) for size in aval.shape):
+            raise make_error(
+                3,
+                f"{op}: argument {i} has the symbolic shape {aval.shape}; XLA's kernels are made "
+                "for exact shapes, so export with concrete shapes",
+            )
+    return tuple(_ops.spec_of(aval) for aval in avals)
+
+
+@functools.lru_cache(maxsize=4096)
+def _infer(
+    op: str,
+    platform: str,
+    specs: tuple[_ops.TensorSpec, ...],
+    optional_args: tuple[str, ...],
+    attrs: Attrs,
+) -> tuple[_ops.TensorSpec, ...]:
+    named = dict(attrs)
+    if optional_args:
+        named["optional_args"] = ",".join(optional_args)
+    return tuple(_ops.infer(op, platform, specs, named))
+
+
+def _numpy_dtype(name: str) -> np.dtype:
+    return jax.numpy.dtype(_ops.NUMPY_NAMES[name])
+
+
+def _mlir_attribute(value: Any) -> Any:
+    """The value as XLA's dictionary carries it: f32, i64, i1 or a string."""
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, float):
+        return np.float32(value)
+    return np.int64(value)
+
+
+class OpPrimitive:
+    """An op of the library as a JAX primitive.
+
+    Args:
+      op: the op's name, e.g. "paged_attention".
+      partitioner: how XLA may split a call over devices.
+      why_no_batching, why_no_gradient: the remedies that the errors of vmap and grad name.
+    """
+
+    def __init__(
+        self, op: str, *, partitioner: Partitioner, why_no_batching: str, why_no_gradient: str
+    ) -> None:
+        self.op = op
+        self._partitioner = partitioner
+        self.primitive = Primitive(f"xla_gpu_{op}")
+        self.primitive.multiple_results = True
+        self.primitive.def_abstract_eval(self._abstract_eval)
+        self.primitive.def_impl(self._run)
+        batching.primitive_batchers[self.primitive] = self._refuse("vmap", why_no_batching)
+        ad.primitive_jvps[self.primitive] = self._refuse("differentiation", why_no_gradient)
+        for platform in PLATFORMS:
+            mlir.register_lowering(
+                self.primitive, functools.partial(self._lower, platform), platform=platform
+            )
+        mlir.register_lowering(self.primitive, functools.partial(self._lower, None))
+        _compat.register_replication(self.primitive)
+        _compat.needs_devices(self.primitive)
+        self._jitted = functools.lru_cache(maxsize=1024)(self._make_jitted)
+
+    def __call__(
+        self, args: Sequence[Any], optional_args: tuple[str, ...], attrs: Attrs
+    ) -> list[jax.Array]:
+        """Calls the op: compiled once per types and attributes, inlined in an outer jit."""
+        return self._jitted(optional_args, attrs)(*args)
+
+    def _run(self, *args: Any, **params: Any) -> Any:
+        """Outside any trace: a program of this op alone, under jax.disable_jit too."""
+        with jax.disable_jit(False):
+            return jax.jit(functools.partial(self.primitive.bind, **params))(*args)
+
+    def _make_jitted(self, optional_args: tuple[str, ...], attrs: Attrs) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            return self.primitive.bind(*args, optional_args=optional_args, attrs=attrs, local=False)
+
+        call.__name__ = self.op
+        return jax.jit(call, inline=True)
+
+    def bind_local(self, args: Sequence[Any], optional_args: tuple[str, ...], attrs: Attrs) -> Any:
+        """The call on one device's shard."""
+        return self.primitive.bind(*args, optional_args=optional_args, attrs=attrs, local=True)
+
+    def result_specs(
+        self, platform: str, avals: Sequence[Any], optional_args: tuple[str, ...], attrs: Attrs
+    ) -> tuple[_ops.TensorSpec, ...]:
+        """The results' types on "Host" or "CUDA"; ValueError with the library's message."""
+        return _infer(self.op, platform, _operand_specs(self.op, avals), optional_args, attrs)
+
+    def _refuse(self, what: str, remedy: str) -> Callable[..., Any]:
+        def rule(*args: Any, **params: Any) -> Any:
+            raise UnimplementedError(f"{self.op}: {what} is not supported; {remedy}", 12)
+
+        return rule
+
+    def _abstract_eval(
+        self, *avals: Any, optional_args: tuple[str, ...], attrs: Attrs, local: bool
+    ) -> list[Any]:
+        # On the Host there is no workspace: exactly the results that the user sees.
+        results = self.result_specs("Host", avals, optional_args, attrs)
+        return [_compat.make_aval(r.shape, _numpy_dtype(r.dtype), avals) for r in results]
+
+    def _lower(
+        self,
+        platform: str | None,
+        ctx: mlir.LoweringRuleContext,
+        *operands: Any,
+        optional_args: tuple[str, ...],
+        attrs: Attrs,
+        local: bool,
+    ) -> Any:
+        self._check_platforms(platform, ctx)
+        single = getattr(ctx.module_context.axis_context, "num_devices", 0) == 1
+        if not local and not single:
+            call = self._partitioner(self, optional_args, attrs, ctx.avals_in)
+            return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+        return self._lower_custom_call(PLATFORMS[platform], ctx, operands, optional_args, attrs)
+
+    def _check_platforms(self, platform: str | None, ctx: mlir.LoweringRuleContext) -> None:
+        wanted = getattr(ctx, "platforms", None) or ctx.module_context.platforms
+        if platform is None:
+            unknown = [p for p in wanted if p not in PLATFORMS]
+            raise UnimplementedError(
+                f"{self.op}: platform {', '.join(unknown or wanted)} is not supported; allowed are "
+                f"{', '.join(PLATFORMS)} (jax.default_device or JAX_PLATFORMS chooses)",
+                12,
+            )
+
+    def _lower_custom_call(
+        self,
+        platform: str,
+        ctx: mlir.LoweringRuleContext,
+        operands: Sequence[Any],
+        optional_args: tuple[str, ...],
+        attrs: Attrs,
+    ) -> Any:
+        schema = _ops.op_schema(self.op)
+        _registration.register_op(self.op, platform)
+        num_visible = len(ctx.avals_out)
+        results = self.result_specs(platform, ctx.avals_in, optional_args, attrs)
+        workspaces = [
+            jax.core.ShapedArray(r.shape, _numpy_dtype(r.dtype)) for r in results[num_visible:]
+        ]
+        attributes = {name: _mlir_attribute(value) for name, value in attrs}
+        if optional_args:
+            attributes["optional_args"] = ",".join(optional_args)
+        lowering = _compat.ffi.ffi_lowering(
+            schema["target"], operand_output_aliases=self._aliases(schema, optional_args)
+        )
+        full_ctx = ctx.replace(avals_out=[*ctx.avals_out, *workspaces])
+        return list(lowering(full_ctx, *operands, **attributes))[:num_visible]
+
+    def _aliases(self, schema: dict[str, Any], optional_args: tuple[str, ...]) -> dict[int, int]:
+        """Argument index -> index of the result that shares its buffer."""
+        present = [a["name"] for a in schema["args"] if not a["optional"]] + list(optional_args)
+        # Optional results that alias are there exactly when their argument is.
+        shared = [r["alias_of"] for r in schema["results"] if r["alias_of"] in present]
+        return {present.index(name): i for i, name in enumerate(shared)}

@@ -1,0 +1,75 @@
+"""Handlers into JAX's registry of custom-call targets."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import pathlib
+import re
+import threading
+from typing import Any
+
+import jaxlib.version
+from jaxlib import xla_client
+
+from xla_gpu import _lib, _ops
+from xla_gpu.jax import _compat
+
+_lock = threading.Lock()
+_registered: set[tuple[str, str]] = set()
+
+
+def _capsule(address: int) -> Any:
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype = ctypes.py_object
+    new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return new(address, None, None)
+
+
+def register_target(name: str, platform: str, api_version: int, stages: dict[str, int]) -> None:
+    """Registers handler addresses in JAX; a CUDA one waits there until the plugin is loaded.
+
+    Args:
+      name: the custom-call target.
+      platform: "Host" or "CUDA".
+      api_version: 1 to 3 (untyped; stages must hold "execute" alone) or 4 (typed FFI).
+      stages: addresses by stage: "execute" and perhaps "instantiate", "prepare", "initialize".
+    """
+    jax_platform = "cpu" if platform == "Host" else platform
+    if api_version == 4:
+        capsules = {stage: _capsule(address) for stage, address in stages.items()}
+        _compat.ffi.register_ffi_target(name, capsules, platform=jax_platform, api_version=1)
+    else:
+        capsule = _capsule(stages["execute"])
+        xla_client.register_custom_call_target(name, capsule, platform=jax_platform, api_version=0)
+
+
+def ffi_include_dir() -> pathlib.Path:
+    """Where jaxlib keeps the headers for handlers (jax.ffi.include_dir)."""
+    return pathlib.Path(_compat.ffi.include_dir())
+
+
+@functools.cache
+def runtime_ffi_version() -> tuple[str, tuple[int, int]]:
+    """("jaxlib 0.7.2", (0, 1)): what the runtime of this process is, and its FFI version.
+
+    Read from the headers that jaxlib ships; JAX's CUDA plugins are released with jaxlib.
+    """
+    runtime = f"jaxlib {jaxlib.version.__version__}"
+    header = ffi_include_dir() / "xla" / "ffi" / "api" / "c_api.h"
+    text = header.read_text() if header.is_file() else ""
+    found = [re.search(rf"define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
+    if None in found:
+        return runtime, (0, 1)  # without headers: what every supported release has
+    return runtime, (int(found[0][1]), int(found[1][1]))
+
+
+def register_op(op: str, platform: str) -> None:
+    """Registers an op of the library by typed FFI, once per process and platform."""
+    with _lock:
+        if (op, platform) in _registered:
+            return
+        address = _lib.handler_address(op, platform, 4)
+        stages = {"instantiate": address, "execute": address}
+        register_target(_ops.op_schema(op)["target"], platform, 4, stages)
+        _registered.add((op, platform))

@@ -1,0 +1,139 @@
+"""Holds the rules of the house that no compiler checks (docs/design.md).
+
+Which folder may include which, which Python module may import which framework, how long a file may
+be, and that no file names a path of one machine. Prints each breach; the exit code is their number
+(at most 1).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path, PurePosixPath
+
+MAX_LINES = 600
+
+# A folder of src/ may include itself and these. `core` is the ground; ops and xla meet only in the
+# registry; capi and cli stand on top.
+ALLOWED = {
+    "core": set(),
+    "cuda": {"core"},
+    "ops": {"core", "cuda"},
+    "xla": {"core"},
+    "capi": {"core", "xla"},
+    "cli": {"core", "cuda", "ops", "xla", "capi"},
+}
+# External headers that only one folder may include.
+OWNED_HEADERS = {
+    re.compile(r"^(xla/|.*pjrt_c_api)"): "xla",
+    re.compile(r"^(cuda\.h|cuda_runtime|nvrtc|cuda_.*\.h)"): "cuda",
+}
+# Frameworks, and the modules of python/xla_gpu that may import them.
+OWNED_IMPORTS = {
+    "jax": re.compile(r"^jax"),
+    "jaxlib": re.compile(r"^jax"),
+    "torch": re.compile(r"^(torch|vllm)"),
+    "torch_xla": re.compile(r"^(torch_xla|vllm)"),
+    "vllm": re.compile(r"^vllm"),
+}
+MACHINE_PATH = re.compile(
+    r"(?<![\w.$}/])/(root|work|home/\w+|Users/\w+)/\w|index-url|pypi\.org/simple"
+)
+INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
+LIMITED_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".cmake", ".cpp"}
+
+
+def check_includes(path: PurePosixPath, text: str) -> list[str]:
+    """Includes of a C++ or device source under src/ that its folder may not have."""
+    if path.parts[0] != "src" or len(path.parts) < 3:
+        return []
+    layer = path.parts[1]
+    if layer not in ALLOWED:
+        return [f"{path}: src/{layer} is no layer; allowed are {', '.join(ALLOWED)}"]
+    problems = []
+    if path.stem.endswith(("_test", "_fuzz", "_bench")):  # these look at a layer through others
+        allowed, owners = set(ALLOWED), set(ALLOWED)
+    else:
+        allowed, owners = ALLOWED[layer] | {layer}, {layer}
+    for include in INCLUDE.findall(text):
+        parts = PurePosixPath(include).parts
+        if parts[0] == "src" and parts[1] not in allowed:
+            problems.append(f"{path}: src/{layer} may not include {include}")
+        for pattern, owner in OWNED_HEADERS.items():
+            if pattern.match(include) and owner not in owners:
+                problems.append(f"{path}: only src/{owner} may include {include}")
+    return problems
+
+
+def imported_modules(tree: ast.AST) -> set[str]:
+    """The top-level names of all modules that a syntax tree imports, wherever it does."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module)
+    return {name.split(".")[0] for name in names}
+
+
+def check_imports(path: PurePosixPath, text: str) -> list[str]:
+    """Imports of frameworks in python/xla_gpu outside the modules that own them."""
+    if path.parts[:2] != ("python", "xla_gpu") or path.suffix != ".py":
+        return []
+    module = "/".join(path.parts[2:])
+    return [
+        f"{path}: may not import {name}; only python/xla_gpu/{owner.pattern.strip('^')}* may"
+        for name in sorted(imported_modules(ast.parse(text)))
+        if (owner := OWNED_IMPORTS.get(name)) and not owner.match(module)
+    ]
+
+
+def check_text(path: PurePosixPath, text: str) -> list[str]:
+    """The length of a source file, and paths that exist on one machine only."""
+    problems = []
+    lines = text.count("\n") + 1
+    if path.suffix in LIMITED_SUFFIXES and lines > MAX_LINES:
+        problems.append(f"{path}: {lines} lines; a file has at most {MAX_LINES}")
+    for match in MACHINE_PATH.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        problems.append(f"{path}:{line}: names {match.group()!r}, which is of one machine")
+    return problems
+
+
+def check(root: Path, files: list[str]) -> list[str]:
+    """All problems of `files`, which are named from `root`."""
+    problems = []
+    for name in files:
+        path = PurePosixPath(name)
+        try:
+            text = (root / name).read_text()
+        except (UnicodeDecodeError, FileNotFoundError):
+            continue  # binary, or deleted and not yet committed
+        if path.suffix in {".h", ".cc", ".cu", ".cuh"}:
+            problems += check_includes(path, text)
+        problems += check_imports(path, text)
+        if path.name not in {"check_layers.py", "test_check_layers.py"}:
+            problems += check_text(path, text)
+    return problems
+
+
+def main() -> int:
+    """Checks the files that git tracks or would track."""
+    root = Path(__file__).resolve().parent.parent
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=root,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    problems = check(root, sorted(set(listed.stdout.splitlines())))
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# All static checks. Usage: scripts/lint.sh [--no-tidy]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+mapfile -t cpp < <(git ls-files -co --exclude-standard '*.h' '*.cc')
+echo "lint: clang-format (${#cpp[@]} files)"
+.venv/bin/clang-format --dry-run --Werror "${cpp[@]}"
+echo "lint: ruff"
+.venv/bin/ruff format --check --quiet . || { echo "lint: run make format" >&2; exit 1; }
+.venv/bin/ruff check --quiet .
+echo "lint: layers"
+.venv/bin/python scripts/check_layers.py
+[[ ${1:-} == --no-tidy ]] || .venv/bin/python scripts/tidy.py
+echo "lint: clean"

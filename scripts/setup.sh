@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# What a fresh machine lacks, in steps that may be repeated. Usage:
+#   scripts/setup.sh system GROUP...  Debian/Ubuntu packages of requirements/apt-GROUP.txt
+#   scripts/setup.sh venv FILE...     the Python environment .venv with requirements/FILE.txt
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf -- '-- %s\n' "$*"; }
+die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+packages_of() {
+  local group
+  for group in "$@"; do grep -Ev '^(#|$)' "requirements/apt-$group.txt"; done
+}
+
+installed() { [[ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]; }
+
+system() {
+  local missing=() package
+  local all
+  all=$(packages_of "$@")
+  if ! command -v dpkg-query >/dev/null; then
+    say "not a Debian or Ubuntu system: these packages, or yours of that content, are needed:" $all
+    return
+  fi
+  for package in $all; do installed "$package" || missing+=("$package"); done
+  ((${#missing[@]})) || return 0
+  local as_root=()
+  if [[ $(id -u) != 0 ]]; then
+    sudo -n true 2>/dev/null || die "packages are missing and this user may not install them; run
+  sudo apt-get install ${missing[*]}"
+    as_root=(sudo)
+  fi
+  say "installing ${missing[*]}"
+  local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300)
+  "${apt[@]}" update
+  "${apt[@]}" install --yes --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+venv() {
+  if ! .venv/bin/python -c 'import pip' 2>/dev/null; then
+    say "making .venv with $(python3 --version)"
+    rm -rf .venv
+    python3 -m venv .venv
+    # The package is used from the source tree; its library is the one in build/release.
+    .venv/bin/python - <<'PY'
+import pathlib, sysconfig
+site = pathlib.Path(sysconfig.get_paths()["purelib"])
+(site / "xla_gpu_source_tree.pth").write_text(f"{pathlib.Path('python').resolve()}\n")
+PY
+  fi
+  local files=() name
+  for name in "$@"; do files+=(-r "requirements/$name.txt"); done
+  say "installing Python packages of ${files[*]}"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check "${files[@]}"
+}
+
+step=${1:-}
+shift || true
+case $step in
+  system | venv) "$step" "$@" ;;
+  *) sed -n '2,4s/^# //p' "$0" >&2; exit 2 ;;
+esac

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Builds the wheel and uses it in empty environments: the program, the library and the headers must
+# work with neither JAX nor torch there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+dist=$(mktemp -d)
+trap 'rm -rf "$dist"' EXIT
+.venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$dist" .
+wheels=("$dist"/*.whl)
+[[ ${#wheels[@]} == 1 && ${wheels[0]} == "$dist"/xla_gpu-*-py3-none-linux_x86_64.whl ]] ||
+  { echo "wheel: expected one py3-none-linux_x86_64 wheel, got ${wheels[*]}" >&2; exit 1; }
+echo "wheel: $(basename "${wheels[0]}"), $(stat -c %s "${wheels[0]}") bytes"
+
+try_python() {
+  local python=$1 env
+  env=$dist/$("$python" -c 'import sys; print("py%d.%d" % sys.version_info[:2])')
+  "$python" -m venv "$env"
+  "$env/bin/python" -m pip install --quiet --disable-pip-version-check --no-index "${wheels[0]}"
+  (
+    # Nothing of the source tree or of this shell's environment may help.
+    cd "$env"
+    unset PYTHONPATH XLA_GPU_LIBRARY XLA_GPU_PROGRAM
+    bin/xla-gpu --version
+    bin/xla-gpu ops --json | bin/python -c 'import json, sys; assert json.load(sys.stdin)'
+    # Exit code 1 says that no XLA runtime was found, which is true here.
+    bin/xla-gpu doctor || [[ $? == 1 ]]
+    { bin/xla-gpu doctor --json || [[ $? == 1 ]]; } |
+      bin/python -c 'import json, sys; assert json.load(sys.stdin)["library"]'
+    bin/python - <<'PY'
+import pathlib
+import sys
+import xla_gpu
+
+folder = pathlib.Path(xla_gpu.__file__).parent
+assert (folder / "libxla_gpu.so").is_file()
+assert (folder / "include/xla_gpu/xla_gpu.h").is_file()
+assert not {"jax", "torch", "numpy"} & set(sys.modules), "import xla_gpu must need none of them"
+PY
+  )
+}
+for python in ${WHEEL_PYTHONS:-python3}; do try_python "$python"; done
+echo "wheel: ok"

@@ -1,0 +1,53 @@
+// Every kernel that an op registers compiles for every architecture that is supported, without a
+// GPU and without the disk cache.
+#include "src/cuda/kernel_specs.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+#include "src/cuda/nvrtc.h"
+
+namespace xla_gpu::cuda {
+namespace {
+
+class CompileCheck : public testing::TestWithParam<const char*> {};
+
+TEST_P(CompileCheck, EveryRegisteredKernelCompiles) {
+  setenv("XLA_GPU_CACHE_DIR", "", 1);
+  if (auto nvrtc = SelectNvrtc(0); !nvrtc.ok()) GTEST_SKIP() << nvrtc.status().message();
+  const std::vector<RegisteredSpec> specs = AllKernelSpecs(GetParam());
+  ASSERT_FALSE(specs.empty());
+
+  std::atomic<size_t> next = 0;
+  std::mutex mutex;
+  size_t done = 0;
+  auto work = [&] {
+    for (size_t i = next++; i < specs.size(); i = next++) {
+      auto compiled = CompileKernel(specs[i].spec, GetParam());
+      std::lock_guard<std::mutex> lock(mutex);
+      std::printf("%s %zu/%zu %s %s\n", GetParam(), ++done, specs.size(), specs[i].op.c_str(),
+                  compiled.ok() ? "ok" : "FAILED");
+      if (!compiled.ok()) {
+        ADD_FAILURE() << compiled.status().ToString();
+      } else {
+        EXPECT_GT(compiled->cubin_bytes, 0u);
+        EXPECT_EQ(compiled->log, "") << specs[i].spec.source << " compiles with warnings";
+      }
+    }
+  };
+  std::thread other(work);
+  work();
+  other.join();
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, CompileCheck,
+                         testing::Values("sm_80", "sm_89", "sm_90a", "sm_100a"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace xla_gpu::cuda

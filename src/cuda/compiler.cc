@@ -1,0 +1,103 @@
+#include "src/cuda/compiler.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "src/core/strings.h"
+#include "src/cuda/child_process.h"
+#include "src/cuda/own_location.h"
+
+namespace xla_gpu::cuda {
+namespace {
+
+constexpr char kProgram[] = "xla-gpu-compile";
+constexpr double kDefaultTimeoutSeconds = 300;
+
+bool IsProgram(const std::string& path) { return access(path.c_str(), X_OK) == 0; }
+
+// The end of a long text: compilers say what matters last.
+std::string Tail(const std::string& text, size_t limit = 8000) {
+  if (text.size() <= limit) return text;
+  return StrCat("[", text.size() - limit, " bytes left out]", text.substr(text.size() - limit));
+}
+
+// The last word on an outcome that is not kOk.
+Status Failure(const CompileResponse& response, const std::string& name) {
+  switch (response.outcome) {
+    case CompileResponse::Outcome::kCompileError:
+      return InvalidArgument(
+          StrCat("cuda: kernel ", name, " does not compile:\n", Tail(response.log)));
+    case CompileResponse::Outcome::kNvrtcUnusable:
+      return Unavailable(StrCat("NVRTC could not be opened: ", response.log));
+    default:
+      return Internal(StrCat("cuda: kernel ", name, ": ", kProgram,
+                             " did not understand the request; it must come from the same build "
+                             "as this library (XLA_GPU_COMPILER may name another)"));
+  }
+}
+
+}  // namespace
+
+StatusOr<std::chrono::milliseconds> CompileTimeout() {
+  double seconds = kDefaultTimeoutSeconds;
+  if (const char* text = std::getenv("XLA_GPU_COMPILE_TIMEOUT"); text != nullptr && *text != '\0') {
+    char* end = nullptr;
+    seconds = std::strtod(text, &end);
+    if (*end != '\0' || !(seconds > 0 && seconds <= 1e6)) {
+      return InvalidArgument(StrCat("cuda: XLA_GPU_COMPILE_TIMEOUT is '", text,
+                                    "'; it must be a number of seconds above 0"));
+    }
+  }
+  return std::chrono::milliseconds(std::max<int64_t>(1, static_cast<int64_t>(seconds * 1e3)));
+}
+
+StatusOr<std::string> FindCompilerProgram() {
+  if (const char* given = std::getenv("XLA_GPU_COMPILER"); given != nullptr && *given != '\0') {
+    if (IsProgram(given)) return std::string(given);
+    return FailedPrecondition(
+        StrCat("cuda: XLA_GPU_COMPILER is ", given, ", which is not an executable file"));
+  }
+  std::vector<std::string> places;
+  if (const std::string own = OwnFolder(); !own.empty()) {
+    for (const char* relative : {"/", "/bin/", "/../bin/", "/../"})
+      places.push_back(own + relative);
+  }
+  for (const std::string& site : SitePackages()) places.push_back(site + "/xla_gpu/bin/");
+  for (const std::string& place : places) {
+    if (IsProgram(place + kProgram)) return place + kProgram;
+  }
+  return FailedPrecondition(StrCat(
+      "cuda: the helper program ", kProgram, ", which compiles kernels, was not found in ",
+      StrJoin(places, ", "), "; reinstall xla_gpu, or set XLA_GPU_COMPILER to the program's path"));
+}
+
+StatusOr<CompileResult> CompileInChild(const CompileRequest& request, const std::string& name) {
+  XLA_GPU_ASSIGN_OR_RETURN(std::string program, FindCompilerProgram());
+  XLA_GPU_ASSIGN_OR_RETURN(std::chrono::milliseconds timeout, CompileTimeout());
+  XLA_GPU_ASSIGN_OR_RETURN(ChildResult child, RunChild({program}, Encode(request), timeout));
+  if (child.timed_out) {
+    return Internal(StrCat("cuda: kernel ", name, " was not compiled within ",
+                           static_cast<double>(timeout.count()) / 1e3,
+                           " s and the compiler was killed; XLA_GPU_COMPILE_TIMEOUT sets the "
+                           "limit in seconds\n",
+                           Tail(child.err)));
+  }
+  std::optional<CompileResponse> response = DecodeResponse(child.out);
+  if (!response) {
+    return Internal(StrCat("cuda: the compiler of kernel ", name, " ", child.HowItEnded(),
+                           " without an answer (", request.nvrtc,
+                           "; NVRTC 13.0 is known to crash on valid kernels, newer ones not: "
+                           "pip install -U nvidia-cuda-nvrtc)\n",
+                           Tail(child.err)));
+  }
+  if (response->outcome != CompileResponse::Outcome::kOk) return Failure(*response, name);
+  return CompileResult{std::move(response->cubin), std::move(response->log)};
+}
+
+}  // namespace xla_gpu::cuda

@@ -1,0 +1,94 @@
+#include "src/cuda/device.h"
+
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "src/core/op_registry.h"
+#include "src/core/strings.h"
+#include "src/cuda/driver_api.h"
+
+namespace xla_gpu::cuda {
+namespace {
+
+StatusOr<DeviceInfo> ReadDevice(const DriverApi& driver, int ordinal) {
+  DeviceInfo info;
+  info.ordinal = ordinal;
+  CUdevice device = 0;
+  XLA_GPU_RETURN_IF_ERROR(DriverStatus(driver, driver.cuDeviceGet(&device, ordinal),
+                                       StrCat("cuDeviceGet of device ", ordinal)));
+  char name[256] = "";
+  XLA_GPU_RETURN_IF_ERROR(
+      DriverStatus(driver, driver.cuDeviceGetName(name, sizeof(name), device), "cuDeviceGetName"));
+  info.name = name;
+  size_t memory = 0;
+  XLA_GPU_RETURN_IF_ERROR(
+      DriverStatus(driver, driver.cuDeviceTotalMem(&memory, device), "cuDeviceTotalMem"));
+  info.memory_bytes = static_cast<int64_t>(memory);
+
+  int shared = 0, l2 = 0;
+  const std::pair<DeviceAttribute, int*> attributes[] = {
+      {kComputeCapabilityMajor, &info.compute_major},
+      {kComputeCapabilityMinor, &info.compute_minor},
+      {kMultiprocessorCount, &info.num_sms},
+      {kMaxSharedMemoryPerBlockOptin, &shared},
+      {kL2CacheSize, &l2},
+  };
+  for (const auto& [attribute, value] : attributes) {
+    XLA_GPU_RETURN_IF_ERROR(
+        DriverStatus(driver, driver.cuDeviceGetAttribute(value, attribute, device),
+                     StrCat("cuDeviceGetAttribute ", static_cast<int>(attribute))));
+  }
+  info.max_shared_memory_per_block = shared;
+  info.l2_bytes = l2;
+  return info;
+}
+
+// The device of this thread's context; 0 where there is none, as while XLA instantiates a call.
+int CurrentCudaDevice() {
+  static const DriverApi* driver = [] {
+    StatusOr<const DriverApi*> opened = GetDriver();
+    return opened.ok() ? *opened : nullptr;
+  }();
+  CUdevice device = 0;
+  if (driver == nullptr || driver->cuCtxGetDevice(&device) != kCudaSuccess) return 0;
+  return device;
+}
+
+[[maybe_unused]] const bool kCurrentDeviceInstalled = [] {
+  SetCurrentDeviceFn(Platform::kCuda, CurrentCudaDevice);
+  return true;
+}();
+
+}  // namespace
+
+std::string DeviceInfo::Arch() const {
+  // From Hopper on, the instructions that matter (wgmma, tcgen05) are in the "a" variants only.
+  return StrCat("sm_", compute_major, compute_minor, compute_major >= 9 ? "a" : "");
+}
+
+StatusOr<int> DeviceCount() {
+  XLA_GPU_ASSIGN_OR_RETURN(const DriverApi* driver, GetDriver());
+  int count = 0;
+  XLA_GPU_RETURN_IF_ERROR(
+      DriverStatus(*driver, driver->cuDeviceGetCount(&count), "cuDeviceGetCount"));
+  return count;
+}
+
+StatusOr<const DeviceInfo*> GetDeviceInfo(int ordinal) {
+  static auto* mutex = new std::mutex;
+  static auto* devices = new std::map<int, std::unique_ptr<const DeviceInfo>>;
+  XLA_GPU_ASSIGN_OR_RETURN(const DriverApi* driver, GetDriver());
+  std::lock_guard<std::mutex> lock(*mutex);
+  if (auto found = devices->find(ordinal); found != devices->end()) return found->second.get();
+  XLA_GPU_ASSIGN_OR_RETURN(int count, DeviceCount());
+  if (ordinal < 0 || ordinal >= count) {
+    return InvalidArgument(StrCat("cuda: device ", ordinal, " does not exist; this process sees ",
+                                  count, " (CUDA_VISIBLE_DEVICES limits them)"));
+  }
+  XLA_GPU_ASSIGN_OR_RETURN(DeviceInfo info, ReadDevice(*driver, ordinal));
+  auto kept = std::make_unique<const DeviceInfo>(std::move(info));
+  return devices->emplace(ordinal, std::move(kept)).first->second.get();
+}
+
+}  // namespace xla_gpu::cuda

@@ -1,0 +1,162 @@
+#include "src/cuda/driver_api.h"
+
+#include <dlfcn.h>
+
+#include <map>
+#include <mutex>
+
+#include "src/core/strings.h"
+#include "src/cuda/device.h"
+
+namespace xla_gpu::cuda {
+namespace {
+
+struct Symbol {
+  const char* name;  // as libcuda exports it: the versioned name where there is one
+  void** slot;
+  bool required = true;
+};
+
+template <typename Function>
+Symbol Required(const char* name, Function*& slot) {
+  return {name, reinterpret_cast<void**>(&slot), true};
+}
+
+template <typename Function>
+Symbol Optional(const char* name, Function*& slot) {
+  return {name, reinterpret_cast<void**>(&slot), false};
+}
+
+Status LoadSymbols(void* library, DriverApi& api) {
+  const Symbol symbols[] = {
+      Required("cuInit", api.cuInit),
+      Required("cuDriverGetVersion", api.cuDriverGetVersion),
+      Required("cuGetErrorName", api.cuGetErrorName),
+      Required("cuGetErrorString", api.cuGetErrorString),
+      Required("cuDeviceGetCount", api.cuDeviceGetCount),
+      Required("cuDeviceGet", api.cuDeviceGet),
+      Required("cuDeviceGetName", api.cuDeviceGetName),
+      Required("cuDeviceGetAttribute", api.cuDeviceGetAttribute),
+      Required("cuDeviceTotalMem_v2", api.cuDeviceTotalMem),
+      Required("cuDevicePrimaryCtxRetain", api.cuDevicePrimaryCtxRetain),
+      Required("cuCtxGetDevice", api.cuCtxGetDevice),
+      Required("cuCtxPushCurrent_v2", api.cuCtxPushCurrent),
+      Required("cuCtxPopCurrent_v2", api.cuCtxPopCurrent),
+      Required("cuModuleLoadData", api.cuModuleLoadData),
+      Required("cuModuleUnload", api.cuModuleUnload),
+      Required("cuModuleGetFunction", api.cuModuleGetFunction),
+      Required("cuFuncSetAttribute", api.cuFuncSetAttribute),
+      Required("cuLaunchKernel", api.cuLaunchKernel),
+      Optional("cuLibraryLoadData", api.cuLibraryLoadData),
+      Optional("cuLibraryUnload", api.cuLibraryUnload),
+      Optional("cuLibraryGetKernel", api.cuLibraryGetKernel),
+      Optional("cuKernelGetFunction", api.cuKernelGetFunction),
+      Optional("cuKernelSetAttribute", api.cuKernelSetAttribute),
+  };
+  for (const Symbol& symbol : symbols) {
+    *symbol.slot = dlsym(library, symbol.name);
+    if (*symbol.slot == nullptr && symbol.required) {
+      return FailedPrecondition(StrCat("cuda: libcuda.so.1 has no function ", symbol.name,
+                                       "; install an NVIDIA driver of version 450 or newer"));
+    }
+  }
+  if (!api.cuLibraryUnload || !api.cuLibraryGetKernel || !api.cuKernelGetFunction ||
+      !api.cuKernelSetAttribute) {
+    api.cuLibraryLoadData = nullptr;
+  }
+  return OkStatus();
+}
+
+StatusOr<const DriverApi*> OpenDriver() {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* why = dlerror();
+    return Unavailable(
+        StrCat("cuda: the NVIDIA driver is not here: libcuda.so.1 could not be opened (",
+               why == nullptr ? "no reason given" : why,
+               "); install the driver, or run the container with the GPU passed through "
+               "(docker run --gpus all), or add libcuda's folder to LD_LIBRARY_PATH"));
+  }
+  auto* api = new DriverApi{};  // never freed: kernels launch until the process ends
+  XLA_GPU_RETURN_IF_ERROR(LoadSymbols(library, *api));
+  if (CUresult result = api->cuInit(0); result != kCudaSuccess) {
+    return DriverStatus(*api, result, "cuInit");
+  }
+  XLA_GPU_RETURN_IF_ERROR(
+      DriverStatus(*api, api->cuDriverGetVersion(&api->version), "cuDriverGetVersion"));
+  if (api->version < 12000) api->cuLibraryLoadData = nullptr;
+  return api;
+}
+
+// What the reader can do about an error; empty where nothing general can be said.
+const char* Remedy(CUresult result) {
+  switch (result) {
+    case 2:  // CUDA_ERROR_OUT_OF_MEMORY
+      return "; free device memory, or let XLA take less of it (XLA_PYTHON_CLIENT_MEM_FRACTION)";
+    case 3:  // CUDA_ERROR_NOT_INITIALIZED
+      return "; CUDA cannot be used in a forked child of a process that used it: start the child "
+             "with the 'spawn' method";
+    case kCudaErrorNoDevice:
+      return "; no GPU is visible: look at nvidia-smi and CUDA_VISIBLE_DEVICES";
+    case kCudaErrorInvalidImage:
+    case kCudaErrorNoBinaryForGpu:
+    case kCudaErrorUnsupportedPtxVersion:
+      return "; the kernel was built by a CUDA newer than this driver runs or for another GPU: "
+             "xla-gpu doctor shows both versions";
+    case 803:  // CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+    case 804:  // CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
+      return "; libcuda does not fit the kernel driver: nvidia-smi shows the driver in use";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+StatusOr<const DriverApi*> GetDriver() {
+  static const auto* driver = new StatusOr<const DriverApi*>(OpenDriver());
+  return *driver;
+}
+
+Status DriverStatus(const DriverApi& driver, CUresult result, const std::string& what) {
+  if (result == kCudaSuccess) return OkStatus();
+  const char* name = nullptr;
+  const char* text = nullptr;
+  driver.cuGetErrorName(result, &name);
+  driver.cuGetErrorString(result, &text);
+  std::string message =
+      StrCat("cuda: ", what, " failed: ", name == nullptr ? "error" : name, " ", result, " (",
+             text == nullptr ? "unknown to this driver" : text, ")", Remedy(result));
+  if (result == 2) return ResourceExhausted(std::move(message));
+  if (result == kCudaErrorNoDevice) return Unavailable(std::move(message));
+  return Internal(std::move(message));
+}
+
+StatusOr<CUcontext> PrimaryContext(const DriverApi& driver, int ordinal) {
+  static auto* mutex = new std::mutex;
+  static auto* contexts = new std::map<int, CUcontext>;
+  std::lock_guard<std::mutex> lock(*mutex);
+  if (auto found = contexts->find(ordinal); found != contexts->end()) return found->second;
+  CUdevice device = 0;
+  XLA_GPU_RETURN_IF_ERROR(DriverStatus(driver, driver.cuDeviceGet(&device, ordinal),
+                                       StrCat("cuDeviceGet of device ", ordinal)));
+  CUcontext context = nullptr;
+  XLA_GPU_RETURN_IF_ERROR(DriverStatus(driver, driver.cuDevicePrimaryCtxRetain(&context, device),
+                                       StrCat("cuDevicePrimaryCtxRetain of device ", ordinal)));
+  contexts->emplace(ordinal, context);
+  return context;
+}
+
+ScopedPrimaryContext::ScopedPrimaryContext(const DriverApi& driver, int ordinal) : driver_(driver) {
+  StatusOr<CUcontext> context = PrimaryContext(driver, ordinal);
+  status_ = context.ok() ? DriverStatus(driver, driver.cuCtxPushCurrent(*context),
+                                        StrCat("cuCtxPushCurrent of device ", ordinal))
+                         : context.status();
+}
+
+ScopedPrimaryContext::~ScopedPrimaryContext() {
+  CUcontext popped = nullptr;
+  if (status_.ok()) driver_.cuCtxPopCurrent(&popped);
+}
+
+}  // namespace xla_gpu::cuda

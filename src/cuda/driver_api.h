@@ -1,0 +1,105 @@
+// The part of the CUDA driver API that this library uses, opened at run time: no link-time
+// dependency and no toolkit header. Internal to src/cuda.
+#ifndef XLA_GPU_CUDA_DRIVER_API_H_
+#define XLA_GPU_CUDA_DRIVER_API_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "src/core/status.h"
+
+namespace xla_gpu::cuda {
+
+using CUdevice = int;
+using CUresult = int;
+using CUcontext = struct CUctx_st*;
+using CUmodule = struct CUmod_st*;
+using CUfunction = struct CUfunc_st*;
+using CUstream = struct CUstream_st*;
+using CUlibrary = struct CUlib_st*;
+using CUkernel = struct CUkern_st*;
+
+// Values of cuda.h; the driver's ABI never changes them.
+inline constexpr CUresult kCudaSuccess = 0;
+inline constexpr CUresult kCudaErrorNoDevice = 100;
+inline constexpr CUresult kCudaErrorInvalidImage = 200;
+inline constexpr CUresult kCudaErrorNoBinaryForGpu = 209;
+inline constexpr CUresult kCudaErrorUnsupportedPtxVersion = 222;
+
+enum DeviceAttribute : int {
+  kMultiprocessorCount = 16,
+  kL2CacheSize = 38,
+  kComputeCapabilityMajor = 75,
+  kComputeCapabilityMinor = 76,
+  kMaxSharedMemoryPerBlockOptin = 97,
+};
+enum FunctionAttribute : int { kMaxDynamicSharedSize = 8 };
+
+struct DriverApi {
+  int version = 0;  // 12080 is 12.8: the newest CUDA whose programs this driver runs
+
+  CUresult (*cuInit)(unsigned flags);
+  CUresult (*cuDriverGetVersion)(int* version);
+  CUresult (*cuGetErrorName)(CUresult error, const char** text);
+  CUresult (*cuGetErrorString)(CUresult error, const char** text);
+
+  CUresult (*cuDeviceGetCount)(int* count);
+  CUresult (*cuDeviceGet)(CUdevice* device, int ordinal);
+  CUresult (*cuDeviceGetName)(char* name, int length, CUdevice device);
+  CUresult (*cuDeviceGetAttribute)(int* value, DeviceAttribute attribute, CUdevice device);
+  CUresult (*cuDeviceTotalMem)(size_t* bytes, CUdevice device);
+
+  CUresult (*cuDevicePrimaryCtxRetain)(CUcontext* context, CUdevice device);
+  CUresult (*cuCtxGetDevice)(CUdevice* device);
+  CUresult (*cuCtxPushCurrent)(CUcontext context);
+  CUresult (*cuCtxPopCurrent)(CUcontext* context);
+
+  CUresult (*cuModuleLoadData)(CUmodule* module, const void* image);
+  CUresult (*cuModuleUnload)(CUmodule module);
+  CUresult (*cuModuleGetFunction)(CUfunction* function, CUmodule module, const char* name);
+  CUresult (*cuFuncSetAttribute)(CUfunction function, FunctionAttribute attribute, int value);
+  CUresult (*cuLaunchKernel)(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                             unsigned block_x, unsigned block_y, unsigned block_z,
+                             unsigned shared_bytes, CUstream stream, void** params, void** extra);
+
+  // Driver 12.0 and newer; null in older ones.
+  CUresult (*cuLibraryLoadData)(CUlibrary* library, const void* code, int* jit_options,
+                                void** jit_values, unsigned num_jit, int* options, void** values,
+                                unsigned num_options);
+  CUresult (*cuLibraryUnload)(CUlibrary library);
+  CUresult (*cuLibraryGetKernel)(CUkernel* kernel, CUlibrary library, const char* name);
+  CUresult (*cuKernelGetFunction)(CUfunction* function, CUkernel kernel);
+  CUresult (*cuKernelSetAttribute)(FunctionAttribute attribute, int value, CUkernel kernel,
+                                   CUdevice device);
+
+  bool has_libraries() const { return cuLibraryLoadData != nullptr; }
+};
+
+// Opens libcuda and calls cuInit, once. The error says what is missing and what to do.
+StatusOr<const DriverApi*> GetDriver();
+
+// "cuda: <what> failed: CUDA_ERROR_X (text)", with a remedy where one is known; OK for success.
+Status DriverStatus(const DriverApi& driver, CUresult result, const std::string& what);
+
+// The device's primary context (which XLA and PyTorch use too), retained once and kept.
+StatusOr<CUcontext> PrimaryContext(const DriverApi& driver, int ordinal);
+
+// Makes the primary context of a device current in this thread for its scope.
+class ScopedPrimaryContext {
+ public:
+  ScopedPrimaryContext(const DriverApi& driver, int ordinal);
+  ~ScopedPrimaryContext();
+  ScopedPrimaryContext(const ScopedPrimaryContext&) = delete;
+  ScopedPrimaryContext& operator=(const ScopedPrimaryContext&) = delete;
+
+  const Status& status() const { return status_; }
+
+ private:
+  const DriverApi& driver_;
+  Status status_;
+};
+
+}  // namespace xla_gpu::cuda
+
+#endif  // XLA_GPU_CUDA_DRIVER_API_H_

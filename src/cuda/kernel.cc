@@ -1,0 +1,141 @@
+#include "src/cuda/kernel.h"
+
+#include <mutex>
+#include <utility>
+
+#include "src/core/strings.h"
+#include "src/cuda/device.h"
+#include "src/cuda/driver_api.h"
+#include "src/cuda/kernel_image.h"
+#include "src/cuda/single_flight.h"
+
+namespace xla_gpu::cuda {
+namespace {
+
+class LoadedKernel final : public Kernel {
+ public:
+  LoadedKernel(const DriverApi& driver, std::string entry, int ordinal)
+      : driver_(driver), entry_(std::move(entry)), ordinal_(ordinal) {}
+
+  Status Load(const std::string& cubin) {
+    ScopedPrimaryContext context(driver_, ordinal_);
+    XLA_GPU_RETURN_IF_ERROR(context.status());
+    return driver_.has_libraries() ? LoadLibrary(cubin) : LoadModule(cubin);
+  }
+
+  // Raises the most dynamic shared memory that a launch may ask for.
+  Status AllowShared(uint32_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (bytes <= max_shared_) return OkStatus();
+    const std::string what = StrCat("allowing kernel ", entry_, " ", bytes,
+                                    " bytes of dynamic shared memory on device ", ordinal_);
+    const int value = static_cast<int>(bytes);
+    CUresult result = kCudaSuccess;
+    if (kernel_ != nullptr) {
+      CUdevice device = 0;
+      result = driver_.cuDeviceGet(&device, ordinal_);
+      if (result == kCudaSuccess) {
+        result = driver_.cuKernelSetAttribute(kMaxDynamicSharedSize, value, kernel_, device);
+      }
+    } else {
+      ScopedPrimaryContext context(driver_, ordinal_);
+      XLA_GPU_RETURN_IF_ERROR(context.status());
+      result = driver_.cuFuncSetAttribute(function_, kMaxDynamicSharedSize, value);
+    }
+    if (result == kCudaSuccess) max_shared_ = bytes;
+    return DriverStatus(driver_, result, what);
+  }
+
+  Status Launch(const LaunchConfig& config, std::span<void* const> params,
+                void* stream) const override {
+    const auto& [grid, block, shared] = config;
+    if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0) return OkStatus();  // nothing to compute
+    const CUresult result = driver_.cuLaunchKernel(
+        function_, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared,
+        static_cast<CUstream>(stream), const_cast<void**>(params.data()), nullptr);
+    if (result == kCudaSuccess) return OkStatus();
+    return DriverStatus(driver_, result,
+                        StrCat("launching kernel ", entry_, " with grid ", StrJoin(grid, "x"),
+                               ", block ", StrJoin(block, "x"), " and ", shared,
+                               " bytes of dynamic shared memory on device ", ordinal_));
+  }
+
+ private:
+  // Driver 12.0 and newer: code that belongs to no context, so that a launch takes its context from
+  // the stream.
+  Status LoadLibrary(const std::string& cubin) {
+    CUlibrary library = nullptr;
+    XLA_GPU_RETURN_IF_ERROR(DriverStatus(
+        driver_,
+        driver_.cuLibraryLoadData(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
+        StrCat("loading kernel ", entry_)));
+    CUresult result = driver_.cuLibraryGetKernel(&kernel_, library, entry_.c_str());
+    // Lazy loading would otherwise move the code to the device at the first launch, which may be
+    // inside a graph capture.
+    CUfunction loaded = nullptr;
+    if (result == kCudaSuccess) result = driver_.cuKernelGetFunction(&loaded, kernel_);
+    if (result != kCudaSuccess) {
+      driver_.cuLibraryUnload(library);
+      return DriverStatus(driver_, result,
+                          StrCat("loading kernel ", entry_, " on device ", ordinal_));
+    }
+    function_ = reinterpret_cast<CUfunction>(kernel_);  // cuLaunchKernel takes either
+    return OkStatus();
+  }
+
+  Status LoadModule(const std::string& cubin) {
+    CUmodule module = nullptr;
+    const std::string what = StrCat("loading kernel ", entry_, " on device ", ordinal_);
+    XLA_GPU_RETURN_IF_ERROR(
+        DriverStatus(driver_, driver_.cuModuleLoadData(&module, cubin.data()), what));
+    const CUresult result = driver_.cuModuleGetFunction(&function_, module, entry_.c_str());
+    if (result != kCudaSuccess) driver_.cuModuleUnload(module);
+    return DriverStatus(driver_, result, what);
+  }
+
+  const DriverApi& driver_;
+  const std::string entry_;
+  const int ordinal_;
+  CUkernel kernel_ = nullptr;
+  CUfunction function_ = nullptr;
+  std::mutex mutex_;
+  uint32_t max_shared_ = 0;  // guarded by mutex_
+};
+
+std::string KeyOf(const KernelSpec& spec, int ordinal) {
+  std::string key = StrCat(ordinal, '\n', spec.source, '\n', spec.entry);
+  for (const std::string& define : spec.defines) key.append(1, '\n').append(define);
+  return key;
+}
+
+SingleFlight<std::shared_ptr<LoadedKernel>>& LoadedKernels() {
+  static auto* kernels = new SingleFlight<std::shared_ptr<LoadedKernel>>;
+  return *kernels;
+}
+
+}  // namespace
+
+StatusOr<std::shared_ptr<const Kernel>> GetKernel(const KernelSpec& spec, int device_ordinal,
+                                                  uint32_t max_dynamic_shared_bytes) {
+  XLA_GPU_ASSIGN_OR_RETURN(const DriverApi* driver, GetDriver());
+  XLA_GPU_ASSIGN_OR_RETURN(const DeviceInfo* device, GetDeviceInfo(device_ordinal));
+  if (max_dynamic_shared_bytes > device->max_shared_memory_per_block) {
+    return ResourceExhausted(
+        StrCat("cuda: kernel ", spec.entry, " wants ", max_dynamic_shared_bytes,
+               " bytes of shared memory a block, but ", device->name, " (device ", device_ordinal,
+               ") has ", device->max_shared_memory_per_block));
+  }
+  using Loaded = std::shared_ptr<LoadedKernel>;
+  auto load = [&]() -> StatusOr<Loaded> {
+    XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const KernelImage> image,
+                             GetKernelImage(spec, device->Arch(), driver->version));
+    auto kernel = std::make_shared<LoadedKernel>(*driver, spec.entry, device_ordinal);
+    XLA_GPU_RETURN_IF_ERROR(kernel->Load(image->cubin));
+    return kernel;
+  };
+  XLA_GPU_ASSIGN_OR_RETURN(Loaded kernel, LoadedKernels().Get(KeyOf(spec, device_ordinal), load));
+  XLA_GPU_RETURN_IF_ERROR(kernel->AllowShared(max_dynamic_shared_bytes));
+  return std::shared_ptr<const Kernel>(std::move(kernel));
+}
+
+}  // namespace xla_gpu::cuda

@@ -1,0 +1,36 @@
+// From a KernelSpec to machine code for one architecture. Internal to src/cuda.
+#ifndef XLA_GPU_CUDA_KERNEL_IMAGE_H_
+#define XLA_GPU_CUDA_KERNEL_IMAGE_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/core/status.h"
+#include "src/cuda/kernel.h"
+
+namespace xla_gpu::cuda {
+
+struct KernelImage {
+  std::string cubin;
+  std::string log;  // the compiler's warnings; empty when it came from disk
+  bool from_disk = false;
+};
+
+// "src/ops/simple_add/cuda/simple_add.cu:simple_add_f32 [T=float] for sm_90a".
+std::string Describe(const KernelSpec& spec, const std::string& arch);
+
+// The embedded source and all embedded sources it includes, directly or not; the source first.
+StatusOr<std::vector<std::pair<std::string, std::string>>> CollectSources(const std::string& path);
+
+// From memory, else from disk, else compiled, by one thread of one process while others wait for
+// it. Needs no GPU: `driver_version` only rules out compilers whose code the driver does not run
+// (0: no driver).
+StatusOr<std::shared_ptr<const KernelImage>> GetKernelImage(const KernelSpec& spec,
+                                                            const std::string& arch,
+                                                            int driver_version);
+
+}  // namespace xla_gpu::cuda
+
+#endif  // XLA_GPU_CUDA_KERNEL_IMAGE_H_

@@ -1,0 +1,150 @@
+// Narrow float types on the device, without toolkit headers.
+//
+// Round to nearest even; what does not fit becomes infinity in bf16 and f16, and the largest finite
+// value in the fp8 types (as src/core/float_types.h does on the Host). NaN stays NaN.
+#ifndef XLA_GPU_CUDA_NUMERIC_CUH_
+#define XLA_GPU_CUDA_NUMERIC_CUH_
+
+namespace xla_gpu {
+
+struct BF16 {
+  unsigned short bits;
+};
+struct F16 {
+  unsigned short bits;
+};
+struct E4M3 {
+  unsigned char bits;
+};
+struct E5M2 {
+  unsigned char bits;
+};
+
+template <typename A, typename B>
+constexpr bool kSameType = false;
+template <typename A>
+constexpr bool kSameType<A, A> = true;
+
+__device__ __forceinline__ float ToFloat(float x) { return x; }
+
+__device__ __forceinline__ float ToFloat(BF16 x) {
+  return __uint_as_float(static_cast<unsigned>(x.bits) << 16);
+}
+
+__device__ __forceinline__ float ToFloat(F16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+
+// Exact through f16's exponent: f32 has room for every fp8 value, subnormals included.
+__device__ __forceinline__ float ToFloat(E4M3 x) {
+  const unsigned magnitude = x.bits & 0x7fu;
+  const unsigned sign = static_cast<unsigned>(x.bits & 0x80u) << 24;
+  if (magnitude == 0x7fu) return __uint_as_float(sign | 0x7fc00000u);
+  const float y = __uint_as_float(magnitude << 20) * 0x1p120f;  // bias 127 against 7
+  return __uint_as_float(__float_as_uint(y) | sign);
+}
+
+__device__ __forceinline__ float ToFloat(E5M2 x) {
+  return ToFloat(F16{static_cast<unsigned short>(x.bits << 8)});
+}
+
+template <typename T>
+__device__ __forceinline__ T FromFloat(float x);
+
+template <>
+__device__ __forceinline__ float FromFloat<float>(float x) {
+  return x;
+}
+
+template <>
+__device__ __forceinline__ BF16 FromFloat<BF16>(float x) {
+  BF16 y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+
+template <>
+__device__ __forceinline__ F16 FromFloat<F16>(float x) {
+  F16 y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+
+// fp8 of |x|: `kMantissa` bits, `kBias`, the largest finite value and its code.
+template <int kMantissa, int kBias>
+__device__ __forceinline__ unsigned char FloatToF8(float x, float largest, unsigned largest_code) {
+  const unsigned bits = __float_as_uint(x);
+  const unsigned sign = (bits >> 24) & 0x80u;
+  unsigned magnitude = bits & 0x7fffffffu;
+  unsigned code;
+  if (magnitude > 0x7f800000u) {
+    code = 0x7fu;  // NaN
+  } else if (__uint_as_float(magnitude) >= largest) {
+    code = largest_code;
+  } else if (magnitude < (128u - kBias) << 23) {  // below the least normal value, 2^(1 - bias)
+    const float units = __uint_as_float(magnitude) *
+                        __uint_as_float((127u + kBias - 1u + kMantissa) << 23);
+    code = __float2uint_rn(units);
+  } else {
+    constexpr int kDropped = 23 - kMantissa;
+    magnitude += (1u << (kDropped - 1)) - 1u + ((magnitude >> kDropped) & 1u);
+    code = (magnitude >> kDropped) - ((127u - kBias) << kMantissa);
+  }
+  return static_cast<unsigned char>(code | sign);
+}
+
+template <>
+__device__ __forceinline__ E4M3 FromFloat<E4M3>(float x) {
+  return E4M3{FloatToF8<3, 7>(x, 448.0f, 0x7eu)};
+}
+
+template <>
+__device__ __forceinline__ E5M2 FromFloat<E5M2>(float x) {
+  return E5M2{FloatToF8<2, 15>(x, 57344.0f, 0x7bu)};
+}
+
+// Two values in one register, `low` in the lower half.
+template <typename T>
+__device__ __forceinline__ unsigned Pack2(float low, float high) {
+  unsigned packed;
+  if constexpr (kSameType<T, BF16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+// Two fp8 values (the lower 16 bits of `pair`) as two f16 values: exact.
+template <typename T>
+__device__ __forceinline__ unsigned F8PairToF16Pair(unsigned pair) {
+#if __CUDA_ARCH__ >= 890
+  unsigned y;
+  if constexpr (kSameType<T, E4M3>) {
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(static_cast<unsigned short>(pair)));
+  } else {
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(y) : "h"(static_cast<unsigned short>(pair)));
+  }
+  return y;
+#else
+  const unsigned wide = ((pair & 0xffu) << 8) | ((pair & 0xff00u) << 16);  // one byte a half, on top
+  if constexpr (kSameType<T, E4M3>) {
+    const unsigned sign = wide & 0x80008000u;
+    const unsigned magnitude = (wide & 0x7f007f00u) >> 1;
+    unsigned y;
+    // Bias 15 against 7: times 2^8, exact for subnormals too.
+    asm("mul.f16x2 %0, %1, %2;" : "=r"(y) : "r"(magnitude), "r"(0x5c005c00u));
+    if ((magnitude & 0xffffu) == 0x3f80u) y |= 0x7e00u;
+    if ((magnitude >> 16) == 0x3f80u) y |= 0x7e000000u;
+    return y | sign;
+  } else {
+    return wide;
+  }
+#endif
+}
+
+}  // namespace xla_gpu
+
+#endif  // XLA_GPU_CUDA_NUMERIC_CUH_

@@ -1,0 +1,230 @@
+#include "src/cuda/nvrtc.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+#include "src/core/strings.h"
+#include "src/cuda/own_location.h"
+
+namespace xla_gpu::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+using Version = std::pair<int, int>;
+
+constexpr Version kOldest = {12, 0};  // the first that knows sm_90a and C++20
+
+struct Place {
+  std::string folder;
+  std::string origin;
+};
+
+std::vector<std::string> SplitColons(const char* text) {
+  std::vector<std::string> parts;
+  std::stringstream stream(text == nullptr ? "" : text);
+  for (std::string part; std::getline(stream, part, ':');) {
+    if (!part.empty()) parts.push_back(part);
+  }
+  return parts;
+}
+
+// The folders that the system's loader is told of.
+std::vector<std::string> LoaderFolders() {
+  std::vector<std::string> folders = SplitColons(std::getenv("LD_LIBRARY_PATH"));
+  for (const std::string& path : Glob("/etc/ld.so.conf.d/*.conf")) {
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) {
+      if (line.starts_with('/'))
+        folders.push_back(line.substr(0, line.find_last_not_of(" \t\r") + 1));
+    }
+  }
+  for (const char* folder : {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu",
+                             "/usr/lib64", "/usr/lib", "/usr/local/lib"}) {
+    folders.push_back(folder);
+  }
+  return folders;
+}
+
+std::vector<Place> Places() {
+  std::vector<Place> places;
+  for (const std::string& site : SitePackages()) {
+    for (const char* pattern : {"/nvidia/cu[0-9]*/lib", "/nvidia/cuda_nvrtc/lib"}) {
+      for (std::string& folder : Glob(site + pattern)) {
+        places.push_back({std::move(folder), "pip package"});
+      }
+    }
+  }
+  for (const char* variable : {"CUDA_HOME", "CUDA_PATH"}) {
+    if (const char* home = std::getenv(variable); home != nullptr && *home != '\0') {
+      for (const char* lib : {"/lib64", "/lib", "/targets/x86_64-linux/lib"}) {
+        places.push_back({StrCat(home, lib), variable});
+      }
+    }
+  }
+  for (const char* pattern :
+       {"/usr/local/cuda*/lib64", "/usr/local/cuda*/lib", "/opt/cuda/lib64"}) {
+    for (std::string& folder : Glob(pattern)) places.push_back({std::move(folder), "CUDA toolkit"});
+  }
+  for (std::string& folder : LoaderFolders()) {
+    places.push_back({std::move(folder), "system library path"});
+  }
+  return places;
+}
+
+// {13, 5} of "libnvrtc-builtins.so.13.5" or "libnvrtc.so.12.4.127" after `prefix`; the minor is -1
+// where the name has none.
+std::optional<Version> VersionOfName(std::string_view name, std::string_view prefix) {
+  if (!name.starts_with(prefix)) return std::nullopt;
+  const char* end = name.data() + name.size();
+  Version version = {0, -1};
+  auto [rest, error] = std::from_chars(name.data() + prefix.size(), end, version.first);
+  if (error != std::errc()) return std::nullopt;
+  if (rest != end && *rest == '.') std::from_chars(rest + 1, end, version.second);
+  return version;
+}
+
+// Fills in version, builtins and problem of a library whose path is known.
+NvrtcLibrary Inspect(const fs::path& path, std::string origin) {
+  NvrtcLibrary library;
+  library.path = path.string();
+  library.origin = std::move(origin);
+  const auto named = VersionOfName(path.filename().string(), "libnvrtc.so.");
+  std::optional<Version> best;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(path.parent_path(), error)) {
+    auto version = VersionOfName(entry.path().filename().string(), "libnvrtc-builtins.so.");
+    if (!version || version->second < 0) continue;
+    if (named && named->first != version->first) continue;
+    // 12.x names its file by the exact version; 11.x and pip packages by the ABI only.
+    const bool exact = named && named->second == version->second;
+    if (best && !exact && *version <= *best) continue;
+    best = version;
+    library.builtins = entry.path().string();
+    if (exact) break;
+  }
+  const Version version = best.value_or(named.value_or(Version{0, -1}));
+  library.major = version.first;
+  library.minor = std::max(version.second, 0);
+  if (!best) {
+    library.problem = StrCat("libnvrtc-builtins.so is not beside it in ",
+                             path.parent_path().string(), "; reinstall the package it came with");
+  } else if (version < kOldest) {
+    library.problem = "it is older than 12.0, the oldest that this library uses";
+  }
+  return library;
+}
+
+void AddFolder(const Place& place, std::vector<NvrtcLibrary>& found) {
+  for (const std::string& name : Glob(place.folder + "/libnvrtc.so.*")) {
+    std::error_code error;
+    const fs::path path = fs::canonical(name, error);  // one library has several names
+    if (error || !fs::is_regular_file(path, error)) continue;
+    if (std::ranges::find(found, path.string(), &NvrtcLibrary::path) != found.end()) continue;
+    found.push_back(Inspect(path, place.origin));
+  }
+}
+
+// XLA_GPU_NVRTC's entries: a file is taken as it is, a folder is searched.
+std::vector<NvrtcLibrary> FromEnvironment(const std::vector<std::string>& paths) {
+  std::vector<NvrtcLibrary> found;
+  for (const std::string& given : paths) {
+    std::error_code error;
+    const fs::path path = fs::canonical(given, error);
+    if (!error && fs::is_directory(path, error)) {
+      AddFolder({path.string(), "XLA_GPU_NVRTC"}, found);
+    } else if (!error &&
+               std::ranges::find(found, path.string(), &NvrtcLibrary::path) == found.end()) {
+      found.push_back(Inspect(path, "XLA_GPU_NVRTC"));
+    } else if (error) {
+      found.push_back({.path = given, .origin = "XLA_GPU_NVRTC", .problem = error.message()});
+    }
+  }
+  return found;
+}
+
+struct Unusable {
+  std::mutex mutex;
+  std::map<std::string, std::string> problems;
+};
+
+Unusable& UnusableNvrtcs() {
+  static auto* unusable = new Unusable;
+  return *unusable;
+}
+
+Status NothingUsable(const std::vector<NvrtcLibrary>& found, int driver_version) {
+  std::string seen;
+  for (const NvrtcLibrary& library : found) {
+    seen += StrCat("; found ", library.path, ", version ", library.Version(), ", but ",
+                   library.problem.empty()
+                       ? StrCat("the driver runs code of CUDA ", driver_version / 1000, ".x only")
+                       : library.problem);
+  }
+  const char* package =
+      driver_version > 0 && driver_version < 13000 ? "nvidia-cuda-nvrtc-cu12" : "nvidia-cuda-nvrtc";
+  return FailedPrecondition(StrCat(
+      "cuda: no usable NVRTC (libnvrtc.so, the CUDA compiler library, 12.0 or newer) was found in ",
+      std::getenv("XLA_GPU_NVRTC") != nullptr
+          ? "the paths of XLA_GPU_NVRTC"
+          : "pip packages (nvidia/cu*/lib, nvidia/cuda_nvrtc/lib), CUDA_HOME, CUDA_PATH, "
+            "/usr/local/cuda*, LD_LIBRARY_PATH and the system's library folders",
+      seen, "; run `pip install ", package,
+      "`, or set XLA_GPU_NVRTC to the path of a libnvrtc.so (xla-gpu doctor shows what is found)"));
+}
+
+}  // namespace
+
+std::string NvrtcLibrary::Version() const { return StrCat(major, ".", minor); }
+
+std::string NvrtcLibrary::Identity() const {
+  std::error_code error;
+  const auto size = fs::file_size(path, error);
+  return StrCat("nvrtc ", Version(), " of ", error ? 0 : size, " bytes");
+}
+
+std::vector<NvrtcLibrary> FindNvrtcs() {
+  std::vector<NvrtcLibrary> found;
+  if (const char* given = std::getenv("XLA_GPU_NVRTC"); given != nullptr && *given != '\0') {
+    found = FromEnvironment(SplitColons(given));
+  } else {
+    for (const Place& place : Places()) AddFolder(place, found);
+  }
+  {
+    Unusable& unusable = UnusableNvrtcs();
+    std::lock_guard<std::mutex> lock(unusable.mutex);
+    for (NvrtcLibrary& library : found) {
+      auto problem = unusable.problems.find(library.path);
+      if (problem != unusable.problems.end()) library.problem = problem->second;
+    }
+  }
+  std::ranges::stable_sort(found, [](const NvrtcLibrary& a, const NvrtcLibrary& b) {
+    return Version(a.major, a.minor) > Version(b.major, b.minor);
+  });
+  return found;
+}
+
+StatusOr<NvrtcLibrary> SelectNvrtc(int driver_version) {
+  std::vector<NvrtcLibrary> found = FindNvrtcs();
+  for (NvrtcLibrary& library : found) {
+    // Within one major version older drivers run the code of newer compilers; across majors not.
+    const bool driver_runs_it = driver_version == 0 || library.major <= driver_version / 1000;
+    if (library.problem.empty() && driver_runs_it) return std::move(library);
+  }
+  return NothingUsable(found, driver_version);
+}
+
+void MarkNvrtcUnusable(const std::string& path, const std::string& problem) {
+  Unusable& unusable = UnusableNvrtcs();
+  std::lock_guard<std::mutex> lock(unusable.mutex);
+  unusable.problems[path] = problem;
+}
+
+}  // namespace xla_gpu::cuda

@@ -1,0 +1,29 @@
+// paged_attention, second launch, on tensor cores: bf16 or f16 queries over caches of the same type
+// or of fp8.
+//
+// Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (BF16, F16, E4M3, E5M2, float), HEAD_DIM,
+// SOFT_CAP (0, 1), TILE_ROWS (64, 128), TILE_KEYS (a multiple of 16), MIN_BLOCKS (an SM should hold).
+#include "src/ops/paged_attention/cuda/decode.cuh"
+#include "src/ops/paged_attention/cuda/prefill.cuh"
+
+namespace xla_gpu::paged_attention {
+
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+    paged_attention_attend(const __grid_constant__ Params p) {
+  extern __shared__ __align__(16) char tiles[];
+  __shared__ union {
+    PrefillShared prefill;
+    DecodeShared decode;
+  } extra;
+  ZeroPadding(tiles, kTilesBytes);
+  __syncthreads();
+  TakeWork(p, [&](int kind, const Tile& tile) {
+    if (kind == kPrefillItem) {
+      RunPrefill(p, tile, tiles, extra.prefill);
+    } else {
+      RunDecode(p, tile, tiles, extra.decode);
+    }
+  });
+}
+
+}  // namespace xla_gpu::paged_attention

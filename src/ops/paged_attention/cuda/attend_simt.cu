@@ -1,0 +1,201 @@
+// paged_attention, second launch, in plain f32: f32 queries or caches, which tensor cores would
+// round, and the mixtures of types that no tensor-core kernel takes.
+//
+// A block holds 16 rows; eight threads share a row: each of them computes the logits of every eighth
+// key, and sums every eighth group of four head dimensions of the values.
+//
+// Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (float, BF16, F16, E4M3, E5M2), HEAD_DIM, SOFT_CAP.
+#include "src/ops/paged_attention/cuda/attend.cuh"
+
+namespace xla_gpu::paged_attention {
+namespace {
+
+using Query = QUERY_TYPE;
+using Cache = CACHE_TYPE;
+using Out = OUT_TYPE;
+
+constexpr int kThreads = 128;
+constexpr int kRows = kDecodeTileRows;
+constexpr int kLanes = kThreads / kRows;  // of a row
+constexpr int kKeys = 32;
+constexpr int kHeadDim = HEAD_DIM;
+constexpr int kPadded = (kHeadDim + 3) / 4 * 4;
+constexpr int kStride = kPadded + 4;
+constexpr int kQuads = kPadded / 4;
+constexpr int kOwnQuads = (kQuads + kLanes - 1) / kLanes;
+constexpr int kTileFloats = kKeys * kStride;
+
+struct Extra {
+  long long offsets[kKeys];
+  float weights[kRows][kKeys + 1];
+};
+
+// Loads rows of `kHeadDim` elements as f32, zeros where `row_at` gives null.
+template <typename T, int kCount, typename RowAt>
+__device__ __forceinline__ void LoadRows(float* shared, RowAt row_at) {
+  if constexpr (kHeadDim % 4 == 0) {
+    struct alignas(4 * sizeof(T)) Quad {
+      T x[4];
+    };
+#pragma unroll 4
+    for (int i = threadIdx.x; i < kCount * kQuads; i += kThreads) {
+      const int row = i / kQuads, quad = i % kQuads;
+      const T* from = row_at(row);
+      float4 value = make_float4(0, 0, 0, 0);
+      if (from != nullptr) {
+        const Quad q = *reinterpret_cast<const Quad*>(from + quad * 4);
+        value = make_float4(ToFloat(q.x[0]), ToFloat(q.x[1]), ToFloat(q.x[2]), ToFloat(q.x[3]));
+      }
+      *reinterpret_cast<float4*>(shared + row * kStride + quad * 4) = value;
+    }
+  } else {
+    for (int i = threadIdx.x; i < kCount * kPadded; i += kThreads) {
+      const int row = i / kPadded, d = i % kPadded;
+      const T* from = row_at(row);
+      shared[row * kStride + d] = from != nullptr && d < kHeadDim ? ToFloat(from[d]) : 0.0f;
+    }
+  }
+}
+
+__device__ __forceinline__ float Dot(const float* a, const float* b) {
+  float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+  for (int i = 0; i < kQuads; ++i) {
+    const float4 x = *reinterpret_cast<const float4*>(a + 4 * i);
+    const float4 y = *reinterpret_cast<const float4*>(b + 4 * i);
+    sum.x = fmaf(x.x, y.x, sum.x);
+    sum.y = fmaf(x.y, y.y, sum.y);
+    sum.z = fmaf(x.z, y.z, sum.z);
+    sum.w = fmaf(x.w, y.w, sum.w);
+  }
+  return (sum.x + sum.y) + (sum.z + sum.w);
+}
+
+__device__ void Run(const Params& p, const Tile& tile, float* shared, Extra& extra) {
+  const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  float* query = shared;
+  float* keys = query + kRows * kStride;
+  float* values = keys + kTileFloats;
+  const Visible visible = VisibleKeys(p, tile, row);
+  const float scale = LogitScale(p, tile.head);
+  LoadRows<Query, kRows>(query, [&](int r) {
+    return r < tile.num_rows
+               ? static_cast<const Query*>(p.query) + QueryRow(p, tile, r) * kHeadDim
+               : nullptr;
+  });
+
+  float max = -Infinity(), sum = 0.0f;
+  float4 o[kOwnQuads] = {};
+  for (int key0 = tile.key_begin / kKeys * kKeys; key0 < tile.key_end; key0 += kKeys) {
+    if (threadIdx.x < kKeys) {
+      const int key = key0 + static_cast<int>(threadIdx.x);
+      extra.offsets[threadIdx.x] = KeyOffset(p, tile, key, PageOf(p, tile, key));
+    }
+    __syncthreads();
+    const auto row_of = [&](const char* base, int r) {
+      const long long offset = extra.offsets[r];
+      return offset < 0 ? nullptr
+                        : reinterpret_cast<const Cache*>(base + tile.head * p.head_stride + offset);
+    };
+    LoadRows<Cache, kKeys>(keys, [&](int r) { return row_of(p.k_cache, r); });
+    LoadRows<Cache, kKeys>(values, [&](int r) { return row_of(p.v_cache, r); });
+    __syncthreads();
+
+    float s[kKeys / kLanes];
+    float new_max = max;
+#pragma unroll
+    for (int i = 0; i < kKeys / kLanes; ++i) {
+      const int key = lane + i * kLanes;
+      float x = Dot(query + row * kStride, keys + key * kStride) * scale;
+      if (SOFT_CAP) x = p.soft_cap * tanhf(x / p.soft_cap);
+      s[i] = key0 + key >= visible.begin && key0 + key < visible.end ? x : -Infinity();
+      new_max = fmaxf(new_max, s[i]);
+    }
+#pragma unroll
+    for (int step = 1; step < kLanes; step *= 2) {
+      new_max = fmaxf(new_max, __shfl_xor_sync(kAllLanes, new_max, step));
+    }
+    const float base = new_max == -Infinity() ? 0.0f : new_max;
+    const float rescale = expf(max - base);
+    max = new_max;
+    sum *= rescale;
+#pragma unroll
+    for (int i = 0; i < kKeys / kLanes; ++i) {
+      const float weight = expf(s[i] - base);
+      sum += weight;
+      extra.weights[row][lane + i * kLanes] = weight;
+    }
+    __syncwarp();  // a row's threads are of one warp
+#pragma unroll
+    for (int j = 0; j < kOwnQuads; ++j) {
+      o[j].x *= rescale, o[j].y *= rescale, o[j].z *= rescale, o[j].w *= rescale;
+    }
+#pragma unroll 4
+    for (int key = 0; key < kKeys; ++key) {
+      const float weight = extra.weights[row][key];
+#pragma unroll
+      for (int j = 0; j < kOwnQuads; ++j) {
+        const int quad = lane + j * kLanes;
+        if (kQuads % kLanes == 0 || quad < kQuads) {
+          const float4 v = *reinterpret_cast<const float4*>(values + key * kStride + quad * 4);
+          o[j].x = fmaf(weight, v.x, o[j].x);
+          o[j].y = fmaf(weight, v.y, o[j].y);
+          o[j].z = fmaf(weight, v.z, o[j].z);
+          o[j].w = fmaf(weight, v.w, o[j].w);
+        }
+      }
+    }
+    __syncthreads();  // the tile is read
+  }
+
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+  if (row >= tile.num_rows) return;
+  const bool split = tile.splits > 1;
+  float factor = 1.0f;
+  float* partial = nullptr;
+  Out* out = nullptr;
+  if (split) {
+    const long long at = PartialRow(p, tile, row);
+    partial = p.partial_out + at * kHeadDim;
+    if (lane == 0) {
+      p.partial_max[at] = max;
+      p.partial_sum[at] = sum;
+    }
+  } else {
+    const long long query_row = QueryRow(p, tile, row);
+    out = static_cast<Out*>(p.out) + query_row * kHeadDim;
+    float lse;
+    factor = FinishRow(p, tile, query_row, max, sum, &lse);
+    if (p.lse != nullptr && lane == 0) p.lse[query_row] = lse;
+  }
+  const bool sees_nothing = sum == 0.0f;
+#pragma unroll
+  for (int j = 0; j < kOwnQuads; ++j) {
+    const float x[4] = {o[j].x, o[j].y, o[j].z, o[j].w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int d = (lane + j * kLanes) * 4 + i;
+      if (d >= kHeadDim) continue;
+      if (split) {
+        partial[d] = x[i];
+      } else {
+        out[d] = FromFloat<Out>(sees_nothing ? 0.0f : x[i] * factor);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    paged_attention_attend(const __grid_constant__ Params p) {
+  extern __shared__ __align__(16) float floats[];
+  __shared__ Extra extra;
+  TakeWork(p, [&](int, const Tile& tile) {
+    Run(p, tile, floats, extra);
+    __syncthreads();
+  });
+}
+
+}  // namespace xla_gpu::paged_attention

@@ -1,0 +1,305 @@
+#include "src/ops/paged_attention/cuda/config.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "src/core/strings.h"
+
+namespace xla_gpu::paged_attention {
+namespace {
+
+constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
+constexpr int kAttendThreads = 128;
+constexpr int kFinishThreads = 128;
+constexpr int kWarps = kAttendThreads / 32;
+// What the runtime reserves of an SM's shared memory for each block, and our kernels' static part.
+constexpr int64_t kReservedSharedBytes = 1024 + 2560;
+// Room for this many split items at least; more would not fill a device better.
+constexpr int64_t kPartialItems = 2048;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
+
+// The name of the device type, as src/cuda/numeric.cuh has it.
+const char* DeviceType(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return "BF16";
+    case DType::kF16:
+      return "F16";
+    case DType::kF8E4M3FN:
+      return "E4M3";
+    case DType::kF8E5M2:
+      return "E5M2";
+    default:
+      return "float";
+  }
+}
+
+bool TensorCoresTake(const Problem& problem) {
+  const bool narrow = problem.query_dtype == DType::kBF16 || problem.query_dtype == DType::kF16;
+  return narrow && (problem.cache_dtype == problem.query_dtype || IsFloat8(problem.cache_dtype));
+}
+
+// As mma_tile.cuh computes kTilesBytes.
+int64_t TensorCoreSharedBytes(const Problem& problem, int tile_rows, int tile_keys) {
+  const int64_t element = DTypeSize(problem.cache_dtype);
+  const int64_t padded = RoundUp(problem.head_dim, element == 1 ? 32 : 16);
+  return tile_rows * (padded * 2 + 16) + 4 * tile_keys * (padded * element + 16);
+}
+
+// As decode.cuh computes kMostStages.
+int64_t DecodeStages(const Problem& problem, int64_t shared_bytes) {
+  const int64_t element = DTypeSize(problem.cache_dtype);
+  const int64_t padded = RoundUp(problem.head_dim, element == 1 ? 32 : 16);
+  return shared_bytes / kWarps / (2 * kDecodeTileRows * (padded * element + 16));
+}
+
+int64_t SimtSharedBytes(const Problem& problem) {
+  constexpr int64_t kKeys = 32;
+  return (kDecodeTileRows + 2 * kKeys) * (RoundUp(problem.head_dim, 4) + 4) * 4;
+}
+
+// The widest tiles with which as many blocks as registers allow fit an SM.
+bool FitTensorCore(const Problem& problem, const cuda::DeviceInfo& device, Config& config) {
+  config.family = Family::kTensorCore;
+  // The sums of a row's values stay in registers: 128 of them a thread in both cases.
+  config.tile_rows = problem.head_dim <= 128 ? 128 : 64;
+  const int64_t per_sm = device.max_shared_memory_per_block + 1024;
+  for (const int blocks : {2, 1}) {
+    for (const int keys : {64, 48, 32}) {
+      const int64_t bytes = TensorCoreSharedBytes(problem, config.tile_rows, keys);
+      if (blocks * (bytes + kReservedSharedBytes) > per_sm) continue;
+      if (DecodeStages(problem, bytes) < 2) continue;
+      config.tile_keys = keys;
+      config.blocks_per_sm = blocks;
+      config.shared_bytes = static_cast<int>(bytes);
+      return true;
+    }
+  }
+  return false;
+}
+
+std::vector<std::string> AttendDefines(const Problem& problem, const Config& config) {
+  std::vector<std::string> defines = {
+      StrCat("QUERY_TYPE=", DeviceType(problem.query_dtype)),
+      StrCat("CACHE_TYPE=", DeviceType(problem.cache_dtype)),
+      StrCat("OUT_TYPE=", DeviceType(problem.out_dtype)),
+      StrCat("HEAD_DIM=", problem.head_dim),
+      StrCat("SOFT_CAP=", problem.soft_cap > 0 ? 1 : 0),
+  };
+  if (config.family == Family::kTensorCore) {
+    defines.push_back(StrCat("TILE_ROWS=", config.tile_rows));
+    defines.push_back(StrCat("TILE_KEYS=", config.tile_keys));
+    defines.push_back(StrCat("MIN_BLOCKS=", config.blocks_per_sm));
+  }
+  return defines;
+}
+
+Status CheckAligned(const void* pointer, const char* name) {
+  if (reinterpret_cast<uintptr_t>(pointer) % 16 == 0) return OkStatus();
+  return InvalidArgument(StrCat("paged_attention: ", name, " lies at address ", pointer,
+                                "; on CUDA it must be a multiple of 16: pass a whole tensor, or "
+                                "copy the slice"));
+}
+
+}  // namespace
+
+StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device) {
+  if (device.compute_major < 8) {
+    return Unimplemented(StrCat("paged_attention: ", device.name, " has compute capability ",
+                                device.compute_major, ".", device.compute_minor,
+                                "; the CUDA kernels need 8.0 or later"));
+  }
+  // Rows and places in the partial results are counted in 32 bits.
+  const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
+  if (problem.tokens * problem.q_heads > kMaxInt || layout.partial_capacity > kMaxInt) {
+    return Unimplemented(StrCat("paged_attention: ", problem.tokens, " tokens of ",
+                                problem.q_heads,
+                                " heads are too many for the CUDA kernels, which take up to 2^31 "
+                                "rows; split the batch"));
+  }
+  Config config;
+  config.decode_max_rows =
+      problem.batch_invariant ? kDecodeTileRows : 4 * kDecodeTileRows;
+  if (!TensorCoresTake(problem) || !FitTensorCore(problem, device, config)) {
+    config.family = Family::kSimt;
+    config.tile_rows = kDecodeTileRows;
+    config.tile_keys = 0;
+    config.shared_bytes = static_cast<int>(SimtSharedBytes(problem));
+    const int64_t per_sm = device.max_shared_memory_per_block + 1024;
+    config.blocks_per_sm = static_cast<int>(std::clamp<int64_t>(
+        per_sm / (config.shared_bytes + kReservedSharedBytes), 1, 4));
+  }
+  config.workers = config.blocks_per_sm * device.num_sms;
+  return config;
+}
+
+WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
+  const int64_t active = std::min(problem.max_seqs, problem.tokens);
+  const int64_t group = problem.group_size();
+  WorkspaceLayout layout;
+  if (problem.batch_invariant) {
+    const int64_t splits = std::min<int64_t>(
+        kInvariantMaxSplits, CeilDiv(problem.max_context(), kInvariantSplitTokens));
+    const int64_t rows = std::min(problem.tokens * problem.q_heads,
+                                  active * kDecodeTileRows * problem.kv_heads);
+    layout.partial_capacity = splits > 1 ? rows * splits : 0;
+  } else {
+    const int64_t useful = kPartialItems * std::clamp<int64_t>(group, 4, kDecodeTileRows);
+    const int64_t splits = CeilDiv(problem.max_context(), 2 * kSplitTokens) + 1;
+    // Compared by division: the product may be large.
+    layout.partial_capacity = problem.tokens * problem.q_heads > useful / splits
+                                  ? useful
+                                  : problem.tokens * problem.q_heads * splits;
+  }
+  // Every tile of 16 rows may be an item, begun by any sequence; a split item has at least one row
+  // of partial results for each kv head.
+  const int64_t items = problem.tokens * group / kDecodeTileRows + active +
+                        layout.partial_capacity / std::max<int64_t>(problem.kv_heads, 1);
+  int64_t end = 0;
+  const auto take = [&](int64_t bytes) {
+    const int64_t begin = end;
+    end = RoundUp(end + bytes, 256);
+    return begin;
+  };
+  layout.header = take(sizeof(WorkHeader));
+  layout.sequences = take(problem.max_seqs * static_cast<int64_t>(sizeof(SequenceInfo)));
+  layout.owner_end = take(problem.max_seqs * 4);
+  layout.state = take(problem.max_seqs * 4);
+  layout.items = take(items * static_cast<int64_t>(sizeof(WorkItem)));
+  layout.partial_max = take(layout.partial_capacity * 4);
+  layout.partial_sum = take(layout.partial_capacity * 4);
+  layout.partial_out = take(layout.partial_capacity * problem.head_dim * 4);
+  layout.total_bytes = end;
+  return layout;
+}
+
+int64_t WorkspaceBytes(const Problem& problem) { return MakeWorkspaceLayout(problem).total_bytes; }
+
+Launches MakeLaunches(const Problem& problem, const Config& config) {
+  const std::string folder = "src/ops/paged_attention/cuda/";
+  Launches l;
+  l.schedule = {folder + "schedule.cu", "paged_attention_schedule", {}};
+  l.schedule_launch.block = {kScheduleThreads, 1, 1};
+  l.attend = {folder + (config.family == Family::kTensorCore ? "attend_mma.cu" : "attend_simt.cu"),
+              "paged_attention_attend", AttendDefines(problem, config)};
+  l.attend_launch.grid = {static_cast<uint32_t>(config.workers), 1, 1};
+  l.attend_launch.block = {kAttendThreads, 1, 1};
+  l.attend_launch.dynamic_shared_bytes = static_cast<uint32_t>(config.shared_bytes);
+  l.finish = {folder + "finish.cu", "paged_attention_finish",
+              {StrCat("OUT_TYPE=", DeviceType(problem.out_dtype))}};
+  // A warp merges a head; few tokens spread over more blocks.
+  const int64_t over_tokens = std::clamp<int64_t>(problem.tokens, 1, 1024);
+  const int64_t over_heads =
+      std::clamp<int64_t>(CeilDiv(problem.q_heads, kFinishThreads / 32), 1, 2048 / over_tokens);
+  l.finish_launch.grid = {static_cast<uint32_t>(over_tokens), static_cast<uint32_t>(over_heads), 1};
+  l.finish_launch.block = {kFinishThreads, 1, 1};
+  return l;
+}
+
+StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const Buffers& buffers) {
+  for (const auto& [pointer, name] :
+       {std::pair<const void*, const char*>{buffers.query, "query"},
+        {buffers.k_cache, "kv_cache"},
+        {buffers.v_cache, "v_cache"},
+        {buffers.out, "out"},
+        {buffers.workspace, "workspace"}}) {
+    XLA_GPU_RETURN_IF_ERROR(CheckAligned(pointer, name));
+  }
+  const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
+  const int64_t element = DTypeSize(problem.cache_dtype);
+  char* workspace = static_cast<char*>(buffers.workspace);
+  Params p{};
+  p.query = buffers.query;
+  p.k_cache = static_cast<const char*>(buffers.k_cache) + problem.k.offset * element;
+  p.v_cache = static_cast<const char*>(buffers.v_cache) + problem.v.offset * element;
+  p.context_lens = buffers.context_lens;
+  p.block_tables = buffers.block_tables;
+  p.query_start_loc = buffers.query_start_loc;
+  p.num_seqs = buffers.num_seqs;
+  p.sinks = buffers.sinks;
+  p.k_scale = buffers.k_scale;
+  p.v_scale = buffers.v_scale;
+  p.out = buffers.out;
+  p.lse = buffers.lse;
+  p.header = reinterpret_cast<WorkHeader*>(workspace + layout.header);
+  p.sequences = reinterpret_cast<SequenceInfo*>(workspace + layout.sequences);
+  p.owner_end = reinterpret_cast<int*>(workspace + layout.owner_end);
+  p.state = reinterpret_cast<int*>(workspace + layout.state);
+  p.items = reinterpret_cast<WorkItem*>(workspace + layout.items);
+  p.partial_max = reinterpret_cast<float*>(workspace + layout.partial_max);
+  p.partial_sum = reinterpret_cast<float*>(workspace + layout.partial_sum);
+  p.partial_out = reinterpret_cast<float*>(workspace + layout.partial_out);
+  p.page_stride = problem.k.page_stride * element;
+  p.token_stride = problem.k.token_stride * element;
+  p.head_stride = problem.k.head_stride * element;
+  p.tokens = static_cast<int>(problem.tokens);
+  p.q_heads = static_cast<int>(problem.q_heads);
+  p.kv_heads = static_cast<int>(problem.kv_heads);
+  p.group_size = static_cast<int>(problem.group_size());
+  p.head_dim = static_cast<int>(problem.head_dim);
+  // A larger page size or page count than 2^31 - 1 cannot be addressed by any context or table.
+  p.num_pages = static_cast<int>(std::min(problem.num_pages, kMaxInt));
+  p.page_size = static_cast<int>(std::min(problem.page_size, kMaxInt));
+  p.max_seqs = static_cast<int>(problem.max_seqs);
+  p.max_pages = static_cast<int>(problem.max_pages_per_seq);
+  p.k_scale_step = problem.k_scale_size > 1 ? 1 : 0;
+  p.v_scale_step = problem.v_scale_size > 1 ? 1 : 0;
+  p.causal = problem.causal ? 1 : 0;
+  p.window = static_cast<int>(std::min(problem.sliding_window, kMaxInt));
+  p.scale = problem.scale;
+  p.soft_cap = problem.soft_cap;
+  // Positions are 32-bit; the margin keeps the ends of the last tiles from overflowing.
+  p.max_context = static_cast<int>(std::min(problem.max_context(), kMaxInt - 4096));
+  p.workers = config.workers;
+  p.prefill_tile_rows = config.tile_rows;
+  p.decode_max_rows = config.decode_max_rows;
+  p.partial_capacity = static_cast<int>(layout.partial_capacity);
+  p.batch_invariant = problem.batch_invariant ? 1 : 0;
+  return p;
+}
+
+std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
+  struct Case {
+    DType query, cache, out;
+    int64_t head_dim;
+    float soft_cap;
+  };
+  constexpr DType kBF16 = DType::kBF16, kF16 = DType::kF16, kF32 = DType::kF32;
+  cuda::DeviceInfo device;
+  device.compute_major = 8;
+  device.num_sms = 108;
+  device.max_shared_memory_per_block = (arch == "sm_80" ? 163 : arch == "sm_89" ? 99 : 227) * 1024;
+  std::vector<cuda::KernelSpec> specs;
+  const auto add = [&](const cuda::KernelSpec& spec) {
+    for (const cuda::KernelSpec& known : specs) {
+      if (known.source == spec.source && known.defines == spec.defines) return;
+    }
+    specs.push_back(spec);
+  };
+  for (const Case& c : {Case{kBF16, kBF16, kBF16, 128, 0}, Case{kF16, kF16, kF16, 64, 50},
+                        Case{kBF16, kBF16, kBF16, 256, 50}, Case{kF16, kF16, kF16, 3, 0},
+                        Case{kBF16, DType::kF8E4M3FN, kBF16, 128, 0},
+                        Case{kF16, DType::kF8E5M2, kF16, 80, 50}, Case{kF32, kF32, kF32, 128, 0},
+                        Case{kBF16, kF16, kF32, 255, 50}}) {
+    Problem problem;
+    problem.query_dtype = c.query;
+    problem.cache_dtype = c.cache;
+    problem.out_dtype = c.out;
+    problem.tokens = problem.max_seqs = problem.q_heads = problem.kv_heads = 1;
+    problem.num_pages = problem.page_size = problem.max_pages_per_seq = 1;
+    problem.head_dim = c.head_dim;
+    problem.soft_cap = c.soft_cap;
+    const Launches launches = MakeLaunches(problem, *ChooseConfig(problem, device));
+    add(launches.schedule);
+    add(launches.attend);
+    add(launches.finish);
+  }
+  return specs;
+}
+
+}  // namespace xla_gpu::paged_attention

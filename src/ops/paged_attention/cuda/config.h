@@ -1,0 +1,69 @@
+// From a Problem to the kernels that solve it: family, tiles, workspace, launches. Host code that
+// needs no GPU.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_CONFIG_H_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/core/status.h"
+#include "src/cuda/device.h"
+#include "src/cuda/kernel.h"
+#include "src/ops/paged_attention/cuda/params.cuh"
+#include "src/ops/paged_attention/problem.h"
+
+namespace xla_gpu::paged_attention {
+
+// kTensorCore: bf16 or f16 queries over a cache of the same type or of fp8. kSimt: plain f32
+// arithmetic for the rest.
+enum class Family { kTensorCore, kSimt };
+
+struct Config {
+  Family family = Family::kSimt;
+  int tile_rows = 0;       // query rows of a prefill item
+  int tile_keys = 0;       // keys of a stage of a prefill item (kTensorCore)
+  int blocks_per_sm = 1;   // of the attend launch
+  int workers = 0;         // its blocks
+  int shared_bytes = 0;    // its dynamic shared memory
+  int decode_max_rows = 0;  // sequences of at most so many rows are split over their keys
+};
+
+// An error where the device or the problem's size is out of what the kernels can do.
+StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device);
+
+// Byte offsets of the parts of the workspace.
+struct WorkspaceLayout {
+  int64_t header = 0;
+  int64_t sequences = 0;
+  int64_t owner_end = 0;
+  int64_t state = 0;
+  int64_t items = 0;
+  int64_t partial_max = 0;
+  int64_t partial_sum = 0;
+  int64_t partial_out = 0;
+  int64_t partial_capacity = 0;  // rows of partial results
+  int64_t total_bytes = 0;
+};
+
+// A pure function of the problem: XLA asks for it where no device is known.
+WorkspaceLayout MakeWorkspaceLayout(const Problem& problem);
+int64_t WorkspaceBytes(const Problem& problem);
+
+// The three launches of a call, in order.
+struct Launches {
+  cuda::KernelSpec schedule, attend, finish;
+  cuda::LaunchConfig schedule_launch, attend_launch, finish_launch;
+};
+Launches MakeLaunches(const Problem& problem, const Config& config);
+
+// The kernels' parameter. An error names a tensor that is not aligned to 16 bytes.
+StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const Buffers& buffers);
+
+// Each kind of kernel once, as `arch` ("sm_90a") would run it: for `xla-gpu cache warm` and for a
+// test that compiles them all.
+std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch);
+
+}  // namespace xla_gpu::paged_attention
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_CONFIG_H_

@@ -1,0 +1,225 @@
+// Few query rows of a sequence (those of a kv head's group, up to 16) against a long range of keys:
+// bound by memory. Each warp runs alone over every fourth 16 keys with its own ring of stages, so
+// that no barrier stalls the copies; at the end the four partial softmaxes are merged.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_CUH_
+
+#include "src/ops/paged_attention/cuda/softmax.cuh"
+
+namespace xla_gpu::paged_attention {
+
+inline constexpr int kDecodeKeys = 16;  // of one stage of one warp
+inline constexpr int kStageBytes = 2 * kDecodeKeys * kCacheStride;
+inline constexpr int kMostStages = kTilesBytes / kWarps / kStageBytes;
+inline constexpr int kStages = kMostStages < 6 ? kMostStages : 6;
+static_assert(kStages >= 2, "the tiles are too small for decoding");
+inline constexpr int kMergeStride = kPadded + 4;
+static_assert(kWarps * kDecodeTileRows * kMergeStride * 4 <= kTilesBytes);
+static_assert(kDecodeTileRows * kQueryStride <= kTilesBytes);
+static_assert(kWarps * kDecodeKeys == kSplitTokens);
+
+struct DecodeShared {
+  float row_scale[kDecodeTileRows];
+  float max[kWarps][kDecodeTileRows];
+  float sum[kWarps][kDecodeTileRows];
+  float factor[kWarps][kDecodeTileRows];
+};
+
+// Starts the copies of 16 keys and values. Lanes 0 to 15 hold the rows' offsets.
+__device__ __forceinline__ void CopyStage(long long offset, const char* keys, const char* values,
+                                          unsigned shared_keys) {
+  constexpr int kCopies = kDecodeKeys * kChunks;
+#pragma unroll
+  for (int base = 0; base < kCopies; base += 32) {
+    const int i = base + threadIdx.x % 32;
+    const int row = i / kChunks, chunk = i % kChunks;
+    const long long from = __shfl_sync(kAllLanes, offset, row % kDecodeKeys);
+    if (kCopies % 32 == 0 || i < kCopies) {
+      const unsigned shared = shared_keys + row * kCacheStride;
+      CopyChunk(shared, from < 0 ? nullptr : keys + from, chunk);
+      CopyChunk(shared + kDecodeKeys * kCacheStride, from < 0 ? nullptr : values + from, chunk);
+    }
+  }
+}
+
+// Adds 16 keys, in shared memory, to the warp's running softmax.
+__device__ __forceinline__ void AddKeys(const Params& p, const unsigned (&q)[kBlocks][4],
+                                        unsigned shared_keys, int key0, const Visible (&visible)[2],
+                                        const float (&cap_in)[2], RowState (&rows)[2],
+                                        float (&o)[kOutTiles][4]) {
+  float s[2][4] = {};
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    unsigned b[4];
+    KeyFragment(b, shared_keys, block);
+    Mma<Operand>(s[0], q[block], b[0], b[1]);
+    Mma<Operand>(s[1], q[block], b[2], b[3]);
+  }
+  if constexpr (SOFT_CAP) Cap(p, s, cap_in);
+  Mask(s, key0, visible);
+  float rescale[2];
+  Weigh(s, rows, rescale);
+  // Most steps raise no maximum, and multiplying by 1 changes no bit.
+  if (__any_sync(kAllLanes, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
+#pragma unroll
+    for (int i = 0; i < kOutTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) o[i][j] *= rescale[j / 2];
+    }
+  }
+  unsigned a[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) a[i] = Pack2<Operand>(s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+  for (int pair = 0; pair < kOutTiles / kValueTiles; ++pair) {
+    unsigned b[kValueTiles][2];
+    ValueFragment(b, shared_keys + kDecodeKeys * kCacheStride, pair);
+#pragma unroll
+    for (int tile = 0; tile < kValueTiles; ++tile) {
+      Mma<Operand>(o[pair * kValueTiles + tile], a, b[tile][0], b[tile][1]);
+    }
+  }
+}
+
+// Merges the four warps' results, in a fixed order, and writes the rows.
+__device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, char* shared,
+                                           DecodeShared& extra, const RowState (&rows)[2],
+                                           const float (&o)[kOutTiles][4]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  __syncthreads();  // all warps are done with their stages
+  float* merge = reinterpret_cast<float*>(shared);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = lane / 4 + h * 8;
+    const float sum = QuadSum(rows[h].sum);
+    if (lane % 4 == 0) {
+      extra.max[warp][row] = MaxLogit(rows[h]);
+      extra.sum[warp][row] = sum;
+    }
+    float* to = merge + (warp * kDecodeTileRows + row) * kMergeStride;
+#pragma unroll
+    for (int t = 0; t < kOutTiles; ++t) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) to[DimOf(t, c)] = o[t][2 * h + c];
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < kDecodeTileRows) {
+    const int row = threadIdx.x;
+    float max = extra.max[0][row];
+    for (int w = 1; w < kWarps; ++w) max = fmaxf(max, extra.max[w][row]);
+    const float base = max == -Infinity() ? 0.0f : max;
+    float sum = 0.0f;
+    float factors[kWarps];
+    for (int w = 0; w < kWarps; ++w) {
+      factors[w] = Exp2((extra.max[w][row] - base) * kLog2E);
+      sum += extra.sum[w][row] * factors[w];
+    }
+    float end = 1.0f;
+    if (row < tile.num_rows) {
+      if (tile.splits > 1) {
+        p.partial_max[PartialRow(p, tile, row)] = max;
+        p.partial_sum[PartialRow(p, tile, row)] = sum;
+      } else {
+        const long long query_row = QueryRow(p, tile, row);
+        float lse;
+        end = FinishRow(p, tile, query_row, max, sum, &lse);
+        if (p.lse != nullptr) p.lse[query_row] = lse;
+      }
+    }
+    for (int w = 0; w < kWarps; ++w) extra.factor[w][row] = factors[w] * end;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < tile.num_rows * kHeadDim; i += kThreads) {
+    const int row = i / kHeadDim, d = i % kHeadDim;
+    float value = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      value += merge[(w * kDecodeTileRows + row) * kMergeStride + d] * extra.factor[w][row];
+    }
+    if (tile.splits > 1) {
+      p.partial_out[PartialRow(p, tile, row) * kHeadDim + d] = value;
+    } else {
+      static_cast<Out*>(p.out)[QueryRow(p, tile, row) * kHeadDim + d] = FromFloat<Out>(value);
+    }
+  }
+  if constexpr (kHeadDim != kPadded) {
+    __syncthreads();
+    ZeroPadding(shared, kTilesBytes);
+  }
+}
+
+__device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, char* shared,
+                                          DecodeShared& extra) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const LogitFactor logit = MakeLogitFactor(p, tile.head);
+  const char* keys = p.k_cache + tile.head * p.head_stride;
+  const char* values = p.v_cache + tile.head * p.head_stride;
+
+  // The warp's steps: blocks of kSplitTokens keys, of which it takes its 16.
+  const int first = tile.key_begin / kSplitTokens;
+  const int end = tile.key_end > tile.key_begin ? (tile.key_end - 1) / kSplitTokens + 1 : first;
+  const auto key_of = [&](int step) { return step * kSplitTokens + warp * kDecodeKeys; };
+  const auto page_of = [&](int step) {
+    return lane < kDecodeKeys && step < end ? PageOf(p, tile, key_of(step) + lane) : -1;
+  };
+  int pages[kStages];
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) pages[i] = page_of(first + i);
+
+  // The query goes through the same shared memory, before the stages do.
+  LoadQuery<kDecodeTileRows>(p, tile, logit.negate, shared, extra.row_scale);
+  __syncthreads();
+  unsigned q[kBlocks][4];
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    QueryFragment(q[block], SharedAddress(shared), block);
+  }
+  RowState rows[2];
+  Visible visible[2];
+  float cap_in[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = lane / 4 + h * 8;
+    const float scale = kScaledQuery ? extra.row_scale[row] : 1.0f;
+    visible[h] = VisibleKeys(p, tile, row);
+    rows[h].factor = SOFT_CAP ? logit.factor : logit.factor * scale;
+    cap_in[h] = logit.cap_in * scale;
+  }
+  __syncthreads();
+  if constexpr (kHeadDim != kPadded) {  // query bytes lie where the stages have their padding
+    ZeroPadding(shared, kTilesBytes);
+    __syncthreads();
+  }
+
+  const unsigned ring = SharedAddress(shared) + warp * (kStages * kStageBytes);
+  const auto copy = [&](int step, int stage, int page) {
+    const int key = key_of(step) + lane;
+    const long long offset =
+        lane < kDecodeKeys && step < end ? KeyOffset(p, tile, key, page) : -1;
+    if (step < end) CopyStage(offset, keys, values, ring + stage * kStageBytes);
+    CommitCopies();  // also an empty group, so that counting them tells the stage
+  };
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) copy(first + i, i, pages[i]);
+  int page = pages[kStages - 1];
+
+  float o[kOutTiles][4] = {};
+  int stage = 0;
+  for (int step = first; step < end; ++step) {
+    const int ahead = step + kStages - 1;
+    copy(ahead, stage == 0 ? kStages - 1 : stage - 1, page);
+    page = page_of(ahead + 1);
+    WaitCopies<kStages - 1>();
+    __syncwarp();
+    AddKeys(p, q, ring + stage * kStageBytes, key_of(step), visible, cap_in, rows, o);
+    __syncwarp();  // before the stage is written again
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+  WaitCopies<0>();
+  MergeWarps(p, tile, shared, extra, rows, o);
+}
+
+}  // namespace xla_gpu::paged_attention
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_CUH_

@@ -1,0 +1,213 @@
+// Shared-memory tiles and tensor-core fragments: how queries, keys and values of each cache type
+// become operands of mma.m16n8k16.
+//
+// 16-bit caches are used as they are. fp8 caches stay fp8 in shared memory and become f16, exactly,
+// in registers; then the order of head dimensions within a block of 16 is permuted, the same way in
+// query and key (a dot product does not care), and undone where the output is written:
+//   fp8 lane t of a quad holds dims 4t..4t+3 of a block, 16-bit lane t holds 2t, 2t+1, 2t+8, 2t+9.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_MMA_TILE_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_MMA_TILE_CUH_
+
+#include "src/ops/paged_attention/cuda/attend.cuh"
+
+namespace xla_gpu::paged_attention {
+
+using Query = QUERY_TYPE;
+using Cache = CACHE_TYPE;
+using Out = OUT_TYPE;
+
+inline constexpr bool kFloat8 = sizeof(Cache) == 1;
+// The type of the tensor cores' operands.
+template <bool kF8>
+struct OperandOf {
+  using Type = Cache;
+};
+template <>
+struct OperandOf<true> {
+  using Type = F16;
+};
+using Operand = OperandOf<kFloat8>::Type;
+// bf16 queries on f16 operands: each row is scaled by a power of two so that its range fits.
+inline constexpr bool kScaledQuery = !kSameType<Query, Operand>;
+
+inline constexpr int kThreads = 128;
+inline constexpr int kWarps = 4;
+inline constexpr int kHeadDim = HEAD_DIM;
+inline constexpr int kAlign = kFloat8 ? 32 : 16;
+inline constexpr int kPadded = (kHeadDim + kAlign - 1) / kAlign * kAlign;
+inline constexpr int kBlocks = kPadded / 16;  // blocks of 16 head dimensions
+
+inline constexpr int kTileRows = TILE_ROWS;
+inline constexpr int kTileKeys = TILE_KEYS;
+inline constexpr int kRowTiles = kTileRows / (16 * kWarps);  // 16-row tiles of a warp
+
+// 16 bytes more than the data: rows then start in different banks.
+inline constexpr int kQueryStride = kPadded * 2 + 16;
+inline constexpr int kCacheStride = kPadded * static_cast<int>(sizeof(Cache)) + 16;
+inline constexpr int kQueryBytes = kTileRows * kQueryStride;
+inline constexpr int kKeysBytes = kTileKeys * kCacheStride;
+inline constexpr int kTilesBytes = kQueryBytes + 4 * kKeysBytes;  // two stages of keys and values
+
+// The widest copy that the rows' size and alignment allow.
+inline constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Cache));
+inline constexpr int kChunk = kRowBytes % 16 == 0  ? 16
+                              : kRowBytes % 8 == 0 ? 8
+                              : kRowBytes % 4 == 0 ? 4
+                                                   : static_cast<int>(sizeof(Cache));
+inline constexpr int kChunks = kRowBytes / kChunk;
+
+// Copies one chunk of a row; zeros where `row` is null.
+__device__ __forceinline__ void CopyChunk(unsigned shared, const char* row, int chunk) {
+  const char* from = row == nullptr ? nullptr : row + chunk * kChunk;
+  if constexpr (kChunk >= 4) {
+    CopyAsync<kChunk>(shared + chunk * kChunk, from, row != nullptr);
+  } else if constexpr (kChunk == 2) {
+    const unsigned short value =
+        row == nullptr ? 0 : *reinterpret_cast<const unsigned short*>(from);
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(shared + chunk * 2), "h"(value) : "memory");
+  } else {
+    const unsigned value = row == nullptr ? 0 : *reinterpret_cast<const unsigned char*>(from);
+    asm volatile("st.shared.b8 [%0], %1;" ::"r"(shared + chunk), "r"(value) : "memory");
+  }
+}
+
+// Zeros the bytes between head_dim and the padded size, which the copies never write: a NaN there
+// would reach the logits. All threads; the caller synchronises.
+__device__ inline void ZeroPadding(char* shared, int bytes) {
+  if constexpr (kHeadDim != kPadded) {
+    for (int i = threadIdx.x * 16; i < bytes; i += kThreads * 16) {
+      *reinterpret_cast<uint4*>(shared + i) = make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
+// Loads `kRows` query rows to shared memory as operands, by all threads; rows that do not exist
+// become 0. With `negate` their sign is turned (for a negative scale). Gives each row's factor in
+// `row_scale` if kScaledQuery.
+template <int kRows>
+__device__ inline void LoadQuery(const Params& p, const Tile& tile, bool negate, char* shared,
+                                 float* row_scale) {
+  const Query* query = static_cast<const Query*>(p.query);
+  const unsigned flip = negate ? 0x80008000u : 0u;
+  if constexpr (!kScaledQuery && kHeadDim % 8 == 0) {
+    constexpr int kRowChunks = kPadded / 8;
+    for (int i = threadIdx.x; i < kRows * kRowChunks; i += kThreads) {
+      const int row = i / kRowChunks, chunk = i % kRowChunks;
+      uint4 value = make_uint4(0, 0, 0, 0);
+      if (row < tile.num_rows && chunk * 8 < kHeadDim) {
+        value = *reinterpret_cast<const uint4*>(query + QueryRow(p, tile, row) * kHeadDim +
+                                                chunk * 8);
+        value.x ^= flip, value.y ^= flip, value.z ^= flip, value.w ^= flip;
+      }
+      *reinterpret_cast<uint4*>(shared + row * kQueryStride + chunk * 16) = value;
+    }
+  } else {
+    const int lane = threadIdx.x % 32;
+    for (int row = threadIdx.x / 32; row < kRows; row += kWarps) {
+      const bool exists = row < tile.num_rows;
+      const Query* from = exists ? query + QueryRow(p, tile, row) * kHeadDim : query;
+      float values[(kPadded + 31) / 32];
+      float largest = 0.0f;
+#pragma unroll
+      for (int j = 0; j < (kPadded + 31) / 32; ++j) {
+        const int d = j * 32 + lane;
+        values[j] = exists && d < kHeadDim ? ToFloat(from[d]) : 0.0f;
+        if (negate) values[j] = -values[j];
+        largest = fmaxf(largest, fabsf(values[j]));
+      }
+      float down = 1.0f;
+      if constexpr (kScaledQuery) {
+        for (int step = 16; step > 0; step /= 2) {
+          largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
+        }
+        // 2^exponent of the largest; f32's own limits keep both factors normal numbers.
+        int exponent = static_cast<int>(__float_as_uint(largest) >> 23);
+        exponent = largest == 0.0f ? 127 : min(max(exponent, 2), 252);
+        down = __uint_as_float(static_cast<unsigned>(254 - exponent) << 23);
+        if (lane == 0) row_scale[row] = __uint_as_float(static_cast<unsigned>(exponent) << 23);
+      }
+#pragma unroll
+      for (int j = 0; j < (kPadded + 31) / 32; ++j) {
+        const int d = j * 32 + lane;
+        if (d < kPadded) {
+          const Operand x = FromFloat<Operand>(values[j] * down);
+          *reinterpret_cast<unsigned short*>(shared + row * kQueryStride + d * 2) = x.bits;
+        }
+      }
+    }
+  }
+}
+
+// The A operand of 16 query rows (from `shared`) and head dimension block `block`.
+__device__ __forceinline__ void QueryFragment(unsigned (&a)[4], unsigned shared, int block) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (!kFloat8) {
+    LoadMatrix4(a, shared + (lane % 16) * kQueryStride + block * 32 + (lane / 16) * 16);
+  } else {
+    const unsigned at = shared + (lane / 4) * kQueryStride + block * 32 + (lane % 4) * 8;
+    asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(a[0]), "=r"(a[2]) : "r"(at) : "memory");
+    asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];"
+                 : "=r"(a[1]), "=r"(a[3])
+                 : "r"(at + 8 * kQueryStride)
+                 : "memory");
+  }
+}
+
+// The B operands of 16 keys: {b[0], b[1]} for the first eight, {b[2], b[3]} for the others.
+__device__ __forceinline__ void KeyFragment(unsigned (&b)[4], unsigned shared, int block) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (!kFloat8) {
+    LoadMatrix4(b, shared + (lane % 8 + lane / 16 * 8) * kCacheStride + block * 32 +
+                       (lane / 8 % 2) * 16);
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const unsigned at =
+          shared + (lane / 4 + half * 8) * kCacheStride + block * 16 + (lane % 4) * 4;
+      unsigned bytes;
+      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bytes) : "r"(at) : "memory");
+      b[2 * half] = F8PairToF16Pair<Cache>(bytes & 0xffffu);
+      b[2 * half + 1] = F8PairToF16Pair<Cache>(bytes >> 16);
+    }
+  }
+}
+
+// The B operands of 16 keys' values in head dimension blocks [pair * 2, pair * 2 + 2), of which
+// 16-bit types fill only the first: b[tile] for accumulator tile pair * kValueTiles + tile.
+inline constexpr int kValueTiles = kFloat8 ? 4 : 2;
+__device__ __forceinline__ void ValueFragment(unsigned (&b)[kValueTiles][2], unsigned shared,
+                                              int pair) {
+  const int lane = threadIdx.x % 32;
+  unsigned r[4];
+  LoadMatrix4Transposed(r, shared + (lane % 16) * kCacheStride + pair * 32 + (lane / 16) * 16);
+  if constexpr (!kFloat8) {
+    b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      // Bytes (key 0 dim 0, key 0 dim 1, key 1 dim 0, key 1 dim 1) -> pairs of one dimension.
+      const unsigned pairs = __byte_perm(r[i], 0, 0x3120);
+      b[i / 2 * 2][i % 2] = F8PairToF16Pair<Cache>(pairs & 0xffffu);
+      b[i / 2 * 2 + 1][i % 2] = F8PairToF16Pair<Cache>(pairs >> 16);
+    }
+  }
+}
+
+// Accumulator tiles, and the head dimension of element `column` (0 or 1) of tile `tile`.
+inline constexpr int kOutTiles = kPadded / 8;
+__device__ __forceinline__ int DimOf(int tile, int column) {
+  const int t = threadIdx.x % 4;
+  if constexpr (!kFloat8) return tile * 8 + t * 2 + column;
+  return tile / 2 * 16 + t * 4 + column * 2 + tile % 2;
+}
+
+// Logits in units of log2 before the row's maximum is known: see the kernels' use of `factor`.
+__device__ __forceinline__ float Capped(const Params& p, float dot, float factor) {
+  // soft_cap * tanh(x) with tanh(x) = 1 - 2 / (exp(2x) + 1), which keeps its absolute precision.
+  const float e = Exp2(dot * factor * (2.0f * kLog2E));
+  return p.soft_cap * kLog2E * (1.0f - __fdividef(2.0f, e + 1.0f));
+}
+
+}  // namespace xla_gpu::paged_attention
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_MMA_TILE_CUH_

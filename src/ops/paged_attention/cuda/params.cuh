@@ -1,0 +1,108 @@
+// What the Host hands to the kernels of one call, and what the kernels hand to each other in the
+// workspace. Included by Host and device code: no header, no type of uncertain size.
+//
+// Three launches make a call:
+//   schedule  one block reads the lengths and writes the list of work items
+//   attend    as many blocks as the device holds take items from the list until it is empty
+//   finish    merges split items, and writes the rows that no item wrote: padding and NaN
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PARAMS_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PARAMS_CUH_
+
+namespace xla_gpu::paged_attention {
+
+// A row is one (query token, query head of the group) pair of a sequence and kv head:
+// row = query token * group size + head in group. Items are tiles of consecutive rows.
+inline constexpr int kDecodeTileRows = 16;  // the M of one tensor-core instruction
+inline constexpr int kSplitTokens = 64;     // KV ranges of splits are multiples of this
+inline constexpr int kScheduleThreads = 1024;
+// Batch-invariant mode: the split of a sequence depends on its own length alone.
+inline constexpr int kInvariantSplitTokens = 1024;
+inline constexpr int kInvariantMaxSplits = 8;
+
+enum ItemKind : int { kDecodeItem = 0, kPrefillItem = 1 };
+
+struct WorkItem {
+  int seq;
+  int first_row;
+  int split;
+  int kind;
+};
+
+enum SequenceState : int { kUnused = 0, kValid = 1, kInvalid = 2 };
+
+struct SequenceInfo {
+  int query_begin;    // query_start_loc
+  int query_len;
+  int context_len;
+  int first_token;    // the first of its query tokens that is its own, counted from query_begin
+  int tile_rows;      // of its items
+  int splits;         // 1: the items write the output themselves
+  int partial_begin;  // first row in the partial results, if splits > 1
+  int kind;
+};
+
+struct WorkHeader {
+  unsigned num_items;       // of the list; each stands for kv_heads pieces of work
+  unsigned next_item;       // the next (item, kv head) that nobody has taken
+  unsigned num_seqs;        // clamped to [0, max_seqs]
+  unsigned any_invalid;     // 1: some sequence has invalid lengths
+};
+
+struct Params {
+  // Tensors. The cache bases have the layout's offset applied.
+  const void* query;
+  const char* k_cache;
+  const char* v_cache;
+  const int* context_lens;
+  const int* block_tables;
+  const int* query_start_loc;
+  const int* num_seqs;
+  const float* sinks;
+  const float* k_scale;
+  const float* v_scale;
+  void* out;
+  float* lse;
+
+  // Workspace.
+  WorkHeader* header;
+  SequenceInfo* sequences;  // [max_seqs]
+  int* owner_end;           // [max_seqs]: end of the rows of valid sequences so far, for searching
+  int* state;               // [max_seqs]: SequenceState
+  WorkItem* items;          // [item_capacity]
+  float* partial_max;       // [partial_capacity], natural logarithm units
+  float* partial_sum;       // [partial_capacity]
+  float* partial_out;       // [partial_capacity, head_dim], not normalised
+
+  // Cache strides in bytes, the same for K and V.
+  long long page_stride;
+  long long token_stride;
+  long long head_stride;
+
+  int tokens;
+  int q_heads;
+  int kv_heads;
+  int group_size;
+  int head_dim;
+  int num_pages;
+  int page_size;
+  int max_seqs;
+  int max_pages;
+  int k_scale_step;  // 0: one scale for all heads, 1: one a head
+  int v_scale_step;
+  int causal;
+  int window;  // 0: none
+  float scale;
+  float soft_cap;
+
+  // For the schedule.
+  int max_context;
+  int workers;           // blocks of the attend launch
+  int prefill_tile_rows;
+  int decode_max_rows;   // sequences of at most so many rows go the decode way
+  int partial_capacity;
+  int batch_invariant;
+};
+
+}  // namespace xla_gpu::paged_attention
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PARAMS_CUH_

@@ -1,0 +1,223 @@
+// Many query rows of a sequence against its keys: four warps share tiles of keys and values, each
+// warp owns its rows. Two stages: the copies of the next tile run while this one is computed.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_CUH_
+
+#include "src/ops/paged_attention/cuda/softmax.cuh"
+
+namespace xla_gpu::paged_attention {
+
+struct PrefillShared {
+  long long offsets[2][kTileKeys];  // where the rows of a tile lie in the cache; -1: zeros
+  float row_scale[kTileRows];
+};
+
+// Starts the copies of one tile of keys and values.
+__device__ __forceinline__ void CopyTile(const Params& p, const long long* offsets,
+                                         const char* keys, const char* values,
+                                         unsigned shared_keys) {
+  constexpr int kCopies = kTileKeys * kChunks;
+#pragma unroll
+  for (int i = threadIdx.x; i < kCopies; i += kThreads) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    const long long offset = offsets[row];
+    const unsigned shared = shared_keys + row * kCacheStride;
+    CopyChunk(shared, offset < 0 ? nullptr : keys + offset, chunk);
+    CopyChunk(shared + kKeysBytes, offset < 0 ? nullptr : values + offset, chunk);
+  }
+}
+
+// One warp's logits of 16 * kRowTiles rows and kTileKeys keys.
+__device__ __forceinline__ void DotProducts(float (&s)[kRowTiles][kTileKeys / 8][4],
+                                            unsigned query, unsigned keys) {
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    unsigned a[kRowTiles][4];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) QueryFragment(a[m], query + m * 16 * kQueryStride, block);
+#pragma unroll
+    for (int n = 0; n < kTileKeys / 16; ++n) {
+      unsigned b[4];
+      KeyFragment(b, keys + n * 16 * kCacheStride, block);
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        Mma<Operand>(s[m][2 * n], a[m], b[0], b[1]);
+        Mma<Operand>(s[m][2 * n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// o += weights * values.
+__device__ __forceinline__ void AddValues(float (&o)[kRowTiles][kOutTiles][4],
+                                          const float (&s)[kRowTiles][kTileKeys / 8][4],
+                                          unsigned values) {
+#pragma unroll
+  for (int n = 0; n < kTileKeys / 16; ++n) {
+    unsigned a[kRowTiles][4];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float(&tile)[4] = s[m][2 * n + i / 2];
+        a[m][i] = Pack2<Operand>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+      }
+    }
+#pragma unroll
+    for (int pair = 0; pair < kOutTiles / kValueTiles; ++pair) {
+      unsigned b[kValueTiles][2];
+      ValueFragment(b, values + n * 16 * kCacheStride, pair);
+#pragma unroll
+      for (int tile = 0; tile < kValueTiles; ++tile) {
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+          Mma<Operand>(o[m][pair * kValueTiles + tile], a[m], b[tile][0], b[tile][1]);
+        }
+      }
+    }
+  }
+}
+
+// Writes one row's elements that this thread holds: final ones, or partial sums.
+__device__ __forceinline__ void WritePrefillRow(const Params& p, const Tile& tile, int row,
+                                                const float (&o)[kOutTiles][4], int half,
+                                                const RowState& state) {
+  const float sum = QuadSum(state.sum);
+  if (row >= tile.num_rows) return;
+  const float max_logit = MaxLogit(state);
+  const bool first_lane = threadIdx.x % 4 == 0;
+  if (tile.splits > 1) {
+    const long long at = PartialRow(p, tile, row);
+    if (first_lane) {
+      p.partial_max[at] = max_logit;
+      p.partial_sum[at] = sum;
+    }
+    float* out = p.partial_out + at * kHeadDim;
+#pragma unroll
+    for (int t = 0; t < kOutTiles; ++t) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int d = DimOf(t, c);
+        if (d < kHeadDim) out[d] = o[t][2 * half + c];
+      }
+    }
+    return;
+  }
+  const long long query_row = QueryRow(p, tile, row);
+  float lse;
+  const float factor = FinishRow(p, tile, query_row, max_logit, sum, &lse);
+  const bool sees_nothing = sum == 0.0f;
+  if (p.lse != nullptr && first_lane) p.lse[query_row] = lse;
+  Out* out = static_cast<Out*>(p.out) + query_row * kHeadDim;
+  // Pairs of neighbours go out together: (t, 0) and (t, 1), in fp8's order (t, c) and (t + 1, c).
+#pragma unroll
+  for (int t = 0; t < kOutTiles; ++t) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      if ((kFloat8 ? t % 2 : c) != 0) continue;
+      const int d = DimOf(t, c);
+      float x = o[t][2 * half + c];
+      float y = kFloat8 ? o[kFloat8 ? t + 1 : t][2 * half + c] : o[t][2 * half + 1];
+      x = sees_nothing ? 0.0f : x * factor;
+      y = sees_nothing ? 0.0f : y * factor;
+      if constexpr (kHeadDim % 2 == 0 && sizeof(Out) == 2) {
+        if (d < kHeadDim) *reinterpret_cast<unsigned*>(out + d) = Pack2<Out>(x, y);
+      } else {
+        if (d < kHeadDim) out[d] = FromFloat<Out>(x);
+        if (d + 1 < kHeadDim) out[d + 1] = FromFloat<Out>(y);
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, char* shared,
+                                           PrefillShared& extra) {
+  const int tid = threadIdx.x, lane = tid % 32;
+  const int warp_row = tid / 32 * (16 * kRowTiles);
+  const LogitFactor logit = MakeLogitFactor(p, tile.head);
+  const char* keys = p.k_cache + tile.head * p.head_stride;
+  const char* values = p.v_cache + tile.head * p.head_stride;
+  const unsigned query_tile = SharedAddress(shared) + warp_row * kQueryStride;
+  const unsigned cache_tiles = SharedAddress(shared) + kQueryBytes;
+
+  const int first = tile.key_begin / kTileKeys;
+  const int end = tile.key_end > tile.key_begin ? (tile.key_end - 1) / kTileKeys + 1 : first;
+
+  // Query, and the first tile of keys.
+  const auto page_of = [&](int t) { return tid < kTileKeys ? PageOf(p, tile, t * kTileKeys + tid) : -1; };
+  const auto put_offsets = [&](int t, int page) {
+    if (tid < kTileKeys) {
+      extra.offsets[t % 2][tid] = KeyOffset(p, tile, t * kTileKeys + tid, page);
+    }
+  };
+  const auto copy = [&](int t) {
+    CopyTile(p, extra.offsets[t % 2], keys, values, cache_tiles + t % 2 * (2 * kKeysBytes));
+    CommitCopies();
+  };
+  put_offsets(first, page_of(first));
+  LoadQuery<kTileRows>(p, tile, logit.negate, shared, extra.row_scale);
+  __syncthreads();
+  if (first < end) copy(first);
+  int page = page_of(first + 1);
+
+  RowState rows[kRowTiles][2];
+  Visible visible[kRowTiles][2];
+  float cap_in[kRowTiles][2];
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = warp_row + m * 16 + h * 8 + lane / 4;
+      const float scale = kScaledQuery ? extra.row_scale[row] : 1.0f;
+      visible[m][h] = VisibleKeys(p, tile, row);
+      rows[m][h].factor = SOFT_CAP ? logit.factor : logit.factor * scale;
+      cap_in[m][h] = logit.cap_in * scale;
+    }
+  }
+  // What every row of the warp sees, and what some row sees.
+  const Visible first_row = VisibleKeys(p, tile, warp_row);
+  Visible last_row = VisibleKeys(p, tile, warp_row + 16 * kRowTiles - 1);
+  if (warp_row >= tile.num_rows) last_row.end = 0;  // no row: this warp only helps to copy
+
+  float o[kRowTiles][kOutTiles][4] = {};
+  for (int t = first; t < end; ++t) {
+    put_offsets(t + 1, page);
+    WaitCopies<0>();
+    __syncthreads();  // tile t is here for all, and nobody still computes on tile t - 1
+    if (t + 1 < end) copy(t + 1);
+    page = page_of(t + 2);
+
+    const int key0 = t * kTileKeys;
+    if (key0 >= last_row.end || key0 + kTileKeys <= first_row.begin) continue;
+    const unsigned tile_keys = cache_tiles + t % 2 * (2 * kKeysBytes);
+    float s[kRowTiles][kTileKeys / 8][4] = {};
+    DotProducts(s, query_tile, tile_keys);
+
+    const bool mask = key0 < last_row.begin || key0 + kTileKeys > first_row.end;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      if constexpr (SOFT_CAP) Cap(p, s[m], cap_in[m]);
+      if (mask) Mask(s[m], key0, visible[m]);
+      float rescale[2];
+      Weigh(s[m], rows[m], rescale);
+#pragma unroll
+      for (int i = 0; i < kOutTiles; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) o[m][i][j] *= rescale[j / 2];
+      }
+    }
+    AddValues(o, s, tile_keys + kKeysBytes);
+  }
+
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      WritePrefillRow(p, tile, warp_row + m * 16 + h * 8 + lane / 4, o[m], h, rows[m][h]);
+    }
+  }
+}
+
+}  // namespace xla_gpu::paged_attention
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_CUH_

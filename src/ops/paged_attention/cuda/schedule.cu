@@ -1,0 +1,318 @@
+// paged_attention, first launch: from the lengths, which only the device knows, to a list of work.
+//
+// One block. It validates each sequence's lengths, decides which rows are whose, how the key ranges
+// are split so that all workers are busy to the end, and writes the items. The list of the long
+// prefill items comes first, longest first within a sequence: workers take items as they get free.
+#include "src/ops/paged_attention/cuda/params.cuh"
+
+namespace xla_gpu::paged_attention {
+namespace {
+
+constexpr int kWarps = kScheduleThreads / 32;
+constexpr unsigned kAll = 0xffffffffu;
+
+__device__ __forceinline__ int Min(int a, int b) { return a < b ? a : b; }
+__device__ __forceinline__ int Max(int a, int b) { return a > b ? a : b; }
+__device__ __forceinline__ int CeilDiv(int a, int b) { return (a + b - 1) / b; }
+
+struct Sum {
+  static __device__ int Combine(int a, int b) { return a + b; }
+};
+struct Maximum {
+  static __device__ int Combine(int a, int b) { return Max(a, b); }
+};
+
+// Inclusive scan over the block, of values >= 0. `scratch`: kWarps ints.
+template <typename Op>
+__device__ int BlockScan(int value, int* scratch) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(kAll, value, step);
+    if (lane >= step) value = Op::Combine(value, other);
+  }
+  __syncthreads();  // the scratch of the scan before is read
+  if (lane == 31) scratch[warp] = value;
+  __syncthreads();
+  if (warp == 0) {
+    int total = scratch[lane];
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(kAll, total, step);
+      if (lane >= step) total = Op::Combine(total, other);
+    }
+    scratch[lane] = total;
+  }
+  __syncthreads();
+  return warp == 0 ? value : Op::Combine(value, scratch[warp - 1]);
+}
+
+struct Totals {
+  unsigned long long decode_tokens;  // keys times tiles, over all decode sequences
+  unsigned long long prefill_rows;
+  int decode_tiles;
+  int decode_max_span;
+  int prefill_tiles;
+  int prefill_max_span;
+  unsigned any_invalid;
+};
+
+// How the key ranges are cut.
+struct Splits {
+  int decode_tokens;  // most tokens of one decode item
+  int prefill;        // pieces of each prefill tile
+};
+
+// What a sequence asks for.
+struct Shape {
+  int rows;   // of all its query tokens
+  int tiles;  // over the rows that are its own
+  int span;   // keys that some row sees
+  bool decode;
+};
+
+__device__ Shape ShapeOf(const Params& p, const SequenceInfo& info) {
+  Shape shape;
+  shape.rows = info.query_len * p.group_size;
+  shape.decode = shape.rows <= p.decode_max_rows;
+  const int own = (info.query_len - info.first_token) * p.group_size;
+  shape.tiles = CeilDiv(Max(own, 0), shape.decode ? kDecodeTileRows : p.prefill_tile_rows);
+  const int first_pos = info.context_len - info.query_len + info.first_token;
+  const int first_key = p.window == 0 ? 0 : Max(0, first_pos - p.window + 1);
+  shape.span = Max(info.context_len - first_key, 1);
+  return shape;
+}
+
+// Reads the lengths of all sequences, writes their SequenceInfo (but for the splits), and adds up.
+__device__ void ReadSequences(const Params& p, int num_seqs, int* scratch, Totals& totals) {
+  int owned = 0;  // end of the rows that belong to valid sequences before this chunk
+  for (int base = 0; base < num_seqs; base += kScheduleThreads) {
+    const int s = base + static_cast<int>(threadIdx.x);
+    const bool used = s < num_seqs;
+    const int begin = used ? p.query_start_loc[s] : 0;
+    const int end = used ? p.query_start_loc[s + 1] : 0;
+    const int context = used ? p.context_lens[s] : 0;
+    const bool valid = used && begin >= 0 && begin <= end && end <= p.tokens && context >= 0 &&
+                       context <= p.max_context && context >= end - begin;
+    const int inclusive = Max(owned, BlockScan<Maximum>(valid ? end : 0, scratch));
+    // The end before this sequence: its left neighbour's.
+    int before = __shfl_up_sync(kAll, inclusive, 1);
+    if (threadIdx.x % 32 == 0) {
+      before = threadIdx.x == 0 ? owned : Max(owned, scratch[threadIdx.x / 32 - 1]);
+    }
+    if (used) {
+      SequenceInfo info = {};
+      info.splits = 1;
+      if (valid) {
+        info.query_begin = begin;
+        info.query_len = end - begin;
+        info.context_len = context;
+        info.first_token = Min(Max(before - begin, 0), info.query_len);
+        const Shape shape = ShapeOf(p, info);
+        info.tile_rows = shape.decode ? kDecodeTileRows : p.prefill_tile_rows;
+        info.kind = shape.decode ? kDecodeItem : kPrefillItem;
+        if (shape.tiles > 0 && shape.decode) {
+          atomicAdd(&totals.decode_tokens,
+                    static_cast<unsigned long long>(shape.span) * shape.tiles);
+          atomicAdd(&totals.decode_tiles, shape.tiles);
+          atomicMax(&totals.decode_max_span, shape.span);
+        } else if (shape.tiles > 0) {
+          atomicAdd(&totals.prefill_rows, static_cast<unsigned long long>(shape.rows));
+          atomicAdd(&totals.prefill_tiles, shape.tiles);
+          atomicMax(&totals.prefill_max_span, shape.span);
+        }
+      } else {
+        totals.any_invalid = 1;
+      }
+      p.sequences[s] = info;
+      p.owner_end[s] = inclusive;
+      p.state[s] = valid ? kValid : kInvalid;
+    }
+    owned = Max(owned, scratch[kWarps - 1]);
+  }
+}
+
+__device__ int DecodeSplits(const Params& p, const Shape& shape, int split_tokens) {
+  if (p.batch_invariant) {
+    return Min(kInvariantMaxSplits, CeilDiv(shape.span, kInvariantSplitTokens));
+  }
+  return CeilDiv(shape.span, split_tokens);
+}
+
+// Prefill tiles are split only where they are too few to fill the device.
+__device__ int ChoosePrefillSplits(const Params& p, const Totals& totals) {
+  const long long pieces = static_cast<long long>(totals.prefill_tiles) * p.kv_heads;
+  if (p.batch_invariant || pieces == 0 || pieces * 2 > p.workers) return 1;
+  const long long rows = static_cast<long long>(totals.prefill_rows) * p.kv_heads;
+  int splits = Min(static_cast<int>(p.workers / pieces), Max(1, totals.prefill_max_span / 512));
+  splits = Min(splits, static_cast<int>(p.partial_capacity / 2 / rows));
+  return Max(splits, 1);
+}
+
+// The length that, of 32 candidates, ends soonest: each warp judges one of them. The estimate is
+// waves of items over the workers, with a fixed cost an item.
+__device__ int ChooseDecodeSplit(const Params& p, const Totals& totals, int num_seqs,
+                                 long long partial_rows_left, float* costs, int* lengths) {
+  constexpr float kItemTokens = 128;  // what starting and ending an item costs, in tokens
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const long long pieces = static_cast<long long>(totals.decode_tiles) * p.kv_heads;
+  const long long tokens = static_cast<long long>(totals.decode_tokens) * p.kv_heads;
+  long long length;
+  if (warp < 8) {  // so many splits of the longest sequence
+    length = (totals.decode_max_span + warp) / (warp + 1);
+  } else if (warp < 16) {  // so many full waves, if all are of one length
+    const long long splits = (warp - 7LL) * p.workers / (pieces > 0 ? pieces : 1);
+    length = splits > 1 ? (totals.decode_max_span + splits - 1) / splits : totals.decode_max_span;
+  } else {  // so many items a worker
+    length = tokens / ((warp - 15LL) * p.workers) + 1;
+  }
+  if (length > totals.decode_max_span) length = totals.decode_max_span;
+  const int split_tokens =
+      Max(static_cast<int>((length + kSplitTokens - 1) / kSplitTokens) * kSplitTokens,
+          2 * kSplitTokens);
+
+  long long items = 0, partial_rows = 0;
+  for (int s = lane; s < num_seqs; s += 32) {
+    if (p.state[s] != kValid) continue;
+    const Shape shape = ShapeOf(p, p.sequences[s]);
+    if (!shape.decode || shape.tiles == 0) continue;
+    const int splits = CeilDiv(shape.span, split_tokens);
+    items += static_cast<long long>(splits) * shape.tiles;
+    if (splits > 1) partial_rows += static_cast<long long>(splits) * shape.rows;
+  }
+  for (int step = 16; step > 0; step /= 2) {
+    items += __shfl_xor_sync(kAll, items, step);
+    partial_rows += __shfl_xor_sync(kAll, partial_rows, step);
+  }
+  if (lane == 0) {
+    items *= p.kv_heads;
+    const float waves = static_cast<float>((items + p.workers - 1) / p.workers);
+    const float mean = items > 0 ? static_cast<float>(tokens) / static_cast<float>(items) : 0.0f;
+    const float by_waves = waves * (mean + kItemTokens);
+    const float longest = static_cast<float>(split_tokens) + kItemTokens;
+    float cost = by_waves > longest ? by_waves : longest;
+    // Without any split nothing is merged, so that the first candidate always fits.
+    if (partial_rows * p.kv_heads > partial_rows_left) cost = 3.0e38f;
+    costs[warp] = cost;
+    lengths[warp] = split_tokens;
+  }
+  __syncthreads();
+  int best = 0;
+  for (int i = 1; i < kWarps; ++i) {
+    if (costs[i] < costs[best]) best = i;
+  }
+  return costs[best] < 3.0e38f ? lengths[best] : 0x7fffff00;
+}
+
+// The entry of `ends` (an inclusive prefix sum) that holds `index`.
+__device__ int FindOwner(const int* ends, int count, int index) {
+  int low = 0, high = count - 1;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (ends[middle] > index) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+struct Chunk {
+  int decode_end[kScheduleThreads];
+  int prefill_end[kScheduleThreads];
+  int splits[kScheduleThreads];
+  int tiles[kScheduleThreads];
+};
+
+// Gives each sequence its splits and its place among the partial results, and writes the items.
+__device__ unsigned WriteItems(const Params& p, const Totals& totals, const Splits& chosen,
+                               int num_seqs, int* scratch, Chunk& chunk) {
+  const int tid = threadIdx.x;
+  int prefill_base = 0;
+  int decode_base = totals.prefill_tiles * chosen.prefill;
+  int partial_base = 0;
+  for (int base = 0; base < num_seqs; base += kScheduleThreads) {
+    const int s = base + tid;
+    SequenceInfo info = {};
+    Shape shape = {};
+    int splits = 1, decode_items = 0, prefill_items = 0, partial_rows = 0;
+    if (s < num_seqs && p.state[s] == kValid) {
+      info = p.sequences[s];
+      shape = ShapeOf(p, info);
+      splits = shape.decode ? DecodeSplits(p, shape, chosen.decode_tokens) : chosen.prefill;
+      (shape.decode ? decode_items : prefill_items) = shape.tiles * splits;
+      if (splits > 1 && shape.tiles > 0) partial_rows = shape.rows * p.kv_heads * splits;
+    }
+    const int decode_end = BlockScan<Sum>(decode_items, scratch);
+    const int decode_total = scratch[kWarps - 1];
+    const int prefill_end = BlockScan<Sum>(prefill_items, scratch);
+    const int prefill_total = scratch[kWarps - 1];
+    const int partial_end = BlockScan<Sum>(partial_rows, scratch);
+    const int partial_total = scratch[kWarps - 1];
+    chunk.decode_end[tid] = decode_end;
+    chunk.prefill_end[tid] = prefill_end;
+    chunk.splits[tid] = splits;
+    chunk.tiles[tid] = shape.tiles;
+    if (s < num_seqs && p.state[s] == kValid) {
+      info.splits = splits;
+      info.partial_begin = partial_base + partial_end - partial_rows;
+      p.sequences[s] = info;
+    }
+    __syncthreads();
+
+    const int count = Min(kScheduleThreads, num_seqs - base);
+    for (int i = tid; i < prefill_total; i += kScheduleThreads) {
+      const int owner = FindOwner(chunk.prefill_end, count, i);
+      const int from_end = chunk.prefill_end[owner] - 1 - i;  // the last tile sees most keys
+      const int tile = from_end / chunk.splits[owner];
+      const int first_row = p.sequences[base + owner].first_token * p.group_size;
+      p.items[prefill_base + i] = {base + owner, first_row + tile * p.prefill_tile_rows,
+                                   from_end % chunk.splits[owner], kPrefillItem};
+    }
+    for (int i = tid; i < decode_total; i += kScheduleThreads) {
+      const int owner = FindOwner(chunk.decode_end, count, i);
+      const int from_end = chunk.decode_end[owner] - 1 - i;
+      const int tile = from_end / chunk.splits[owner];
+      const int first_row = p.sequences[base + owner].first_token * p.group_size;
+      p.items[decode_base + i] = {base + owner, first_row + tile * kDecodeTileRows,
+                                  from_end % chunk.splits[owner], kDecodeItem};
+    }
+    prefill_base += prefill_total;
+    decode_base += decode_total;
+    partial_base += partial_total;
+    __syncthreads();
+  }
+  return static_cast<unsigned>(decode_base);
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kScheduleThreads)
+    paged_attention_schedule(const __grid_constant__ Params p) {
+  __shared__ int scratch[kWarps];
+  __shared__ float costs[kWarps];
+  __shared__ int lengths[kWarps];
+  __shared__ Totals totals;
+  __shared__ Chunk chunk;
+
+  const int num_seqs = Min(Max(p.num_seqs[0], 0), p.max_seqs);
+  if (threadIdx.x == 0) totals = {};
+  __syncthreads();
+  ReadSequences(p, num_seqs, scratch, totals);
+  __syncthreads();
+
+  Splits chosen;
+  chosen.prefill = ChoosePrefillSplits(p, totals);
+  const long long prefill_partial =
+      chosen.prefill > 1
+          ? static_cast<long long>(totals.prefill_rows) * p.kv_heads * chosen.prefill
+          : 0;
+  chosen.decode_tokens = ChooseDecodeSplit(p, totals, num_seqs,
+                                           p.partial_capacity - prefill_partial, costs, lengths);
+  const unsigned num_items = WriteItems(p, totals, chosen, num_seqs, scratch, chunk);
+  if (threadIdx.x == 0) {
+    *p.header = {num_items, static_cast<unsigned>(p.workers), static_cast<unsigned>(num_seqs),
+                 totals.any_invalid};
+  }
+}
+
+}  // namespace xla_gpu::paged_attention

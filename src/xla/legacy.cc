@@ -1,0 +1,193 @@
+#include "src/xla/legacy.h"
+
+#include <array>
+#include <exception>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "src/core/op_registry.h"
+#include "src/core/plan_cache.h"
+#include "src/core/strings.h"
+
+namespace xla_gpu::xla {
+namespace {
+
+// The decoded text of every call site met so far. A look-up allocates nothing.
+class SiteCache {
+ public:
+  // More call sites than a program has; past it the cache starts anew.
+  static constexpr size_t kMaxSites = 4096;
+
+  static SiteCache& Global() {
+    static auto* cache = new SiteCache;
+    return *cache;
+  }
+
+  StatusOr<std::shared_ptr<const LegacySite>> GetOrDecode(std::string_view opaque) {
+    {
+      std::shared_lock<std::shared_mutex> lock(mutex_);
+      auto found = sites_.find(opaque);
+      if (found != sites_.end()) return found->second;
+    }
+    XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const LegacySite> site, MakeLegacySite(opaque));
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    if (sites_.size() >= kMaxSites) sites_.clear();
+    return sites_.try_emplace(std::string(opaque), std::move(site)).first->second;
+  }
+
+ private:
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(std::string_view key) const { return std::hash<std::string_view>{}(key); }
+  };
+
+  std::shared_mutex mutex_;
+  std::unordered_map<std::string, std::shared_ptr<const LegacySite>, Hash, std::equal_to<>> sites_;
+};
+
+// The call's tensors with their data, on the stack.
+struct BoundCall {
+  std::array<TensorView, kMaxOpaqueTensors> args;
+  std::array<TensorView, kMaxOpaqueTensors> results;
+  size_t num_args = 0;
+  size_t num_results = 0;
+
+  std::span<const TensorView> results_span() const { return {results.data(), num_results}; }
+};
+
+void Bind(const LegacySite& site, Platform platform, const LegacyBuffers& buffers,
+          BoundCall& bound) {
+  const size_t num_args = bound.num_args = site.args.size();
+  const size_t num_results = bound.num_results = site.results.size();
+  const bool tuple = num_results != 1;
+  for (size_t i = 0; i < num_args; ++i) {
+    bound.args[i] = site.args[i];
+    if (platform == Platform::kCuda) {
+      bound.args[i].data = buffers.buffers == nullptr ? nullptr : buffers.buffers[i];
+    } else {
+      bound.args[i].data = buffers.in == nullptr ? nullptr : const_cast<void*>(buffers.in[i]);
+    }
+  }
+  for (size_t i = 0; i < num_results; ++i) {
+    bound.results[i] = site.results[i];
+    if (platform == Platform::kCuda) {
+      bound.results[i].data = buffers.buffers == nullptr ? nullptr : buffers.buffers[num_args + i];
+    } else if (tuple) {
+      bound.results[i].data =
+          buffers.out == nullptr ? nullptr : static_cast<void**>(buffers.out)[i];
+    } else {
+      bound.results[i].data = buffers.out;
+    }
+  }
+}
+
+Status RunBound(const LegacySite& site, Platform platform, const BoundCall& bound, void* stream) {
+  const Call call{{bound.args.data(), bound.num_args}, bound.results_span(), &site.attributes};
+  ExecutionContext context;
+  context.stream = stream;
+  if (platform == Platform::kHost) context.thread_pool = &DefaultThreadPool();
+  return RunOp(*site.op, platform, call, context);
+}
+
+void RunLegacyText(size_t slot, Platform platform, const char* opaque, size_t opaque_len,
+                   const LegacyBuffers& buffers, const LegacyCaller& caller) {
+  const Op& op = *OpRegistry::Global().ops()[slot];
+  Status status;
+  try {
+    const std::string_view text = opaque == nullptr ? "" : std::string_view(opaque, opaque_len);
+    auto site = SiteCache::Global().GetOrDecode(text);
+    if (site.ok() && (*site)->op == &op) {
+      RunLegacySite(**site, platform, buffers, caller);
+      return;
+    }
+    status = site.ok()
+                 ? InvalidArgument(StrCat(op.name, ": opaque names the op '", (*site)->op->name,
+                                          "' but the target is that of ", op.name))
+                 : Status(site.status().code(), StrCat(op.name, ": ", site.status().message()));
+  } catch (const std::exception& e) {  // nothing may unwind into the runtime
+    status = Internal(StrCat(op.name, ": ", e.what()));
+  }
+  ReportFailure(status, platform, {}, caller);
+}
+
+// A legacy handler has no user data, so each op slot has functions of its own. The return address
+// tells the runtime that called, hence it is taken in the handler itself.
+template <size_t slot>
+void CudaOriginal(void* stream, void** buffers, const char* opaque, size_t opaque_len) {
+  RunLegacyText(slot, Platform::kCuda, opaque, opaque_len, {.buffers = buffers},
+                {.stream = stream, .return_address = __builtin_return_address(0)});
+}
+
+template <size_t slot>
+void CudaStatusReturning(void* stream, void** buffers, const char* opaque, size_t opaque_len,
+                         void* status) {
+  RunLegacyText(
+      slot, Platform::kCuda, opaque, opaque_len, {.buffers = buffers},
+      {.stream = stream, .status = status, .return_address = __builtin_return_address(0)});
+}
+
+template <size_t slot>
+void HostUnified(void* out, const void** in, const char* opaque, size_t opaque_len, void* status) {
+  RunLegacyText(slot, Platform::kHost, opaque, opaque_len, {.out = out, .in = in},
+                {.status = status, .return_address = __builtin_return_address(0)});
+}
+
+struct SlotHandlers {
+  void (*cuda_original)(void*, void**, const char*, size_t);
+  void (*cuda_status_returning)(void*, void**, const char*, size_t, void*);
+  void (*host_unified)(void*, const void**, const char*, size_t, void*);
+};
+
+template <size_t... slots>
+constexpr auto MakeHandlers(std::index_sequence<slots...>) {
+  return std::array<SlotHandlers, sizeof...(slots)>{
+      SlotHandlers{&CudaOriginal<slots>, &CudaStatusReturning<slots>, &HostUnified<slots>}...};
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<const LegacySite>> MakeLegacySite(std::string_view opaque) {
+  auto site = std::make_unique<LegacySite>();
+  XLA_GPU_ASSIGN_OR_RETURN(site->call, DecodeOpaque(opaque));
+  auto op = OpRegistry::Global().Get(site->call.op);
+  if (!op.ok()) return Status(op.status().code(), StrCat("opaque: op: ", op.status().message()));
+  site->op = *op;
+  XLA_GPU_ASSIGN_OR_RETURN(site->attributes, ViewAttributes(site->call));
+  site->args = ViewTensors(site->call.args);
+  site->results = ViewTensors(site->call.results);
+  return std::unique_ptr<const LegacySite>(std::move(site));
+}
+
+void RunLegacySite(const LegacySite& site, Platform platform, const LegacyBuffers& buffers,
+                   const LegacyCaller& caller) {
+  BoundCall bound;
+  Status status;
+  try {
+    Bind(site, platform, buffers, bound);
+    status = RunBound(site, platform, bound, caller.stream);
+  } catch (const std::exception& e) {  // nothing may unwind into the runtime
+    status = Internal(StrCat(site.op->name, ": ", e.what()));
+  }
+  if (!status.ok()) ReportFailure(status, platform, bound.results_span(), caller);
+}
+
+StatusOr<void*> LegacyHandler(const Op& op, Platform platform, int api_version) {
+  static constexpr auto kHandlers = MakeHandlers(std::make_index_sequence<OpRegistry::kMaxOps>{});
+  if (api_version < 1 || api_version > 3) {
+    return InvalidArgument(StrCat("api_version is ", api_version, "; legacy are 1, 2 and 3"));
+  }
+  const SlotHandlers& handlers = kHandlers[static_cast<size_t>(OpRegistry::Global().SlotOf(op))];
+  if (platform == Platform::kCuda) {
+    return api_version == 1 ? reinterpret_cast<void*>(handlers.cuda_original)
+                            : reinterpret_cast<void*>(handlers.cuda_status_returning);
+  }
+  if (api_version == 3) return reinterpret_cast<void*>(handlers.host_unified);
+  return FailedPrecondition(
+      StrCat(op.name, ": on the Host an API version ", api_version,
+             " call carries no opaque, so that a handler cannot know its shapes; bind them to an "
+             "alias (xla_gpu_alias), or use version 3 or 4"));
+}
+
+}  // namespace xla_gpu::xla

@@ -1,0 +1,68 @@
+#include "src/xla/legacy_status.h"
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+
+#include "src/core/fill.h"
+#include "src/core/strings.h"
+
+namespace xla_gpu::xla {
+namespace {
+
+constexpr size_t kMaxReported = 256;
+
+// A model calls a failing site thousands of times a second; a log wants the text once.
+void PrintOnce(const std::string& text) {
+  static std::mutex mutex;
+  static auto* reported = new std::unordered_set<std::string>;
+  std::lock_guard<std::mutex> lock(mutex);
+  if (reported->size() >= kMaxReported || !reported->insert(text).second) return;
+  std::fprintf(stderr, "xla_gpu: %s\n", text.c_str());
+  if (reported->size() == kMaxReported) {
+    std::fprintf(stderr, "xla_gpu: further errors of legacy custom calls are not shown\n");
+  }
+}
+
+}  // namespace
+
+SetFailureFn FindSetFailure(const void* address) {
+  constexpr const char* kSetter = "XlaCustomCallStatusSetFailure";
+  Dl_info caller;
+  if (dladdr(address, &caller) == 0 || caller.dli_fname == nullptr) return nullptr;
+  void* symbol = nullptr;
+  if (void* module = dlopen(caller.dli_fname, RTLD_LAZY | RTLD_NOLOAD)) {
+    symbol = dlsym(module, kSetter);
+    dlclose(module);  // only gives back the reference that RTLD_NOLOAD took
+  } else {
+    symbol = dlsym(RTLD_DEFAULT, kSetter);  // the main program, whose name dlopen may not know
+  }
+  // dlsym also looks into what the module links to, which may be another runtime.
+  Dl_info owner;
+  if (symbol == nullptr || dladdr(symbol, &owner) == 0 || owner.dli_fbase != caller.dli_fbase) {
+    return nullptr;
+  }
+  return reinterpret_cast<SetFailureFn>(symbol);
+}
+
+void ReportFailure(const Status& error, Platform platform, std::span<const TensorView> results,
+                   const LegacyCaller& caller) {
+  const std::string text = error.ToString();
+  if (caller.status != nullptr) {
+    if (SetFailureFn set_failure = FindSetFailure(caller.return_address)) {
+      set_failure(caller.status, text.data(), text.size());
+      return;
+    }
+  }
+  const Status poisoned = PoisonResults(platform, results, caller.stream);
+  const char* outcome = results.empty() ? "the results are undefined, as their types are unknown"
+                                        : "the results are NaN (zeros if ints)";
+  PrintOnce(poisoned.ok() ? StrCat(text, " [legacy custom call: ", outcome, "]")
+                          : StrCat(text, " [legacy custom call: the results are undefined: ",
+                                   poisoned.message(), "]"));
+}
+
+}  // namespace xla_gpu::xla

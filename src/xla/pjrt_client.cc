@@ -1,0 +1,347 @@
+#include "src/xla/pjrt_client.h"
+
+#include <utility>
+
+#include "pjrt_c_api.h"
+#include "src/core/strings.h"
+#include "src/xla/pjrt_args.h"
+
+namespace xla_gpu::xla {
+namespace {
+
+struct BufferType {
+  DType dtype;
+  PJRT_Buffer_Type pjrt;
+};
+constexpr BufferType kBufferTypes[] = {
+    {DType::kPred, PJRT_Buffer_Type_PRED},        {DType::kI8, PJRT_Buffer_Type_S8},
+    {DType::kI16, PJRT_Buffer_Type_S16},          {DType::kI32, PJRT_Buffer_Type_S32},
+    {DType::kI64, PJRT_Buffer_Type_S64},          {DType::kU8, PJRT_Buffer_Type_U8},
+    {DType::kU16, PJRT_Buffer_Type_U16},          {DType::kU32, PJRT_Buffer_Type_U32},
+    {DType::kU64, PJRT_Buffer_Type_U64},          {DType::kF16, PJRT_Buffer_Type_F16},
+    {DType::kF32, PJRT_Buffer_Type_F32},          {DType::kF64, PJRT_Buffer_Type_F64},
+    {DType::kBF16, PJRT_Buffer_Type_BF16},        {DType::kF8E5M2, PJRT_Buffer_Type_F8E5M2},
+    {DType::kF8E4M3FN, PJRT_Buffer_Type_F8E4M3FN}};
+
+PJRT_Buffer_Type ToPjrt(DType dtype) {
+  for (const BufferType& type : kBufferTypes) {
+    if (type.dtype == dtype) return type.pjrt;
+  }
+  return PJRT_Buffer_Type_INVALID;
+}
+
+DType FromPjrt(PJRT_Buffer_Type pjrt) {
+  for (const BufferType& type : kBufferTypes) {
+    if (type.pjrt == pjrt) return type.dtype;
+  }
+  return DType::kInvalid;
+}
+
+// Waits for the event and frees it; null is done already.
+Status AwaitAndDestroy(const PjrtPlugin& plugin, PJRT_Event* event, const char* what) {
+  if (event == nullptr) return OkStatus();
+  PjrtArgs<PJRT_Event_Await_Args> await;
+  await->event = event;
+  Status status = plugin.TakeError(plugin.api()->PJRT_Event_Await(await.get()), what);
+  PjrtArgs<PJRT_Event_Destroy_Args> destroy;
+  destroy->event = event;
+  const Status freed = plugin.TakeError(plugin.api()->PJRT_Event_Destroy(destroy.get()), what);
+  return status.ok() ? freed : status;
+}
+
+// A serialised xla.CompileOptionsProto for one replica and one partition:
+//   executable_build_options (3) { device_ordinal (1): -1, num_replicas (4): 1, num_partitions (5):
+//   1 }
+// The default of device_ordinal is 0; -1 leaves the choice to the client.
+std::string CompileOptions() {
+  std::string build("\x08", 1);
+  build.append(9, '\xff').append("\x01", 1);
+  build.append("\x20\x01\x28\x01", 4);
+  return std::string("\x1a", 1) + static_cast<char>(build.size()) + build;
+}
+
+}  // namespace
+
+// ---- DeviceBuffer ----
+
+DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
+    : plugin_(other.plugin_), buffer_(std::exchange(other.buffer_, nullptr)) {}
+
+DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
+  std::swap(plugin_, other.plugin_);
+  std::swap(buffer_, other.buffer_);
+  return *this;
+}
+
+DeviceBuffer::~DeviceBuffer() {
+  if (buffer_ == nullptr) return;
+  PjrtArgs<PJRT_Buffer_Destroy_Args> args;
+  args->buffer = buffer_;
+  // A destructor has nobody to tell.
+  (void)plugin_->TakeError(plugin_->api()->PJRT_Buffer_Destroy(args.get()), "PJRT_Buffer_Destroy");
+}
+
+StatusOr<TensorSpec> DeviceBuffer::type() const {
+  PjrtArgs<PJRT_Buffer_ElementType_Args> element;
+  element->buffer = buffer_;
+  XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(plugin_->api()->PJRT_Buffer_ElementType(element.get()),
+                                             "PJRT_Buffer_ElementType"));
+  PjrtArgs<PJRT_Buffer_Dimensions_Args> dims;
+  dims->buffer = buffer_;
+  XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(plugin_->api()->PJRT_Buffer_Dimensions(dims.get()),
+                                             "PJRT_Buffer_Dimensions"));
+  TensorSpec spec;
+  spec.dtype = FromPjrt(element->type);
+  spec.shape.assign(dims->dims, dims->dims + dims->num_dims);
+  if (spec.dtype == DType::kInvalid) {
+    return Unimplemented(StrCat("a result has PJRT element type number ",
+                                static_cast<int>(element->type),
+                                ", which this library does not know"));
+  }
+  return spec;
+}
+
+Status DeviceBuffer::Await() const {
+  PjrtArgs<PJRT_Buffer_ReadyEvent_Args> args;
+  args->buffer = buffer_;
+  XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(plugin_->api()->PJRT_Buffer_ReadyEvent(args.get()),
+                                             "PJRT_Buffer_ReadyEvent"));
+  return AwaitAndDestroy(*plugin_, args->event, "execution");
+}
+
+StatusOr<HostTensor> DeviceBuffer::ToHost() const {
+  XLA_GPU_ASSIGN_OR_RETURN(TensorSpec spec, type());
+  HostTensor host = HostTensor::Zeros(spec.dtype, spec.shape);
+  // Asked for by name, as the device's own layout may be another one.
+  std::vector<int64_t> minor_to_major;
+  for (size_t i = spec.shape.size(); i > 0; --i) {
+    minor_to_major.push_back(static_cast<int64_t>(i) - 1);
+  }
+  PJRT_Buffer_MemoryLayout layout{};
+  layout.struct_size = PJRT_Buffer_MemoryLayout_STRUCT_SIZE;
+  layout.type = PJRT_Buffer_MemoryLayout_Type_Tiled;
+  layout.tiled.struct_size = PJRT_Buffer_MemoryLayout_Tiled_STRUCT_SIZE;
+  layout.tiled.minor_to_major = minor_to_major.data();
+  layout.tiled.minor_to_major_size = minor_to_major.size();
+
+  PjrtArgs<PJRT_Buffer_ToHostBuffer_Args> args;
+  args->src = buffer_;
+  args->host_layout = spec.shape.size() < 2 ? nullptr : &layout;
+  // No byte to copy still waits for the computation, and its error.
+  uint8_t nothing = 0;
+  args->dst = host.data.empty() ? &nothing : host.data.data();
+  args->dst_size = host.data.size();
+  XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(plugin_->api()->PJRT_Buffer_ToHostBuffer(args.get()),
+                                             "PJRT_Buffer_ToHostBuffer"));
+  XLA_GPU_RETURN_IF_ERROR(AwaitAndDestroy(*plugin_, args->event, "execution"));
+  return host;
+}
+
+// ---- PjrtExecutable ----
+
+PjrtExecutable::PjrtExecutable(PjrtExecutable&& other) noexcept
+    : plugin_(other.plugin_), executable_(std::exchange(other.executable_, nullptr)) {}
+
+PjrtExecutable::~PjrtExecutable() {
+  if (executable_ == nullptr) return;
+  PjrtArgs<PJRT_LoadedExecutable_Destroy_Args> args;
+  args->executable = executable_;
+  (void)plugin_->TakeError(plugin_->api()->PJRT_LoadedExecutable_Destroy(args.get()),
+                           "PJRT_LoadedExecutable_Destroy");
+}
+
+StatusOr<PJRT_Executable*> PjrtExecutable::GetExecutable() const {
+  PjrtArgs<PJRT_LoadedExecutable_GetExecutable_Args> args;
+  args->loaded_executable = executable_;
+  XLA_GPU_RETURN_IF_ERROR(
+      plugin_->TakeError(plugin_->api()->PJRT_LoadedExecutable_GetExecutable(args.get()),
+                         "PJRT_LoadedExecutable_GetExecutable"));
+  return args->executable;
+}
+
+StatusOr<size_t> PjrtExecutable::num_outputs() const {
+  XLA_GPU_ASSIGN_OR_RETURN(PJRT_Executable * executable, GetExecutable());
+  PjrtArgs<PJRT_Executable_NumOutputs_Args> args;
+  args->executable = executable;
+  Status status = plugin_->TakeError(plugin_->api()->PJRT_Executable_NumOutputs(args.get()),
+                                     "PJRT_Executable_NumOutputs");
+  PjrtArgs<PJRT_Executable_Destroy_Args> destroy;
+  destroy->executable = executable;
+  const Status freed = plugin_->TakeError(plugin_->api()->PJRT_Executable_Destroy(destroy.get()),
+                                          "PJRT_Executable_Destroy");
+  if (!status.ok()) return status;
+  if (!freed.ok()) return freed;
+  return args->num_outputs;
+}
+
+StatusOr<std::vector<DeviceBuffer>> PjrtExecutable::Execute(
+    const std::vector<const DeviceBuffer*>& args) const {
+  XLA_GPU_ASSIGN_OR_RETURN(const size_t outputs, num_outputs());
+  std::vector<PJRT_Buffer*> arg_list;
+  std::vector<int64_t> keep;  // no argument may be donated: the caller still owns it
+  for (const DeviceBuffer* arg : args) {
+    keep.push_back(static_cast<int64_t>(keep.size()));
+    arg_list.push_back(arg->get());
+  }
+  std::vector<PJRT_Buffer*> output_list(outputs, nullptr);
+  PJRT_Buffer* const* const arg_lists[] = {arg_list.data()};
+  PJRT_Buffer** const output_lists[] = {output_list.data()};
+  PJRT_Event* done[] = {nullptr};
+
+  PjrtArgs<PJRT_ExecuteOptions> options;
+  options->non_donatable_input_indices = keep.data();
+  options->num_non_donatable_input_indices = keep.size();
+  PjrtArgs<PJRT_LoadedExecutable_Execute_Args> execute;
+  execute->executable = executable_;
+  execute->options = options.get();
+  execute->argument_lists = arg_lists;
+  execute->num_devices = 1;
+  execute->num_args = arg_list.size();
+  execute->output_lists = output_lists;
+  execute->device_complete_events = done;
+  XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(
+      plugin_->api()->PJRT_LoadedExecutable_Execute(execute.get()), "execution"));
+  std::vector<DeviceBuffer> results;
+  for (PJRT_Buffer* buffer : output_list) results.emplace_back(plugin_, buffer);
+  XLA_GPU_RETURN_IF_ERROR(AwaitAndDestroy(*plugin_, done[0], "execution"));
+  return results;
+}
+
+StatusOr<std::string> PjrtExecutable::OptimizedProgram(std::string* format) const {
+  XLA_GPU_ASSIGN_OR_RETURN(PJRT_Executable * executable, GetExecutable());
+  PjrtArgs<PJRT_Program> program;
+  PjrtArgs<PJRT_Executable_OptimizedProgram_Args> args;
+  args->executable = executable;
+  args->program = program.get();
+  // The first call tells the size, the second fills the buffer.
+  std::string code;
+  Status status = plugin_->TakeError(plugin_->api()->PJRT_Executable_OptimizedProgram(args.get()),
+                                     "optimized program");
+  if (status.ok()) {
+    code.resize(program->code_size);
+    program->code = code.data();
+    status = plugin_->TakeError(plugin_->api()->PJRT_Executable_OptimizedProgram(args.get()),
+                                "optimized program");
+    *format = std::string(program->format, program->format_size);
+  }
+  PjrtArgs<PJRT_Executable_Destroy_Args> destroy;
+  destroy->executable = executable;
+  const Status freed = plugin_->TakeError(plugin_->api()->PJRT_Executable_Destroy(destroy.get()),
+                                          "PJRT_Executable_Destroy");
+  if (!status.ok()) return status;
+  if (!freed.ok()) return freed;
+  return code;
+}
+
+// ---- PjrtClient ----
+
+StatusOr<std::unique_ptr<PjrtClient>> PjrtClient::Create(const PjrtPlugin* plugin) {
+  const int64_t devices[] = {0};
+  PJRT_NamedValue options[2] = {};
+  for (PJRT_NamedValue& option : options) option.struct_size = PJRT_NamedValue_STRUCT_SIZE;
+  options[0].name = "preallocate";
+  options[0].name_size = 11;
+  options[0].type = PJRT_NamedValue_kBool;
+  options[0].bool_value = false;
+  options[0].value_size = 1;
+  options[1].name = "visible_devices";
+  options[1].name_size = 15;
+  options[1].type = PJRT_NamedValue_kInt64List;
+  options[1].int64_array_value = devices;
+  options[1].value_size = 1;
+
+  PjrtArgs<PJRT_Client_Create_Args> args;
+  if (plugin->is_gpu()) {
+    args->create_options = options;
+    args->num_options = std::size(options);
+  }
+  const std::string what = StrCat("creating a client of ", plugin->path());
+  XLA_GPU_RETURN_IF_ERROR(
+      plugin->TakeError(plugin->api()->PJRT_Client_Create(args.get()), what.c_str()));
+  std::unique_ptr<PjrtClient> client(new PjrtClient(plugin, args->client));
+  XLA_GPU_RETURN_IF_ERROR(client->ReadDescription());
+  return client;
+}
+
+Status PjrtClient::ReadDescription() {
+  const PJRT_Api* api = plugin_->api();
+  PjrtArgs<PJRT_Client_PlatformName_Args> name;
+  name->client = client_;
+  XLA_GPU_RETURN_IF_ERROR(
+      plugin_->TakeError(api->PJRT_Client_PlatformName(name.get()), "PJRT_Client_PlatformName"));
+  platform_name_.assign(name->platform_name, name->platform_name_size);
+  PjrtArgs<PJRT_Client_PlatformVersion_Args> version;
+  version->client = client_;
+  XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(api->PJRT_Client_PlatformVersion(version.get()),
+                                             "PJRT_Client_PlatformVersion"));
+  platform_version_.assign(version->platform_version, version->platform_version_size);
+  PjrtArgs<PJRT_Client_AddressableDevices_Args> devices;
+  devices->client = client_;
+  XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(api->PJRT_Client_AddressableDevices(devices.get()),
+                                             "PJRT_Client_AddressableDevices"));
+  if (devices->num_addressable_devices == 0) {
+    return Unavailable(StrCat("plugin ", plugin_->path(), " shows no device"));
+  }
+  device_ = devices->addressable_devices[0];
+  PjrtArgs<PJRT_Device_GetDescription_Args> description;
+  description->device = device_;
+  XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(api->PJRT_Device_GetDescription(description.get()),
+                                             "PJRT_Device_GetDescription"));
+  PjrtArgs<PJRT_DeviceDescription_Kind_Args> kind;
+  kind->device_description = description->device_description;
+  XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(api->PJRT_DeviceDescription_Kind(kind.get()),
+                                             "PJRT_DeviceDescription_Kind"));
+  device_kind_.assign(kind->device_kind, kind->device_kind_size);
+  return OkStatus();
+}
+
+PjrtClient::~PjrtClient() {
+  PjrtArgs<PJRT_Client_Destroy_Args> args;
+  args->client = client_;
+  (void)plugin_->TakeError(plugin_->api()->PJRT_Client_Destroy(args.get()), "PJRT_Client_Destroy");
+}
+
+StatusOr<PjrtExecutable> PjrtClient::Compile(std::string_view mlir) const {
+  static constexpr std::string_view kFormat = "mlir";
+  std::string code(mlir);
+  const std::string options = CompileOptions();
+  PjrtArgs<PJRT_Program> program;
+  program->code = code.data();
+  program->code_size = code.size();
+  program->format = kFormat.data();
+  program->format_size = kFormat.size();
+  PjrtArgs<PJRT_Client_Compile_Args> args;
+  args->client = client_;
+  args->program = program.get();
+  args->compile_options = options.data();
+  args->compile_options_size = options.size();
+  XLA_GPU_RETURN_IF_ERROR(
+      plugin_->TakeError(plugin_->api()->PJRT_Client_Compile(args.get()), "compilation"));
+  return PjrtExecutable(plugin_, args->executable);
+}
+
+StatusOr<DeviceBuffer> PjrtClient::ToDevice(const TensorView& tensor) const {
+  const PJRT_Buffer_Type type = ToPjrt(tensor.dtype);
+  if (type == PJRT_Buffer_Type_INVALID) {
+    return InvalidArgument(
+        StrCat("a tensor of dtype ", DTypeName(tensor.dtype), " cannot be brought to a device"));
+  }
+  uint8_t nothing = 0;
+  PjrtArgs<PJRT_Client_BufferFromHostBuffer_Args> args;
+  args->client = client_;
+  args->data = tensor.data == nullptr ? &nothing : tensor.data;
+  args->type = type;
+  args->dims = tensor.shape.data();
+  args->num_dims = tensor.shape.size();
+  args->host_buffer_semantics = PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes;
+  args->device = device_;
+  XLA_GPU_RETURN_IF_ERROR(
+      plugin_->TakeError(plugin_->api()->PJRT_Client_BufferFromHostBuffer(args.get()),
+                         "PJRT_Client_BufferFromHostBuffer"));
+  DeviceBuffer buffer(plugin_, args->buffer);
+  XLA_GPU_RETURN_IF_ERROR(
+      AwaitAndDestroy(*plugin_, args->done_with_host_buffer, "copy to the device"));
+  return buffer;
+}
+
+}  // namespace xla_gpu::xla

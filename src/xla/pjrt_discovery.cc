@@ -1,0 +1,335 @@
+#include "src/xla/pjrt_discovery.h"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <sstream>
+
+#include "src/core/strings.h"
+
+namespace xla_gpu::xla {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kEntryPoint[] = "GetPjrtApi";
+
+std::string Env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::vector<fs::path> List(const fs::path& folder) {
+  std::error_code error;
+  std::vector<fs::path> entries;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    entries.push_back(it->path());
+  }
+  std::ranges::sort(entries);  // the order must not depend on the file system
+  return entries;
+}
+
+// True if the shared object names GetPjrtApi among its dynamic symbols. Reads its headers only: a
+// CUDA plugin has 300 MB, and loading one to look is what this avoids.
+bool NamesEntryPoint(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  Elf64_Ehdr header{};
+  if (!file.read(reinterpret_cast<char*>(&header), sizeof(header))) return false;
+  if (std::string_view(reinterpret_cast<char*>(header.e_ident), SELFMAG) != ELFMAG ||
+      header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_shentsize != sizeof(Elf64_Shdr)) {
+    return false;
+  }
+  std::vector<Elf64_Shdr> sections(header.e_shnum);
+  file.seekg(static_cast<std::streamoff>(header.e_shoff));
+  if (!file.read(reinterpret_cast<char*>(sections.data()),
+                 static_cast<std::streamsize>(sections.size() * sizeof(Elf64_Shdr)))) {
+    return false;
+  }
+  for (const Elf64_Shdr& section : sections) {
+    if (section.sh_type != SHT_DYNSYM || section.sh_link >= sections.size()) continue;
+    const Elf64_Shdr& names = sections[section.sh_link];
+    if (names.sh_size > (64u << 20)) return false;  // no plugin has 64 MB of exported names
+    std::string text(names.sh_size, '\0');
+    file.seekg(static_cast<std::streamoff>(names.sh_offset));
+    if (!file.read(text.data(), static_cast<std::streamsize>(text.size()))) return false;
+    return text.find(std::string("\0", 1) + kEntryPoint + std::string("\0", 1)) !=
+           std::string::npos;
+  }
+  return false;
+}
+
+void AddFolder(std::vector<std::string>& folders, const fs::path& folder) {
+  std::error_code error;
+  const fs::path real = fs::canonical(folder, error);
+  if (error || !fs::is_directory(real, error)) return;
+  if (std::ranges::find(folders, real.string()) == folders.end()) folders.push_back(real.string());
+}
+
+// PREFIX/lib/python3.*/site-packages.
+void AddPrefix(std::vector<std::string>& folders, const fs::path& prefix) {
+  if (prefix.empty()) return;
+  for (const char* lib : {"lib", "lib64"}) {
+    for (const fs::path& entry : List(prefix / lib)) {
+      if (!entry.filename().string().starts_with("python3")) continue;
+      AddFolder(folders, entry / "site-packages");
+    }
+  }
+}
+
+void AddSplit(std::vector<std::string>& folders, const std::string& text, char separator) {
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, separator);) {
+    if (!part.empty()) AddFolder(folders, part);
+  }
+}
+
+// What lies around this library: site-packages/xla_gpu/libxla_gpu.so or VENV/bin/xla-gpu.
+void AddOwnFolders(std::vector<std::string>& folders) {
+  Dl_info info;
+  std::error_code error;
+  if (dladdr(reinterpret_cast<const void*>(&AddOwnFolders), &info) == 0) return;
+  const fs::path self = fs::canonical(info.dli_fname, error);
+  if (error) return;
+  const fs::path folder = self.parent_path();
+  if (folder.parent_path().filename() == "site-packages") AddFolder(folders, folder.parent_path());
+  if (folder.filename() == "bin") AddPrefix(folders, folder.parent_path());
+}
+
+std::string OutputOf(const char* command) {
+  std::string text;
+  FILE* pipe = popen(command, "r");
+  if (pipe == nullptr) return text;
+  std::array<char, 4096> buffer;
+  while (const size_t size = std::fread(buffer.data(), 1, buffer.size(), pipe)) {
+    text.append(buffer.data(), size);
+  }
+  pclose(pipe);
+  return text;
+}
+
+// Modules that the entry points of group `jax_plugins` in this folder name, as folders below it.
+std::vector<fs::path> EntryPointFolders(const fs::path& site) {
+  std::vector<fs::path> folders;
+  for (const fs::path& entry : List(site)) {
+    if (entry.extension() != ".dist-info") continue;
+    std::ifstream file(entry / "entry_points.txt");
+    bool in_group = false;
+    for (std::string line; std::getline(file, line);) {
+      if (line.starts_with("[")) in_group = line.starts_with("[jax_plugins]");
+      const size_t equals = line.find('=');
+      if (!in_group || equals == std::string::npos) continue;
+      std::string module = line.substr(line.find_first_not_of(" \t", equals + 1));
+      module = module.substr(0, module.find_first_of(": \t\r"));
+      std::ranges::replace(module, '.', '/');
+      folders.push_back(site / module);
+    }
+  }
+  return folders;
+}
+
+// The distribution in `site` whose RECORD lists the file.
+void FillPackage(const fs::path& site, FoundPlugin& plugin) {
+  std::error_code error;
+  const std::string relative = fs::relative(plugin.path, site, error).string() + ",";
+  for (const fs::path& entry : List(site)) {
+    if (entry.extension() != ".dist-info") continue;
+    std::ifstream record(entry / "RECORD");
+    for (std::string line; std::getline(record, line);) {
+      if (!line.starts_with(relative)) continue;
+      const std::string stem = entry.stem().string();  // jax_cuda13_pjrt-0.11.2
+      const size_t dash = stem.rfind('-');
+      plugin.package = stem.substr(0, dash);
+      std::ranges::replace(plugin.package, '_', '-');
+      if (dash != std::string::npos) plugin.version = stem.substr(dash + 1);
+      return;
+    }
+  }
+}
+
+class Collector {
+ public:
+  void Add(const fs::path& path, bool loaded, const fs::path& site = {}) {
+    std::error_code error;
+    const fs::path real = fs::canonical(path, error);
+    if (error || Known(real.string())) return;
+    FoundPlugin plugin;
+    plugin.path = real.string();
+    plugin.loaded = loaded;
+    // PACKAGE_PARENT/jax_plugins/xla_cuda13/xla_cuda_plugin.so
+    FillPackage(site.empty() ? real.parent_path().parent_path().parent_path() : fs::path(site),
+                plugin);
+    if (plugin.package == "xla-cuda13-pjrt" && plugin.version == "0.0.1") {
+      plugin.unusable =
+          "xla-cuda13-pjrt 0.0.1 has no CUDA platform inside (XLA says \"Could not find registered "
+          "platform with name: cuda\"); install jax-cuda13-pjrt instead";
+    }
+    plugins.push_back(std::move(plugin));
+  }
+
+  void AddSite(const fs::path& site) {
+    std::vector<fs::path> folders;
+    for (const char* space : {"jax_plugins", "xla_plugins"}) {
+      for (const fs::path& folder : List(site / space)) folders.push_back(folder);
+    }
+    for (const fs::path& folder : EntryPointFolders(site)) folders.push_back(folder);
+    for (const fs::path& folder : folders) {
+      for (const fs::path& file : List(folder)) {
+        if (file.extension() == ".so" && NamesEntryPoint(file)) Add(file, /*loaded=*/false, site);
+      }
+    }
+  }
+
+  std::vector<FoundPlugin> plugins;
+
+ private:
+  bool Known(const std::string& path) const {
+    return std::ranges::any_of(plugins, [&](const FoundPlugin& p) { return p.path == path; });
+  }
+};
+
+// "xla_cuda13/xla_cuda_plugin.so": what tells plugins apart. A folder further up may be named
+// anything.
+std::string PluginName(const std::string& path) {
+  const fs::path file(path);
+  return (file.parent_path().filename() / file.filename()).string();
+}
+
+// An object of this process that exports GetPjrtApi itself (not through a dependency).
+int AddIfPlugin(dl_phdr_info* info, size_t, void* collector) {
+  const std::string_view name = info->dlpi_name == nullptr ? "" : info->dlpi_name;
+  if (name.find(".so") == std::string_view::npos) return 0;
+  // Looking every object's file up would read hundreds of them; plugins all say what they are.
+  if (name.find("pjrt") == std::string_view::npos &&
+      name.find("plugin") == std::string_view::npos) {
+    return 0;
+  }
+  if (NamesEntryPoint(name)) static_cast<Collector*>(collector)->Add(name, /*loaded=*/true);
+  return 0;
+}
+
+}  // namespace
+
+bool FoundPlugin::is_cuda() const {
+  const std::string name = PluginName(path);
+  return name.find("cuda") != std::string::npos || name.find("gpu") != std::string::npos;
+}
+
+std::vector<std::string> SitePackages() {
+  std::vector<std::string> folders;
+  AddOwnFolders(folders);
+  AddPrefix(folders, Env("VIRTUAL_ENV"));
+  AddPrefix(folders, Env("CONDA_PREFIX"));
+  AddSplit(folders, Env("PYTHONPATH"), ':');
+  return folders;
+}
+
+std::vector<std::string> PythonSysPath() {
+  std::vector<std::string> folders;
+  AddSplit(folders,
+           OutputOf("python3 -c 'import sys; print(\"\\n\".join(p for p in sys.path if p))' "
+                    "2>/dev/null </dev/null"),
+           '\n');
+  return folders;
+}
+
+std::vector<FoundPlugin> FindPjrtPlugins(const std::vector<std::string>& folders) {
+  Collector collector;
+  if (const std::string path = Env("XLA_GPU_PJRT_PLUGIN"); !path.empty()) {
+    collector.Add(path, /*loaded=*/false);
+  }
+  dl_iterate_phdr(AddIfPlugin, &collector);
+  for (const std::string& folder : folders) collector.AddSite(folder);
+  return collector.plugins;
+}
+
+std::vector<FoundPlugin> FindPjrtPlugins() {
+  std::vector<FoundPlugin> plugins = FindPjrtPlugins(SitePackages());
+  return plugins.empty() ? FindPjrtPlugins(PythonSysPath()) : plugins;
+}
+
+bool MachineHasNvidiaGpu() {
+  std::error_code error;
+  for (const fs::path& entry : List("/dev")) {
+    const std::string name = entry.filename().string();
+    if (name.starts_with("nvidia") && name.size() > 6 && std::isdigit(name[6])) return true;
+  }
+  return fs::exists("/dev/dxg", error);  // WSL
+}
+
+StatusOr<FoundPlugin> ChoosePjrtPlugin(const std::string& name) {
+  const bool is_path = name.find('/') != std::string::npos || name.ends_with(".so");
+  if (is_path) return FoundPlugin{.path = name};
+  const std::vector<FoundPlugin> found = FindPjrtPlugins();
+  if (const std::string path = Env("XLA_GPU_PJRT_PLUGIN"); name.empty() && !path.empty()) {
+    return FoundPlugin{.path = path};
+  }
+  if (!name.empty() && name != "cpu" && !name.starts_with("cuda")) {
+    return InvalidArgument(StrCat("plugin '", name,
+                                  "' is neither a path to a .so nor one of cpu, cuda, cuda12, "
+                                  "cuda13"));
+  }
+  const bool want_cuda = name.empty() ? MachineHasNvidiaGpu() : name != "cpu";
+  const std::string part = name.starts_with("cuda") ? name : "";
+  for (const bool cuda : {want_cuda, false}) {
+    for (const FoundPlugin& plugin : found) {
+      if (plugin.is_cuda() != cuda || !plugin.unusable.empty()) continue;
+      if (PluginName(plugin.path).find(part) != std::string::npos) return plugin;
+    }
+    if (!name.empty()) break;  // only "" falls back to the CPU
+  }
+  std::vector<std::string> lines;
+  for (const FoundPlugin& plugin : found) lines.push_back(plugin.path);
+  return NotFound(StrCat("no ", name.empty() ? "usable" : name, " PJRT plugin was found (found: ",
+                         lines.empty() ? "none" : StrJoin(lines, ", "),
+                         "; looked in: ", StrJoin(SitePackages(), ", "), " and sys.path of python3"
+                         "). Install one (pip install xla-cpu-pjrt, or jax-cuda13-pjrt for an "
+                         "NVIDIA GPU) into the active virtual environment, or set "
+                         "XLA_GPU_PJRT_PLUGIN to the .so"));
+}
+
+void PreloadNvidiaLibraries(const std::string& plugin_path) {
+  const std::string name = PluginName(plugin_path);
+  const bool cuda12 = name.find("cuda12") != std::string::npos;
+  if (!cuda12 && name.find("cuda13") == std::string::npos) return;
+  const fs::path nvidia =
+      fs::path(plugin_path).parent_path().parent_path().parent_path() / "nvidia";
+  // Each library before those that need it.
+  static constexpr const char* kLibraries[] = {
+      "libcudart.so",   "libnvrtc.so", "libcublasLt.so",     "libcublas.so",
+      "libnccl.so",     "libcupti.so", "libnvJitLink.so",    "libcusparse.so",
+      "libcusolver.so", "libcufft.so", "libnvshmem_host.so", "libcudnn.so"};
+  std::vector<fs::path> folders;
+  for (const fs::path& wheel : List(nvidia)) {
+    // The CUDA 13 wheels share the folder cu13; those of CUDA 12 have one each.
+    const std::string name = wheel.filename().string();
+    const bool both = name == "cudnn" || name == "nccl" || name == "nvshmem";
+    if (both || (cuda12 ? name != "cu13" : name == "cu13")) folders.push_back(wheel / "lib");
+  }
+  for (const std::string library : kLibraries) {
+    for (const fs::path& folder : folders) {
+      for (const fs::path& file : List(folder)) {
+        const std::string name = file.filename().string();
+        // libcublas.so.13, not libcublas.so.13.1.2 or libcublas.so
+        const std::string_view rest =
+            std::string_view(name).substr(std::min(name.size(), library.size()));
+        if (!name.starts_with(library) || rest.size() < 2 || rest[0] != '.' ||
+            rest.find('.', 1) != std::string_view::npos) {
+          continue;
+        }
+        // A library that will not load is the plugin's to report, when it needs it.
+        dlopen(file.c_str(), RTLD_LAZY | RTLD_LOCAL);
+      }
+    }
+  }
+}
+
+}  // namespace xla_gpu::xla

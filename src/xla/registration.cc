@@ -1,0 +1,305 @@
+#include "src/xla/registration.h"
+
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "pjrt_c_api.h"
+#include "src/core/op_registry.h"
+#include "src/core/strings.h"
+#include "src/xla/handler_metadata.h"
+#include "src/xla/pjrt_discovery.h"
+#include "src/xla/pjrt_extensions.h"
+#include "src/xla/typed_ffi.h"
+
+namespace xla_gpu::xla {
+namespace {
+
+constexpr int kTypedApiVersion = 4;
+
+std::mutex& Mutex() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+
+const FfiExtension* FindFfi(const PjrtPlugin& plugin) {
+  const auto* base = plugin.FindExtension(kFfiExtension);
+  // Plugins up to PJRT 0.70 have the extension without register_handler.
+  if (base == nullptr || base->struct_size < kFfiExtensionSizeWithRegister) return nullptr;
+  const auto* extension = reinterpret_cast<const FfiExtension*>(base);
+  return extension->register_handler == nullptr ? nullptr : extension;
+}
+
+const GpuCustomCallExtension* FindGpu(const PjrtPlugin& plugin) {
+  const auto* base = plugin.FindExtension(kGpuCustomCallExtension);
+  if (base == nullptr || base->struct_size < sizeof(GpuCustomCallExtension)) return nullptr;
+  return reinterpret_cast<const GpuCustomCallExtension*>(base);
+}
+
+// Which layout the plugin's register_handler reads. Asked with a struct that ends after its size:
+// every version checks that first, and its error names the size that it wants.
+StatusOr<int> LearnFfiLayout(const PjrtPlugin& plugin, const FfiExtension& extension) {
+  FfiRegisterHandlerArgsV2 args{};
+  args.struct_size = sizeof(args.struct_size);
+  const Status refusal = plugin.TakeError(extension.register_handler(&args), "PJRT FFI extension");
+  const std::string wanted = "size: expected ";
+  const size_t at = refusal.message().find(wanted);
+  if (at != std::string::npos) {
+    const unsigned long size =
+        std::strtoul(refusal.message().c_str() + at + wanted.size(), nullptr, 10);
+    if (size == kFfiRegisterHandlerSizeV1) return 1;
+    if (size == kFfiRegisterHandlerSizeV2) return 2;
+  }
+  return Unimplemented(
+      StrCat("plugin ", plugin.path(), " (PJRT ", plugin.pjrt_version().ToString(),
+             ") registers FFI handlers by a struct that this library does not know: known are ",
+             kFfiRegisterHandlerSizeV1, " and ", kFfiRegisterHandlerSizeV2,
+             " bytes, the plugin says: ", refusal.ok() ? "nothing" : refusal.message()));
+}
+
+Status RegisterThroughFfi(const PjrtPlugin& plugin, const FfiExtension& extension, int layout,
+                          const Registration& r, bool typed, uint32_t traits) {
+  void* handler = const_cast<void*>(r.stages.execute);
+  if (layout == 1) {
+    FfiRegisterHandlerArgsV1 args{
+        kFfiRegisterHandlerSizeV1, r.name.data(),     r.name.size(), handler,
+        r.platform.data(),         r.platform.size(), traits};
+    return plugin.TakeError(extension.register_handler(&args), "PJRT FFI extension");
+  }
+  FfiRegisterHandlerArgsV2 args{
+      kFfiRegisterHandlerSizeV2, r.name.data(),     r.name.size(), typed ? 1 : 0, handler,
+      r.platform.data(),         r.platform.size(), traits};
+  return plugin.TakeError(extension.register_handler(&args), "PJRT FFI extension");
+}
+
+Status RegisterThroughGpuCustomCall(const PjrtPlugin& plugin,
+                                    const GpuCustomCallExtension& extension, const Registration& r,
+                                    bool typed, uint32_t traits) {
+  GpuRegisterCustomCallArgs args{};
+  args.struct_size = sizeof(args);
+  args.function_name = r.name.data();
+  args.function_name_size = r.name.size();
+  args.api_version = typed ? 1 : 0;
+  args.handler_instantiate = const_cast<void*>(r.stages.instantiate);
+  args.handler_prepare = const_cast<void*>(r.stages.prepare);
+  args.handler_initialize = const_cast<void*>(r.stages.initialize);
+  args.handler_execute = const_cast<void*>(r.stages.execute);
+  args.traits = traits;
+  return plugin.TakeError(extension.register_custom_call(&args), "PJRT Gpu_Custom_Call extension");
+}
+
+// The runtime shows its API to a handler when that is registered.
+Status LearnFfiVersion(const PjrtPlugin& plugin, RuntimeFacts& facts) {
+  Registration probe;
+  probe.name = "xla_gpu_ffi_version_probe";
+  probe.platform = facts.gpu_custom_call ? "CUDA" : "Host";
+  probe.stages.execute = VersionProbeHandler();
+  VersionProbeResult seen;
+  {
+    const VersionProbeScope scope(&seen);
+    Status status;
+    if (facts.ffi_layout != 0) {
+      status = RegisterThroughFfi(plugin, *FindFfi(plugin), facts.ffi_layout, probe, true, 0);
+    } else {
+      status = RegisterThroughGpuCustomCall(plugin, *FindGpu(plugin), probe, true, 0);
+    }
+    XLA_GPU_RETURN_IF_ERROR(status);
+  }
+  facts.ffi_told = seen.api_shown;
+  facts.ffi = seen.api_shown ? seen.version : Version{0, 1};
+  return OkStatus();
+}
+
+StatusOr<RuntimeFacts> Learn(const PjrtPlugin& plugin) {
+  RuntimeFacts facts;
+  facts.gpu_custom_call = FindGpu(plugin) != nullptr;
+  if (const FfiExtension* extension = FindFfi(plugin); extension != nullptr) {
+    StatusOr<int> layout = LearnFfiLayout(plugin, *extension);
+    // With Gpu_Custom_Call there is another road in.
+    if (!layout.ok() && !facts.gpu_custom_call) return layout.status();
+    if (layout.ok()) facts.ffi_layout = *layout;
+  }
+  if (facts.takes_typed()) XLA_GPU_RETURN_IF_ERROR(LearnFfiVersion(plugin, facts));
+  return facts;
+}
+
+Status RefuseNewer(const std::string& name, Version handler, Version runtime) {
+  return FailedPrecondition(StrCat(
+      "handler '", name, "' was built against XLA FFI ", handler.ToString(),
+      " but the runtime has FFI ", runtime.ToString(),
+      ": it takes handlers of its own version or older and would drop this one without a word. "
+      "Build the handler against older headers (jaxlib 0.7.2's jaxlib/include has FFI 0.1, which "
+      "every runtime since jaxlib 0.4.38 takes) or use a newer runtime"));
+}
+
+}  // namespace
+
+StatusOr<RuntimeFacts> LearnRuntime(const PjrtPlugin& plugin) {
+  static auto* known = new std::map<const PJRT_Api*, RuntimeFacts>;
+  std::lock_guard<std::mutex> lock(Mutex());
+  if (auto found = known->find(plugin.api()); found != known->end()) return found->second;
+  XLA_GPU_ASSIGN_OR_RETURN(RuntimeFacts facts, Learn(plugin));
+  known->emplace(plugin.api(), facts);
+  return facts;
+}
+
+HandlerStages StagesOf(const void* handler) {
+  HandlerStages stages{.execute = handler};
+  for (const auto& op : OpRegistry::Global().ops()) {
+    for (const Platform platform : {Platform::kHost, Platform::kCuda}) {
+      if (reinterpret_cast<const void*>(TypedHandler(*op, platform)) == handler) {
+        stages.instantiate = handler;
+      }
+    }
+  }
+  return stages;
+}
+
+StatusOr<Platform> ParseXlaPlatform(const std::string& name) {
+  if (name == "Host" || name == "cpu") return Platform::kHost;
+  if (name == "CUDA" || name == "cuda" || name == "GPU" || name == "gpu") return Platform::kCuda;
+  return InvalidArgument(
+      StrCat("platform is '", name, "'; allowed are Host (or cpu) and CUDA (or cuda, GPU, gpu)"));
+}
+
+StatusOr<HandlerMetadata> CheckHandler(const std::string& name, const HandlerStages& stages,
+                                       const std::string& platform, int api_version,
+                                       const std::optional<Version>& runtime_ffi) {
+  if (name.empty())
+    return InvalidArgument("a handler's name is empty; it is the target of the call");
+  XLA_GPU_RETURN_IF_ERROR(ParseXlaPlatform(platform).status());
+  if (api_version < 1 || api_version > kTypedApiVersion) {
+    return InvalidArgument(StrCat("handler '", name, "': api_version is ", api_version,
+                                  "; allowed are 1, 2, 3 (untyped) and 4 (typed FFI)"));
+  }
+  if (stages.execute == nullptr) {
+    return InvalidArgument(StrCat("handler '", name, "' is NULL (its execute stage is required)"));
+  }
+  HandlerMetadata result;
+  for (const void* stage :
+       {stages.instantiate, stages.prepare, stages.initialize, stages.execute}) {
+    if (stage == nullptr) continue;
+    if (api_version != kTypedApiVersion) {
+      if (stage != stages.execute) {
+        return InvalidArgument(StrCat("handler '", name, "' has api_version ", api_version,
+                                      " and more than one stage; untyped handlers have execute "
+                                      "only"));
+      }
+      XLA_GPU_RETURN_IF_ERROR(CheckIsCode(stage));
+      continue;
+    }
+    StatusOr<HandlerMetadata> metadata = AskHandler(stage);
+    if (!metadata.ok()) {
+      return Status(metadata.status().code(),
+                    StrCat("handler '", name, "': ", metadata.status().message()));
+    }
+    if (runtime_ffi.has_value() &&
+        (metadata->ffi.major != runtime_ffi->major || metadata->ffi.minor > runtime_ffi->minor)) {
+      return RefuseNewer(name, metadata->ffi, *runtime_ffi);
+    }
+    result = *metadata;  // that of execute, the last
+  }
+  return result;
+}
+
+StatusOr<const PjrtPlugin*> LoadedPlugin(Platform platform) {
+  std::vector<std::string> seen;
+  for (const FoundPlugin& found : FindPjrtPlugins()) {
+    if (!found.loaded) continue;
+    XLA_GPU_ASSIGN_OR_RETURN(const PjrtPlugin* plugin, PjrtPlugin::Load(found.path));
+    if (plugin->is_gpu() == (platform == Platform::kCuda)) return plugin;
+    seen.push_back(found.path);
+  }
+  return NotFound(
+      StrCat("no PJRT plugin for platform ", PlatformName(platform),
+             " is loaded in this process (loaded: ", seen.empty() ? "none" : StrJoin(seen, ", "),
+             "); give a PJRT_Api or the path of a plugin, or register through jax.ffi "
+             "for JAX's own CPU runtime, which is no plugin"));
+}
+
+RegistrationRoute DefaultRoute(const RuntimeFacts& facts) {
+  return facts.gpu_custom_call ? RegistrationRoute::kGpuCustomCall : RegistrationRoute::kFfi;
+}
+
+Status RegisterUnchecked(const PjrtPlugin& plugin, RegistrationRoute route,
+                         const Registration& registration, bool typed) {
+  XLA_GPU_ASSIGN_OR_RETURN(RuntimeFacts facts, LearnRuntime(plugin));
+  uint32_t traits = 0;
+  if (typed) {
+    // Newer plugins take the traits from here, older ones ask the handler.
+    if (StatusOr<HandlerMetadata> metadata = AskHandler(registration.stages.execute);
+        metadata.ok()) {
+      traits = metadata->traits;
+    }
+  }
+  if (route == RegistrationRoute::kGpuCustomCall) {
+    const GpuCustomCallExtension* extension = FindGpu(plugin);
+    if (extension == nullptr) {
+      return Unimplemented(StrCat("plugin ", plugin.path(), " has no extension Gpu_Custom_Call"));
+    }
+    return RegisterThroughGpuCustomCall(plugin, *extension, registration, typed, traits);
+  }
+  if (facts.ffi_layout == 0) {
+    return Unimplemented(StrCat("plugin ", plugin.path(), " (PJRT ",
+                                plugin.pjrt_version().ToString(),
+                                ") has no FFI extension that registers handlers"));
+  }
+  if (!typed && facts.ffi_layout == 1) {
+    return Unimplemented(
+        facts.gpu_custom_call
+            ? std::string(
+                  "this plugin registers untyped handlers by its extension Gpu_Custom_Call, "
+                  "which names no platform: for CUDA only")
+            : std::string("the FFI extension of this plugin takes typed handlers only (API version "
+                          "4)"));
+  }
+  return RegisterThroughFfi(plugin, *FindFfi(plugin), facts.ffi_layout, registration, typed,
+                            traits);
+}
+
+Status Register(const PjrtPlugin& plugin, const Registration& r) {
+  XLA_GPU_ASSIGN_OR_RETURN(RuntimeFacts facts, LearnRuntime(plugin));
+  const bool typed = r.api_version == kTypedApiVersion;
+  XLA_GPU_RETURN_IF_ERROR(
+      CheckHandler(r.name, r.stages, r.platform, r.api_version,
+                   facts.takes_typed() ? std::optional<Version>(facts.ffi) : std::nullopt)
+          .status());
+  const std::string who = StrCat("handler '", r.name, "': plugin ", plugin.path(), " (PJRT ",
+                                 plugin.pjrt_version().ToString(), ") ");
+  XLA_GPU_ASSIGN_OR_RETURN(const Platform platform, ParseXlaPlatform(r.platform));
+  if ((platform == Platform::kCuda) != plugin.is_gpu()) {
+    return InvalidArgument(StrCat(who, "runs on ", plugin.is_gpu() ? "CUDA" : "Host",
+                                  ", so a handler for platform '", r.platform,
+                                  "' would never be called there"));
+  }
+  if (typed ? !facts.takes_typed() : !facts.takes_untyped()) {
+    return Unimplemented(
+        typed ? StrCat(who,
+                       "has neither extension Gpu_Custom_Call nor one FFI that registers "
+                       "handlers; use a newer plugin (jaxlib 0.7 or newer)")
+              : StrCat(who, "takes typed FFI handlers only (FFI ", facts.ffi.ToString(),
+                       "), not API version ", r.api_version,
+                       "; register the typed handler with api_version 4 and emit "
+                       "stablehlo.custom_call with api_version = 4 : i32"));
+  }
+  // XLA keeps typed and untyped handlers apart, so one name may have one of each.
+  using Key = std::tuple<const PJRT_Api*, std::string, Platform, bool>;
+  static auto* registered = new std::map<Key, HandlerStages>;
+  static auto* mutex = new std::mutex;
+  std::lock_guard<std::mutex> lock(*mutex);
+  const Key key{plugin.api(), r.name, platform, typed};
+  if (auto found = registered->find(key); found != registered->end()) {
+    if (found->second == r.stages) return OkStatus();
+    return Status(StatusCode::kAlreadyExists,
+                  StrCat(who, "already has another ", typed ? "typed" : "untyped",
+                         " handler under this name for ", PlatformName(platform),
+                         "; a registration is for the life of the process: choose another name"));
+  }
+  Registration canonical = r;
+  canonical.platform = PlatformName(platform);
+  XLA_GPU_RETURN_IF_ERROR(RegisterUnchecked(plugin, DefaultRoute(facts), canonical, typed));
+  registered->emplace(key, r.stages);
+  return OkStatus();
+}
+
+}  // namespace xla_gpu::xla

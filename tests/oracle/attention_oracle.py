@@ -1,0 +1,122 @@
+"""Paged attention and cache updates in float64 NumPy: obvious code, the truth for every platform.
+
+Inputs are taken as stored (bf16, fp8, ... already rounded), so a kernel's error is its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def split_cache(kv_cache, v_cache=None):
+    """(K, V) views [pages, page_size, kv_heads, head_dim] of any of the three layouts."""
+    if v_cache is not None:
+        return kv_cache, v_cache
+    if kv_cache.ndim == 5:
+        return kv_cache[0], kv_cache[1]
+    return kv_cache[:, :, 0::2], kv_cache[:, :, 1::2]
+
+
+def _is_valid(start, end, context, tokens, max_context):
+    return 0 <= start <= end <= tokens and end - start <= context <= max_context
+
+
+def paged_attention(
+    query,
+    kv_cache,
+    context_lens,
+    block_tables,
+    query_start_loc,
+    num_seqs,
+    *,
+    scale,
+    sliding_window=0,
+    soft_cap=0.0,
+    causal=True,
+    v_cache=None,
+    sinks=None,
+    k_scale=None,
+    v_scale=None,
+):
+    """(out f64 [tokens, q_heads, head_dim], lse f64 [tokens, q_heads])."""
+    keys, values = split_cache(kv_cache, v_cache)
+    num_pages, page_size, kv_heads, head_dim = keys.shape
+    tokens, q_heads, _ = query.shape
+    max_seqs, max_pages = block_tables.shape
+    group = q_heads // kv_heads
+    k_factor = np.broadcast_to(1.0 if k_scale is None else k_scale.astype(np.float64), kv_heads)
+    v_factor = np.broadcast_to(1.0 if v_scale is None else v_scale.astype(np.float64), kv_heads)
+
+    out = np.zeros((tokens, q_heads, head_dim))
+    lse = np.full((tokens, q_heads), -np.inf)
+    for s in range(min(max(int(num_seqs[0]), 0), max_seqs)):
+        start, end, context = (
+            int(query_start_loc[s]),
+            int(query_start_loc[s + 1]),
+            int(context_lens[s]),
+        )
+        rows = slice(max(start, 0), max(min(end, tokens), 0))
+        pages = block_tables[s, : -(-context // page_size)] if context > 0 else block_tables[s, :0]
+        if (
+            not _is_valid(start, end, context, tokens, max_pages * page_size)
+            or np.any(pages < 0)
+            or np.any(pages >= num_pages)
+        ):
+            out[rows], lse[rows] = np.nan, np.nan
+            continue
+        if start == end:
+            continue
+        # [context, kv_heads, head_dim], and one kv head for each group of query heads.
+        k = keys[pages].reshape(-1, kv_heads, head_dim)[:context].astype(np.float64)
+        v = values[pages].reshape(-1, kv_heads, head_dim)[:context].astype(np.float64)
+        k = np.repeat(k * k_factor[:, None], group, axis=1)
+        v = np.repeat(v * v_factor[:, None], group, axis=1)
+
+        logits = scale * np.einsum("qhd,khd->qhk", query[rows].astype(np.float64), k)
+        if soft_cap:
+            logits = soft_cap * np.tanh(logits / soft_cap)
+        pos = context - (end - start) + np.arange(end - start)[:, None]
+        key_pos = np.arange(context)
+        visible = np.ones((end - start, context), bool)
+        if causal:
+            visible &= key_pos <= pos
+        if sliding_window:
+            visible &= pos - key_pos < sliding_window
+        logits = np.where(visible[:, None, :], logits, -np.inf)
+        if sinks is not None:  # one more logit, without a value
+            sink = np.broadcast_to(sinks.astype(np.float64)[None, :, None], (*logits.shape[:2], 1))
+            logits = np.concatenate([logits, sink], axis=2)
+        top = logits.max(axis=2, keepdims=True) if logits.shape[2] else np.full((1, 1, 1), -np.inf)
+        top = np.where(np.isfinite(top), top, 0.0)
+        weights = np.exp(logits - top)
+        total = weights.sum(axis=2, keepdims=True)
+        with np.errstate(divide="ignore"):
+            lse[rows] = (np.log(total) + top)[:, :, 0]
+        weights = weights / np.where(total == 0, 1.0, total)
+        out[rows] = np.einsum("qhk,khd->qhd", weights[:, :, :context], v)
+    return out, lse
+
+
+def update_kv_cache(
+    key, value, kv_cache, slot_mapping, *, v_cache=None, k_scale=None, v_scale=None
+):
+    """The updated cache (a pair where v_cache came), rounded to the cache's dtype."""
+    updated = kv_cache.copy()
+    updated_v = None if v_cache is None else v_cache.copy()
+    keys, values = split_cache(updated, updated_v)
+    num_pages, page_size, kv_heads, _ = keys.shape
+    for new, cache, factor in ((key, keys, k_scale), (value, values, v_scale)):
+        factor = np.broadcast_to(np.float32(1.0) if factor is None else factor, kv_heads)
+        for token, slot in enumerate(slot_mapping):
+            if 0 <= slot < num_pages * page_size:
+                row = new[token].astype(np.float32) / factor[:, None]
+                cache[slot // page_size, slot % page_size] = _store(row, cache.dtype)
+    return updated if v_cache is None else (updated, updated_v)
+
+
+def _store(row, dtype):
+    """f32 -> the cache's dtype; fp8 saturates instead of becoming inf or NaN."""
+    largest = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}.get(str(dtype))
+    if largest is not None:
+        row = np.clip(row, -largest, largest)  # NaN stays NaN
+    return row.astype(dtype)

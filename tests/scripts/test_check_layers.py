@@ -1,0 +1,67 @@
+"""scripts/check_layers.py finds each kind of breach, and none in what is allowed."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "check_layers.py"
+spec = importlib.util.spec_from_file_location("check_layers", SCRIPT)
+check_layers = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(check_layers)
+
+
+def problems(tmp_path, name, text):
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return check_layers.check(tmp_path, [name])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("src/core/a.h", '#include "src/cuda/device.h"\n', "src/core may not include src/cuda"),
+        ("src/cuda/a.cc", '#include "src/ops/x/x.h"\n', "src/cuda may not include src/ops"),
+        ("src/ops/x/x.cc", '#include "src/xla/handlers.h"\n', "src/ops may not include src/xla"),
+        ("src/xla/a.cc", '#include "src/ops/x/x.h"\n', "src/xla may not include src/ops"),
+        ("src/xla/a.cc", '#include "src/cuda/device.h"\n', "src/xla may not include src/cuda"),
+        ("src/ops/x/x.cc", '#include "xla/ffi/api/c_api.h"\n', "only src/xla may include"),
+        ("src/cli/a.cc", '#include "pjrt_c_api.h"\n', "only src/xla may include"),
+        ("src/ops/x/x.cu", "#include <cuda.h>\n", "only src/cuda may include"),
+        ("src/capi/c.cc", "#  include <nvrtc.h>\n", "only src/cuda may include"),
+        ("src/other/a.h", "\n", "src/other is no layer"),
+        ("python/xla_gpu/kernel.py", "import jax.numpy as jnp\n", "may not import jax"),
+        ("python/xla_gpu/jax.py", "def f():\n    from torch import nn\n", "may not import torch"),
+        ("python/xla_gpu/torch.py", "import vllm\n", "may not import vllm"),
+        ("src/core/long.cc", "\n" * 600, "601 lines"),
+        ("docs/a.md", "see /root/x\n", "of one machine"),
+        ("scripts/a.sh", "pip install --index-url x\n", "of one machine"),
+    ],
+)
+def test_breach_is_found(tmp_path, name, text, expected):
+    found = problems(tmp_path, name, text)
+    assert len(found) == 1, found
+    assert expected in found[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("src/ops/x/x.cc", '#include "src/core/op.h"\n#include "src/cuda/kernel.h"\n'),
+        ("src/xla/a.cc", '#include "xla/ffi/api/c_api.h"\n#include "pjrt_c_api.h"\n'),
+        ("src/core/plan_test.cc", '#include "src/ops/x/x.h"\n#include <xla/ffi/api/c_api.h>\n'),
+        ("src/cli/a.cc", '#include "src/cuda/device.h"\n#include "src/xla/plugin.h"\n'),
+        ("python/xla_gpu/jax.py", "import jax\nimport numpy\n"),
+        ("python/xla_gpu/torch_xla.py", "import torch\nimport torch_xla\n"),
+        ("tests/jax/test_x.py", "import jax, torch\n"),
+        ("docs/a.md", "/usr/lib, $HOME/root/x, build/work/y\n"),
+        ("docs/benchmarks/table.md", "\n" * 900),
+    ],
+)
+def test_allowed(tmp_path, name, text):
+    assert problems(tmp_path, name, text) == []
+
+
+def test_this_repository_is_clean():
+    assert check_layers.main() == 0
