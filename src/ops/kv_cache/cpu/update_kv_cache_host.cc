@@ -15,10 +15,8 @@ class HostPlan final : public Plan {
 
   Status Run(const Call& call, const ExecutionContext& context) const override {
     const UpdateBuffers b = UpdateBuffersFromCall(p_, call);
-    if (b.k_cache_out != b.k_cache_in) std::memcpy(b.k_cache_out, b.k_cache_in, b.cache_bytes);
-    if (p_.cache.separate_v && b.v_cache_out != b.v_cache_in) {
-      std::memcpy(b.v_cache_out, b.v_cache_in, b.cache_bytes);
-    }
+    Copy(b.k_cache_in, b.k_cache_out, b.cache_bytes);
+    if (p_.cache.separate_v) Copy(b.v_cache_in, b.v_cache_out, b.cache_bytes);
     for (int64_t token = 0; token < p_.tokens; ++token) {
       const int64_t slot = p_.slot_dtype == DType::kI32
                                ? static_cast<const int32_t*>(b.slot_mapping)[token]
@@ -31,6 +29,11 @@ class HostPlan final : public Plan {
   }
 
  private:
+  // An empty cache may come with null pointers, which memcpy must not see.
+  static void Copy(const void* from, void* to, int64_t bytes) {
+    if (to != from && bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
+
   void Write(const void* input, int64_t token, const float* scale, int64_t scale_size, void* cache,
              const paged_attention::CacheLayout& layout, int64_t slot) const {
     const CacheShape& c = p_.cache;
