@@ -49,6 +49,27 @@ constexpr xla_gpu_dtype DTypeOf() {
   if constexpr (std::is_same_v<T, uint64_t>) return XLA_GPU_DTYPE_U64;
 }
 
+// Bytes of one element.
+inline size_t ElementSize(xla_gpu_dtype dtype) {
+  switch (dtype) {
+    case XLA_GPU_DTYPE_I16:
+    case XLA_GPU_DTYPE_U16:
+    case XLA_GPU_DTYPE_F16:
+    case XLA_GPU_DTYPE_BF16:
+      return 2;
+    case XLA_GPU_DTYPE_I32:
+    case XLA_GPU_DTYPE_U32:
+    case XLA_GPU_DTYPE_F32:
+      return 4;
+    case XLA_GPU_DTYPE_I64:
+    case XLA_GPU_DTYPE_U64:
+    case XLA_GPU_DTYPE_F64:
+      return 8;
+    default:
+      return 1;
+  }
+}
+
 // A dense row-major tensor in host memory that owns its data.
 class Tensor {
  public:
@@ -56,16 +77,15 @@ class Tensor {
   template <typename T>
   Tensor(std::vector<int64_t> shape, const std::vector<T>& values,
          xla_gpu_dtype dtype = DTypeOf<T>())
-      : Tensor(std::move(shape), dtype, values.data(), values.size() * sizeof(T)) {
-    int64_t count = 1;
-    for (const int64_t dim : shape_) count *= dim;
-    if (count != static_cast<int64_t>(values.size())) {
-      throw Error(3, "a tensor has " + std::to_string(values.size()) +
-                         " values but its shape asks for " + std::to_string(count));
-    }
-  }
+      : Tensor(std::move(shape), dtype, values.data(), values.size() * sizeof(T)) {}
   Tensor(std::vector<int64_t> shape, xla_gpu_dtype dtype, const void* data, size_t bytes)
       : dtype_(dtype), shape_(std::move(shape)), data_(bytes) {
+    size_t wanted = ElementSize(dtype);
+    for (const int64_t dim : shape_) wanted *= static_cast<size_t>(dim);
+    if (wanted != bytes) {
+      throw Error(3, "a tensor's values have " + std::to_string(bytes) +
+                         " bytes but its shape and dtype ask for " + std::to_string(wanted));
+    }
     if (bytes > 0) std::memcpy(data_.data(), data, bytes);
   }
 
@@ -195,26 +215,6 @@ class Xla {
   }
 
  private:
-  static size_t ElementSize(xla_gpu_dtype dtype) {
-    switch (dtype) {
-      case XLA_GPU_DTYPE_I16:
-      case XLA_GPU_DTYPE_U16:
-      case XLA_GPU_DTYPE_F16:
-      case XLA_GPU_DTYPE_BF16:
-        return 2;
-      case XLA_GPU_DTYPE_I32:
-      case XLA_GPU_DTYPE_U32:
-      case XLA_GPU_DTYPE_F32:
-        return 4;
-      case XLA_GPU_DTYPE_I64:
-      case XLA_GPU_DTYPE_U64:
-      case XLA_GPU_DTYPE_F64:
-        return 8;
-      default:
-        return 1;
-    }
-  }
-
   struct Free {
     void operator()(xla_gpu_client* client) const { xla_gpu_client_free(client); }
   };
