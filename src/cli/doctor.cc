@@ -24,11 +24,13 @@ Findings Gather(std::vector<std::string> site_packages) {
   Findings findings;
   findings.library_version = XLA_GPU_VERSION;
   for (const auto& op : OpRegistry::Global().ops()) findings.ops.push_back(op->name);
-  findings.driver_error = "not looked for by this version";
   findings.site_packages = std::move(site_packages);
   for (const xla::FoundPlugin& plugin : xla::FindPjrtPlugins(findings.site_packages)) {
     findings.plugins.push_back(SurveyPlugin(plugin));
   }
+  // After the plugins: a child forked once the driver is in use here could not use it.
+  findings.cuda = cuda::Diagnose();
+  findings.gpu_device_files = xla::MachineHasNvidiaGpu();
   findings.packages = FindPythonPackages(findings.site_packages);
   return findings;
 }

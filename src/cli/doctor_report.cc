@@ -34,20 +34,25 @@ std::string ReportToText(const Report& report) {
   const Findings& f = report.findings;
   std::ostringstream out;
   out << "xla-gpu " << f.library_version << ": ops " << StrJoin(f.ops, ", ") << "\n";
-  out << "\nDriver   "
-      << (f.driver_error.empty() ? StrCat("CUDA ", CudaVersion(f.driver_cuda_version))
-                                 : f.driver_error)
+  const cuda::Diagnostics& c = f.cuda;
+  out << "\nDriver    "
+      << (c.driver.ok() ? StrCat("CUDA ", CudaVersion(c.driver_version)) : c.driver.message())
       << "\n";
-  for (const GpuFinding& gpu : f.gpus) {
-    out << "GPU " << gpu.ordinal << "    " << gpu.name << ", compute capability "
+  for (const cuda::DeviceInfo& gpu : c.devices) {
+    out << "GPU " << gpu.ordinal << "     " << gpu.name << ", compute capability "
         << gpu.compute_major << "." << gpu.compute_minor << ", " << (gpu.memory_bytes >> 30)
         << " GiB\n";
   }
-  if (f.nvrtcs.empty()) out << "NVRTC    none found\n";
-  for (const NvrtcFinding& nvrtc : f.nvrtcs) {
-    out << "NVRTC    " << nvrtc.major << "." << nvrtc.minor << (nvrtc.selected ? " (used) " : " ")
-        << nvrtc.path << "\n";
+  if (c.nvrtcs.empty()) out << "NVRTC     none found\n";
+  for (const cuda::NvrtcDiagnosis& nvrtc : c.nvrtcs) {
+    out << "NVRTC     " << nvrtc.version << (nvrtc.chosen ? " (used) " : " ") << nvrtc.path << "\n";
   }
+  out << "Compiler  " << (c.compiler.ok() ? c.compiler_program : c.compiler.message()) << "\n";
+  out << "Cache     "
+      << (c.cache.folder.empty() ? "switched off"
+                                 : StrCat(c.cache.folder, ": ", c.cache.num_kernels, " kernels, ",
+                                          c.cache.bytes >> 10, " KiB"))
+      << "\n";
   out << "\nPython packages\n";
   if (f.site_packages.empty()) {
     out << "  no site-packages folder was found; activate a virtual environment or pass "
@@ -89,9 +94,10 @@ std::string ReportToJson(const Report& report) {
   const Findings& f = report.findings;
   Json json = {{"schema", kSchema}, {"usable", report.usable}};
   json["library"] = {{"version", f.library_version}, {"ffi", "0.1"}, {"ops", f.ops}};
-  json["driver"] = {{"cuda", CudaVersion(f.driver_cuda_version)}, {"error", f.driver_error}};
+  const cuda::Diagnostics& c = f.cuda;
+  json["driver"] = {{"cuda", CudaVersion(c.driver_version)}, {"error", c.driver.message()}};
   json["gpus"] = Json::array();
-  for (const GpuFinding& gpu : f.gpus) {
+  for (const cuda::DeviceInfo& gpu : c.devices) {
     json["gpus"].push_back(
         {{"ordinal", gpu.ordinal},
          {"name", gpu.name},
@@ -99,13 +105,18 @@ std::string ReportToJson(const Report& report) {
          {"memory_bytes", gpu.memory_bytes}});
   }
   json["nvrtc"] = Json::array();
-  for (const NvrtcFinding& nvrtc : f.nvrtcs) {
+  for (const cuda::NvrtcDiagnosis& nvrtc : c.nvrtcs) {
     json["nvrtc"].push_back({{"path", nvrtc.path},
-                             {"version", StrCat(nvrtc.major, ".", nvrtc.minor)},
+                             {"version", nvrtc.version},
                              {"origin", nvrtc.origin},
                              {"problem", nvrtc.problem},
-                             {"selected", nvrtc.selected}});
+                             {"chosen", nvrtc.chosen}});
   }
+  json["compiler"] = {{"path", c.compiler_program}, {"error", c.compiler.message()}};
+  json["cache"] = {{"folder", c.cache.folder},
+                   {"kernels", c.cache.num_kernels},
+                   {"bytes", c.cache.bytes},
+                   {"error", c.cache.status.message()}};
   json["site_packages"] = f.site_packages;
   json["packages"] = Json::array();
   for (const PythonPackage& package : f.packages) {

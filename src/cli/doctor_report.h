@@ -3,30 +3,13 @@
 #ifndef XLA_GPU_CLI_DOCTOR_REPORT_H_
 #define XLA_GPU_CLI_DOCTOR_REPORT_H_
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "src/cli/python_packages.h"
+#include "src/cuda/diagnostics.h"
 
 namespace xla_gpu::cli {
-
-struct GpuFinding {
-  int ordinal = 0;
-  std::string name;
-  int compute_major = 0;
-  int compute_minor = 0;
-  int64_t memory_bytes = 0;
-};
-
-struct NvrtcFinding {
-  std::string path;
-  int major = 0;
-  int minor = 0;
-  std::string origin;   // "CUDA toolkit", "pip package", ...
-  std::string problem;  // why it cannot be used, or empty
-  bool selected = false;
-};
 
 struct PluginFinding {
   std::string path;
@@ -44,11 +27,8 @@ struct PluginFinding {
 struct Findings {
   std::string library_version;
   std::vector<std::string> ops;
-  std::string driver_error;     // empty if the driver answered
-  int driver_cuda_version = 0;  // as cuDriverGetVersion gives it: 13000
-  bool gpu_device_files = false;
-  std::vector<GpuFinding> gpus;
-  std::vector<NvrtcFinding> nvrtcs;
+  cuda::Diagnostics cuda;
+  bool gpu_device_files = false;  // the machine has an NVIDIA GPU, driver or not
   std::vector<std::string> site_packages;
   std::vector<PythonPackage> packages;
   std::vector<PluginFinding> plugins;

@@ -19,7 +19,9 @@ Findings Bare() {
   Findings f;
   f.library_version = "0.1.0";
   f.ops = {"simple_add"};
-  f.driver_error = "libcuda.so.1 cannot be opened";
+  f.cuda.driver = Unavailable("libcuda.so.1 cannot be opened");
+  f.cuda.nvrtc = Unavailable("no NVRTC was found");
+  f.cuda.compiler_program = "/bin/xla-gpu-compile";
   f.site_packages = {kSite};
   return f;
 }
@@ -32,10 +34,14 @@ Findings WithPackage(const std::string& name, const std::string& version) {
 
 Findings WithGpu(int driver) {
   Findings f = Bare();
-  f.driver_error = "";
-  f.driver_cuda_version = driver;
-  f.gpus = {{0, "NVIDIA H200", 9, 0, int64_t{140} << 30}};
-  f.nvrtcs = {{"/x/libnvrtc.so.13", 13, 5, "pip package", "", true}};
+  f.cuda.driver = OkStatus();
+  f.cuda.driver_version = driver;
+  f.cuda.devices = {{.ordinal = 0,
+                     .name = "NVIDIA H200",
+                     .compute_major = 9,
+                     .memory_bytes = int64_t{140} << 30}};
+  f.cuda.nvrtcs = {{"/x/libnvrtc.so.13", "13.5", "pip package", "", true}};
+  f.cuda.nvrtc = OkStatus();
   return f;
 }
 
@@ -81,7 +87,7 @@ TEST(Doctor, JaxOnAMachineWithAGpu) {
   f.packages = {{"jaxlib", "0.11.2", kSite}};
   EXPECT_THAT(VerdictOn(Diagnose(f), "jax on the GPU"),
               HasSubstr("pip install 'jax[cuda13]==0.11.2'"));
-  f.driver_cuda_version = 12040;
+  f.cuda.driver_version = 12040;
   EXPECT_THAT(VerdictOn(Diagnose(f), "jax on the GPU"), HasSubstr("jax[cuda12]"));
   f.packages.push_back({"jax-cuda13-plugin", "0.10.2", kSite});
   EXPECT_THAT(VerdictOn(Diagnose(f), "jax-cuda13-plugin"),
@@ -113,19 +119,30 @@ TEST(Doctor, Drivers) {
   f.gpu_device_files = true;
   EXPECT_THAT(VerdictOn(Diagnose(f), "NVIDIA driver"), HasSubstr("install the NVIDIA driver"));
   f = WithGpu(13000);
-  f.gpus[0].compute_major = 7;
-  f.gpus[0].compute_minor = 5;
+  f.cuda.devices[0].compute_major = 7;
+  f.cuda.devices[0].compute_minor = 5;
   EXPECT_THAT(VerdictOn(Diagnose(f), "GPU 0"), HasSubstr("need 8.0"));
 }
 
-TEST(Doctor, Nvrtc) {
+TEST(Doctor, Compiler) {
   Findings f = WithGpu(13000);
-  EXPECT_EQ(VerdictOn(Diagnose(f), "NVRTC"), "yes: pip package => ");
-  f.nvrtcs[0].minor = 0;
+  EXPECT_EQ(VerdictOn(Diagnose(f), "NVRTC"), "yes: from pip package => ");
+  f.cuda.nvrtcs[0].version = "13.0";
   EXPECT_THAT(VerdictOn(Diagnose(f), "NVRTC 13.0"),
               AllOf(HasSubstr("C7517"), HasSubstr("nvidia-cuda-nvrtc>=13.5")));
-  f.nvrtcs = {};
-  EXPECT_THAT(VerdictOn(Diagnose(f), "NVRTC"), HasSubstr("no kernel can be compiled"));
+  f.cuda.nvrtcs = {};
+  f.cuda.nvrtc = Unavailable("looked in /usr/local/cuda");
+  EXPECT_THAT(VerdictOn(Diagnose(f), "NVRTC"),
+              AllOf(HasSubstr("no kernel can be compiled: looked in"),
+                    HasSubstr("pip install nvidia-cuda-nvrtc")));
+  f.cuda.driver_version = 12080;
+  EXPECT_THAT(VerdictOn(Diagnose(f), "NVRTC"), HasSubstr("nvidia-cuda-nvrtc-cu12"));
+  EXPECT_EQ(VerdictOn(Diagnose(f), "xla-gpu-compile"), "none");
+  f.cuda.compiler = NotFound("no helper");
+  EXPECT_THAT(VerdictOn(Diagnose(f), "xla-gpu-compile"), HasSubstr("no: "));
+  f.cuda.cache.status = FailedPrecondition("the folder is world-writable");
+  EXPECT_THAT(VerdictOn(Diagnose(f), "kernel cache"), HasSubstr("world-writable"));
+  // Without a GPU nothing of this matters.
   EXPECT_EQ(VerdictOn(Diagnose(Bare()), "NVRTC"), "none");
 }
 
@@ -136,7 +153,7 @@ TEST(Doctor, Plugins) {
   EXPECT_THAT(VerdictOn(Diagnose(f), "jax-cuda13-pjrt 0.11.2"),
               HasSubstr("PJRT 0.115, FFI 0.4; takes custom calls of API version 1, 2, 3, 4"));
 
-  f.driver_cuda_version = 12080;
+  f.cuda.driver_version = 12080;
   EXPECT_FALSE(Diagnose(f).usable);
   EXPECT_THAT(VerdictOn(Diagnose(f), "jax-cuda13-pjrt"),
               AllOf(HasSubstr("built for CUDA 13 but the driver is for CUDA 12.8"),
@@ -174,15 +191,16 @@ TEST(Doctor, JsonMembersAreStable) {
   Findings f = WithGpu(13000);
   f.packages = {{"jaxlib", "0.11.2", kSite}};
   f.plugins = {CudaPlugin("jax-cuda13-pjrt")};
-  f.nvrtcs[0].path = "/not\xff/utf8";
+  f.cuda.nvrtcs[0].path = "/not\xff/utf8";
   const auto json = nlohmann::ordered_json::parse(ReportToJson(Diagnose(f)));
   const auto keys = [](const nlohmann::ordered_json& object) {
     std::vector<std::string> names;
     for (const auto& [key, value] : object.items()) names.push_back(key);
     return names;
   };
-  EXPECT_THAT(keys(json), ElementsAre("schema", "usable", "library", "driver", "gpus", "nvrtc",
-                                      "site_packages", "packages", "plugins", "verdicts"));
+  EXPECT_THAT(keys(json),
+              ElementsAre("schema", "usable", "library", "driver", "gpus", "nvrtc", "compiler",
+                          "cache", "site_packages", "packages", "plugins", "verdicts"));
   EXPECT_EQ(json["schema"], 1);
   EXPECT_EQ(json["usable"], true);
   EXPECT_THAT(keys(json["library"]), ElementsAre("version", "ffi", "ops"));
@@ -190,7 +208,9 @@ TEST(Doctor, JsonMembersAreStable) {
   EXPECT_THAT(keys(json["gpus"][0]),
               ElementsAre("ordinal", "name", "compute_capability", "memory_bytes"));
   EXPECT_THAT(keys(json["nvrtc"][0]),
-              ElementsAre("path", "version", "origin", "problem", "selected"));
+              ElementsAre("path", "version", "origin", "problem", "chosen"));
+  EXPECT_THAT(keys(json["compiler"]), ElementsAre("path", "error"));
+  EXPECT_THAT(keys(json["cache"]), ElementsAre("folder", "kernels", "bytes", "error"));
   EXPECT_THAT(keys(json["packages"][0]), ElementsAre("name", "version", "folder"));
   EXPECT_THAT(keys(json["plugins"][0]),
               ElementsAre("path", "package", "version", "gpu", "pjrt", "ffi", "extensions", "typed",

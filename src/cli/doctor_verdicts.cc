@@ -24,25 +24,31 @@ const PythonPackage* FindIn(const Findings& findings, std::string_view folder,
 }
 
 void JudgeDriver(const Findings& f, std::vector<Verdict>& out) {
-  if (!f.driver_error.empty()) {
+  const cuda::Diagnostics& c = f.cuda;
+  if (!c.driver.ok()) {
     const bool gpu_there = f.gpu_device_files;
     out.push_back({"NVIDIA driver", gpu_there ? Fit::kNo : Fit::kPartly,
-                   StrCat(f.driver_error, gpu_there ? "" : "; the CPU works without it"),
+                   StrCat(c.driver.message(), gpu_there ? "" : "; the CPU works without it"),
                    gpu_there
                        ? "install the NVIDIA driver's user-space libraries (libcuda.so.1); in "
                          "a container, start it with the GPUs passed through"
                        : ""});
     return;
   }
-  const std::string subject = StrCat("NVIDIA driver for CUDA ", CudaVersion(f.driver_cuda_version));
-  if (f.driver_cuda_version < kOldestDriver) {
+  const std::string subject = StrCat("NVIDIA driver for CUDA ", CudaVersion(c.driver_version));
+  if (c.driver_version < kOldestDriver) {
     out.push_back({subject, Fit::kNo,
                    "kernels are loaded by cuLibraryLoadData, which drivers have since CUDA 12.0",
                    "install driver 525 or newer (580 or newer for the CUDA 13 packages)"});
     return;
   }
-  out.push_back({subject, Fit::kYes, StrCat(f.gpus.size(), " GPU(s) visible"), ""});
-  for (const GpuFinding& gpu : f.gpus) {
+  if (!c.devices_status.ok()) {
+    out.push_back({subject, Fit::kNo, c.devices_status.message(),
+                   "check with nvidia-smi, and CUDA_VISIBLE_DEVICES"});
+  } else {
+    out.push_back({subject, Fit::kYes, StrCat(c.devices.size(), " GPU(s) visible"), ""});
+  }
+  for (const cuda::DeviceInfo& gpu : c.devices) {
     const std::string name = StrCat("GPU ", gpu.ordinal, " ", gpu.name);
     const std::string compute =
         StrCat("compute capability ", gpu.compute_major, ".", gpu.compute_minor);
@@ -55,27 +61,40 @@ void JudgeDriver(const Findings& f, std::vector<Verdict>& out) {
   }
 }
 
-void JudgeNvrtc(const Findings& f, std::vector<Verdict>& out) {
-  const bool wanted = !f.gpus.empty();
-  bool selected = false;
-  for (const NvrtcFinding& nvrtc : f.nvrtcs) {
-    const std::string subject = StrCat("NVRTC ", nvrtc.major, ".", nvrtc.minor);
-    selected |= nvrtc.selected;
+// Only where there is a GPU does a missing compiler matter.
+void JudgeCompiler(const Findings& f, std::vector<Verdict>& out) {
+  const cuda::Diagnostics& c = f.cuda;
+  const bool wanted = !c.devices.empty();
+  for (const cuda::NvrtcDiagnosis& nvrtc : c.nvrtcs) {
+    const std::string subject = StrCat("NVRTC ", nvrtc.version);
     if (!nvrtc.problem.empty()) {
-      out.push_back({subject, Fit::kNo, nvrtc.problem,
-                     wanted ? "pip install nvidia-cuda-nvrtc, of the driver's CUDA version" : ""});
-    } else if (nvrtc.major == 13 && nvrtc.minor == 0) {
+      out.push_back(
+          {subject, wanted && !c.nvrtc.ok() ? Fit::kNo : Fit::kPartly, nvrtc.problem, ""});
+    } else if (CompareVersions(nvrtc.version, "13.0") == 0) {
       out.push_back({subject, Fit::kPartly,
                      "this version crashes on some kernels (ptxas information C7517); the crash is "
                      "caught and reported as an error",
-                     "pip install 'nvidia-cuda-nvrtc>=13.5'"});
+                     nvrtc.chosen ? "pip install 'nvidia-cuda-nvrtc>=13.5'" : ""});
     } else {
-      out.push_back({subject, Fit::kYes, nvrtc.origin, ""});
+      out.push_back({subject, Fit::kYes, StrCat("from ", nvrtc.origin), ""});
     }
   }
-  if (wanted && !selected) {
-    out.push_back({"NVRTC", Fit::kNo, "no usable NVRTC was found, so no kernel can be compiled",
-                   "pip install nvidia-cuda-nvrtc"});
+  if (!wanted) return;
+  if (!c.nvrtc.ok()) {
+    const bool cuda13 = c.driver_version >= 13000;
+    out.push_back(
+        {"NVRTC", Fit::kNo, StrCat("no kernel can be compiled: ", c.nvrtc.message()),
+         cuda13 ? "pip install nvidia-cuda-nvrtc" : "pip install nvidia-cuda-nvrtc-cu12"});
+  }
+  if (!c.compiler.ok()) {
+    out.push_back({"xla-gpu-compile", Fit::kNo,
+                   StrCat("no kernel can be compiled: ", c.compiler.message()),
+                   "reinstall xla-gpu, or set XLA_GPU_COMPILER to the program"});
+  }
+  if (!c.cache.status.ok()) {
+    out.push_back({"kernel cache", Fit::kPartly,
+                   StrCat("kernels are compiled anew by each process: ", c.cache.status.message()),
+                   "set XLA_GPU_CACHE_DIR to a folder that you own"});
   }
 }
 
@@ -104,8 +123,8 @@ void JudgeJaxlib(const Findings& f, const PythonPackage& jaxlib, std::vector<Ver
   const PythonPackage* plugin = FindIn(f, jaxlib.folder, "jax-cuda13-plugin");
   if (plugin == nullptr) plugin = FindIn(f, jaxlib.folder, "jax-cuda12-plugin");
   if (plugin == nullptr) {
-    if (!f.gpus.empty()) {
-      const char* extra = f.driver_cuda_version >= 13000 ? "cuda13" : "cuda12";
+    if (!f.cuda.devices.empty()) {
+      const char* extra = f.cuda.driver_version >= 13000 ? "cuda13" : "cuda12";
       out.push_back({StrCat("jax on the GPU (", jaxlib.folder, ")"), Fit::kNo,
                      "there is a GPU but no CUDA plugin of JAX, which so runs on the CPU",
                      StrCat("pip install 'jax[", extra, "]==", jaxlib.version, "'")});
@@ -175,15 +194,15 @@ void JudgePlugin(const Findings& f, const PluginFinding& plugin, std::vector<Ver
     return;
   }
   const int needs = CudaMajorOf(plugin);
-  if (plugin.is_gpu && f.gpus.empty()) {
+  if (plugin.is_gpu && f.cuda.devices.empty()) {
     out.push_back(
         {subject, Fit::kPartly, StrCat(versions, "; it needs an NVIDIA GPU, none is visible"), ""});
     return;
   }
-  if (plugin.is_gpu && f.driver_cuda_version < needs * 1000) {
+  if (plugin.is_gpu && f.cuda.driver_version < needs * 1000) {
     out.push_back({subject, Fit::kNo,
                    StrCat(versions, "; it is built for CUDA ", needs,
-                          " but the driver is for CUDA ", CudaVersion(f.driver_cuda_version)),
+                          " but the driver is for CUDA ", CudaVersion(f.cuda.driver_version)),
                    needs == 13 ? "install driver 580 or newer, or jax-cuda12-pjrt"
                                : "install driver 525 or newer"});
     return;
@@ -200,7 +219,7 @@ void JudgePlugin(const Findings& f, const PluginFinding& plugin, std::vector<Ver
 Report Diagnose(Findings findings) {
   Report report;
   JudgeDriver(findings, report.verdicts);
-  JudgeNvrtc(findings, report.verdicts);
+  JudgeCompiler(findings, report.verdicts);
   JudgePackages(findings, report.verdicts, report.usable);
   for (const PluginFinding& plugin : findings.plugins) {
     JudgePlugin(findings, plugin, report.verdicts, report.usable);
