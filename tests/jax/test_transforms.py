@@ -180,6 +180,8 @@ def test_ragged_paged_attention_has_each_tpu_argument():
     tpu = pytest.importorskip("jax.experimental.pallas.ops.tpu.ragged_paged_attention")
     ours = inspect.signature(ragged_paged_attention).parameters
     theirs = inspect.signature(tpu.ragged_paged_attention).parameters
+    if "kv_pages" not in theirs:
+        pytest.skip("this jax has version 1 of the TPU kernel, with another cache")
     assert set(theirs) <= set(ours)
     assert list(theirs)[:6] == list(ours)[:6]
 

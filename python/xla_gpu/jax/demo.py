@@ -235,7 +235,7 @@ def main() -> int:
         _say(f"  pure jnp gather {theirs:10.2f} ms  ({theirs / ours:.1f}x ours)")
         torch = None if gpu else _torch_ms(batch, args)
         if torch is not None:
-            _say(f"  torch CPU SDPA  {torch:10.2f} ms  ({torch / ours:.1f}x ours; KV gathered before)")
+            _say(f"  torch CPU SDPA  {torch:10.2f} ms  ({torch / ours:.1f}x ours; KV gathered)")
         elif not gpu:
             _say("  torch is not installed: not compared")
     _say("\nserving steps:")
