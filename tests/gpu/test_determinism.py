@@ -1,4 +1,4 @@
-"""Same inputs, same bits; and, where asked for, bits that do not depend on the rest of the batch."""
+"""Same inputs, same bits; where asked for, whatever else is in the batch."""
 
 import dataclasses
 
