@@ -152,17 +152,6 @@ Status Decode(const xla_gpu_call* c, bool with_results, DecodedCall& out) {
   return OkStatus();
 }
 
-// Empty tensors may have no memory; every other one needs an address to run.
-Status CheckData(const Op& op, const char* kind, std::span<const TensorView> tensors) {
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].data == nullptr && tensors[i].num_elements() != 0) {
-      return InvalidArgument(
-          StrCat(op.name, ": ", kind, " ", i, " (", tensors[i].ToString(), ") has NULL data"));
-    }
-  }
-  return OkStatus();
-}
-
 }  // namespace
 }  // namespace xla_gpu
 
@@ -188,16 +177,10 @@ xla_gpu_status* xla_gpu_run(const xla_gpu_call* c) {
   return Guard([&]() -> Status {
     DecodedCall decoded;
     XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/true, decoded));
-    const Call& call = decoded.call;
-    // The plan comes first: it checks the types, on which the data check relies.
-    XLA_GPU_ASSIGN_OR_RETURN(auto plan,
-                             PlanCache::Global().GetOrCreate(*decoded.op, decoded.platform, call));
-    XLA_GPU_RETURN_IF_ERROR(CheckData(*decoded.op, "argument", call.args));
-    XLA_GPU_RETURN_IF_ERROR(CheckData(*decoded.op, "result", call.results));
     ExecutionContext context;
     context.stream = c->stream;
     if (decoded.platform == Platform::kHost) context.thread_pool = &DefaultThreadPool();
-    return plan->Run(call, context);
+    return RunOp(*decoded.op, decoded.platform, decoded.call, context);
   });
 }
 

@@ -1,9 +1,6 @@
 // xla-gpu hlo: what XLA made of a module, and which custom calls survived.
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 
 #include "src/cli/cli.h"
@@ -16,41 +13,15 @@
 namespace xla_gpu::cli {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr char kUsage[] =
     "hlo FILE.mlir|DUMP_FOLDER [--plugin PATH|cpu|cuda] [--expect TARGET]...\n"
     "               [--handler NAME=LIBRARY.so:SYMBOL[:API_VERSION]]...";
 
-// A folder of its own in the temporary one, removed at the end.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (fs::temp_directory_path() / "xla-gpu-hlo-XXXXXX").string();
-    if (mkdtemp(name.data()) != nullptr) path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code error;
-    if (!path_.empty()) fs::remove_all(path_, error);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-// Compiles the file and gives XLA's own text of the result, which XLA writes when it is told so
-// before the plugin is loaded. (The C API gives the module as a protobuf only.)
 StatusOr<std::vector<xla::HloModuleText>> CompileAndDump(const std::string& file,
                                                          const std::string& plugin_name,
                                                          const std::vector<std::string>& handlers) {
   XLA_GPU_ASSIGN_OR_RETURN(const std::string mlir, ReadTextFile(file));
-  const TemporaryFolder folder;
-  if (folder.path().empty()) return Unavailable("no folder for XLA's dump can be made in TMPDIR");
-  const char* user_flags = std::getenv("XLA_FLAGS");
-  const std::string flags = StrCat(user_flags == nullptr ? "" : user_flags,
-                                   " --xla_dump_to=", folder.path(), " --xla_dump_hlo_as_text");
-  setenv("XLA_FLAGS", flags.c_str(), /*overwrite=*/1);
+  const HloDump dump;
   XLA_GPU_ASSIGN_OR_RETURN(const xla::PjrtPlugin* plugin, OpenPlugin(plugin_name));
   for (const std::string& handler : handlers) {
     XLA_GPU_RETURN_IF_ERROR(RegisterUserHandler(*plugin, handler));
@@ -58,7 +29,7 @@ StatusOr<std::vector<xla::HloModuleText>> CompileAndDump(const std::string& file
   XLA_GPU_RETURN_IF_ERROR(RegisterOpsOf(*plugin, mlir));
   XLA_GPU_ASSIGN_OR_RETURN(auto client, xla::PjrtClient::Create(plugin));
   XLA_GPU_RETURN_IF_ERROR(client->Compile(mlir).status());
-  return xla::ReadHloDump(folder.path());
+  return dump.Read();
 }
 
 int Hlo(const Args& args) {
@@ -75,8 +46,9 @@ int Hlo(const Args& args) {
   QuietXla();
   const std::string& file = (*files)[0];
   std::error_code error;
-  const auto modules = fs::is_directory(file, error) ? xla::ReadHloDump(file)
-                                                     : CompileAndDump(file, plugin, handlers);
+  const auto modules = std::filesystem::is_directory(file, error)
+                           ? xla::ReadHloDump(file)
+                           : CompileAndDump(file, plugin, handlers);
   if (!modules.ok()) return Fail("hlo", modules.status());
 
   std::vector<std::string> found;

@@ -177,11 +177,13 @@ void Print(const Runtime& runtime) {
   if (!runtime.path.empty()) std::printf("  %s\n", runtime.path.c_str());
   const auto text = [&](const char* key) { return runtime.facts.value(key, std::string()); };
   if (!runtime.facts.empty()) {
-    std::string line = StrCat("platform '", text("platform"), "', device '", text("device"), "'");
-    if (!text("pjrt").empty()) line += StrCat(", PJRT ", text("pjrt"));
+    std::string line = text("pjrt").empty() ? "no plugin" : StrCat("PJRT ", text("pjrt"));
     if (!text("ffi").empty()) {
       line += StrCat(", FFI ", text("ffi"),
                      runtime.facts.value("ffi_told", true) ? "" : " (concluded from its age)");
+    }
+    if (!text("platform").empty()) {
+      line += StrCat(", platform '", text("platform"), "', device '", text("device"), "'");
     }
     std::printf("  %s\n", line.c_str());
   }

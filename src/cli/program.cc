@@ -105,4 +105,29 @@ Status RegisterOpsOf(const xla::PjrtPlugin& plugin, std::string_view mlir) {
   return OkStatus();
 }
 
+HloDump::HloDump() {
+  std::error_code error;
+  std::string name = (std::filesystem::temp_directory_path(error) / "xla-gpu-hlo-XXXXXX").string();
+  if (mkdtemp(name.data()) == nullptr) return;
+  folder_ = name;
+  const char* flags = std::getenv("XLA_FLAGS");
+  setenv(
+      "XLA_FLAGS",
+      StrCat(flags == nullptr ? "" : flags, " --xla_dump_to=", folder_, " --xla_dump_hlo_as_text")
+          .c_str(),
+      /*overwrite=*/1);
+}
+
+HloDump::~HloDump() {
+  std::error_code error;
+  if (!folder_.empty()) std::filesystem::remove_all(folder_, error);
+}
+
+StatusOr<std::vector<xla::HloModuleText>> HloDump::Read() const {
+  if (folder_.empty()) {
+    return Unavailable("no folder for XLA's dump can be made in the temporary folder (TMPDIR)");
+  }
+  return xla::ReadHloDump(folder_);
+}
+
 }  // namespace xla_gpu::cli

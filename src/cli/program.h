@@ -9,6 +9,7 @@
 
 #include "src/cli/cli.h"
 #include "src/core/status.h"
+#include "src/xla/hlo_text.h"
 #include "src/xla/pjrt_plugin.h"
 
 namespace xla_gpu::cli {
@@ -32,6 +33,22 @@ Status RegisterUserHandler(const xla::PjrtPlugin& plugin, const std::string& tex
 // Registers this library's handler for each custom call of the module whose target is an op's, by
 // the API version that the call names.
 Status RegisterOpsOf(const xla::PjrtPlugin& plugin, std::string_view mlir);
+
+// XLA's own text of what it compiles while this object lives. XLA reads the request for it
+// (XLA_FLAGS) when a plugin is loaded, so make one before. (The C API gives modules as protobufs
+// only.)
+class HloDump {
+ public:
+  HloDump();
+  ~HloDump();
+  HloDump(const HloDump&) = delete;
+  HloDump& operator=(const HloDump&) = delete;
+
+  StatusOr<std::vector<xla::HloModuleText>> Read() const;
+
+ private:
+  std::string folder_;
+};
 
 }  // namespace xla_gpu::cli
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "oracle")]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "oracle"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 from compare import Histogram
 

@@ -85,7 +85,7 @@ def test_many_calls_in_one_program_keep_their_configuration():
         np.testing.assert_array_equal(np.asarray(y), 3 * np.asarray(x))
 
 
-# ---- Ops with attributes, optional arguments and tuples of results --------------------------------
+# ---- Ops with attributes, optional arguments and tuples of results -------------------------------
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -122,7 +122,7 @@ def test_update_kv_cache(road, seed):
         check_cache(one, expected)
 
 
-# ---- Aliases --------------------------------------------------------------------------------------
+# ---- Aliases -------------------------------------------------------------------------------------
 
 
 def alias(version: int, text: str) -> int:
@@ -182,7 +182,7 @@ def test_an_opaque_of_a_wrong_call_is_refused():
         _ops.opaque("simple_add", "Host", [f32, f32], {}, [_ops.TensorSpec("i32", (3,))])
 
 
-# ---- Errors while running -------------------------------------------------------------------------
+# ---- Errors while running ------------------------------------------------------------------------
 
 BAD_CALL = """
     import numpy as np

@@ -53,7 +53,7 @@ Op MakeOp() {
                   {"v_cache", "as the argument, where it is given", true, "v_cache"}},
       .attrs = {},
       .infer = Infer,
-      .make_plan = {MakeUpdateKvCacheHostPlan, nullptr},
+      .make_plan = {MakeUpdateKvCacheHostPlan, MakeUpdateKvCacheCudaPlan},
   };
 }
 

@@ -9,6 +9,7 @@
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
 #include "src/ops/kv_cache/cache_shape.h"
+#include "src/ops/paged_attention/cuda/config.h"
 
 namespace xla_gpu {
 namespace paged_attention {
@@ -73,7 +74,7 @@ Op MakeOp() {
                 {"return_lse", AttrType::kBool, "false", "also give lse"},
                 {"out_dtype", AttrType::kString, "\"\"", "f32, bf16 or f16; empty: the query's"}},
       .infer = Infer,
-      .make_plan = {MakePagedAttentionHostPlan, nullptr},
+      .make_plan = {MakePagedAttentionHostPlan, MakePagedAttentionCudaPlan},
   };
 }
 
@@ -184,6 +185,7 @@ Status Infer(const Call& call, Platform platform, std::vector<TensorSpec>* resul
   if (problem.return_lse) {
     results->push_back({DType::kF32, {problem.tokens, problem.q_heads}});
   }
+  if (platform == Platform::kCuda) results->push_back({DType::kU8, {WorkspaceBytes(problem)}});
   return OkStatus();
 }
 

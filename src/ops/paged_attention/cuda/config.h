@@ -4,6 +4,7 @@
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_CONFIG_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "src/core/status.h"
@@ -59,8 +60,9 @@ Launches MakeLaunches(const Problem& problem, const Config& config);
 // The kernels' parameter. An error names a tensor that is not aligned to 16 bytes.
 StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const Buffers& buffers);
 
-// One spec of each kind of kernel, for a test that compiles them all.
-std::vector<cuda::KernelSpec> CompileCheckSpecs();
+// Each kind of kernel once, as `arch` ("sm_90a") would run it: for `xla-gpu cache warm` and for a
+// test that compiles them all.
+std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch);
 
 }  // namespace xla_gpu::paged_attention
 

@@ -187,6 +187,10 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, cha
     cap_in[h] = logit.cap_in * scale;
   }
   __syncthreads();
+  if constexpr (kHeadDim != kPadded) {  // query bytes lie where the stages have their padding
+    ZeroPadding(shared, kTilesBytes);
+    __syncthreads();
+  }
 
   const unsigned ring = SharedAddress(shared) + warp * (kStages * kStageBytes);
   const auto copy = [&](int step, int stage, int page) {

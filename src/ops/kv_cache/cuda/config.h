@@ -1,0 +1,34 @@
+// Which kernels solve an update_kv_cache problem. Host code that needs no GPU.
+#ifndef XLA_GPU_OPS_KV_CACHE_CUDA_CONFIG_H_
+#define XLA_GPU_OPS_KV_CACHE_CUDA_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/core/status.h"
+#include "src/cuda/device.h"
+#include "src/cuda/kernel.h"
+#include "src/ops/kv_cache/cuda/params.cuh"
+#include "src/ops/kv_cache/update_kv_cache.h"
+
+namespace xla_gpu::kv_cache {
+
+// An error where the device is too old.
+Status CheckDevice(const cuda::DeviceInfo& device);
+
+cuda::KernelSpec UpdateSpec(const UpdateProblem& problem);
+cuda::KernelSpec CopySpec(const UpdateProblem& problem);
+
+// Elements that a thread moves at a time: up to 16 bytes, within one head.
+int VectorElements(DType input, DType cache, int64_t head_dim);
+
+// One while that keeps the device busy; more make the search for overwritten tokens cheaper.
+int TokensPerBlock(int64_t tokens, int num_sms);
+
+// Each kind of kernel once, for `xla-gpu cache warm` and for a test that compiles them all.
+std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch);
+
+}  // namespace xla_gpu::kv_cache
+
+#endif  // XLA_GPU_OPS_KV_CACHE_CUDA_CONFIG_H_

@@ -1,0 +1,34 @@
+// What the Host hands to the update_kv_cache kernel. Included by Host and device code.
+#ifndef XLA_GPU_OPS_KV_CACHE_CUDA_PARAMS_CUH_
+#define XLA_GPU_OPS_KV_CACHE_CUDA_PARAMS_CUH_
+
+namespace xla_gpu::kv_cache {
+
+inline constexpr int kUpdateThreads = 256;
+inline constexpr int kMaxTokensPerBlock = 16;
+
+// Strides in elements; `base` has the layout's offset applied.
+struct CacheParams {
+  void* base;
+  long long page_stride;
+  long long token_stride;
+  long long head_stride;
+  const void* input;   // [tokens, kv_heads, head_dim]
+  const float* scale;  // null: 1
+  int scale_step;      // 0: one scale for all heads, 1: one a head
+};
+
+struct UpdateParams {
+  CacheParams k;
+  CacheParams v;
+  const void* slot_mapping;
+  long long tokens;
+  long long num_slots;
+  long long page_size;
+  int kv_heads;
+  int tokens_per_block;
+};
+
+}  // namespace xla_gpu::kv_cache
+
+#endif  // XLA_GPU_OPS_KV_CACHE_CUDA_PARAMS_CUH_
