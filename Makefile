@@ -30,16 +30,20 @@ $(STAMPS)/%: requirements/%.txt scripts/setup.sh | build/.stamps/system-build
 	@scripts/setup.sh venv $*
 	@mkdir -p $(@D) && touch $@
 
+$(STAMPS)/gpu: $(STAMPS)/test
+	@scripts/setup.sh gpu
+	@touch $@
+
 build: $(STAMPS)/test  ## Build the library and the program in build/release
 	@cmake --preset release --log-level=WARNING -DPython3_EXECUTABLE=$(CURDIR)/$(PY) >/dev/null
 	@cmake --build --preset release --parallel $(JOBS)
 
 # ---- Use -------------------------------------------------------------------------------------
 
-demo: build  ## Paged attention as a custom call inside real XLA, from C++ and from JAX
+demo: build $(STAMPS)/gpu  ## Paged attention as a custom call inside real XLA, from C++ and from JAX
 	@scripts/demo.sh
 
-bench: build $(STAMPS)/bench  ## Speed on this machine: table and plots under docs/benchmarks
+bench: build $(STAMPS)/bench $(STAMPS)/gpu  ## Speed on this machine: table and plots under docs/benchmarks
 	@scripts/bench.sh
 
 # ---- Tests -----------------------------------------------------------------------------------
