@@ -12,6 +12,9 @@ while read -r source; do targets+=("$(basename "$source" .cc)"); done < <(find s
 cmake --build --preset fuzz --parallel "${JOBS:-$(nproc)}" --target "${targets[@]}"
 for target in "${targets[@]}"; do
   mkdir -p "$build/corpus/$target" "$build/findings"
+  if grep -rlq WriteSeedsIfAsked --include="$target.cc" src; then
+    "$build/$target" --write-seeds "$build/corpus/$target"
+  fi
   echo "fuzz: $target for $seconds s"
   if ! "$build/$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 -print_final_stats=1 \
     -artifact_prefix="$build/findings/$target-" "$build/corpus/$target" >"$build/$target.log" 2>&1; then

@@ -14,7 +14,7 @@ namespace xla_gpu::paged_attention {
 // row = query token * group size + head in group. Items are tiles of consecutive rows.
 inline constexpr int kDecodeTileRows = 16;  // the M of one tensor-core instruction
 inline constexpr int kSplitTokens = 64;     // KV ranges of splits are multiples of this
-inline constexpr int kScheduleThreads = 1024;
+inline constexpr int kMaxScheduleThreads = 1024;
 // Batch-invariant mode: the split of a sequence depends on its own length alone.
 inline constexpr int kInvariantSplitTokens = 1024;
 inline constexpr int kInvariantMaxSplits = 8;

@@ -8,8 +8,12 @@
 namespace xla_gpu::paged_attention {
 namespace {
 
-constexpr int kWarps = kScheduleThreads / 32;
+constexpr int kMaxWarps = kMaxScheduleThreads / 32;
+constexpr int kCandidates = 32;
 constexpr unsigned kAll = 0xffffffffu;
+
+// The block has as many threads as there may be sequences, within limits.
+__device__ __forceinline__ int Threads() { return static_cast<int>(blockDim.x); }
 
 __device__ __forceinline__ int Min(int a, int b) { return a < b ? a : b; }
 __device__ __forceinline__ int Max(int a, int b) { return a > b ? a : b; }
@@ -22,7 +26,8 @@ struct Maximum {
   static __device__ int Combine(int a, int b) { return Max(a, b); }
 };
 
-// Inclusive scan over the block, of values >= 0. `scratch`: kWarps ints.
+// Inclusive scan over the block, of values >= 0. `scratch`: 32 ints; its last one
+// of the block's warps is the total.
 template <typename Op>
 __device__ int BlockScan(int value, int* scratch) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -34,12 +39,12 @@ __device__ int BlockScan(int value, int* scratch) {
   if (lane == 31) scratch[warp] = value;
   __syncthreads();
   if (warp == 0) {
-    int total = scratch[lane];
+    int total = lane < Threads() / 32 ? scratch[lane] : 0;
     for (int step = 1; step < 32; step *= 2) {
       const int other = __shfl_up_sync(kAll, total, step);
       if (lane >= step) total = Op::Combine(total, other);
     }
-    scratch[lane] = total;
+    if (lane < Threads() / 32) scratch[lane] = total;
   }
   __syncthreads();
   return warp == 0 ? value : Op::Combine(value, scratch[warp - 1]);
@@ -84,7 +89,7 @@ __device__ Shape ShapeOf(const Params& p, const SequenceInfo& info) {
 // Reads the lengths of all sequences, writes their SequenceInfo (but for the splits), and adds up.
 __device__ void ReadSequences(const Params& p, int num_seqs, int* scratch, Totals& totals) {
   int owned = 0;  // end of the rows that belong to valid sequences before this chunk
-  for (int base = 0; base < num_seqs; base += kScheduleThreads) {
+  for (int base = 0; base < num_seqs; base += Threads()) {
     const int s = base + static_cast<int>(threadIdx.x);
     const bool used = s < num_seqs;
     const int begin = used ? p.query_start_loc[s] : 0;
@@ -126,7 +131,7 @@ __device__ void ReadSequences(const Params& p, int num_seqs, int* scratch, Total
       p.owner_end[s] = inclusive;
       p.state[s] = valid ? kValid : kInvalid;
     }
-    owned = Max(owned, scratch[kWarps - 1]);
+    owned = Max(owned, scratch[Threads() / 32 - 1]);
   }
 }
 
@@ -143,63 +148,69 @@ __device__ int ChoosePrefillSplits(const Params& p, const Totals& totals) {
   if (p.batch_invariant || pieces == 0 || pieces * 2 > p.workers) return 1;
   const long long rows = static_cast<long long>(totals.prefill_rows) * p.kv_heads;
   int splits = Min(static_cast<int>(p.workers / pieces), Max(1, totals.prefill_max_span / 512));
-  splits = Min(splits, static_cast<int>(p.partial_capacity / 2 / rows));
+  splits = Min(splits, static_cast<int>(p.partial_capacity / 4 * 3 / rows));
   return Max(splits, 1);
 }
 
-// The length that, of 32 candidates, ends soonest: each warp judges one of them. The estimate is
-// waves of items over the workers, with a fixed cost an item.
-__device__ int ChooseDecodeSplit(const Params& p, const Totals& totals, int num_seqs,
-                                 long long partial_rows_left, float* costs, int* lengths) {
-  constexpr float kItemTokens = 128;  // what starting and ending an item costs, in tokens
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+// A candidate for the length of decode items.
+__device__ int CandidateLength(const Params& p, const Totals& totals, int candidate) {
   const long long pieces = static_cast<long long>(totals.decode_tiles) * p.kv_heads;
   const long long tokens = static_cast<long long>(totals.decode_tokens) * p.kv_heads;
   long long length;
-  if (warp < 8) {  // so many splits of the longest sequence
-    length = (totals.decode_max_span + warp) / (warp + 1);
-  } else if (warp < 16) {  // so many full waves, if all are of one length
-    const long long splits = (warp - 7LL) * p.workers / (pieces > 0 ? pieces : 1);
+  if (candidate < 8) {  // so many splits of the longest sequence
+    length = (totals.decode_max_span + candidate) / (candidate + 1);
+  } else if (candidate < 16) {  // so many full waves, if all are of one length
+    const long long splits = (candidate - 7LL) * p.workers / (pieces > 0 ? pieces : 1);
     length = splits > 1 ? (totals.decode_max_span + splits - 1) / splits : totals.decode_max_span;
   } else {  // so many items a worker
-    length = tokens / ((warp - 15LL) * p.workers) + 1;
+    length = tokens / ((candidate - 15LL) * p.workers) + 1;
   }
   if (length > totals.decode_max_span) length = totals.decode_max_span;
-  const int split_tokens =
-      Max(static_cast<int>((length + kSplitTokens - 1) / kSplitTokens) * kSplitTokens,
-          2 * kSplitTokens);
+  return Max(static_cast<int>((length + kSplitTokens - 1) / kSplitTokens) * kSplitTokens,
+             2 * kSplitTokens);
+}
 
-  long long items = 0, partial_rows = 0;
-  for (int s = lane; s < num_seqs; s += 32) {
-    if (p.state[s] != kValid) continue;
-    const Shape shape = ShapeOf(p, p.sequences[s]);
-    if (!shape.decode || shape.tiles == 0) continue;
-    const int splits = CeilDiv(shape.span, split_tokens);
-    items += static_cast<long long>(splits) * shape.tiles;
-    if (splits > 1) partial_rows += static_cast<long long>(splits) * shape.rows;
-  }
-  for (int step = 16; step > 0; step /= 2) {
-    items += __shfl_xor_sync(kAll, items, step);
-    partial_rows += __shfl_xor_sync(kAll, partial_rows, step);
-  }
-  if (lane == 0) {
-    items *= p.kv_heads;
-    const float waves = static_cast<float>((items + p.workers - 1) / p.workers);
-    const float mean = items > 0 ? static_cast<float>(tokens) / static_cast<float>(items) : 0.0f;
-    const float by_waves = waves * (mean + kItemTokens);
-    const float longest = static_cast<float>(split_tokens) + kItemTokens;
-    float cost = by_waves > longest ? by_waves : longest;
-    // Without any split nothing is merged, so that the first candidate always fits.
-    if (partial_rows * p.kv_heads > partial_rows_left) cost = 3.0e38f;
-    costs[warp] = cost;
-    lengths[warp] = split_tokens;
+// The candidate that ends soonest: each warp judges some. The estimate is waves of items over the
+// workers, with a fixed cost an item.
+__device__ int ChooseDecodeSplit(const Params& p, const Totals& totals, int num_seqs,
+                                 long long partial_rows_left, float* costs, int* lengths) {
+  constexpr float kItemTokens = 128;  // what starting and ending an item costs, in tokens
+  constexpr float kImpossible = 3.0e38f;
+  const int lane = threadIdx.x % 32;
+  const float tokens = static_cast<float>(totals.decode_tokens) * static_cast<float>(p.kv_heads);
+  for (int candidate = threadIdx.x / 32; candidate < kCandidates; candidate += Threads() / 32) {
+    const int split_tokens = CandidateLength(p, totals, candidate);
+    long long items = 0, partial_rows = 0;
+    for (int s = lane; s < num_seqs; s += 32) {
+      if (p.state[s] != kValid) continue;
+      const Shape shape = ShapeOf(p, p.sequences[s]);
+      if (!shape.decode || shape.tiles == 0) continue;
+      const int splits = CeilDiv(shape.span, split_tokens);
+      items += static_cast<long long>(splits) * shape.tiles;
+      if (splits > 1) partial_rows += static_cast<long long>(splits) * shape.rows;
+    }
+    for (int step = 16; step > 0; step /= 2) {
+      items += __shfl_xor_sync(kAll, items, step);
+      partial_rows += __shfl_xor_sync(kAll, partial_rows, step);
+    }
+    if (lane == 0) {
+      items *= p.kv_heads;
+      const float waves = static_cast<float>((items + p.workers - 1) / p.workers);
+      const float mean = items > 0 ? tokens / static_cast<float>(items) : 0.0f;
+      const float by_waves = waves * (mean + kItemTokens);
+      const float longest = static_cast<float>(split_tokens) + kItemTokens;
+      // Without any split nothing is merged, so that the first candidate always fits.
+      const bool fits = partial_rows * p.kv_heads <= partial_rows_left;
+      costs[candidate] = !fits ? kImpossible : by_waves > longest ? by_waves : longest;
+      lengths[candidate] = split_tokens;
+    }
   }
   __syncthreads();
   int best = 0;
-  for (int i = 1; i < kWarps; ++i) {
+  for (int i = 1; i < kCandidates; ++i) {
     if (costs[i] < costs[best]) best = i;
   }
-  return costs[best] < 3.0e38f ? lengths[best] : 0x7fffff00;
+  return costs[best] < kImpossible ? lengths[best] : 0x7fffff00;
 }
 
 // The entry of `ends` (an inclusive prefix sum) that holds `index`.
@@ -217,10 +228,10 @@ __device__ int FindOwner(const int* ends, int count, int index) {
 }
 
 struct Chunk {
-  int decode_end[kScheduleThreads];
-  int prefill_end[kScheduleThreads];
-  int splits[kScheduleThreads];
-  int tiles[kScheduleThreads];
+  int decode_end[kMaxScheduleThreads];
+  int prefill_end[kMaxScheduleThreads];
+  int splits[kMaxScheduleThreads];
+  int tiles[kMaxScheduleThreads];
 };
 
 // Gives each sequence its splits and its place among the partial results, and writes the items.
@@ -230,7 +241,7 @@ __device__ unsigned WriteItems(const Params& p, const Totals& totals, const Spli
   int prefill_base = 0;
   int decode_base = totals.prefill_tiles * chosen.prefill;
   int partial_base = 0;
-  for (int base = 0; base < num_seqs; base += kScheduleThreads) {
+  for (int base = 0; base < num_seqs; base += Threads()) {
     const int s = base + tid;
     SequenceInfo info = {};
     Shape shape = {};
@@ -243,11 +254,11 @@ __device__ unsigned WriteItems(const Params& p, const Totals& totals, const Spli
       if (splits > 1 && shape.tiles > 0) partial_rows = shape.rows * p.kv_heads * splits;
     }
     const int decode_end = BlockScan<Sum>(decode_items, scratch);
-    const int decode_total = scratch[kWarps - 1];
+    const int decode_total = scratch[Threads() / 32 - 1];
     const int prefill_end = BlockScan<Sum>(prefill_items, scratch);
-    const int prefill_total = scratch[kWarps - 1];
+    const int prefill_total = scratch[Threads() / 32 - 1];
     const int partial_end = BlockScan<Sum>(partial_rows, scratch);
-    const int partial_total = scratch[kWarps - 1];
+    const int partial_total = scratch[Threads() / 32 - 1];
     chunk.decode_end[tid] = decode_end;
     chunk.prefill_end[tid] = prefill_end;
     chunk.splits[tid] = splits;
@@ -259,8 +270,8 @@ __device__ unsigned WriteItems(const Params& p, const Totals& totals, const Spli
     }
     __syncthreads();
 
-    const int count = Min(kScheduleThreads, num_seqs - base);
-    for (int i = tid; i < prefill_total; i += kScheduleThreads) {
+    const int count = Min(Threads(), num_seqs - base);
+    for (int i = tid; i < prefill_total; i += Threads()) {
       const int owner = FindOwner(chunk.prefill_end, count, i);
       const int from_end = chunk.prefill_end[owner] - 1 - i;  // the last tile sees most keys
       const int tile = from_end / chunk.splits[owner];
@@ -268,7 +279,7 @@ __device__ unsigned WriteItems(const Params& p, const Totals& totals, const Spli
       p.items[prefill_base + i] = {base + owner, first_row + tile * p.prefill_tile_rows,
                                    from_end % chunk.splits[owner], kPrefillItem};
     }
-    for (int i = tid; i < decode_total; i += kScheduleThreads) {
+    for (int i = tid; i < decode_total; i += Threads()) {
       const int owner = FindOwner(chunk.decode_end, count, i);
       const int from_end = chunk.decode_end[owner] - 1 - i;
       const int tile = from_end / chunk.splits[owner];
@@ -286,11 +297,11 @@ __device__ unsigned WriteItems(const Params& p, const Totals& totals, const Spli
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kScheduleThreads)
+extern "C" __global__ void __launch_bounds__(kMaxScheduleThreads)
     paged_attention_schedule(const __grid_constant__ Params p) {
-  __shared__ int scratch[kWarps];
-  __shared__ float costs[kWarps];
-  __shared__ int lengths[kWarps];
+  __shared__ int scratch[kMaxWarps];
+  __shared__ float costs[kCandidates];
+  __shared__ int lengths[kCandidates];
   __shared__ Totals totals;
   __shared__ Chunk chunk;
 
