@@ -290,7 +290,8 @@ StatusOr<FoundPlugin> ChoosePjrtPlugin(const std::string& name) {
   for (const FoundPlugin& plugin : found) lines.push_back(plugin.path);
   return NotFound(StrCat("no ", name.empty() ? "usable" : name, " PJRT plugin was found (found: ",
                          lines.empty() ? "none" : StrJoin(lines, ", "),
-                         "; looked in: ", StrJoin(SitePackages(), ", "), " and sys.path of python3"
+                         "; looked in: ", StrJoin(SitePackages(), ", "),
+                         " and sys.path of python3"
                          "). Install one (pip install xla-cpu-pjrt, or jax-cuda13-pjrt for an "
                          "NVIDIA GPU) into the active virtual environment, or set "
                          "XLA_GPU_PJRT_PLUGIN to the .so"));
