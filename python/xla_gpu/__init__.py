@@ -14,15 +14,18 @@ from xla_gpu._errors import (
 )
 from xla_gpu._lib import library_path
 from xla_gpu._ops import ops
+from xla_gpu._register import handler, register
 
 __all__ = [
     "InvalidArgumentError",
     "NotFoundError",
     "UnimplementedError",
     "XlaGpuError",
+    "handler",
     "library_path",
     "library_version",
     "ops",
+    "register",
 ]
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""libxla_gpu.so through ctypes: finds it, declares the C ABI (xla_gpu.h), turns Status into errors."""
+"""libxla_gpu.so through ctypes: where it is, its C ABI (xla_gpu.h), its Status as errors."""
 
 from __future__ import annotations
 
@@ -107,6 +107,17 @@ def load() -> ctypes.CDLL:
             status,
             [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p)],
         ),
+        "xla_gpu_opaque": (status, [ctypes.POINTER(Call), ctypes.POINTER(ctypes.c_void_p)]),
+        "xla_gpu_alias": (
+            status,
+            [
+                ctypes.c_char_p,
+                ctypes.c_char_p,
+                ctypes.c_int,
+                ctypes.c_char_p,
+                ctypes.POINTER(ctypes.c_void_p),
+            ],
+        ),
     }
     for name, (restype, argtypes) in signatures.items():
         function = getattr(lib, name)
@@ -140,6 +151,18 @@ def handler_address(op: str, platform: str, api_version: int) -> int:
     handler = ctypes.c_void_p()
     check(
         load().xla_gpu_handler(op.encode(), platform.encode(), api_version, ctypes.byref(handler))
+    )
+    assert handler.value is not None  # a Status of success comes with an address
+    return handler.value
+
+
+def alias_address(op: str, platform: str, api_version: int, opaque: str) -> int:
+    """The address of a handler bound to `opaque`, the text of `_ops.opaque` (see xla_gpu_alias)."""
+    handler = ctypes.c_void_p()
+    check(
+        load().xla_gpu_alias(
+            op.encode(), platform.encode(), api_version, opaque.encode(), ctypes.byref(handler)
+        )
     )
     assert handler.value is not None  # a Status of success comes with an address
     return handler.value

@@ -88,7 +88,7 @@ def spec_of(array: Any) -> TensorSpec:
 
 def _c_tensors(tensors: Sequence[TensorRef], keep: list[Any]) -> ctypes.Array[_lib.Tensor]:
     out = (_lib.Tensor * max(1, len(tensors)))()
-    for slot, tensor in zip(out, tensors):
+    for slot, tensor in zip(out, tensors, strict=False):
         dims = (ctypes.c_int64 * max(1, len(tensor.spec.shape)))(*tensor.spec.shape)
         keep.append(dims)
         slot.struct_size = ctypes.sizeof(_lib.Tensor)
@@ -131,7 +131,7 @@ class _CCall:
     ) -> None:
         self._keep: list[Any] = []
         c_attrs = (_lib.Attr * max(1, len(attrs)))()
-        for slot, (name, value) in zip(c_attrs, attrs.items()):
+        for slot, (name, value) in zip(c_attrs, attrs.items(), strict=False):
             _c_attr(slot, name, value, self._keep)
         self.struct = _lib.Call(
             struct_size=ctypes.sizeof(_lib.Call),
@@ -171,6 +171,32 @@ def infer(
         TensorSpec(result["dtype"], tuple(result["shape"]))
         for result in json.loads(_lib.take_string(text.value))
     ]
+
+
+def opaque(
+    op: str,
+    platform: str,
+    args: Sequence[TensorSpec],
+    attrs: Mapping[str, AttrValue],
+    results: Sequence[TensorSpec] = (),
+) -> str:
+    """Checks a call and gives the text that describes it to a legacy handler (its backend_config).
+
+    Args:
+      op: the op's name or custom-call target.
+      platform: "Host" or "CUDA" (which may add a workspace result).
+      args: the types of the arguments, absent optional ones left out.
+      attrs: attribute values by name.
+      results: the types of the results; empty: those that `infer` gives.
+
+    Raises:
+      InvalidArgumentError (a ValueError): with the library's message, naming the argument.
+    """
+    arg_refs, result_refs = ([TensorRef(s, 0) for s in specs] for specs in (args, results))
+    call = _CCall(op, platform, arg_refs, result_refs, attrs)
+    text = ctypes.c_void_p()
+    _lib.check(_lib.load().xla_gpu_opaque(ctypes.byref(call.struct), ctypes.byref(text)))
+    return _lib.take_string(text.value)
 
 
 def run(

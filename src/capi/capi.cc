@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "src/capi/internal.h"
 #include "src/core/op_registry.h"
 #include "src/core/plan_cache.h"
 #include "src/core/schema_json.h"
@@ -12,38 +13,12 @@
 #include "src/xla/alias.h"
 #include "src/xla/handlers.h"
 #include "src/xla/opaque.h"
+#include "src/xla/registration.h"
+#include "src/xla/stablehlo_module.h"
 #include "xla_gpu/xla_gpu.h"
-
-struct xla_gpu_status {
-  xla_gpu::Status status;
-};
 
 namespace xla_gpu {
 namespace {
-
-constexpr size_t kMaxTensors = 64;
-constexpr int32_t kMaxRank = 16;
-
-xla_gpu_status* Wrap(Status status) {
-  if (status.ok()) return nullptr;
-  return new xla_gpu_status{std::move(status)};
-}
-
-// Runs `body` (which returns a Status) so that nothing is thrown through the C ABI.
-template <typename Body>
-xla_gpu_status* Guard(Body body) {
-  try {
-    return Wrap(body());
-  } catch (const std::exception& e) {
-    return Wrap(Internal(e.what()));
-  }
-}
-
-char* CopyString(const std::string& text) {
-  char* copy = new char[text.size() + 1];
-  std::memcpy(copy, text.c_str(), text.size() + 1);
-  return copy;
-}
 
 Status BadStruct(const char* name, size_t came, size_t needed) {
   return InvalidArgument(StrCat(name, ".struct_size is ", came, " but must be at least ", needed,
@@ -57,6 +32,32 @@ StatusOr<Platform> ParsePlatform(const char* name) {
   return InvalidArgument(StrCat("platform is '", text, "'; allowed are Host and CUDA"));
 }
 
+// Element i of a caller's array of structs. Their size is the caller's, which may have been built
+// against a later header whose structs are larger than ours.
+template <typename T>
+const T& ElementAt(const T* array, size_t i) {
+  return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + i * array->struct_size);
+}
+
+// The struct sizes of an array: large enough, and one for all, because they give the stride.
+template <typename T>
+Status CheckStructSizes(const char* name, const T* array, size_t count) {
+  if (count == 0) return OkStatus();
+  const size_t size = array->struct_size;
+  if (size < sizeof(T)) return BadStruct(name, size, sizeof(T));
+  for (size_t i = 1; i < count; ++i) {
+    const size_t other = ElementAt(array, i).struct_size;
+    if (other != size) {
+      return InvalidArgument(StrCat(name, ".struct_size is ", size, " in the first element of an ",
+                                    "array but ", other, " in element ", i,
+                                    "; they must be equal"));
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
 Status ReadTensors(const char* kind, const xla_gpu_tensor* tensors, size_t count, TensorView* out) {
   if (count > kMaxTensors) {
     return InvalidArgument(StrCat(count, " ", kind, "s came; at most ", kMaxTensors, " may"));
@@ -64,9 +65,9 @@ Status ReadTensors(const char* kind, const xla_gpu_tensor* tensors, size_t count
   if (count > 0 && tensors == nullptr) {
     return InvalidArgument(StrCat(count, " ", kind, "s came but their array is NULL"));
   }
+  XLA_GPU_RETURN_IF_ERROR(CheckStructSizes("xla_gpu_tensor", tensors, count));
   for (size_t i = 0; i < count; ++i) {
-    const xla_gpu_tensor& t = tensors[i];
-    if (t.struct_size < sizeof(t)) return BadStruct("xla_gpu_tensor", t.struct_size, sizeof(t));
+    const xla_gpu_tensor& t = ElementAt(tensors, i);
     if (t.rank < 0 || t.rank > kMaxRank || (t.rank > 0 && t.dims == nullptr)) {
       return InvalidArgument(StrCat(kind, " ", i, " has rank ", t.rank,
                                     t.rank > 0 && t.dims == nullptr ? " but dims is NULL" : "",
@@ -77,10 +78,9 @@ Status ReadTensors(const char* kind, const xla_gpu_tensor* tensors, size_t count
   return OkStatus();
 }
 
+namespace {
+
 Status ReadAttribute(const xla_gpu_attr& attr, Attributes& out) {
-  if (attr.struct_size < sizeof(attr)) {
-    return BadStruct("xla_gpu_attr", attr.struct_size, sizeof(attr));
-  }
   if (attr.name == nullptr) return InvalidArgument("an attribute's name is NULL");
   switch (attr.type) {
     case XLA_GPU_ATTR_BOOL:
@@ -122,21 +122,11 @@ Status Decode(const xla_gpu_call* c, bool with_results, DecodedCall& out) {
   const size_t num_results = with_results ? c->num_results : 0;
   XLA_GPU_RETURN_IF_ERROR(ReadTensors("result", c->results, num_results, out.results));
   if (c->num_attrs > 0 && c->attrs == nullptr) return InvalidArgument("call.attrs is NULL");
+  XLA_GPU_RETURN_IF_ERROR(CheckStructSizes("xla_gpu_attr", c->attrs, c->num_attrs));
   for (size_t i = 0; i < c->num_attrs; ++i) {
-    XLA_GPU_RETURN_IF_ERROR(ReadAttribute(c->attrs[i], out.attributes));
+    XLA_GPU_RETURN_IF_ERROR(ReadAttribute(ElementAt(c->attrs, i), out.attributes));
   }
   out.call = Call{{out.args, c->num_args}, {out.results, num_results}, &out.attributes};
-  return OkStatus();
-}
-
-// Empty tensors may have no memory; every other one needs an address to run.
-Status CheckData(const Op& op, const char* kind, std::span<const TensorView> tensors) {
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].data == nullptr && tensors[i].num_elements() != 0) {
-      return InvalidArgument(
-          StrCat(op.name, ": ", kind, " ", i, " (", tensors[i].ToString(), ") has NULL data"));
-    }
-  }
   return OkStatus();
 }
 
@@ -165,16 +155,10 @@ xla_gpu_status* xla_gpu_run(const xla_gpu_call* c) {
   return Guard([&]() -> Status {
     DecodedCall decoded;
     XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/true, decoded));
-    const Call& call = decoded.call;
-    // The plan comes first: it checks the types, on which the data check relies.
-    XLA_GPU_ASSIGN_OR_RETURN(auto plan,
-                             PlanCache::Global().GetOrCreate(*decoded.op, decoded.platform, call));
-    XLA_GPU_RETURN_IF_ERROR(CheckData(*decoded.op, "argument", call.args));
-    XLA_GPU_RETURN_IF_ERROR(CheckData(*decoded.op, "result", call.results));
     ExecutionContext context;
     context.stream = c->stream;
     if (decoded.platform == Platform::kHost) context.thread_pool = &DefaultThreadPool();
-    return plan->Run(call, context);
+    return RunOp(*decoded.op, decoded.platform, decoded.call, context);
   });
 }
 
@@ -232,6 +216,55 @@ xla_gpu_status* xla_gpu_alias(const char* op, const char* platform, int api_vers
     XLA_GPU_ASSIGN_OR_RETURN(Platform parsed, ParsePlatform(platform));
     XLA_GPU_ASSIGN_OR_RETURN(*handler,
                              ::xla_gpu::xla::AliasHandler(*found, parsed, api_version, opaque));
+    return OkStatus();
+  });
+}
+
+xla_gpu_status* xla_gpu_check_handler(const char* name, const void* handler, const char* platform,
+                                      int api_version, int runtime_ffi_major, int runtime_ffi_minor,
+                                      char** info_json) {
+  return Guard([&]() -> Status {
+    if (name == nullptr || platform == nullptr) return InvalidArgument("name or platform is NULL");
+    std::optional<xla::Version> runtime;
+    if (runtime_ffi_minor >= 0) runtime = xla::Version{runtime_ffi_major, runtime_ffi_minor};
+    XLA_GPU_ASSIGN_OR_RETURN(
+        const xla::HandlerMetadata metadata,
+        xla::CheckHandler(name, {.execute = handler}, platform, api_version, runtime));
+    if (info_json == nullptr) return OkStatus();
+    nlohmann::json info = nlohmann::json::object();
+    if (api_version == 4) {
+      info = {{"ffi", metadata.ffi.ToString()}, {"command_buffer", (metadata.traits & 1) != 0}};
+    }
+    *info_json = CopyString(info.dump());
+    return OkStatus();
+  });
+}
+
+xla_gpu_status* xla_gpu_register_pjrt(const void* pjrt_api, const char* plugin_path,
+                                      const char* name, const void* handler, const char* platform,
+                                      int api_version) {
+  return Guard([&]() -> Status {
+    if (name == nullptr || platform == nullptr) return InvalidArgument("name or platform is NULL");
+    XLA_GPU_ASSIGN_OR_RETURN(const Platform parsed, xla::ParseXlaPlatform(platform));
+    StatusOr<const xla::PjrtPlugin*> plugin =
+        pjrt_api != nullptr      ? xla::PjrtPlugin::FromApi(pjrt_api)
+        : plugin_path != nullptr ? xla::PjrtPlugin::Load(plugin_path)
+                                 : xla::LoadedPlugin(parsed);
+    if (!plugin.ok()) return plugin.status();
+    const xla::HandlerStages stages =
+        api_version == 4 ? xla::StagesOf(handler) : xla::HandlerStages{.execute = handler};
+    return xla::Register(**plugin, {name, stages, platform, api_version});
+  });
+}
+
+xla_gpu_status* xla_gpu_stablehlo(const xla_gpu_call* c, char** mlir) {
+  return Guard([&]() -> Status {
+    if (mlir == nullptr) return InvalidArgument("mlir is NULL");
+    DecodedCall decoded;
+    XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/false, decoded));
+    XLA_GPU_ASSIGN_OR_RETURN(const std::string text,
+                             xla::StableHloModule(*decoded.op, decoded.platform, decoded.call));
+    *mlir = CopyString(text);
     return OkStatus();
   });
 }

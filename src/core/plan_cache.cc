@@ -57,6 +57,18 @@ void WriteKey(const Op& op, Platform platform, int device, const Call& call, std
   AppendAttributes(key, *call.attributes);
 }
 
+// Empty tensors may have no memory; every other one needs an address to run. The plan's check of
+// the types comes first: it makes the sizes safe to compute.
+Status CheckData(const Op& op, std::string_view kind, std::span<const TensorView> tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].data == nullptr && tensors[i].num_elements() != 0) {
+      return InvalidArgument(StrCat(op.name, ": ", kind, " ", i, " (", tensors[i].ToString(),
+                                    ") has a null data pointer"));
+    }
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 PlanCache& PlanCache::Global() {
@@ -101,6 +113,8 @@ void PlanCache::Clear() {
 Status RunOp(const Op& op, Platform platform, const Call& call, const ExecutionContext& context) {
   XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const Plan> plan,
                            PlanCache::Global().GetOrCreate(op, platform, call));
+  XLA_GPU_RETURN_IF_ERROR(CheckData(op, "argument", call.args));
+  XLA_GPU_RETURN_IF_ERROR(CheckData(op, "result", call.results));
   return plan->Run(call, context);
 }
 

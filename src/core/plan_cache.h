@@ -38,7 +38,8 @@ class PlanCache {
   std::unordered_map<std::string, std::shared_ptr<const Plan>, Hash, std::equal_to<>> plans_;
 };
 
-// CheckCall and the plan on a miss, then Plan::Run: what every door calls.
+// CheckCall and the plan on a miss, a check of the data pointers, then Plan::Run: what every door
+// calls.
 Status RunOp(const Op& op, Platform platform, const Call& call, const ExecutionContext& context);
 
 }  // namespace xla_gpu

@@ -76,9 +76,7 @@ TEST(StatusOr, MacrosPassTheFirstErrorOn) {
   EXPECT_EQ(CheckSum(-1, 1).code(), StatusCode::kInvalidArgument);
 }
 
-TEST(StatusOrDeathTest, AnOkStatusIsNoValue) {
-  EXPECT_DEATH(StatusOr<int>{OkStatus()}, "");
-}
+TEST(StatusOrDeathTest, AnOkStatusIsNoValue) { EXPECT_DEATH(StatusOr<int>{OkStatus()}, ""); }
 
 }  // namespace
 }  // namespace xla_gpu

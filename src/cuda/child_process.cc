@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "src/core/strings.h"
+#include "src/cuda/unique_fd.h"
 
 extern char** environ;
 
@@ -26,39 +27,17 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kMaxErr = 64 << 10;
 constexpr size_t kMaxOut = size_t{1} << 30;
 
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Fd() { Close(); }
-
-  int get() const { return fd_; }
-  bool open() const { return fd_ >= 0; }
-  void Close() {
-    if (fd_ >= 0) close(fd_);
-    fd_ = -1;
-  }
-
- private:
-  int fd_ = -1;
-};
-
 // Both ends above the standard descriptors, which the host may have closed and the child's dup2
 // would then overwrite.
-Status MakeChannel(Fd& ours, Fd& childs) {
+Status MakeChannel(UniqueFd& ours, UniqueFd& childs) {
   // Sockets, not pipes: send() can be told not to raise SIGPIPE.
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
     return Internal(StrCat("cuda: socketpair failed: ", std::strerror(errno)));
   }
-  Fd first(ends[0]), second(ends[1]);
-  ours = Fd(fcntl(first.get(), F_DUPFD_CLOEXEC, 3));
-  childs = Fd(fcntl(second.get(), F_DUPFD_CLOEXEC, 3));
+  UniqueFd first(ends[0]), second(ends[1]);
+  ours = UniqueFd(fcntl(first.get(), F_DUPFD_CLOEXEC, 3));
+  childs = UniqueFd(fcntl(second.get(), F_DUPFD_CLOEXEC, 3));
   if (!ours.open() || !childs.open()) {
     return ResourceExhausted(StrCat("cuda: no file descriptor is left: ", std::strerror(errno)));
   }
@@ -92,7 +71,7 @@ struct SpawnSettings {
 // The child's three channels, served from one thread by poll.
 class Conversation {
  public:
-  Conversation(Fd in, Fd out, Fd err, std::string_view input)
+  Conversation(UniqueFd in, UniqueFd out, UniqueFd err, std::string_view input)
       : in_(std::move(in)), out_(std::move(out)), err_(std::move(err)), input_(input) {
     if (input_.empty()) in_.Close();
   }
@@ -129,7 +108,7 @@ class Conversation {
   }
 
   // What is past `limit` is read, so that the child does not block, and dropped.
-  static void Receive(Fd& fd, std::string& into, size_t limit) {
+  static void Receive(UniqueFd& fd, std::string& into, size_t limit) {
     char buffer[1 << 16];
     const ssize_t n = recv(fd.get(), buffer, sizeof(buffer), MSG_DONTWAIT);
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) return;
@@ -140,7 +119,7 @@ class Conversation {
     into.append(buffer, std::min(static_cast<size_t>(n), limit - into.size()));
   }
 
-  Fd in_, out_, err_;
+  UniqueFd in_, out_, err_;
   std::string_view input_;
 };
 
@@ -174,7 +153,7 @@ std::string ChildResult::HowItEnded() const {
 StatusOr<ChildResult> RunChild(const std::vector<std::string>& command, std::string_view input,
                                std::chrono::milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
-  Fd ours[3], childs[3];
+  UniqueFd ours[3], childs[3];
   SpawnSettings settings;
   for (int i = 0; i < 3; ++i) {
     XLA_GPU_RETURN_IF_ERROR(MakeChannel(ours[i], childs[i]));
@@ -190,13 +169,12 @@ StatusOr<ChildResult> RunChild(const std::vector<std::string>& command, std::str
     return FailedPrecondition(
         StrCat("cuda: ", command[0], " could not be started: ", std::strerror(error)));
   }
-  for (Fd& fd : childs) fd.Close();
+  for (UniqueFd& fd : childs) fd.Close();
 
   ChildResult result;
   Conversation conversation(std::move(ours[0]), std::move(ours[1]), std::move(ours[2]), input);
   if (!conversation.RunUntil(deadline, result) || !WaitUntil(deadline, pid, result)) {
     result.timed_out = true;
-    // Its process id is still its own: it has not ended, or waits to be collected below.
     kill(-pid, SIGKILL);
     WaitUntil(Clock::now() + std::chrono::seconds(10), pid, result);
   }

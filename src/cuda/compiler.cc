@@ -19,19 +19,6 @@ namespace {
 constexpr char kProgram[] = "xla-gpu-compile";
 constexpr double kDefaultTimeoutSeconds = 300;
 
-StatusOr<std::chrono::milliseconds> Timeout() {
-  double seconds = kDefaultTimeoutSeconds;
-  if (const char* text = std::getenv("XLA_GPU_COMPILE_TIMEOUT"); text != nullptr && *text != '\0') {
-    char* end = nullptr;
-    seconds = std::strtod(text, &end);
-    if (*end != '\0' || !(seconds > 0 && seconds <= 1e6)) {
-      return InvalidArgument(StrCat("cuda: XLA_GPU_COMPILE_TIMEOUT is '", text,
-                                    "'; it must be a number of seconds above 0"));
-    }
-  }
-  return std::chrono::milliseconds(std::max<int64_t>(1, static_cast<int64_t>(seconds * 1e3)));
-}
-
 bool IsProgram(const std::string& path) { return access(path.c_str(), X_OK) == 0; }
 
 // The end of a long text: compilers say what matters last.
@@ -57,6 +44,19 @@ Status Failure(const CompileResponse& response, const std::string& name) {
 
 }  // namespace
 
+StatusOr<std::chrono::milliseconds> CompileTimeout() {
+  double seconds = kDefaultTimeoutSeconds;
+  if (const char* text = std::getenv("XLA_GPU_COMPILE_TIMEOUT"); text != nullptr && *text != '\0') {
+    char* end = nullptr;
+    seconds = std::strtod(text, &end);
+    if (*end != '\0' || !(seconds > 0 && seconds <= 1e6)) {
+      return InvalidArgument(StrCat("cuda: XLA_GPU_COMPILE_TIMEOUT is '", text,
+                                    "'; it must be a number of seconds above 0"));
+    }
+  }
+  return std::chrono::milliseconds(std::max<int64_t>(1, static_cast<int64_t>(seconds * 1e3)));
+}
+
 StatusOr<std::string> FindCompilerProgram() {
   if (const char* given = std::getenv("XLA_GPU_COMPILER"); given != nullptr && *given != '\0') {
     if (IsProgram(given)) return std::string(given);
@@ -79,7 +79,7 @@ StatusOr<std::string> FindCompilerProgram() {
 
 StatusOr<CompileResult> CompileInChild(const CompileRequest& request, const std::string& name) {
   XLA_GPU_ASSIGN_OR_RETURN(std::string program, FindCompilerProgram());
-  XLA_GPU_ASSIGN_OR_RETURN(std::chrono::milliseconds timeout, Timeout());
+  XLA_GPU_ASSIGN_OR_RETURN(std::chrono::milliseconds timeout, CompileTimeout());
   XLA_GPU_ASSIGN_OR_RETURN(ChildResult child, RunChild({program}, Encode(request), timeout));
   if (child.timed_out) {
     return Internal(StrCat("cuda: kernel ", name, " was not compiled within ",

@@ -2,6 +2,7 @@
 #ifndef XLA_GPU_CUDA_COMPILER_H_
 #define XLA_GPU_CUDA_COMPILER_H_
 
+#include <chrono>
 #include <string>
 
 #include "src/core/status.h"
@@ -13,6 +14,9 @@ namespace xla_gpu::cuda {
 // or where an installation puts it.
 StatusOr<std::string> FindCompilerProgram();
 
+// XLA_GPU_COMPILE_TIMEOUT in seconds, 300 if unset.
+StatusOr<std::chrono::milliseconds> CompileTimeout();
+
 struct CompileResult {
   std::string cubin;
   std::string log;  // warnings
@@ -20,7 +24,7 @@ struct CompileResult {
 
 // `name` is what messages call the kernel. Errors: INVALID_ARGUMENT, the source does not compile
 // (with the compiler's log); UNAVAILABLE, this NVRTC cannot be opened; INTERNAL, the compiler
-// crashed, or ran past XLA_GPU_COMPILE_TIMEOUT seconds (300).
+// crashed, or ran past CompileTimeout().
 StatusOr<CompileResult> CompileInChild(const CompileRequest& request, const std::string& name);
 
 }  // namespace xla_gpu::cuda

@@ -1,13 +1,13 @@
 #include "src/cuda/kernel.h"
 
-#include <algorithm>
-#include <map>
 #include <mutex>
+#include <utility>
 
 #include "src/core/strings.h"
 #include "src/cuda/device.h"
 #include "src/cuda/driver_api.h"
 #include "src/cuda/kernel_image.h"
+#include "src/cuda/single_flight.h"
 
 namespace xla_gpu::cuda {
 namespace {
@@ -17,34 +17,33 @@ class LoadedKernel final : public Kernel {
   LoadedKernel(const DriverApi& driver, std::string entry, int ordinal)
       : driver_(driver), entry_(std::move(entry)), ordinal_(ordinal) {}
 
-  Status Load(const std::string& cubin, uint32_t max_shared) {
+  Status Load(const std::string& cubin) {
     ScopedPrimaryContext context(driver_, ordinal_);
     XLA_GPU_RETURN_IF_ERROR(context.status());
-    XLA_GPU_RETURN_IF_ERROR(driver_.has_libraries() ? LoadLibrary(cubin) : LoadModule(cubin));
-    return AllowShared(max_shared);
+    return driver_.has_libraries() ? LoadLibrary(cubin) : LoadModule(cubin);
   }
 
   // Raises the most dynamic shared memory that a launch may ask for.
   Status AllowShared(uint32_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
     if (bytes <= max_shared_) return OkStatus();
     const std::string what = StrCat("allowing kernel ", entry_, " ", bytes,
                                     " bytes of dynamic shared memory on device ", ordinal_);
+    const int value = static_cast<int>(bytes);
+    CUresult result = kCudaSuccess;
     if (kernel_ != nullptr) {
       CUdevice device = 0;
-      XLA_GPU_RETURN_IF_ERROR(DriverStatus(driver_, driver_.cuDeviceGet(&device, ordinal_), what));
-      XLA_GPU_RETURN_IF_ERROR(
-          DriverStatus(driver_,
-                       driver_.cuKernelSetAttribute(kMaxDynamicSharedSize, static_cast<int>(bytes),
-                                                    kernel_, device),
-                       what));
+      result = driver_.cuDeviceGet(&device, ordinal_);
+      if (result == kCudaSuccess) {
+        result = driver_.cuKernelSetAttribute(kMaxDynamicSharedSize, value, kernel_, device);
+      }
     } else {
-      XLA_GPU_RETURN_IF_ERROR(DriverStatus(
-          driver_,
-          driver_.cuFuncSetAttribute(function_, kMaxDynamicSharedSize, static_cast<int>(bytes)),
-          what));
+      ScopedPrimaryContext context(driver_, ordinal_);
+      XLA_GPU_RETURN_IF_ERROR(context.status());
+      result = driver_.cuFuncSetAttribute(function_, kMaxDynamicSharedSize, value);
     }
-    max_shared_ = bytes;
-    return OkStatus();
+    if (result == kCudaSuccess) max_shared_ = bytes;
+    return DriverStatus(driver_, result, what);
   }
 
   Status Launch(const LaunchConfig& config, std::span<void* const> params,
@@ -99,24 +98,19 @@ class LoadedKernel final : public Kernel {
   const int ordinal_;
   CUkernel kernel_ = nullptr;
   CUfunction function_ = nullptr;
-  uint32_t max_shared_ = 0;
+  std::mutex mutex_;
+  uint32_t max_shared_ = 0;  // guarded by mutex_
 };
 
-// One kernel on one device; its mutex is held while it is made, so that others wait for it.
-struct Slot {
-  std::mutex mutex;
-  std::shared_ptr<LoadedKernel> kernel;
-};
+std::string KeyOf(const KernelSpec& spec, int ordinal) {
+  std::string key = StrCat(ordinal, '\n', spec.source, '\n', spec.entry);
+  for (const std::string& define : spec.defines) key.append(1, '\n').append(define);
+  return key;
+}
 
-std::shared_ptr<Slot> FindSlot(const KernelSpec& spec, int ordinal) {
-  static auto* mutex = new std::mutex;
-  static auto* slots = new std::map<std::string, std::shared_ptr<Slot>>;
-  std::string key = StrCat(ordinal, '\0', spec.source, '\0', spec.entry);
-  for (const std::string& define : spec.defines) key.append(1, '\0').append(define);
-  std::lock_guard<std::mutex> lock(*mutex);
-  std::shared_ptr<Slot>& slot = (*slots)[key];
-  if (slot == nullptr) slot = std::make_shared<Slot>();
-  return slot;
+SingleFlight<std::shared_ptr<LoadedKernel>>& LoadedKernels() {
+  static auto* kernels = new SingleFlight<std::shared_ptr<LoadedKernel>>;
+  return *kernels;
 }
 
 }  // namespace
@@ -131,17 +125,17 @@ StatusOr<std::shared_ptr<const Kernel>> GetKernel(const KernelSpec& spec, int de
                " bytes of shared memory a block, but ", device->name, " (device ", device_ordinal,
                ") has ", device->max_shared_memory_per_block));
   }
-  std::shared_ptr<Slot> slot = FindSlot(spec, device_ordinal);
-  std::lock_guard<std::mutex> lock(slot->mutex);
-  if (slot->kernel == nullptr) {
+  using Loaded = std::shared_ptr<LoadedKernel>;
+  auto load = [&]() -> StatusOr<Loaded> {
     XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const KernelImage> image,
                              GetKernelImage(spec, device->Arch(), driver->version));
     auto kernel = std::make_shared<LoadedKernel>(*driver, spec.entry, device_ordinal);
-    XLA_GPU_RETURN_IF_ERROR(kernel->Load(image->cubin, max_dynamic_shared_bytes));
-    slot->kernel = std::move(kernel);
-  }
-  XLA_GPU_RETURN_IF_ERROR(slot->kernel->AllowShared(max_dynamic_shared_bytes));
-  return std::shared_ptr<const Kernel>(slot->kernel);
+    XLA_GPU_RETURN_IF_ERROR(kernel->Load(image->cubin));
+    return kernel;
+  };
+  XLA_GPU_ASSIGN_OR_RETURN(Loaded kernel, LoadedKernels().Get(KeyOf(spec, device_ordinal), load));
+  XLA_GPU_RETURN_IF_ERROR(kernel->AllowShared(max_dynamic_shared_bytes));
+  return std::shared_ptr<const Kernel>(std::move(kernel));
 }
 
 }  // namespace xla_gpu::cuda

@@ -1,13 +1,18 @@
 #include "src/cuda/kernel_image.h"
 
-#include <cstdlib>
-#include <map>
+#include <cstdio>
+#include <mutex>
+#include <optional>
+#include <set>
 #include <string_view>
 
 #include "src/core/strings.h"
 #include "src/cuda/compiler.h"
+#include "src/cuda/disk_cache.h"
 #include "src/cuda/embedded_sources.h"
 #include "src/cuda/nvrtc.h"
+#include "src/cuda/sha256.h"
+#include "src/cuda/single_flight.h"
 
 namespace xla_gpu::cuda {
 namespace {
@@ -50,15 +55,67 @@ std::vector<std::string> Options(const KernelSpec& spec, const std::string& arch
   return options;
 }
 
-StatusOr<KernelImage> Compile(const KernelSpec& spec, const std::string& arch,
-                              const NvrtcLibrary& nvrtc) {
-  CompileRequest request;
-  request.nvrtc = nvrtc.path;
-  request.builtins = nvrtc.builtins;
-  request.options = Options(spec, arch);
-  XLA_GPU_ASSIGN_OR_RETURN(request.sources, CollectSources(spec.source));
-  XLA_GPU_ASSIGN_OR_RETURN(CompileResult result, CompileInChild(request, Describe(spec, arch)));
+// Everything that the machine code depends on.
+Sha256::Digest KeyOf(const CompileRequest& request, const NvrtcLibrary& nvrtc) {
+  Sha256 hash;
+  auto add = [&hash](std::string_view text) {
+    hash.Update(std::to_string(text.size()) + ":");  // so that no two lists run together alike
+    hash.Update(text);
+  };
+  add("xla_gpu " XLA_GPU_VERSION);
+  add(nvrtc.Identity());
+  add(std::to_string(request.options.size()));
+  for (const std::string& option : request.options) add(option);
+  for (const auto& [path, text] : request.sources) {
+    add(path);
+    add(text);
+  }
+  return hash.Finish();
+}
+
+void WarnOnce(const std::string& message) {
+  static auto* mutex = new std::mutex;
+  static auto* said = new std::set<std::string>;
+  std::lock_guard<std::mutex> lock(*mutex);
+  if (said->insert(message).second) std::fprintf(stderr, "xla_gpu: warning: %s\n", message.c_str());
+}
+
+std::optional<DiskCache> OpenDiskCache() {
+  const std::string folder = DiskCache::DefaultFolder();
+  if (folder.empty()) return std::nullopt;
+  StatusOr<DiskCache> cache = DiskCache::Open(folder);
+  if (cache.ok()) return *std::move(cache);
+  WarnOnce(cache.status().message() + " (kernels are compiled anew by every process)");
+  return std::nullopt;
+}
+
+StatusOr<KernelImage> Compile(const CompileRequest& request, const std::string& name) {
+  XLA_GPU_ASSIGN_OR_RETURN(CompileResult result, CompileInChild(request, name));
   return KernelImage{std::move(result.cubin), std::move(result.log)};
+}
+
+StatusOr<KernelImage> ReadOrCompile(const CompileRequest& request, const Sha256::Digest& key,
+                                    const std::string& name) {
+  std::optional<DiskCache> cache = OpenDiskCache();
+  if (!cache) return Compile(request, name);
+  auto from_disk = [](CacheEntry&& entry) { return KernelImage{std::move(entry.cubin), "", true}; };
+  if (auto entry = cache->Read(key)) return from_disk(*std::move(entry));
+  XLA_GPU_ASSIGN_OR_RETURN(std::chrono::milliseconds timeout, CompileTimeout());
+  DiskCache::KeyLock lock = cache->Lock(key, timeout + std::chrono::seconds(10));
+  // Another process may have compiled it while we waited.
+  if (auto entry = cache->Read(key)) return from_disk(*std::move(entry));
+  XLA_GPU_ASSIGN_OR_RETURN(KernelImage image, Compile(request, name));
+  if (Status written = cache->Write({key, name, image.cubin}); !written.ok()) {
+    WarnOnce(written.message());
+  }
+  return image;
+}
+
+using Image = std::shared_ptr<const KernelImage>;
+
+SingleFlight<Image>& ImagesInMemory() {
+  static auto* images = new SingleFlight<Image>;
+  return *images;
 }
 
 }  // namespace
@@ -70,7 +127,7 @@ std::string Describe(const KernelSpec& spec, const std::string& arch) {
 
 StatusOr<std::vector<std::pair<std::string, std::string>>> CollectSources(const std::string& path) {
   std::vector<std::pair<std::string, std::string>> sources;
-  std::map<std::string, bool> seen = {{path, true}};
+  std::set<std::string> seen = {path};
   const char* text = FindSource(path);
   if (text == nullptr) {
     return Internal(StrCat("cuda: no device source is embedded under ", path));
@@ -78,7 +135,7 @@ StatusOr<std::vector<std::pair<std::string, std::string>>> CollectSources(const 
   sources.emplace_back(path, text);
   for (size_t i = 0; i < sources.size(); ++i) {
     for (const std::string& include : QuotedIncludes(sources[i].second)) {
-      if (!seen.emplace(include, true).second) continue;
+      if (!seen.insert(include).second) continue;
       // A name that is not embedded is left to the compiler, whose message names the line.
       if (const char* found = FindSource(include)) sources.emplace_back(include, found);
     }
@@ -86,12 +143,24 @@ StatusOr<std::vector<std::pair<std::string, std::string>>> CollectSources(const 
   return sources;
 }
 
-StatusOr<std::shared_ptr<const KernelImage>> GetKernelImage(const KernelSpec& spec,
-                                                            const std::string& arch,
-                                                            int driver_version) {
-  XLA_GPU_ASSIGN_OR_RETURN(NvrtcLibrary nvrtc, SelectNvrtc(driver_version));
-  XLA_GPU_ASSIGN_OR_RETURN(KernelImage image, Compile(spec, arch, nvrtc));
-  return std::shared_ptr<const KernelImage>(std::make_shared<KernelImage>(std::move(image)));
+StatusOr<Image> GetKernelImage(const KernelSpec& spec, const std::string& arch,
+                               int driver_version) {
+  CompileRequest request;
+  request.options = Options(spec, arch);
+  XLA_GPU_ASSIGN_OR_RETURN(request.sources, CollectSources(spec.source));
+  for (;;) {
+    XLA_GPU_ASSIGN_OR_RETURN(NvrtcLibrary nvrtc, SelectNvrtc(driver_version));
+    request.nvrtc = nvrtc.path;
+    request.builtins = nvrtc.builtins;
+    const Sha256::Digest key = KeyOf(request, nvrtc);
+    StatusOr<Image> image = ImagesInMemory().Get(Sha256::Hex(key), [&]() -> StatusOr<Image> {
+      XLA_GPU_ASSIGN_OR_RETURN(KernelImage made, ReadOrCompile(request, key, Describe(spec, arch)));
+      return Image(std::make_shared<KernelImage>(std::move(made)));
+    });
+    if (image.ok() || image.status().code() != StatusCode::kUnavailable) return image;
+    // This NVRTC does not open: on to the next one, under a key of its own.
+    MarkNvrtcUnusable(nvrtc.path, image.status().message());
+  }
 }
 
 }  // namespace xla_gpu::cuda

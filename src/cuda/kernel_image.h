@@ -24,8 +24,9 @@ std::string Describe(const KernelSpec& spec, const std::string& arch);
 // The embedded source and all embedded sources it includes, directly or not; the source first.
 StatusOr<std::vector<std::pair<std::string, std::string>>> CollectSources(const std::string& path);
 
-// From disk, else compiled. Needs no GPU: `driver_version` only rules out compilers whose code the
-// driver does not run (0: no driver).
+// From memory, else from disk, else compiled, by one thread of one process while others wait for
+// it. Needs no GPU: `driver_version` only rules out compilers whose code the driver does not run
+// (0: no driver).
 StatusOr<std::shared_ptr<const KernelImage>> GetKernelImage(const KernelSpec& spec,
                                                             const std::string& arch,
                                                             int driver_version);

@@ -83,21 +83,8 @@ void Bind(const LegacySite& site, Platform platform, const LegacyBuffers& buffer
   }
 }
 
-// Empty tensors may have no memory; every other one needs an address.
-Status CheckData(const Op& op, std::string_view kind, std::span<const TensorView> tensors) {
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].data == nullptr && tensors[i].num_elements() != 0) {
-      return InvalidArgument(
-          StrCat(op.name, ": ", kind, " ", i, " (", tensors[i].ToString(), ") has a null pointer"));
-    }
-  }
-  return OkStatus();
-}
-
 Status RunBound(const LegacySite& site, Platform platform, const BoundCall& bound, void* stream) {
   const Call call{{bound.args.data(), bound.num_args}, bound.results_span(), &site.attributes};
-  XLA_GPU_RETURN_IF_ERROR(CheckData(*site.op, "argument", call.args));
-  XLA_GPU_RETURN_IF_ERROR(CheckData(*site.op, "result", call.results));
   ExecutionContext context;
   context.stream = stream;
   if (platform == Platform::kHost) context.thread_pool = &DefaultThreadPool();

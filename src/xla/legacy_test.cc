@@ -228,7 +228,7 @@ TEST_F(LegacyTest, NullPointersAreErrorsUnlessTheTensorIsEmpty) {
   const void* no_b[] = {a_, nullptr};
   const void* both[] = {a_, b_};
   EXPECT_THAT(call(x_, no_b, Opaque("simple_add", 1)),
-              HasSubstr("argument 1 (f32[3]) has a null pointer"));
+              HasSubstr("argument 1 (f32[3]) has a null data pointer"));
   EXPECT_THAT(call(x_, nullptr, Opaque("simple_add", 1)), HasSubstr("argument 0"));
   EXPECT_THAT(call(nullptr, both, Opaque("simple_add", 1)), HasSubstr("result 0"));
   EXPECT_EQ(call(nullptr, no_b, Opaque("simple_add", 1, "{}", 0)), "no error");
@@ -237,7 +237,8 @@ TEST_F(LegacyTest, NullPointersAreErrorsUnlessTheTensorIsEmpty) {
   const std::string opaque = Opaque("test_sum_difference", 2);
   status_ = {};
   reinterpret_cast<CudaV2> (*cuda)(nullptr, nullptr, opaque.data(), opaque.size(), &status_);
-  EXPECT_THAT(status_.message.value_or(""), HasSubstr("argument 0 (f32[3]) has a null pointer"));
+  EXPECT_THAT(status_.message.value_or(""),
+              HasSubstr("argument 0 (f32[3]) has a null data pointer"));
   status_ = {};
   reinterpret_cast<CudaV2> (*cuda)(nullptr, nullptr, nullptr, 5, &status_);
   EXPECT_THAT(status_.message.value_or(""), HasSubstr("the text is empty"));

@@ -21,6 +21,7 @@ constexpr size_t kMaxMembers = 64;       // members of one object
 
 // nlohmann's own DOM turns an integer of 30 digits into a float and keeps the last of two equal
 // members; both would be a wrong number here.
+struct Member;
 struct Node {
   enum class Kind { kNull, kBool, kInt, kFloat, kString, kArray, kObject };
   Kind kind = Kind::kNull;
@@ -28,17 +29,28 @@ struct Node {
   int64_t integer = 0;
   double number = 0;
   std::string text;
-  std::vector<Node> items;                            // kArray
-  std::vector<std::pair<std::string, Node>> members;  // kObject
+  std::vector<Node> items;      // kArray
+  std::vector<Member> members;  // kObject
 
-  const Node* Find(std::string_view name) const {
-    for (const auto& [key, value] : members) {
-      if (key == name) return &value;
-    }
-    return nullptr;
-  }
-  Node* Find(std::string_view name) { return const_cast<Node*>(std::as_const(*this).Find(name)); }
+  const Node* Find(std::string_view name) const;
+  Node* Find(std::string_view name);
 };
+
+struct Member {
+  std::string name;
+  Node value;
+};
+
+const Node* Node::Find(std::string_view name) const {
+  for (const Member& member : members) {
+    if (member.name == name) return &member.value;
+  }
+  return nullptr;
+}
+
+Node* Node::Find(std::string_view name) {
+  return const_cast<Node*>(std::as_const(*this).Find(name));
+}
 
 // What came, as a message shows it: short and printable, whatever was sent.
 std::string Excerpt(std::string_view text, size_t max_size = 40) {
@@ -163,7 +175,7 @@ class TreeBuilder {
     if (parent.kind == Node::Kind::kArray) {
       return &parent.items.emplace_back(std::move(node));
     }
-    return &parent.members.emplace_back(std::move(key_), std::move(node)).second;
+    return &parent.members.emplace_back(Member{std::move(key_), std::move(node)}).value;
   }
 
   // The open nodes are each the last child of the one before, so their addresses hold.

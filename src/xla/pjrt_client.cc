@@ -62,12 +62,6 @@ std::string CompileOptions() {
 
 }  // namespace
 
-HostTensor HostTensor::Zeros(DType dtype, std::vector<int64_t> shape) {
-  HostTensor tensor{dtype, std::move(shape), {}};
-  tensor.data.resize(static_cast<size_t>(tensor.view().size_bytes()));
-  return tensor;
-}
-
 // ---- DeviceBuffer ----
 
 DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "src/core/host_tensor.h"
 #include "src/core/status.h"
 #include "src/core/tensor_view.h"
 #include "src/xla/pjrt_plugin.h"
@@ -22,21 +23,6 @@ struct PJRT_Executable;
 struct PJRT_LoadedExecutable;
 
 namespace xla_gpu::xla {
-
-// A tensor in host memory that owns its data, dense and row-major.
-struct HostTensor {
-  DType dtype = DType::kInvalid;
-  std::vector<int64_t> shape;
-  std::vector<uint8_t> data;
-
-  static HostTensor Zeros(DType dtype, std::vector<int64_t> shape);
-  TensorView view() { return {data.data(), dtype, shape}; }
-  std::string ToString() const { return TypeToString(dtype, shape); }
-  template <typename T>
-  T* data_as() {
-    return reinterpret_cast<T*>(data.data());
-  }
-};
 
 class PjrtClient;
 

@@ -92,16 +92,20 @@ void AddSplit(std::vector<std::string>& folders, const std::string& text, char s
   }
 }
 
-// What lies around this library: site-packages/xla_gpu/libxla_gpu.so or VENV/bin/xla-gpu.
+// What lies around this library: site-packages/xla_gpu/libxla_gpu.so, VENV/bin/xla-gpu, or a
+// checkout's build/release with its .venv two folders up.
 void AddOwnFolders(std::vector<std::string>& folders) {
   Dl_info info;
   std::error_code error;
   if (dladdr(reinterpret_cast<const void*>(&AddOwnFolders), &info) == 0) return;
   const fs::path self = fs::canonical(info.dli_fname, error);
   if (error) return;
-  const fs::path folder = self.parent_path();
+  fs::path folder = self.parent_path();
   if (folder.parent_path().filename() == "site-packages") AddFolder(folders, folder.parent_path());
   if (folder.filename() == "bin") AddPrefix(folders, folder.parent_path());
+  for (int up = 0; up < 3; ++up, folder = folder.parent_path()) {
+    AddPrefix(folders, folder / ".venv");
+  }
 }
 
 std::string OutputOf(const char* command) {
@@ -114,15 +118,6 @@ std::string OutputOf(const char* command) {
   }
   pclose(pipe);
   return text;
-}
-
-std::vector<std::string> PythonSysPath() {
-  std::vector<std::string> folders;
-  AddSplit(folders,
-           OutputOf("python3 -c 'import sys; print(\"\\n\".join(p for p in sys.path if p))' "
-                    "2>/dev/null </dev/null"),
-           '\n');
-  return folders;
 }
 
 // Modules that the entry points of group `jax_plugins` in this folder name, as folders below it.
@@ -241,17 +236,28 @@ std::vector<std::string> SitePackages() {
   return folders;
 }
 
-std::vector<FoundPlugin> FindPjrtPlugins() {
+std::vector<std::string> PythonSysPath() {
+  std::vector<std::string> folders;
+  AddSplit(folders,
+           OutputOf("python3 -c 'import sys; print(\"\\n\".join(p for p in sys.path if p))' "
+                    "2>/dev/null </dev/null"),
+           '\n');
+  return folders;
+}
+
+std::vector<FoundPlugin> FindPjrtPlugins(const std::vector<std::string>& folders) {
   Collector collector;
   if (const std::string path = Env("XLA_GPU_PJRT_PLUGIN"); !path.empty()) {
     collector.Add(path, /*loaded=*/false);
   }
   dl_iterate_phdr(AddIfPlugin, &collector);
-  for (const std::string& folder : SitePackages()) collector.AddSite(folder);
-  if (collector.plugins.empty()) {
-    for (const std::string& folder : PythonSysPath()) collector.AddSite(folder);
-  }
+  for (const std::string& folder : folders) collector.AddSite(folder);
   return collector.plugins;
+}
+
+std::vector<FoundPlugin> FindPjrtPlugins() {
+  std::vector<FoundPlugin> plugins = FindPjrtPlugins(SitePackages());
+  return plugins.empty() ? FindPjrtPlugins(PythonSysPath()) : plugins;
 }
 
 bool MachineHasNvidiaGpu() {
@@ -289,6 +295,7 @@ StatusOr<FoundPlugin> ChoosePjrtPlugin(const std::string& name) {
   return NotFound(StrCat("no ", name.empty() ? "usable" : name, " PJRT plugin was found (found: ",
                          lines.empty() ? "none" : StrJoin(lines, ", "),
                          "; looked in: ", StrJoin(SitePackages(), ", "),
+                         " and sys.path of python3"
                          "). Install one (pip install xla-cpu-pjrt, or jax-cuda13-pjrt for an "
                          "NVIDIA GPU) into the active virtual environment, or set "
                          "XLA_GPU_PJRT_PLUGIN to the .so"));

@@ -20,13 +20,16 @@ struct FoundPlugin {
 };
 
 // Folders in which Python packages lie, in this order: that of this library, VIRTUAL_ENV,
-// CONDA_PREFIX, PYTHONPATH; and where none of these holds a plugin, sys.path of `python3`.
+// CONDA_PREFIX, PYTHONPATH.
 std::vector<std::string> SitePackages();
+// sys.path of `python3`: where to look if none of SitePackages() holds what is sought.
+std::vector<std::string> PythonSysPath();
 
 // Every plugin, each file once: XLA_GPU_PJRT_PLUGIN (a path), those already loaded in this process,
-// then in each folder of SitePackages() jax_plugins/*, xla_plugins/* and what the entry points of
-// group `jax_plugins` name.
+// then in each of `folders` jax_plugins/*, xla_plugins/* and what the entry points of group
+// `jax_plugins` name. Without `folders`: SitePackages(), then PythonSysPath().
 std::vector<FoundPlugin> FindPjrtPlugins();
+std::vector<FoundPlugin> FindPjrtPlugins(const std::vector<std::string>& folders);
 
 // The plugin that `name` means: a path to a .so, or "cpu", "cuda", "cuda12", "cuda13" (the first
 // found that fits), or "" for the best: CUDA if this machine has an NVIDIA GPU, else CPU.

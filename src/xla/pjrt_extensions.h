@@ -13,8 +13,7 @@
 
 namespace xla_gpu::xla {
 
-// ---- Extension type 0 (Gpu_Custom_Call): CUDA and ROCm plugins only
-// --------------------------------
+// ---- Extension type 0 (Gpu_Custom_Call): CUDA and ROCm plugins only ----
 
 struct GpuRegisterCustomCallArgs {
   size_t struct_size;
@@ -35,8 +34,7 @@ struct GpuCustomCallExtension {
   PJRT_Error* (*register_custom_call)(GpuRegisterCustomCallArgs* args);
 };
 
-// ---- Extension type 5 (FFI)
-// -----------------------------------------------------------------------
+// ---- Extension type 5 (FFI) ----
 
 // The layout of PJRT 0.76 to 0.81 (our layout number 1): typed handlers only.
 struct FfiRegisterHandlerArgsV1 {

@@ -8,6 +8,7 @@
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
 #include "src/xla/handler_metadata.h"
+#include "src/xla/pjrt_discovery.h"
 #include "src/xla/pjrt_extensions.h"
 #include "src/xla/typed_ffi.h"
 
@@ -174,16 +175,17 @@ StatusOr<HandlerMetadata> CheckHandler(const std::string& name, const HandlerSta
   if (stages.execute == nullptr) {
     return InvalidArgument(StrCat("handler '", name, "' is NULL (its execute stage is required)"));
   }
+  const bool staged =
+      stages.instantiate != nullptr || stages.prepare != nullptr || stages.initialize != nullptr;
+  if (api_version != kTypedApiVersion && staged) {
+    return InvalidArgument(StrCat("handler '", name, "' has api_version ", api_version,
+                                  " and more than one stage; untyped handlers have execute only"));
+  }
   HandlerMetadata result;
   for (const void* stage :
        {stages.instantiate, stages.prepare, stages.initialize, stages.execute}) {
     if (stage == nullptr) continue;
     if (api_version != kTypedApiVersion) {
-      if (stage != stages.execute) {
-        return InvalidArgument(StrCat("handler '", name, "' has api_version ", api_version,
-                                      " and more than one stage; untyped handlers have execute "
-                                      "only"));
-      }
       XLA_GPU_RETURN_IF_ERROR(CheckIsCode(stage));
       continue;
     }
@@ -199,6 +201,21 @@ StatusOr<HandlerMetadata> CheckHandler(const std::string& name, const HandlerSta
     result = *metadata;  // that of execute, the last
   }
   return result;
+}
+
+StatusOr<const PjrtPlugin*> LoadedPlugin(Platform platform) {
+  std::vector<std::string> seen;
+  for (const FoundPlugin& found : FindPjrtPlugins()) {
+    if (!found.loaded) continue;
+    XLA_GPU_ASSIGN_OR_RETURN(const PjrtPlugin* plugin, PjrtPlugin::Load(found.path));
+    if (plugin->is_gpu() == (platform == Platform::kCuda)) return plugin;
+    seen.push_back(found.path);
+  }
+  return NotFound(
+      StrCat("no PJRT plugin for platform ", PlatformName(platform),
+             " is loaded in this process (loaded: ", seen.empty() ? "none" : StrJoin(seen, ", "),
+             "); give a PJRT_Api or the path of a plugin, or register through jax.ffi "
+             "for JAX's own CPU runtime, which is no plugin"));
 }
 
 RegistrationRoute DefaultRoute(const RuntimeFacts& facts) {
@@ -229,9 +246,13 @@ Status RegisterUnchecked(const PjrtPlugin& plugin, RegistrationRoute route,
                                 ") has no FFI extension that registers handlers"));
   }
   if (!typed && facts.ffi_layout == 1) {
-    return Unimplemented(StrCat("the FFI extension of plugin ", plugin.path(), " (PJRT ",
-                                plugin.pjrt_version().ToString(),
-                                ") takes typed handlers only (API version 4)"));
+    return Unimplemented(
+        facts.gpu_custom_call
+            ? std::string(
+                  "this plugin registers untyped handlers by its extension Gpu_Custom_Call, "
+                  "which names no platform: for CUDA only")
+            : std::string("the FFI extension of this plugin takes typed handlers only (API version "
+                          "4)"));
   }
   return RegisterThroughFfi(plugin, *FindFfi(plugin), facts.ffi_layout, registration, typed,
                             traits);
@@ -244,8 +265,9 @@ Status Register(const PjrtPlugin& plugin, const Registration& r) {
       CheckHandler(r.name, r.stages, r.platform, r.api_version,
                    facts.takes_typed() ? std::optional<Version>(facts.ffi) : std::nullopt)
           .status());
-  const std::string who = StrCat("handler '", r.name, "': plugin ", plugin.path(), " (PJRT ",
-                                 plugin.pjrt_version().ToString(), ") ");
+  const std::string who =
+      StrCat("handler '", r.name, "': plugin ", plugin.path(),
+             plugin.path().empty() ? "(PJRT " : " (PJRT ", plugin.pjrt_version().ToString(), ") ");
   XLA_GPU_ASSIGN_OR_RETURN(const Platform platform, ParseXlaPlatform(r.platform));
   if ((platform == Platform::kCuda) != plugin.is_gpu()) {
     return InvalidArgument(StrCat(who, "runs on ", plugin.is_gpu() ? "CUDA" : "Host",

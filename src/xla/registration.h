@@ -13,8 +13,7 @@
 
 namespace xla_gpu::xla {
 
-// ---- What a runtime takes
-// -------------------------------------------------------------------------
+// ---- What a runtime takes ----
 
 struct RuntimeFacts {
   // The runtime's own FFI version: a typed handler built against a newer one is refused, silently.
@@ -32,8 +31,7 @@ struct RuntimeFacts {
 // Asked of the plugin once and kept.
 StatusOr<RuntimeFacts> LearnRuntime(const PjrtPlugin& plugin);
 
-// ---- What a handler is
-// ----------------------------------------------------------------------------
+// ---- What a handler is ----
 
 struct HandlerMetadata {
   Version ffi;          // of the headers that the handler was built against
@@ -68,8 +66,10 @@ StatusOr<HandlerMetadata> CheckHandler(const std::string& name, const HandlerSta
                                        const std::string& platform, int api_version,
                                        const std::optional<Version>& runtime_ffi);
 
-// ---- Registration
-// ---------------------------------------------------------------------------------
+// The plugin already loaded in this process (by JAX, say) that runs `platform`.
+StatusOr<const PjrtPlugin*> LoadedPlugin(Platform platform);
+
+// ---- Registration ----
 
 struct Registration {
   std::string name;  // the custom call's target

@@ -13,7 +13,8 @@
 namespace xla_gpu::xla {
 namespace {
 
-constexpr int kMaxTensors = 64;       // arguments, and results, of one call
+constexpr int kMaxTensors = 64;  // arguments, and results, of one call
+constexpr int64_t kMaxRank = 32;
 constexpr int kMaxArrayValues = 256;  // 32-bit array elements widened to int64, all arrays together
 
 XLA_FFI_Error* MakeError(const XLA_FFI_Api* api, const Status& status) {
@@ -39,6 +40,16 @@ Status TakeError(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
   return status;
 }
 
+// An enum of c_api.h as a number. A newer runtime may pass values that the header of FFI 0.1 does
+// not list; to load those as the enum would be undefined.
+template <typename Enum>
+int Number(const Enum& value) {
+  static_assert(sizeof(Enum) == sizeof(int));
+  int number;
+  std::memcpy(&number, &value, sizeof(number));
+  return number;
+}
+
 // The decoded call: everything points into the frame, nothing is allocated.
 struct DecodedCall {
   std::array<TensorView, kMaxTensors> args;
@@ -61,11 +72,17 @@ Status DecodeBuffers(const char* kind, int64_t count, void* const* buffers, cons
         StrCat("the call has ", count, " ", kind, "s; at most ", kMaxTensors, " are supported"));
   }
   for (int64_t i = 0; i < count; ++i) {
-    if (static_cast<int>(types[i]) != buffer_type) {
+    if (Number(types[i]) != buffer_type) {
       return InvalidArgument(StrCat(kind, " ", i, " is no buffer; tokens are not supported"));
     }
     const auto* buffer = static_cast<const XLA_FFI_Buffer*>(buffers[i]);
-    out[size++] = TensorView{buffer->data, DTypeFromInt(static_cast<int32_t>(buffer->dtype)),
+    if (buffer == nullptr || buffer->rank < 0 || buffer->rank > kMaxRank ||
+        (buffer->rank > 0 && buffer->dims == nullptr)) {
+      return InvalidArgument(StrCat(kind, " ", i, " has ",
+                                    buffer == nullptr ? "no buffer" : StrCat("rank ", buffer->rank),
+                                    "; its rank must be 0 to ", kMaxRank, ", with as many dims"));
+    }
+    out[size++] = TensorView{buffer->data, DTypeFromInt(Number(buffer->dtype)),
                              Shape(buffer->dims, static_cast<size_t>(buffer->rank))};
   }
   return OkStatus();
@@ -77,7 +94,7 @@ StatusOr<AttrValue> DecodeScalar(std::string_view name, const XLA_FFI_Scalar& sc
     std::memcpy(&value, scalar.value, sizeof(T));
     return value;
   };
-  switch (scalar.dtype) {
+  switch (Number(scalar.dtype)) {
     case XLA_FFI_DataType_PRED:
       return AttrValue(read(uint8_t{}) != 0);
     case XLA_FFI_DataType_S32:
@@ -92,21 +109,21 @@ StatusOr<AttrValue> DecodeScalar(std::string_view name, const XLA_FFI_Scalar& sc
       return AttrValue(read(double{}));
     default:
       return InvalidArgument(StrCat("attribute '", name, "' is a scalar of XLA dtype number ",
-                                    static_cast<int>(scalar.dtype),
+                                    Number(scalar.dtype),
                                     "; allowed are i1, i32, ui32, i64, f32 and f64"));
   }
 }
 
 StatusOr<AttrValue> DecodeArray(std::string_view name, const XLA_FFI_Array& array,
                                 DecodedCall& call) {
-  if (array.dtype == XLA_FFI_DataType_S64) {
+  const int dtype = Number(array.dtype);
+  if (dtype == XLA_FFI_DataType_S64) {
     return AttrValue(std::span<const int64_t>(static_cast<const int64_t*>(array.data), array.size));
   }
-  if (array.dtype != XLA_FFI_DataType_S32 || array.size > kMaxArrayValues - call.num_array_values) {
-    return InvalidArgument(StrCat("attribute '", name, "' is an array of ", array.size,
-                                  " elements of XLA dtype number ", static_cast<int>(array.dtype),
-                                  "; allowed are i64, or i32 up to ", kMaxArrayValues,
-                                  " elements in all"));
+  if (dtype != XLA_FFI_DataType_S32 || array.size > kMaxArrayValues - call.num_array_values) {
+    return InvalidArgument(StrCat(
+        "attribute '", name, "' is an array of ", array.size, " elements of XLA dtype number ",
+        dtype, "; allowed are i64, or i32 up to ", kMaxArrayValues, " elements in all"));
   }
   int64_t* values = call.array_values.data() + call.num_array_values;
   for (size_t i = 0; i < array.size; ++i) values[i] = static_cast<const int32_t*>(array.data)[i];
@@ -115,9 +132,13 @@ StatusOr<AttrValue> DecodeArray(std::string_view name, const XLA_FFI_Array& arra
 }
 
 Status DecodeAttributes(const XLA_FFI_Attrs& attrs, DecodedCall& call) {
+  if (attrs.size < 0 || attrs.size > Attributes::kMaxAttributes) {
+    return InvalidArgument(StrCat("the call has ", attrs.size, " attributes; at most ",
+                                  Attributes::kMaxAttributes, " are supported"));
+  }
   for (int64_t i = 0; i < attrs.size; ++i) {
     const std::string_view name(attrs.names[i]->ptr, attrs.names[i]->len);
-    switch (attrs.types[i]) {
+    switch (Number(attrs.types[i])) {
       case XLA_FFI_AttrType_SCALAR: {
         XLA_GPU_ASSIGN_OR_RETURN(AttrValue value,
                                  DecodeScalar(name, *static_cast<XLA_FFI_Scalar*>(attrs.attrs[i])));
@@ -235,7 +256,7 @@ Status Dispatch(const Op& op, Platform platform, const XLA_FFI_CallFrame& frame,
     return Status(status.code(), StrCat(op.name, ": ", status.message()));
   }
   const Call call = decoded.AsCall();
-  switch (frame.stage) {
+  switch (Number(frame.stage)) {
     case XLA_FFI_ExecutionStage_INSTANTIATE:
       return Instantiate(op, platform, call);
     case XLA_FFI_ExecutionStage_EXECUTE:
@@ -248,7 +269,8 @@ Status Dispatch(const Op& op, Platform platform, const XLA_FFI_CallFrame& frame,
 // XLA asks a handler for its FFI version and traits by a frame that carries this extension alone.
 bool AnswerMetadata(const XLA_FFI_CallFrame& frame, Platform platform) {
   constexpr auto kMetadata = XLA_FFI_Extension_Metadata;
-  if (frame.extension_start == nullptr || frame.extension_start->type != kMetadata) return false;
+  if (frame.extension_start == nullptr || Number(frame.extension_start->type) != kMetadata)
+    return false;
   auto* extension = reinterpret_cast<XLA_FFI_Metadata_Extension*>(frame.extension_start);
   extension->metadata->api_version.major_version = XLA_FFI_API_MAJOR;
   extension->metadata->api_version.minor_version = XLA_FFI_API_MINOR;

@@ -1,4 +1,4 @@
-"""Puts the oracle beside the tests, and sums up the errors that the property tests saw."""
+"""Makes the oracle and the helpers importable, and sums up the errors of property tests."""
 
 import pathlib
 import sys
@@ -6,8 +6,13 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "oracle"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 from compare import Histogram
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "xdist_group(name): runs in one pytest-xdist worker")
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import os
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -13,89 +14,70 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from legacy_library import LibraryError, alias, custom_call, handler, opaque, register
+import xla_gpu
+from attention_oracle import update_kv_cache
+from compare import check_attention, check_cache
+from legacy_calls import ROADS, call_by_road, custom_call, opaque, register
+from problems import np_dtype, paged_attention_case, random_static, update_case
+from xla_gpu import _lib, _ops
 
-_COUNTER = itertools.count()
-_DTYPES = [np.float32, np.int32, np.float16, ml_dtypes.bfloat16]
-_SHAPES = [(3,), (), (0,), (2, 0, 5), (7, 1, 9), (1 << 17,), (1, 1, 1, 1, 2)]
+DTYPES = [np.float32, np.int32, np.float16, ml_dtypes.bfloat16]
+SHAPES = [(3,), (), (0,), (2, 0, 5), (7, 1, 9), (1 << 17,), (1, 1, 1, 1, 2)]
+
+every_road = pytest.mark.parametrize("road", ROADS, ids=lambda r: f"v{r[0]}{'alias' * r[1]}")
 
 
-def _fresh_target(stem: str) -> str:
-    return f"{stem}_{next(_COUNTER)}"
-
-
-def _operands(dtype: type, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def operands(dtype: type, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(7)
     values = [rng.integers(-100, 100, size=shape).astype(dtype) for _ in range(2)]
     return values[0], values[1]
 
 
-def _simple_add(version: int, a: np.ndarray, b: np.ndarray, by_alias: bool) -> np.ndarray:
-    """a + b by one custom call, with its shapes in the alias or in backend_config."""
-    text = opaque("simple_add", [a, b], [a])
-    target = _fresh_target("legacy_add")
-    config = ""
-    if by_alias:
-        register(target, alias("simple_add", version, text), version)
-    else:
-        register(target, handler("simple_add", version), version)
-        config = text
-    (result,) = custom_call(target, version, config, [a])(a, b)
-    return np.asarray(result)
-
-
-_ROADS = [(1, True), (2, True), (3, True), (3, False), (4, True), (4, False)]
-
-
-@pytest.mark.parametrize("dtype", _DTYPES, ids=lambda d: np.dtype(d).name)
-@pytest.mark.parametrize(("version", "by_alias"), _ROADS)
-def test_adds_every_dtype(version: int, by_alias: bool, dtype: type) -> None:
-    a, b = _operands(dtype, (5, 33))
-    result = _simple_add(version, a, b, by_alias)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
+@every_road
+def test_adds_every_dtype(road, dtype):
+    a, b = operands(dtype, (5, 33))
+    (result,) = call_by_road(road, "simple_add", [a, b], [a])(a, b)
     assert result.dtype == a.dtype
-    np.testing.assert_array_equal(result, a + b)
+    np.testing.assert_array_equal(np.asarray(result), a + b)
 
 
-@pytest.mark.parametrize("shape", _SHAPES, ids=str)
-@pytest.mark.parametrize(("version", "by_alias"), _ROADS)
-def test_adds_every_shape(version: int, by_alias: bool, shape: tuple[int, ...]) -> None:
-    a, b = _operands(np.float32, shape)
-    np.testing.assert_array_equal(_simple_add(version, a, b, by_alias), a + b)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@every_road
+def test_adds_every_shape(road, shape):
+    a, b = operands(np.float32, shape)
+    (result,) = call_by_road(road, "simple_add", [a, b], [a])(a, b)
+    np.testing.assert_array_equal(np.asarray(result), a + b)
 
 
-def test_one_generic_handler_serves_every_opaque() -> None:
-    target = _fresh_target("shared")
-    register(target, handler("XlaGpuSimpleAdd", 3), 3)
+def test_one_generic_handler_serves_every_opaque():
+    target = register(_lib.handler_address("XlaGpuSimpleAdd", "Host", 3), 3)
     for shape in [(3,), (4,), (2, 2)]:
-        a, b = _operands(np.float32, shape)
-        call = custom_call(target, 3, opaque("XlaGpuSimpleAdd", [a, b], [a]), [a])
+        a, b = operands(np.float32, shape)
+        call = custom_call(target, 3, opaque("XlaGpuSimpleAdd", [a, b]), [a])
         np.testing.assert_array_equal(np.asarray(call(a, b)[0]), a + b)
 
 
-def test_optimised_hlo_shows_the_call() -> None:
-    a, b = _operands(np.float32, (3,))
-    target = _fresh_target("shown")
-    register(target, handler("simple_add", 3), 3)
-    text = opaque("simple_add", [a, b], [a])
-    hlo = custom_call(target, 3, text, [a]).lower(a, b).compile().as_text()
+def test_optimised_hlo_shows_the_call():
+    a, b = operands(np.float32, (3,))
+    target = register(_lib.handler_address("simple_add", "Host", 3), 3)
+    call = custom_call(target, 3, opaque("simple_add", [a, b]), [a])
+    hlo = call.lower(a, b).compile().as_text()
     assert f'custom_call_target="{target}"' in hlo
     assert "API_VERSION_STATUS_RETURNING_UNIFIED" in hlo
     assert '"op":"simple_add"' in hlo.replace("\\", "")  # printers quote it differently
 
 
-def test_many_calls_in_one_program_keep_their_configuration() -> None:
-    shapes = [(3,), (4, 4), (1, 2, 3)]
+def test_many_calls_in_one_program_keep_their_configuration():
     calls = []
-    for shape in shapes:
+    for shape in [(3,), (4, 4), (1, 2, 3)]:
         for version in (1, 2, 3):
             like = np.zeros(shape, np.float32)
-            target = _fresh_target("mixed")
-            text = opaque("simple_add", [like, like], [like])
-            register(target, alias("simple_add", version, text), version)
-            calls.append((shape, custom_call(target, version, "", [like])))
+            call = call_by_road((version, True), "simple_add", [like, like], [like])
+            calls.append((shape, call))
 
     @jax.jit
-    def program(xs: list[jax.Array]) -> list[jax.Array]:
+    def program(xs):
         return [call(x, 2 * x)[0] for x, (_, call) in zip(xs, calls, strict=True)]
 
     inputs = [jnp.full(shape, i + 1.0) for i, (shape, _) in enumerate(calls)]
@@ -103,81 +85,143 @@ def test_many_calls_in_one_program_keep_their_configuration() -> None:
         np.testing.assert_array_equal(np.asarray(y), 3 * np.asarray(x))
 
 
-# ---- Aliases --------------------------------------------------------------------------------------
+# ---- Ops with attributes, optional arguments and tuples of results -------------------------------
 
 
-def test_equal_calls_share_an_alias() -> None:
+@pytest.mark.parametrize("seed", range(4))
+@every_road
+def test_paged_attention(road, seed):
+    rng = np.random.default_rng([23, seed])
+    case = paged_attention_case(random_static(rng), rng)
+    static = case.static
+    optional = case.optional_args(("v_cache", "sinks", "k_scale", "v_scale"))
+    names = ["query", "kv_cache", "context_lens", "block_tables", "query_start_loc", "num_seqs"]
+    args = [case.args[name] for name in [*names, *optional]]
+    attrs = dict(static.attrs(), optional_args=",".join(optional))
+    if static.out_dtype:
+        attrs["out_dtype"] = _ops.NUMPY_DTYPE_NAMES[static.out_dtype]
+    out = np.empty((static.tokens, static.q_heads, static.head_dim), np_dtype(static.result_dtype))
+    lse = np.empty((static.tokens, static.q_heads), np.float32)
+    results = [out, lse] if static.return_lse else [out]
+    got = call_by_road(road, "paged_attention", args, results, attrs)(*args)
+    check_attention(case, got[0], got[1] if static.return_lse else None)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@every_road
+def test_update_kv_cache(road, seed):
+    rng = np.random.default_rng([24, seed])
+    case = update_case(random_static(rng), rng)
+    want = update_kv_cache(**case.args)
+    optional = case.optional_args(("v_cache", "k_scale", "v_scale"))
+    args = [case.args[n] for n in ["key", "value", "kv_cache", "slot_mapping", *optional]]
+    caches = [case.args[name] for name in ("kv_cache", "v_cache") if name in case.args]
+    attrs = {"optional_args": ",".join(optional)}
+    got = call_by_road(road, "update_kv_cache", args, caches, attrs)(*args)
+    for one, expected in zip(got, want if isinstance(want, tuple) else (want,), strict=True):
+        check_cache(one, expected)
+
+
+# ---- Aliases -------------------------------------------------------------------------------------
+
+
+def alias(version: int, text: str) -> int:
+    return _lib.alias_address("simple_add", "Host", version, text)
+
+
+def test_equal_calls_share_an_alias():
     a = np.zeros(3, np.float32)
-    text = opaque("simple_add", [a, a], [a])
-    address = alias("simple_add", 1, text)
-    assert alias("simple_add", 1, text) == address
-    assert alias("XlaGpuSimpleAdd", 1, json.dumps(json.loads(text), indent=2)) == address
-    assert alias("simple_add", 2, text) != address
-    other = np.zeros(4, np.float32)
-    assert alias("simple_add", 1, opaque("simple_add", [other, other], [other])) != address
+    text = opaque("simple_add", [a, a])
+    address = alias(1, text)
+    assert alias(1, text) == address
+    assert alias(1, json.dumps(json.loads(text), indent=2)) == address
+    assert alias(2, text) != address
+    assert alias(1, opaque("simple_add", [a[:2], a[:2]])) != address
 
 
-def test_host_versions_1_and_2_need_an_alias() -> None:
-    for version in (1, 2):
-        with pytest.raises(LibraryError, match="carries no opaque.*xla_gpu_alias"):
-            handler("simple_add", version)
+@pytest.mark.parametrize("version", [1, 2])
+def test_host_versions_1_and_2_need_an_alias(version):
+    with pytest.raises(xla_gpu.XlaGpuError, match=r"carries no opaque.*xla_gpu_alias"):
+        _lib.handler_address("simple_add", "Host", version)
 
 
+F32 = '{"dtype":"f32","shape":[3]}'
+F32_4 = '{"dtype":"f32","shape":[4]}'
+
+
+@pytest.mark.parametrize(
+    ("args", "results", "attrs", "message"),
+    [
+        (f"{F32},{F32_4}", F32, "", r"a is f32\[3\] but b is f32\[4\]"),
+        (f"{F32},{F32}", F32_4, "", r"result 0 is f32\[4\] but must be f32\[3\]"),
+        (f"{F32},{F32}", F32, '"scale":1.0', "unknown attribute 'scale'"),
+        (F32, F32, "", "1 arguments came but 2 are expected"),
+        (f"{F32},{F32}", "", "", "the call has 0 results but on Host it must have 1"),
+    ],
+)
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_an_alias_of_a_wrong_call_is_refused(version: int) -> None:
-    a, b = np.zeros(3, np.float32), np.zeros(4, np.float32)
-    with pytest.raises(LibraryError, match=r"a is f32\[3\] but b is f32\[4\]"):
-        alias("simple_add", version, opaque("simple_add", [a, b], [a]))
-    with pytest.raises(LibraryError, match=r"result 0 is f32\[4\] but must be f32\[3\]"):
-        alias("simple_add", version, opaque("simple_add", [a, a], [b]))
-    with pytest.raises(LibraryError, match="unknown attribute 'scale'"):
-        alias("simple_add", version, opaque("simple_add", [a, a], [a], scale=1.0))
-    with pytest.raises(LibraryError, match="not JSON at byte 1"):
-        alias("simple_add", version, "scale = 1.0")
+def test_an_alias_of_a_wrong_call_is_refused(version, args, results, attrs, message):
+    text = f'{{"op":"simple_add","args":[{args}],"results":[{results}],"attrs":{{{attrs}}}}}'
+    with pytest.raises(ValueError, match=message):
+        alias(version, text)
 
 
-def test_api_version_5_is_refused() -> None:
+def test_aliases_of_no_version_or_no_json_are_refused():
     a = np.zeros(3, np.float32)
-    with pytest.raises(LibraryError, match="api_version is 5"):
-        alias("simple_add", 5, opaque("simple_add", [a, a], [a]))
+    with pytest.raises(ValueError, match="api_version is 5; allowed are 1, 2, 3"):
+        alias(5, opaque("simple_add", [a, a]))
+    with pytest.raises(ValueError, match="opaque: not JSON at byte 1"):
+        alias(1, "scale = 1.0")
 
 
-# ---- Errors while running -------------------------------------------------------------------------
+def test_an_opaque_of_a_wrong_call_is_refused():
+    f32 = _ops.TensorSpec("f32", (3,))
+    with pytest.raises(ValueError, match=r"a is f32\[3\] but b is i32\[3\]"):
+        _ops.opaque("simple_add", "Host", [f32, _ops.TensorSpec("i32", (3,))], {})
+    with pytest.raises(ValueError, match=r"result 0 is i32\[3\] but must be f32\[3\]"):
+        _ops.opaque("simple_add", "Host", [f32, f32], {}, [_ops.TensorSpec("i32", (3,))])
 
-_BAD_CALL = """
+
+# ---- Errors while running ------------------------------------------------------------------------
+
+BAD_CALL = """
     import numpy as np
-    from legacy_library import custom_call, handler, opaque, register
+    from legacy_calls import custom_call, opaque, register
+    from xla_gpu import _lib
 
-    a = np.ones({shape}, np.{dtype})
+    a = np.ones(3, np.{dtype})
     text = {text}
-    register("bad_call", handler("simple_add", 3), 3)
+    call = custom_call(register(_lib.handler_address("simple_add", "Host", 3), 3), 3, text, [a])
     try:
-        (result,) = custom_call("bad_call", 3, text, [a])(a, a)
-        for _ in range(3):
-            (result,) = custom_call("bad_call", 3, text, [a])(a, a)
+        for _ in range(4):
+            (result,) = call(a, a)
         print("RESULT", np.asarray(result).tolist())
     except Exception as error:
         print("RAISED", error)
 """
 
 
-def _run_bad_call(text: str, shape: str = "3", dtype: str = "float32") -> tuple[str, str]:
+def run_bad_call(text: str, dtype: str = "float32") -> tuple[str, str]:
     """stdout and stderr of a process that runs simple_add by version 3 with this opaque text."""
-    code = textwrap.dedent(_BAD_CALL).format(text=text, shape=shape, dtype=dtype)
+    root = pathlib.Path(__file__).parents[2]
+    package = str(pathlib.Path(xla_gpu.__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", textwrap.dedent(BAD_CALL).format(text=text, dtype=dtype)],
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
-        cwd=__file__.rpartition("/")[0],
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join([package, str(root / "tests/oracle")])),
     )
     return done.stdout, done.stderr
 
 
-def test_a_failing_call_raises_or_gives_nan_and_one_message() -> None:
+SCALED = """opaque("simple_add", [a, a]).replace("{}", '{"scale":1.0}')"""
+
+
+def test_a_failing_call_raises_or_gives_nan_and_one_message():
     """No status reaches a runtime that exports no setter; then the results are NaN."""
-    out, err = _run_bad_call('opaque("simple_add", [a, a], [a], scale=1.0)')
+    out, err = run_bad_call(SCALED)
     if "RAISED" in out:
         assert "unknown attribute 'scale'" in out
     else:
@@ -185,8 +229,8 @@ def test_a_failing_call_raises_or_gives_nan_and_one_message() -> None:
         assert err.count("unknown attribute 'scale'") == 1
 
 
-def test_a_failing_call_of_ints_gives_zeros() -> None:
-    out, err = _run_bad_call('opaque("simple_add", [a, a], [a], scale=1.0)', dtype="int32")
+def test_a_failing_call_of_ints_gives_zeros():
+    out, err = run_bad_call(SCALED, dtype="int32")
     assert "RAISED" in out or out.strip() == "RESULT [0, 0, 0]"
     assert "unknown attribute 'scale'" in out + err
 
@@ -198,10 +242,10 @@ def test_a_failing_call_of_ints_gives_zeros() -> None:
         ('"{scale = 1.0 : f32}"', "not JSON at byte 2"),
         ("""'{"op":"paged"}'""", "lacks the member 'args'"),
         ("""'{"op":"paged","args":[],"results":[]}'""", "no op is named 'paged'"),
-        ('opaque("simple_add", [a], [a])', "1 arguments came but 2 are expected"),
+        ("""'{"op":"simple_add","args":[],"results":[]}'""", "0 arguments came but 2 are expected"),
     ],
 )
-def test_bad_opaque_never_crashes(text: str, message: str) -> None:
-    out, err = _run_bad_call(text)
+def test_bad_opaque_never_crashes(text, message):
+    out, err = run_bad_call(text)
     assert "RAISED" in out or "RESULT" in out
     assert message in out + err

@@ -53,13 +53,8 @@ class Static:
 
     def attrs(self) -> dict[str, Any]:
         """The op's attributes by name, except out_dtype and optional_args."""
-        return dict(
-            scale=self.scale,
-            sliding_window=self.sliding_window,
-            soft_cap=self.soft_cap,
-            causal=self.causal,
-            return_lse=self.return_lse,
-        )
+        names = ("scale", "sliding_window", "soft_cap", "causal", "return_lse")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclasses.dataclass

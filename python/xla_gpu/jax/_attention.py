@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from xla_gpu import _ops
 from xla_gpu._errors import make_error
 from xla_gpu.jax._partition import partition_paged_attention, partition_update_kv_cache
-from xla_gpu.jax._primitive import OpPrimitive
+from xla_gpu.jax._primitive import Attrs, OpPrimitive
 
 _paged_attention = OpPrimitive(
     "paged_attention",
@@ -66,8 +67,14 @@ def _float_array(op: str, name: str, value: Any, size: int) -> Any:
     return array if array.dtype == jnp.float32 else jnp.asarray(array, jnp.float32)
 
 
+_array_types: set[type] = set()  # seen by _array: an eager call asks for each argument
+
+
 def _array(op: str, name: str, value: Any) -> Any:
+    if type(value) in _array_types:
+        return value
     if hasattr(value, "shape") and hasattr(value, "dtype"):
+        _array_types.add(type(value))
         return value
     if isinstance(value, list | tuple | numbers.Number):
         try:
@@ -167,7 +174,7 @@ def paged_attention(
         _array(op, "block_tables", block_tables),
         _array(op, "query_start_loc", query_start_loc),
         np.full((1,), num_seqs, np.int32)
-        if isinstance(num_seqs, numbers.Integral)
+        if isinstance(num_seqs, int)
         else _array(op, "num_seqs", num_seqs),
     ]
     optional_args = []
@@ -182,7 +189,22 @@ def paged_attention(
         if value is not None:
             optional_args.append(name)
             args.append(_float_array(op, name, value, 1))
-    attrs = (
+    options = (scale, sliding_window, soft_cap, causal, return_lse, out_dtype)
+    try:
+        attrs = _attention_attrs(*options)
+    except TypeError:  # an array, which has no hash: let the check say so
+        attrs = _attention_attrs.__wrapped__(*options)
+    results = _paged_attention(args, tuple(optional_args), attrs)
+    return (results[0], results[1]) if return_lse else results[0]
+
+
+@functools.lru_cache(maxsize=1024, typed=True)  # typed: True is no window of 1
+def _attention_attrs(
+    scale: Any, sliding_window: Any, soft_cap: Any, causal: Any, return_lse: Any, out_dtype: Any
+) -> Attrs:
+    """The checked attributes; kept, since eager calls repeat them."""
+    op = "paged_attention"
+    return (
         ("causal", _flag(op, "causal", causal)),
         ("out_dtype", _out_dtype_name(op, out_dtype)),
         ("return_lse", _flag(op, "return_lse", return_lse)),
@@ -190,8 +212,6 @@ def paged_attention(
         ("sliding_window", _optional_window(op, sliding_window)),
         ("soft_cap", _optional_cap(op, soft_cap)),
     )
-    results = _paged_attention(args, tuple(optional_args), attrs)
-    return (results[0], results[1]) if return_lse else results[0]
 
 
 def _optional_window(op: str, window: int | None) -> int:
@@ -238,7 +258,14 @@ def ragged_paged_attention(
       cu_q_lens: i32 [max_num_seqs + 1].
       num_seqs: i32 [1].
       sm_scale: as paged_attention's scale.
-      sliding_window, soft_cap, k_scale, v_scale: as paged_attention's.
+      sliding_window: as paged_attention's.
+      soft_cap: as paged_attention's.
+      mask_value: no effect.
+      k_scale: as paged_attention's.
+      v_scale: as paged_attention's.
+      num_kv_pages_per_block: no effect.
+      num_queries_per_block: no effect.
+      vmem_limit_bytes: no effect.
 
     Returns:
       The attention's output, shape and dtype of q.

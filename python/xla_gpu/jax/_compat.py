@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 try:
     from jax import ffi
@@ -27,15 +29,13 @@ def define_partition(
     partition: Callable[..., Any],
     infer_sharding: Callable[..., Any],
     rule: str,
-    replicated_factors: tuple[str, ...],
+    whole_factors: tuple[str, ...],
     factor_sizes: dict[str, int],
 ) -> None:
     """`def_partition` with GSPMD callbacks and, where JAX has it (0.7 on), a Shardy rule."""
     shardy: dict[str, Any] = {}
     if _TAKES_SHARDY_RULE:
-        shardy = dict(
-            sharding_rule=rule, need_replication_factors=replicated_factors, **factor_sizes
-        )
+        shardy = dict(sharding_rule=rule, need_replication_factors=whole_factors, **factor_sizes)
     partitioned.def_partition(
         partition=partition, infer_sharding_from_operands=infer_sharding, **shardy
     )
@@ -43,10 +43,13 @@ def define_partition(
 
 def make_aval(shape: tuple[int, ...], dtype: Any, operands: tuple[Any, ...]) -> Any:
     """A result's abstract value; inside shard_map it varies where any operand does (0.6 on)."""
-    vma = frozenset().union(*(getattr(aval, "vma", frozenset()) for aval in operands))
-    if vma:
-        return jax.core.ShapedArray(shape, dtype, vma=vma)
-    return jax.core.ShapedArray(shape, dtype)
+    varying = [aval for aval in operands if getattr(aval, "vma", None)]
+    if not varying:
+        return jax.core.ShapedArray(shape, dtype)
+    vma = frozenset().union(*(aval.vma for aval in varying))
+    # Some releases want the mesh of the varying axes beside them (0.8, 0.9).
+    sharding = NamedSharding(varying[0].sharding.mesh, P(*[None] * len(shape)))
+    return jax.core.ShapedArray(shape, dtype, vma=vma, sharding=sharding)
 
 
 def register_replication(primitive: Any) -> None:
@@ -57,3 +60,14 @@ def register_replication(primitive: Any) -> None:
         return
     register_standard_check(primitive)
     register_standard_rewrite(primitive)
+
+
+def needs_devices(primitive: Any) -> None:
+    """Tells JAX that lowering `primitive` asks for the devices, as custom_partitioning does.
+
+    JAX has no public name for it. Without it, programs whose arguments alone are sharded would be
+    lowered without a device assignment, and custom_partitioning inside them fails.
+    """
+    from jax._src import dispatch
+
+    dispatch.prim_requires_devices_during_lowering.add(primitive)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +51,31 @@ Chooser = Callable[[Mesh, Sequence[Any], Sequence[Any] | None], Placement]
 
 @dataclasses.dataclass(frozen=True)
 class ShardyRule:
-    """A Shardy rule: its text, the factors that must stay whole, sizes of compound factors."""
+    """A Shardy rule, e.g. "t (k g) d, p b k d -> t (k g) d": dimensions as products of factors.
 
-    text: str
-    replicated: tuple[str, ...] = ()
+    `whole` names the factors that must not be split. `sizes` gives those of factors inside
+    parentheses; Shardy refuses them for factors that are a whole dimension somewhere.
+    """
+
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    whole: tuple[str, ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
+
+    def text(self) -> str:
+        """The rule as JAX parses it."""
+        return f"{', '.join(self.operands)} -> {', '.join(self.results)}"
+
+    def ordered_whole(self) -> tuple[str, ...]:
+        """`whole` in the order of first appearance, which the verifier asks for."""
+        factors = dict.fromkeys(re.findall(r"\w+", self.text()))
+        return tuple(factor for factor in factors if factor in self.whole)
+
+    def needed_sizes(self) -> dict[str, int]:
+        """The sizes that Shardy cannot tell from a dimension."""
+        alone = set(re.findall(r"\w+", re.sub(r"\(.*?\)", "", self.text())))
+        used = set(re.findall(r"\w+", self.text()))
+        return {factor: size for factor, size in self.sizes if factor in used - alone}
 
 
 def _partitioned(
@@ -81,9 +102,9 @@ def _partitioned(
         partitioned,
         partition=partition,
         infer_sharding=infer_sharding,
-        rule=rule.text,
-        replicated_factors=rule.replicated,
-        factor_sizes=dict(rule.sizes),
+        rule=rule.text(),
+        whole_factors=rule.ordered_whole(),
+        factor_sizes=rule.needed_sizes(),
     )
     return partitioned
 
@@ -153,7 +174,7 @@ def partition_elementwise(
         return Placement((spec, spec), (spec,))
 
     dims = " ".join(f"d{i}" for i in range(rank))
-    rule = ShardyRule(f"{dims}, {dims} -> {dims}")
+    rule = ShardyRule((dims, dims), (dims,))
     return _partitioned(op, optional_args, attrs, rule, choose)
 
 
@@ -182,8 +203,11 @@ class _Cache:
         entries = [_entry(pages), None, _entry(heads), None]
         return P(*([None] if self.stacked else []), *entries)
 
-    def factors(self, head_factor: str) -> str:
-        heads = f"({head_factor} i)" if self.interleaved else head_factor
+    def factors(self, kv_heads: int) -> str:
+        """The dimensions as Shardy factors; it allows no factor of size 1 in a product."""
+        heads = "k"
+        if self.interleaved:
+            heads = "(k i)" if kv_heads > 1 else "i"
         return f"{'c ' if self.stacked else ''}p b {heads} d"
 
 
@@ -225,7 +249,7 @@ def partition_paged_attention(
 
         rows, heads = _entry(row_axes), _entry(q_axes)
         specs = [P(rows, heads, None), cache.spec((), kv_axes), P(), P(), P(), P()]
-        for name, operand in zip(optional_args, operands[_FIRST_OPTIONAL:]):
+        for name, operand in zip(optional_args, operands[_FIRST_OPTIONAL:], strict=True):
             if name == "v_cache":
                 specs.append(cache.spec((), kv_axes))
             elif name == "sinks":
@@ -254,20 +278,17 @@ def _paged_attention_rule(
     cache = _cache_of(avals[_CACHE].shape, optional_args)
     q_heads, kv_heads = avals[_QUERY].shape[1], cache.kv_heads(avals[_CACHE].shape)
     group = q_heads // kv_heads
-    heads = "k" if group == 1 else "(k g)"
-    sizes = {"k": kv_heads}
+    heads = "k" if group == 1 else "g" if kv_heads == 1 else "(k g)"
+    sizes = {"k": kv_heads, "g": group, "i": 2}
     whole = ["p", "b", "d", "s", "m", "u", "n"]
-    if group > 1:
-        sizes["g"] = group
     if cache.interleaved:
-        sizes["i"] = 2
         whole.append("i")
     if cache.stacked:
         whole.append("c")
-    operands = [f"t {heads} d", cache.factors("k"), "s", "s m", "u", "n"]
+    operands = [f"t {heads} d", cache.factors(kv_heads), "s", "s m", "u", "n"]
     for i, name in enumerate(optional_args):
         if name == "v_cache":
-            operands.append(cache.factors("k"))
+            operands.append(cache.factors(kv_heads))
         elif name == "sinks":
             operands.append(heads)
         elif avals[_FIRST_OPTIONAL + i].shape[0] > 1:
@@ -276,9 +297,7 @@ def _paged_attention_rule(
             operands.append(f"o{i}")
             whole.append(f"o{i}")
     results = [f"t {heads} d"] + ([f"t {heads}"] if options.get("return_lse") else [])
-    return ShardyRule(
-        f"{', '.join(operands)} -> {', '.join(results)}", tuple(whole), tuple(sizes.items())
-    )
+    return ShardyRule(tuple(operands), tuple(results), tuple(whole), tuple(sizes.items()))
 
 
 def _localize_rows(
@@ -344,7 +363,7 @@ def partition_update_kv_cache(
         token = P(None, _entry(heads), None)
         cache_spec = cache.spec(pages, heads)
         specs = [token, token, cache_spec, P()]
-        for name, operand in zip(optional_args, operands[_UPDATE_OPTIONAL:]):
+        for name, operand in zip(optional_args, operands[_UPDATE_OPTIONAL:], strict=True):
             v_cache = name == "v_cache"
             specs.append(cache_spec if v_cache else _scale_spec(operand.shape, heads))
         num_results = 2 if "v_cache" in optional_args else 1
@@ -363,24 +382,23 @@ def _update_rule(optional_args: tuple[str, ...], avals: Sequence[Any]) -> Shardy
     whole = (
         ["t", "b", "d"] + (["i"] if cache.interleaved else []) + (["c"] if cache.stacked else [])
     )
-    sizes = {"k": cache.kv_heads(avals[_UPDATED].shape), "i": 2} if cache.interleaved else {}
-    operands = ["t k d", "t k d", cache.factors("k"), "t"]
+    kv_heads = cache.kv_heads(avals[_UPDATED].shape)
+    sizes = {"k": kv_heads, "i": 2}
+    operands = ["t k d", "t k d", cache.factors(kv_heads), "t"]
     for i, name in enumerate(optional_args):
         if name == "v_cache":
-            operands.append(cache.factors("k"))
+            operands.append(cache.factors(kv_heads))
         elif avals[_UPDATE_OPTIONAL + i].shape[0] > 1:
             operands.append("k")
         else:
             operands.append(f"o{i}")
             whole.append(f"o{i}")
-    results = [cache.factors("k")] * (2 if "v_cache" in optional_args else 1)
-    return ShardyRule(
-        f"{', '.join(operands)} -> {', '.join(results)}", tuple(whole), tuple(sizes.items())
-    )
+    results = [cache.factors(kv_heads)] * (2 if "v_cache" in optional_args else 1)
+    return ShardyRule(tuple(operands), tuple(results), tuple(whole), tuple(sizes.items()))
 
 
 def _localize_slots(axes: Axes, cache: _Cache, args: list[Any]) -> list[Any]:
-    """Counts slots from the shard's first page; those of other shards fall outside and are skipped."""
+    """Counts slots from the shard's first page; those of other shards fall outside: skipped."""
     shape = args[_UPDATED].shape
     slots = shape[cache.pages_dim] * shape[cache.pages_dim + 1]
     first_slot = (jax.lax.axis_index(axes) * slots).astype(args[_SLOTS].dtype)

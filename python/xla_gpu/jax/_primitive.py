@@ -23,7 +23,7 @@ from xla_gpu.jax import _compat, _registration
 PLATFORMS = {"cpu": "Host", "cuda": "CUDA"}
 
 Attrs = tuple[tuple[str, Any], ...]
-# Gives the partitioned form of a call: (primitive, optional_args, attrs, operand avals) -> function.
+# A call's partitioned form: (primitive, optional_args, attrs, operand avals) -> function.
 Partitioner = Callable[["OpPrimitive", tuple[str, ...], Attrs, Sequence[Any]], Callable[..., Any]]
 
 
@@ -82,9 +82,7 @@ class OpPrimitive:
         self.primitive = Primitive(f"xla_gpu_{op}")
         self.primitive.multiple_results = True
         self.primitive.def_abstract_eval(self._abstract_eval)
-        self.primitive.def_impl(
-            lambda *args, **params: jax.jit(functools.partial(self.primitive.bind, **params))(*args)
-        )
+        self.primitive.def_impl(self._run)
         batching.primitive_batchers[self.primitive] = self._refuse("vmap", why_no_batching)
         ad.primitive_jvps[self.primitive] = self._refuse("differentiation", why_no_gradient)
         for platform in PLATFORMS:
@@ -93,6 +91,7 @@ class OpPrimitive:
             )
         mlir.register_lowering(self.primitive, functools.partial(self._lower, None))
         _compat.register_replication(self.primitive)
+        _compat.needs_devices(self.primitive)
         self._jitted = functools.lru_cache(maxsize=1024)(self._make_jitted)
 
     def __call__(
@@ -100,6 +99,11 @@ class OpPrimitive:
     ) -> list[jax.Array]:
         """Calls the op: compiled once per types and attributes, inlined in an outer jit."""
         return self._jitted(optional_args, attrs)(*args)
+
+    def _run(self, *args: Any, **params: Any) -> Any:
+        """Outside any trace: a program of this op alone, under jax.disable_jit too."""
+        with jax.disable_jit(False):
+            return jax.jit(functools.partial(self.primitive.bind, **params))(*args)
 
     def _make_jitted(self, optional_args: tuple[str, ...], attrs: Attrs) -> Callable[..., Any]:
         def call(*args: Any) -> Any:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import pathlib
+import re
 import threading
 from typing import Any
 
+import jaxlib.version
 from jaxlib import xla_client
 
 from xla_gpu import _lib, _ops
@@ -38,6 +42,26 @@ def register_target(name: str, platform: str, api_version: int, stages: dict[str
     else:
         capsule = _capsule(stages["execute"])
         xla_client.register_custom_call_target(name, capsule, platform=jax_platform, api_version=0)
+
+
+def ffi_include_dir() -> pathlib.Path:
+    """Where jaxlib keeps the headers for handlers (jax.ffi.include_dir)."""
+    return pathlib.Path(_compat.ffi.include_dir())
+
+
+@functools.cache
+def runtime_ffi_version() -> tuple[str, tuple[int, int]]:
+    """("jaxlib 0.7.2", (0, 1)): what the runtime of this process is, and its FFI version.
+
+    Read from the headers that jaxlib ships; JAX's CUDA plugins are released with jaxlib.
+    """
+    runtime = f"jaxlib {jaxlib.version.__version__}"
+    header = ffi_include_dir() / "xla" / "ffi" / "api" / "c_api.h"
+    text = header.read_text() if header.is_file() else ""
+    found = [re.search(rf"define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
+    if None in found:
+        return runtime, (0, 1)  # without headers: what every supported release has
+    return runtime, (int(found[0][1]), int(found[1][1]))
 
 
 def register_op(op: str, platform: str) -> None:

@@ -1,8 +1,8 @@
 // simple_add: c = a + b, the smallest complete op and the one to copy when adding an op
 // (docs/add-an-op.md).
+#include "src/ops/simple_add/simple_add.h"
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
-#include "src/ops/simple_add/simple_add.h"
 
 namespace xla_gpu {
 namespace {

@@ -1,13 +1,176 @@
-// paged_attention on the Host.
+// paged_attention on the Host: the batch is read and checked, cut into tasks for the thread pool,
+// and each task run by a kernel (kernels.h).
+//
+// How a sequence is cut depends on that sequence and on the problem alone, never on the number of
+// threads or on the rest of the batch: same inputs, same bits, batch invariant always.
+#include <algorithm>
+#include <cstring>
+#include <limits>
 #include <vector>
 
 #include "src/core/float_types.h"
+#include "src/ops/paged_attention/cpu/batch.h"
+#include "src/ops/paged_attention/cpu/kernels.h"
 #include "src/ops/paged_attention/paged_attention.h"
-#include "src/ops/paged_attention/reference.h"
 
 namespace xla_gpu {
 namespace paged_attention {
 namespace {
+
+// A split is long enough to be worth its merging, and a context has at most kMaxSplits.
+constexpr int64_t kMinSplitKeys = 256;
+constexpr int64_t kMaxSplits = 64;
+// Partials of the sequences decoded at a time: 64 MB, or one sequence's.
+constexpr int64_t kMaxPartialFloats = 16 << 20;
+
+// Decode reads K and V once for each query token, prefill packs them once for a block of tokens.
+bool IsDecode(const Problem& p, const Span& span) {
+  return span.rows == 1 || (span.rows <= 4 && span.rows * p.group_size() <= 16);
+}
+
+struct DecodeWork {
+  const Span* span;
+  int64_t first_key;
+  int64_t split_keys;
+  int64_t num_splits;
+  float* partials;
+};
+
+// What one call of the op is cut into. One a thread, so that its vectors keep their memory.
+class Work {
+ public:
+  static Work& OfThisThread() {
+    static thread_local Work work;
+    return work;
+  }
+
+  void Run(const Problem& problem, const Buffers& buffers, ThreadPool& pool) {
+    p_ = &problem;
+    b_ = &buffers;
+    batch_.Read(problem, buffers);
+    for (const RowRange& rows : batch_.unowned_rows) {
+      Fill(rows, 0.0f, -std::numeric_limits<float>::infinity());
+    }
+    for (const RowRange& rows : batch_.invalid_rows) {
+      const float nan = std::numeric_limits<float>::quiet_NaN();
+      Fill(rows, nan, nan);
+    }
+    RunPrefill(pool);
+    RunDecode(pool);
+  }
+
+ private:
+  void Fill(const RowRange& rows, float out, float lse) {
+    const int64_t n = p_->q_heads * p_->head_dim;
+    const int64_t size = DTypeSize(p_->out_dtype);
+    char* to = static_cast<char*>(b_->out) + rows.begin * n * size;
+    if (out == 0.0f) {
+      std::memset(to, 0, (rows.end - rows.begin) * n * size);
+    } else {
+      for (int64_t i = 0; i < (rows.end - rows.begin) * n; ++i) {
+        StoreFromDouble(to, p_->out_dtype, i, out);
+      }
+    }
+    if (!p_->return_lse) return;
+    std::fill(b_->lse + rows.begin * p_->q_heads, b_->lse + rows.end * p_->q_heads, lse);
+  }
+
+  void RunPrefill(ThreadPool& pool) {
+    prefill_.clear();
+    for (const Span& span : batch_.spans) {
+      if (!IsDecode(*p_, span)) AddPrefill(span);
+    }
+    // From the last rows, which see most, to the first: no thread is left with a long task at the
+    // end.
+    const int64_t n = static_cast<int64_t>(prefill_.size());
+    pool.ParallelFor(n, [this, n](int64_t i) { PrefillBlock(prefill_[n - 1 - i]); });
+  }
+
+  void AddPrefill(const Span& span) {
+    const int64_t group = p_->group_size();
+    const int64_t tokens = std::max<int64_t>(1, kPrefillRows / group);
+    const int64_t heads = std::min(group, kPrefillRows);
+    for (int64_t row = 0; row < span.rows; row += tokens) {
+      for (int64_t kv_head = 0; kv_head < p_->kv_heads; ++kv_head) {
+        for (int64_t g = 0; g < group; g += heads) {
+          prefill_.push_back({p_, b_, &span, row, std::min(tokens, span.rows - row),
+                              kv_head * group + g, std::min(heads, group - g)});
+        }
+      }
+    }
+  }
+
+  void RunDecode(ThreadPool& pool) {
+    const std::vector<Span>& spans = batch_.spans;
+    for (size_t next = 0; next < spans.size();) {
+      decode_.clear();
+      int64_t floats = 0;
+      for (; next < spans.size(); ++next) {
+        if (!IsDecode(*p_, spans[next])) continue;
+        const DecodeWork work = Split(spans[next]);
+        const int64_t n = work.num_splits * Partial::NumFloats(*p_, spans[next].rows);
+        if (!decode_.empty() && floats + n > kMaxPartialFloats) break;
+        decode_.push_back(work);
+        floats += n;
+      }
+      float* memory = ThreadScratch(ScratchSlot::kPartials, floats);
+      splits_.clear();
+      for (DecodeWork& work : decode_) {
+        work.partials = memory;
+        memory += work.num_splits * Partial::NumFloats(*p_, work.span->rows);
+        for (int64_t i = 0; i < work.num_splits; ++i) splits_.push_back({&work, i});
+      }
+      pool.ParallelFor(static_cast<int64_t>(splits_.size()),
+                       [this](int64_t i) { RunSplit(*splits_[i].work, splits_[i].index); });
+      // Merging costs much less than waking threads unless there are many rows to merge.
+      const int64_t n = static_cast<int64_t>(decode_.size());
+      const int64_t per_task = std::max<int64_t>(1, (1 << 18) * n / std::max<int64_t>(1, floats));
+      pool.ParallelFor((n + per_task - 1) / per_task, [this, n, per_task](int64_t task) {
+        for (int64_t i = task * per_task; i < std::min(n, (task + 1) * per_task); ++i) {
+          Merge(decode_[i]);
+        }
+      });
+    }
+  }
+
+  DecodeWork Split(const Span& span) const {
+    const int64_t first = VisibleKeys(*p_, span, span.pos).begin;
+    const int64_t keys = VisibleKeys(*p_, span, span.pos + span.rows - 1).end - first;
+    const int64_t longest = (keys + kMaxSplits - 1) / kMaxSplits;
+    const int64_t split_keys =
+        std::max(kMinSplitKeys, (longest + kMinSplitKeys - 1) / kMinSplitKeys * kMinSplitKeys);
+    return {&span, first, split_keys, (keys + split_keys - 1) / split_keys, nullptr};
+  }
+
+  void RunSplit(const DecodeWork& work, int64_t index) const {
+    const int64_t end = VisibleKeys(*p_, *work.span, work.span->pos + work.span->rows - 1).end;
+    const int64_t begin = work.first_key + index * work.split_keys;
+    const int64_t stride = Partial::NumFloats(*p_, work.span->rows);
+    DecodeSplit({p_,
+                 b_,
+                 work.span,
+                 {begin, std::min(end, begin + work.split_keys)},
+                 Partial::At(*p_, work.span->rows, work.partials + index * stride)});
+  }
+
+  void Merge(const DecodeWork& work) const {
+    for (int64_t row = 0; row < work.span->rows; ++row) {
+      MergeRow({p_, b_, work.span, work.partials, work.num_splits}, row);
+    }
+  }
+
+  struct SplitOf {
+    const DecodeWork* work;
+    int64_t index;
+  };
+
+  const Problem* p_ = nullptr;
+  const Buffers* b_ = nullptr;
+  Batch batch_;
+  std::vector<PrefillTask> prefill_;
+  std::vector<DecodeWork> decode_;
+  std::vector<SplitOf> splits_;
+};
 
 class HostPlan final : public Plan {
  public:
@@ -15,14 +178,7 @@ class HostPlan final : public Plan {
 
   Status Run(const Call& call, const ExecutionContext& context) const override {
     const Buffers buffers = BuffersFromCall(problem_, call);
-    const int64_t rows = problem_.tokens * problem_.q_heads;
-    std::vector<double> out(rows * problem_.head_dim);
-    std::vector<double> lse(rows);
-    PagedAttentionReference(problem_, buffers, out.data(), lse.data());
-    for (size_t i = 0; i < out.size(); ++i) {
-      StoreFromDouble(buffers.out, problem_.out_dtype, i, out[i]);
-    }
-    for (size_t i = 0; problem_.return_lse && i < lse.size(); ++i) buffers.lse[i] = lse[i];
+    Work::OfThisThread().Run(problem_, buffers, *context.thread_pool);
     return OkStatus();
   }
 

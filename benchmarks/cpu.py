@@ -1,0 +1,238 @@
+"""Paged attention on the CPU beside torch's SDPA, the jnp gather and the memory's bandwidth.
+
+Writes docs/benchmarks/cpu.md and cpu.svg. What is compared, exactly:
+
+- ours: one jitted paged_attention call on the paged cache (pages in random order);
+- torch SDPA: torch.nn.functional.scaled_dot_product_attention on keys and values gathered into
+  contiguous [batch, kv_heads, context, head_dim] beforehand (gathering is not counted); for decode
+  the better of enable_gqa=True and the group folded into the query rows;
+- jnp gather: the same from the paged cache by indexing and einsum, jitted;
+- read bandwidth: all cores read a 1 GiB array by dot products; the best of five.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import importlib.util
+import os
+import pathlib
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import overhead
+from problems import Problem, jnp_gather
+from xla_gpu.jax import paged_attention
+
+DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
+
+
+def cpu_name() -> str:
+    """The processor's name as Linux gives it."""
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def read_bandwidth(gibibytes: float = 1.0) -> float:
+    """GB/s that all cores together read from memory."""
+    workers = len(os.sched_getaffinity(0))
+    chunk = 1 << 16  # doubles: half a MiB
+    data = np.ones(max(workers, int(gibibytes * 2**27 / chunk)) * chunk)
+    chunks = data.reshape(-1, chunk)
+    parts = np.array_split(chunks, workers)
+
+    def read(part: np.ndarray) -> float:
+        return sum(float(np.dot(row, row)) for row in part)
+
+    best = 0.0
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        for _ in range(6):  # the first starts the threads and the pages
+            start = time.perf_counter()
+            list(pool.map(read, parts))
+            best = max(best, data.nbytes / (time.perf_counter() - start))
+    return best / 1e9
+
+
+def median_seconds(call: Callable[[], object], budget: float) -> float:
+    """The median over at least three calls, and as many as `budget` seconds take (at most 200)."""
+    call()
+    times: list[float] = []
+    while len(times) < 3 or (sum(times) < budget and len(times) < 200):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def time_ours(p: Problem, args: dict[str, jax.Array], budget: float) -> float:
+    step = jax.jit(lambda args: paged_attention(**args, scale=p.scale))
+    return median_seconds(lambda: jax.block_until_ready(step(args)), budget)
+
+
+def time_jnp(p: Problem, args: dict[str, jax.Array], budget: float) -> float:
+    step = jax.jit(lambda args: jnp_gather(p, args))
+    return median_seconds(lambda: jax.block_until_ready(step(args)), budget)
+
+
+def time_torch(p: Problem, args: dict[str, jax.Array], budget: float) -> float | None:
+    """None where torch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    dtype = getattr(torch, p.dtype)
+
+    def to_torch(array: jax.Array) -> torch.Tensor:
+        return torch.from_numpy(np.array(array.astype(jnp.float32))).to(dtype)
+
+    k, v = (to_torch(a).transpose(1, 2).contiguous() for a in p.gathered(args))
+    q = to_torch(args["query"]).reshape(p.batch, p.query_len, p.q_heads, p.head_dim)
+    q = q.transpose(1, 2).contiguous()
+    times = []
+    with torch.inference_mode():
+        gqa = lambda: sdpa(q, k, v, scale=p.scale, is_causal=p.prefill, enable_gqa=True)  # noqa: E731
+        times.append(median_seconds(gqa, budget))
+        if not p.prefill:  # one query a head: the group may as well be rows of one head
+            folded = q.reshape(p.batch, p.kv_heads, -1, p.head_dim)
+            times.append(median_seconds(lambda: sdpa(folded, k, v, scale=p.scale), budget))
+    return min(times)
+
+
+def measure(p: Problem, bandwidth: float, budget: float) -> dict[str, object]:
+    args = jax.block_until_ready(p.make())
+    seconds = {
+        "ours": time_ours(p, args, budget),
+        "torch SDPA": time_torch(p, args, budget),
+        "jnp gather": time_jnp(p, args, budget),
+    }
+    amount = p.flops() if p.prefill else p.kv_bytes()
+    rates = {name: amount / s / 1e9 if s else None for name, s in seconds.items()}
+    return {"problem": p, "rates": rates, "bandwidth": bandwidth}
+
+
+def _ratio(a: float, b: float | None) -> str:
+    return "-" if b is None else f"{a / b:.1f}x"
+
+
+def table(rows: list[dict[str, object]]) -> list[str]:
+    lines = []
+    for prefill, unit in ((False, "GB/s of KV"), (True, "GFLOP/s")):
+        chosen = [row for row in rows if row["problem"].prefill == prefill]
+        if not chosen:
+            continue
+        last = " | of read bandwidth" if not prefill else ""
+        lines += [
+            "",
+            f"| {unit} | ours | torch SDPA | jnp gather | ours / torch | ours / jnp{last} |",
+            "|---|---|---|---|---|---" + ("|---|" if not prefill else "|"),
+        ]
+        for row in chosen:
+            rates = row["rates"]
+            ours, torch, gather = (rates[n] for n in ("ours", "torch SDPA", "jnp gather"))
+            cells = [
+                str(row["problem"]),
+                f"{ours:.1f}",
+                "not installed" if torch is None else f"{torch:.2f}",
+                f"{gather:.2f}",
+                _ratio(ours, torch),
+                _ratio(ours, gather),
+            ]
+            if not prefill:
+                cells.append(f"{100 * ours / row['bandwidth']:.0f}%")
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def plot(rows: list[dict[str, object]], path: pathlib.Path) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        print("matplotlib is not installed: no plot")
+        return
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4), width_ratios=(3, 1))
+    for axis, prefill, unit in ((axes[0], False, "GB/s of KV"), (axes[1], True, "GFLOP/s")):
+        chosen = [row for row in rows if row["problem"].prefill == prefill]
+        for i, name in enumerate(("ours", "torch SDPA", "jnp gather")):
+            heights = [row["rates"][name] or 0.0 for row in chosen]
+            axis.bar(np.arange(len(chosen)) + 0.27 * (i - 1), heights, 0.25, label=name)
+        axis.set_xticks(range(len(chosen)), [str(row["problem"]) for row in chosen], fontsize=8)
+        axis.set_ylabel(unit)
+        if not prefill:
+            axis.axhline(rows[0]["bandwidth"], ls="--", c="gray", label="read bandwidth")
+            axis.legend()
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the code")
+    parser.add_argument("--out", type=pathlib.Path, default=DOCS)
+    options = parser.parse_args(argv)
+    shrink = 64 if options.quick else 1
+    budget = 0.1 if options.quick else 3.0
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        bandwidth = read_bandwidth(1.0 / shrink)
+        print(f"read bandwidth: {bandwidth:.1f} GB/s", flush=True)
+        problems = [
+            Problem(batch, context // shrink, dtype)
+            for dtype in ("float32", "bfloat16")
+            for batch, context in ((8, 4096), (1, 32768))
+        ]
+        problems.append(Problem(1, 2048 // shrink, "float32", prefill=True))
+        rows = []
+        for problem in problems:
+            rows.append(measure(problem, bandwidth, budget))
+            rates = {n: round(r, 2) if r else r for n, r in rows[-1]["rates"].items()}
+            print(f"{problem}: {rates}", flush=True)
+        # The row's own check of the bandwidth: other processes come and go.
+        call = overhead.measure()
+
+    torch_version = "not installed"
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        torch_version = torch.__version__
+    lines = [
+        "# Speed on the CPU",
+        "",
+        "Made by `make bench`. 32 query heads, 8 kv heads, head_dim 128, pages of 16 tokens in "
+        "random order.",
+        f"Machine: {cpu_name()}, {len(os.sched_getaffinity(0))} cores; jax {jax.__version__}, "
+        f"torch {torch_version}.",
+        f"Memory read bandwidth, all cores, same run: **{bandwidth:.1f} GB/s**.",
+        *table(rows),
+        "",
+        "What is compared: `ours` is one jitted `xla_gpu.jax.paged_attention` on the paged cache. "
+        "`torch SDPA` gets keys and values gathered into contiguous tensors beforehand, which is "
+        "not counted; for decode it is the better of `enable_gqa=True` and the group folded into "
+        "query rows. `jnp gather` indexes the pages and uses einsum and softmax, jitted. Medians.",
+        "",
+        "| call overhead | median, us |",
+        "|---|---|",
+        *(f"| {name} | {us:.2f} |" for name, us in call.items()),
+        "",
+        "![speed on the CPU](cpu.svg)",
+        "",
+    ]
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "cpu.md").write_text("\n".join(lines))
+    plot(rows, options.out / "cpu.svg")
+    print(f"wrote {options.out / 'cpu.md'}")
+
+
+if __name__ == "__main__":
+    main()

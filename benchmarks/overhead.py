@@ -1,0 +1,75 @@
+"""What a custom call of ours costs beyond an empty jitted call of the same arguments (CPU)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from xla_gpu.jax import paged_attention, simple_add
+
+
+def _median_us(call: Callable[[], object], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter_ns()
+        jax.block_until_ready(call())
+        times.append(time.perf_counter_ns() - start)
+    return statistics.median(times) / 1e3
+
+
+def _arguments() -> tuple[jax.Array, ...]:
+    """One token of one sequence: next to no work, so that what is left is the call."""
+    return (
+        jnp.ones((1, 1, 8)),
+        jnp.ones((2, 1, 2, 8)),
+        jnp.ones((1,), jnp.int32),
+        jnp.zeros((1, 1), jnp.int32),
+        jnp.array([0, 1], jnp.int32),
+        jnp.ones((1,), jnp.int32),
+    )
+
+
+def measure(rounds: int = 15, repeats: int = 300) -> dict[str, float]:
+    """Medians in microseconds: of each call, and of what it adds to the empty one.
+
+    Rounds of the calls take turns, and the smallest difference of a round's medians counts, so that
+    a busy machine slows all alike.
+    """
+    args = _arguments()
+    query = args[0]
+    empty = jax.jit(lambda *args: args[0] * 2)
+    attend = jax.jit(lambda *args: paged_attention(*args, 0.5))
+    add = jax.jit(simple_add)
+    add_empty = jax.jit(lambda a, b: a * 2)
+    calls = {
+        "empty": lambda: empty(*args),
+        "paged_attention": lambda: attend(*args),
+        "paged_attention, eager": lambda: paged_attention(*args, 0.5),
+        "empty, two arguments": lambda: add_empty(query, query),
+        "simple_add": lambda: add(query, query),
+    }
+    for call in calls.values():
+        jax.block_until_ready(call())
+    medians = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            medians[name].append(_median_us(call, repeats))
+    result = {name: statistics.median(values) for name, values in medians.items()}
+    pairs = {
+        "paged_attention": "empty",
+        "paged_attention, eager": "empty",
+        "simple_add": "empty, two arguments",
+    }
+    for name, base in pairs.items():
+        differences = [a - b for a, b in zip(medians[name], medians[base], strict=True)]
+        result[f"{name} adds"] = statistics.median(differences)
+        result[f"{name} adds at least"] = min(differences)
+    return result
+
+
+if __name__ == "__main__":
+    for name, microseconds in measure().items():
+        print(f"{name:32} {microseconds:7.2f} us")

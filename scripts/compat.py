@@ -1,0 +1,133 @@
+"""`make compat`: the JAX tests with every supported jax release, from one and the same library.
+
+Each release has a venv of its own under build/compat. What cannot be set up here (no Python of that
+version, no registry) is skipped loudly. Usage: scripts/compat.py [VERSION...] [-- PYTEST_ARGS...]
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENVS = ROOT / "build" / "compat"
+# Release -> the Python that it is tested with (jax 0.11 and later need 3.11 or 3.12 and newer).
+RELEASES = {
+    "0.4.38": "3.11",
+    "0.5.3": "3.11",
+    "0.6.2": "3.11",
+    "0.7.2": "3.11",
+    "0.8.3": "3.11",
+    "0.9.2": "3.11",
+    "0.10.2": "3.11",
+    "0.11.2": "3.12",
+    "0.12.0.1": "3.12",
+}
+PACKAGES = ["pytest", "pytest-xdist", "ml_dtypes", "absl-py", "flatbuffers"]
+SUMMARY = re.compile(r"^=*\s*((?:\d+ \w+,? ?)+) in [\d.]+s", re.MULTILINE)
+
+
+def find_python(version: str) -> list[str] | None:
+    """A command that starts Python `version`, e.g. ["python3.12"]; None if there is none."""
+    candidates = [[f"python{version}"], ["python3"], [sys.executable]]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates += [[str(p)] for p in sorted(pyenv.glob(f"{version}.*/bin/python3"))]
+    for command in candidates:
+        if shutil.which(command[0]) is None:
+            continue
+        code = "import sys, venv; print('%d.%d' % sys.version_info[:2])"
+        said = subprocess.run([*command, "-c", code], capture_output=True, text=True)
+        if said.returncode == 0 and said.stdout.strip() == version:
+            return command
+    return None
+
+
+def set_up(release: str) -> tuple[Path | None, str]:
+    """(the venv's python, "") or (None, why not)."""
+    python = VENVS / f"jax-{release}" / "bin" / "python"
+    stamp = python.parent.parent / ".complete"
+    if stamp.exists():
+        return python, ""
+    command = find_python(RELEASES[release])
+    if command is None:
+        return None, f"no Python {RELEASES[release]} on this machine"
+    shutil.rmtree(python.parent.parent, ignore_errors=True)
+    made = subprocess.run([*command, "-m", "venv", str(python.parent.parent)], capture_output=True)
+    if made.returncode != 0:
+        return None, "venv failed: " + made.stderr.decode()[-200:]
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [*pip, f"jax=={release}", f"jaxlib=={release}", *PACKAGES], capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        return None, "pip: " + " ".join(done.stderr.split())[-200:]
+    stamp.touch()
+    return python, ""
+
+
+def run_tests(
+    release: str, python: Path, library: Path, pytest_args: list[str]
+) -> tuple[bool, str]:
+    """Whether tests/jax passes with this release, and pytest's summary."""
+    env = dict(os.environ, XLA_GPU_LIBRARY=str(library), JAX_PLATFORMS="cpu")
+    log = VENVS / f"jax-{release}.log"
+    with log.open("w") as out:
+        done = subprocess.run(
+            [str(python), "-m", "pytest", "tests/jax", *pytest_args],
+            cwd=ROOT,
+            env=env,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    text = log.read_text()
+    found = SUMMARY.search(text)
+    summary = found[1].strip() if found else f"exit {done.returncode}, see {log.relative_to(ROOT)}"
+    if done.returncode != 0:
+        failed = re.findall(r"^(?:FAILED|ERROR) .*", text, re.MULTILINE)
+        print("\n".join(failed[:20]), flush=True)
+    return done.returncode == 0, summary
+
+
+def main() -> int:
+    """Prints a table; fails if a release failed, or none could be tested."""
+    args = sys.argv[1:]
+    split = args.index("--") if "--" in args else len(args)
+    releases, pytest_args = args[:split] or list(RELEASES), args[split + 1 :]
+    for release in releases:
+        if release not in RELEASES:
+            print(f"compat: jax {release} is not in the list: {', '.join(RELEASES)}")
+            return 2
+    library = Path(
+        os.environ.get("XLA_GPU_LIBRARY", ROOT / "build" / "release" / "libxla_gpu.so")
+    ).resolve()
+    if not library.is_file():
+        print(f"compat: {library} is missing; run make build")
+        return 2
+    jobs = ["-n", str(len(os.sched_getaffinity(0))), "--dist", "loadgroup"]
+    rows, failures, tested = [], 0, 0
+    for release in releases:
+        start = time.monotonic()
+        print(f"compat: jax {release} ...", flush=True)
+        python, why_not = set_up(release)
+        if python is None:
+            rows.append((release, RELEASES[release], f"SKIPPED: {why_not}", ""))
+            print(f"compat: SKIPPED jax {release}: {why_not}", flush=True)
+            continue
+        tested += 1
+        passed, summary = run_tests(release, python, library, pytest_args or ["-q", *jobs])
+        failures += not passed
+        seconds = f"{time.monotonic() - start:.0f} s"
+        rows.append((release, RELEASES[release], ("" if passed else "FAILED: ") + summary, seconds))
+    print(f"\ncompat: one library, {library.name}, {library.stat().st_size // 1024} KiB")
+    for release, python_version, summary, seconds in rows:
+        print(f"  jax {release:9} Python {python_version}  {summary}  {seconds}")
+    return 1 if failures or tested == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

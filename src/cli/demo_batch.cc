@@ -1,0 +1,169 @@
+#include "src/cli/demo_batch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "src/core/float_types.h"
+#include "src/core/strings.h"
+#include "src/ops/paged_attention/paged_attention.h"
+#include "src/ops/paged_attention/reference.h"
+
+namespace xla_gpu::cli {
+namespace {
+
+int64_t PagesOf(const DemoBatch& batch, const DemoSequence& sequence) {
+  return (sequence.context_len + batch.page_size - 1) / batch.page_size;
+}
+
+int64_t TotalPages(const DemoBatch& batch) {
+  int64_t pages = 0;
+  for (const DemoSequence& sequence : batch.sequences) pages += PagesOf(batch, sequence);
+  return pages;
+}
+
+// Uniform in [-1, 1): a hash of the index, so that large caches are quick to fill.
+void FillRandom(HostTensor& tensor, uint64_t seed) {
+  const int64_t count = tensor.view().num_elements();
+  for (int64_t i = 0; i < count; ++i) {
+    uint64_t x = (static_cast<uint64_t>(i) + seed) * 0x9e3779b97f4a7c15ull;
+    x ^= x >> 32;
+    x *= 0xd6e8feb86659fd93ull;
+    const float value = static_cast<float>(x >> 40) * 0x1p-23f - 1.0f;
+    if (tensor.dtype == DType::kBF16) {
+      tensor.data_as<uint16_t>()[i] = FloatToBF16(value);
+    } else {
+      StoreFromDouble(tensor.data.data(), tensor.dtype, i, value);
+    }
+  }
+}
+
+HostTensor Indices(std::vector<int64_t> shape, const std::vector<int32_t>& values) {
+  HostTensor tensor = HostTensor::Zeros(DType::kI32, std::move(shape));
+  std::memcpy(tensor.data.data(), values.data(), values.size() * sizeof(int32_t));
+  return tensor;
+}
+
+}  // namespace
+
+int64_t DemoBatch::tokens() const {
+  int64_t tokens = 0;
+  for (const DemoSequence& sequence : sequences) tokens += sequence.query_len;
+  return tokens;
+}
+
+double DemoBatch::kv_bytes() const {
+  double bytes = 0;
+  for (const DemoSequence& sequence : sequences) {
+    bytes +=
+        2.0 * static_cast<double>(sequence.context_len * kv_heads * head_dim * DTypeSize(dtype));
+  }
+  return bytes;
+}
+
+double DemoBatch::flops() const {
+  double pairs = 0;
+  for (const DemoSequence& sequence : sequences) {
+    const auto q = static_cast<double>(sequence.query_len);
+    pairs += q * static_cast<double>(sequence.context_len) - q * (q - 1) / 2;
+  }
+  return 4.0 * pairs * static_cast<double>(q_heads * head_dim);
+}
+
+std::string DemoBatch::Describe() const {
+  int64_t shortest = sequences[0].context_len;
+  int64_t longest = shortest;
+  for (const DemoSequence& sequence : sequences) {
+    shortest = std::min(shortest, sequence.context_len);
+    longest = std::max(longest, sequence.context_len);
+  }
+  return StrCat(sequences.size(), sequences.size() == 1 ? " sequence, " : " sequences, ", tokens(),
+                " tokens, context ", shortest,
+                shortest == longest ? std::string() : StrCat(" to ", longest));
+}
+
+std::vector<HostTensor> MakeDemoArguments(const DemoBatch& batch) {
+  const auto num_seqs = static_cast<int64_t>(batch.sequences.size());
+  int64_t max_pages = 0;
+  for (const DemoSequence& s : batch.sequences) max_pages = std::max(max_pages, PagesOf(batch, s));
+  std::vector<int32_t> free_pages(static_cast<size_t>(TotalPages(batch)));
+  std::iota(free_pages.begin(), free_pages.end(), 0);
+  std::shuffle(free_pages.begin(), free_pages.end(), std::mt19937(7));
+
+  HostTensor query =
+      HostTensor::Zeros(batch.dtype, {batch.tokens(), batch.q_heads, batch.head_dim});
+  HostTensor cache = HostTensor::Zeros(
+      batch.dtype, {TotalPages(batch), batch.page_size, 2 * batch.kv_heads, batch.head_dim});
+  FillRandom(query, 1);
+  FillRandom(cache, 1000003);
+  const int64_t token_elements = 2 * batch.kv_heads * batch.head_dim;
+
+  std::vector<int32_t> lens, starts = {0};
+  std::vector<int32_t> tables(static_cast<size_t>(num_seqs * max_pages), -1);
+  for (int64_t s = 0; s < num_seqs; ++s) {
+    const DemoSequence& sequence = batch.sequences[static_cast<size_t>(s)];
+    lens.push_back(static_cast<int32_t>(sequence.context_len));
+    starts.push_back(starts.back() + static_cast<int32_t>(sequence.query_len));
+    int32_t page = 0;
+    for (int64_t p = 0; p < PagesOf(batch, sequence); ++p) {
+      page = free_pages.back();
+      free_pages.pop_back();
+      tables[static_cast<size_t>(s * max_pages + p)] = page;
+    }
+    for (int64_t t = PagesOf(batch, sequence) * batch.page_size; t > sequence.context_len; --t) {
+      const int64_t in_page = (t - 1) % batch.page_size;
+      for (int64_t e = 0; e < token_elements; ++e) {
+        StoreFromDouble(cache.data.data(), batch.dtype,
+                        (page * batch.page_size + in_page) * token_elements + e, NAN);
+      }
+    }
+  }
+  std::vector<HostTensor> arguments;
+  arguments.push_back(std::move(query));
+  arguments.push_back(std::move(cache));
+  arguments.push_back(Indices({num_seqs}, lens));
+  arguments.push_back(Indices({num_seqs, max_pages}, tables));
+  arguments.push_back(Indices({num_seqs + 1}, starts));
+  arguments.push_back(Indices({1}, {static_cast<int32_t>(num_seqs)}));
+  return arguments;
+}
+
+StatusOr<DemoError> CompareWithReference(const DemoBatch& batch, const Call& call,
+                                         const HostTensor& result, int64_t num_sequences) {
+  XLA_GPU_ASSIGN_OR_RETURN(const paged_attention::Problem problem,
+                           paged_attention::ProblemFromCall(call));
+  const TensorView results[] = {result.view()};
+  paged_attention::Buffers buffers =
+      paged_attention::BuffersFromCall(problem, Call{call.args, results, call.attributes});
+  const auto few = static_cast<int32_t>(num_sequences);
+  buffers.num_seqs = &few;
+  const int64_t row = batch.q_heads * batch.head_dim;
+  std::vector<double> exact(static_cast<size_t>(batch.tokens() * row));
+  PagedAttentionReference(problem, buffers, exact.data(), nullptr);
+
+  int64_t rows = 0;
+  for (int64_t s = 0; s < num_sequences; ++s) {
+    rows += batch.sequences[static_cast<size_t>(s)].query_len;
+  }
+  DemoError error;
+  double squares = 0, rounding_squares = 0;
+  HostTensor rounded = HostTensor::Zeros(result.dtype, {1});
+  for (int64_t i = 0; i < rows * row; ++i) {
+    const double wanted = exact[static_cast<size_t>(i)];
+    const double difference = std::abs(LoadAsDouble(result.data.data(), result.dtype, i) - wanted);
+    StoreFromDouble(rounded.data.data(), result.dtype, 0, wanted);
+    const double rounding = LoadAsDouble(rounded.data.data(), result.dtype, 0) - wanted;
+    // A NaN must come out as one, not vanish in max().
+    error.max = std::isnan(difference) ? difference : std::max(error.max, difference);
+    squares += difference * difference;
+    rounding_squares += rounding * rounding;
+  }
+  const double count = static_cast<double>(std::max<int64_t>(rows * row, 1));
+  error.rms = std::sqrt(squares / count);
+  error.rounding = std::sqrt(rounding_squares / count);
+  return error;
+}
+
+}  // namespace xla_gpu::cli

@@ -1,0 +1,222 @@
+#include "src/cli/doctor_report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace xla_gpu::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr char kSite[] = "/venv/lib/python3.11/site-packages";
+
+// A machine without a GPU, with nothing of Python.
+Findings Bare() {
+  Findings f;
+  f.library_version = "0.1.0";
+  f.ops = {"simple_add"};
+  f.cuda.driver = Unavailable("libcuda.so.1 cannot be opened");
+  f.cuda.nvrtc = Unavailable("no NVRTC was found");
+  f.cuda.compiler_program = "/bin/xla-gpu-compile";
+  f.site_packages = {kSite};
+  return f;
+}
+
+Findings WithPackage(const std::string& name, const std::string& version) {
+  Findings f = Bare();
+  f.packages = {{name, version, kSite}};
+  return f;
+}
+
+Findings WithGpu(int driver) {
+  Findings f = Bare();
+  f.cuda.driver = OkStatus();
+  f.cuda.driver_version = driver;
+  f.cuda.devices = {{.ordinal = 0,
+                     .name = "NVIDIA H200",
+                     .compute_major = 9,
+                     .memory_bytes = int64_t{140} << 30}};
+  f.cuda.nvrtcs = {{"/x/libnvrtc.so.13", "13.5", "pip package", "", true}};
+  f.cuda.nvrtc = OkStatus();
+  return f;
+}
+
+PluginFinding CudaPlugin(const std::string& package) {
+  return {"/s/jax_plugins/xla_cuda_plugin.so", package, "0.11.2", true, "0.115", "0.4",
+          {"Gpu_Custom_Call", "FFI"},          true,    true,     ""};
+}
+
+// The verdict about `subject`, as one line.
+std::string VerdictOn(const Report& report, const std::string& subject) {
+  for (const Verdict& verdict : report.verdicts) {
+    if (verdict.subject.find(subject) == std::string::npos) continue;
+    const char* fit = verdict.fit == Fit::kYes      ? "yes"
+                      : verdict.fit == Fit::kPartly ? "partly"
+                                                    : "no";
+    return std::string(fit) + ": " + verdict.reason + " => " + verdict.remedy;
+  }
+  return "none";
+}
+
+TEST(Doctor, SaysWhatToInstallWhereNothingIs) {
+  const Report report = Diagnose(Bare());
+  EXPECT_FALSE(report.usable);
+  EXPECT_THAT(VerdictOn(report, "XLA runtime"), HasSubstr("pip install 'jax>=0.4.38'"));
+  EXPECT_THAT(VerdictOn(report, "NVIDIA driver"), HasSubstr("the CPU works without it"));
+}
+
+TEST(Doctor, JaxlibVersions) {
+  EXPECT_THAT(VerdictOn(Diagnose(WithPackage("jaxlib", "0.4.37")), "jaxlib"),
+              AllOf(HasSubstr("no: "), HasSubstr("No FFI handler registered"),
+                    HasSubstr("pip install -U 'jax>=0.4.38'")));
+  EXPECT_FALSE(Diagnose(WithPackage("jaxlib", "0.4.37")).usable);
+  for (const char* version : {"0.4.38", "0.10.2", "0.12.0.1"}) {
+    EXPECT_THAT(VerdictOn(Diagnose(WithPackage("jaxlib", version)), "jaxlib"), HasSubstr("yes: "));
+    EXPECT_TRUE(Diagnose(WithPackage("jaxlib", version)).usable);
+  }
+  EXPECT_THAT(VerdictOn(Diagnose(WithPackage("jaxlib", "0.13.0")), "jaxlib"),
+              AllOf(HasSubstr("partly: "), HasSubstr("xla-gpu probe")));
+}
+
+TEST(Doctor, JaxOnAMachineWithAGpu) {
+  Findings f = WithGpu(13000);
+  f.packages = {{"jaxlib", "0.11.2", kSite}};
+  EXPECT_THAT(VerdictOn(Diagnose(f), "jax on the GPU"),
+              HasSubstr("pip install 'jax[cuda13]==0.11.2'"));
+  f.cuda.driver_version = 12040;
+  EXPECT_THAT(VerdictOn(Diagnose(f), "jax on the GPU"), HasSubstr("jax[cuda12]"));
+  f.packages.push_back({"jax-cuda13-plugin", "0.10.2", kSite});
+  EXPECT_THAT(VerdictOn(Diagnose(f), "jax-cuda13-plugin"),
+              AllOf(HasSubstr("no: "), HasSubstr("pip install 'jax-cuda13-plugin==0.11.2'")));
+  f.packages.back().version = "0.11.2";
+  EXPECT_EQ(VerdictOn(Diagnose(f), "jax-cuda13-plugin"), "none");
+  EXPECT_EQ(VerdictOn(Diagnose(f), "jax on the GPU"), "none");
+}
+
+TEST(Doctor, TorchXlaHasNoCuda) {
+  EXPECT_THAT(VerdictOn(Diagnose(WithPackage("torch-xla", "2.9.0")), "torch-xla"),
+              AllOf(HasSubstr("partly: "), HasSubstr("no CUDA since 2.9")));
+  EXPECT_THAT(VerdictOn(Diagnose(WithPackage("torch-xla", "2.5.1")), "torch-xla"),
+              HasSubstr("never tried"));
+}
+
+TEST(Doctor, AnotherVersionOfThisPackage) {
+  EXPECT_THAT(VerdictOn(Diagnose(WithPackage("xla-gpu", "0.0.9")), "xla-gpu"),
+              HasSubstr("another version than this program, 0.1.0"));
+  EXPECT_EQ(VerdictOn(Diagnose(WithPackage("xla-gpu", "0.1.0")), "xla-gpu"), "none");
+}
+
+TEST(Doctor, Drivers) {
+  EXPECT_THAT(VerdictOn(Diagnose(WithGpu(11080)), "NVIDIA driver"),
+              AllOf(HasSubstr("no: "), HasSubstr("cuLibraryLoadData"), HasSubstr("525")));
+  EXPECT_THAT(VerdictOn(Diagnose(WithGpu(13000)), "NVIDIA driver for CUDA 13.0"),
+              HasSubstr("yes: 1 GPU(s)"));
+  Findings f = Bare();
+  f.gpu_device_files = true;
+  EXPECT_THAT(VerdictOn(Diagnose(f), "NVIDIA driver"), HasSubstr("install the NVIDIA driver"));
+  f = WithGpu(13000);
+  f.cuda.devices[0].compute_major = 7;
+  f.cuda.devices[0].compute_minor = 5;
+  EXPECT_THAT(VerdictOn(Diagnose(f), "GPU 0"), HasSubstr("need 8.0"));
+}
+
+TEST(Doctor, Compiler) {
+  Findings f = WithGpu(13000);
+  EXPECT_EQ(VerdictOn(Diagnose(f), "NVRTC"), "yes: from pip package => ");
+  f.cuda.nvrtcs[0].version = "13.0";
+  EXPECT_THAT(VerdictOn(Diagnose(f), "NVRTC 13.0"),
+              AllOf(HasSubstr("C7517"), HasSubstr("nvidia-cuda-nvrtc>=13.5")));
+  f.cuda.nvrtcs = {};
+  f.cuda.nvrtc = Unavailable("looked in /usr/local/cuda");
+  EXPECT_THAT(VerdictOn(Diagnose(f), "NVRTC"),
+              AllOf(HasSubstr("no kernel can be compiled: looked in"),
+                    HasSubstr("pip install nvidia-cuda-nvrtc")));
+  f.cuda.driver_version = 12080;
+  EXPECT_THAT(VerdictOn(Diagnose(f), "NVRTC"), HasSubstr("nvidia-cuda-nvrtc-cu12"));
+  EXPECT_EQ(VerdictOn(Diagnose(f), "xla-gpu-compile"), "none");
+  f.cuda.compiler = NotFound("no helper");
+  EXPECT_THAT(VerdictOn(Diagnose(f), "xla-gpu-compile"), HasSubstr("no: "));
+  f.cuda.cache.status = FailedPrecondition("the folder is world-writable");
+  EXPECT_THAT(VerdictOn(Diagnose(f), "kernel cache"), HasSubstr("world-writable"));
+  // Without a GPU nothing of this matters.
+  EXPECT_EQ(VerdictOn(Diagnose(Bare()), "NVRTC"), "none");
+}
+
+TEST(Doctor, Plugins) {
+  Findings f = WithGpu(13000);
+  f.plugins = {CudaPlugin("jax-cuda13-pjrt")};
+  EXPECT_TRUE(Diagnose(f).usable);
+  EXPECT_THAT(VerdictOn(Diagnose(f), "jax-cuda13-pjrt 0.11.2"),
+              HasSubstr("PJRT 0.115, FFI 0.4; takes custom calls of API version 1, 2, 3, 4"));
+
+  f.cuda.driver_version = 12080;
+  EXPECT_FALSE(Diagnose(f).usable);
+  EXPECT_THAT(VerdictOn(Diagnose(f), "jax-cuda13-pjrt"),
+              AllOf(HasSubstr("built for CUDA 13 but the driver is for CUDA 12.8"),
+                    HasSubstr("jax-cuda12-pjrt")));
+
+  f = Bare();
+  f.plugins = {CudaPlugin("jax-cuda12-pjrt")};
+  EXPECT_THAT(VerdictOn(Diagnose(f), "jax-cuda12-pjrt"), HasSubstr("needs an NVIDIA GPU"));
+
+  f.plugins = {{"/s/a.so", "", "", false, "0.60", "", {"Profiler"}, false, false, ""}};
+  EXPECT_THAT(VerdictOn(Diagnose(f), "/s/a.so"), HasSubstr("no handler can be registered"));
+  f.plugins[0].problem = "it has no CUDA platform inside";
+  EXPECT_THAT(VerdictOn(Diagnose(f), "/s/a.so"), HasSubstr("no: it has no CUDA platform"));
+  f.plugins = {
+      {"/s/a.so", "xla-cpu-pjrt", "0.0.1", false, "0.81", "0.1", {"FFI"}, true, false, ""}};
+  EXPECT_TRUE(Diagnose(f).usable);
+  EXPECT_THAT(VerdictOn(Diagnose(f), "xla-cpu-pjrt"),
+              HasSubstr("takes custom calls of API version 4"));
+}
+
+TEST(Doctor, TextNamesEverythingFound) {
+  Findings f = WithGpu(13000);
+  f.packages = {{"jaxlib", "0.11.2", kSite}};
+  f.plugins = {CudaPlugin("jax-cuda13-pjrt")};
+  const std::string text = ReportToText(Diagnose(f));
+  for (const char* part :
+       {"xla-gpu 0.1.0", "CUDA 13.0", "NVIDIA H200", "140 GiB", "13.5 (used)", kSite,
+        "jaxlib 0.11.2", "PJRT 0.115", "Gpu_Custom_Call", "takes the custom calls of xla_gpu"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+}
+
+// Scripts read these members: renaming or removing one needs a new schema number.
+TEST(Doctor, JsonMembersAreStable) {
+  Findings f = WithGpu(13000);
+  f.packages = {{"jaxlib", "0.11.2", kSite}};
+  f.plugins = {CudaPlugin("jax-cuda13-pjrt")};
+  f.cuda.nvrtcs[0].path = "/not\xff/utf8";
+  const auto json = nlohmann::ordered_json::parse(ReportToJson(Diagnose(f)));
+  const auto keys = [](const nlohmann::ordered_json& object) {
+    std::vector<std::string> names;
+    for (const auto& [key, value] : object.items()) names.push_back(key);
+    return names;
+  };
+  EXPECT_THAT(keys(json),
+              ElementsAre("schema", "usable", "library", "driver", "gpus", "nvrtc", "compiler",
+                          "cache", "site_packages", "packages", "plugins", "verdicts"));
+  EXPECT_EQ(json["schema"], 1);
+  EXPECT_EQ(json["usable"], true);
+  EXPECT_THAT(keys(json["library"]), ElementsAre("version", "ffi", "ops"));
+  EXPECT_THAT(keys(json["driver"]), ElementsAre("cuda", "error"));
+  EXPECT_THAT(keys(json["gpus"][0]),
+              ElementsAre("ordinal", "name", "compute_capability", "memory_bytes"));
+  EXPECT_THAT(keys(json["nvrtc"][0]),
+              ElementsAre("path", "version", "origin", "problem", "chosen"));
+  EXPECT_THAT(keys(json["compiler"]), ElementsAre("path", "error"));
+  EXPECT_THAT(keys(json["cache"]), ElementsAre("folder", "kernels", "bytes", "error"));
+  EXPECT_THAT(keys(json["packages"][0]), ElementsAre("name", "version", "folder"));
+  EXPECT_THAT(keys(json["plugins"][0]),
+              ElementsAre("path", "package", "version", "gpu", "pjrt", "ffi", "extensions", "typed",
+                          "legacy", "problem"));
+  EXPECT_THAT(keys(json["verdicts"][0]), ElementsAre("subject", "fits", "reason", "remedy"));
+}
+
+}  // namespace
+}  // namespace xla_gpu::cli

@@ -1,0 +1,236 @@
+// The verdicts of `xla-gpu doctor`: what fits, what does not, why, and what to do about it.
+#include <algorithm>
+
+#include "src/cli/doctor_report.h"
+#include "src/core/strings.h"
+
+namespace xla_gpu::cli {
+namespace {
+
+// The runtimes that the tests run against (make compat); a newer one may well work.
+constexpr char kOldestJaxlib[] = "0.4.38";
+constexpr char kNewestTestedJaxlib[] = "0.12.0.1";
+
+constexpr int kOldestDriver = 12000;  // cuLibraryLoadData came with CUDA 12.0
+
+std::string CudaVersion(int version) { return StrCat(version / 1000, ".", version % 1000 / 10); }
+
+const PythonPackage* FindIn(const Findings& findings, std::string_view folder,
+                            std::string_view name) {
+  for (const PythonPackage& package : findings.packages) {
+    if (package.name == name && package.folder == folder) return &package;
+  }
+  return nullptr;
+}
+
+void JudgeDriver(const Findings& f, std::vector<Verdict>& out) {
+  const cuda::Diagnostics& c = f.cuda;
+  if (!c.driver.ok()) {
+    const bool gpu_there = f.gpu_device_files;
+    out.push_back({"NVIDIA driver", gpu_there ? Fit::kNo : Fit::kPartly,
+                   StrCat(c.driver.message(), gpu_there ? "" : "; the CPU works without it"),
+                   gpu_there
+                       ? "install the NVIDIA driver's user-space libraries (libcuda.so.1); in "
+                         "a container, start it with the GPUs passed through"
+                       : ""});
+    return;
+  }
+  const std::string subject = StrCat("NVIDIA driver for CUDA ", CudaVersion(c.driver_version));
+  if (c.driver_version < kOldestDriver) {
+    out.push_back({subject, Fit::kNo,
+                   "kernels are loaded by cuLibraryLoadData, which drivers have since CUDA 12.0",
+                   "install driver 525 or newer (580 or newer for the CUDA 13 packages)"});
+    return;
+  }
+  if (!c.devices_status.ok()) {
+    out.push_back({subject, Fit::kNo, c.devices_status.message(),
+                   "check with nvidia-smi, and CUDA_VISIBLE_DEVICES"});
+  } else {
+    out.push_back({subject, Fit::kYes, StrCat(c.devices.size(), " GPU(s) visible"), ""});
+  }
+  for (const cuda::DeviceInfo& gpu : c.devices) {
+    const std::string name = StrCat("GPU ", gpu.ordinal, " ", gpu.name);
+    const std::string compute =
+        StrCat("compute capability ", gpu.compute_major, ".", gpu.compute_minor);
+    if (gpu.compute_major < 8) {
+      out.push_back({name, Fit::kNo, StrCat(compute, "; the kernels need 8.0 (Ampere) or newer"),
+                     "use a newer GPU, or the CPU"});
+    } else {
+      out.push_back({name, Fit::kYes, compute, ""});
+    }
+  }
+}
+
+// Only where there is a GPU does a missing compiler matter.
+void JudgeCompiler(const Findings& f, std::vector<Verdict>& out) {
+  const cuda::Diagnostics& c = f.cuda;
+  const bool wanted = !c.devices.empty();
+  for (const cuda::NvrtcDiagnosis& nvrtc : c.nvrtcs) {
+    const std::string subject = StrCat("NVRTC ", nvrtc.version);
+    if (!nvrtc.problem.empty()) {
+      out.push_back(
+          {subject, wanted && !c.nvrtc.ok() ? Fit::kNo : Fit::kPartly, nvrtc.problem, ""});
+    } else if (CompareVersions(nvrtc.version, "13.0") == 0) {
+      out.push_back({subject, Fit::kPartly,
+                     "this version crashes on some kernels (ptxas information C7517); the crash is "
+                     "caught and reported as an error",
+                     nvrtc.chosen ? "pip install 'nvidia-cuda-nvrtc>=13.5'" : ""});
+    } else {
+      out.push_back({subject, Fit::kYes, StrCat("from ", nvrtc.origin), ""});
+    }
+  }
+  if (!wanted) return;
+  if (!c.nvrtc.ok()) {
+    const bool cuda13 = c.driver_version >= 13000;
+    out.push_back(
+        {"NVRTC", Fit::kNo, StrCat("no kernel can be compiled: ", c.nvrtc.message()),
+         cuda13 ? "pip install nvidia-cuda-nvrtc" : "pip install nvidia-cuda-nvrtc-cu12"});
+  }
+  if (!c.compiler.ok()) {
+    out.push_back({"xla-gpu-compile", Fit::kNo,
+                   StrCat("no kernel can be compiled: ", c.compiler.message()),
+                   "reinstall xla-gpu, or set XLA_GPU_COMPILER to the program"});
+  }
+  if (!c.cache.status.ok()) {
+    out.push_back({"kernel cache", Fit::kPartly,
+                   StrCat("kernels are compiled anew by each process: ", c.cache.status.message()),
+                   "set XLA_GPU_CACHE_DIR to a folder that you own"});
+  }
+}
+
+void JudgeJaxlib(const Findings& f, const PythonPackage& jaxlib, std::vector<Verdict>& out,
+                 bool& usable) {
+  const std::string subject = StrCat("jaxlib ", jaxlib.version);
+  if (CompareVersions(jaxlib.version, kOldestJaxlib) < 0) {
+    out.push_back({subject, Fit::kNo,
+                   StrCat("its XLA refuses handlers of FFI 0.1, and silently: calls fail with \"No "
+                          "FFI handler registered\"; ",
+                          kOldestJaxlib, " is the oldest that takes them"),
+                   StrCat("pip install -U 'jax>=", kOldestJaxlib, "'")});
+    return;
+  }
+  usable = true;
+  const auto ffi = FfiVersionOfJaxlib(jaxlib.folder);
+  const std::string reason =
+      StrCat(ffi ? StrCat("FFI ", *ffi) : "FFI of unknown version", ", ours is 0.1: accepted");
+  if (CompareVersions(jaxlib.version, kNewestTestedJaxlib) > 0) {
+    out.push_back({subject, Fit::kPartly,
+                   StrCat(reason, "; newer than any version tested (", kNewestTestedJaxlib, ")"),
+                   "check with: xla-gpu probe"});
+  } else {
+    out.push_back({subject, Fit::kYes, reason, ""});
+  }
+  const PythonPackage* plugin = FindIn(f, jaxlib.folder, "jax-cuda13-plugin");
+  if (plugin == nullptr) plugin = FindIn(f, jaxlib.folder, "jax-cuda12-plugin");
+  if (plugin == nullptr) {
+    if (!f.cuda.devices.empty()) {
+      const char* extra = f.cuda.driver_version >= 13000 ? "cuda13" : "cuda12";
+      out.push_back({StrCat("jax on the GPU (", jaxlib.folder, ")"), Fit::kNo,
+                     "there is a GPU but no CUDA plugin of JAX, which so runs on the CPU",
+                     StrCat("pip install 'jax[", extra, "]==", jaxlib.version, "'")});
+    }
+  } else if (CompareVersions(plugin->version, jaxlib.version) != 0) {
+    out.push_back({StrCat(plugin->name, " ", plugin->version), Fit::kNo,
+                   StrCat("JAX loads only a plugin of jaxlib's own version, ", jaxlib.version),
+                   StrCat("pip install '", plugin->name, "==", jaxlib.version, "'")});
+  }
+}
+
+void JudgeTorchXla(const PythonPackage& torch_xla, std::vector<Verdict>& out) {
+  const std::string subject = StrCat("torch-xla ", torch_xla.version);
+  if (CompareVersions(torch_xla.version, "2.9") >= 0) {
+    out.push_back({subject, Fit::kPartly,
+                   "its own XLA has no CUDA since 2.9 (\"XLA:CUDA is not supported anymore\"): "
+                   "PyTorch/XLA runs on the CPU only",
+                   "for a GPU use JAX, or PyTorch CUDA tensors through the C ABI"});
+  } else {
+    out.push_back(
+        {subject, Fit::kPartly, "never tried with this library", "check with: xla-gpu probe"});
+  }
+}
+
+void JudgePackages(const Findings& f, std::vector<Verdict>& out, bool& usable) {
+  for (const PythonPackage& package : f.packages) {
+    if (package.name == "jaxlib") JudgeJaxlib(f, package, out, usable);
+    if (package.name == "torch-xla") JudgeTorchXla(package, out);
+    if (package.name == "torch") {
+      out.push_back({StrCat("torch ", package.version), Fit::kYes,
+                     "tensors reach the ops through the C ABI", ""});
+    }
+    if (package.name == "xla-gpu" && package.version != f.library_version) {
+      out.push_back({StrCat("xla-gpu ", package.version), Fit::kPartly,
+                     StrCat("the Python package in ", package.folder,
+                            " is of another version than this program, ", f.library_version),
+                     "run the program of the environment you use, or reinstall the package"});
+    }
+  }
+}
+
+// CUDA plugins carry their CUDA version in their names: jax_plugins/xla_cuda13, jax-cuda12-pjrt.
+int CudaMajorOf(const PluginFinding& plugin) {
+  for (const std::string& text : {plugin.package, plugin.path}) {
+    if (text.find("cuda13") != std::string::npos) return 13;
+    if (text.find("cuda12") != std::string::npos) return 12;
+  }
+  return 0;
+}
+
+void JudgePlugin(const Findings& f, const PluginFinding& plugin, std::vector<Verdict>& out,
+                 bool& usable) {
+  const std::string subject = plugin.package.empty() ? StrCat("PJRT plugin ", plugin.path)
+                                                     : StrCat(plugin.package, " ", plugin.version);
+  if (!plugin.problem.empty()) {
+    out.push_back({subject, Fit::kNo, plugin.problem, ""});
+    return;
+  }
+  const std::string versions =
+      StrCat("PJRT ", plugin.pjrt, ", FFI ", plugin.ffi.empty() ? "unknown" : plugin.ffi);
+  if (!plugin.takes_typed && !plugin.takes_legacy) {
+    out.push_back({subject, Fit::kNo,
+                   StrCat(versions,
+                          "; it has neither the extension FFI nor Gpu_Custom_Call, so no "
+                          "handler can be registered"),
+                   "use a plugin that has one: xla-cpu-pjrt, jax-cuda12-pjrt, jax-cuda13-pjrt"});
+    return;
+  }
+  const int needs = CudaMajorOf(plugin);
+  if (plugin.is_gpu && f.cuda.devices.empty()) {
+    out.push_back(
+        {subject, Fit::kPartly, StrCat(versions, "; it needs an NVIDIA GPU, none is visible"), ""});
+    return;
+  }
+  if (plugin.is_gpu && f.cuda.driver_version < needs * 1000) {
+    out.push_back({subject, Fit::kNo,
+                   StrCat(versions, "; it is built for CUDA ", needs,
+                          " but the driver is for CUDA ", CudaVersion(f.cuda.driver_version)),
+                   needs == 13 ? "install driver 580 or newer, or jax-cuda12-pjrt"
+                               : "install driver 525 or newer"});
+    return;
+  }
+  usable = true;
+  out.push_back({subject, Fit::kYes,
+                 StrCat(versions, "; takes custom calls of API version ",
+                        plugin.takes_legacy ? "1, 2, 3, 4" : "4"),
+                 ""});
+}
+
+}  // namespace
+
+Report Diagnose(Findings findings) {
+  Report report;
+  JudgeDriver(findings, report.verdicts);
+  JudgeCompiler(findings, report.verdicts);
+  JudgePackages(findings, report.verdicts, report.usable);
+  for (const PluginFinding& plugin : findings.plugins) {
+    JudgePlugin(findings, plugin, report.verdicts, report.usable);
+  }
+  if (!report.usable) {
+    report.verdicts.push_back({"XLA runtime", Fit::kNo,
+                               "none that takes custom calls was found in the folders searched",
+                               "pip install 'jax>=0.4.38' or xla-cpu-pjrt into this environment"});
+  }
+  report.findings = std::move(findings);
+  return report;
+}
+
+}  // namespace xla_gpu::cli

@@ -1,0 +1,289 @@
+#include "src/cli/npy.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "src/core/strings.h"
+
+namespace xla_gpu::cli {
+namespace {
+
+constexpr std::string_view kMagic("\x93NUMPY", 6);
+constexpr size_t kMaxHeader = 1 << 20;
+constexpr size_t kMaxRank = 32;
+
+struct Header {
+  std::string descr;
+  bool fortran_order = false;
+  std::vector<int64_t> shape;
+};
+
+// The header is a Python dict literal with three keys: {'descr': '<f4', 'fortran_order': False,
+// 'shape': (2, 3), }. This reads such literals, and no others.
+class HeaderParser {
+ public:
+  explicit HeaderParser(std::string_view text) : text_(text) {}
+
+  StatusOr<Header> Parse() {
+    Header header;
+    bool seen[3] = {};
+    if (!Take('{')) return Bad("it does not begin with {");
+    while (!Take('}')) {
+      std::string key;
+      if (!TakeString(&key) || !Take(':')) return Bad("a key is missing");
+      if (key == "descr") {
+        seen[0] = true;
+        if (!TakeString(&header.descr))
+          return Bad(
+              "'descr' is no string (structured types are "
+              "not supported)");
+      } else if (key == "fortran_order") {
+        seen[1] = true;
+        if (!TakeBool(&header.fortran_order)) return Bad("'fortran_order' is no bool");
+      } else if (key == "shape") {
+        seen[2] = true;
+        if (!TakeTuple(&header.shape)) return Bad("'shape' is no tuple of sizes");
+      } else {
+        return Bad(StrCat("key '", key, "' is unknown"));
+      }
+      if (!Take(',') && !Peek('}')) return Bad("a comma is missing");
+    }
+    if (!seen[0] || !seen[1] || !seen[2])
+      return Bad("'descr', 'fortran_order' or 'shape' is missing");
+    return header;
+  }
+
+ private:
+  static Status Bad(const std::string& why) {
+    return InvalidArgument(StrCat("the .npy header is malformed: ", why));
+  }
+  void SkipSpace() {
+    while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_]))) ++at_;
+  }
+  bool Peek(char c) {
+    SkipSpace();
+    return at_ < text_.size() && text_[at_] == c;
+  }
+  bool Take(char c) {
+    if (!Peek(c)) return false;
+    ++at_;
+    return true;
+  }
+  bool TakeString(std::string* out) {
+    const char quote = Peek('"') ? '"' : '\'';
+    if (!Take(quote)) return false;
+    const size_t end = text_.find(quote, at_);
+    if (end == std::string_view::npos) return false;
+    *out = text_.substr(at_, end - at_);
+    at_ = end + 1;
+    return true;
+  }
+  bool TakeBool(bool* out) {
+    SkipSpace();
+    for (const bool value : {true, false}) {
+      const std::string_view word = value ? "True" : "False";
+      if (!text_.substr(at_).starts_with(word)) continue;
+      at_ += word.size();
+      *out = value;
+      return true;
+    }
+    return false;
+  }
+  bool TakeTuple(std::vector<int64_t>* out) {
+    if (!Take('(')) return false;
+    while (!Take(')')) {
+      SkipSpace();
+      int64_t value = 0;
+      const char* begin = text_.data() + at_;
+      const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
+      if (error != std::errc() || value < 0 || out->size() == kMaxRank) return false;
+      out->push_back(value);
+      at_ += static_cast<size_t>(end - begin);
+      Take('L');  // Python 2 wrote long integers so
+      if (!Take(',') && !Peek(')')) return false;
+    }
+    return true;
+  }
+
+  std::string_view text_;
+  size_t at_ = 0;
+};
+
+StatusOr<DType> ParseDescr(const std::string& descr, DType expected) {
+  struct Name {
+    std::string_view name;
+    DType dtype;
+  };
+  static constexpr Name kNames[] = {{"b1", DType::kPred},
+                                    {"i1", DType::kI8},
+                                    {"i2", DType::kI16},
+                                    {"i4", DType::kI32},
+                                    {"i8", DType::kI64},
+                                    {"u1", DType::kU8},
+                                    {"u2", DType::kU16},
+                                    {"u4", DType::kU32},
+                                    {"u8", DType::kU64},
+                                    {"f2", DType::kF16},
+                                    {"f4", DType::kF32},
+                                    {"f8", DType::kF64},
+                                    {"f1", DType::kF8E5M2},
+                                    {"bfloat16", DType::kBF16},
+                                    {"float8_e5m2", DType::kF8E5M2},
+                                    {"float8_e4m3fn", DType::kF8E4M3FN}};
+  std::string_view name = descr;
+  if (!name.empty() && std::strchr("<>|=", name[0]) != nullptr) name.remove_prefix(1);
+  for (const Name& known : kNames) {
+    if (name == known.name) return known.dtype;
+  }
+  if (name == "V2" && (expected == DType::kBF16 || expected == DType::kInvalid)) {
+    return DType::kBF16;
+  }
+  if (name == "V1" && IsFloat8(expected)) return expected;
+  return InvalidArgument(
+      StrCat("the .npy dtype is '", descr,
+             "'; allowed are bool, int8 to int64, uint8 to uint64, float16, "
+             "float32, float64, bfloat16 ('<V2') and, where an fp8 type is expected, '<V1'"));
+}
+
+void SwapBytes(HostTensor& tensor, size_t element) {
+  for (size_t i = 0; i + element <= tensor.data.size(); i += element) {
+    std::reverse(tensor.data.begin() + static_cast<ptrdiff_t>(i),
+                 tensor.data.begin() + static_cast<ptrdiff_t>(i + element));
+  }
+}
+
+// The first index varies fastest in `bytes`, the last one in the result.
+void CopyFromFortranOrder(std::string_view bytes, size_t element, HostTensor& tensor) {
+  std::vector<int64_t> index(tensor.shape.size(), 0);
+  for (size_t from = 0; from < bytes.size(); from += element) {
+    int64_t to = 0;
+    for (size_t d = 0; d < index.size(); ++d) to = to * tensor.shape[d] + index[d];
+    std::memcpy(tensor.data.data() + static_cast<size_t>(to) * element, bytes.data() + from,
+                element);
+    for (size_t d = 0; d < index.size() && ++index[d] == tensor.shape[d]; ++d) index[d] = 0;
+  }
+}
+
+Status InFile(const Status& status, const std::string& path) {
+  return Status(status.code(), StrCat(path, ": ", status.message()));
+}
+
+}  // namespace
+
+StatusOr<HostTensor> ParseNpy(std::string_view bytes, DType expected) {
+  if (bytes.size() < 10 || !bytes.starts_with(kMagic)) {
+    return InvalidArgument("this is no .npy file (it does not begin with \\x93NUMPY)");
+  }
+  const auto byte = [&bytes](size_t i) {
+    return static_cast<size_t>(static_cast<uint8_t>(bytes[i]));
+  };
+  const size_t major = byte(6);
+  if (major < 1 || major > 3) {
+    return InvalidArgument(StrCat("the .npy format version is ", major, "; 1 to 3 are allowed"));
+  }
+  const size_t start = major == 1 ? 10 : 12;
+  if (bytes.size() < start) return InvalidArgument("the .npy file ends within its header");
+  size_t header_size = byte(8) | byte(9) << 8;
+  if (major > 1) header_size |= byte(10) << 16 | byte(11) << 24;
+  if (header_size > kMaxHeader || header_size > bytes.size() - start) {
+    return InvalidArgument(StrCat("the .npy header has ", header_size,
+                                  " bytes, but the file ends or the limit of ", kMaxHeader,
+                                  " is reached before"));
+  }
+  XLA_GPU_ASSIGN_OR_RETURN(Header header, HeaderParser(bytes.substr(start, header_size)).Parse());
+  XLA_GPU_ASSIGN_OR_RETURN(const DType dtype, ParseDescr(header.descr, expected));
+
+  const std::string_view data = bytes.substr(start + header_size);
+  const auto element = static_cast<size_t>(DTypeSize(dtype));
+  const bool empty = std::ranges::find(header.shape, 0) != header.shape.end();
+  size_t wanted = empty ? 0 : element;
+  bool overflow = false;
+  for (const int64_t dim : header.shape) {
+    overflow |= !empty && __builtin_mul_overflow(wanted, static_cast<size_t>(dim), &wanted);
+  }
+  if (overflow || wanted != data.size()) {
+    return InvalidArgument(StrCat("the .npy file holds ", data.size(), " bytes of data, but ",
+                                  TypeToString(dtype, header.shape), " needs ",
+                                  overflow ? "more than 2^64" : StrCat(wanted)));
+  }
+  HostTensor tensor{dtype, std::move(header.shape), {}};
+  tensor.data.assign(data.begin(), data.end());
+  if (header.fortran_order && tensor.shape.size() > 1) CopyFromFortranOrder(data, element, tensor);
+  if (header.descr.starts_with(">")) SwapBytes(tensor, element);
+  return tensor;
+}
+
+std::string FormatNpy(const HostTensor& tensor) {
+  static constexpr auto descr = [](DType dtype) -> const char* {
+    switch (dtype) {
+      case DType::kPred:
+        return "|b1";
+      case DType::kI8:
+        return "|i1";
+      case DType::kI16:
+        return "<i2";
+      case DType::kI32:
+        return "<i4";
+      case DType::kI64:
+        return "<i8";
+      case DType::kU8:
+        return "|u1";
+      case DType::kU16:
+        return "<u2";
+      case DType::kU32:
+        return "<u4";
+      case DType::kU64:
+        return "<u8";
+      case DType::kF16:
+        return "<f2";
+      case DType::kF32:
+        return "<f4";
+      case DType::kF64:
+        return "<f8";
+      case DType::kBF16:
+        return "<V2";
+      default:
+        return "<V1";
+    }
+  };
+  std::string header =
+      StrCat("{'descr': '", descr(tensor.dtype), "', 'fortran_order': False, 'shape': (");
+  for (const int64_t dim : tensor.shape) header += StrCat(dim, ", ");
+  header += "), }";
+  // NumPy aligns the data to 64 bytes by spaces, and ends the header with a newline.
+  const size_t start = kMagic.size() + 4;
+  header.append(64 - (start + header.size() + 1) % 64, ' ');
+  header += '\n';
+  std::string bytes(kMagic);
+  bytes.append("\x01\x00", 2);
+  bytes += static_cast<char>(header.size() & 0xff);
+  bytes += static_cast<char>(header.size() >> 8);
+  bytes += header;
+  bytes.append(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size());
+  return bytes;
+}
+
+StatusOr<HostTensor> ReadNpy(const std::string& path, DType expected) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return NotFound(StrCat(path, ": cannot be read: ", std::strerror(errno)));
+  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  StatusOr<HostTensor> tensor = ParseNpy(bytes, expected);
+  if (!tensor.ok()) return InFile(tensor.status(), path);
+  return tensor;
+}
+
+Status WriteNpy(const std::string& path, const HostTensor& tensor) {
+  const std::string bytes = FormatNpy(tensor);
+  std::ofstream file(path, std::ios::binary);
+  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  file.close();
+  if (!file) return Unavailable(StrCat(path, ": cannot be written: ", std::strerror(errno)));
+  return OkStatus();
+}
+
+}  // namespace xla_gpu::cli

@@ -1,0 +1,292 @@
+// xla-gpu probe: what each XLA runtime of this machine really accepts.
+//
+// Each runtime is probed in child processes, which write one JSON line when they begin a cell and
+// one when they have its outcome. A cell that kills the child is marked so, and another child goes
+// on with the next cell.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "src/cli/child_process.h"
+#include "src/cli/cli.h"
+#include "src/cli/options.h"
+#include "src/cli/probe_cell.h"
+#include "src/cli/program.h"
+#include "src/core/strings.h"
+#include "src/xla/pjrt_discovery.h"
+#include "src/xla/registration.h"
+
+namespace xla_gpu::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr char kUsage[] = "probe [--json] [--plugin PATH|cpu|cuda]... [--no-jax]";
+constexpr int kCellTimeoutS = 120;  // a CUDA client on a loaded machine takes long to come up
+
+// ---- The child ----
+
+void Say(const json& message) {
+  // XLA's texts quote what they were given, which need not be UTF-8.
+  std::printf("%s\n", message.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+  std::fflush(stdout);
+}
+
+int ProbeChild(const std::string& path, size_t first) {
+  const auto plugin = xla::PjrtPlugin::Load(path);
+  if (!plugin.ok()) {
+    Say({{"unusable", plugin.status().message()}});
+    return 1;
+  }
+  const auto facts = xla::LearnRuntime(**plugin);
+  if (!facts.ok()) {
+    Say({{"unusable", facts.status().message()}});
+    return 1;
+  }
+  json runtime = {{"pjrt", (*plugin)->pjrt_version().ToString()},
+                  {"ffi", facts->takes_typed() ? facts->ffi.ToString() : ""},
+                  {"ffi_told", facts->ffi_told},
+                  {"typed", facts->takes_typed()},
+                  {"untyped", facts->takes_untyped()}};
+  const auto client = xla::PjrtClient::Create(*plugin);
+  if (!client.ok()) {
+    Say({{"runtime", runtime}, {"unusable", client.status().message()}});
+    return 1;
+  }
+  runtime["platform"] = (*client)->platform_name();
+  runtime["device"] = (*client)->device_kind();
+  Say({{"runtime", runtime}});
+  const std::vector<ProbeCell> cells = AllProbeCells();
+  for (size_t i = first; i < cells.size(); ++i) {
+    Say({{"begin", i}});
+    const ProbeOutcome outcome = TryProbeCell(**client, cells[i]);
+    Say({{"cell", i},
+         {"ok", outcome.ok},
+         {"result", outcome.result},
+         {"message", outcome.message}});
+  }
+  return 0;
+}
+
+// ---- The parent ----
+
+struct Runtime {
+  std::string title;
+  std::vector<std::string> command;  // gets the number of the first cell as its last argument
+  std::string path;
+  json facts = json::object();
+  std::string unusable;
+  std::vector<ProbeOutcome> outcomes;
+};
+
+// The lines that XLA logs as errors; the rest of stderr is of no interest.
+std::string ErrorLines(const std::string& text) {
+  std::string lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string line = text.substr(begin, end - begin);
+    // "E0000 00:00:17...] text", "F1121 ...", "2026-11-21 10:00:00.1: E file:1] text"
+    const bool dated = line.size() > 28 && (line[28] == 'E' || line[28] == 'F');
+    const bool lettered =
+        line.size() > 1 && (line[0] == 'E' || line[0] == 'F') && line[1] >= '0' && line[1] <= '9';
+    if (dated || lettered) lines += (lines.empty() ? "" : "\n") + line;
+    begin = end + 1;
+  }
+  return lines;
+}
+
+void Probe(Runtime& runtime, const std::function<void(size_t)>& progress) {
+  const size_t count = AllProbeCells().size();
+  runtime.outcomes.assign(count, {false, "not tried", ""});
+  for (size_t next = 0; next < count;) {
+    size_t current = count;  // the cell under way; count: none
+    bool ready = false;
+    std::vector<std::string> command = runtime.command;
+    command.push_back(StrCat(next));
+    const auto end = RunChild(command, kCellTimeoutS, [&](const std::string& line) {
+      const json message = json::parse(line, nullptr, /*allow_exceptions=*/false);
+      if (!message.is_object()) return;  // a library's own chatter
+      if (message.contains("runtime")) {
+        runtime.facts = message["runtime"];
+        ready = true;
+      }
+      if (message.contains("unusable")) runtime.unusable = message["unusable"].get<std::string>();
+      if (message.contains("begin")) current = message["begin"].get<size_t>();
+      if (!message.contains("cell")) return;
+      const size_t cell = message["cell"].get<size_t>();
+      if (cell >= count) return;
+      runtime.outcomes[cell] = {message["ok"].get<bool>(), message["result"].get<std::string>(),
+                                message["message"].get<std::string>()};
+      next = cell + 1;
+      current = count;
+      progress(next);
+    });
+    if (!end.ok()) {
+      runtime.unusable = end.status().message();
+      return;
+    }
+    if (!runtime.unusable.empty() || next >= count) return;
+    const std::string log = ErrorLines(end->errors);
+    const std::string how = StrCat(end->ToString(), log.empty() ? "" : "\n", log);
+    if (current >= count || current < next) {  // it ended between cells
+      runtime.unusable =
+          StrCat(ready ? "the probe ended early: " : "its client does not start: ", how);
+      return;
+    }
+    runtime.outcomes[current] = {false, end->timed_out ? "timeout" : "crash", how};
+    next = current + 1;
+  }
+}
+
+// ---- Output ----
+
+void PrintMatrix(const Runtime& runtime) {
+  const std::vector<ProbeCell> cells = AllProbeCells();
+  std::map<std::string, size_t> notes;  // each distinct text once
+  std::vector<const std::string*> ordered;
+  std::printf("  %-10s", "platform");
+  for (int api = 0; api <= 4; ++api) std::printf("  %-18s", StrCat("API ", api).c_str());
+  for (size_t i = 0; i < cells.size(); ++i) {
+    if (i % 5 == 0) std::printf("\n  %-10s", cells[i].platform.c_str());
+    const ProbeOutcome& outcome = runtime.outcomes[i];
+    std::string text = outcome.result;
+    if (!outcome.message.empty()) {
+      // The target's name differs from cell to cell and would make every text another one.
+      std::string message = outcome.message;
+      for (size_t at; (at = message.find(cells[i].target())) != std::string::npos;) {
+        message.replace(at, cells[i].target().size(), "TARGET");
+      }
+      const auto [note, is_new] = notes.emplace(message, notes.size() + 1);
+      if (is_new) ordered.push_back(&note->first);
+      text += StrCat(" [", note->second, "]");
+    }
+    std::printf("  %-18s", text.c_str());
+  }
+  std::printf("\n");
+  for (size_t i = 0; i < ordered.size(); ++i) {
+    std::printf("  [%zu] %s\n", i + 1, ordered[i]->c_str());
+  }
+}
+
+void Print(const Runtime& runtime) {
+  std::printf("%s\n", runtime.title.c_str());
+  if (!runtime.path.empty()) std::printf("  %s\n", runtime.path.c_str());
+  const auto text = [&](const char* key) { return runtime.facts.value(key, std::string()); };
+  if (!runtime.facts.empty()) {
+    std::string line = text("pjrt").empty() ? text("version") : StrCat("PJRT ", text("pjrt"));
+    if (!text("ffi").empty()) {
+      line += StrCat(", FFI ", text("ffi"),
+                     runtime.facts.value("ffi_told", true) ? "" : " (concluded from its age)");
+    }
+    if (!text("platform").empty()) {
+      line += StrCat(", platform '", text("platform"), "', device '", text("device"), "'");
+    }
+    std::printf("  %s\n", line.c_str());
+  }
+  if (!runtime.unusable.empty()) {
+    std::printf("  cannot be used: %s\n\n", runtime.unusable.c_str());
+    return;
+  }
+  PrintMatrix(runtime);
+  std::printf("\n");
+}
+
+json ToJson(const Runtime& runtime) {
+  json result = runtime.facts;
+  result["runtime"] = runtime.title;
+  result["path"] = runtime.path;
+  if (!runtime.unusable.empty()) result["unusable"] = runtime.unusable;
+  result["cells"] = json::array();
+  const std::vector<ProbeCell> cells = AllProbeCells();
+  for (size_t i = 0; runtime.unusable.empty() && i < cells.size(); ++i) {
+    result["cells"].push_back({{"platform", cells[i].platform},
+                               {"api_version", cells[i].api_version},
+                               {"ok", runtime.outcomes[i].ok},
+                               {"result", runtime.outcomes[i].result},
+                               {"message", runtime.outcomes[i].message}});
+  }
+  return result;
+}
+
+Runtime PluginRuntime(const xla::FoundPlugin& plugin) {
+  Runtime runtime;
+  runtime.title =
+      plugin.package.empty() ? plugin.path : StrCat(plugin.package, " ", plugin.version);
+  runtime.path = plugin.path;
+  runtime.command = {SelfPath(), "probe", "--child", plugin.path, "--first"};
+  return runtime;
+}
+
+// JAX's own runtimes, where a Python with jax and this package is there: the active environment's,
+// or the one on PATH.
+void AddJax(std::vector<Runtime>& runtimes) {
+  const char* environment = std::getenv("VIRTUAL_ENV");
+  const std::string python =
+      environment == nullptr ? "python3" : StrCat(environment, "/bin/python");
+  const auto there =
+      RunChild({python, "-c", "import jax, xla_gpu.jax"}, kCellTimeoutS, [](const std::string&) {});
+  if (!there.ok() || there->signal != 0 || there->exit_code != 0) return;
+  for (const char* backend : {"cpu", "cuda"}) {
+    if (std::string(backend) == "cuda" && !xla::MachineHasNvidiaGpu()) continue;
+    Runtime runtime;
+    runtime.title = StrCat("JAX, backend ", backend);
+    runtime.command = {python, "-m", "xla_gpu.jax._probe", backend};
+    runtimes.push_back(std::move(runtime));
+  }
+}
+
+int ProbeMain(const Args& args) {
+  bool as_json = false, no_jax = false;
+  std::vector<std::string> names;
+  std::string child, first = "0";
+  const auto rest = ParseOptions(args, {{.name = "--json", .flag = &as_json},
+                                        {.name = "--no-jax", .flag = &no_jax},
+                                        {.name = "--plugin", .values = &names},
+                                        {.name = "--child", .value = &child},
+                                        {.name = "--first", .value = &first}});
+  if (!rest.ok()) return FailUsage("probe", rest.status().message());
+  if (!rest->empty()) return FailUsage("probe", StrCat("argument ", (*rest)[0], " is unknown"));
+  QuietXla();
+  if (!child.empty()) return ProbeChild(child, std::strtoul(first.c_str(), nullptr, 10));
+
+  std::vector<xla::FoundPlugin> plugins;
+  if (names.empty()) plugins = xla::FindPjrtPlugins();
+  for (const std::string& name : names) {
+    const auto plugin = xla::ChoosePjrtPlugin(name);
+    if (!plugin.ok()) return Fail("probe", plugin.status());
+    plugins.push_back(*plugin);
+  }
+  std::vector<Runtime> runtimes;
+  for (const xla::FoundPlugin& plugin : plugins) runtimes.push_back(PluginRuntime(plugin));
+  if (!no_jax && names.empty()) AddJax(runtimes);
+  if (runtimes.empty()) return Fail("probe", xla::ChoosePjrtPlugin("").status());
+
+  json all = json::array();
+  bool any = false;
+  const bool terminal = isatty(STDERR_FILENO) != 0;
+  for (Runtime& runtime : runtimes) {
+    Probe(runtime, [&](size_t done) {
+      if (!terminal) return;
+      std::fprintf(stderr, "\r%s: %zu of %zu%s", runtime.title.c_str(), done,
+                   runtime.outcomes.size(), done == runtime.outcomes.size() ? "\n" : "");
+    });
+    for (const ProbeOutcome& outcome : runtime.outcomes) any |= outcome.ok;
+    if (as_json) {
+      all.push_back(ToJson(runtime));
+    } else {
+      Print(runtime);
+    }
+  }
+  if (as_json) std::printf("%s\n", all.dump(2).c_str());
+  return any ? 0 : 1;
+}
+
+XLA_GPU_CLI_COMMAND("probe", kUsage, "try every platform name and API version in every XLA found",
+                    ProbeMain);
+
+}  // namespace
+}  // namespace xla_gpu::cli

@@ -1,0 +1,99 @@
+#include "src/cli/program.h"
+
+#include <dlfcn.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "src/core/strings.h"
+#include "src/xla/pjrt_discovery.h"
+#include "src/xla/registration.h"
+
+namespace xla_gpu::cli {
+int Fail(const char* command, const Status& status) {
+  std::fprintf(stderr, "xla-gpu %s: %s\n", command, status.ToString().c_str());
+  return 1;
+}
+
+int FailUsage(const char* command, const std::string& message) {
+  std::fprintf(stderr, "xla-gpu %s: %s\nxla-gpu %s --help shows its arguments.\n", command,
+               message.c_str(), command);
+  return 2;
+}
+
+StatusOr<std::string> ReadTextFile(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    return InvalidArgument(StrCat(path, " is a folder; a StableHLO file (.mlir) is wanted"));
+  }
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return NotFound(StrCat(path, ": cannot be read: ", std::strerror(errno)));
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+void QuietXla() { setenv("TF_CPP_MIN_LOG_LEVEL", "2", /*overwrite=*/0); }
+
+StatusOr<const xla::PjrtPlugin*> OpenPlugin(const std::string& name) {
+  XLA_GPU_ASSIGN_OR_RETURN(const xla::FoundPlugin found, xla::ChoosePjrtPlugin(name));
+  return xla::PjrtPlugin::Load(found.path);
+}
+
+Status RegisterUserHandler(const xla::PjrtPlugin& plugin, const std::string& text) {
+  const auto bad = [&text](const std::string& why) {
+    return InvalidArgument(StrCat("--handler ", text, ": ", why,
+                                  "; the form is NAME=LIBRARY.so:SYMBOL[:API_VERSION]"));
+  };
+  const size_t equals = text.find('=');
+  const size_t colon = equals == std::string::npos ? equals : text.find(':', equals);
+  if (colon == std::string::npos) return bad("a part is missing");
+  const std::string library = text.substr(equals + 1, colon - equals - 1);
+  std::string symbol = text.substr(colon + 1);
+  int api_version = 4;
+  if (const size_t second = symbol.find(':'); second != std::string::npos) {
+    const std::string version = symbol.substr(second + 1);
+    if (version.size() != 1 || version[0] < '1' || version[0] > '4') {
+      return bad(StrCat("API version '", version, "' is none of 1, 2, 3, 4"));
+    }
+    api_version = version[0] - '0';
+    symbol.resize(second);
+  }
+  void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) return bad(dlerror());
+  void* handler = dlsym(handle, symbol.c_str());
+  if (handler == nullptr) return bad(dlerror());
+  const char* platform = plugin.is_gpu() ? "CUDA" : "Host";
+  return xla::Register(plugin,
+                       {text.substr(0, equals), {.execute = handler}, platform, api_version});
+}
+
+HloDump::HloDump() {
+  std::error_code error;
+  std::string name = (std::filesystem::temp_directory_path(error) / "xla-gpu-hlo-XXXXXX").string();
+  if (mkdtemp(name.data()) == nullptr) return;
+  folder_ = name;
+  const char* flags = std::getenv("XLA_FLAGS");
+  setenv(
+      "XLA_FLAGS",
+      StrCat(flags == nullptr ? "" : flags, " --xla_dump_to=", folder_, " --xla_dump_hlo_as_text")
+          .c_str(),
+      /*overwrite=*/1);
+}
+
+HloDump::~HloDump() {
+  std::error_code error;
+  if (!folder_.empty()) std::filesystem::remove_all(folder_, error);
+}
+
+StatusOr<std::vector<xla::HloModuleText>> HloDump::Read() const {
+  if (folder_.empty()) {
+    return Unavailable("no folder for XLA's dump can be made in the temporary folder (TMPDIR)");
+  }
+  return xla::ReadHloDump(folder_);
+}
+
+}  // namespace xla_gpu::cli

@@ -1,0 +1,89 @@
+#include "src/cuda/cache_admin.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "src/core/strings.h"
+#include "src/cuda/disk_cache.h"
+
+namespace xla_gpu::cuda {
+namespace {
+
+struct Job {
+  RegisteredSpec spec;
+  std::string arch;
+};
+
+StatusOr<std::vector<Job>> PlanJobs(const std::vector<std::string>& archs,
+                                    const std::vector<std::string>& ops) {
+  std::vector<Job> jobs;
+  std::set<std::string> known;
+  for (const std::string& arch : archs) {
+    XLA_GPU_RETURN_IF_ERROR(CheckArch(arch));
+    for (RegisteredSpec& spec : AllKernelSpecs(arch)) {
+      known.insert(spec.op);
+      if (ops.empty() || std::ranges::find(ops, spec.op) != ops.end()) {
+        jobs.push_back({std::move(spec), arch});
+      }
+    }
+  }
+  for (const std::string& op : ops) {
+    if (!known.contains(op)) {
+      return NotFound(StrCat("op '", op, "' has no kernels to compile ahead of time for ",
+                             StrJoin(archs, ", "), "; ops that have: ", StrJoin(known, ", ")));
+    }
+  }
+  return jobs;
+}
+
+}  // namespace
+
+StatusOr<CacheListing> ListCache() {
+  XLA_GPU_ASSIGN_OR_RETURN(DiskCache cache, DiskCache::Open(DiskCache::DefaultFolder()));
+  CacheListing listing{cache.folder(), {}};
+  for (DiskCache::File& file : cache.List()) {
+    listing.kernels.push_back(
+        {std::move(file.name), std::move(file.description), file.valid, file.bytes, file.modified});
+  }
+  return listing;
+}
+
+StatusOr<int> ClearCache() {
+  XLA_GPU_ASSIGN_OR_RETURN(DiskCache cache, DiskCache::Open(DiskCache::DefaultFolder()));
+  return cache.Clear();
+}
+
+StatusOr<WarmResult> WarmCache(const std::vector<std::string>& archs,
+                               const std::vector<std::string>& ops, int num_threads,
+                               const WarmProgress& progress) {
+  XLA_GPU_ASSIGN_OR_RETURN(const std::vector<Job> jobs, PlanJobs(archs, ops));
+  // Without a folder to keep them in, compiling would be for nothing.
+  XLA_GPU_RETURN_IF_ERROR(DiskCache::Open(DiskCache::DefaultFolder()).status());
+
+  WarmResult result;
+  std::mutex mutex;
+  std::atomic<size_t> next = 0;
+  size_t done = 0;
+  auto work = [&] {
+    for (size_t i = next++; i < jobs.size(); i = next++) {
+      const StatusOr<CompiledKernel> kernel = CompileKernel(jobs[i].spec.spec, jobs[i].arch);
+      std::lock_guard<std::mutex> lock(mutex);
+      int& counter = !kernel.ok()        ? result.failed
+                     : kernel->from_disk ? result.present
+                                         : result.compiled;
+      ++counter;
+      progress(++done, jobs.size(), jobs[i].spec, jobs[i].arch, kernel);
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (int i = 1; i < num_threads; ++i) threads.emplace_back(work);
+  work();
+  threads.clear();  // joins
+  return result;
+}
+
+}  // namespace xla_gpu::cuda

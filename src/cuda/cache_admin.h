@@ -1,0 +1,51 @@
+// What `xla-gpu cache` does: looks at, empties and fills the disk cache of compiled kernels.
+#ifndef XLA_GPU_CUDA_CACHE_ADMIN_H_
+#define XLA_GPU_CUDA_CACHE_ADMIN_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "src/core/status.h"
+#include "src/cuda/kernel_specs.h"
+
+namespace xla_gpu::cuda {
+
+struct CachedKernel {
+  std::string file;
+  std::string description;  // empty if the file is damaged
+  bool valid = false;
+  int64_t bytes = 0;
+  int64_t modified = 0;  // seconds since 1970
+};
+
+struct CacheListing {
+  std::string folder;
+  std::vector<CachedKernel> kernels;
+};
+
+StatusOr<CacheListing> ListCache();
+
+// Gives the number of kernels removed.
+StatusOr<int> ClearCache();
+
+struct WarmResult {
+  int compiled = 0;
+  int present = 0;  // were in the cache already
+  int failed = 0;
+};
+
+// Called for each kernel, one call at a time.
+using WarmProgress = std::function<void(size_t done, size_t total, const RegisteredSpec& spec,
+                                        const std::string& arch, const StatusOr<CompiledKernel>&)>;
+
+// Compiles what AllKernelSpecs gives for each architecture, in `num_threads` threads. `ops` limits
+// it to these ops; empty means all. The error is one that keeps it from beginning.
+StatusOr<WarmResult> WarmCache(const std::vector<std::string>& archs,
+                               const std::vector<std::string>& ops, int num_threads,
+                               const WarmProgress& progress);
+
+}  // namespace xla_gpu::cuda
+
+#endif  // XLA_GPU_CUDA_CACHE_ADMIN_H_

@@ -1,0 +1,273 @@
+#include "src/cuda/disk_cache.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <pwd.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "src/core/strings.h"
+
+namespace xla_gpu::cuda {
+namespace {
+
+constexpr std::string_view kEntrySuffix = ".kernel";
+constexpr std::string_view kLockSuffix = ".lock";
+constexpr std::string_view kTempPrefix = "tmp.";
+constexpr off_t kMaxEntryBytes = off_t{1} << 30;
+constexpr time_t kDay = 24 * 60 * 60;
+constexpr time_t kKeepUnused = 90 * kDay;  // entries of versions long gone
+constexpr time_t kKeepTemp = 60 * 60;      // files that a killed process left behind
+
+std::string ErrnoText() { return std::strerror(errno); }
+
+std::string EntryName(const Sha256::Digest& key) { return Sha256::Hex(key).append(kEntrySuffix); }
+
+bool IsHexName(std::string_view name, std::string_view suffix) {
+  return name.size() == 64 + suffix.size() && name.ends_with(suffix) &&
+         name.find_first_not_of("0123456789abcdef") == 64;
+}
+
+bool IsTempName(std::string_view name) { return name.starts_with(kTempPrefix); }
+
+std::string HomeFolder() {
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home == '/') return home;
+  passwd entry{};
+  passwd* found = nullptr;
+  char buffer[4096];
+  const int error = getpwuid_r(geteuid(), &entry, buffer, sizeof(buffer), &found);
+  return error == 0 && found != nullptr && *entry.pw_dir == '/' ? entry.pw_dir : "";
+}
+
+// Every name in the folder.
+std::vector<std::string> Names(int folder) {
+  std::vector<std::string> names;
+  // A descriptor of its own: reading moves its position.
+  const int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return names;
+  std::unique_ptr<DIR, int (*)(DIR*)> stream(fdopendir(fd), closedir);
+  if (stream == nullptr) {
+    close(fd);
+    return names;
+  }
+  while (const dirent* entry = readdir(stream.get())) names.emplace_back(entry->d_name);
+  std::ranges::sort(names);
+  return names;
+}
+
+Status CheckPrivate(const std::string& folder, const struct stat& info) {
+  if (info.st_uid != geteuid()) {
+    return FailedPrecondition(StrCat("cuda: cache folder ", folder, " belongs to user ",
+                                     info.st_uid, ", not to user ", geteuid(),
+                                     " who runs this; set XLA_GPU_CACHE_DIR to a folder of yours"));
+  }
+  if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    return FailedPrecondition(StrCat("cuda: others may write to cache folder ", folder,
+                                     ", and what lies in it runs on the GPU; chmod 700 it, or set "
+                                     "XLA_GPU_CACHE_DIR to another folder"));
+  }
+  return OkStatus();
+}
+
+bool WriteAll(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    bytes.remove_prefix(static_cast<size_t>(n));
+  }
+  return true;
+}
+
+bool SameFile(const struct stat& a, const struct stat& b) {
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+}  // namespace
+
+std::string DiskCache::DefaultFolder() {
+  if (const char* folder = std::getenv("XLA_GPU_CACHE_DIR"); folder != nullptr) return folder;
+  const char* xdg = std::getenv("XDG_CACHE_HOME");
+  // The XDG specification: a relative path is to be ignored.
+  if (xdg != nullptr && *xdg == '/') return std::string(xdg) + "/xla_gpu";
+  const std::string home = HomeFolder();
+  return home.empty() ? "" : home + "/.cache/xla_gpu";
+}
+
+StatusOr<DiskCache> DiskCache::Open(const std::string& given) {
+  // "x/" names the same folder as "x", but its parent would be "x".
+  const std::string folder = given.substr(0, given.find_last_not_of('/') + 1);
+  if (folder.empty()) {
+    return FailedPrecondition(
+        "cuda: there is no disk cache: XLA_GPU_CACHE_DIR is empty, or no home folder is known");
+  }
+  std::error_code error;
+  const std::filesystem::path path(folder);
+  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), error);
+  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+    return FailedPrecondition(StrCat("cuda: cache folder ", folder, " could not be made: ",
+                                     ErrnoText(), "; set XLA_GPU_CACHE_DIR to another"));
+  }
+  UniqueFd fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  struct stat info {};
+  if (!fd.open() || fstat(fd.get(), &info) != 0) {
+    return FailedPrecondition(StrCat("cuda: cache folder ", folder, " could not be opened: ",
+                                     ErrnoText(), "; set XLA_GPU_CACHE_DIR to another"));
+  }
+  XLA_GPU_RETURN_IF_ERROR(CheckPrivate(folder, info));
+  return DiskCache(folder, std::move(fd));
+}
+
+std::optional<std::string> DiskCache::ReadFile(const std::string& name, bool mark_used) const {
+  // O_NONBLOCK: a FIFO somebody put there must not block us.
+  UniqueFd fd(openat(fd_.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  struct stat info {};
+  if (!fd.open() || fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode) ||
+      info.st_size > kMaxEntryBytes) {
+    return std::nullopt;
+  }
+  if (mark_used && std::time(nullptr) - info.st_mtime > kDay) futimens(fd.get(), nullptr);
+  std::string bytes(static_cast<size_t>(info.st_size), '\0');
+  size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t n = read(fd.get(), bytes.data() + done, bytes.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;  // cut short while we read: the entry's check will tell
+    done += static_cast<size_t>(n);
+  }
+  bytes.resize(done);
+  return bytes;
+}
+
+std::optional<CacheEntry> DiskCache::Read(const Sha256::Digest& key) const {
+  const std::string name = EntryName(key);
+  std::optional<std::string> bytes = ReadFile(name, /*mark_used=*/true);
+  if (!bytes) return std::nullopt;
+  std::optional<CacheEntry> entry = ParseCacheEntry(*bytes);
+  if (entry && entry->key == key) return entry;
+  unlinkat(fd_.get(), name.c_str(), 0);
+  return std::nullopt;
+}
+
+Status DiskCache::Write(const CacheEntry& entry) const {
+  RemoveOutdated();
+  static std::atomic<uint64_t> counter = 0;
+  const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+  const std::string temp = StrCat(kTempPrefix, getpid(), ".", now, ".", counter++);
+  auto failed = [&](const char* what) {
+    Status status = FailedPrecondition(StrCat("cuda: a kernel could not be kept in cache folder ",
+                                              folder_, ": ", what, ": ", ErrnoText(),
+                                              "; it will be compiled again by the next process"));
+    unlinkat(fd_.get(), temp.c_str(), 0);
+    return status;
+  };
+  UniqueFd fd(
+      openat(fd_.get(), temp.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!fd.open()) return failed("create");
+  if (!WriteAll(fd.get(), SerializeCacheEntry(entry))) return failed("write");
+  // Some file systems rename before they have the content; after a power cut that would leave an
+  // empty entry.
+  if (fsync(fd.get()) != 0) return failed("fsync");
+  if (renameat(fd_.get(), temp.c_str(), fd_.get(), EntryName(entry.key).c_str()) != 0) {
+    return failed("rename");
+  }
+  return OkStatus();
+}
+
+DiskCache::KeyLock DiskCache::Lock(const Sha256::Digest& key,
+                                   std::chrono::milliseconds timeout) const {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + timeout;
+  KeyLock lock(fd_.get(), Sha256::Hex(key).append(kLockSuffix));
+  auto pause = std::chrono::milliseconds(1);
+  do {
+    UniqueFd fd(openat(fd_.get(), lock.name_.c_str(),
+                       O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
+    if (!fd.open()) return lock;  // read-only or full
+    if (flock(fd.get(), LOCK_EX | LOCK_NB) == 0) {
+      // The last holder may have removed the file between our open and our lock.
+      struct stat ours {
+      }, current{};
+      if (fstat(fd.get(), &ours) == 0 &&
+          fstatat(fd_.get(), lock.name_.c_str(), &current, AT_SYMLINK_NOFOLLOW) == 0 &&
+          SameFile(ours, current)) {
+        lock.fd_ = std::move(fd);
+        return lock;
+      }
+      continue;
+    }
+    if (errno != EWOULDBLOCK && errno != EINTR) return lock;  // a file system without locks
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, std::chrono::milliseconds(50));
+  } while (Clock::now() < deadline);
+  return lock;
+}
+
+DiskCache::KeyLock::~KeyLock() {
+  if (!fd_.open()) return;
+  unlinkat(folder_, name_.c_str(), 0);
+  // Explicitly: a child forked meanwhile has a copy of the descriptor, which would keep the lock.
+  flock(fd_.get(), LOCK_UN);
+}
+
+void DiskCache::RemoveOutdated() const {
+  const time_t now = std::time(nullptr);
+  for (const std::string& name : Names(fd_.get())) {
+    time_t keep = 0;
+    if (IsTempName(name)) keep = kKeepTemp;
+    if (IsHexName(name, kEntrySuffix)) keep = kKeepUnused;
+    struct stat info {};
+    if (keep != 0 && fstatat(fd_.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+        now - info.st_mtime > keep) {
+      unlinkat(fd_.get(), name.c_str(), 0);
+    }
+  }
+}
+
+std::vector<DiskCache::File> DiskCache::List() const {
+  std::vector<File> files;
+  for (const std::string& name : Names(fd_.get())) {
+    struct stat info {};
+    if (!IsHexName(name, kEntrySuffix) ||
+        fstatat(fd_.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+      continue;
+    }
+    File file{.name = name, .bytes = info.st_size, .modified = info.st_mtime};
+    const std::optional<std::string> bytes = ReadFile(name, /*mark_used=*/false);
+    if (std::optional<CacheEntry> entry = bytes ? ParseCacheEntry(*bytes) : std::nullopt) {
+      file.valid = EntryName(entry->key) == name;
+      file.description = std::move(entry->description);
+    }
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+StatusOr<int> DiskCache::Clear() const {
+  int removed = 0;
+  for (const std::string& name : Names(fd_.get())) {
+    const bool entry = IsHexName(name, kEntrySuffix);
+    // A lock file that is removed while held costs a second compilation at most.
+    if (!entry && !IsTempName(name) && !IsHexName(name, kLockSuffix)) continue;
+    if (unlinkat(fd_.get(), name.c_str(), 0) != 0 && errno != ENOENT) {
+      return FailedPrecondition(
+          StrCat("cuda: ", folder_, "/", name, " could not be removed: ", ErrnoText()));
+    }
+    removed += entry ? 1 : 0;
+  }
+  return removed;
+}
+
+}  // namespace xla_gpu::cuda

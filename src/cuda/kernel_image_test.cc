@@ -1,0 +1,166 @@
+// From KernelSpec to machine code: memory, disk, several processes, and what can go wrong.
+#include "src/cuda/kernel_image.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "src/cuda/compiler.h"
+#include "src/cuda/disk_cache.h"
+#include "src/cuda/nvrtc.h"
+#include "src/cuda/test_util.h"
+
+namespace xla_gpu::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+constexpr char kSource[] = "src/ops/simple_add/cuda/simple_add.cu";
+
+// A spec that no other test has: what is in memory is shared by the whole process.
+KernelSpec FreshSpec() {
+  static int count = 0;
+  return {kSource, "simple_add", {"ELEMENT_F32", "FRESH=" + std::to_string(count++)}};
+}
+
+class KernelImageTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (auto nvrtc = SelectNvrtc(0); !nvrtc.ok()) GTEST_SKIP() << nvrtc.status().message();
+    auto real = FindCompilerProgram();
+    ASSERT_TRUE(real.ok()) << real.status().ToString();
+    // Counts the compilations, slowly enough for others to come meanwhile.
+    const std::string script = "echo x >>" + folder_.path("count") + "; sleep 0.2; exec " + *real;
+    compiler_.emplace("XLA_GPU_COMPILER", folder_.WriteScript("compiler", script));
+    cache_.emplace("XLA_GPU_CACHE_DIR", folder_.path("cache"));
+  }
+  size_t NumCompilations() { return ReadWhole(folder_.path("count")).size() / 2; }
+  // In a process of its own, so with nothing in memory.
+  bool GetInNewProcess(const KernelSpec& spec) {
+    return RunForked([&] { return GetKernelImage(spec, "sm_80", 0).ok(); }) == 0;
+  }
+  std::vector<std::string> Entries() {
+    std::vector<std::string> paths;
+    for (const auto& entry : fs::directory_iterator(folder_.path("cache"))) {
+      paths.push_back(entry.path().string());
+    }
+    return paths;
+  }
+
+  TempFolder folder_;
+  std::optional<ScopedEnv> compiler_, cache_;
+};
+
+TEST_F(KernelImageTest, CompiledOnceThenFromMemoryThenFromDisk) {
+  const KernelSpec spec = FreshSpec();
+  auto first = GetKernelImage(spec, "sm_80", 0);
+  ASSERT_TRUE(first.ok()) << first.status().ToString();
+  EXPECT_FALSE((*first)->from_disk);
+  EXPECT_EQ(*GetKernelImage(spec, "sm_80", 0), *first);
+  EXPECT_EQ(RunForked([&] {
+              auto image = GetKernelImage(spec, "sm_80", 0);
+              return image.ok() && (*image)->cubin == (*first)->cubin;
+            }),
+            0);
+  EXPECT_EQ(NumCompilations(), 1u);
+}
+
+TEST_F(KernelImageTest, WhatTheCodeDependsOnIsInTheKey) {
+  KernelSpec spec = FreshSpec();
+  ASSERT_TRUE(GetKernelImage(spec, "sm_80", 0).ok());
+  ASSERT_TRUE(GetKernelImage(spec, "sm_90a", 0).ok());
+  spec.defines.push_back("OTHER=1");
+  ASSERT_TRUE(GetKernelImage(spec, "sm_80", 0).ok());
+  EXPECT_EQ(NumCompilations(), 3u);
+  EXPECT_EQ(Entries().size(), 3u);
+}
+
+TEST_F(KernelImageTest, ProcessesAndThreadsAtOnceCompileOnce) {
+  const KernelSpec spec = FreshSpec();
+  std::vector<pid_t> children;
+  for (int i = 0; i < 4; ++i) {
+    const pid_t pid = fork();
+    if (pid == 0) _exit(GetKernelImage(spec, "sm_80", 0).ok() ? 0 : 1);
+    children.push_back(pid);
+  }
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] { EXPECT_TRUE(GetKernelImage(spec, "sm_80", 0).ok()); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (pid_t pid : children) {
+    int status = -1;
+    waitpid(pid, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
+  EXPECT_EQ(NumCompilations(), 1u);
+  EXPECT_EQ(Entries().size(), 1u);  // the lock and temporary files are gone
+}
+
+TEST_F(KernelImageTest, ADamagedEntryIsMadeAgain) {
+  const KernelSpec spec = FreshSpec();
+  ASSERT_TRUE(GetInNewProcess(spec));
+  ASSERT_EQ(Entries().size(), 1u);
+  const std::string good = ReadWhole(Entries()[0]);
+  std::ofstream(Entries()[0], std::ios::binary) << good.substr(0, good.size() / 2);
+  ASSERT_TRUE(GetInNewProcess(spec));
+  EXPECT_EQ(NumCompilations(), 2u);
+  EXPECT_EQ(ReadWhole(Entries()[0]).size(), good.size());
+  ASSERT_TRUE(GetInNewProcess(spec));
+  EXPECT_EQ(NumCompilations(), 2u);
+}
+
+TEST_F(KernelImageTest, WithoutAFolderItWorksAndWarnsOnce) {
+  ScopedEnv env("XLA_GPU_CACHE_DIR", folder_.Write("file", "") + "/cache");
+  testing::internal::CaptureStderr();
+  EXPECT_TRUE(GetKernelImage(FreshSpec(), "sm_80", 0).ok());
+  EXPECT_TRUE(GetKernelImage(FreshSpec(), "sm_80", 0).ok());
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, HasSubstr("xla_gpu: warning: cuda: cache folder"));
+  EXPECT_EQ(said.find("warning"), said.rfind("warning")) << said;
+}
+
+TEST_F(KernelImageTest, SwitchedOffItIsSilent) {
+  ScopedEnv env("XLA_GPU_CACHE_DIR", "");
+  testing::internal::CaptureStderr();
+  EXPECT_TRUE(GetKernelImage(FreshSpec(), "sm_80", 0).ok());
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_FALSE(fs::exists(folder_.path("cache")));
+}
+
+TEST_F(KernelImageTest, AnErrorIsNotKept) {
+  KernelSpec spec = FreshSpec();
+  {
+    ScopedEnv env("XLA_GPU_COMPILER", folder_.WriteScript("crash", "kill -SEGV $$"));
+    EXPECT_THAT(GetKernelImage(spec, "sm_80", 0).status().message(), HasSubstr("signal 11"));
+  }
+  EXPECT_TRUE(GetKernelImage(spec, "sm_80", 0).ok());
+  spec.defines = {"ELEMENT_NONSENSE"};
+  EXPECT_THAT(GetKernelImage(spec, "sm_80", 0).status().message(),
+              testing::AllOf(HasSubstr("ELEMENT_NONSENSE"), HasSubstr("define one of")));
+  EXPECT_EQ(Entries().size(), 1u);
+}
+
+TEST_F(KernelImageTest, AnNvrtcThatDoesNotLoadIsPassedOver) {
+  const std::string real = fs::path(SelectNvrtc(0)->path).parent_path().string();
+  folder_.Write("broken/libnvrtc.so.99", "no library");
+  folder_.Write("broken/libnvrtc-builtins.so.99.0", "");
+  ScopedEnv env("XLA_GPU_NVRTC", folder_.path("broken") + ":" + real);
+  EXPECT_EQ(SelectNvrtc(0)->major, 99);
+  auto image = GetKernelImage(FreshSpec(), "sm_80", 0);
+  EXPECT_TRUE(image.ok()) << image.status().ToString();
+  EXPECT_LT(SelectNvrtc(0)->major, 99);
+}
+
+TEST(CollectSources, AnUnknownPathIsAnError) {
+  EXPECT_THAT(CollectSources("src/nowhere.cu").status().message(),
+              HasSubstr("no device source is embedded under src/nowhere.cu"));
+  auto sources = CollectSources(kSource);
+  ASSERT_TRUE(sources.ok());
+  EXPECT_EQ((*sources)[0].first, kSource);
+}
+
+}  // namespace
+}  // namespace xla_gpu::cuda

@@ -1,0 +1,35 @@
+// A file descriptor that closes itself. Internal to src/cuda.
+#ifndef XLA_GPU_CUDA_UNIQUE_FD_H_
+#define XLA_GPU_CUDA_UNIQUE_FD_H_
+
+#include <unistd.h>
+
+#include <utility>
+
+namespace xla_gpu::cuda {
+
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~UniqueFd() { Close(); }
+
+  int get() const { return fd_; }
+  bool open() const { return fd_ >= 0; }
+  void Close() {
+    if (fd_ >= 0) close(fd_);
+    fd_ = -1;
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace xla_gpu::cuda
+
+#endif  // XLA_GPU_CUDA_UNIQUE_FD_H_

@@ -1,0 +1,344 @@
+// Prefill: many query rows a sequence, so the time goes into multiply-adds.
+//
+// A task takes up to kPrefillRows rows (query tokens x heads of one kv head) and walks the keys
+// they see in blocks. A block's K is packed transposed and its V as it is, both into panels of
+// kPanel columns; then S = Q K^T, an online softmax over the rows of S, and O = O * alpha + P V,
+// the two products by one register-tiled microkernel.
+#if defined(XLA_GPU_OPS_PAGED_ATTENTION_CPU_PREFILL_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef XLA_GPU_OPS_PAGED_ATTENTION_CPU_PREFILL_INL_H_
+#undef XLA_GPU_OPS_PAGED_ATTENTION_CPU_PREFILL_INL_H_
+#else
+#define XLA_GPU_OPS_PAGED_ATTENTION_CPU_PREFILL_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+
+#include "hwy/highway.h"
+#include "src/ops/paged_attention/cpu/kernels.h"
+#include "src/ops/paged_attention/cpu/logits-inl.h"
+#include "src/ops/paged_attention/cpu/numeric-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace xla_gpu::paged_attention {
+namespace HWY_NAMESPACE {
+
+constexpr int64_t kPrefillBlock = 128;  // keys
+constexpr int64_t kPanel = 2 * kLanes;  // columns
+// Rows of a register tile: with two vectors a row it fills 32 or 16 registers.
+#if !HWY_ARCH_X86 || HWY_TARGET <= HWY_AVX3
+constexpr int64_t kTileRows = 12;
+#else
+constexpr int64_t kTileRows = 6;
+#endif
+static_assert(kPrefillBlock % kPanel == 0 && kPrefillRows % kTileRows == 0);
+
+// c[i][0, kPanel) = alpha[i] * c[i] + sum over k of a[i][k] * b[k][0, kPanel), i < kRows; without
+// kAccumulate the first term is left out.
+template <int64_t kRows, bool kAccumulate>
+HWY_NOINLINE void MultiplyTile(const float* HWY_RESTRICT a, int64_t lda,
+                               const float* HWY_RESTRICT b, int64_t depth,
+                               const float* HWY_RESTRICT alpha, float* HWY_RESTRICT c,
+                               int64_t ldc) {
+  const F32 df;
+  VF32 c0[kRows];
+  VF32 c1[kRows];
+  HWY_UNROLL(12)
+  for (int64_t i = 0; i < kRows; ++i) {
+    if constexpr (kAccumulate) {
+      const VF32 factor = hn::Set(df, alpha[i]);
+      c0[i] = hn::Mul(factor, hn::Load(df, c + i * ldc));
+      c1[i] = hn::Mul(factor, hn::Load(df, c + i * ldc + kLanes));
+    } else {
+      c0[i] = hn::Zero(df);
+      c1[i] = hn::Zero(df);
+    }
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    const VF32 b0 = hn::Load(df, b + k * kPanel);
+    const VF32 b1 = hn::Load(df, b + k * kPanel + kLanes);
+    HWY_UNROLL(12)
+    for (int64_t i = 0; i < kRows; ++i) {
+      const VF32 x = hn::Set(df, a[i * lda + k]);
+      c0[i] = hn::MulAdd(x, b0, c0[i]);
+      c1[i] = hn::MulAdd(x, b1, c1[i]);
+    }
+  }
+  HWY_UNROLL(12)
+  for (int64_t i = 0; i < kRows; ++i) {
+    hn::Store(c0[i], df, c + i * ldc);
+    hn::Store(c1[i], df, c + i * ldc + kLanes);
+  }
+}
+
+// Four rows of four floats, transposed; `to` rows are `stride` apart.
+HWY_INLINE void Transpose4x4(const float* from, int64_t from_stride, float* to, int64_t stride) {
+#if HWY_TARGET != HWY_SCALAR
+  const hn::CappedTag<float, 4> d4;
+  const hn::RepartitionToWide<decltype(d4)> d2;
+  const auto r0 = hn::Load(d4, from);
+  const auto r1 = hn::Load(d4, from + from_stride);
+  const auto r2 = hn::Load(d4, from + 2 * from_stride);
+  const auto r3 = hn::Load(d4, from + 3 * from_stride);
+  const auto lo01 = hn::BitCast(d2, hn::InterleaveLower(d4, r0, r1));
+  const auto hi01 = hn::BitCast(d2, hn::InterleaveUpper(d4, r0, r1));
+  const auto lo23 = hn::BitCast(d2, hn::InterleaveLower(d4, r2, r3));
+  const auto hi23 = hn::BitCast(d2, hn::InterleaveUpper(d4, r2, r3));
+  hn::Store(hn::BitCast(d4, hn::InterleaveLower(d2, lo01, lo23)), d4, to);
+  hn::Store(hn::BitCast(d4, hn::InterleaveUpper(d2, lo01, lo23)), d4, to + stride);
+  hn::Store(hn::BitCast(d4, hn::InterleaveLower(d2, hi01, hi23)), d4, to + 2 * stride);
+  hn::Store(hn::BitCast(d4, hn::InterleaveUpper(d2, hi01, hi23)), d4, to + 3 * stride);
+#else
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 4; ++j) to[j * stride + i] = from[i * from_stride + j];
+  }
+#endif
+}
+
+template <class T>
+class Prefill {
+ public:
+  explicit Prefill(const PrefillTask& task)
+      : task_(task),
+        p_(*task.problem),
+        b_(*task.buffers),
+        span_(*task.span),
+        kv_head_(task.first_head / p_.group_size()),
+        padded_(PadHeadDim(p_.head_dim)),
+        padded_v_((p_.head_dim + kPanel - 1) / kPanel * kPanel),
+        rows_(task.rows * task.num_heads),
+        tiled_rows_((rows_ + kTileRows - 1) / kTileRows * kTileRows) {
+    float* memory = ThreadScratch(ScratchSlot::kKernel,
+                                  kPrefillRows * (padded_ + padded_v_ + kPrefillBlock + 3) +
+                                      kPrefillBlock * (padded_ + padded_v_) + 16 * padded_);
+    const auto take = [&memory](int64_t n) {
+      float* taken = memory;
+      memory += n;
+      return taken;
+    };
+    q_ = take(kPrefillRows * padded_);
+    o_ = take(kPrefillRows * padded_v_);
+    s_ = take(kPrefillRows * kPrefillBlock);
+    k_ = take(kPrefillBlock * padded_);
+    v_ = take(kPrefillBlock * padded_v_);
+    staged_ = take(4 * padded_);
+    max_ = take(kPrefillRows);
+    sum_ = take(kPrefillRows);
+    alpha_ = take(kPrefillRows);
+  }
+
+  void Run() {
+    LoadQueries();
+    std::fill(max_, max_ + tiled_rows_, kMinusInf);
+    std::fill(sum_, sum_ + tiled_rows_, 0.0f);
+    std::fill(o_, o_ + tiled_rows_ * padded_v_, 0.0f);
+    const int64_t first = VisibleKeys(p_, span_, span_.pos + task_.first_row).begin;
+    const int64_t end = VisibleKeys(p_, span_, span_.pos + task_.first_row + task_.rows - 1).end;
+    // Blocks lie at multiples of their size, wherever the window begins.
+    for (int64_t key = first / kPrefillBlock * kPrefillBlock; key < end; key += kPrefillBlock) {
+      block_ = key;
+      block_begin_ = std::max(first - key, int64_t{0});
+      block_end_ = std::min(end - key, kPrefillBlock);
+      PackBlock();
+      MultiplyQK();
+      for (int64_t row = 0; row < rows_; ++row) Softmax(row);
+      values_finite_ ? MultiplyPV() : MultiplyPVExactly();
+    }
+    for (int64_t row = 0; row < rows_; ++row) {
+      FinishRow<T>(p_, b_, QueryRow(row), QueryHead(row), o_ + row * padded_v_, sum_[row],
+                   max_[row]);
+    }
+  }
+
+ private:
+  using Raw = typename T::Raw;
+
+  int64_t QueryRow(int64_t row) const {
+    return span_.row_begin + task_.first_row + row / task_.num_heads;
+  }
+  int64_t QueryHead(int64_t row) const { return task_.first_head + row % task_.num_heads; }
+
+  // The keys of this block that a row sees.
+  KeyRange Seen(int64_t row) const {
+    const int64_t pos = span_.pos + task_.first_row + row / task_.num_heads;
+    const KeyRange seen = VisibleKeys(p_, span_, pos);
+    const int64_t begin = std::clamp(seen.begin - block_, block_begin_, block_end_);
+    return {begin, std::clamp(seen.end - block_, begin, block_end_)};
+  }
+  // The keys that some row of a tile sees: both ends grow with the row.
+  KeyRange SeenByTile(int64_t row) const {
+    const KeyRange last = Seen(std::min(row + kTileRows, rows_) - 1);
+    return {Seen(row).begin, std::max(last.end, Seen(row).end)};
+  }
+
+  void LoadQueries() {
+    const float factor = QueryFactor<T>(p_, b_, kv_head_);
+    for (int64_t row = 0; row < rows_; ++row) {
+      LoadQuery(p_, b_, QueryRow(row), QueryHead(row), factor, q_ + row * padded_, padded_);
+    }
+    std::fill(q_ + rows_ * padded_, q_ + tiled_rows_ * padded_, 0.0f);
+  }
+
+  // K to k_[panel][head_dim][kPanel], V to v_[panel][key][kPanel]; keys that no row sees are 0.
+  void PackBlock() {
+    values_finite_ = true;
+    const int64_t head_k = p_.k.offset + kv_head_ * p_.k.head_stride;
+    const int64_t head_v = p_.v.offset + kv_head_ * p_.v.head_stride;
+    const int64_t packed_end = (block_end_ + kPanel - 1) / kPanel * kPanel;
+    for (int64_t key = 0; key < packed_end; ++key) {
+      float* staged = staged_ + key % 4 * padded_;
+      if (key < block_begin_ || key >= block_end_) {
+        std::fill(staged, staged + padded_, 0.0f);
+        PackV(key, nullptr);
+      } else {
+        const int64_t page = span_.pages[(block_ + key) / p_.page_size];
+        const int64_t token = (block_ + key) % p_.page_size;
+        LoadRow<T>(static_cast<const Raw*>(b_.k_cache) + head_k + page * p_.k.page_stride +
+                       token * p_.k.token_stride,
+                   p_.head_dim, 1.0f, staged, padded_);
+        PackV(key, static_cast<const Raw*>(b_.v_cache) + head_v + page * p_.v.page_stride +
+                       token * p_.v.token_stride);
+      }
+      if (key % 4 == 3) PackFourKeys(key - 3);
+    }
+  }
+
+  void PackFourKeys(int64_t key) {
+    float* to = k_ + key / kPanel * padded_ * kPanel + key % kPanel;
+    for (int64_t d = 0; d < padded_; d += 4) {
+      Transpose4x4(staged_ + d, padded_, to + d * kPanel, kPanel);
+    }
+  }
+
+  void PackV(int64_t key, const Raw* row) {
+    const F32 df;
+    HWY_ALIGN float values[256 + kPanel];
+    if (row == nullptr) {
+      std::fill(values, values + padded_v_, 0.0f);
+    } else {
+      LoadRow<T>(row, p_.head_dim, 1.0f, values, padded_v_);
+    }
+    VF32 zero = hn::Zero(df);  // stays 0 unless a value is infinite or NaN
+    for (int64_t d = 0; d < padded_v_; d += kLanes) {
+      const VF32 x = hn::Load(df, values + d);
+      zero = hn::MulAdd(x, hn::Zero(df), zero);
+      hn::Store(x, df, v_ + (d / kPanel * kPrefillBlock + key) * kPanel + d % kPanel);
+    }
+    if (!hn::AllTrue(df, hn::Eq(zero, hn::Zero(df)))) values_finite_ = false;
+  }
+
+  void MultiplyQK() {
+    for (int64_t panel = block_begin_ / kPanel; panel * kPanel < block_end_; ++panel) {
+      const float* b = k_ + panel * padded_ * kPanel;
+      for (int64_t row = 0; row < tiled_rows_; row += kTileRows) {
+        const KeyRange seen = SeenByTile(row);
+        if (seen.end <= panel * kPanel || seen.begin >= (panel + 1) * kPanel) continue;
+        MultiplyTile<kTileRows, false>(q_ + row * padded_, padded_, b, p_.head_dim, nullptr,
+                                       s_ + row * kPrefillBlock + panel * kPanel, kPrefillBlock);
+      }
+    }
+  }
+
+  // Logits of one row to weights; 0 for the keys of the block that it does not see.
+  void Softmax(int64_t row) {
+    const F32 df;
+    const KeyRange seen = Seen(row);
+    float* s = s_ + row * kPrefillBlock;
+    if (seen.begin >= seen.end) {
+      std::fill(s, s + kPrefillBlock, 0.0f);
+      alpha_[row] = 1.0f;
+      return;
+    }
+    std::fill(s, s + seen.begin, kMinusInf);
+    std::fill(s + seen.end, s + kPrefillBlock, kMinusInf);
+    const int64_t begin = seen.begin / kLanes * kLanes;
+    const VF32 cap = hn::Set(df, SoftCap2(p_));
+    VF32 max = hn::Set(df, kMinusInf);
+    for (int64_t k = begin; k < seen.end; k += kLanes) {
+      VF32 x = hn::Load(df, s + k);
+      if (p_.soft_cap > 0) {
+        // tanh(-inf) is -1: hidden keys are hidden again.
+        const auto hidden = hn::Eq(x, hn::Set(df, kMinusInf));
+        x = hn::IfThenElse(hidden, x, hn::Mul(cap, Tanh(x)));
+        hn::Store(x, df, s + k);
+      }
+      max = hn::Max(max, x);
+    }
+    const float block_max = hn::GetLane(hn::MaxOfLanes(df, max));
+    const float new_max = std::max(max_[row], block_max);
+    const float base = FiniteBase(new_max);
+    const VF32 bases = hn::Set(df, base);
+    VF32 sum = hn::Zero(df);
+    for (int64_t k = begin; k < seen.end; k += kLanes) {
+      const VF32 e = Exp2(hn::Sub(hn::Load(df, s + k), bases));
+      sum = hn::Add(sum, e);
+      hn::Store(e, df, s + k);
+    }
+    std::fill(s, s + begin, 0.0f);
+    std::fill(s + (seen.end + kLanes - 1) / kLanes * kLanes, s + kPrefillBlock, 0.0f);
+    alpha_[row] = max_[row] == new_max ? 1.0f : Exp2(max_[row] - base);
+    sum_[row] = sum_[row] * alpha_[row] + hn::GetLane(hn::SumOfLanes(df, sum));
+    max_[row] = new_max;
+  }
+
+  void MultiplyPV() {
+    for (int64_t d = 0; d < padded_v_; d += kPanel) {
+      const float* panel = v_ + d * kPrefillBlock;
+      for (int64_t row = 0; row < tiled_rows_; row += kTileRows) {
+        const KeyRange seen = SeenByTile(row);
+        if (seen.begin >= seen.end) continue;
+        MultiplyTile<kTileRows, true>(s_ + row * kPrefillBlock + seen.begin, kPrefillBlock,
+                                      panel + seen.begin * kPanel, seen.end - seen.begin,
+                                      alpha_ + row, o_ + row * padded_v_ + d, padded_v_);
+      }
+    }
+  }
+
+  // As MultiplyPV, but no row meets a value that it does not see: 0 * NaN would be NaN.
+  void MultiplyPVExactly() {
+    for (int64_t row = 0; row < rows_; ++row) {
+      const KeyRange seen = Seen(row);
+      for (int64_t d = 0; d < padded_v_; d += kPanel) {
+        MultiplyTile<1, true>(s_ + row * kPrefillBlock + seen.begin, kPrefillBlock,
+                              v_ + d * kPrefillBlock + seen.begin * kPanel, seen.end - seen.begin,
+                              alpha_ + row, o_ + row * padded_v_ + d, padded_v_);
+      }
+    }
+  }
+
+  const PrefillTask& task_;
+  const Problem& p_;
+  const Buffers& b_;
+  const Span& span_;
+  const int64_t kv_head_;
+  const int64_t padded_;    // floats of a row of q_
+  const int64_t padded_v_;  // floats of a row of o_
+  const int64_t rows_;
+  const int64_t tiled_rows_;
+  float* q_;
+  float* o_;
+  float* s_;  // [row][kPrefillBlock]: logits, then weights
+  float* k_;
+  float* v_;
+  float* staged_;
+  float* max_;
+  float* sum_;
+  float* alpha_;
+
+  // The block at hand: its first key, and the keys in it that any row sees.
+  int64_t block_ = 0;
+  int64_t block_begin_ = 0;
+  int64_t block_end_ = 0;
+  bool values_finite_ = true;
+};
+
+void PrefillBlock(const PrefillTask& task) {
+  WithCacheType(task.problem->cache_dtype,
+                [&](auto type) HWY_ATTR { Prefill<decltype(type)>(task).Run(); });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace xla_gpu::paged_attention
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

@@ -1,0 +1,293 @@
+// For tests: one call of paged_attention made from a seed, held in exact-size heap buffers so that
+// a sanitizer sees any access past them.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_RANDOM_CASE_H_
+#define XLA_GPU_OPS_PAGED_ATTENTION_RANDOM_CASE_H_
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "src/core/float_types.h"
+#include "src/core/op_registry.h"
+#include "src/core/plan_cache.h"
+#include "src/core/strings.h"
+#include "src/ops/paged_attention/paged_attention.h"
+#include "src/ops/paged_attention/problem.h"
+
+namespace xla_gpu::paged_attention {
+
+// A tensor that owns exactly its bytes.
+struct OwnedTensor {
+  OwnedTensor() = default;
+  OwnedTensor(DType type, std::vector<int64_t> dims) : dtype(type), shape(std::move(dims)) {
+    data.reset(new char[static_cast<size_t>(view().size_bytes())]());
+  }
+  TensorView view() const { return {data.get(), dtype, shape}; }
+  double Get(int64_t i) const { return LoadAsDouble(data.get(), dtype, i); }
+  void Set(int64_t i, double value) { StoreFromDouble(data.get(), dtype, i, value); }
+  int32_t* ints() const { return reinterpret_cast<int32_t*>(data.get()); }
+  float* floats() const { return reinterpret_cast<float*>(data.get()); }
+  int64_t size() const { return view().num_elements(); }
+
+  DType dtype = DType::kInvalid;
+  std::vector<int64_t> shape;
+  std::unique_ptr<char[]> data;
+};
+
+enum class Layout { kInterleaved, kPair, kStacked };
+
+// What a case is made of; Fill makes the tensors.
+struct CaseSpec {
+  DType query_dtype = DType::kF32;
+  DType cache_dtype = DType::kF32;
+  std::string out_dtype;
+  Layout layout = Layout::kInterleaved;
+  int64_t kv_heads = 2;
+  int64_t group_size = 4;
+  int64_t head_dim = 64;
+  int64_t page_size = 16;
+  int64_t max_pages = 8;
+  int64_t spare_pages = 3;  // pages that no sequence uses
+  int64_t max_seqs = 4;
+  int64_t padding_rows = 3;
+  std::vector<int64_t> query_lens;    // of the sequences in use
+  std::vector<int64_t> context_lens;  // as query_lens
+  double scale = 0.125;
+  int64_t sliding_window = 0;
+  double soft_cap = 0;
+  bool causal = true;
+  bool return_lse = true;
+  bool sinks = false;
+  int64_t k_scale_size = 0;
+  int64_t v_scale_size = 0;
+
+  std::string ToString() const {
+    return StrCat("query ", DTypeName(query_dtype), " cache ", DTypeName(cache_dtype), " out '",
+                  out_dtype, "' layout ", static_cast<int>(layout), " kv_heads ", kv_heads,
+                  " group ", group_size, " head_dim ", head_dim, " page_size ", page_size,
+                  " max_pages ", max_pages, " query_lens ", StrJoin(query_lens, ","),
+                  " context_lens ", StrJoin(context_lens, ","), " scale ", scale, " window ",
+                  sliding_window, " cap ", soft_cap, " causal ", causal, " sinks ", sinks,
+                  " k_scale ", k_scale_size, " v_scale ", v_scale_size);
+  }
+};
+
+class Case {
+ public:
+  // Fills every tensor from `rng`. Cache tokens past each context, unused pages and table entries
+  // are poison (NaN, page numbers far outside).
+  Case(CaseSpec spec, std::mt19937_64& rng) : spec_(std::move(spec)) {
+    MakeTensors();
+    FillFloats(query, rng, 1.0);
+    Poison(kv_cache);
+    if (spec_.layout == Layout::kPair) Poison(v_cache);
+    FillIndices(rng);
+    FillCache(rng);
+    FillFloats(sinks, rng, 1.0);
+    for (OwnedTensor* scale : {&k_scale, &v_scale}) {
+      for (int64_t i = 0; scale->data != nullptr && i < scale->size(); ++i) {
+        scale->Set(i, std::uniform_real_distribution<double>(0.5, 2.0)(rng));
+      }
+    }
+    MakeCall();
+  }
+
+  // The op through its Host plan; results are poisoned before.
+  Status Run(ThreadPool& pool) {
+    Poison(out);
+    if (spec_.return_lse) Poison(lse);
+    ExecutionContext context;
+    context.thread_pool = &pool;
+    return RunOp(**OpRegistry::Global().Get("paged_attention"), Platform::kHost, call(), context);
+  }
+
+  Call call() const { return {arg_views_, result_views_, &attributes_}; }
+  const CaseSpec& spec() const { return spec_; }
+  const Attributes& attributes() const { return attributes_; }
+
+  OwnedTensor query, kv_cache, context_lens, block_tables, query_start_loc, num_seqs;
+  OwnedTensor v_cache, sinks, k_scale, v_scale;  // without data where the case has none
+  OwnedTensor out, lse;
+
+ private:
+  static void Poison(OwnedTensor& tensor) {
+    for (int64_t i = 0; i < tensor.size(); ++i) tensor.Set(i, std::nan(""));
+  }
+  static void FillFloats(OwnedTensor& tensor, std::mt19937_64& rng, double deviation) {
+    std::normal_distribution<double> normal(0, deviation);
+    for (int64_t i = 0; tensor.data != nullptr && i < tensor.size(); ++i) {
+      tensor.Set(i, normal(rng));
+    }
+  }
+
+  int64_t num_pages() const { return spec_.max_seqs * spec_.max_pages + spec_.spare_pages; }
+
+  void MakeTensors() {
+    const CaseSpec& s = spec_;
+    int64_t tokens = s.padding_rows;
+    for (int64_t n : s.query_lens) tokens += n;
+    const int64_t q_heads = s.kv_heads * s.group_size;
+    query = OwnedTensor(s.query_dtype, {tokens, q_heads, s.head_dim});
+    switch (s.layout) {
+      case Layout::kInterleaved:
+        kv_cache =
+            OwnedTensor(s.cache_dtype, {num_pages(), s.page_size, 2 * s.kv_heads, s.head_dim});
+        break;
+      case Layout::kPair:
+        kv_cache = OwnedTensor(s.cache_dtype, {num_pages(), s.page_size, s.kv_heads, s.head_dim});
+        v_cache = OwnedTensor(s.cache_dtype, {num_pages(), s.page_size, s.kv_heads, s.head_dim});
+        break;
+      case Layout::kStacked:
+        kv_cache =
+            OwnedTensor(s.cache_dtype, {2, num_pages(), s.page_size, s.kv_heads, s.head_dim});
+    }
+    context_lens = OwnedTensor(DType::kI32, {s.max_seqs});
+    block_tables = OwnedTensor(DType::kI32, {s.max_seqs, s.max_pages});
+    query_start_loc = OwnedTensor(DType::kI32, {s.max_seqs + 1});
+    num_seqs = OwnedTensor(DType::kI32, {1});
+    if (s.sinks) sinks = OwnedTensor(DType::kF32, {q_heads});
+    if (s.k_scale_size > 0) k_scale = OwnedTensor(DType::kF32, {s.k_scale_size});
+    if (s.v_scale_size > 0) v_scale = OwnedTensor(DType::kF32, {s.v_scale_size});
+    const DType out_dtype =
+        s.out_dtype.empty() ? s.query_dtype : DTypeFromName(s.out_dtype).value();
+    out = OwnedTensor(out_dtype, {tokens, q_heads, s.head_dim});
+    if (s.return_lse) lse = OwnedTensor(DType::kF32, {tokens, q_heads});
+  }
+
+  void FillIndices(std::mt19937_64& rng) {
+    const CaseSpec& s = spec_;
+    std::vector<int32_t> pages(static_cast<size_t>(num_pages()));
+    for (size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<int32_t>(i);
+    std::shuffle(pages.begin(), pages.end(), rng);
+    const int32_t wild[] = {-1, INT32_MIN, INT32_MAX, static_cast<int32_t>(num_pages())};
+    size_t next = 0;
+    int32_t row = 0;
+    num_seqs.ints()[0] = static_cast<int32_t>(s.query_lens.size());
+    for (int64_t i = 0; i < s.max_seqs; ++i) {
+      const bool used = i < static_cast<int64_t>(s.query_lens.size());
+      context_lens.ints()[i] = used ? static_cast<int32_t>(s.context_lens[i]) : -12345;
+      query_start_loc.ints()[i] = row;
+      if (used) row += static_cast<int32_t>(s.query_lens[i]);
+      query_start_loc.ints()[i + 1] = row;
+      for (int64_t j = 0; j < s.max_pages; ++j) {
+        const bool read = used && j * s.page_size < s.context_lens[i];
+        block_tables.ints()[i * s.max_pages + j] = read ? pages[next++] : wild[(i + j) % 4];
+      }
+    }
+  }
+
+  // Real keys and values for the tokens of each context alone.
+  void FillCache(std::mt19937_64& rng) {
+    std::normal_distribution<double> normal(0, 1.0);
+    MakeCall();
+    const Problem p = *ProblemFromCall(call());
+    OwnedTensor& values = spec_.layout == Layout::kPair ? v_cache : kv_cache;
+    for (size_t s = 0; s < spec_.context_lens.size(); ++s) {
+      for (int64_t t = 0; t < spec_.context_lens[s]; ++t) {
+        const int64_t page = block_tables.ints()[s * p.max_pages_per_seq + t / p.page_size];
+        for (int64_t h = 0; h < p.kv_heads; ++h) {
+          for (int64_t d = 0; d < p.head_dim; ++d) {
+            const auto at = [&](const CacheLayout& layout) {
+              return layout.offset + page * layout.page_stride +
+                     t % p.page_size * layout.token_stride + h * layout.head_stride + d;
+            };
+            kv_cache.Set(at(p.k), normal(rng));
+            values.Set(at(p.v), normal(rng));
+          }
+        }
+      }
+    }
+  }
+
+  void MakeCall() {
+    arg_views_ = {query.view(),        kv_cache.view(),        context_lens.view(),
+                  block_tables.view(), query_start_loc.view(), num_seqs.view()};
+    std::vector<std::string> names;
+    const auto optional = [&](const char* name, const OwnedTensor& tensor) {
+      if (tensor.data == nullptr) return;
+      names.push_back(name);
+      arg_views_.push_back(tensor.view());
+    };
+    optional("v_cache", v_cache);
+    optional("sinks", sinks);
+    optional("k_scale", k_scale);
+    optional("v_scale", v_scale);
+    optional_args_ = StrJoin(names, ",");
+    result_views_ = {out.view()};
+    if (spec_.return_lse) result_views_.push_back(lse.view());
+    attributes_ = Attributes();
+    Add("scale", spec_.scale);
+    Add("sliding_window", spec_.sliding_window);
+    Add("soft_cap", spec_.soft_cap);
+    Add("causal", spec_.causal);
+    Add("return_lse", spec_.return_lse);
+    Add("out_dtype", std::string_view(spec_.out_dtype));
+    Add("optional_args", std::string_view(optional_args_));
+  }
+  void Add(std::string_view name, AttrValue value) {
+    if (!attributes_.Add(name, value).ok()) std::abort();
+  }
+
+  CaseSpec spec_;
+  std::string optional_args_;
+  std::vector<TensorView> arg_views_;
+  std::vector<TensorView> result_views_;
+  Attributes attributes_;
+};
+
+// A case from the whole space of features, small enough for the fp64 reference.
+inline CaseSpec RandomSpec(std::mt19937_64& rng) {
+  const auto in = [&rng](int64_t lo, int64_t hi) {
+    return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
+  };
+  const auto chance = [&in](int64_t percent) { return in(0, 99) < percent; };
+  const auto pick = [&in]<typename T>(const std::vector<T>& of) {
+    return of[static_cast<size_t>(in(0, static_cast<int64_t>(of.size()) - 1))];
+  };
+  const std::vector<DType> compute = {DType::kF32, DType::kBF16, DType::kF16};
+  CaseSpec s;
+  s.query_dtype = pick(compute);
+  s.cache_dtype = pick(
+      std::vector<DType>{DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3FN, DType::kF8E5M2});
+  if (chance(30)) s.out_dtype = std::string(DTypeName(pick(compute)));
+  s.layout = static_cast<Layout>(in(0, 2));
+  s.head_dim = chance(50) ? pick(std::vector<int64_t>{16, 32, 64, 80, 96, 128, 256})
+                          : (chance(80) ? in(1, 72) : in(73, 256));
+  s.page_size = chance(50) ? pick(std::vector<int64_t>{1, 8, 16, 32, 64}) : in(1, 70);
+  s.kv_heads = in(1, 3);
+  s.group_size = chance(60) ? pick(std::vector<int64_t>{1, 2, 4, 8}) : in(1, 12);
+  // Now and then heads alone exceed a prefill task's rows.
+  if (chance(1)) s.group_size = 250;
+  const int64_t budget = 150'000 / (s.kv_heads * s.group_size * s.head_dim);  // of (row, key) pairs
+  s.max_seqs = in(1, 5);
+  const int64_t used = in(0, s.max_seqs);
+  int64_t longest = 1;
+  for (int64_t i = 0; i < used; ++i) {
+    const int64_t share = std::max<int64_t>(budget / (used * 2), 1);
+    int64_t rows = chance(50) ? 1 : (chance(60) ? in(0, 6) : in(0, 160));
+    rows = std::min(rows, share);
+    const int64_t most = std::min<int64_t>(700, share / std::max<int64_t>(rows, 1));
+    s.query_lens.push_back(rows);
+    s.context_lens.push_back(rows + (chance(15) ? 0 : in(0, std::max<int64_t>(most, 1))));
+    longest = std::max(longest, s.context_lens.back());
+  }
+  s.max_pages = (longest + s.page_size - 1) / s.page_size + in(0, 2);
+  s.spare_pages = in(0, 2);
+  s.padding_rows = chance(50) ? 0 : in(1, 5);
+  s.scale = chance(80) ? 1.0 / std::sqrt(static_cast<double>(s.head_dim)) : -0.05;
+  if (chance(30)) s.sliding_window = chance(50) ? in(1, 20) : in(21, 400);
+  if (chance(30)) s.soft_cap = chance(50) ? 30.0 : 0.7;
+  s.causal = chance(85);
+  s.return_lse = chance(70);
+  s.sinks = chance(30);
+  const bool fp8 = IsFloat8(s.cache_dtype);
+  if (chance(fp8 ? 80 : 10)) s.k_scale_size = chance(50) ? 1 : s.kv_heads;
+  if (chance(fp8 ? 80 : 10)) s.v_scale_size = chance(50) ? 1 : s.kv_heads;
+  return s;
+}
+
+}  // namespace xla_gpu::paged_attention
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_RANDOM_CASE_H_

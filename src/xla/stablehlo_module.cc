@@ -1,0 +1,127 @@
+#include "src/xla/stablehlo_module.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "src/core/strings.h"
+#include "src/xla/mlir_text.h"
+
+namespace xla_gpu::xla {
+namespace {
+
+// What a double needs to come back to the same bits.
+std::string MlirFloat(double value) {
+  char text[64];
+  if (std::isfinite(value)) {
+    std::snprintf(text, sizeof(text), "%.17e : f64", value);
+  } else {  // MLIR writes these as bits
+    uint64_t bits = 0;
+    std::memcpy(&bits, &value, sizeof(bits));
+    std::snprintf(text, sizeof(text), "0x%016llX : f64", static_cast<unsigned long long>(bits));
+  }
+  return text;
+}
+
+std::string MlirString(std::string_view value) {
+  std::string text = "\"";
+  for (const char c : value) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte >= 0x7f || c == '"' || c == '\\') {
+      char escaped[4];
+      std::snprintf(escaped, sizeof(escaped), "\\%02X", byte);
+      text += escaped;
+    } else {
+      text += c;
+    }
+  }
+  return text + '"';
+}
+
+template <typename Range, typename Fn>
+std::string Joined(const Range& range, Fn fn) {
+  std::vector<std::string> parts;
+  for (const auto& item : range) parts.push_back(fn(item));
+  return StrJoin(parts, ", ");
+}
+
+TensorSpec SpecOf(const TensorView& view) {
+  return {view.dtype, {view.shape.begin(), view.shape.end()}};
+}
+
+// [#stablehlo.output_operand_alias<...>] for the results that are updated in place.
+std::string Aliases(const Op& op, const std::vector<const TensorView*>& bound, const Call& call,
+                    size_t num_results) {
+  std::vector<std::string> aliases;
+  for (size_t r = 0; r < num_results && r < op.results.size(); ++r) {
+    for (size_t a = 0; a < op.args.size(); ++a) {
+      if (op.args[a].name != op.results[r].alias_of || bound[a] == nullptr) continue;
+      const auto operand = bound[a] - call.args.data();
+      const std::string index = num_results == 1 ? "" : StrCat(r);
+      aliases.push_back(StrCat("#stablehlo.output_operand_alias<output_tuple_indices = [", index,
+                               "], operand_index = ", operand, ", operand_tuple_indices = []>"));
+    }
+  }
+  return aliases.empty() ? "" : StrCat(", output_operand_aliases = [", StrJoin(aliases, ", "), "]");
+}
+
+}  // namespace
+
+std::string MlirAttribute(const AttrValue& value) {
+  if (const auto* b = std::get_if<bool>(&value)) return *b ? "true" : "false";
+  if (const auto* i = std::get_if<int64_t>(&value)) return StrCat(*i, " : i64");
+  if (const auto* f = std::get_if<double>(&value)) return MlirFloat(*f);
+  if (const auto* s = std::get_if<std::string_view>(&value)) return MlirString(*s);
+  const auto ints = std::get<std::span<const int64_t>>(value);
+  return StrCat("array<i64", ints.empty() ? "" : ": ", StrJoin(ints, ", "), ">");
+}
+
+StatusOr<std::string> StableHloModule(const Op& op, Platform platform, const Call& call,
+                                      int chain) {
+  XLA_GPU_ASSIGN_OR_RETURN(const std::vector<TensorSpec> results, InferResults(op, platform, call));
+  XLA_GPU_ASSIGN_OR_RETURN(const auto bound, BindArguments(op, call));
+  // The workspace is the kernel's own: a result of the call, none of the module.
+  size_t returned = results.size();
+  if (returned > 1 && op.results.back().name == "workspace" && platform == Platform::kCuda) {
+    --returned;
+  }
+  if (chain > 1 && !results[0].Matches(call.args[0])) {
+    return InvalidArgument(StrCat(op.name, ": calls cannot be chained: result 0 is ",
+                                  results[0].ToString(), " but argument 0 is ",
+                                  call.args[0].ToString()));
+  }
+  const auto type = [](const TensorSpec& spec) { return MlirTensorType(spec); };
+  const auto arg_type = [](const TensorView& view) { return MlirTensorType(SpecOf(view)); };
+  const std::vector<TensorSpec> outputs(results.begin(),
+                                        results.begin() + static_cast<ptrdiff_t>(returned));
+  std::string parameters;
+  for (size_t i = 0; i < call.args.size(); ++i) {
+    parameters += StrCat(i == 0 ? "" : ", ", "%arg", i, ": ", arg_type(call.args[i]));
+  }
+  const std::string config = Joined(call.attributes->all(), [](const Attribute& attribute) {
+    return StrCat(attribute.name, " = ", MlirAttribute(attribute.value));
+  });
+  const std::string aliases = Aliases(op, bound, call, results.size());
+
+  std::string text = StrCat("module {\n  func.func public @main(", parameters, ") -> (",
+                            Joined(outputs, type), ") {\n");
+  const auto value = [&results](int step, size_t i) {
+    return results.size() == 1 ? StrCat("%r", step) : StrCat("%r", step, "#", i);
+  };
+  for (int step = 0; step < chain; ++step) {
+    text += StrCat("    %r", step, results.size() == 1 ? "" : StrCat(":", results.size()),
+                   " = stablehlo.custom_call @", op.target, "(");
+    for (size_t i = 0; i < call.args.size(); ++i) {
+      text += i == 0 && step > 0 ? value(step - 1, 0) : StrCat(i == 0 ? "" : ", ", "%arg", i);
+    }
+    text += StrCat(") {api_version = 4 : i32, backend_config = {", config, "}", aliases, "} : (",
+                   Joined(call.args, arg_type), ") -> ", results.size() == 1 ? "" : "(",
+                   Joined(results, type), results.size() == 1 ? "" : ")", "\n");
+  }
+  text += "    return ";
+  for (size_t i = 0; i < returned; ++i) text += (i == 0 ? "" : ", ") + value(chain - 1, i);
+  return text + " : " + Joined(outputs, type) + "\n  }\n}\n";
+}
+
+}  // namespace xla_gpu::xla

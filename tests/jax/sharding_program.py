@@ -1,0 +1,223 @@
+"""What test_sharding.py runs in a process of its own, with four CPU devices.
+
+Prints one JSON line: per scenario the largest difference from the unsharded call, the collectives
+in the optimised HLO, and the custom calls' operand shapes.
+"""
+
+import json
+import pathlib
+import re
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "oracle"))
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from problems import Static, paged_attention_case, update_case
+from xla_gpu.jax import paged_attention, simple_add, update_kv_cache
+
+try:
+    from jax import shard_map
+except ImportError:
+    from jax.experimental.shard_map import shard_map
+
+COLLECTIVE = re.compile(r"= (\S+) (all-gather|all-reduce|all-to-all|collective-permute)\(")
+
+BASE = Static(
+    dtype="float32",
+    cache_dtype="float32",
+    layout="interleaved",
+    tokens=32,
+    q_heads=16,
+    kv_heads=4,
+    head_dim=32,
+    pages=24,
+    page_size=8,
+    max_seqs=4,
+    max_pages=6,
+    scale=0.2,
+    sliding_window=0,
+    soft_cap=0.0,
+    causal=True,
+    sinks=True,
+    k_scale=4,
+    v_scale=1,
+    return_lse=True,
+    out_dtype="",
+)
+
+
+def attention_call(static):
+    def call(args):
+        args = dict(args)
+        cache = args.pop("kv_cache")
+        if "v_cache" in args:
+            cache = (cache, args.pop("v_cache"))
+        names = ("query", "context_lens", "block_tables", "query_start_loc", "num_seqs")
+        query, *indices = (args.pop(name) for name in names)
+        return paged_attention(
+            query,
+            cache,
+            *indices,
+            static.scale,
+            static.sliding_window or None,
+            causal=static.causal,
+            return_lse=static.return_lse,
+            **args,
+        )
+
+    return call
+
+
+def update_call(args):
+    args = dict(args)
+    cache = args.pop("kv_cache")
+    if "v_cache" in args:
+        cache = (cache, args.pop("v_cache"))
+    key, value, slots = (args.pop(name) for name in ("key", "value", "slot_mapping"))
+    return update_kv_cache(key, value, cache, slots, **args)
+
+
+def cache_spec(static, pages=None, heads=None):
+    lead = (None,) if static.layout == "stacked" else ()
+    return P(*lead, pages, None, heads, None)
+
+
+def run(call, args, mesh, specs):
+    """The sharded program's (difference from one device, collectives, shapes of the call)."""
+    want = jax.jit(call)(args)
+    placed = {
+        name: jax.device_put(array, NamedSharding(mesh, specs.get(name, P())))
+        for name, array in args.items()
+    }
+    compiled = jax.jit(call).lower(placed).compile()
+    got = compiled(placed)
+    text = compiled.as_text()
+    calls = [line for line in text.splitlines() if 'custom_call_target="xla_gpu_' in line]
+    calls += [line for line in text.splitlines() if 'custom_call_target="XlaGpu' in line]
+    difference = 0.0
+    for a, b in zip(jax.tree_util.tree_leaves(got), jax.tree_util.tree_leaves(want), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
+        np.testing.assert_array_equal(np.isneginf(a), np.isneginf(b))
+        both = np.isfinite(a)
+        difference = max(difference, np.abs(a - b)[both].max(initial=0.0))
+    result_specs = [str(leaf.sharding.spec) for leaf in jax.tree_util.tree_leaves(got)]
+    return {
+        "difference": float(difference),
+        "collectives": [" ".join(found) for found in COLLECTIVE.findall(text)],
+        "custom_calls": len(calls),
+        "hlo": calls[0].strip() if calls else "",
+        "result_specs": result_specs,
+    }
+
+
+def attention_scenarios(mesh):
+    scenarios = {}
+
+    def add(name, static, specs, seed=0):
+        case = paged_attention_case(static, np.random.default_rng(seed))
+        scenarios[name] = run(attention_call(static), case.args, mesh, specs)
+
+    for layout in ("interleaved", "pair", "stacked"):
+        static = dataclasses.replace(BASE, layout=layout)
+        cache = cache_spec(static, heads=("x", "y"))
+        heads = P(None, ("x", "y"), None)
+        specs = {"query": heads, "kv_cache": cache, "v_cache": cache}
+        specs |= {"sinks": P(("x", "y")), "k_scale": P(("x", "y"))}
+        add(f"heads/{layout}", static, specs)
+    # More devices than kv heads: the cache is split over x, whole over y.
+    few = dataclasses.replace(BASE, kv_heads=2, k_scale=2)
+    heads = {"query": P(None, ("x", "y"), None), "kv_cache": cache_spec(few, heads="x")}
+    add("heads/gqa_over_both", few, heads | {"sinks": P(("x", "y")), "k_scale": P("x")})
+    mqa = dataclasses.replace(BASE, kv_heads=1, k_scale=1)
+    add("heads/mqa", mqa, {"query": P(None, ("x", "y"), None), "sinks": P(("x", "y"))})
+    # Query rows of all sequences over the devices: twelve ragged batches, bad indices included.
+    for seed in range(12):
+        static = dataclasses.replace(
+            BASE, sliding_window=(0, 5)[seed % 2], causal=seed % 4 != 2, k_scale=0
+        )
+        add(f"rows/{seed}", static, {"query": P(("x", "y"), None, None)}, seed)
+    both = {"query": P("x", "y", None), "kv_cache": cache_spec(BASE, heads="y")}
+    add("rows_and_heads", BASE, both | {"sinks": P("y"), "k_scale": P("y")})
+    # Index arguments split over sequences: needed whole, so these (and nothing else) are gathered.
+    split = {"query": P("x", None, None), "context_lens": P("x"), "block_tables": P("x", None)}
+    add("split_indices", BASE, split)
+    # A window without a causal mask needs whole sequences: right, though gathered.
+    wide = dataclasses.replace(BASE, causal=False, sliding_window=5)
+    add("rows/not_causal_window", wide, {"query": P("x", None, None)})
+    # A cache split over pages has to be gathered: right all the same.
+    add("pages", BASE, {"kv_cache": cache_spec(BASE, pages="x")})
+    return scenarios
+
+
+def update_scenarios(mesh):
+    scenarios = {}
+    for layout in ("interleaved", "pair", "stacked"):
+        static = dataclasses.replace(BASE, layout=layout, cache_dtype="float8_e4m3fn")
+        case = update_case(static, np.random.default_rng(3))
+        for name, pages, heads in (
+            ("heads", None, ("x", "y")),
+            ("pages", ("x", "y"), None),
+            ("pages_and_heads", "x", "y"),
+        ):
+            cache = cache_spec(static, pages, heads)
+            token = P(None, heads, None)
+            specs = {"key": token, "value": token, "kv_cache": cache, "v_cache": cache}
+            specs["k_scale"] = P(heads)
+            scenarios[f"update/{name}/{layout}"] = run(update_call, case.args, mesh, specs)
+    return scenarios
+
+
+def shard_map_scenarios(mesh):
+    """Sequences over devices, each with its own rows, pages and local block tables."""
+    devices = mesh.size
+    axes = ("x", "y")
+    static = dataclasses.replace(BASE, k_scale=0, v_scale=0)
+    cases = [
+        paged_attention_case(static, np.random.default_rng([9, i])).args for i in range(devices)
+    ]
+    whole = {n: np.concatenate([c[n] for c in cases]) for n in cases[0] if n != "sinks"}
+    whole["sinks"] = cases[0]["sinks"]
+    for case in cases:
+        case["sinks"] = whole["sinks"]
+    call = attention_call(static)
+    specs = {name: P(axes) for name in whole}
+    specs["sinks"] = P()
+    mapped = shard_map(call, mesh=mesh, in_specs=(specs,), out_specs=(P(axes), P(axes)))
+    placed = {n: jax.device_put(a, NamedSharding(mesh, specs[n])) for n, a in whole.items()}
+    compiled = jax.jit(mapped).lower(placed).compile()
+    got = compiled(placed)
+    want = [jnp.concatenate(parts) for parts in zip(*map(call, cases), strict=True)]
+    difference = max(
+        float(np.abs(np.nan_to_num(np.asarray(a) - np.asarray(b))).max())
+        for a, b in zip(got, want, strict=True)
+    )
+    text = compiled.as_text()
+    found = [" ".join(match) for match in COLLECTIVE.findall(text)]
+    count = text.count('custom_call_target="xla_gpu_paged_attention"')
+    result = {"difference": difference, "collectives": found, "custom_calls": count}
+    return {"shard_map/sequences": result | {"hlo": "", "result_specs": []}}
+
+
+def elementwise_scenario(mesh):
+    a = np.arange(64, dtype=np.float32).reshape(8, 8)
+    spec = P("x", "y")
+    call = lambda args: simple_add(args["a"], args["b"])  # noqa: E731
+    return {"simple_add": run(call, {"a": a, "b": a}, mesh, {"a": spec, "b": spec})}
+
+
+def main():
+    mesh = Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("x", "y"))
+    scenarios = attention_scenarios(mesh) | update_scenarios(mesh)
+    scenarios |= shard_map_scenarios(mesh) | elementwise_scenario(mesh)
+    print(json.dumps(scenarios))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""A table of wrong calls through JAX and through ctypes: each gives its message, none crashes.
+
+Wrong index values are data, not types: they give NaN rows (test_property_*.py).
+"""
+
+import ctypes
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xla_gpu
+from xla_gpu import _lib, _ops
+from xla_gpu.jax import paged_attention, ragged_paged_attention, simple_add, update_kv_cache
+
+T, H, K, D, PAGES, SIZE, SEQS, MAX_PAGES = 4, 4, 2, 8, 6, 4, 2, 3
+
+
+def zeros(*shape, dtype=jnp.float32):
+    return jnp.zeros(shape, dtype)
+
+
+def i32(*shape):
+    return jnp.zeros(shape, jnp.int32)
+
+
+def attend(*, op=paged_attention, **change):
+    call = {
+        "query": zeros(T, H, D),
+        "kv_cache": zeros(PAGES, SIZE, 2 * K, D),
+        "context_lens": i32(SEQS),
+        "block_tables": i32(SEQS, MAX_PAGES),
+        "query_start_loc": i32(SEQS + 1),
+        "num_seqs": i32(1),
+        "scale": 1.0,
+    } | change
+    return jax.jit(lambda arrays: op(**arrays, **statics(call)))(arrays(call))
+
+
+def statics(call):
+    return {name: value for name, value in call.items() if not is_array(value)}
+
+
+def arrays(call):
+    return {name: value for name, value in call.items() if is_array(value)}
+
+
+def is_array(value):
+    return isinstance(value, jax.Array) or (
+        isinstance(value, tuple) and all(isinstance(one, jax.Array) for one in value)
+    )
+
+
+def update(**change):
+    call = {
+        "key": zeros(T, K, D),
+        "value": zeros(T, K, D),
+        "kv_cache": zeros(PAGES, SIZE, 2 * K, D),
+        "slot_mapping": i32(T),
+    } | change
+    return jax.jit(lambda arrays: update_kv_cache(**arrays, **statics(call)))(arrays(call))
+
+
+F32 = jnp.float32
+PAIR = (zeros(PAGES, SIZE, K, D), zeros(PAGES, SIZE, K, D))
+
+JAX_TABLE = {
+    # paged_attention: types
+    "query rank": (lambda: attend(query=zeros(T, H * D)), "query is f32[4,32]; it must be"),
+    "query dtype": (lambda: attend(query=i32(T, H, D)), "query is i32[4,4,8]; its dtype must be"),
+    "query f8": (
+        lambda: attend(query=zeros(T, H, D, dtype=jnp.float8_e4m3fn)),
+        "its dtype must be f32, bf16 or f16",
+    ),
+    "head_dim differs": (
+        lambda: attend(query=zeros(T, H, 16)),
+        "head_dim is 16 in query f32[4,4,16] but 8 in kv_cache",
+    ),
+    "head_dim too large": (
+        lambda: attend(query=zeros(T, H, 512), kv_cache=zeros(PAGES, SIZE, 4, 512)),
+        "512",
+    ),
+    "heads no multiple": (
+        lambda: attend(query=zeros(T, 3, D)),
+        "q_heads must be a multiple of kv_heads",
+    ),
+    "cache rank": (lambda: attend(kv_cache=zeros(PAGES, SIZE, D)), "kv_cache is f32[6,4,8]"),
+    "cache dtype": (lambda: attend(kv_cache=i32(PAGES, SIZE, 4, D)), "kv_cache is i32[6,4,4,8]"),
+    "cache odd heads": (lambda: attend(kv_cache=zeros(PAGES, SIZE, 3, D)), "[6,4,3,8]"),
+    "cache stacked by 3": (lambda: attend(kv_cache=zeros(3, PAGES, SIZE, K, D)), "[3,6,4,2,8]"),
+    "pair differs": (lambda: attend(kv_cache=(PAIR[0], zeros(PAGES, SIZE, 1, D))), "v_cache"),
+    "pair dtypes": (lambda: attend(kv_cache=(PAIR[0], PAIR[1].astype(jnp.bfloat16))), "v_cache"),
+    "triple": (
+        lambda: attend(kv_cache=(*PAIR, PAIR[0])),
+        "kv_cache is a tuple of 3; allowed is one array or a pair (K, V)",
+    ),
+    "context_lens shape": (
+        lambda: attend(context_lens=i32(3)),
+        "context_lens is i32[3]; it must be i32[2]",
+    ),
+    "context_lens dtype": (
+        lambda: attend(context_lens=zeros(SEQS)),
+        "context_lens is f32[2]; it must be i32[2]",
+    ),
+    "block_tables rank": (lambda: attend(block_tables=i32(6)), "block_tables is i32[6]"),
+    "block_tables dtype": (
+        lambda: attend(block_tables=zeros(SEQS, MAX_PAGES)),
+        "block_tables is f32[2,3]",
+    ),
+    "query_start_loc": (
+        lambda: attend(query_start_loc=i32(SEQS)),
+        "query_start_loc is i32[2]; it must be i32[3]",
+    ),
+    "num_seqs": (lambda: attend(num_seqs=i32(2)), "num_seqs is i32[2]; it must be i32[1]"),
+    "num_seqs text": (lambda: attend(num_seqs="2"), "num_seqs is str '2'; it must be an array"),
+    "sinks shape": (lambda: attend(sinks=zeros(K)), "sinks is f32[2]; it must be f32[4]"),
+    "sinks ints": (lambda: attend(sinks=i32(H)), "sinks is i32[4]; its dtype must be floating"),
+    "k_scale shape": (lambda: attend(k_scale=zeros(3)), "k_scale is f32[3]"),
+    "v_scale rank": (lambda: attend(v_scale=zeros(1, 1)), "v_scale is f32[1,1]"),
+    # paged_attention: attributes
+    "scale array": (lambda: attend(scale=zeros(1)), "scale is an array: it is fixed when"),
+    "scale text": (lambda: attend(scale="1"), "scale is str '1'; allowed is a Python number"),
+    "scale nan": (lambda: attend(scale=float("nan")), "'scale' is nan; it must be a finite"),
+    "scale inf": (lambda: attend(scale=1e39), "'scale' is 1e+39; it must be a finite"),
+    "window negative": (
+        lambda: attend(sliding_window=-1),
+        "'sliding_window' is -1; it must be at least 1",
+    ),
+    "window float": (lambda: attend(sliding_window=2.0), "sliding_window is float 2.0; allowed"),
+    "window bool": (lambda: attend(sliding_window=True), "sliding_window is bool True; allowed"),
+    "cap negative": (lambda: attend(soft_cap=-1.0), "'soft_cap' is -1; it must be a finite"),
+    "causal text": (lambda: attend(causal="yes"), "causal is str 'yes'; allowed are True and"),
+    "return_lse int": (lambda: attend(return_lse=1), "return_lse is int 1; allowed are True and"),
+    "out_dtype int": (
+        lambda: attend(out_dtype=jnp.int32),
+        "'out_dtype' is \"i32\"; it must be f32",
+    ),
+    "out_dtype unknown": (lambda: attend(out_dtype="f23"), "out_dtype is 'f23'; allowed are"),
+    "query text": (lambda: attend(query="q"), "query is str 'q'; it must be an array"),
+    "ragged pair": (
+        lambda: ragged_paged_attention(
+            zeros(T, H, D), PAIR, i32(SEQS), i32(SEQS, 3), i32(SEQS + 1), i32(1)
+        ),
+        "kv_pages must be one array",
+    ),
+    # update_kv_cache
+    "key rank": (lambda: update(key=zeros(T, K * D)), "key is f32[4,16]"),
+    "key and value": (lambda: update(value=zeros(T, K, 16)), "value is f32[4,2,16]"),
+    "key dtype": (lambda: update(key=i32(T, K, D), value=i32(T, K, D)), "key is i32[4,2,8]"),
+    "kv_heads differ": (
+        lambda: update(key=zeros(T, 3, D), value=zeros(T, 3, D)),
+        "key is f32[4,3,8]",
+    ),
+    "slots shape": (lambda: update(slot_mapping=i32(5)), "slot_mapping is i32[5]"),
+    "slots dtype": (lambda: update(slot_mapping=zeros(T)), "slot_mapping is f32[4]"),
+    "update scale": (lambda: update(k_scale=zeros(5)), "k_scale is f32[5]"),
+    "update pair": (lambda: update(kv_cache=(PAIR[0],) * 3), "kv_cache is a tuple of 3"),
+    # simple_add
+    "add shapes": (lambda: simple_add(zeros(3), zeros(4)), "a is f32[3] but b is f32[4]"),
+    "add dtypes": (lambda: simple_add(zeros(3), i32(3)), "a is f32[3] but b is i32[3]"),
+    "add bools": (
+        lambda: simple_add(jnp.ones(3, bool), jnp.ones(3, bool)),
+        "a is pred[3]; its dtype must be",
+    ),
+    "add complex": (
+        lambda: simple_add(jnp.ones(3, jnp.complex64), jnp.ones(3, jnp.complex64)),
+        "dtype complex64 has no counterpart",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", JAX_TABLE)
+def test_jax(row):
+    call, message = JAX_TABLE[row]
+    with pytest.raises(ValueError) as error:
+        call()
+    assert message in str(error.value)
+    assert isinstance(error.value, xla_gpu.XlaGpuError)
+    assert error.value.code_name == "INVALID_ARGUMENT"
+
+
+def spec(dtype, *shape):
+    return _ops.TensorSpec(dtype, shape)
+
+
+ADD = [spec("f32", 3), spec("f32", 3)]
+ATTENTION = [
+    spec("f32", T, H, D),
+    spec("f32", PAGES, SIZE, 2 * K, D),
+    spec("i32", SEQS),
+    spec("i32", SEQS, MAX_PAGES),
+    spec("i32", SEQS + 1),
+    spec("i32", 1),
+]
+
+CTYPES_TABLE = {
+    "unknown op": (("no_op", "Host", ADD, {}), LookupError, "no_op"),
+    "unknown platform": (("simple_add", "TPU", ADD, {}), ValueError, "platform is 'TPU'; allowed"),
+    "too few": (("simple_add", "Host", ADD[:1], {}), ValueError, "1"),
+    "too many": (("simple_add", "Host", ADD * 2, {}), ValueError, "4"),
+    "very many": (("simple_add", "Host", ADD * 40, {}), ValueError, "at most 64"),
+    "unknown dtype": (("simple_add", "Host", [spec("f4", 3)] * 2, {}), ValueError, "does not know"),
+    "negative size": (("simple_add", "Host", [spec("f32", -3)] * 2, {}), ValueError, "-3"),
+    "huge rank": (("simple_add", "Host", [spec("f32", *[1] * 17)] * 2, {}), ValueError, "rank 17"),
+    "unknown attribute": (("simple_add", "Host", ADD, {"scale": 1.0}), ValueError, "'scale'"),
+    "missing attribute": (("paged_attention", "Host", ATTENTION, {}), ValueError, "'scale'"),
+    "attribute type": (
+        ("paged_attention", "Host", ATTENTION, {"scale": "1"}),
+        ValueError,
+        "'scale'",
+    ),
+    "window array": (
+        ("paged_attention", "Host", ATTENTION, {"scale": 1.0, "sliding_window": [1]}),
+        ValueError,
+        "'sliding_window'",
+    ),
+    "unknown optional": (
+        (
+            "paged_attention",
+            "Host",
+            [*ATTENTION, spec("f32", H)],
+            {"scale": 1.0, "optional_args": "sink"},
+        ),
+        ValueError,
+        "sink",
+    ),
+    "optional not named": (
+        ("paged_attention", "Host", [*ATTENTION, spec("f32", H)], {"scale": 1.0}),
+        ValueError,
+        "7",
+    ),
+    "optional order": (
+        (
+            "paged_attention",
+            "Host",
+            [*ATTENTION, spec("f32", 1), spec("f32", H)],
+            {"scale": 1.0, "optional_args": "k_scale,sinks"},
+        ),
+        ValueError,
+        "optional_args",
+    ),
+    "too many attributes": (
+        ("simple_add", "Host", ADD, {f"a{i}": i for i in range(40)}),
+        ValueError,
+        "attribute",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", CTYPES_TABLE)
+def test_ctypes(row):
+    (op, platform, specs, attrs), kind, message = CTYPES_TABLE[row]
+    with pytest.raises(kind) as error:
+        _ops.infer(op, platform, specs, attrs)
+    assert message in str(error.value)
+    assert isinstance(error.value, xla_gpu.XlaGpuError)
+
+
+def test_ctypes_run_refuses_null_data_and_wrong_results():
+    a = np.zeros(3, np.float32)
+    good = _ops.TensorRef(spec("f32", 3), a.ctypes.data)
+    null = _ops.TensorRef(spec("f32", 3), 0)
+    short = _ops.TensorRef(spec("f32", 2), a.ctypes.data)
+    for args, results, message in (
+        ([good, null], [good], "null"),
+        ([good, good], [null], "null"),
+        ([good, good], [short], "f32[2]"),
+        ([good, good], [], "0"),
+    ):
+        with pytest.raises(ValueError) as error:
+            _ops.run("simple_add", "Host", args, results, {})
+        assert message in str(error.value).lower()
+
+
+def test_ctypes_struct_sizes_are_checked():
+    library = _lib.load()
+    call = _lib.Call(struct_size=8)
+    with pytest.raises(ValueError, match=r"xla_gpu_call.struct_size is 8 but must be at least"):
+        _lib.check(library.xla_gpu_run(ctypes.byref(call)))
+    with pytest.raises(ValueError, match="call is NULL"):
+        _lib.check(library.xla_gpu_run(None))
+
+
+def test_a_missing_library_says_where_it_was_looked_for(monkeypatch):
+    monkeypatch.setenv("XLA_GPU_LIBRARY", "/no/such/libxla_gpu.so")
+    with pytest.raises(LookupError, match=r"tried /no/such/libxla_gpu.so.*XLA_GPU_LIBRARY"):
+        _lib.library_path.__wrapped__()

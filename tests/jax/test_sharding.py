@@ -1,0 +1,73 @@
+"""Plain jit over sharded arrays, and shard_map, on four CPU devices: nothing is gathered."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = pathlib.Path(__file__).with_name("sharding_program.py")
+# Scenarios in which something has to be gathered first (_partition.py says why), and what.
+GATHERED = {
+    "rows/not_causal_window": "f32[32,16,32]",  # query
+    "pages": "f32[24,8,8,32]",  # kv_cache
+    "split_indices": "s32[",
+}
+# A kernel may sum in another order where a device has part of a sequence's rows (f32, values ~ 1).
+ROUNDING = 5e-6
+ATTENTION = [
+    "heads/interleaved",
+    "heads/pair",
+    "heads/stacked",
+    "heads/gqa_over_both",
+    "heads/mqa",
+    *(f"rows/{seed}" for seed in range(12)),
+    "rows_and_heads",
+    "shard_map/sequences",
+]
+UPDATES = [
+    f"update/{how}/{layout}"
+    for how in ("heads", "pages", "pages_and_heads")
+    for layout in ("interleaved", "pair", "stacked")
+]
+
+
+@pytest.fixture(scope="module")
+def scenarios():
+    env = dict(os.environ, JAX_PLATFORMS="cpu")
+    env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+    env["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.mark.xdist_group("sharding")
+@pytest.mark.parametrize("name", [*ATTENTION, *UPDATES, "simple_add"])
+def test_splits_without_communication(scenarios, name):
+    scenario = scenarios[name]
+    assert scenario["custom_calls"] == 1
+    assert scenario["collectives"] == []
+    assert scenario["difference"] <= (0.0 if name in UPDATES else ROUNDING)
+
+
+@pytest.mark.xdist_group("sharding")
+@pytest.mark.parametrize("name", GATHERED)
+def test_gathers_what_it_must_and_is_right(scenarios, name):
+    scenario = scenarios[name]
+    assert scenario["collectives"]
+    for collective in scenario["collectives"]:
+        assert collective.startswith(GATHERED[name])
+    assert scenario["difference"] <= ROUNDING
+
+
+@pytest.mark.xdist_group("sharding")
+def test_each_device_computes_its_own_heads(scenarios):
+    hlo = scenarios["heads/interleaved"]["hlo"]
+    assert "f32[32,4,32]" in hlo  # 16 query heads over 4 devices
+    assert "f32[24,8,2,32]" in hlo  # 4 kv heads, K and V, over 4 devices
+    assert "'x', 'y'" in scenarios["heads/interleaved"]["result_specs"][0]
