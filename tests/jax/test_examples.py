@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -41,12 +40,3 @@ def test_demo(monkeypatch, capsys):
         "ok after",
     ):
         assert part in said
-
-
-def test_the_snippets_of_the_documentation():
-    pytest.importorskip("jax.export", reason="needs absl-py or flatbuffers here")
-    pytest.importorskip("flatbuffers")
-    text = (EXAMPLES[0].parents[2] / "docs" / "jax.md").read_text()
-    snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(snippets) == 3
-    exec("\n".join(snippets), {"__name__": "snippets"})
