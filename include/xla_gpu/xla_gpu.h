@@ -149,21 +149,22 @@ XLA_GPU_EXPORT xla_gpu_status* xla_gpu_check_handler(const char* name, const voi
 
 /* Registers `handler` as custom-call target `name` in one PJRT plugin (each has its own registry),
  * before or after its client exists. The plugin: `pjrt_api`, a PJRT_Api*; else the .so at
- * `plugin_path`, loaded if it is not; else, with both NULL, the one loaded in this process that runs
- * `platform` ("Host", "CUDA"). Checked first as by xla_gpu_check_handler. The same registration
- * again is fine, another handler under the same name is an error. */
+ * `plugin_path`, loaded if it is not; else, with both NULL, the one loaded in this process that
+ * runs `platform` ("Host", "CUDA"). Checked first as by xla_gpu_check_handler. The same
+ * registration again is fine, another handler under the same name is an error. */
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_register_pjrt(const void* pjrt_api, const char* plugin_path,
                                                      const char* name, const void* handler,
                                                      const char* platform, int api_version);
 
 /* ---- Running XLA ---------------------------------------------------------------------------- */
 
-/* The StableHLO module (text) whose @main takes the call's arguments and returns the op's results by
- * a custom call of API version 4. Data pointers and results are not read. */
+/* The StableHLO module (text) whose @main takes the call's arguments and returns the op's results
+ * by a custom call of API version 4. Data pointers and results are not read. */
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_stablehlo(const xla_gpu_call* call, char** mlir);
 
 /* A client of a PJRT plugin, on one device. `plugin`: the path of a .so; "cpu" or "cuda", the first
- * found in the Python environments; NULL or "": CUDA on a machine with an NVIDIA GPU, else the CPU. */
+ * found in the Python environments; NULL or "": CUDA on a machine with an NVIDIA GPU, else the CPU.
+ */
 typedef struct xla_gpu_client xla_gpu_client;
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_client_create(const char* plugin, xla_gpu_client** client);
 XLA_GPU_EXPORT void xla_gpu_client_free(xla_gpu_client* client);
