@@ -1,0 +1,85 @@
+// xla-gpu cache, as a user runs it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "src/cuda/child_process.h"
+#include "src/cuda/nvrtc.h"
+#include "src/cuda/test_util.h"
+
+namespace xla_gpu::cli {
+namespace {
+
+using testing::HasSubstr;
+
+class CacheCommand : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (std::getenv("XLA_GPU_PROGRAM") == nullptr) GTEST_SKIP() << "run this test through ctest";
+  }
+  static cuda::ChildResult Run(std::vector<std::string> args) {
+    args.insert(args.begin(), {std::getenv("XLA_GPU_PROGRAM"), "cache"});
+    auto child = cuda::RunChild(args, "", std::chrono::seconds(300));
+    EXPECT_TRUE(child.ok()) << child.status().ToString();
+    return child.ok() ? *child : cuda::ChildResult();
+  }
+
+  cuda::TempFolder folder_;
+  cuda::ScopedEnv cache_{"XLA_GPU_CACHE_DIR", folder_.path("cache")};
+};
+
+TEST_F(CacheCommand, WarmListClear) {
+  if (auto nvrtc = cuda::SelectNvrtc(0); !nvrtc.ok()) GTEST_SKIP() << nvrtc.status().message();
+  const std::vector<std::string> warm = {"warm", "--arch", "sm_80", "--op", "simple_add"};
+  const auto first = Run(warm);
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_THAT(first.out, HasSubstr("4 compiled, 0 present, 0 failed"));
+  EXPECT_THAT(Run(warm).out, HasSubstr("0 compiled, 4 present, 0 failed"));
+
+  EXPECT_THAT(Run({"list"}).out, HasSubstr("simple_add.cu:simple_add [ELEMENT_BF16] for sm_80"));
+  const auto listing = nlohmann::json::parse(Run({"list", "--json"}).out);
+  EXPECT_EQ(listing["folder"], folder_.path("cache"));
+  ASSERT_EQ(listing["kernels"].size(), 4u);
+  EXPECT_EQ(listing["kernels"][0]["valid"], true);
+
+  EXPECT_EQ(Run({"clear"}).out, "4 kernels removed\n");
+  EXPECT_THAT(Run({"list"}).out, testing::StartsWith("0 kernels"));
+}
+
+TEST_F(CacheCommand, AKernelThatFailsIsCountedAndTheRestGoesOn) {
+  if (auto nvrtc = cuda::SelectNvrtc(0); !nvrtc.ok()) GTEST_SKIP() << nvrtc.status().message();
+  cuda::ScopedEnv compiler("XLA_GPU_COMPILER", folder_.WriteScript("crash", "kill -SEGV $$"));
+  const auto warm = Run({"warm", "--arch", "sm_80", "--op", "simple_add"});
+  EXPECT_EQ(warm.exit_code, 1);
+  EXPECT_THAT(warm.out, HasSubstr("0 compiled, 0 present, 4 failed"));
+  EXPECT_THAT(warm.err, HasSubstr("signal 11"));
+}
+
+TEST_F(CacheCommand, WrongUsageAndFailuresHaveTheirExitCodes) {
+  for (const std::vector<std::string>& args :
+       std::vector<std::vector<std::string>>{{},
+                                             {"nonsense"},
+                                             {"list", "x"},
+                                             {"clear", "x"},
+                                             {"warm", "--arch"},
+                                             {"warm", "x", "y"},
+                                             {"warm", "--jobs", "0"}}) {
+    const auto child = Run(args);
+    EXPECT_EQ(child.exit_code, 2);
+    EXPECT_THAT(child.err, HasSubstr("usage: xla-gpu cache list"));
+  }
+  const auto arch = Run({"warm", "--arch", "hopper"});
+  EXPECT_EQ(arch.exit_code, 1);
+  EXPECT_THAT(arch.err, HasSubstr("architecture is 'hopper'; it must be like sm_80"));
+  const auto op = Run({"warm", "--arch", "sm_80", "--op", "nonsense"});
+  EXPECT_EQ(op.exit_code, 1);
+  EXPECT_THAT(op.err, HasSubstr("op 'nonsense' has no kernels"));
+  cuda::ScopedEnv off("XLA_GPU_CACHE_DIR", "");
+  const auto list = Run({"list"});
+  EXPECT_EQ(list.exit_code, 1);
+  EXPECT_THAT(list.err, HasSubstr("XLA_GPU_CACHE_DIR is empty"));
+}
+
+}  // namespace
+}  // namespace xla_gpu::cli

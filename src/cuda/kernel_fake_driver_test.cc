@@ -1,0 +1,165 @@
+// How kernels are loaded and launched, against a driver that only writes down its calls
+// (tests/cuda/fake_libcuda.cc): which functions, in which order and context, on new and old
+// drivers. kernel_gpu_test.cc tests what they do.
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "src/core/op_registry.h"
+#include "src/core/strings.h"
+#include "src/cuda/compile_protocol.h"
+#include "src/cuda/device.h"
+#include "src/cuda/driver_api.h"
+#include "src/cuda/kernel.h"
+#include "src/cuda/test_util.h"
+
+namespace xla_gpu::cuda {
+namespace {
+
+const KernelSpec kSpec = {"src/ops/simple_add/cuda/simple_add.cu", "simple_add", {"ELEMENT_F32"}};
+
+bool Has(const std::string& text, const std::string& part) {
+  const bool has = text.find(part) != text.npos;
+  if (!has) std::fprintf(stderr, "no '%s' in:\n%s\n", part.c_str(), text.c_str());
+  return has;
+}
+
+bool Equal(const std::string& came, const std::string& expected) {
+  const bool equal = came == expected;
+  if (!equal) std::fprintf(stderr, "came:\n%s\nexpected:\n%s\n", came.c_str(), expected.c_str());
+  return equal;
+}
+
+// The driver is opened once a process, so each test runs in one of its own. An NVRTC and a compiler
+// that are fakes too give "cubin" for every kernel.
+class FakeDriverTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_NE(std::getenv("XLA_GPU_FAKE_DRIVER"), nullptr) << "run this test through ctest";
+    folder_.Write("nvrtc/libnvrtc.so.12", "");
+    folder_.Write("nvrtc/libnvrtc-builtins.so.12.8", "");
+    const std::string answer = folder_.Write(
+        "answer", Encode(CompileResponse{CompileResponse::Outcome::kOk, "", "cubin"}));
+    nvrtc_.emplace("XLA_GPU_NVRTC", folder_.path("nvrtc"));
+    cache_.emplace("XLA_GPU_CACHE_DIR", "");
+    compiler_.emplace("XLA_GPU_COMPILER",
+                      folder_.WriteScript("compiler", "cat >/dev/null; cat " + answer));
+  }
+
+  template <typename Body>
+  static void InProcess(const char* version, const char* fail, Body body) {
+    EXPECT_EQ(RunForked([&] {
+                setenv("FAKE_CUDA_VERSION", version, 1);
+                setenv("FAKE_CUDA_FAIL", fail, 1);
+                // By its path; from now on "libcuda.so.1" is its name.
+                void* fake = dlopen(std::getenv("XLA_GPU_FAKE_DRIVER"), RTLD_NOW);
+                if (fake == nullptr) return false;
+                log_ = reinterpret_cast<const char* (*)()>(dlsym(fake, "fake_cuda_log"));
+                return body();
+              }),
+              0);
+  }
+  // What the driver was asked since the last call of this.
+  static std::string Log() {
+    static size_t seen = 0;
+    const std::string all = log_();
+    const std::string fresh = all.substr(seen);
+    seen = all.size();
+    return fresh;
+  }
+  static Status Launch(const Kernel& kernel, uint32_t shared = 0) {
+    LaunchConfig config;
+    config.grid[0] = 7;
+    config.block[0] = 256;
+    config.dynamic_shared_bytes = shared;
+    void* params[] = {nullptr};
+    return kernel.Launch(config, params, reinterpret_cast<void*>(99));
+  }
+
+  static inline const char* (*log_)() = nullptr;
+  TempFolder folder_;
+  std::optional<ScopedEnv> nvrtc_, cache_, compiler_;
+};
+
+TEST_F(FakeDriverTest, ANewDriverLoadsEverythingBeforeTheFirstLaunch) {
+  InProcess("12080", "", [] {
+    auto kernel = GetKernel(kSpec, 1, 100'000);
+    if (!kernel.ok()) return Equal(kernel.status().ToString(), "OK");
+    return Equal(Log(),
+                 "cuInit\ncuDeviceGetCount\ncuDevicePrimaryCtxRetain 1\ncuLibraryLoadData cubin\n"
+                 "cuLibraryGetKernel simple_add\ncuKernelGetFunction context=2\n"
+                 "cuKernelSetAttribute 8=100000 device=1\n") &&
+           Launch(**kernel, 50'000).ok() &&
+           Equal(Log(), StrCat("cuLaunchKernel function=", 0x201,
+                               " grid=7 block=256 shared=50000 stream=99\n")) &&
+           CurrentDevice(Platform::kCuda) == 0;  // the context is popped again
+  });
+}
+
+TEST_F(FakeDriverTest, AnOldDriverLoadsAModuleIntoThePrimaryContext) {
+  InProcess("11080", "", [] {
+    // NVRTC 12's code is not for a driver of CUDA 11: this is said before anything is loaded.
+    return Has(GetKernel(kSpec, 0, 0).status().message(), "CUDA 11.x only");
+  });
+  InProcess("12080", "cuNothing=1", [] {
+    // A driver of CUDA 12 whose libcuda lacks the library functions.
+    const_cast<DriverApi*>(*GetDriver())->cuLibraryLoadData = nullptr;
+    auto kernel = GetKernel(kSpec, 1, 100'000);
+    return kernel.ok() && Launch(**kernel).ok() &&
+           Equal(Log(), StrCat("cuInit\ncuDeviceGetCount\ncuDevicePrimaryCtxRetain 1\n"
+                               "cuModuleLoadData cubin context=2\ncuModuleGetFunction simple_add\n"
+                               "cuFuncSetAttribute 8=100000 context=2\ncuLaunchKernel function=",
+                               0x101, " grid=7 block=256 shared=0 stream=99\n"));
+  });
+}
+
+TEST_F(FakeDriverTest, AKernelIsLoadedOnceADeviceAndItsSharedMemoryOnlyGrows) {
+  InProcess("12080", "", [] {
+    auto first = GetKernel(kSpec, 0, 60'000);
+    Log();
+    auto again = GetKernel(kSpec, 0, 50'000);
+    if (!Equal(Log(), "") || *again != *first) return false;
+    auto more = GetKernel(kSpec, 0, 70'000);
+    if (!Equal(Log(), "cuKernelSetAttribute 8=70000 device=0\n") || *more != *first) return false;
+    auto other_device = GetKernel(kSpec, 1, 0);
+    return other_device.ok() && *other_device != *first && Has(Log(), "cuLibraryLoadData");
+  });
+}
+
+TEST_F(FakeDriverTest, TheCurrentDeviceIsThatOfTheContext) {
+  InProcess("12080", "", [] {
+    ScopedPrimaryContext context(**GetDriver(), 1);
+    return CurrentDevice(Platform::kCuda) == 1;
+  });
+}
+
+TEST_F(FakeDriverTest, ErrorsSayWhatWasTriedAndLeaveNothingLoaded) {
+  InProcess("12080", "cuInit=100", [] {
+    return Has(DeviceCount().status().message(), "cuInit failed: CUDA_ERROR_FAKE 100") &&
+           Has(DeviceCount().status().message(), "CUDA_VISIBLE_DEVICES") &&
+           CurrentDevice(Platform::kCuda) == 0;
+  });
+  InProcess("12080", "cuLibraryLoadData=209", [] {
+    return Has(GetKernel(kSpec, 0, 0).status().message(), "for another GPU: xla-gpu doctor");
+  });
+  InProcess("12080", "cuLibraryGetKernel=500", [] {
+    return Has(GetKernel(kSpec, 0, 0).status().message(),
+               "loading kernel simple_add on device 0") &&
+           Has(Log(), "cuLibraryUnload") && CurrentDevice(Platform::kCuda) == 0;
+  });
+  InProcess("12080", "cuLaunchKernel=1", [] {
+    auto kernel = GetKernel(kSpec, 0, 0);
+    return Has(Launch(**kernel).message(),
+               "launching kernel simple_add with grid 7x1x1, block 256x1x1 and 0 bytes");
+  });
+  InProcess("12080", "cuDevicePrimaryCtxRetain=2", [] {
+    return GetKernel(kSpec, 0, 0).status().code() == StatusCode::kResourceExhausted;
+  });
+  InProcess("12080", "", [] {
+    return Has(GetKernel(kSpec, 2, 0).status().message(), "device 2 does not exist") &&
+           Has(GetKernel(kSpec, 0, 300'000).status().message(), "has 232448");
+  });
+}
+
+}  // namespace
+}  // namespace xla_gpu::cuda

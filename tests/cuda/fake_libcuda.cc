@@ -1,0 +1,115 @@
+// A libcuda.so.1 without a GPU, for src/cuda/kernel_fake_driver_test.cc: it writes down what is
+// asked of it, so that the order of loading and launching is tested on machines that have no GPU.
+//
+// FAKE_CUDA_VERSION (12080): what cuDriverGetVersion says. FAKE_CUDA_FAIL ("cuLaunchKernel=1"):
+// this function gives this error. It has two devices of compute capability 9.0.
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace {
+
+std::string& Log() {
+  static auto* log = new std::string;
+  return *log;
+}
+
+thread_local intptr_t stack[16] = {};  // contexts are 1 + the device's number
+thread_local int depth = 0;
+
+// Notes the call and gives its result.
+int Called(const char* function, const std::string& details = "") {
+  Log() += std::string(function) + (details.empty() ? "" : " ") + details + "\n";
+  const char* fail = std::getenv("FAKE_CUDA_FAIL");
+  const size_t length = std::strlen(function);
+  const bool fails =
+      fail != nullptr && std::strncmp(fail, function, length) == 0 && fail[length] == '=';
+  return fails ? std::atoi(fail + length + 1) : 0;
+}
+
+std::string Context() { return "context=" + std::to_string(depth == 0 ? 0 : stack[depth - 1]); }
+
+}  // namespace
+
+#define FAKE extern "C" __attribute__((visibility("default")))
+
+FAKE const char* fake_cuda_log() { return Log().c_str(); }
+
+FAKE int cuInit(unsigned) { return Called("cuInit"); }
+FAKE int cuDriverGetVersion(int* version) {
+  const char* text = std::getenv("FAKE_CUDA_VERSION");
+  *version = text == nullptr ? 12080 : std::atoi(text);
+  return 0;
+}
+FAKE int cuGetErrorName(int, const char** text) { return *text = "CUDA_ERROR_FAKE", 0; }
+FAKE int cuGetErrorString(int, const char** text) { return *text = "made up", 0; }
+
+FAKE int cuDeviceGetCount(int* count) { return *count = 2, Called("cuDeviceGetCount"); }
+FAKE int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
+FAKE int cuDeviceGetName(char* name, int length, int) {
+  return std::strncpy(name, "Fake GPU", static_cast<size_t>(length)), 0;
+}
+FAKE int cuDeviceGetAttribute(int* value, int attribute, int) {
+  *value = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 97 ? 232448 : 100;
+  return 0;
+}
+FAKE int cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = size_t{1} << 34, 0; }
+
+FAKE int cuDevicePrimaryCtxRetain(void** context, int device) {
+  *context = reinterpret_cast<void*>(intptr_t{device} + 1);
+  return Called("cuDevicePrimaryCtxRetain", std::to_string(device));
+}
+FAKE int cuCtxGetDevice(int* device) {
+  if (depth == 0) return 201;  // CUDA_ERROR_INVALID_CONTEXT
+  *device = static_cast<int>(stack[depth - 1]) - 1;
+  return 0;
+}
+FAKE int cuCtxPushCurrent_v2(void* context) {
+  stack[depth++] = reinterpret_cast<intptr_t>(context);
+  return 0;
+}
+FAKE int cuCtxPopCurrent_v2(void** context) {
+  if (depth == 0) return 201;
+  *context = reinterpret_cast<void*>(stack[--depth]);
+  return 0;
+}
+
+FAKE int cuModuleLoadData(void** module, const void* image) {
+  *module = reinterpret_cast<void*>(0x100);
+  return Called("cuModuleLoadData", std::string(static_cast<const char*>(image)) + " " + Context());
+}
+FAKE int cuModuleUnload(void*) { return Called("cuModuleUnload"); }
+FAKE int cuModuleGetFunction(void** function, void*, const char* name) {
+  *function = reinterpret_cast<void*>(0x101);
+  return Called("cuModuleGetFunction", name);
+}
+FAKE int cuFuncSetAttribute(void*, int attribute, int value) {
+  return Called("cuFuncSetAttribute",
+                std::to_string(attribute) + "=" + std::to_string(value) + " " + Context());
+}
+FAKE int cuLibraryLoadData(void** library, const void* code, int*, void**, unsigned, int*, void**,
+                           unsigned) {
+  *library = reinterpret_cast<void*>(0x200);
+  return Called("cuLibraryLoadData", static_cast<const char*>(code));
+}
+FAKE int cuLibraryUnload(void*) { return Called("cuLibraryUnload"); }
+FAKE int cuLibraryGetKernel(void** kernel, void*, const char* name) {
+  *kernel = reinterpret_cast<void*>(0x201);
+  return Called("cuLibraryGetKernel", name);
+}
+FAKE int cuKernelGetFunction(void** function, void*) {
+  *function = reinterpret_cast<void*>(0x202);
+  return Called("cuKernelGetFunction", Context());
+}
+FAKE int cuKernelSetAttribute(int attribute, int value, void*, int device) {
+  return Called("cuKernelSetAttribute", std::to_string(attribute) + "=" + std::to_string(value) +
+                                            " device=" + std::to_string(device));
+}
+FAKE int cuLaunchKernel(void* function, unsigned gx, unsigned, unsigned, unsigned bx, unsigned,
+                        unsigned, unsigned shared, void* stream, void**, void**) {
+  auto number = [](void* p) { return std::to_string(reinterpret_cast<intptr_t>(p)); };
+  return Called("cuLaunchKernel", "function=" + number(function) + " grid=" + std::to_string(gx) +
+                                      " block=" + std::to_string(bx) + " shared=" +
+                                      std::to_string(shared) + " stream=" + number(stream));
+}
