@@ -10,6 +10,9 @@ RELEASE := build/release
 # What the Python package and the tests read to find the library and the program.
 export XLA_GPU_LIBRARY := $(CURDIR)/$(RELEASE)/libxla_gpu.so
 export XLA_GPU_PROGRAM := $(CURDIR)/$(RELEASE)/xla-gpu
+# So that ccache knows a source again in another clone.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
 # Where the C++ side looks for PJRT plugins and pip packages.
 export VIRTUAL_ENV := $(CURDIR)/.venv
 
@@ -30,16 +33,20 @@ $(STAMPS)/%: requirements/%.txt scripts/setup.sh | build/.stamps/system-build
 	@scripts/setup.sh venv $*
 	@mkdir -p $(@D) && touch $@
 
+$(STAMPS)/gpu: $(STAMPS)/test
+	@scripts/setup.sh gpu
+	@touch $@
+
 build: $(STAMPS)/test  ## Build the library and the program in build/release
 	@cmake --preset release --log-level=WARNING -DPython3_EXECUTABLE=$(CURDIR)/$(PY) >/dev/null
 	@cmake --build --preset release --parallel $(JOBS)
 
 # ---- Use -------------------------------------------------------------------------------------
 
-demo: build  ## Paged attention as a custom call inside real XLA, from C++ and from JAX
+demo: build $(STAMPS)/gpu  ## Paged attention as a custom call inside real XLA, from C++ and from JAX
 	@scripts/demo.sh
 
-bench: build $(STAMPS)/bench  ## Speed on this machine: table and plots under docs/benchmarks
+bench: build $(STAMPS)/bench $(STAMPS)/gpu  ## Speed on this machine: table and plots under docs/benchmarks
 	@scripts/bench.sh
 
 # ---- Tests -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 # What a fresh machine lacks, in steps that may be repeated. Usage:
 #   scripts/setup.sh system GROUP...  Debian/Ubuntu packages of requirements/apt-GROUP.txt
 #   scripts/setup.sh venv FILE...     the Python environment .venv with requirements/FILE.txt
+#   scripts/setup.sh gpu              JAX's CUDA plugin into .venv, where there is an NVIDIA GPU
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -55,9 +56,20 @@ PY
   .venv/bin/python -m pip install --quiet --disable-pip-version-check "${files[@]}"
 }
 
+# The plugin is of jaxlib's own version, and of a CUDA that the driver runs.
+gpu() {
+  [[ -e /dev/nvidiactl ]] || return 0
+  local driver cuda=cuda12 jax
+  driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+  ((${driver%%.*} >= 580)) 2>/dev/null && cuda=cuda13
+  jax=$(.venv/bin/python -c 'import importlib.metadata as m; print(m.version("jax"))')
+  say "installing JAX's plugin for the GPU: jax[$cuda]==$jax"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check "jax[$cuda]==$jax"
+}
+
 step=${1:-}
 shift || true
 case $step in
-  system | venv) "$step" "$@" ;;
-  *) sed -n '2,4s/^# //p' "$0" >&2; exit 2 ;;
+  system | venv | gpu) "$step" "$@" ;;
+  *) sed -n '2,5s/^# //p' "$0" >&2; exit 2 ;;
 esac

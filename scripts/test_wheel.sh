@@ -5,7 +5,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 dist=$(mktemp -d)
 trap 'rm -rf "$dist"' EXIT
-.venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$dist" .
+settings=()
+if [[ -n ${XLA_HEADERS:-} ]]; then  # a folder that cmake/xla_headers.cmake filled
+  settings=(--config-settings="cmake.define.XLA_GPU_DEPS_DIR=$XLA_HEADERS"
+    --config-settings="cmake.define.XLA_FFI_INCLUDE_DIR=$XLA_HEADERS/jaxlib/include")
+fi
+.venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$dist" \
+  "${settings[@]}" .
 wheels=("$dist"/*.whl)
 [[ ${#wheels[@]} == 1 && ${wheels[0]} == "$dist"/xla_gpu-*-py3-none-linux_x86_64.whl ]] ||
   { echo "wheel: expected one py3-none-linux_x86_64 wheel, got ${wheels[*]}" >&2; exit 1; }

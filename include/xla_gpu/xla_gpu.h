@@ -149,12 +149,41 @@ XLA_GPU_EXPORT xla_gpu_status* xla_gpu_check_handler(const char* name, const voi
 
 /* Registers `handler` as custom-call target `name` in one PJRT plugin (each has its own registry),
  * before or after its client exists. The plugin: `pjrt_api`, a PJRT_Api*; else the .so at
- * `plugin_path`, loaded if it is not; else, with both NULL, the one loaded in this process that runs
- * `platform` ("Host", "CUDA"). Checked first as by xla_gpu_check_handler. The same registration
- * again is fine, another handler under the same name is an error. */
+ * `plugin_path`, loaded if it is not; else, with both NULL, the one loaded in this process that
+ * runs `platform` ("Host", "CUDA"). Checked first as by xla_gpu_check_handler. The same
+ * registration again is fine, another handler under the same name is an error. */
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_register_pjrt(const void* pjrt_api, const char* plugin_path,
                                                      const char* name, const void* handler,
                                                      const char* platform, int api_version);
+
+/* ---- Running XLA ---------------------------------------------------------------------------- */
+
+/* The StableHLO module (text) whose @main takes the call's arguments and returns the op's results
+ * by a custom call of API version 4. Data pointers and results are not read. */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_stablehlo(const xla_gpu_call* call, char** mlir);
+
+/* A client of a PJRT plugin, on one device. `plugin`: the path of a .so; "cpu" or "cuda", the first
+ * found in the Python environments; NULL or "": CUDA on a machine with an NVIDIA GPU, else the CPU.
+ */
+typedef struct xla_gpu_client xla_gpu_client;
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_client_create(const char* plugin, xla_gpu_client** client);
+XLA_GPU_EXPORT void xla_gpu_client_free(xla_gpu_client* client);
+/* "Host" or "CUDA". */
+XLA_GPU_EXPORT const char* xla_gpu_client_platform(const xla_gpu_client* client);
+/* The plugin's PJRT_Api*, for xla_gpu_register_pjrt and for PJRT calls of your own. */
+XLA_GPU_EXPORT const void* xla_gpu_client_pjrt_api(const xla_gpu_client* client);
+
+/* Compiles the module (once; kept by its text), with this library's handlers registered for the ops
+ * that it calls, and runs it on tensors in host memory. The results are the caller's. */
+typedef struct xla_gpu_results xla_gpu_results;
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_client_run(xla_gpu_client* client, const char* mlir,
+                                                  const xla_gpu_tensor* args, size_t num_args,
+                                                  xla_gpu_results** results);
+XLA_GPU_EXPORT size_t xla_gpu_results_count(const xla_gpu_results* results);
+/* Fills `tensor` (struct_size set by the caller); it points into `results`. */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_results_get(const xla_gpu_results* results, size_t index,
+                                                   xla_gpu_tensor* tensor);
+XLA_GPU_EXPORT void xla_gpu_results_free(xla_gpu_results* results);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -20,7 +20,9 @@ _PLATFORMS = {
     "GPU": "CUDA",
     "gpu": "CUDA",
 }
-_JAX = "jax"  # beside plugin paths in _registered's keys
+# Beside plugin paths in _registered's keys.
+_JAX = "jax"
+_LOADED_PLUGIN = ""
 
 _lock = threading.Lock()
 # (runtime, name, platform) -> (api_version, stages)
@@ -38,8 +40,9 @@ def register(
     """Makes `handler` what XLA calls for the custom-call target `name`.
 
     It goes into JAX, for every later compilation, before or after the first use of a device; or
-    into the PJRT plugin that is named (each plugin has a registry of its own). What the runtime
-    would refuse, often without a word, is refused here first.
+    into one PJRT plugin (each has a registry of its own): the one that is named or, without JAX,
+    the one that this process has loaded for the platform. What the runtime would refuse, often
+    without a word, is refused here first.
 
     Args:
       name: the custom call's target, e.g. "my_kernel".
@@ -48,7 +51,8 @@ def register(
         It must live as long as the process; libraries loaded here do.
       platform: "CUDA" ("cuda", "GPU", "gpu") or "Host" ("cpu").
       api_version: the call's: 4 for a typed-FFI handler, 1, 2 or 3 for the untyped signatures.
-      pjrt_plugin: path of a PJRT plugin (.so), loaded if it is not yet; None for JAX.
+      pjrt_plugin: path of a PJRT plugin (.so), loaded if it is not yet; None for JAX or, if that
+        is not installed, the plugin that is loaded.
 
     Raises:
       InvalidArgumentError (a ValueError): a wrong name, platform, version, or what is no handler.
@@ -75,7 +79,10 @@ def register(
             f"register: {name} has the stages {', '.join(stages)}, but an untyped handler "
             f"(api_version={api_version}) has execute only",
         )
-    runtime = _JAX if pjrt_plugin is None else os.path.realpath(pjrt_plugin)
+    if pjrt_plugin is not None:
+        runtime = os.path.realpath(pjrt_plugin)
+    else:
+        runtime = _LOADED_PLUGIN if importlib.util.find_spec("jax") is None else _JAX
     key = (runtime, name, _PLATFORMS[platform])
     with _lock:
         if _is_known(key, api_version, stages):
@@ -114,12 +121,6 @@ def _library() -> ctypes.CDLL:
 
 
 def _register_in_jax(name: str, platform: str, api_version: int, stages: dict[str, int]) -> None:
-    if importlib.util.find_spec("jax") is None:
-        raise make_error(
-            9,
-            f"register: JAX is not installed, so there is no runtime for {name} to go into; name "
-            "a PJRT plugin by pjrt_plugin=",
-        )
     from xla_gpu.jax import _registration
 
     runtime, ffi = _registration.runtime_ffi_version()
@@ -146,7 +147,7 @@ def _register_in_plugin(
     _lib.check(
         _library().xla_gpu_register_pjrt(
             None,
-            path.encode(),
+            path.encode() or None,
             name.encode(),
             stages["execute"],
             platform.encode(),

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "src/capi/internal.h"
 #include "src/core/op_registry.h"
 #include "src/core/plan_cache.h"
 #include "src/core/schema_json.h"
@@ -13,38 +14,11 @@
 #include "src/xla/handlers.h"
 #include "src/xla/opaque.h"
 #include "src/xla/registration.h"
+#include "src/xla/stablehlo_module.h"
 #include "xla_gpu/xla_gpu.h"
-
-struct xla_gpu_status {
-  xla_gpu::Status status;
-};
 
 namespace xla_gpu {
 namespace {
-
-constexpr size_t kMaxTensors = 64;
-constexpr int32_t kMaxRank = 16;
-
-xla_gpu_status* Wrap(Status status) {
-  if (status.ok()) return nullptr;
-  return new xla_gpu_status{std::move(status)};
-}
-
-// Runs `body` (which returns a Status) so that nothing is thrown through the C ABI.
-template <typename Body>
-xla_gpu_status* Guard(Body body) {
-  try {
-    return Wrap(body());
-  } catch (const std::exception& e) {
-    return Wrap(Internal(e.what()));
-  }
-}
-
-char* CopyString(const std::string& text) {
-  char* copy = new char[text.size() + 1];
-  std::memcpy(copy, text.c_str(), text.size() + 1);
-  return copy;
-}
 
 Status BadStruct(const char* name, size_t came, size_t needed) {
   return InvalidArgument(StrCat(name, ".struct_size is ", came, " but must be at least ", needed,
@@ -82,6 +56,8 @@ Status CheckStructSizes(const char* name, const T* array, size_t count) {
   return OkStatus();
 }
 
+}  // namespace
+
 Status ReadTensors(const char* kind, const xla_gpu_tensor* tensors, size_t count, TensorView* out) {
   if (count > kMaxTensors) {
     return InvalidArgument(StrCat(count, " ", kind, "s came; at most ", kMaxTensors, " may"));
@@ -101,6 +77,8 @@ Status ReadTensors(const char* kind, const xla_gpu_tensor* tensors, size_t count
   }
   return OkStatus();
 }
+
+namespace {
 
 Status ReadAttribute(const xla_gpu_attr& attr, Attributes& out) {
   if (attr.name == nullptr) return InvalidArgument("an attribute's name is NULL");
@@ -276,6 +254,18 @@ xla_gpu_status* xla_gpu_register_pjrt(const void* pjrt_api, const char* plugin_p
     const xla::HandlerStages stages =
         api_version == 4 ? xla::StagesOf(handler) : xla::HandlerStages{.execute = handler};
     return xla::Register(**plugin, {name, stages, platform, api_version});
+  });
+}
+
+xla_gpu_status* xla_gpu_stablehlo(const xla_gpu_call* c, char** mlir) {
+  return Guard([&]() -> Status {
+    if (mlir == nullptr) return InvalidArgument("mlir is NULL");
+    DecodedCall decoded;
+    XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/false, decoded));
+    XLA_GPU_ASSIGN_OR_RETURN(const std::string text,
+                             xla::StableHloModule(*decoded.op, decoded.platform, decoded.call));
+    *mlir = CopyString(text);
+    return OkStatus();
   });
 }
 

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "src/cli/child_process.h"
 #include "src/cli/cli.h"
 #include "src/cli/doctor_report.h"
 #include "src/cli/plugin_survey.h"
@@ -26,9 +27,8 @@ Findings Gather(std::vector<std::string> site_packages) {
   for (const auto& op : OpRegistry::Global().ops()) findings.ops.push_back(op->name);
   findings.site_packages = std::move(site_packages);
   for (const xla::FoundPlugin& plugin : xla::FindPjrtPlugins(findings.site_packages)) {
-    findings.plugins.push_back(SurveyPlugin(plugin));
+    findings.plugins.push_back(SurveyPlugin(plugin, SelfPath()));
   }
-  // After the plugins: a child forked once the driver is in use here could not use it.
   findings.cuda = cuda::Diagnose();
   findings.gpu_device_files = xla::MachineHasNvidiaGpu();
   findings.packages = FindPythonPackages(findings.site_packages);
@@ -41,12 +41,15 @@ int RunDoctor(const Args& args) {
   for (size_t i = 0; i < args.size(); ++i) {
     if (args[i] == "--json") {
       json = true;
+    } else if (args[i] == "--plugin" && args.size() == 2 && i == 0) {
+      std::printf("%s\n", DescribePlugin(args[1]).c_str());
+      return 0;
     } else if (args[i] == "--site-packages" && i + 1 < args.size()) {
       site_packages.push_back(args[++i]);
     } else {
       std::fprintf(stderr,
                    "xla-gpu doctor: unexpected argument '%s'; usage: xla-gpu doctor [--json] "
-                   "[--site-packages FOLDER]...\n",
+                   "[--site-packages FOLDER]... | doctor --plugin PLUGIN.so\n",
                    args[i].c_str());
       return 2;
     }
@@ -56,7 +59,8 @@ int RunDoctor(const Args& args) {
   return report.usable ? 0 : 1;
 }
 
-XLA_GPU_CLI_COMMAND("doctor", "doctor [--json] [--site-packages FOLDER]...",
+XLA_GPU_CLI_COMMAND("doctor",
+                    "doctor [--json] [--site-packages FOLDER]... | doctor --plugin PLUGIN.so",
                     "What this machine has (driver, GPU, NVRTC, XLA runtimes) and what fits.",
                     RunDoctor);
 

@@ -8,6 +8,7 @@
 #include "src/cli/program.h"
 #include "src/core/strings.h"
 #include "src/xla/hlo_text.h"
+#include "src/xla/op_registration.h"
 #include "src/xla/pjrt_client.h"
 
 namespace xla_gpu::cli {
@@ -26,7 +27,7 @@ StatusOr<std::vector<xla::HloModuleText>> CompileAndDump(const std::string& file
   for (const std::string& handler : handlers) {
     XLA_GPU_RETURN_IF_ERROR(RegisterUserHandler(*plugin, handler));
   }
-  XLA_GPU_RETURN_IF_ERROR(RegisterOpsOf(*plugin, mlir));
+  XLA_GPU_RETURN_IF_ERROR(xla::RegisterOpsOf(*plugin, mlir));
   XLA_GPU_ASSIGN_OR_RETURN(auto client, xla::PjrtClient::Create(plugin));
   XLA_GPU_RETURN_IF_ERROR(client->Compile(mlir).status());
   return dump.Read();

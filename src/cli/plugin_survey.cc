@@ -1,12 +1,8 @@
 #include "src/cli/plugin_survey.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-#include <csignal>
-#include <cstdio>
-#include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "src/cli/child_process.h"
 #include "src/core/strings.h"
 #include "src/xla/pjrt_plugin.h"
 #include "src/xla/registration.h"
@@ -18,8 +14,9 @@ using Json = nlohmann::json;
 
 constexpr int kSeconds = 120;  // a CUDA plugin on a cold disk has 300 MB to read
 
-// In the child: loads the plugin and describes it.
-std::string Describe(const std::string& path) {
+}  // namespace
+
+std::string DescribePlugin(const std::string& path) {
   const auto plugin = xla::PjrtPlugin::Load(path);
   if (!plugin.ok()) return Json{{"problem", plugin.status().message()}}.dump();
   Json json = {{"gpu", (*plugin)->is_gpu()}, {"pjrt", (*plugin)->pjrt_version().ToString()}};
@@ -38,60 +35,7 @@ std::string Describe(const std::string& path) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-void WriteAll(int fd, const std::string& text) {
-  for (size_t written = 0; written < text.size();) {
-    const ssize_t n = write(fd, text.data() + written, text.size() - written);
-    if (n <= 0) return;
-    written += static_cast<size_t>(n);
-  }
-}
-
-}  // namespace
-
-std::string RunInChild(const std::function<std::string()>& body, int seconds,
-                       std::string* problem) {
-  int ends[2];
-  if (pipe(ends) != 0) {
-    *problem = StrCat("pipe: ", std::strerror(errno));
-    return "";
-  }
-  std::fflush(nullptr);
-  const pid_t child = fork();
-  if (child < 0) {
-    *problem = StrCat("fork: ", std::strerror(errno));
-    close(ends[0]);
-    close(ends[1]);
-    return "";
-  }
-  if (child == 0) {
-    close(ends[0]);
-    std::signal(SIGALRM, SIG_DFL);
-    alarm(static_cast<unsigned>(seconds));
-    WriteAll(ends[1], body());
-    _exit(0);  // destructors of a half-loaded plugin are not to be trusted
-  }
-  close(ends[1]);
-  std::string text;
-  char buffer[4096];
-  for (ssize_t n; (n = read(ends[0], buffer, sizeof(buffer))) > 0;) {
-    text.append(buffer, static_cast<size_t>(n));
-  }
-  close(ends[0]);
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) {
-    *problem = StrCat("it did not finish within ", seconds, " s");
-  } else if (WIFSIGNALED(status)) {
-    *problem = StrCat("it ended its process by signal ", WTERMSIG(status), " (",
-                      strsignal(WTERMSIG(status)), ")");
-  } else if (WEXITSTATUS(status) != 0) {
-    *problem = StrCat("it ended its process with exit code ", WEXITSTATUS(status));
-  }
-  return text;
-}
-
-PluginFinding SurveyPlugin(const xla::FoundPlugin& plugin) {
+PluginFinding SurveyPlugin(const xla::FoundPlugin& plugin, const std::string& program) {
   PluginFinding finding;
   finding.path = plugin.path;
   finding.package = plugin.package;
@@ -100,12 +44,16 @@ PluginFinding SurveyPlugin(const xla::FoundPlugin& plugin) {
   finding.problem = plugin.unusable;
   if (!finding.problem.empty()) return finding;
 
-  std::string problem;
-  const std::string text =
-      RunInChild([&plugin] { return Describe(plugin.path); }, kSeconds, &problem);
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!problem.empty() || !json.is_object()) {
-    finding.problem = StrCat("loading it failed: ", problem.empty() ? "no answer" : problem);
+  Json json;
+  const auto end = RunChild({program, "doctor", "--plugin", plugin.path}, kSeconds,
+                            [&json](const std::string& line) {
+                              // A plugin may print lines of its own.
+                              const Json read = Json::parse(line, nullptr, /*exceptions=*/false);
+                              if (read.is_object()) json = read;
+                            });
+  if (!end.ok() || !json.is_object()) {
+    finding.problem = StrCat("loading it failed: ",
+                             end.ok() ? end->ToString() : std::string(end.status().message()));
     return finding;
   }
   finding.is_gpu = json.value("gpu", finding.is_gpu);

@@ -3,7 +3,6 @@
 #ifndef XLA_GPU_CLI_PLUGIN_SURVEY_H_
 #define XLA_GPU_CLI_PLUGIN_SURVEY_H_
 
-#include <functional>
 #include <string>
 
 #include "src/cli/doctor_report.h"
@@ -11,12 +10,11 @@
 
 namespace xla_gpu::cli {
 
-// Call it while the process has one thread only (it forks).
-PluginFinding SurveyPlugin(const xla::FoundPlugin& plugin);
+// Runs `program doctor --plugin PATH` (this program, SelfPath()) and reads its answer.
+PluginFinding SurveyPlugin(const xla::FoundPlugin& plugin, const std::string& program);
 
-// Runs `body` in a child process and gives what it returned. `problem` is set instead if the child
-// died or ran longer than `seconds`.
-std::string RunInChild(const std::function<std::string()>& body, int seconds, std::string* problem);
+// The child's part: loads the plugin into this process and describes it, as one line of JSON.
+std::string DescribePlugin(const std::string& path);
 
 }  // namespace xla_gpu::cli
 

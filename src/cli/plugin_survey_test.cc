@@ -2,56 +2,71 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 
 namespace xla_gpu::cli {
 namespace {
 
+namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-TEST(RunInChild, GivesWhatTheChildReturned) {
-  std::string problem;
-  EXPECT_EQ(RunInChild([] { return std::string("hello"); }, 10, &problem), "hello");
-  const std::string large(1 << 20, 'x');  // more than a pipe holds
-  EXPECT_EQ(RunInChild([&large] { return large; }, 10, &problem), large);
-  EXPECT_EQ(problem, "");
+std::string Program() {
+  const char* program = std::getenv("XLA_GPU_PROGRAM");  // ctest sets it
+  return program == nullptr ? "" : program;
 }
 
-TEST(RunInChild, SaysHowTheChildDied) {
-  std::string problem;
-  RunInChild(
-      []() -> std::string {
-        std::raise(SIGKILL);
-        return "";
-      },
-      10, &problem);
-  EXPECT_THAT(problem, StartsWith("it ended its process by signal 9"));
-  problem.clear();
-  RunInChild([]() -> std::string { _exit(3); }, 10, &problem);
-  EXPECT_EQ(problem, "it ended its process with exit code 3");
-  problem.clear();
-  RunInChild(
-      []() -> std::string {
-        for (;;) pause();
-      },
-      1, &problem);
-  EXPECT_EQ(problem, "it did not finish within 1 s");
-}
+// A program that stands in for ours and answers as `script` does.
+class FakeProgram {
+ public:
+  explicit FakeProgram(const std::string& script) {
+    std::string name = (fs::temp_directory_path() / "xla_gpu_test_XXXXXX").string();
+    folder_ = mkdtemp(name.data());
+    std::ofstream(path()) << "#!/bin/sh\n" << script << "\n";
+    fs::permissions(path(), fs::perms::owner_all);
+  }
+  ~FakeProgram() { fs::remove_all(folder_); }
+  std::string path() const { return (folder_ / "program").string(); }
+
+ private:
+  fs::path folder_;
+};
 
 TEST(SurveyPlugin, WhatIsNoPluginIsAProblem) {
-  EXPECT_THAT(SurveyPlugin({.path = "/nowhere/plugin.so"}).problem,
+  if (Program().empty()) GTEST_SKIP() << "XLA_GPU_PROGRAM is not set; run by ctest";
+  EXPECT_THAT(SurveyPlugin({.path = "/nowhere/plugin.so"}, Program()).problem,
               HasSubstr("/nowhere/plugin.so"));
-  EXPECT_EQ(SurveyPlugin({.path = "/x.so", .unusable = "known"}).problem, "known");
+}
+
+TEST(SurveyPlugin, AKnownProblemNeedsNoLoading) {
+  EXPECT_EQ(SurveyPlugin({.path = "/x.so", .unusable = "known"}, "/nowhere").problem, "known");
+}
+
+TEST(SurveyPlugin, ACrashIsAProblem) {
+  const FakeProgram crash("kill -SEGV $$");
+  EXPECT_THAT(SurveyPlugin({.path = "/x.so"}, crash.path()).problem,
+              StartsWith("loading it failed: signal 11"));
+  const FakeProgram silent("exit 3");
+  EXPECT_EQ(SurveyPlugin({.path = "/x.so"}, silent.path()).problem,
+            "loading it failed: exit code 3");
+}
+
+TEST(SurveyPlugin, LinesOfThePluginItselfAreSkipped) {
+  const FakeProgram noisy(
+      R"(echo "loading..."; echo '{"pjrt": "0.115", "typed": true}'; echo bye)");
+  const PluginFinding finding = SurveyPlugin({.path = "/x.so"}, noisy.path());
+  EXPECT_EQ(finding.problem, "");
+  EXPECT_EQ(finding.pjrt, "0.115");
+  EXPECT_TRUE(finding.takes_typed);
 }
 
 TEST(SurveyPlugin, ARealPlugin) {
   for (const xla::FoundPlugin& plugin : xla::FindPjrtPlugins()) {
-    if (plugin.package != "xla-cpu-pjrt") continue;
-    const PluginFinding finding = SurveyPlugin(plugin);
+    if (plugin.package != "xla-cpu-pjrt" || Program().empty()) continue;
+    const PluginFinding finding = SurveyPlugin(plugin, Program());
     EXPECT_EQ(finding.problem, "");
     EXPECT_EQ(finding.pjrt, "0.81");
     EXPECT_FALSE(finding.is_gpu);

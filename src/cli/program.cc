@@ -10,29 +10,11 @@
 #include <fstream>
 #include <iterator>
 
-#include "src/core/op_registry.h"
 #include "src/core/strings.h"
-#include "src/xla/handlers.h"
-#include "src/xla/mlir_text.h"
 #include "src/xla/pjrt_discovery.h"
 #include "src/xla/registration.h"
 
 namespace xla_gpu::cli {
-namespace {
-
-Status RegisterOp(const xla::PjrtPlugin& plugin, const Op& op, const std::string& target,
-                  int api_version) {
-  const Platform platform = plugin.is_gpu() ? Platform::kCuda : Platform::kHost;
-  // XLA treats an unspecified version as the original one.
-  const int version = api_version == 0 ? 1 : api_version;
-  XLA_GPU_ASSIGN_OR_RETURN(const void* handler, xla::HandlerAddress(op, platform, version));
-  xla::HandlerStages stages{.execute = handler};
-  if (version == 4) stages = xla::StagesOf(handler);
-  return xla::Register(plugin, {target, stages, std::string(PlatformName(platform)), version});
-}
-
-}  // namespace
-
 int Fail(const char* command, const Status& status) {
   std::fprintf(stderr, "xla-gpu %s: %s\n", command, status.ToString().c_str());
   return 1;
@@ -87,22 +69,6 @@ Status RegisterUserHandler(const xla::PjrtPlugin& plugin, const std::string& tex
   const char* platform = plugin.is_gpu() ? "CUDA" : "Host";
   return xla::Register(plugin,
                        {text.substr(0, equals), {.execute = handler}, platform, api_version});
-}
-
-Status RegisterOpsOf(const xla::PjrtPlugin& plugin, std::string_view mlir) {
-  if (xla::IsMlirBytecode(mlir)) {
-    // The calls cannot be read, so every op enters as typed, which is what frameworks emit.
-    for (const auto& op : OpRegistry::Global().ops()) {
-      XLA_GPU_RETURN_IF_ERROR(RegisterOp(plugin, *op, op->target, 4));
-    }
-    return OkStatus();
-  }
-  for (const xla::MlirCustomCall& call : xla::FindMlirCustomCalls(mlir)) {
-    const Op* op = OpRegistry::Global().Find(call.target);
-    if (op == nullptr) continue;  // XLA's own, or the user's
-    XLA_GPU_RETURN_IF_ERROR(RegisterOp(plugin, *op, call.target, call.api_version));
-  }
-  return OkStatus();
 }
 
 HloDump::HloDump() {

@@ -1,10 +1,9 @@
-// What the commands that run StableHLO modules share: reading the file, opening a plugin, and
-// registering the handlers that the module calls.
+// What the commands that run StableHLO modules share: reading the file, opening a plugin, the
+// user's handlers, XLA's dump.
 #ifndef XLA_GPU_CLI_PROGRAM_H_
 #define XLA_GPU_CLI_PROGRAM_H_
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "src/cli/cli.h"
@@ -29,10 +28,6 @@ StatusOr<const xla::PjrtPlugin*> OpenPlugin(const std::string& name);
 
 // NAME=LIBRARY.so:SYMBOL[:API_VERSION]: a handler of the user's.
 Status RegisterUserHandler(const xla::PjrtPlugin& plugin, const std::string& text);
-
-// Registers this library's handler for each custom call of the module whose target is an op's, by
-// the API version that the call names.
-Status RegisterOpsOf(const xla::PjrtPlugin& plugin, std::string_view mlir);
 
 // XLA's own text of what it compiles while this object lives. XLA reads the request for it
 // (XLA_FLAGS) when a plugin is loaded, so make one before. (The C API gives modules as protobufs

@@ -11,6 +11,7 @@
 #include "src/core/float_types.h"
 #include "src/core/strings.h"
 #include "src/xla/mlir_text.h"
+#include "src/xla/op_registration.h"
 #include "src/xla/pjrt_client.h"
 
 namespace xla_gpu::cli {
@@ -106,7 +107,7 @@ Status RunProgram(const std::string& file, const std::string& plugin_name,
   for (const std::string& handler : handlers) {
     XLA_GPU_RETURN_IF_ERROR(RegisterUserHandler(*plugin, handler));
   }
-  XLA_GPU_RETURN_IF_ERROR(RegisterOpsOf(*plugin, mlir));
+  XLA_GPU_RETURN_IF_ERROR(xla::RegisterOpsOf(*plugin, mlir));
   XLA_GPU_ASSIGN_OR_RETURN(auto client, xla::PjrtClient::Create(plugin));
   XLA_GPU_ASSIGN_OR_RETURN(const xla::PjrtExecutable executable, client->Compile(mlir));
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 
+#include "src/core/fill.h"
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
 #include "src/cuda/driver_api.h"
@@ -55,8 +56,18 @@ int CurrentCudaDevice() {
   return device;
 }
 
-[[maybe_unused]] const bool kCurrentDeviceInstalled = [] {
+Status FillCuda(void* data, uint8_t value, int64_t bytes, void* stream) {
+  XLA_GPU_ASSIGN_OR_RETURN(const DriverApi* driver, GetDriver());
+  return DriverStatus(
+      *driver,
+      driver->cuMemsetD8Async(reinterpret_cast<uint64_t>(data), value, static_cast<size_t>(bytes),
+                              static_cast<CUstream>(stream)),
+      "cuMemsetD8Async");
+}
+
+[[maybe_unused]] const bool kInstalled = [] {
   SetCurrentDeviceFn(Platform::kCuda, CurrentCudaDevice);
+  SetFillFn(Platform::kCuda, FillCuda);
   return true;
 }();
 

@@ -47,6 +47,7 @@ Status LoadSymbols(void* library, DriverApi& api) {
       Required("cuModuleGetFunction", api.cuModuleGetFunction),
       Required("cuFuncSetAttribute", api.cuFuncSetAttribute),
       Required("cuLaunchKernel", api.cuLaunchKernel),
+      Required("cuMemsetD8Async", api.cuMemsetD8Async),
       Optional("cuLibraryLoadData", api.cuLibraryLoadData),
       Optional("cuLibraryUnload", api.cuLibraryUnload),
       Optional("cuLibraryGetKernel", api.cuLibraryGetKernel),

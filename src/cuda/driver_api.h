@@ -62,6 +62,7 @@ struct DriverApi {
   CUresult (*cuLaunchKernel)(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                              unsigned block_x, unsigned block_y, unsigned block_z,
                              unsigned shared_bytes, CUstream stream, void** params, void** extra);
+  CUresult (*cuMemsetD8Async)(uint64_t pointer, unsigned char value, size_t bytes, CUstream stream);
 
   // Driver 12.0 and newer; null in older ones.
   CUresult (*cuLibraryLoadData)(CUlibrary* library, const void* code, int* jit_options,

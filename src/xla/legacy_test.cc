@@ -237,7 +237,8 @@ TEST_F(LegacyTest, NullPointersAreErrorsUnlessTheTensorIsEmpty) {
   const std::string opaque = Opaque("test_sum_difference", 2);
   status_ = {};
   reinterpret_cast<CudaV2> (*cuda)(nullptr, nullptr, opaque.data(), opaque.size(), &status_);
-  EXPECT_THAT(status_.message.value_or(""), HasSubstr("argument 0 (f32[3]) has a null data pointer"));
+  EXPECT_THAT(status_.message.value_or(""),
+              HasSubstr("argument 0 (f32[3]) has a null data pointer"));
   status_ = {};
   reinterpret_cast<CudaV2> (*cuda)(nullptr, nullptr, nullptr, 5, &status_);
   EXPECT_THAT(status_.message.value_or(""), HasSubstr("the text is empty"));

@@ -175,16 +175,17 @@ StatusOr<HandlerMetadata> CheckHandler(const std::string& name, const HandlerSta
   if (stages.execute == nullptr) {
     return InvalidArgument(StrCat("handler '", name, "' is NULL (its execute stage is required)"));
   }
+  const bool staged =
+      stages.instantiate != nullptr || stages.prepare != nullptr || stages.initialize != nullptr;
+  if (api_version != kTypedApiVersion && staged) {
+    return InvalidArgument(StrCat("handler '", name, "' has api_version ", api_version,
+                                  " and more than one stage; untyped handlers have execute only"));
+  }
   HandlerMetadata result;
   for (const void* stage :
        {stages.instantiate, stages.prepare, stages.initialize, stages.execute}) {
     if (stage == nullptr) continue;
     if (api_version != kTypedApiVersion) {
-      if (stage != stages.execute) {
-        return InvalidArgument(StrCat("handler '", name, "' has api_version ", api_version,
-                                      " and more than one stage; untyped handlers have execute "
-                                      "only"));
-      }
       XLA_GPU_RETURN_IF_ERROR(CheckIsCode(stage));
       continue;
     }
@@ -264,8 +265,9 @@ Status Register(const PjrtPlugin& plugin, const Registration& r) {
       CheckHandler(r.name, r.stages, r.platform, r.api_version,
                    facts.takes_typed() ? std::optional<Version>(facts.ffi) : std::nullopt)
           .status());
-  const std::string who = StrCat("handler '", r.name, "': plugin ", plugin.path(), " (PJRT ",
-                                 plugin.pjrt_version().ToString(), ") ");
+  const std::string who =
+      StrCat("handler '", r.name, "': plugin ", plugin.path(),
+             plugin.path().empty() ? "(PJRT " : " (PJRT ", plugin.pjrt_version().ToString(), ") ");
   XLA_GPU_ASSIGN_OR_RETURN(const Platform platform, ParseXlaPlatform(r.platform));
   if ((platform == Platform::kCuda) != plugin.is_gpu()) {
     return InvalidArgument(StrCat(who, "runs on ", plugin.is_gpu() ? "CUDA" : "Host",

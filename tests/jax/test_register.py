@@ -1,9 +1,12 @@
 """xla_gpu.register: every form of a handler goes into JAX; what XLA would drop is refused aloud."""
 
 import ctypes
+import importlib.metadata
 import itertools
+import os
 import shutil
 import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -173,3 +176,44 @@ def test_a_missing_symbol_is_named(library):
 def test_stages_of_an_untyped_handler(library):
     with pytest.raises(ValueError, match="an untyped handler .* has execute only"):
         xla_gpu.register(fresh(), simple_add_address(), platform="Host", api_version=3)
+
+
+PLUGIN_PROGRAM = """
+import sys
+sys.modules["jax"] = None  # as if it were not installed
+import importlib.util
+import xla_gpu
+from xla_gpu import _register
+_register.importlib.util.find_spec = lambda name: None
+
+plugin, library = sys.argv[1:]
+address = xla_gpu.handler("simple_add", platform="Host")
+xla_gpu.register("add", address, platform="Host", pjrt_plugin=plugin)
+xla_gpu.register("add", address, platform="Host", pjrt_plugin=plugin)
+xla_gpu.register("add_again", address, platform="Host")  # the loaded one
+for handler, version in ((library + ":FromTheFuture", 4), (library + ":Untyped", 1)):
+    try:
+        xla_gpu.register("refused", handler, platform="Host", api_version=version)
+        print("accepted")
+    except xla_gpu.XlaGpuError as e:
+        print(e.code_name, e)
+"""
+
+
+def test_a_pjrt_plugin_without_jax(library):
+    try:
+        files = importlib.metadata.files("xla-cpu-pjrt")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("xla-cpu-pjrt is not installed")
+    (plugin,) = [str(file.locate()) for file in files if file.suffix == ".so"]
+    done = subprocess.run(
+        [sys.executable, "-c", PLUGIN_PROGRAM, plugin, library],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)),
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    newer, untyped = done.stdout.splitlines()
+    assert "0.99" in newer
+    assert newer.startswith("FAILED_PRECONDITION")
+    assert untyped.startswith("UNIMPLEMENTED")

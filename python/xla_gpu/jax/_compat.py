@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 try:
     from jax import ffi
@@ -41,10 +43,13 @@ def define_partition(
 
 def make_aval(shape: tuple[int, ...], dtype: Any, operands: tuple[Any, ...]) -> Any:
     """A result's abstract value; inside shard_map it varies where any operand does (0.6 on)."""
-    vma = frozenset().union(*(getattr(aval, "vma", frozenset()) for aval in operands))
-    if vma:
-        return jax.core.ShapedArray(shape, dtype, vma=vma)
-    return jax.core.ShapedArray(shape, dtype)
+    varying = [aval for aval in operands if getattr(aval, "vma", None)]
+    if not varying:
+        return jax.core.ShapedArray(shape, dtype)
+    vma = frozenset().union(*(aval.vma for aval in varying))
+    # Some releases want the mesh of the varying axes beside them (0.8, 0.9).
+    sharding = NamedSharding(varying[0].sharding.mesh, P(*[None] * len(shape)))
+    return jax.core.ShapedArray(shape, dtype, vma=vma, sharding=sharding)
 
 
 def register_replication(primitive: Any) -> None:

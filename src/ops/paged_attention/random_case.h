@@ -105,6 +105,7 @@ class Case {
 
   Call call() const { return {arg_views_, result_views_, &attributes_}; }
   const CaseSpec& spec() const { return spec_; }
+  const Attributes& attributes() const { return attributes_; }
 
   OwnedTensor query, kv_cache, context_lens, block_tables, query_start_loc, num_seqs;
   OwnedTensor v_cache, sinks, k_scale, v_scale;  // without data where the case has none

@@ -2,12 +2,26 @@
 #include <algorithm>
 #include <cstring>
 
-#include "src/core/float_types.h"
+#include "src/ops/kv_cache/cpu/kernels.h"
 #include "src/ops/kv_cache/update_kv_cache.h"
 
 namespace xla_gpu {
 namespace kv_cache {
 namespace {
+
+// Tasks share the slots among them, so that tokens of one slot are written by one task, in order.
+constexpr int64_t kMaxTasks = 16;
+constexpr int64_t kMinTokensPerTask = 16;
+constexpr int64_t kCopyBytes = 1 << 20;
+
+void CopyCache(const void* from, void* to, int64_t bytes, ThreadPool& pool) {
+  if (from == to) return;  // updated in place
+  pool.ParallelFor((bytes + kCopyBytes - 1) / kCopyBytes, [=](int64_t i) {
+    const int64_t begin = i * kCopyBytes;
+    std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin,
+                static_cast<size_t>(std::min(kCopyBytes, bytes - begin)));
+  });
+}
 
 class HostPlan final : public Plan {
  public:
@@ -15,34 +29,52 @@ class HostPlan final : public Plan {
 
   Status Run(const Call& call, const ExecutionContext& context) const override {
     const UpdateBuffers b = UpdateBuffersFromCall(p_, call);
-    if (b.k_cache_out != b.k_cache_in) std::memcpy(b.k_cache_out, b.k_cache_in, b.cache_bytes);
-    if (p_.cache.separate_v && b.v_cache_out != b.v_cache_in) {
-      std::memcpy(b.v_cache_out, b.v_cache_in, b.cache_bytes);
+    CopyCache(b.k_cache_in, b.k_cache_out, b.cache_bytes, *context.thread_pool);
+    if (p_.cache.separate_v) {
+      CopyCache(b.v_cache_in, b.v_cache_out, b.cache_bytes, *context.thread_pool);
     }
-    for (int64_t token = 0; token < p_.tokens; ++token) {
-      const int64_t slot = p_.slot_dtype == DType::kI32
-                               ? static_cast<const int32_t*>(b.slot_mapping)[token]
-                               : static_cast<const int64_t*>(b.slot_mapping)[token];
-      if (slot < 0 || slot >= p_.num_slots()) continue;
-      Write(b.key, token, b.k_scale, p_.k_scale_size, b.k_cache_out, p_.cache.k, slot);
-      Write(b.value, token, b.v_scale, p_.v_scale_size, b.v_cache_out, p_.cache.v, slot);
-    }
+    const int64_t tasks = std::clamp(p_.tokens / kMinTokensPerTask, int64_t{1}, kMaxTasks);
+    context.thread_pool->ParallelFor(tasks, [&](int64_t task) { WriteSlots(b, task, tasks); });
     return OkStatus();
   }
 
  private:
-  void Write(const void* input, int64_t token, const float* scale, int64_t scale_size, void* cache,
-             const paged_attention::CacheLayout& layout, int64_t slot) const {
+  int64_t Slot(const UpdateBuffers& b, int64_t token) const {
+    return p_.slot_dtype == DType::kI32 ? static_cast<const int32_t*>(b.slot_mapping)[token]
+                                        : static_cast<const int64_t*>(b.slot_mapping)[token];
+  }
+
+  // The tokens whose slots fall to this task: runs of 16 slots in turn.
+  void WriteSlots(const UpdateBuffers& b, int64_t task, int64_t tasks) const {
+    const int64_t num_slots = p_.num_slots();
+    for (int64_t token = 0; token < p_.tokens; ++token) {
+      const int64_t slot = Slot(b, token);
+      if (slot < 0 || slot >= num_slots || slot / 16 % tasks != task) continue;
+      WriteToken(b.key, token, b.k_scale, p_.k_scale_size, b.k_cache_out, p_.cache.k, slot);
+      WriteToken(b.value, token, b.v_scale, p_.v_scale_size, b.v_cache_out, p_.cache.v, slot);
+    }
+  }
+
+  void WriteToken(const void* input, int64_t token, const float* scale, int64_t scale_size,
+                  void* cache, const paged_attention::CacheLayout& layout, int64_t slot) const {
     const CacheShape& c = p_.cache;
+    const int64_t from_size = DTypeSize(p_.input_dtype);
+    const int64_t to_size = DTypeSize(c.dtype);
+    const char* from =
+        static_cast<const char*>(input) + token * c.kv_heads * c.head_dim * from_size;
+    char* to =
+        static_cast<char*>(cache) + (layout.offset + slot / c.page_size * layout.page_stride +
+                                     slot % c.page_size * layout.token_stride) *
+                                        to_size;
     for (int64_t head = 0; head < c.kv_heads; ++head) {
       const float divisor = scale_size == 0 ? 1.0f : scale[scale_size == 1 ? 0 : head];
-      const int64_t from = (token * c.kv_heads + head) * c.head_dim;
-      const int64_t to = layout.offset + slot / c.page_size * layout.page_stride +
-                         slot % c.page_size * layout.token_stride + head * layout.head_stride;
-      for (int64_t d = 0; d < c.head_dim; ++d) {
-        const float x = static_cast<float>(LoadAsDouble(input, p_.input_dtype, from + d));
-        StoreFromDouble(cache, c.dtype, to + d, x / divisor);
+      if (c.dtype == p_.input_dtype && divisor == 1.0f) {
+        std::memcpy(to, from, static_cast<size_t>(c.head_dim * to_size));
+      } else {
+        ConvertRow({p_.input_dtype, c.dtype, from, to, c.head_dim, divisor});
       }
+      from += c.head_dim * from_size;
+      to += layout.head_stride * to_size;
     }
   }
 

@@ -25,7 +25,7 @@ HWY_BEFORE_NAMESPACE();
 namespace xla_gpu::paged_attention {
 namespace HWY_NAMESPACE {
 
-constexpr int64_t kDecodeBlock = 64;  // keys
+constexpr int64_t kDecodeBlock = 16;  // keys
 static_assert(kDecodeBlock % 16 == 0);
 
 // Where the keys of one block lie: element offsets of (token, kv head 0) in the K and V tensors.
@@ -66,12 +66,37 @@ HWY_INLINE VF32 SumEach(const VF32* v) {
   return v[0];
 }
 
-HWY_INLINE void PrefetchRow(const void* row, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64) hwy::Prefetch(static_cast<const char*>(row) + i);
-}
+// Brings the rows that are read next (the next head's of the block, or the next block's first) into
+// L2 while this head is worked on. L1 would not do: rows of one head lie a power of two apart and
+// share few of its sets.
+class RowPrefetcher {
+ public:
+  RowPrefetcher(const Problem& p, const Buffers& b, const BlockRows& rows, int64_t head)
+      : rows_(rows), size_(DTypeSize(p.cache_dtype)), row_bytes_(p.head_dim * size_) {
+    k_ = static_cast<const char*>(b.k_cache) + head * p.k.head_stride * size_;
+    v_ = static_cast<const char*>(b.v_cache) + head * p.v.head_stride * size_;
+  }
 
-// One block of one kv head: pointers to the rows of its keys (padded with the last one to a whole
-// tile), those of the block to come, which are prefetched, and the state of the online softmax.
+  HWY_INLINE void PrefetchK(int64_t i) const {
+    if (i < rows_.n) PrefetchRow(k_ + rows_.k[i] * size_);
+  }
+  HWY_INLINE void PrefetchV(int64_t i) const {
+    if (i < rows_.n) PrefetchRow(v_ + rows_.v[i] * size_);
+  }
+
+ private:
+  HWY_INLINE void PrefetchRow(const char* row) const {
+    for (int64_t i = 0; i < row_bytes_; i += 64) __builtin_prefetch(row + i, 0, 2);
+  }
+
+  const BlockRows& rows_;
+  const char* k_;
+  const char* v_;
+  int64_t size_;
+  int64_t row_bytes_;
+};
+
+// One block of one kv head: pointers to the rows of its keys.
 template <class T, size_t kHeads>
 class DecodeHead {
  public:
@@ -80,24 +105,18 @@ class DecodeHead {
 
   const Raw* k[kDecodeBlock];
   const Raw* v[kDecodeBlock];
-  // The rows read next, to be prefetched while this block is worked on.
-  const void* next_k[kDecodeBlock];
-  const void* next_v[kDecodeBlock];
-  size_t num_next = 0;
-  size_t row_bytes = 0;
-
   // Adds keys [begin, end) of the block to kHeads rows: `q` and `acc` [kHeads][padded]; `max` and
   // `sum` are vectors with kKeys lanes for each head.
   HWY_INLINE void Add(const float* q, size_t padded, size_t begin, size_t end, float soft_cap2,
-                      float* acc, float* max, float* sum) {
+                      float* acc, float* max, float* sum, const RowPrefetcher* prefetcher) {
     const F32 df;
     HWY_ALIGN float p[kDecodeBlock * kHeads + kLanes];
     HWY_ALIGN float alpha[kLanes];
     const size_t tiles = (end - begin + kKeys - 1) / kKeys;
     VF32 block_max = hn::Set(df, kMinusInf);
     for (size_t t = 0; t < tiles; ++t) {
-      for (size_t j = t * kKeys; j < std::min((t + 1) * kKeys, num_next); ++j) {
-        PrefetchRow(next_k[j], row_bytes);
+      for (size_t j = 0; prefetcher != nullptr && j < kKeys; ++j) {
+        prefetcher->PrefetchK(static_cast<int64_t>(t * kKeys + j));
       }
       VF32 x = Logits(q, padded, begin + t * kKeys, end);
       if (soft_cap2 > 0) x = hn::Mul(hn::Set(df, soft_cap2), Tanh(x));
@@ -117,9 +136,13 @@ class DecodeHead {
     size_t d = 0;
     constexpr size_t kWide = HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86 ? 4 : 2;
     for (; d + kWide * kLanes <= padded; d += kWide * kLanes) {
-      AddValues<kWide>(p, alpha, padded, begin, end, d, acc);
+      AddValues<kWide>(p, alpha, padded, begin, end, d, acc, d == 0 ? prefetcher : nullptr);
     }
-    for (; d < padded; d += kLanes) AddValues<1>(p, alpha, padded, begin, end, d, acc);
+    if (d + 2 * kLanes <= padded) {
+      AddValues<2>(p, alpha, padded, begin, end, d, acc, nullptr);
+      d += 2 * kLanes;
+    }
+    if (d < padded) AddValues<1>(p, alpha, padded, begin, end, d, acc, nullptr);
   }
 
  private:
@@ -129,13 +152,25 @@ class DecodeHead {
     for (size_t j = 0; j < kKeys; ++j) rows[j] = k[std::min(first + j, end - 1)];
     VF32 acc[kLanes];
     for (size_t i = 0; i < kLanes; ++i) acc[i] = hn::Zero(df);
-    for (size_t d = 0; d < padded; d += kLanes) {
-      VF32 key[kKeys];
-      for (size_t j = 0; j < kKeys; ++j) key[j] = T::Load(rows[j] + d);
+    size_t d = 0;
+    for (; d + 2 * kLanes <= padded; d += 2 * kLanes) {
+      VF32 key[kKeys][2];
+      for (size_t j = 0; j < kKeys; ++j) T::LoadPair(rows[j] + d, key[j]);
       for (size_t h = 0; h < kHeads; ++h) {
-        const VF32 query = hn::Load(df, q + h * padded + d);
-        for (size_t j = 0; j < kKeys; ++j) {
-          acc[h * kKeys + j] = hn::MulAdd(query, key[j], acc[h * kKeys + j]);
+        for (size_t i = 0; i < 2; ++i) {
+          const VF32 query = hn::Load(df, q + h * padded + d + i * kLanes);
+          for (size_t j = 0; j < kKeys; ++j) {
+            acc[h * kKeys + j] = hn::MulAdd(query, key[j][i], acc[h * kKeys + j]);
+          }
+        }
+      }
+    }
+    if (d < padded) {
+      for (size_t j = 0; j < kKeys; ++j) {
+        const VF32 key = T::Load(rows[j] + d);
+        for (size_t h = 0; h < kHeads; ++h) {
+          const VF32 query = hn::Load(df, q + h * padded + d);
+          acc[h * kKeys + j] = hn::MulAdd(query, key, acc[h * kKeys + j]);
         }
       }
     }
@@ -176,7 +211,8 @@ class DecodeHead {
   // acc[h][d ...] = acc * alpha + sum over keys of p * value, for kWide vectors of the head dim.
   template <size_t kWide>
   HWY_INLINE void AddValues(const float* p, const float* alpha, size_t padded, size_t begin,
-                            size_t end, size_t d, float* acc) const {
+                            size_t end, size_t d, float* acc,
+                            const RowPrefetcher* prefetcher) const {
     const F32 df;
     VF32 sums[kHeads][kWide];
     for (size_t h = 0; h < kHeads; ++h) {
@@ -189,9 +225,13 @@ class DecodeHead {
       const size_t keys = std::min(kKeys, end - t);
       for (size_t j = 0; j < keys; ++j) {
         const Raw* row = v[t + j] + d;
-        if (d == 0 && t + j - begin < num_next) PrefetchRow(next_v[t + j - begin], row_bytes);
+        if (prefetcher != nullptr) prefetcher->PrefetchV(static_cast<int64_t>(t + j - begin));
         VF32 value[kWide];
-        for (size_t i = 0; i < kWide; ++i) value[i] = T::Load(row + i * kLanes);
+        if constexpr (kWide == 1) {
+          value[0] = T::Load(row);
+        } else {
+          for (size_t i = 0; i < kWide; i += 2) T::LoadPair(row + i * kLanes, value + i);
+        }
         for (size_t h = 0; h < kHeads; ++h) {
           const VF32 weight = hn::Set(df, p[h * kKeys + j]);
           for (size_t i = 0; i < kWide; ++i) sums[h][i] = hn::MulAdd(weight, value[i], sums[h][i]);
@@ -239,10 +279,12 @@ class SplitDecoder {
     for (; block->n > 0; std::swap(block, next)) {
       FindBlock(block->begin + block->n, next);
       for (int64_t head = 0; head < p_.kv_heads; ++head) {
+        const bool last = head + 1 == p_.kv_heads;
+        const RowPrefetcher prefetcher(p_, b_, last ? *next : *block, last ? 0 : head + 1);
         if (staging()) {
-          RunStaged(*block, head);
+          RunStaged(*block, head, &prefetcher);
         } else {
-          RunDirect(*block, head, *next);
+          RunDirect(*block, head, &prefetcher);
         }
       }
     }
@@ -254,6 +296,30 @@ class SplitDecoder {
 
   // Rows that are no whole number of vectors are copied, so that no load passes their end.
   bool staging() const { return padded_ != p_.head_dim; }
+
+  // Whether q_ and acc hold pairs of vectors as LoadPair gives them.
+  bool even_odd() const { return T::kEvenOdd && !staging(); }
+
+  void ToEvenOdd(float* row) const {
+    const F32 df;
+    constexpr int64_t kStep = kLanes;
+    for (int64_t d = 0; d + 2 * kStep <= padded_; d += 2 * kStep) {
+      VF32 even, odd;
+      hn::LoadInterleaved2(df, row + d, even, odd);
+      hn::Store(even, df, row + d);
+      hn::Store(odd, df, row + d + kLanes);
+    }
+  }
+
+  void ToElementOrder(float* row) const {
+    const F32 df;
+    constexpr int64_t kStep = kLanes;
+    for (int64_t d = 0; d + 2 * kStep <= padded_; d += 2 * kStep) {
+      const VF32 even = hn::Load(df, row + d);
+      const VF32 odd = hn::Load(df, row + d + kLanes);
+      hn::StoreInterleaved2(even, odd, df, row + d);
+    }
+  }
 
   void FindBlock(int64_t begin, BlockRows* rows) const {
     rows->Find(p_, span_, begin, std::min(begin + kDecodeBlock, task_.keys.end));
@@ -272,6 +338,7 @@ class SplitDecoder {
         float* to = q_ + TileIndex(row, kv_head, 0) * kHeads * padded_;
         for (int64_t g = 0; g < group; ++g, to += padded_) {
           LoadQuery(p_, b_, span_.row_begin + row, kv_head * group + g, factor, to, padded_);
+          if (even_odd()) ToEvenOdd(to);
         }
         std::fill(to, to + (tiles_ * kHeads - group) * padded_, 0.0f);
       }
@@ -285,25 +352,16 @@ class SplitDecoder {
     return static_cast<const Raw*>(b_.v_cache) + rows.v[i] + head * p_.v.head_stride;
   }
 
-  void RunDirect(const BlockRows& rows, int64_t head, const BlockRows& next_rows) {
+  void RunDirect(const BlockRows& rows, int64_t head, const RowPrefetcher* prefetcher) {
     DecodeHead<T, kHeads> block;
     for (int64_t i = 0; i < rows.n; ++i) {
       block.k[i] = K(rows, i, head);
       block.v[i] = V(rows, i, head);
     }
-    const bool same_block = head + 1 < p_.kv_heads;
-    const BlockRows& then = same_block ? rows : next_rows;
-    const int64_t then_head = same_block ? head + 1 : 0;
-    for (int64_t i = 0; i < then.n; ++i) {
-      block.next_k[i] = K(then, i, then_head);
-      block.next_v[i] = V(then, i, then_head);
-    }
-    block.num_next = then.n;
-    block.row_bytes = p_.head_dim * sizeof(Raw);
-    AddAllRows(block, rows, head);
+    AddAllRows(block, rows, head, prefetcher);
   }
 
-  void RunStaged(const BlockRows& rows, int64_t head) {
+  void RunStaged(const BlockRows& rows, int64_t head, const RowPrefetcher* prefetcher) {
     DecodeHead<CacheF32, kHeads> block;
     for (int64_t i = 0; i < rows.n; ++i) {
       block.k[i] = staged_k_ + i * padded_;
@@ -311,12 +369,13 @@ class SplitDecoder {
       LoadRow<T>(K(rows, i, head), p_.head_dim, 1.0f, staged_k_ + i * padded_, padded_);
       LoadRow<T>(V(rows, i, head), p_.head_dim, 1.0f, staged_v_ + i * padded_, padded_);
     }
-    AddAllRows(block, rows, head);
+    AddAllRows(block, rows, head, prefetcher);
   }
 
   // Each query row takes exactly the keys it sees: what it does not see may be NaN.
   template <class Block>
-  void AddAllRows(Block& block, const BlockRows& rows, int64_t head) {
+  void AddAllRows(Block& block, const BlockRows& rows, int64_t head,
+                  const RowPrefetcher* prefetcher) {
     const float soft_cap2 = SoftCap2(p_);
     for (int64_t row = 0; row < span_.rows; ++row) {
       const KeyRange seen = VisibleKeys(p_, span_, span_.pos + row);
@@ -327,8 +386,8 @@ class SplitDecoder {
         const int64_t index = TileIndex(row, head, tile);
         block.Add(q_ + index * kHeads * padded_, padded_, begin, end, soft_cap2,
                   task_.partial.acc + index * kHeads * padded_, max_ + index * kLanes,
-                  sum_ + index * kLanes);
-        block.num_next = 0;
+                  sum_ + index * kLanes, prefetcher);
+        prefetcher = nullptr;
       }
     }
   }
@@ -340,6 +399,7 @@ class SplitDecoder {
       const int64_t lane = i / kHeads * kLanes + i % kHeads * kKeys;
       float sum = 0;
       for (size_t j = 0; j < kKeys; ++j) sum += sum_[lane + j];
+      if (even_odd()) ToElementOrder(task_.partial.acc + i * padded_);
       task_.partial.sum[i] = sum;
       task_.partial.max[i] = max_[lane];
     }

@@ -1,19 +1,9 @@
 #include "src/ops/paged_attention/cpu/kernels.h"
 
-// The baseline, AVX2 and AVX-512 on x86, NEON on Arm: those between would add code but no speed.
-// Vectors of unknown size (SVE, RVV) cannot be held in the arrays used here. The macro is expanded
-// where it is used, when the names that this Highway knows are defined.
-#define HWY_DISABLED_TARGETS                                                                \
-  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_AVX3_SPR | HWY_SVE | HWY_SVE2 | \
-   HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#include "src/ops/paged_attention/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/ops/paged_attention/cpu/kernels.cc"
-#include "hwy/detect_targets.h"
-#ifndef HWY_AVX3_ZEN4  // Highway before 1.0.5
-#define HWY_AVX3_ZEN4 0
-#define HWY_AVX3_SPR 0
-#endif
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h:
 #include "src/ops/paged_attention/cpu/decode-inl.h"

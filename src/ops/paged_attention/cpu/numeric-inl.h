@@ -38,8 +38,19 @@ static_assert(kLanes <= 16 && 16 % kLanes == 0);
 #endif
 
 // An element type of the cache: `Raw` as it is stored, Load of kLanes elements as f32 divided by
-// kFactor. The factor is folded into k_scale and v_scale.
-struct CacheF32 {
+// kFactor. The factor is folded into k_scale and v_scale. LoadPair gives 2 * kLanes elements as two
+// vectors: one half after the other or, if kEvenOdd, those of even and those of odd index.
+template <class T>
+struct InOrder {
+  static constexpr bool kEvenOdd = false;
+  template <typename Raw>
+  static HWY_INLINE void LoadPair(const Raw* from, VF32* pair) {
+    pair[0] = T::Load(from);
+    pair[1] = T::Load(from + kLanes);
+  }
+};
+
+struct CacheF32 : InOrder<CacheF32> {
   using Raw = float;
   static constexpr float kFactor = 1.0f;
   static HWY_INLINE VF32 Load(const float* from) { return hn::LoadU(F32(), from); }
@@ -48,6 +59,15 @@ struct CacheF32 {
 struct CacheBF16 {
   using Raw = uint16_t;
   static constexpr float kFactor = 1.0f;
+  static constexpr bool kEvenOdd = true;
+  // Half the instructions of widening: a 32-bit word is two elements, each the upper half of an
+  // f32.
+  static HWY_INLINE void LoadPair(const uint16_t* from, VF32* pair) {
+    const U32 du;
+    const auto words = hn::LoadU(du, reinterpret_cast<const uint32_t*>(from));
+    pair[0] = hn::BitCast(F32(), hn::ShiftLeft<16>(words));
+    pair[1] = hn::BitCast(F32(), hn::And(words, hn::Set(du, 0xffff0000u)));
+  }
   static HWY_INLINE VF32 Load(const uint16_t* from) {
     const auto bits = hn::LoadU(hn::Rebind<uint16_t, F32>(), from);
     return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), bits)));
@@ -60,7 +80,7 @@ HWY_INLINE VF32 PromoteF16Bits(V bits) {
   return hn::PromoteTo(F32(), hn::BitCast(hn::Rebind<hwy::float16_t, F32>(), bits));
 }
 
-struct CacheF16 {
+struct CacheF16 : InOrder<CacheF16> {
   using Raw = uint16_t;
   static constexpr float kFactor = 1.0f;
   static HWY_INLINE VF32 Load(const uint16_t* from) {
@@ -69,7 +89,7 @@ struct CacheF16 {
 };
 
 // An e4m3 number, its exponent field widened from 4 to 5 bits, is an f16 of 1/256 of the value.
-struct CacheF8E4M3FN {
+struct CacheF8E4M3FN : InOrder<CacheF8E4M3FN> {
   using Raw = uint8_t;
   static constexpr float kFactor = 256.0f;
   static HWY_INLINE VF32 Load(const uint8_t* from) {
@@ -84,7 +104,7 @@ struct CacheF8E4M3FN {
 };
 
 // e5m2 is the upper half of an f16.
-struct CacheF8E5M2 {
+struct CacheF8E5M2 : InOrder<CacheF8E5M2> {
   using Raw = uint8_t;
   static constexpr float kFactor = 1.0f;
   static HWY_INLINE VF32 Load(const uint8_t* from) {
@@ -95,7 +115,7 @@ struct CacheF8E5M2 {
 };
 #else   // element by element: correct on processors of before 2012
 template <typename T, float (*kToFloat)(T)>
-struct CacheScalar {
+struct CacheScalar : InOrder<CacheScalar<T, kToFloat> > {
   using Raw = T;
   static constexpr float kFactor = 1.0f;
   static HWY_INLINE VF32 Load(const T* from) {

@@ -108,12 +108,13 @@ void ReadMemory(benchmark::State& state) {
                                               benchmark::Counter::kIsIterationInvariantRate);
 }
 
-BENCHMARK(ReadMemory)->UseRealTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(ReadMemory)->MeasureProcessCPUTime()->UseRealTime()->Unit(benchmark::kMillisecond);
 #define DECODE(name, dtype)              \
   BENCHMARK_CAPTURE(Decode, name, dtype) \
       ->ArgNames({"seqs", "context"})    \
       ->Args({8, 4096})                  \
       ->Args({1, 32768})                 \
+      ->MeasureProcessCPUTime()          \
       ->UseRealTime()                    \
       ->Unit(benchmark::kMillisecond)
 DECODE(f32, DType::kF32);
@@ -123,10 +124,12 @@ DECODE(f8e4m3fn, DType::kF8E4M3FN);
 DECODE(f8e5m2, DType::kF8E5M2);
 BENCHMARK_CAPTURE(Prefill, f32, DType::kF32)
     ->Arg(2048)
+    ->MeasureProcessCPUTime()
     ->UseRealTime()
     ->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(Prefill, bf16, DType::kBF16)
     ->Arg(2048)
+    ->MeasureProcessCPUTime()
     ->UseRealTime()
     ->Unit(benchmark::kMillisecond);
 

@@ -1,7 +1,6 @@
 // The Host kernels against the fp64 reference over random problems, and what they promise besides:
 // same bits whatever the threads and the rest of the batch, no wrong index followed, no value used
 // that a query does not see.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -10,7 +9,13 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <thread>
+#include <utility>
 #include <vector>
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
 
 #include "src/ops/paged_attention/random_case.h"
 #include "src/ops/paged_attention/reference.h"
@@ -119,6 +124,247 @@ TEST(PagedAttentionHost, AgreesWithReferenceOnRandomProblems) {
         << "seed " << i + 1 << ": " << c.spec().ToString();
   }
   histogram.Print();
+}
+
+std::vector<char> Bytes(const OwnedTensor& tensor) {
+  return {tensor.data.get(), tensor.data.get() + tensor.view().size_bytes()};
+}
+
+// Three sequences long enough for several splits and prefill blocks, one of a few tokens.
+CaseSpec LongSpec() {
+  CaseSpec spec;
+  spec.head_dim = 48;
+  spec.max_pages = 128;
+  spec.max_seqs = 5;
+  spec.query_lens = {1, 150, 3, 1};
+  spec.context_lens = {1900, 700, 1100, 5};
+  return spec;
+}
+
+void ExpectSameBits(Case& c, ThreadPool& pool, const std::vector<char>& out,
+                    const std::vector<char>& lse) {
+  ASSERT_TRUE(c.Run(pool).ok());
+  EXPECT_TRUE(Bytes(c.out) == out);
+  EXPECT_TRUE(Bytes(c.lse) == lse);
+}
+
+TEST(PagedAttentionHost, SameBitsWhateverTheThreads) {
+  std::mt19937_64 rng(7);
+  Case c(LongSpec(), rng);
+  std::unique_ptr<ThreadPool> one = MakeThreadPool(1);
+  ASSERT_TRUE(c.Run(*one).ok());
+  ASSERT_TRUE(Check(c, Expected(c), nullptr));
+  const std::vector<char> out = Bytes(c.out);
+  const std::vector<char> lse = Bytes(c.lse);
+  for (int threads : {2, 3, 8}) {
+    std::unique_ptr<ThreadPool> pool = MakeThreadPool(threads);
+    for (int i = 0; i < 3; ++i) ExpectSameBits(c, *pool, out, lse);
+  }
+}
+
+TEST(PagedAttentionHost, ConcurrentCallsDoNotDisturbEachOther) {
+  std::mt19937_64 rng(8);
+  Case first(LongSpec(), rng);
+  CaseSpec other = LongSpec();
+  other.head_dim = 64;
+  other.cache_dtype = DType::kBF16;
+  Case second(other, rng);
+  ASSERT_TRUE(first.Run(DefaultThreadPool()).ok());
+  ASSERT_TRUE(second.Run(DefaultThreadPool()).ok());
+  const std::vector<char> expected[] = {Bytes(first.out), Bytes(second.out)};
+  std::vector<std::thread> threads;
+  for (Case* c : {&first, &second}) {
+    threads.emplace_back([c] {
+      for (int i = 0; i < 5; ++i) EXPECT_TRUE(c->Run(DefaultThreadPool()).ok());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(Bytes(first.out) == expected[0]);
+  EXPECT_TRUE(Bytes(second.out) == expected[1]);
+}
+
+// The bits of a sequence's rows with the others in the batch and with them reduced to nothing.
+TEST(PagedAttentionHost, ASequenceDoesNotDependOnTheRestOfTheBatch) {
+  std::mt19937_64 rng(9);
+  Case c(LongSpec(), rng);
+  ASSERT_TRUE(c.Run(DefaultThreadPool()).ok());
+  const std::vector<char> together = Bytes(c.out);
+  const int64_t row_bytes = c.out.view().size_bytes() / c.out.shape[0];
+  int32_t* starts = c.query_start_loc.ints();
+  const std::vector<int32_t> all(starts, starts + 6);
+  for (int alone = 0; alone < 4; ++alone) {
+    for (int i = 0; i < 6; ++i) starts[i] = i <= alone ? all[alone] : all[alone + 1];
+    ASSERT_TRUE(c.Run(DefaultThreadPool()).ok());
+    const std::vector<char> single = Bytes(c.out);
+    for (int64_t i = all[alone] * row_bytes; i < all[alone + 1] * row_bytes; ++i) {
+      ASSERT_EQ(single[i], together[i]) << "sequence " << alone << ", byte " << i;
+    }
+  }
+}
+
+// One value of an index argument made wrong: the sequences it belongs to give NaN, the others keep
+// their bits, and nothing outside the buffers is touched (they have their exact size on the heap).
+class BadIndex : public ::testing::Test {
+ protected:
+  BadIndex() : rng_(10), case_(LongSpec(), rng_) {
+    EXPECT_TRUE(case_.Run(DefaultThreadPool()).ok());
+    good_ = Bytes(case_.out);
+  }
+
+  // Rows of `bad` sequences are NaN in out and lse, all others as before.
+  void ExpectNaN(std::initializer_list<int> bad, const std::string& what) {
+    ASSERT_TRUE(case_.Run(DefaultThreadPool()).ok()) << what;
+    const std::vector<int> rows = {0, 1, 151, 154, 155};
+    const int64_t row_size = case_.out.size() / case_.out.shape[0];
+    const int64_t row_bytes = row_size * 4;
+    for (int s = 0; s < 4; ++s) {
+      const bool is_bad = std::find(bad.begin(), bad.end(), s) != bad.end();
+      for (int row = rows[s]; row < rows[s + 1]; ++row) {
+        if (is_bad) {
+          for (int64_t i = 0; i < row_size; ++i) {
+            ASSERT_TRUE(std::isnan(case_.out.Get(row * row_size + i))) << what << ", row " << row;
+          }
+          ASSERT_TRUE(std::isnan(case_.lse.Get(row * case_.lse.shape[1]))) << what;
+        } else {
+          ASSERT_EQ(std::memcmp(case_.out.data.get() + row * row_bytes,
+                                good_.data() + row * row_bytes, row_bytes),
+                    0)
+              << what << ", row " << row;
+        }
+      }
+    }
+    ASSERT_TRUE(Check(case_, Expected(case_), nullptr)) << what;
+  }
+
+  std::mt19937_64 rng_;
+  Case case_;
+  std::vector<char> good_;
+};
+
+TEST_F(BadIndex, InBlockTables) {
+  const int32_t num_pages = static_cast<int32_t>(case_.kv_cache.shape[0]);
+  for (int32_t wrong : {-1, num_pages, INT32_MIN, INT32_MAX}) {
+    for (int page : {0, 1, 43}) {  // of sequence 1, which reads 44 pages
+      int32_t& entry = case_.block_tables.ints()[1 * 128 + page];
+      const int32_t right = std::exchange(entry, wrong);
+      ExpectNaN({1}, StrCat("page ", page, " is ", wrong));
+      entry = right;
+    }
+  }
+}
+
+TEST_F(BadIndex, InContextLens) {
+  for (int32_t wrong : {-1, 2, 128 * 16 + 1, INT32_MIN, INT32_MAX}) {
+    int32_t& entry = case_.context_lens.ints()[2];  // of a sequence with 3 query rows
+    const int32_t right = std::exchange(entry, wrong);
+    ExpectNaN({2}, StrCat("context_len is ", wrong));
+    entry = right;
+  }
+}
+
+TEST_F(BadIndex, InQueryStartLoc) {
+  int32_t* starts = case_.query_start_loc.ints();
+  // Past the end: sequence 3 becomes [154, 1000).
+  starts[4] = 1000;
+  ASSERT_TRUE(case_.Run(DefaultThreadPool()).ok());
+  EXPECT_TRUE(Check(case_, Expected(case_), nullptr));
+  EXPECT_TRUE(std::isnan(case_.out.Get(154 * case_.out.size() / case_.out.shape[0])));
+  // Any numbers at all: as the reference, and no crash.
+  for (int i = 0; i < 300; ++i) {
+    for (int j = 0; j < 6; ++j) {
+      const int64_t kind = std::uniform_int_distribution<int64_t>(0, 9)(rng_);
+      starts[j] = kind == 0   ? INT32_MIN
+                  : kind == 1 ? INT32_MAX
+                              : std::uniform_int_distribution<int32_t>(-20, 180)(rng_);
+    }
+    for (int j = 0; j < 5; ++j) {
+      case_.context_lens.ints()[j] = std::uniform_int_distribution<int32_t>(-5, 80)(rng_);
+    }
+    ASSERT_TRUE(case_.Run(DefaultThreadPool()).ok());
+    ASSERT_TRUE(Check(case_, Expected(case_), nullptr)) << "iteration " << i;
+  }
+}
+
+TEST_F(BadIndex, InNumSeqs) {
+  // Sequence 4 is padding with a wild context_len, but has no rows.
+  for (int32_t wrong : {5, 6, INT32_MAX}) {
+    case_.num_seqs.ints()[0] = wrong;
+    ExpectNaN({}, StrCat("num_seqs is ", wrong));
+  }
+  for (int32_t none : {0, -1, INT32_MIN}) {
+    case_.num_seqs.ints()[0] = none;
+    ASSERT_TRUE(case_.Run(DefaultThreadPool()).ok());
+    for (int64_t i = 0; i < case_.out.size(); ++i) ASSERT_EQ(case_.out.Get(i), 0.0);
+  }
+}
+
+TEST(PagedAttentionHost, PagesBeforeTheWindowNeedNotExist) {
+  std::mt19937_64 rng(11);
+  CaseSpec spec = LongSpec();
+  spec.sliding_window = 40;
+  Case c(spec, rng);
+  for (int i = 0; i < (1900 - 40) / 16; ++i) c.block_tables.ints()[i] = -7;
+  ASSERT_TRUE(c.Run(DefaultThreadPool()).ok());
+  EXPECT_TRUE(Check(c, Expected(c), nullptr));
+  EXPECT_FALSE(std::isnan(c.out.Get(0)));
+}
+
+// A key and value of NaN at one position: rows that stand before it, or whose window has left it
+// behind, do not see it.
+TEST(PagedAttentionHost, NoRowIsTouchedByWhatItDoesNotSee) {
+  for (int64_t window : {0, 30}) {
+    for (int64_t rows : {4, 200}) {  // decode, prefill
+      std::mt19937_64 rng(12);
+      CaseSpec spec;
+      spec.layout = Layout::kPair;
+      spec.max_pages = 20;
+      spec.query_lens = {rows};
+      spec.context_lens = {300};
+      spec.sliding_window = window;
+      Case c(spec, rng);
+      const int64_t poisoned = 300 - rows + 1;  // the second row's own position
+      const int64_t token = c.block_tables.ints()[poisoned / 16] * 16 + poisoned % 16;
+      const int64_t size = 2 * 64;
+      for (int64_t i = 0; i < size; ++i) {
+        c.kv_cache.Set(token * size + i, std::nan(""));
+        c.v_cache.Set(token * size + i, std::nan(""));
+      }
+      ASSERT_TRUE(c.Run(DefaultThreadPool()).ok());
+      ASSERT_TRUE(Check(c, Expected(c), nullptr)) << "window " << window << ", rows " << rows;
+      EXPECT_FALSE(std::isnan(c.out.Get(0)));
+      EXPECT_TRUE(std::isnan(c.out.Get(8 * 64)));
+    }
+  }
+}
+
+// XLA runs Host calls with subnormals flushed to zero; fp8 and f16 subnormals must still count.
+TEST(PagedAttentionHost, SmallNumbersSurviveFlushToZero) {
+#if defined(__SSE2__)
+  for (DType dtype : {DType::kF8E4M3FN, DType::kF8E5M2, DType::kF16}) {
+    std::mt19937_64 rng(13);
+    CaseSpec spec;
+    spec.cache_dtype = dtype;
+    spec.layout = Layout::kPair;
+    spec.query_lens = {1, 20};
+    spec.context_lens = {1, 20};
+    Case c(spec, rng);
+    const double smallest = dtype == DType::kF16      ? 0x1p-24
+                            : dtype == DType::kF8E5M2 ? 0x1p-16
+                                                      : 0x1p-9;
+    for (int64_t i = 0; i < c.v_cache.size(); ++i) {
+      if (!std::isnan(c.v_cache.Get(i))) c.v_cache.Set(i, smallest);
+    }
+    std::unique_ptr<ThreadPool> one = MakeThreadPool(1);
+    const unsigned mode = _mm_getcsr();
+    _mm_setcsr(mode | 0x8040);
+    const Status status = c.Run(*one);
+    _mm_setcsr(mode);
+    ASSERT_TRUE(status.ok());
+    for (int64_t i = 0; i < 21 * 8 * 64; ++i) {
+      ASSERT_NEAR(c.out.Get(i), smallest, smallest * 1e-5) << DTypeName(dtype);
+    }
+  }
+#endif
 }
 
 }  // namespace

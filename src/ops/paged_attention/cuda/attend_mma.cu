@@ -2,15 +2,19 @@
 // or of fp8.
 //
 // Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (BF16, F16, E4M3, E5M2, float), HEAD_DIM,
-// SOFT_CAP (0, 1), TILE_ROWS (64, 128), TILE_KEYS (a multiple of 16), MIN_BLOCKS (an SM should hold).
+// SOFT_CAP (0, 1), TILE_ROWS (64, 128), TILE_KEYS (a multiple of 16), MIN_BLOCKS (an SM should
+// hold), WGMMA (1: prefill by Hopper's warpgroup instructions, sm_90a).
 #include "src/ops/paged_attention/cuda/decode.cuh"
 #include "src/ops/paged_attention/cuda/prefill.cuh"
+#if WGMMA
+#include "src/ops/paged_attention/cuda/prefill_wgmma.cuh"
+#endif
 
 namespace xla_gpu::paged_attention {
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     paged_attention_attend(const __grid_constant__ Params p) {
-  extern __shared__ __align__(16) char tiles[];
+  extern __shared__ __align__(1024) char tiles[];
   __shared__ union {
     PrefillShared prefill;
     DecodeShared decode;
@@ -19,7 +23,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   __syncthreads();
   TakeWork(p, [&](int kind, const Tile& tile) {
     if (kind == kPrefillItem) {
+#if WGMMA
+      RunPrefillWgmma(p, tile, tiles, extra.prefill);
+#else
       RunPrefill(p, tile, tiles, extra.prefill);
+#endif
     } else {
       RunDecode(p, tile, tiles, extra.decode);
     }

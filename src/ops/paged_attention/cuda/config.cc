@@ -19,6 +19,8 @@ constexpr int kWarps = kAttendThreads / 32;
 constexpr int64_t kReservedSharedBytes = 1024 + 2560;
 // Room for this many split items at least; more would not fill a device better.
 constexpr int64_t kPartialItems = 2048;
+// And for this many split prefill tiles: as many as a large device runs at once.
+constexpr int64_t kPartialPrefillTiles = 384;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
@@ -44,6 +46,9 @@ bool TensorCoresTake(const Problem& problem) {
   return narrow && (problem.cache_dtype == problem.query_dtype || IsFloat8(problem.cache_dtype));
 }
 
+// Rows of a tensor-core tile. The sums of the rows' values stay in registers, 128 of them a thread.
+int WidestTile(const Problem& problem) { return problem.head_dim <= 128 ? 128 : 64; }
+
 // As mma_tile.cuh computes kTilesBytes.
 int64_t TensorCoreSharedBytes(const Problem& problem, int tile_rows, int tile_keys) {
   const int64_t element = DTypeSize(problem.cache_dtype);
@@ -66,8 +71,7 @@ int64_t SimtSharedBytes(const Problem& problem) {
 // The widest tiles with which as many blocks as registers allow fit an SM.
 bool FitTensorCore(const Problem& problem, const cuda::DeviceInfo& device, Config& config) {
   config.family = Family::kTensorCore;
-  // The sums of a row's values stay in registers: 128 of them a thread in both cases.
-  config.tile_rows = problem.head_dim <= 128 ? 128 : 64;
+  config.tile_rows = WidestTile(problem);
   const int64_t per_sm = device.max_shared_memory_per_block + 1024;
   for (const int blocks : {2, 1}) {
     for (const int keys : {64, 48, 32}) {
@@ -77,6 +81,11 @@ bool FitTensorCore(const Problem& problem, const cuda::DeviceInfo& device, Confi
       config.tile_keys = keys;
       config.blocks_per_sm = blocks;
       config.shared_bytes = static_cast<int>(bytes);
+      // Its panels are 64 elements wide, and its operands come as they are in the cache.
+      const bool panels =
+          problem.head_dim == 64 || problem.head_dim == 128 || problem.head_dim == 256;
+      config.wgmma = device.Arch() == "sm_90a" && keys == 64 && panels &&
+                     !IsFloat8(problem.cache_dtype);
       return true;
     }
   }
@@ -95,6 +104,7 @@ std::vector<std::string> AttendDefines(const Problem& problem, const Config& con
     defines.push_back(StrCat("TILE_ROWS=", config.tile_rows));
     defines.push_back(StrCat("TILE_KEYS=", config.tile_keys));
     defines.push_back(StrCat("MIN_BLOCKS=", config.blocks_per_sm));
+    defines.push_back(StrCat("WGMMA=", config.wgmma ? 1 : 0));
   }
   return defines;
 }
@@ -124,7 +134,7 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
   }
   Config config;
   config.decode_max_rows =
-      problem.batch_invariant ? kDecodeTileRows : 4 * kDecodeTileRows;
+      problem.batch_invariant ? kDecodeTileRows : 2 * kDecodeTileRows;
   if (!TensorCoresTake(problem) || !FitTensorCore(problem, device, config)) {
     config.family = Family::kSimt;
     config.tile_rows = kDecodeTileRows;
@@ -149,7 +159,9 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
                                   active * kDecodeTileRows * problem.kv_heads);
     layout.partial_capacity = splits > 1 ? rows * splits : 0;
   } else {
-    const int64_t useful = kPartialItems * std::clamp<int64_t>(group, 4, kDecodeTileRows);
+    const int64_t useful =
+        std::max(kPartialItems * std::clamp<int64_t>(group, 4, kDecodeTileRows),
+                 kPartialPrefillTiles * WidestTile(problem));
     const int64_t splits = CeilDiv(problem.max_context(), 2 * kSplitTokens) + 1;
     // Compared by division: the product may be large.
     layout.partial_capacity = problem.tokens * problem.q_heads > useful / splits
@@ -192,10 +204,9 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   l.attend_launch.dynamic_shared_bytes = static_cast<uint32_t>(config.shared_bytes);
   l.finish = {folder + "finish.cu", "paged_attention_finish",
               {StrCat("OUT_TYPE=", DeviceType(problem.out_dtype))}};
-  // A warp merges a head; few tokens spread over more blocks.
+  // A block merges a head at a time; few tokens leave more blocks to the heads.
   const int64_t over_tokens = std::clamp<int64_t>(problem.tokens, 1, 1024);
-  const int64_t over_heads =
-      std::clamp<int64_t>(CeilDiv(problem.q_heads, kFinishThreads / 32), 1, 2048 / over_tokens);
+  const int64_t over_heads = std::clamp<int64_t>(problem.q_heads, 1, 2048 / over_tokens);
   l.finish_launch.grid = {static_cast<uint32_t>(over_tokens), static_cast<uint32_t>(over_heads), 1};
   l.finish_launch.block = {kFinishThreads, 1, 1};
   return l;
@@ -245,6 +256,14 @@ StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const 
   // A larger page size or page count than 2^31 - 1 cannot be addressed by any context or table.
   p.num_pages = static_cast<int>(std::min(problem.num_pages, kMaxInt));
   p.page_size = static_cast<int>(std::min(problem.page_size, kMaxInt));
+  // ceil(2^(31 + b) / d) with 2^(b - 1) < d <= 2^b fits 32 bits and divides 31-bit numbers exactly.
+  int bits = 0;
+  while ((int64_t{1} << bits) < p.page_size) ++bits;
+  if (bits > 0) {
+    p.page_magic = static_cast<unsigned>(((uint64_t{1} << (31 + bits)) + p.page_size - 1) /
+                                         static_cast<uint64_t>(p.page_size));
+    p.page_shift = bits - 1;
+  }
   p.max_seqs = static_cast<int>(problem.max_seqs);
   p.max_pages = static_cast<int>(problem.max_pages_per_seq);
   p.k_scale_step = problem.k_scale_size > 1 ? 1 : 0;
@@ -271,7 +290,8 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
   };
   constexpr DType kBF16 = DType::kBF16, kF16 = DType::kF16, kF32 = DType::kF32;
   cuda::DeviceInfo device;
-  device.compute_major = 8;
+  device.compute_major = arch.starts_with("sm_8") ? 8 : arch == "sm_90a" ? 9 : 10;
+  device.compute_minor = arch == "sm_89" ? 9 : 0;
   device.num_sms = 108;
   device.max_shared_memory_per_block = (arch == "sm_80" ? 163 : arch == "sm_89" ? 99 : 227) * 1024;
   std::vector<cuda::KernelSpec> specs;

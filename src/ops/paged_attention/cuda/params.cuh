@@ -85,6 +85,8 @@ struct Params {
   int head_dim;
   int num_pages;
   int page_size;
+  unsigned page_magic;  // key / page_size = (key * page_magic) >> (32 + page_shift), if not 1
+  int page_shift;
   int max_seqs;
   int max_pages;
   int k_scale_step;  // 0: one scale for all heads, 1: one a head

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# All tests that need an NVIDIA GPU, in one command and offline. Uses the library in build/release
+# wherever it was built; the stock JAX CUDA plugin of the Python that PYTHON names (default: .venv's
+# if it has one, else python3). Prints a summary a step; with OUT set, each step's log goes there.
+# Usage: scripts/test_gpu.sh [STEP...]
+set -uo pipefail
+cd "$(dirname "$0")/.."
+release=$PWD/build/release
+export XLA_GPU_LIBRARY=${XLA_GPU_LIBRARY:-$release/libxla_gpu.so}
+export XLA_GPU_PROGRAM=${XLA_GPU_PROGRAM:-$release/xla-gpu}
+export XLA_GPU_COMPILER=${XLA_GPU_COMPILER:-$release/xla-gpu-compile}
+export PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
+export XLA_PYTHON_CLIENT_PREALLOCATE=false
+logs=${OUT:-build/test-gpu}
+mkdir -p "$logs"
+
+has_gpu() { "$1" -c 'import jax; assert jax.default_backend() == "gpu"' >/dev/null 2>&1; }
+python=${PYTHON:-}
+[[ -n $python ]] || { has_gpu .venv/bin/python && python=.venv/bin/python; } || python=python3
+attention_test=$release/tests/ops.paged_attention.cuda.paged_attention_gpu_test
+
+[[ -f $XLA_GPU_LIBRARY ]] || { echo "test-gpu: $XLA_GPU_LIBRARY is missing: run make build"; exit 1; }
+"$XLA_GPU_PROGRAM" doctor >"$logs/doctor.log" 2>&1
+has_gpu "$python" || echo "test-gpu: $python has no JAX with a GPU; what needs one is skipped" >&2
+
+step_doctor() { "$XLA_GPU_PROGRAM" doctor; }
+step_probe() { "$XLA_GPU_PROGRAM" probe; }
+step_cpp() {
+  local test failed=0
+  for test in "$release"/tests/*gpu_test; do
+    echo "== $(basename "$test")"
+    "$test" --gtest_brief=1 || failed=1
+  done
+  return $failed
+}
+step_host() { "$XLA_GPU_PROGRAM" demo --plugin cuda; }
+step_jax() { "$python" -m pytest -q -p no:cacheprovider tests/gpu; }
+step_demo() { "$python" -m xla_gpu.demo; }
+sanitize() {
+  command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed"; return 1; }
+  XLA_GPU_TEST_GUARDS=0 XLA_GPU_TEST_CASES=${SANITIZE_CASES:-4} timeout 300 \
+    compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 5 "$attention_test" --gtest_brief=1
+}
+step_memcheck() { sanitize memcheck; }
+step_racecheck() { sanitize racecheck; }
+
+failed=()
+steps=("$@")
+((${#steps[@]})) || steps=(doctor probe cpp host jax demo memcheck racecheck)
+for step in "${steps[@]}"; do
+  start=$SECONDS verdict=ok
+  echo "==== $step"
+  "step_$step" >"$logs/$step.log" 2>&1 || { verdict=FAILED; failed+=("$step"); }
+  if [[ $verdict == FAILED ]]; then tail -n 60 "$logs/$step.log"; else tail -n 25 "$logs/$step.log"; fi
+  echo "==== $step: $verdict in $((SECONDS - start)) s"
+done
+((${#failed[@]} == 0)) || { echo "test-gpu: failed: ${failed[*]}"; exit 1; }
+echo "test-gpu: ${#steps[@]} passed, 0 failed"

@@ -1,0 +1,50 @@
+// What the files of the C ABI share.
+#ifndef XLA_GPU_CAPI_INTERNAL_H_
+#define XLA_GPU_CAPI_INTERNAL_H_
+
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "src/core/status.h"
+#include "src/core/tensor_view.h"
+#include "xla_gpu/xla_gpu.h"
+
+struct xla_gpu_status {
+  xla_gpu::Status status;
+};
+
+namespace xla_gpu {
+
+inline constexpr size_t kMaxTensors = 64;
+inline constexpr int32_t kMaxRank = 16;
+
+inline xla_gpu_status* Wrap(Status status) {
+  if (status.ok()) return nullptr;
+  return new xla_gpu_status{std::move(status)};
+}
+
+// Runs `body` (which returns a Status) so that nothing is thrown through the C ABI.
+template <typename Body>
+xla_gpu_status* Guard(Body body) {
+  try {
+    return Wrap(body());
+  } catch (const std::exception& e) {
+    return Wrap(Internal(e.what()));
+  }
+}
+
+inline char* CopyString(const std::string& text) {
+  char* copy = new char[text.size() + 1];
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  return copy;
+}
+
+// Checks the structs and fills out[0 .. count); `kind` ("argument") is for messages. `out` has room
+// for kMaxTensors. The views point into the caller's memory.
+Status ReadTensors(const char* kind, const xla_gpu_tensor* tensors, size_t count, TensorView* out);
+
+}  // namespace xla_gpu
+
+#endif  // XLA_GPU_CAPI_INTERNAL_H_

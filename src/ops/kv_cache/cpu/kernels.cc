@@ -1,0 +1,19 @@
+#include "src/ops/kv_cache/cpu/kernels.h"
+
+#include "src/ops/paged_attention/cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/ops/kv_cache/cpu/kernels.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.h:
+#include "src/ops/kv_cache/cpu/convert-inl.h"
+
+#if HWY_ONCE
+namespace xla_gpu::kv_cache {
+
+HWY_EXPORT(ConvertRow);
+
+void ConvertRow(const RowConversion& row) { HWY_DYNAMIC_DISPATCH(ConvertRow)(row); }
+
+}  // namespace xla_gpu::kv_cache
+#endif  // HWY_ONCE

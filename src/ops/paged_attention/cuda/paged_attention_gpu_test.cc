@@ -1,0 +1,342 @@
+// paged_attention and update_kv_cache on a GPU: random problems against the fp64 reference (the
+// cache update against the Host, bit for bit); skipped where there is no GPU.
+//
+// XLA_GPU_TEST_CASES sets the number of problems a kernel kind gets (40). With
+// XLA_GPU_TEST_GUARDS=0 tensors have no guard bytes around them, for compute-sanitizer.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "src/cuda/gpu_testing.h"
+#include "src/ops/paged_attention/random_case.h"
+#include "src/ops/paged_attention/reference.h"
+
+namespace xla_gpu::paged_attention {
+namespace {
+
+using Bytes = std::vector<char>;
+
+int CasesPerKind() {
+  const char* text = std::getenv("XLA_GPU_TEST_CASES");
+  return text == nullptr ? 40 : std::max(1, std::atoi(text));
+}
+
+cuda::Guards Guards() {
+  const char* text = std::getenv("XLA_GPU_TEST_GUARDS");
+  const bool off = text != nullptr && std::strcmp(text, "0") == 0;
+  return off ? cuda::Guards::kOff : cuda::Guards::kOn;
+}
+
+Bytes HostBytes(const TensorView& view) {
+  const char* data = view.data_as<char>();
+  return {data, data + view.size_bytes()};
+}
+
+// Runs a call of Host tensors on the GPU: arguments are copied there, results come back as bytes.
+// `aliases[i]`: the argument whose buffer result i shares, or -1.
+StatusOr<std::vector<Bytes>> RunOnGpu(const Op& op, const Call& host, std::vector<int> aliases) {
+  XLA_GPU_ASSIGN_OR_RETURN(const auto specs, InferResults(op, Platform::kCuda,
+                                                          {host.args, {}, host.attributes}));
+  std::vector<std::unique_ptr<cuda::DeviceBuffer<char>>> memory;
+  std::vector<TensorView> args, results;
+  for (const TensorView& arg : host.args) {
+    memory.push_back(std::make_unique<cuda::DeviceBuffer<char>>(HostBytes(arg), Guards()));
+    args.push_back({memory.back()->data(), arg.dtype, arg.shape});
+  }
+  std::vector<cuda::DeviceBuffer<char>*> outputs;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const int alias = i < aliases.size() ? aliases[i] : -1;
+    TensorView view{nullptr, specs[i].dtype, specs[i].shape};
+    if (alias < 0) {
+      memory.push_back(std::make_unique<cuda::DeviceBuffer<char>>(
+          Bytes(static_cast<size_t>(view.size_bytes()), '\xff'), Guards()));
+    }
+    outputs.push_back(alias < 0 ? memory.back().get() : memory[static_cast<size_t>(alias)].get());
+    view.data = outputs.back()->data();
+    results.push_back(view);
+  }
+  cuda::Stream stream;
+  ExecutionContext context;
+  context.stream = stream.get();
+  XLA_GPU_RETURN_IF_ERROR(
+      RunOp(op, Platform::kCuda, {args, results, host.attributes}, context));
+  stream.Synchronize();
+  std::vector<Bytes> bytes;
+  for (const auto* output : outputs) bytes.push_back(output->ToHost());
+  for (const auto& buffer : memory) {
+    if (!buffer->GuardsIntact()) return Internal("a write outside of a tensor");
+  }
+  return bytes;
+}
+
+// What decides which kernels are compiled; everything else of a problem is random.
+struct Kind {
+  DType query, cache;
+  const char* out;
+  int64_t head_dim;
+  bool soft_cap;
+};
+
+constexpr Kind kKinds[] = {
+    {DType::kBF16, DType::kBF16, "", 128, false},  {DType::kBF16, DType::kBF16, "f32", 64, true},
+    {DType::kF16, DType::kF16, "", 128, true},     {DType::kF16, DType::kF16, "", 80, false},
+    {DType::kBF16, DType::kBF16, "", 256, false},  {DType::kBF16, DType::kBF16, "", 3, false},
+    {DType::kBF16, DType::kF8E4M3FN, "", 128, false},
+    {DType::kF16, DType::kF8E5M2, "", 36, true},   {DType::kF32, DType::kF32, "", 128, false},
+    {DType::kF32, DType::kF32, "", 7, true},       {DType::kF32, DType::kF8E4M3FN, "", 64, false},
+    {DType::kF32, DType::kBF16, "bf16", 96, false}};
+
+CaseSpec SpecOf(const Kind& kind, std::mt19937_64& rng) {
+  CaseSpec spec = RandomSpec(rng);
+  spec.query_dtype = kind.query;
+  spec.cache_dtype = kind.cache;
+  spec.out_dtype = kind.out;
+  spec.head_dim = kind.head_dim;
+  spec.scale = std::copysign(1.0 / std::sqrt(static_cast<double>(kind.head_dim)), spec.scale);
+  spec.soft_cap = kind.soft_cap ? 3.0 : 0.0;
+  return spec;
+}
+
+double Epsilon(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return std::ldexp(1.0, -24);
+    case DType::kF16:
+      return std::ldexp(1.0, -11);
+    case DType::kBF16:
+      return std::ldexp(1.0, -8);
+    default:
+      return 0;  // fp8 is exact in f16
+  }
+}
+
+// The unit that errors are counted in: half an ulp of the coarsest of the types involved, at the
+// magnitude of the sum of |weight * value|.
+double RelativeUnit(const Kind& kind, DType out) {
+  const double unit = std::max({Epsilon(kind.query), Epsilon(kind.cache), Epsilon(out)});
+  // In f32 throughout, the logits' own rounding (|x| to some 20) dominates.
+  return kind.query == DType::kF32 && out == DType::kF32 ? 16 * unit : unit;
+}
+
+void TakeMagnitudes(Case& c, const Problem& p) {
+  OwnedTensor& values = p.separate_v ? c.v_cache : c.kv_cache;
+  for (int64_t page = 0; page < p.num_pages; ++page) {
+    for (int64_t t = 0; t < p.page_size; ++t) {
+      for (int64_t h = 0; h < p.kv_heads; ++h) {
+        for (int64_t d = 0; d < p.head_dim; ++d) {
+          const int64_t at = p.v.offset + page * p.v.page_stride + t * p.v.token_stride +
+                             h * p.v.head_stride + d;
+          values.Set(at, std::fabs(values.Get(at)));
+        }
+      }
+    }
+  }
+}
+
+class PagedAttentionGpuTest : public cuda::GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    CompileAll();
+  }
+
+ private:
+  // All kinds at once, each in a compiler process of its own.
+  static void CompileAll() {
+    std::atomic<size_t> next{0};
+    std::vector<std::thread> threads;
+    for (unsigned i = 0; i < std::thread::hardware_concurrency(); ++i) {
+      threads.emplace_back([&next] {
+        for (size_t kind; (kind = next++) < std::size(kKinds);) {
+          std::mt19937_64 rng(1);
+          Case c(SpecOf(kKinds[kind], rng), rng);
+          const Op& op = **OpRegistry::Global().Get("paged_attention");
+          auto specs = InferResults(op, Platform::kCuda, {c.call().args, {}, &c.attributes()});
+          std::vector<TensorView> results;
+          for (const auto& spec : *specs) results.push_back({nullptr, spec.dtype, spec.shape});
+          (void)PlanCache::Global().GetOrCreate(op, Platform::kCuda,
+                                                {c.call().args, results, &c.attributes()});
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+TEST_F(PagedAttentionGpuTest, AgreesWithReferenceOnRandomProblems) {
+  const Op& op = **OpRegistry::Global().Get("paged_attention");
+  int cases = 0;
+  std::printf("error in half ulps of the coarsest type: share up to 1/4, 1/2, 1, 2, 4; worst\n");
+  for (const Kind& kind : kKinds) {
+    std::array<int64_t, 6> bins{};
+    double worst = 0;
+    for (int i = 0; i < CasesPerKind(); ++i, ++cases) {
+      std::mt19937_64 rng(static_cast<uint64_t>(i) + 1);
+      Case c(SpecOf(kind, rng), rng);
+      const Problem p = *ProblemFromCall(c.call());
+      const Buffers b = BuffersFromCall(p, c.call());
+      std::vector<double> out(static_cast<size_t>(c.out.size())), magnitude(out.size());
+      std::vector<double> lse(static_cast<size_t>(p.tokens * p.q_heads));
+      PagedAttentionReference(p, b, out.data(), lse.data());
+      const auto got = RunOnGpu(op, c.call(), {});
+      ASSERT_TRUE(got.ok()) << got.status().ToString() << "\n" << c.spec().ToString();
+      TakeMagnitudes(c, p);
+      PagedAttentionReference(p, b, magnitude.data(), nullptr);
+      const double unit = RelativeUnit(kind, p.out_dtype);
+      for (size_t j = 0; j < out.size(); ++j) {
+        const double value = LoadAsDouble((*got)[0].data(), p.out_dtype, static_cast<int64_t>(j));
+        if (std::isnan(out[j]) && std::isnan(value)) continue;
+        // f16 numbers are no denser than its subnormals.
+        const double error = std::fabs(value - out[j]) /
+                             (unit * magnitude[j] + std::ldexp(1.0, p.out_dtype == DType::kF16
+                                                                        ? -24
+                                                                        : -140));
+        const double edges[] = {0.25, 0.5, 1, 2, 4};
+        ++bins[static_cast<size_t>(std::lower_bound(edges, edges + 5, error) - edges)];
+        worst = std::max(worst, error);
+        ASSERT_LE(error, 8) << "seed " << i + 1 << ": out[" << j << "] is " << value
+                            << ", expected " << out[j] << "\n"
+                            << c.spec().ToString();
+      }
+      for (size_t j = 0; p.return_lse && j < lse.size(); ++j) {
+        const double value = LoadAsDouble((*got)[1].data(), DType::kF32, static_cast<int64_t>(j));
+        if (value == lse[j] || (std::isnan(value) && std::isnan(lse[j]))) continue;
+        ASSERT_LE(std::fabs(value - lse[j]), 1e-4 * std::max(1.0, std::fabs(lse[j])))
+            << "seed " << i + 1 << ": lse[" << j << "]\n"
+            << c.spec().ToString();
+      }
+    }
+    double total = 0;
+    for (int64_t n : bins) total += static_cast<double>(n);
+    std::printf("%-8s %-8s %-4s %3lld %s ", std::string(DTypeName(kind.query)).c_str(),
+                std::string(DTypeName(kind.cache)).c_str(), kind.out,
+                static_cast<long long>(kind.head_dim), kind.soft_cap ? "cap" : "   ");
+    for (size_t i = 0; i < 5; ++i) std::printf(" %8.5f", static_cast<double>(bins[i]) / total);
+    std::printf("  %.2f\n", worst);
+  }
+  std::printf("%d problems\n", cases);
+}
+
+TEST_F(PagedAttentionGpuTest, BadIndicesTouchOnlyTheirSequence) {
+  const Op& op = **OpRegistry::Global().Get("paged_attention");
+  for (uint64_t seed = 1; seed <= static_cast<uint64_t>(CasesPerKind()); ++seed) {
+    std::mt19937_64 rng(seed);
+    CaseSpec spec;
+    spec.query_dtype = spec.cache_dtype = DType::kBF16;
+    spec.head_dim = 128;
+    spec.query_lens = {1, 40, 1, 7};
+    spec.context_lens = {90, 100, 33, 64};
+    Case c(spec, rng);
+    const int32_t wild[] = {-1, INT32_MIN, INT32_MAX, 1 << 20};
+    const auto random = [&rng](int n) { return static_cast<int>(rng() % static_cast<uint64_t>(n)); };
+    switch (seed % 4) {
+      case 0:
+        c.block_tables.ints()[random(4) * spec.max_pages + random(3)] = wild[random(4)];
+        break;
+      case 1:
+        c.context_lens.ints()[random(4)] = wild[random(4)];
+        break;
+      case 2:
+        c.query_start_loc.ints()[random(5)] = wild[random(4)];
+        break;
+      default:
+        c.num_seqs.ints()[0] = wild[random(4)];
+    }
+    const Problem p = *ProblemFromCall(c.call());
+    std::vector<double> out(static_cast<size_t>(c.out.size()));
+    PagedAttentionReference(p, BuffersFromCall(p, c.call()), out.data(), nullptr);
+    const auto got = RunOnGpu(op, c.call(), {});
+    ASSERT_TRUE(got.ok()) << got.status().ToString();
+    for (size_t j = 0; j < out.size(); ++j) {
+      const double value = LoadAsDouble((*got)[0].data(), p.out_dtype, static_cast<int64_t>(j));
+      if (std::isnan(out[j]) && std::isnan(value)) continue;
+      ASSERT_NEAR(value, out[j], 0.05) << "seed " << seed << ", element " << j;
+    }
+  }
+}
+
+class UpdateKvCacheGpuTest : public cuda::GpuTest {};
+
+TEST_F(UpdateKvCacheGpuTest, EqualsTheHost) {
+  const Op& op = **OpRegistry::Global().Get("update_kv_cache");
+  const DType inputs[] = {DType::kF32, DType::kBF16, DType::kF16};
+  const DType caches[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3FN,
+                          DType::kF8E5M2};
+  for (int seed = 0; seed < 3 * CasesPerKind(); ++seed) {
+    std::mt19937_64 rng(static_cast<uint64_t>(seed));
+    const auto in = [&rng](int64_t lo, int64_t hi) {
+      return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
+    };
+    const DType input = inputs[in(0, 2)], cache = caches[in(0, 4)];
+    const int64_t tokens = in(0, 70), heads = in(1, 5), dim = in(1, 140), pages = in(1, 9),
+                  page_size = in(1, 20);
+    const int layout = static_cast<int>(in(0, 2));
+    std::vector<OwnedTensor> args;
+    for (int i = 0; i < 2; ++i) args.emplace_back(input, std::vector<int64_t>{tokens, heads, dim});
+    const std::vector<int64_t> shapes[] = {{pages, page_size, 2 * heads, dim},
+                                           {pages, page_size, heads, dim},
+                                           {2, pages, page_size, heads, dim}};
+    args.emplace_back(cache, shapes[layout]);
+    args.emplace_back(in(0, 1) == 0 ? DType::kI32 : DType::kI64, std::vector<int64_t>{tokens});
+    std::string optional;
+    if (layout == 1) {
+      args.emplace_back(cache, shapes[layout]);
+      optional = "v_cache";
+    }
+    if (in(0, 1) == 0) {
+      args.emplace_back(DType::kF32, std::vector<int64_t>{in(0, 1) == 0 ? 1 : heads});
+      optional += optional.empty() ? "k_scale" : ",k_scale";
+    }
+    std::normal_distribution<double> normal(0, 100);
+    for (OwnedTensor& arg : args) {
+      for (int64_t i = 0; i < arg.size(); ++i) arg.Set(i, normal(rng));
+    }
+    if (optional.ends_with("k_scale")) {
+      for (int64_t i = 0; i < args.back().size(); ++i) args.back().Set(i, 0.3 + 0.2 * double(i));
+    }
+    // Every slot once (which of two tokens a slot keeps is not promised), and some wrong ones.
+    std::vector<int64_t> slots(static_cast<size_t>(pages * page_size));
+    for (size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<int64_t>(i);
+    std::shuffle(slots.begin(), slots.end(), rng);
+    slots.resize(static_cast<size_t>(std::max<int64_t>(tokens, pages * page_size)), -1);
+    for (int64_t i = 0; i < tokens; ++i) {
+      int64_t slot = slots[static_cast<size_t>(i)];
+      if (in(0, 9) == 0) slot = in(0, 1) == 0 ? -in(1, 1 << 30) : pages * page_size + in(0, 1 << 30);
+      if (args[3].dtype == DType::kI32) {
+        args[3].ints()[i] = static_cast<int32_t>(slot);
+      } else {
+        reinterpret_cast<int64_t*>(args[3].data.get())[i] = slot;
+      }
+    }
+    Attributes attributes;
+    ASSERT_TRUE(attributes.Add("optional_args", std::string_view(optional)).ok());
+    std::vector<TensorView> views;
+    for (const OwnedTensor& arg : args) views.push_back(arg.view());
+    const bool in_place = in(0, 1) == 0;
+    const auto got = RunOnGpu(op, {views, {}, &attributes},
+                              in_place ? std::vector<int>{2, 4} : std::vector<int>{});
+    ASSERT_TRUE(got.ok()) << got.status().ToString();
+
+    std::vector<TensorView> results = {views[2]};
+    if (layout == 1) results.push_back(views[4]);
+    ExecutionContext context;
+    context.thread_pool = &DefaultThreadPool();
+    const Status host = RunOp(op, Platform::kHost, {views, results, &attributes}, context);
+    ASSERT_TRUE(host.ok()) << host.ToString();
+    for (size_t i = 0; i < results.size(); ++i) {
+      ASSERT_EQ((*got)[i], HostBytes(results[i]))
+          << "seed " << seed << ": " << views[0].ToString() << " into " << views[2].ToString()
+          << " optional '" << optional << "'";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace xla_gpu::paged_attention

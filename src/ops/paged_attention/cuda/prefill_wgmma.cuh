@@ -1,0 +1,183 @@
+// Prefill on Hopper: as prefill.cuh, but the warpgroup's matrix instructions read keys and values
+// from swizzled shared memory. While one half of the rows is in softmax, the tensor cores work on the
+// other half, and on the other block of the SM.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_WGMMA_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_WGMMA_CUH_
+
+#include "src/ops/paged_attention/cuda/prefill.cuh"
+#include "src/ops/paged_attention/cuda/wgmma.cuh"
+
+namespace xla_gpu::paged_attention {
+
+inline constexpr int kHalves = kTileRows / 64;  // of 64 query rows
+inline constexpr int kPanels = kHeadDim / 64;
+inline constexpr int kQueryPanelBytes = kTileRows * 128;
+inline constexpr int kKeyPanelBytes = kTileKeys * 128;
+inline constexpr int kSwizzledKeysBytes = kPanels * kKeyPanelBytes;
+inline constexpr int kSwizzledBytes = kPanels * kQueryPanelBytes + 4 * kSwizzledKeysBytes;
+static_assert(kHeadDim % 64 == 0 && kTileKeys == 64 && !kFloat8 && !kScaledQuery);
+static_assert(kSwizzledBytes <= kTilesBytes);
+
+__device__ __forceinline__ void LoadSwizzledQuery(const Params& p, const Tile& tile, bool negate,
+                                                  char* shared) {
+  const unsigned flip = negate ? 0x80008000u : 0u;
+  for (int i = threadIdx.x; i < kTileRows * kChunks; i += kThreads) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    uint4 value = make_uint4(0, 0, 0, 0);
+    if (row < tile.num_rows) {
+      value = *reinterpret_cast<const uint4*>(static_cast<const Query*>(p.query) +
+                                              QueryRow(p, tile, row) * kHeadDim + chunk * 8);
+      value.x ^= flip, value.y ^= flip, value.z ^= flip, value.w ^= flip;
+    }
+    *reinterpret_cast<uint4*>(shared + chunk / 8 * kQueryPanelBytes +
+                              SwizzledChunk(row, chunk % 8)) = value;
+  }
+}
+
+__device__ __forceinline__ void CopySwizzledTile(const long long* offsets, const char* keys,
+                                                 const char* values, unsigned shared) {
+  // A thread's chunk is the same in all of its rows, and so is its swizzled place if the rows are
+  // multiples of eight apart.
+  constexpr int kStep = kThreads / kChunks;
+  static_assert(kThreads % kChunks == 0 && kTileKeys % kStep == 0);
+  const int chunk = threadIdx.x % kChunks, row0 = threadIdx.x / kChunks;
+  const char* key = keys + chunk * 16;
+  const char* value = values + chunk * 16;
+  shared += chunk / 8 * kKeyPanelBytes;
+  const unsigned place = SwizzledChunk(row0, chunk % 8);
+#pragma unroll
+  for (int i = 0; i < kTileKeys / kStep; ++i) {
+    const long long offset = offsets[row0 + i * kStep];
+    const bool read = offset >= 0;
+    const unsigned to = shared + (kStep % 8 == 0 ? place + i * kStep * 128
+                                                 : SwizzledChunk(row0 + i * kStep, chunk % 8));
+    CopyAsync<16>(to, key + offset, read);
+    CopyAsync<16>(to + kSwizzledKeysBytes, value + offset, read);
+  }
+}
+
+__device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& tile, char* shared,
+                                                PrefillShared& extra) {
+  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+  const LogitFactor logit = MakeLogitFactor(p, tile.head);
+  const char* keys = p.k_cache + tile.head * p.head_stride;
+  const char* values = p.v_cache + tile.head * p.head_stride;
+  const unsigned query_tile = SharedAddress(shared);
+  const unsigned cache_tiles = query_tile + kPanels * kQueryPanelBytes;
+
+  const int first = tile.key_begin / kTileKeys;
+  const int end = tile.key_end > tile.key_begin ? (tile.key_end - 1) / kTileKeys + 1 : first;
+  const auto page_of = [&](int t) {
+    return tid < kTileKeys ? PageOf(p, tile, t * kTileKeys + tid) : -1;
+  };
+  const auto put_offsets = [&](int t, int page) {
+    if (tid < kTileKeys) {
+      extra.offsets[t % 2][tid] = KeyOffset(p, tile, t * kTileKeys + tid, page);
+    }
+  };
+  const auto copy = [&](int t) {
+    CopySwizzledTile(extra.offsets[t % 2], keys, values,
+                     cache_tiles + t % 2 * (2 * kSwizzledKeysBytes));
+    CommitCopies();
+  };
+  put_offsets(first, page_of(first));
+  LoadSwizzledQuery(p, tile, logit.negate, shared);
+  __syncthreads();
+  if (first < end) copy(first);
+  int page = page_of(first + 1);
+
+  RowState rows[kHalves][2];
+  Visible visible[kHalves][2];
+  const float cap_in[2] = {logit.cap_in, logit.cap_in};
+#pragma unroll
+  for (int m = 0; m < kHalves; ++m) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      visible[m][h] = VisibleKeys(p, tile, m * 64 + warp * 16 + h * 8 + lane / 4);
+      rows[m][h].factor = logit.factor;
+    }
+  }
+  // What every row of the tile sees; beyond it keys must be masked.
+  const int seen_by_all_begin = VisibleKeys(p, tile, kTileRows - 1).begin;
+  const int seen_by_all_end = VisibleKeys(p, tile, 0).end;
+
+  float o[kHalves][kOutTiles][4] = {};
+  for (int t = first; t < end; ++t) {
+    put_offsets(t + 1, page);
+    WaitCopies<0>();
+    FenceForMatrixReads();
+    __syncthreads();  // tile t is here for all, and nobody still computes on tile t - 1
+
+    const unsigned tile_keys = cache_tiles + t % 2 * (2 * kSwizzledKeysBytes);
+    const unsigned tile_values = tile_keys + kSwizzledKeysBytes;
+    const int key0 = t * kTileKeys;
+    const bool mask = key0 < seen_by_all_begin || key0 + kTileKeys > seen_by_all_end;
+
+    // Logits of both halves.
+    float s[kHalves][kTileKeys / 8][4];
+    WarpgroupFence();
+#pragma unroll
+    for (int m = 0; m < kHalves; ++m) {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        const unsigned in_panel = block % 4 * 32;
+        WarpgroupMma<Operand>(
+            s[m],
+            PanelDescriptor(query_tile + block / 4 * kQueryPanelBytes + m * 64 * 128 + in_panel),
+            PanelDescriptor(tile_keys + block / 4 * kKeyPanelBytes + in_panel), block > 0);
+      }
+      WarpgroupCommit();
+    }
+    // In the shadow of the matrix instructions: the next tile.
+    if (t + 1 < end) copy(t + 1);
+    page = page_of(t + 2);
+
+    // Softmax of a half, then its values: they run while the next half is in softmax.
+#pragma unroll
+    for (int m = 0; m < kHalves; ++m) {
+      WarpgroupWait<kHalves == 1 ? 0 : 1>();  // this half's logits, the newest group may still run
+      if constexpr (SOFT_CAP) Cap(p, s[m], cap_in);
+      if (mask) Mask(s[m], key0, visible[m]);
+      float rescale[2];
+      Weigh(s[m], rows[m], rescale);
+#pragma unroll
+      for (int i = 0; i < kOutTiles; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) o[m][i][j] *= rescale[j / 2];
+      }
+      unsigned a[kTileKeys / 16][4];
+#pragma unroll
+      for (int n = 0; n < kTileKeys / 16; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float(&x)[4] = s[m][2 * n + i / 2];
+          a[n][i] = Pack2<Operand>(x[i % 2 * 2], x[i % 2 * 2 + 1]);
+        }
+      }
+      WarpgroupFence();
+#pragma unroll
+      for (int n = 0; n < kTileKeys / 16; ++n) {
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel) {
+          WarpgroupMmaAdd<Operand>(
+              &o[m][panel * 8], a[n],
+              PanelDescriptor(tile_values + panel * kKeyPanelBytes + n * 16 * 128));
+        }
+      }
+      WarpgroupCommit();
+    }
+    WarpgroupWait<0>();
+  }
+
+#pragma unroll
+  for (int m = 0; m < kHalves; ++m) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      WritePrefillRow(p, tile, m * 64 + warp * 16 + h * 8 + lane / 4, o[m], h, rows[m][h]);
+    }
+  }
+}
+
+}  // namespace xla_gpu::paged_attention
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_WGMMA_CUH_

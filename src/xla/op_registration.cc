@@ -1,0 +1,41 @@
+#include "src/xla/op_registration.h"
+
+#include "src/core/op_registry.h"
+#include "src/xla/handlers.h"
+#include "src/xla/mlir_text.h"
+#include "src/xla/registration.h"
+
+namespace xla_gpu::xla {
+namespace {
+
+constexpr int kTyped = 4;
+
+Status RegisterOp(const PjrtPlugin& plugin, const Op& op, int api_version) {
+  const Platform platform = plugin.is_gpu() ? Platform::kCuda : Platform::kHost;
+  // XLA treats an unspecified version as the original one.
+  const int version = api_version == 0 ? 1 : api_version;
+  XLA_GPU_ASSIGN_OR_RETURN(const void* handler, HandlerAddress(op, platform, version));
+  const HandlerStages stages =
+      version == kTyped ? StagesOf(handler) : HandlerStages{.execute = handler};
+  return Register(plugin, {op.target, stages, std::string(PlatformName(platform)), version});
+}
+
+}  // namespace
+
+Status RegisterOpsOf(const PjrtPlugin& plugin, std::string_view mlir) {
+  if (IsMlirBytecode(mlir)) {
+    for (const auto& op : OpRegistry::Global().ops()) {
+      XLA_GPU_RETURN_IF_ERROR(RegisterOp(plugin, *op, kTyped));
+    }
+    return OkStatus();
+  }
+  for (const MlirCustomCall& call : FindMlirCustomCalls(mlir)) {
+    const Op* op = OpRegistry::Global().Find(call.target);
+    // Other targets are XLA's own or the user's; so is one that is an op's mere name.
+    if (op == nullptr || op->target != call.target) continue;
+    XLA_GPU_RETURN_IF_ERROR(RegisterOp(plugin, *op, call.api_version));
+  }
+  return OkStatus();
+}
+
+}  // namespace xla_gpu::xla

@@ -1,0 +1,75 @@
+"""Every command and snippet in README.md and docs/ is run."""
+
+import subprocess
+
+import pytest
+from pages import ROOT, Block, PageRunner, blocks_of
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page(page, tmp_path):
+    runner = PageRunner(tmp_path)
+    for block in blocks_of(page):
+        try:
+            runner.run(block)
+        except (AssertionError, subprocess.CalledProcessError) as e:
+            pytest.fail(f"{page.relative_to(ROOT)}:{block.line}: {e}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    import re
+
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+# ---- The runner itself ----------------------------------------------------------------------
+
+
+def run(tmp_path, language, kind, argument, text):
+    return PageRunner(tmp_path).run(Block(1, language, kind, argument, text))
+
+
+def test_a_failing_block_is_found(tmp_path):
+    with pytest.raises(AssertionError, match="exit code 3"):
+        run(tmp_path, "sh", "run", "", "exit 3\n")
+
+
+def test_fails_wants_failure_and_text(tmp_path):
+    runner = PageRunner(tmp_path)
+    runner.run(Block(1, "sh", "fails", "sorry", "echo sorry; exit 1\n"))
+    with pytest.raises(AssertionError, match="it succeeded"):
+        runner.run(Block(1, "sh", "fails", "", "true\n"))
+    with pytest.raises(AssertionError):
+        runner.run(Block(1, "sh", "fails", "sorry", "exit 1\n"))
+
+
+def test_output_is_compared(tmp_path):
+    runner = PageRunner(tmp_path)
+    runner.run(Block(1, "sh", "run", "", "echo one two three\n"))
+    runner.run(Block(1, "text", "output", "", "one ... three\n"))
+    with pytest.raises(AssertionError, match="what was printed"):
+        runner.run(Block(1, "text", "output", "", "four\n"))
+
+
+def test_unknown_markers_and_make_targets_are_found(tmp_path):
+    runner = PageRunner(tmp_path)
+    with pytest.raises(AssertionError, match="unknown marker"):
+        runner.run(Block(1, "sh", "skip", "", ""))
+    with pytest.raises(subprocess.CalledProcessError):
+        runner.run(Block(1, "sh", "setup", "", "make nothing\n"))
+    with pytest.raises(AssertionError, match="not in"):
+        runner.run(Block(1, "cpp", "excerpt", "README.md", "no such text\n"))
+
+
+def test_blocks_carry_their_markers(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- test: fails x y -->\n```sh\nfalse\n```\n\n```python\n1\n```\n")
+    assert [(b.line, b.language, b.kind, b.argument, b.text) for b in blocks_of(page)] == [
+        (3, "sh", "fails", "x y", "false\n"),
+        (7, "python", "run", "", "1\n"),
+    ]

@@ -1,0 +1,150 @@
+"""Steps that XLA replays as CUDA graphs: lengths live on the device and change between replays.
+
+A program of many small calls becomes a command buffer: its first run executes, its second captures,
+later ones replay without a host call. Each run here is checked.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_oracle import update_kv_cache as update_oracle
+from compare import check_attention
+from problems import Static, paged_attention_case
+from xla_gpu.jax import paged_attention, update_kv_cache
+
+CALLS = 20
+RUNS = 7
+BASE = Static(
+    dtype="bfloat16",
+    cache_dtype="bfloat16",
+    layout="interleaved",
+    tokens=16,
+    q_heads=8,
+    kv_heads=2,
+    head_dim=128,
+    pages=64,
+    page_size=16,
+    max_seqs=4,
+    max_pages=40,
+    scale=0.09,
+    sliding_window=0,
+    soft_cap=0.0,
+    causal=True,
+    sinks=False,
+    k_scale=0,
+    v_scale=0,
+    return_lse=True,
+    out_dtype="",
+)
+STATICS = {
+    "mixed": BASE,
+    "decode": dataclasses.replace(BASE, tokens=4),
+    "prefill": dataclasses.replace(BASE, tokens=600, max_seqs=2),
+    "f32": dataclasses.replace(BASE, dtype="float32", cache_dtype="float32"),
+    "fp8": dataclasses.replace(BASE, cache_dtype="float8_e4m3fn", k_scale=2, v_scale=2),
+    "window": dataclasses.replace(BASE, sliding_window=33, soft_cap=20.0, sinks=True),
+}
+
+
+@pytest.mark.parametrize("name", STATICS)
+def test_lengths_change_between_replays(name):
+    static = STATICS[name]
+
+    @jax.jit
+    def step(cases):
+        results = []
+        for args in cases:
+            args = dict(args)
+            names = ("query", "kv_cache", "context_lens", "block_tables", "query_start_loc")
+            positional = [args.pop(n) for n in (*names, "num_seqs")]
+            results.append(
+                paged_attention(
+                    *positional,
+                    static.scale,
+                    static.sliding_window or None,
+                    static.soft_cap or None,
+                    return_lse=True,
+                    **args,
+                )
+            )
+        return results
+
+    rng = np.random.default_rng(11)
+    first = [paged_attention_case(static, rng) for _ in range(CALLS)]
+    for _ in range(RUNS):
+        # The same types each time; only what lies in the buffers differs.
+        cases = [
+            first[i] if i % 5 == 0 else paged_attention_case(static, rng) for i in range(CALLS)
+        ]
+        for case, (out, lse) in zip(cases, step([case.args for case in cases]), strict=True):
+            check_attention(case, out, lse)
+
+
+def test_a_serving_loop_writes_and_reads_its_cache():
+    """Each step writes its tokens in place and attends over them; lengths grow on the device."""
+    layers, seqs, page_size, kv_heads, dim = 12, 3, 16, 2, 64
+    rng = np.random.default_rng(5)
+    tables = rng.permutation(30).astype(np.int32).reshape(seqs, 10)
+    starts = np.arange(seqs + 1, dtype=np.int32)
+    keys = rng.standard_normal((RUNS, layers, seqs, kv_heads, dim), np.float32)
+    queries = rng.standard_normal((RUNS, layers, seqs, 8, dim), np.float32)
+
+    def step(caches, lengths, key, query):
+        slots = jnp.take_along_axis(tables, (lengths // page_size)[:, None], 1)[:, 0] * page_size
+        slots = slots + lengths % page_size
+        written, outs = [], []
+        for layer, cache in enumerate(caches):
+            cache = update_kv_cache(key[layer], -key[layer], cache, slots)
+            outs.append(
+                paged_attention(
+                    query[layer],
+                    cache,
+                    lengths + 1,
+                    jnp.asarray(tables),
+                    jnp.asarray(starts),
+                    jnp.array([seqs], jnp.int32),
+                    0.125,
+                )
+            )
+            written.append(cache)
+        return written, lengths + 1, outs
+
+    step = jax.jit(step, donate_argnums=0)
+    caches = [jnp.zeros((30, page_size, 2 * kv_heads, dim)) for _ in range(layers)]
+    truth = [np.zeros((30, page_size, 2 * kv_heads, dim), np.float32) for _ in range(layers)]
+    lengths = jnp.array([0, 15, 31], jnp.int32)
+    pointers = [cache.unsafe_buffer_pointer() for cache in caches]
+    static = dataclasses.replace(
+        BASE,
+        dtype="float32",
+        cache_dtype="float32",
+        tokens=seqs,
+        max_seqs=seqs,
+        head_dim=dim,
+        pages=30,
+        max_pages=10,
+        scale=0.125,
+        return_lse=False,
+    )
+    from problems import Case
+
+    for run in range(RUNS):
+        before = np.asarray(lengths)
+        caches, lengths, outs = step(caches, lengths, keys[run], queries[run])
+        slots = tables[np.arange(seqs), before // page_size] * page_size + before % page_size
+        for layer in range(layers):
+            truth[layer] = update_oracle(keys[run, layer], -keys[run, layer], truth[layer], slots)
+            args = {
+                "query": queries[run, layer],
+                "kv_cache": truth[layer],
+                "context_lens": before + 1,
+                "block_tables": tables,
+                "query_start_loc": starts,
+                "num_seqs": np.array([seqs], np.int32),
+            }
+            check_attention(Case(static, args, ""), outs[layer], None)
+            np.testing.assert_array_equal(caches[layer], truth[layer])
+    assert [cache.unsafe_buffer_pointer() for cache in caches] == pointers
