@@ -78,12 +78,12 @@ class Demo {
                              CompareWithReference(batch, call, result, checked));
     const bool right = error.rms <= kErrorFactor * error.rounding;  // false for NaN
     Progress("");
-    std::printf(
-        "%-8s %-46s %9.3f ms %8.1f GB/s %8.1f GFLOP/s  max err %.1e, rms %.1e (rounding "
-        "%.1e)%s\n",
-        batch.name.c_str(), batch.Describe().c_str(), 1e3 * seconds,
-        batch.kv_bytes() / seconds / 1e9, batch.flops() / seconds / 1e9, error.max, error.rms,
-        error.rounding, right ? "" : "  WRONG");
+    std::printf("%-8s %s\n", batch.name.c_str(), batch.Describe().c_str());
+    std::printf("         %.3f ms, %.1f GB/s of KV, %.1f GFLOP/s\n", 1e3 * seconds,
+                batch.kv_bytes() / seconds / 1e9, batch.flops() / seconds / 1e9);
+    std::printf("         error: max %.1e, rms %.1e (%.1e by rounding to %s alone)%s\n", error.max,
+                error.rms, error.rounding, std::string(DTypeName(result.dtype)).c_str(),
+                right ? "" : "  WRONG");
     std::fflush(stdout);
     return right;
   }

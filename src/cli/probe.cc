@@ -177,7 +177,7 @@ void Print(const Runtime& runtime) {
   if (!runtime.path.empty()) std::printf("  %s\n", runtime.path.c_str());
   const auto text = [&](const char* key) { return runtime.facts.value(key, std::string()); };
   if (!runtime.facts.empty()) {
-    std::string line = text("pjrt").empty() ? "no plugin" : StrCat("PJRT ", text("pjrt"));
+    std::string line = text("pjrt").empty() ? text("version") : StrCat("PJRT ", text("pjrt"));
     if (!text("ffi").empty()) {
       line += StrCat(", FFI ", text("ffi"),
                      runtime.facts.value("ffi_told", true) ? "" : " (concluded from its age)");
@@ -221,6 +221,24 @@ Runtime PluginRuntime(const xla::FoundPlugin& plugin) {
   return runtime;
 }
 
+// JAX's own runtimes, where a Python with jax and this package is there: the active environment's,
+// or the one on PATH.
+void AddJax(std::vector<Runtime>& runtimes) {
+  const char* environment = std::getenv("VIRTUAL_ENV");
+  const std::string python =
+      environment == nullptr ? "python3" : StrCat(environment, "/bin/python");
+  const auto there =
+      RunChild({python, "-c", "import jax, xla_gpu.jax"}, kCellTimeoutS, [](const std::string&) {});
+  if (!there.ok() || there->signal != 0 || there->exit_code != 0) return;
+  for (const char* backend : {"cpu", "cuda"}) {
+    if (std::string(backend) == "cuda" && !xla::MachineHasNvidiaGpu()) continue;
+    Runtime runtime;
+    runtime.title = StrCat("JAX, backend ", backend);
+    runtime.command = {python, "-m", "xla_gpu.jax._probe", backend};
+    runtimes.push_back(std::move(runtime));
+  }
+}
+
 int ProbeMain(const Args& args) {
   bool as_json = false, no_jax = false;
   std::vector<std::string> names;
@@ -244,6 +262,7 @@ int ProbeMain(const Args& args) {
   }
   std::vector<Runtime> runtimes;
   for (const xla::FoundPlugin& plugin : plugins) runtimes.push_back(PluginRuntime(plugin));
+  if (!no_jax && names.empty()) AddJax(runtimes);
   if (runtimes.empty()) return Fail("probe", xla::ChoosePjrtPlugin("").status());
 
   json all = json::array();

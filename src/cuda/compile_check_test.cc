@@ -32,6 +32,7 @@ TEST_P(CompileCheck, EveryRegisteredKernelCompiles) {
       std::lock_guard<std::mutex> lock(mutex);
       std::printf("%s %zu/%zu %s %s\n", GetParam(), ++done, specs.size(), specs[i].op.c_str(),
                   compiled.ok() ? "ok" : "FAILED");
+      std::fflush(stdout);
       if (!compiled.ok()) {
         ADD_FAILURE() << compiled.status().ToString();
       } else {

@@ -35,24 +35,24 @@ inline void SynchronizeDevice() {
   CallDriver("cuCtxSynchronize", static_cast<CUresult (*)()>(nullptr));
 }
 
+enum class Guards { kOn, kOff };
+
 // Owns device memory that holds `size` elements, with guard bytes on both sides to catch writes
 // outside of it. Without guard bytes an access outside is one outside of the allocation, which
 // compute-sanitizer reports.
 template <typename T>
 class DeviceBuffer {
  public:
-  static constexpr size_t kGuardBytes = 4096;
-
-  explicit DeviceBuffer(size_t size, size_t guard_bytes = kGuardBytes)
-      : size_(size), guard_bytes_(guard_bytes) {
+  explicit DeviceBuffer(size_t size, Guards guards = Guards::kOn)
+      : size_(size), guard_bytes_(guards == Guards::kOn ? kGuardBytes : 0) {
     using Alloc = CUresult(DevicePointer*, size_t);
     using Fill = CUresult(DevicePointer, unsigned char, size_t);
     CallDriver("cuMemAlloc_v2", static_cast<Alloc*>(nullptr), &base_, total());
     CallDriver("cuMemsetD8_v2", static_cast<Fill*>(nullptr), base_, kGuard, total());
     SynchronizeDevice();
   }
-  explicit DeviceBuffer(const std::vector<T>& values, size_t guard_bytes = kGuardBytes)
-      : DeviceBuffer(values.size(), guard_bytes) {
+  explicit DeviceBuffer(const std::vector<T>& values, Guards guards = Guards::kOn)
+      : DeviceBuffer(values.size(), guards) {
     CopyFrom(values);
   }
   ~DeviceBuffer() {
@@ -88,6 +88,7 @@ class DeviceBuffer {
   }
 
  private:
+  static constexpr size_t kGuardBytes = 4096;
   static constexpr unsigned char kGuard = 0xa5;
 
   // An allocation must not be empty.

@@ -54,11 +54,12 @@ bool ParseLine(std::string_view line, HloCustomCall* call) {
   // "  ROOT %name = f32[4]{0} custom-call(...), custom_call_target=..."
   const size_t equals = line.find(" = ");
   const size_t opcode = line.find(" custom-call(");
-  if (equals == kNone || opcode == kNone || opcode < equals) return false;
+  if (equals == kNone || opcode == kNone || opcode < equals + 3) return false;
   std::string_view name = line.substr(0, equals);
   name.remove_prefix(std::min(name.find_first_not_of(' '), name.size()));
   if (name.starts_with("ROOT ")) name.remove_prefix(5);
-  if (name.find(' ') != kNone) return false;  // a longer text that only mentions a call
+  // No name, or a longer text that only mentions a call.
+  if (name.empty() || name.find(' ') != kNone) return false;
   call->name = name;
   call->type = line.substr(equals + 3, opcode - equals - 3);
   call->target = Field(line, "custom_call_target=\"", "\"");

@@ -92,16 +92,20 @@ void AddSplit(std::vector<std::string>& folders, const std::string& text, char s
   }
 }
 
-// What lies around this library: site-packages/xla_gpu/libxla_gpu.so or VENV/bin/xla-gpu.
+// What lies around this library: site-packages/xla_gpu/libxla_gpu.so, VENV/bin/xla-gpu, or a
+// checkout's build/release with its .venv two folders up.
 void AddOwnFolders(std::vector<std::string>& folders) {
   Dl_info info;
   std::error_code error;
   if (dladdr(reinterpret_cast<const void*>(&AddOwnFolders), &info) == 0) return;
   const fs::path self = fs::canonical(info.dli_fname, error);
   if (error) return;
-  const fs::path folder = self.parent_path();
+  fs::path folder = self.parent_path();
   if (folder.parent_path().filename() == "site-packages") AddFolder(folders, folder.parent_path());
   if (folder.filename() == "bin") AddPrefix(folders, folder.parent_path());
+  for (int up = 0; up < 3; ++up, folder = folder.parent_path()) {
+    AddPrefix(folders, folder / ".venv");
+  }
 }
 
 std::string OutputOf(const char* command) {

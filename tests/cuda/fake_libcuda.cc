@@ -77,7 +77,7 @@ FAKE int cuCtxPopCurrent_v2(void** context) {
 
 FAKE int cuModuleLoadData(void** module, const void* image) {
   *module = reinterpret_cast<void*>(0x100);
-  return Called("cuModuleLoadData", static_cast<const char*>(image) + (" " + Context()));
+  return Called("cuModuleLoadData", std::string(static_cast<const char*>(image)) + " " + Context());
 }
 FAKE int cuModuleUnload(void*) { return Called("cuModuleUnload"); }
 FAKE int cuModuleGetFunction(void** function, void*, const char* name) {

@@ -262,14 +262,14 @@ def test_ctypes_run_refuses_null_data_and_wrong_results():
     null = _ops.TensorRef(spec("f32", 3), 0)
     short = _ops.TensorRef(spec("f32", 2), a.ctypes.data)
     for args, results, message in (
-        ([good, null], [good], "NULL data"),
-        ([good, good], [null], "NULL data"),
+        ([good, null], [good], "null"),
+        ([good, good], [null], "null"),
         ([good, good], [short], "f32[2]"),
         ([good, good], [], "0"),
     ):
         with pytest.raises(ValueError) as error:
             _ops.run("simple_add", "Host", args, results, {})
-        assert message in str(error.value)
+        assert message in str(error.value).lower()
 
 
 def test_ctypes_struct_sizes_are_checked():

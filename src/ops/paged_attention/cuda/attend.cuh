@@ -75,11 +75,17 @@ __device__ __forceinline__ Visible VisibleKeys(const Params& p, const Tile& tile
   return keys;
 }
 
+// key / page_size: a multiplication by 2^(32 + shift) / page_size, rounded up, exact for 31 bits.
+__device__ __forceinline__ int PageIndex(const Params& p, int key) {
+  if (p.page_size == 1) return key;
+  return static_cast<int>(__umulhi(static_cast<unsigned>(key), p.page_magic) >> p.page_shift);
+}
+
 // The page of key `key` as the table says (unchecked), or -1 if the tile does not read the key.
 __device__ __forceinline__ int PageOf(const Params& p, const Tile& tile, int key) {
   if (key < tile.key_begin || key >= tile.key_end) return -1;
   return LoadIndex(p.block_tables + static_cast<long long>(tile.seq) * p.max_pages +
-                   key / p.page_size);
+                   PageIndex(p, key));
 }
 
 // Bytes from the cache's base to the key's row of head 0, or -1 where it must not be read. A page
@@ -91,7 +97,8 @@ __device__ __forceinline__ long long KeyOffset(const Params& p, const Tile& tile
     p.state[tile.seq] = kInvalid;
     return -1;
   }
-  return page * p.page_stride + key % p.page_size * p.token_stride;
+  const int in_page = key - PageIndex(p, key) * p.page_size;
+  return page * p.page_stride + in_page * p.token_stride;
 }
 
 // First element of the row in `query` and `out`, divided by head_dim: token * q_heads + q_head.

@@ -14,7 +14,6 @@ namespace {
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 constexpr int kAttendThreads = 128;
 constexpr int kFinishThreads = 128;
-constexpr int kMinScheduleThreads = 256;
 constexpr int kWarps = kAttendThreads / 32;
 // What the runtime reserves of an SM's shared memory for each block, and our kernels' static part.
 constexpr int64_t kReservedSharedBytes = 1024 + 2560;
@@ -83,7 +82,9 @@ bool FitTensorCore(const Problem& problem, const cuda::DeviceInfo& device, Confi
       config.blocks_per_sm = blocks;
       config.shared_bytes = static_cast<int>(bytes);
       // Its panels are 64 elements wide, and its operands come as they are in the cache.
-      config.wgmma = device.Arch() == "sm_90a" && keys == 64 && problem.head_dim % 64 == 0 &&
+      const bool panels =
+          problem.head_dim == 64 || problem.head_dim == 128 || problem.head_dim == 256;
+      config.wgmma = device.Arch() == "sm_90a" && keys == 64 && panels &&
                      !IsFloat8(problem.cache_dtype);
       return true;
     }
@@ -195,10 +196,7 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   const std::string folder = "src/ops/paged_attention/cuda/";
   Launches l;
   l.schedule = {folder + "schedule.cu", "paged_attention_schedule", {}};
-  l.schedule_launch.block = {
-      static_cast<uint32_t>(std::clamp<int64_t>(RoundUp(problem.max_seqs, 32), kMinScheduleThreads,
-                                                kMaxScheduleThreads)),
-      1, 1};
+  l.schedule_launch.block = {kScheduleThreads, 1, 1};
   l.attend = {folder + (config.family == Family::kTensorCore ? "attend_mma.cu" : "attend_simt.cu"),
               "paged_attention_attend", AttendDefines(problem, config)};
   l.attend_launch.grid = {static_cast<uint32_t>(config.workers), 1, 1};
@@ -258,6 +256,14 @@ StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const 
   // A larger page size or page count than 2^31 - 1 cannot be addressed by any context or table.
   p.num_pages = static_cast<int>(std::min(problem.num_pages, kMaxInt));
   p.page_size = static_cast<int>(std::min(problem.page_size, kMaxInt));
+  // ceil(2^(31 + b) / d) with 2^(b - 1) < d <= 2^b fits 32 bits and divides 31-bit numbers exactly.
+  int bits = 0;
+  while ((int64_t{1} << bits) < p.page_size) ++bits;
+  if (bits > 0) {
+    p.page_magic = static_cast<unsigned>(((uint64_t{1} << (31 + bits)) + p.page_size - 1) /
+                                         static_cast<uint64_t>(p.page_size));
+    p.page_shift = bits - 1;
+  }
   p.max_seqs = static_cast<int>(problem.max_seqs);
   p.max_pages = static_cast<int>(problem.max_pages_per_seq);
   p.k_scale_step = problem.k_scale_size > 1 ? 1 : 0;

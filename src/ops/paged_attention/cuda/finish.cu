@@ -38,13 +38,28 @@ __device__ bool IsClaimed(const Params& p, int num_seqs, int token) {
   return __syncthreads_or(claimed);
 }
 
+// A row of one value, by the blocks of all heads.
 __device__ void Fill(const Params& p, int token, float out, float lse) {
   using Out = OUT_TYPE;
-  Out* row = static_cast<Out*>(p.out) + static_cast<long long>(token) * p.q_heads * p.head_dim;
   const long long count = static_cast<long long>(p.q_heads) * p.head_dim;
-  for (long long i = threadIdx.x; i < count; i += blockDim.x) row[i] = FromFloat<Out>(out);
+  Out* row = static_cast<Out*>(p.out) + token * count;
+  const long long first = static_cast<long long>(blockIdx.y) * kThreads + threadIdx.x;
+  const long long step = static_cast<long long>(gridDim.y) * kThreads;
+  constexpr int kVector = 16 / sizeof(Out);
+  if (count % kVector == 0) {
+    struct alignas(16) Vector {
+      Out x[kVector];
+    } value;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) value.x[i] = FromFloat<Out>(out);
+    for (long long i = first; i < count / kVector; i += step) {
+      reinterpret_cast<Vector*>(row)[i] = value;
+    }
+  } else {
+    for (long long i = first; i < count; i += step) row[i] = FromFloat<Out>(out);
+  }
   if (p.lse == nullptr) return;
-  for (int head = threadIdx.x; head < p.q_heads; head += blockDim.x) {
+  for (long long head = first; head < p.q_heads; head += step) {
     p.lse[static_cast<long long>(token) * p.q_heads + head] = lse;
   }
 }
@@ -125,14 +140,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const int owner = FindOwner(p, num_seqs, token);
     if (owner < 0) {
       const bool claimed = p.header->any_invalid != 0 && IsClaimed(p, num_seqs, token);
-      if (blockIdx.y == 0) Fill(p, token, claimed ? nan : 0.0f, claimed ? nan : XLA_GPU_NONE);
-      continue;
-    }
-    if (p.state[owner] == kInvalid) {  // an attend item met a bad page
-      if (blockIdx.y == 0) Fill(p, token, nan, nan);
+      Fill(p, token, claimed ? nan : 0.0f, claimed ? nan : XLA_GPU_NONE);
       continue;
     }
     const SequenceInfo info = p.sequences[owner];
+    if (p.state[owner] == kInvalid) {  // an attend item met a bad page
+      Fill(p, token, nan, nan);
+      continue;
+    }
     if (info.splits == 1) {
       token = min(end, p.owner_end[owner]) - 1;
       continue;

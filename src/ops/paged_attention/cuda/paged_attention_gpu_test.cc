@@ -27,10 +27,10 @@ int CasesPerKind() {
   return text == nullptr ? 40 : std::max(1, std::atoi(text));
 }
 
-size_t GuardBytes() {
+cuda::Guards Guards() {
   const char* text = std::getenv("XLA_GPU_TEST_GUARDS");
-  return text != nullptr && std::strcmp(text, "0") == 0 ? 0
-                                                        : cuda::DeviceBuffer<char>::kGuardBytes;
+  const bool off = text != nullptr && std::strcmp(text, "0") == 0;
+  return off ? cuda::Guards::kOff : cuda::Guards::kOn;
 }
 
 Bytes HostBytes(const TensorView& view) {
@@ -46,7 +46,7 @@ StatusOr<std::vector<Bytes>> RunOnGpu(const Op& op, const Call& host, std::vecto
   std::vector<std::unique_ptr<cuda::DeviceBuffer<char>>> memory;
   std::vector<TensorView> args, results;
   for (const TensorView& arg : host.args) {
-    memory.push_back(std::make_unique<cuda::DeviceBuffer<char>>(HostBytes(arg), GuardBytes()));
+    memory.push_back(std::make_unique<cuda::DeviceBuffer<char>>(HostBytes(arg), Guards()));
     args.push_back({memory.back()->data(), arg.dtype, arg.shape});
   }
   std::vector<cuda::DeviceBuffer<char>*> outputs;
@@ -55,7 +55,7 @@ StatusOr<std::vector<Bytes>> RunOnGpu(const Op& op, const Call& host, std::vecto
     TensorView view{nullptr, specs[i].dtype, specs[i].shape};
     if (alias < 0) {
       memory.push_back(std::make_unique<cuda::DeviceBuffer<char>>(
-          Bytes(static_cast<size_t>(view.size_bytes()), '\xff'), GuardBytes()));
+          Bytes(static_cast<size_t>(view.size_bytes()), '\xff'), Guards()));
     }
     outputs.push_back(alias < 0 ? memory.back().get() : memory[static_cast<size_t>(alias)].get());
     view.data = outputs.back()->data();

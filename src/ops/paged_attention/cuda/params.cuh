@@ -14,7 +14,7 @@ namespace xla_gpu::paged_attention {
 // row = query token * group size + head in group. Items are tiles of consecutive rows.
 inline constexpr int kDecodeTileRows = 16;  // the M of one tensor-core instruction
 inline constexpr int kSplitTokens = 64;     // KV ranges of splits are multiples of this
-inline constexpr int kMaxScheduleThreads = 1024;
+inline constexpr int kScheduleThreads = 1024;
 // Batch-invariant mode: the split of a sequence depends on its own length alone.
 inline constexpr int kInvariantSplitTokens = 1024;
 inline constexpr int kInvariantMaxSplits = 8;
@@ -85,6 +85,8 @@ struct Params {
   int head_dim;
   int num_pages;
   int page_size;
+  unsigned page_magic;  // key / page_size = (key * page_magic) >> (32 + page_shift), if not 1
+  int page_shift;
   int max_seqs;
   int max_pages;
   int k_scale_step;  // 0: one scale for all heads, 1: one a head

@@ -36,17 +36,21 @@ __device__ __forceinline__ void LoadSwizzledQuery(const Params& p, const Tile& t
 
 __device__ __forceinline__ void CopySwizzledTile(const long long* offsets, const char* keys,
                                                  const char* values, unsigned shared) {
-  // A thread's chunk is the same in all of its rows.
-  const int chunk = threadIdx.x % kChunks;
+  // A thread's chunk is the same in all of its rows, and so is its swizzled place if the rows are
+  // multiples of eight apart.
+  constexpr int kStep = kThreads / kChunks;
+  static_assert(kThreads % kChunks == 0 && kTileKeys % kStep == 0);
+  const int chunk = threadIdx.x % kChunks, row0 = threadIdx.x / kChunks;
   const char* key = keys + chunk * 16;
   const char* value = values + chunk * 16;
   shared += chunk / 8 * kKeyPanelBytes;
+  const unsigned place = SwizzledChunk(row0, chunk % 8);
 #pragma unroll
-  for (int i = 0; i < kTileKeys * kChunks / kThreads; ++i) {
-    const int row = i * (kThreads / kChunks) + threadIdx.x / kChunks;
-    const long long offset = offsets[row];
-    const unsigned to = shared + SwizzledChunk(row, chunk % 8);
+  for (int i = 0; i < kTileKeys / kStep; ++i) {
+    const long long offset = offsets[row0 + i * kStep];
     const bool read = offset >= 0;
+    const unsigned to = shared + (kStep % 8 == 0 ? place + i * kStep * 128
+                                                 : SwizzledChunk(row0 + i * kStep, chunk % 8));
     CopyAsync<16>(to, key + offset, read);
     CopyAsync<16>(to + kSwizzledKeysBytes, value + offset, read);
   }
@@ -103,8 +107,6 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
     WaitCopies<0>();
     FenceForMatrixReads();
     __syncthreads();  // tile t is here for all, and nobody still computes on tile t - 1
-    if (t + 1 < end) copy(t + 1);
-    page = page_of(t + 2);
 
     const unsigned tile_keys = cache_tiles + t % 2 * (2 * kSwizzledKeysBytes);
     const unsigned tile_values = tile_keys + kSwizzledKeysBytes;
@@ -126,6 +128,10 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
       }
       WarpgroupCommit();
     }
+    // In the shadow of the matrix instructions: the next tile.
+    if (t + 1 < end) copy(t + 1);
+    page = page_of(t + 2);
+
     // Softmax of a half, then its values: they run while the next half is in softmax.
 #pragma unroll
     for (int m = 0; m < kHalves; ++m) {

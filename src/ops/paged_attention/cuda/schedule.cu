@@ -8,12 +8,10 @@
 namespace xla_gpu::paged_attention {
 namespace {
 
-constexpr int kMaxWarps = kMaxScheduleThreads / 32;
+constexpr int kWarps = kScheduleThreads / 32;
 constexpr int kCandidates = 32;
 constexpr unsigned kAll = 0xffffffffu;
 
-// The block has as many threads as there may be sequences, within limits.
-__device__ __forceinline__ int Threads() { return static_cast<int>(blockDim.x); }
 
 __device__ __forceinline__ int Min(int a, int b) { return a < b ? a : b; }
 __device__ __forceinline__ int Max(int a, int b) { return a > b ? a : b; }
@@ -26,8 +24,8 @@ struct Maximum {
   static __device__ int Combine(int a, int b) { return Max(a, b); }
 };
 
-// Inclusive scan over the block, of values >= 0. `scratch`: 32 ints; its last one
-// of the block's warps is the total.
+// Inclusive scan over the block, of values >= 0. `scratch`: kWarps ints;
+// the last one becomes the total.
 template <typename Op>
 __device__ int BlockScan(int value, int* scratch) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -39,12 +37,12 @@ __device__ int BlockScan(int value, int* scratch) {
   if (lane == 31) scratch[warp] = value;
   __syncthreads();
   if (warp == 0) {
-    int total = lane < Threads() / 32 ? scratch[lane] : 0;
+    int total = scratch[lane];
     for (int step = 1; step < 32; step *= 2) {
       const int other = __shfl_up_sync(kAll, total, step);
       if (lane >= step) total = Op::Combine(total, other);
     }
-    if (lane < Threads() / 32) scratch[lane] = total;
+    scratch[lane] = total;
   }
   __syncthreads();
   return warp == 0 ? value : Op::Combine(value, scratch[warp - 1]);
@@ -68,9 +66,10 @@ struct Splits {
 
 // What a sequence asks for.
 struct Shape {
-  int rows;   // of all its query tokens
-  int tiles;  // over the rows that are its own
-  int span;   // keys that some row sees
+  int rows;       // of all its query tokens
+  int first_row;  // the first of them that is its own
+  int tiles;      // over those; 0: no work
+  int span;       // keys that some row sees
   bool decode;
 };
 
@@ -78,18 +77,27 @@ __device__ Shape ShapeOf(const Params& p, const SequenceInfo& info) {
   Shape shape;
   shape.rows = info.query_len * p.group_size;
   shape.decode = shape.rows <= p.decode_max_rows;
-  const int own = (info.query_len - info.first_token) * p.group_size;
-  shape.tiles = CeilDiv(Max(own, 0), shape.decode ? kDecodeTileRows : p.prefill_tile_rows);
+  shape.first_row = info.first_token * p.group_size;
+  shape.tiles = CeilDiv(Max(shape.rows - shape.first_row, 0),
+                        shape.decode ? kDecodeTileRows : p.prefill_tile_rows);
   const int first_pos = info.context_len - info.query_len + info.first_token;
   const int first_key = p.window == 0 ? 0 : Max(0, first_pos - p.window + 1);
   shape.span = Max(info.context_len - first_key, 1);
   return shape;
 }
 
+// The shape of sequence `s`, from `cached` (the first kScheduleThreads sequences) or from the workspace.
+__device__ Shape ShapeAt(const Params& p, const Shape* cached, int s) {
+  if (s < kScheduleThreads) return cached[s];
+  if (p.state[s] != kValid) return {};
+  return ShapeOf(p, p.sequences[s]);
+}
+
 // Reads the lengths of all sequences, writes their SequenceInfo (but for the splits), and adds up.
-__device__ void ReadSequences(const Params& p, int num_seqs, int* scratch, Totals& totals) {
+__device__ void ReadSequences(const Params& p, int num_seqs, int* scratch, Totals& totals,
+                              Shape* cached) {
   int owned = 0;  // end of the rows that belong to valid sequences before this chunk
-  for (int base = 0; base < num_seqs; base += Threads()) {
+  for (int base = 0; base < num_seqs; base += kScheduleThreads) {
     const int s = base + static_cast<int>(threadIdx.x);
     const bool used = s < num_seqs;
     const int begin = used ? p.query_start_loc[s] : 0;
@@ -105,13 +113,14 @@ __device__ void ReadSequences(const Params& p, int num_seqs, int* scratch, Total
     }
     if (used) {
       SequenceInfo info = {};
+      Shape shape = {};
       info.splits = 1;
       if (valid) {
         info.query_begin = begin;
         info.query_len = end - begin;
         info.context_len = context;
         info.first_token = Min(Max(before - begin, 0), info.query_len);
-        const Shape shape = ShapeOf(p, info);
+        shape = ShapeOf(p, info);
         info.tile_rows = shape.decode ? kDecodeTileRows : p.prefill_tile_rows;
         info.kind = shape.decode ? kDecodeItem : kPrefillItem;
         if (shape.tiles > 0 && shape.decode) {
@@ -127,11 +136,12 @@ __device__ void ReadSequences(const Params& p, int num_seqs, int* scratch, Total
       } else {
         totals.any_invalid = 1;
       }
+      if (base == 0) cached[s] = shape;
       p.sequences[s] = info;
       p.owner_end[s] = inclusive;
       p.state[s] = valid ? kValid : kInvalid;
     }
-    owned = Max(owned, scratch[Threads() / 32 - 1]);
+    owned = Max(owned, scratch[kWarps - 1]);
   }
 }
 
@@ -152,38 +162,39 @@ __device__ int ChoosePrefillSplits(const Params& p, const Totals& totals) {
   return Max(splits, 1);
 }
 
-// A candidate for the length of decode items.
+// A candidate for the length of decode items. All are guesses, so that f32 is good enough.
 __device__ int CandidateLength(const Params& p, const Totals& totals, int candidate) {
-  const long long pieces = static_cast<long long>(totals.decode_tiles) * p.kv_heads;
-  const long long tokens = static_cast<long long>(totals.decode_tokens) * p.kv_heads;
-  long long length;
+  const float kv_heads = static_cast<float>(p.kv_heads);
+  const float workers = static_cast<float>(p.workers);
+  const float span = static_cast<float>(totals.decode_max_span);
+  float length;
   if (candidate < 8) {  // so many splits of the longest sequence
-    length = (totals.decode_max_span + candidate) / (candidate + 1);
+    length = span / static_cast<float>(candidate + 1);
   } else if (candidate < 16) {  // so many full waves, if all are of one length
-    const long long splits = (candidate - 7LL) * p.workers / (pieces > 0 ? pieces : 1);
-    length = splits > 1 ? (totals.decode_max_span + splits - 1) / splits : totals.decode_max_span;
+    const float pieces = static_cast<float>(totals.decode_tiles) * kv_heads;
+    length = span / fmaxf(floorf(static_cast<float>(candidate - 7) * workers / pieces), 1.0f);
   } else {  // so many items a worker
-    length = tokens / ((candidate - 15LL) * p.workers) + 1;
+    length = static_cast<float>(totals.decode_tokens) * kv_heads /
+             (static_cast<float>(candidate - 15) * workers);
   }
-  if (length > totals.decode_max_span) length = totals.decode_max_span;
-  return Max(static_cast<int>((length + kSplitTokens - 1) / kSplitTokens) * kSplitTokens,
-             2 * kSplitTokens);
+  const int tokens = static_cast<int>(fminf(length, span)) + 1;
+  return Max(CeilDiv(Min(tokens, totals.decode_max_span), kSplitTokens), 2) * kSplitTokens;
 }
 
 // The candidate that ends soonest: each warp judges some. The estimate is waves of items over the
 // workers, with a fixed cost an item.
 __device__ int ChooseDecodeSplit(const Params& p, const Totals& totals, int num_seqs,
-                                 long long partial_rows_left, float* costs, int* lengths) {
+                                 long long partial_rows_left, const Shape* cached, float* costs,
+                                 int* lengths) {
   constexpr float kItemTokens = 128;  // what starting and ending an item costs, in tokens
   constexpr float kImpossible = 3.0e38f;
   const int lane = threadIdx.x % 32;
   const float tokens = static_cast<float>(totals.decode_tokens) * static_cast<float>(p.kv_heads);
-  for (int candidate = threadIdx.x / 32; candidate < kCandidates; candidate += Threads() / 32) {
+  for (int candidate = threadIdx.x / 32; candidate < kCandidates; candidate += kWarps) {
     const int split_tokens = CandidateLength(p, totals, candidate);
     long long items = 0, partial_rows = 0;
     for (int s = lane; s < num_seqs; s += 32) {
-      if (p.state[s] != kValid) continue;
-      const Shape shape = ShapeOf(p, p.sequences[s]);
+      const Shape shape = ShapeAt(p, cached, s);
       if (!shape.decode || shape.tiles == 0) continue;
       const int splits = CeilDiv(shape.span, split_tokens);
       items += static_cast<long long>(splits) * shape.tiles;
@@ -228,63 +239,58 @@ __device__ int FindOwner(const int* ends, int count, int index) {
 }
 
 struct Chunk {
-  int decode_end[kMaxScheduleThreads];
-  int prefill_end[kMaxScheduleThreads];
-  int splits[kMaxScheduleThreads];
-  int tiles[kMaxScheduleThreads];
+  int decode_end[kScheduleThreads];
+  int prefill_end[kScheduleThreads];
+  int splits[kScheduleThreads];
+  int first_row[kScheduleThreads];
 };
 
 // Gives each sequence its splits and its place among the partial results, and writes the items.
 __device__ unsigned WriteItems(const Params& p, const Totals& totals, const Splits& chosen,
-                               int num_seqs, int* scratch, Chunk& chunk) {
+                               int num_seqs, const Shape* cached, int* scratch, Chunk& chunk) {
   const int tid = threadIdx.x;
   int prefill_base = 0;
   int decode_base = totals.prefill_tiles * chosen.prefill;
   int partial_base = 0;
-  for (int base = 0; base < num_seqs; base += Threads()) {
+  for (int base = 0; base < num_seqs; base += kScheduleThreads) {
     const int s = base + tid;
-    SequenceInfo info = {};
     Shape shape = {};
     int splits = 1, decode_items = 0, prefill_items = 0, partial_rows = 0;
-    if (s < num_seqs && p.state[s] == kValid) {
-      info = p.sequences[s];
-      shape = ShapeOf(p, info);
+    if (s < num_seqs) shape = ShapeAt(p, cached, s);
+    if (shape.tiles > 0) {
       splits = shape.decode ? DecodeSplits(p, shape, chosen.decode_tokens) : chosen.prefill;
       (shape.decode ? decode_items : prefill_items) = shape.tiles * splits;
-      if (splits > 1 && shape.tiles > 0) partial_rows = shape.rows * p.kv_heads * splits;
+      if (splits > 1) partial_rows = shape.rows * p.kv_heads * splits;
     }
     const int decode_end = BlockScan<Sum>(decode_items, scratch);
-    const int decode_total = scratch[Threads() / 32 - 1];
+    const int decode_total = scratch[kWarps - 1];
     const int prefill_end = BlockScan<Sum>(prefill_items, scratch);
-    const int prefill_total = scratch[Threads() / 32 - 1];
+    const int prefill_total = scratch[kWarps - 1];
     const int partial_end = BlockScan<Sum>(partial_rows, scratch);
-    const int partial_total = scratch[Threads() / 32 - 1];
+    const int partial_total = scratch[kWarps - 1];
     chunk.decode_end[tid] = decode_end;
     chunk.prefill_end[tid] = prefill_end;
     chunk.splits[tid] = splits;
-    chunk.tiles[tid] = shape.tiles;
-    if (s < num_seqs && p.state[s] == kValid) {
-      info.splits = splits;
-      info.partial_begin = partial_base + partial_end - partial_rows;
-      p.sequences[s] = info;
+    chunk.first_row[tid] = shape.first_row;
+    if (splits > 1) {
+      p.sequences[s].splits = splits;
+      p.sequences[s].partial_begin = partial_base + partial_end - partial_rows;
     }
     __syncthreads();
 
-    const int count = Min(Threads(), num_seqs - base);
-    for (int i = tid; i < prefill_total; i += Threads()) {
+    const int count = Min(kScheduleThreads, num_seqs - base);
+    for (int i = tid; i < prefill_total; i += kScheduleThreads) {
       const int owner = FindOwner(chunk.prefill_end, count, i);
       const int from_end = chunk.prefill_end[owner] - 1 - i;  // the last tile sees most keys
       const int tile = from_end / chunk.splits[owner];
-      const int first_row = p.sequences[base + owner].first_token * p.group_size;
-      p.items[prefill_base + i] = {base + owner, first_row + tile * p.prefill_tile_rows,
+      p.items[prefill_base + i] = {base + owner, chunk.first_row[owner] + tile * p.prefill_tile_rows,
                                    from_end % chunk.splits[owner], kPrefillItem};
     }
-    for (int i = tid; i < decode_total; i += Threads()) {
+    for (int i = tid; i < decode_total; i += kScheduleThreads) {
       const int owner = FindOwner(chunk.decode_end, count, i);
       const int from_end = chunk.decode_end[owner] - 1 - i;
       const int tile = from_end / chunk.splits[owner];
-      const int first_row = p.sequences[base + owner].first_token * p.group_size;
-      p.items[decode_base + i] = {base + owner, first_row + tile * kDecodeTileRows,
+      p.items[decode_base + i] = {base + owner, chunk.first_row[owner] + tile * kDecodeTileRows,
                                   from_end % chunk.splits[owner], kDecodeItem};
     }
     prefill_base += prefill_total;
@@ -297,18 +303,19 @@ __device__ unsigned WriteItems(const Params& p, const Totals& totals, const Spli
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kMaxScheduleThreads)
+extern "C" __global__ void __launch_bounds__(kScheduleThreads)
     paged_attention_schedule(const __grid_constant__ Params p) {
-  __shared__ int scratch[kMaxWarps];
+  __shared__ int scratch[kWarps];
   __shared__ float costs[kCandidates];
   __shared__ int lengths[kCandidates];
   __shared__ Totals totals;
   __shared__ Chunk chunk;
+  __shared__ Shape cached[kScheduleThreads];
 
   const int num_seqs = Min(Max(p.num_seqs[0], 0), p.max_seqs);
   if (threadIdx.x == 0) totals = {};
   __syncthreads();
-  ReadSequences(p, num_seqs, scratch, totals);
+  ReadSequences(p, num_seqs, scratch, totals, cached);
   __syncthreads();
 
   Splits chosen;
@@ -318,8 +325,9 @@ extern "C" __global__ void __launch_bounds__(kMaxScheduleThreads)
           ? static_cast<long long>(totals.prefill_rows) * p.kv_heads * chosen.prefill
           : 0;
   chosen.decode_tokens = ChooseDecodeSplit(p, totals, num_seqs,
-                                           p.partial_capacity - prefill_partial, costs, lengths);
-  const unsigned num_items = WriteItems(p, totals, chosen, num_seqs, scratch, chunk);
+                                           p.partial_capacity - prefill_partial, cached, costs,
+                                           lengths);
+  const unsigned num_items = WriteItems(p, totals, chosen, num_seqs, cached, scratch, chunk);
   if (threadIdx.x == 0) {
     *p.header = {num_items, static_cast<unsigned>(p.workers), static_cast<unsigned>(num_seqs),
                  totals.any_invalid};

@@ -1,0 +1,121 @@
+// xla_gpu.hpp and the client of the C ABI on the real xla-cpu-pjrt, and the C++ example.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+
+#include "src/cli/child_process.h"
+#include "src/xla/testing/pjrt_test_plugin.h"
+#include "xla_gpu/xla_gpu.hpp"
+
+namespace xla_gpu {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string MessageOf(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(XlaClientTest, RunsOpsAndModules) {
+  XLA_GPU_REQUIRE_CPU_PLUGIN(plugin);
+  Xla client(plugin->path());
+  EXPECT_EQ(client.platform(), "Host");
+  const Tensor a({3}, std::vector<float>{1, 2, 3});
+  const auto sum = client.Call("simple_add", {a, a});
+  ASSERT_EQ(sum.size(), 1u);
+  EXPECT_EQ(sum[0].shape(), std::vector<int64_t>{3});
+  EXPECT_EQ(sum[0].data<float>()[2], 6);
+  // A module of one's own, twice: compiled once.
+  const std::string mlir =
+      "func.func @main(%a: tensor<3xf32>) -> tensor<3xf32> {\n  %b = stablehlo.negate %a : "
+      "tensor<3xf32>\n  return %b : tensor<3xf32>\n}\n";
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(client.Run(mlir, {a})[0].data<float>()[0], -1);
+  // All kinds of attributes through a real call: two tokens into slots 1 and 4.
+  const Tensor key({2, 1, 2}, std::vector<float>{1, 2, 3, 4});
+  const Tensor cache({2, 4, 2, 2}, std::vector<float>(32, 9));
+  const auto updated =
+      client.Call("update_kv_cache", {key, key, cache, Tensor({2}, std::vector<int32_t>{1, 4})});
+  EXPECT_EQ(updated[0].data<float>()[4], 1);
+  EXPECT_EQ(updated[0].data<float>()[17], 4);
+  EXPECT_EQ(updated[0].data<float>()[0], 9);
+}
+
+TEST(XlaClientTest, ErrorsComeAsExceptions) {
+  XLA_GPU_REQUIRE_CPU_PLUGIN(plugin);
+  Xla client(plugin->path());
+  const Tensor a({3}, std::vector<float>{1, 2, 3});
+  const Tensor b({2}, std::vector<float>{1, 2});
+  EXPECT_THAT(MessageOf([] { Xla("/no/such.so"); }), HasSubstr("is no file"));
+  EXPECT_THAT(MessageOf([] { Tensor({2}, std::vector<float>{1}); }), HasSubstr("ask for 8"));
+  EXPECT_THAT(MessageOf([&] { client.Call("nothing", {a}); }), HasSubstr("nothing"));
+  EXPECT_THAT(MessageOf([&] { client.Call("simple_add", {a, b}); }), HasSubstr("f32[2]"));
+  EXPECT_THAT(MessageOf([&] {
+                client.Call("simple_add", {a, a}, {{"x", true}});
+              }),
+              HasSubstr("unknown attribute 'x'"));
+  EXPECT_THAT(MessageOf([&] { client.Run("not MLIR", {}); }), HasSubstr("compilation: "));
+  EXPECT_THAT(MessageOf([&] {
+                client.Run(client.StableHlo("simple_add", {a, a}), {a, b});
+              }),
+              HasSubstr("execution: "));
+  EXPECT_THAT(MessageOf([&] { client.Register("f", nullptr); }), HasSubstr("'f' is NULL"));
+  EXPECT_THAT(MessageOf([&] { client.Register("f", &a); }), HasSubstr("is no function"));
+}
+
+TEST(XlaClientTest, TheCAbiRefusesNullAndBadStructs) {
+  EXPECT_EQ(xla_gpu_client_run(nullptr, "", nullptr, 0, nullptr) == nullptr, false);
+  EXPECT_EQ(xla_gpu_client_create("", nullptr) == nullptr, false);
+  EXPECT_EQ(xla_gpu_results_count(nullptr), 0u);
+  xla_gpu_tensor tensor{};
+  EXPECT_THAT(MessageOf([&] { Check(xla_gpu_results_get(nullptr, 0, &tensor)); }),
+              HasSubstr("result 0 of 0"));
+  EXPECT_STREQ(xla_gpu_client_platform(nullptr), "");
+  EXPECT_EQ(xla_gpu_client_pjrt_api(nullptr), nullptr);
+  xla_gpu_client_free(nullptr);
+  xla_gpu_results_free(nullptr);
+  char* text = nullptr;
+  EXPECT_THAT(MessageOf([&] { Check(xla_gpu_stablehlo(nullptr, &text)); }), HasSubstr("NULL"));
+  EXPECT_THAT(
+      MessageOf([&] { Check(xla_gpu_check_handler("f", nullptr, "Host", 4, 0, 1, &text)); }),
+      HasSubstr("NULL"));
+  EXPECT_THAT(
+      MessageOf([&] { Check(xla_gpu_register_pjrt(nullptr, "/no.so", "f", nullptr, "Host", 4)); }),
+      HasSubstr("/no.so"));
+}
+
+TEST(XlaClientTest, CheckHandlerTellsWhatAHandlerIs) {
+  void* handler = nullptr;
+  Check(xla_gpu_handler("simple_add", "CUDA", 4, &handler));
+  char* info = nullptr;
+  Check(xla_gpu_check_handler("f", handler, "CUDA", 4, 0, 1, &info));
+  EXPECT_STREQ(info, R"({"command_buffer":true,"ffi":"0.1"})");
+  xla_gpu_string_free(info);
+  EXPECT_THAT(
+      MessageOf([&] { Check(xla_gpu_check_handler("f", handler, "CUDA", 4, 0, 0, nullptr)); }),
+      HasSubstr("built against XLA FFI 0.1 but the runtime has FFI 0.0"));
+}
+
+TEST(XlaClientTest, TheExampleRuns) {
+  const char* folder = std::getenv("XLA_GPU_EXAMPLES");
+  const std::string plugin = xla::CpuPluginForTest();
+  if (folder == nullptr || plugin.empty()) {
+    GTEST_SKIP() << "needs XLA_GPU_EXAMPLES (set by ctest) and xla-cpu-pjrt";
+  }
+  std::string out;
+  const auto end = cli::RunChild(
+      {"env", "XLA_GPU_PJRT_PLUGIN=" + plugin, std::string(folder) + "/example_paged_attention"},
+      60, [&](const std::string& line) { out += line; });
+  ASSERT_TRUE(end.ok());
+  EXPECT_EQ(end->exit_code, 0) << end->errors;
+  EXPECT_EQ(out, "on Host: 20.0000 2.0000 22.0334 2.2033");
+}
+
+}  // namespace
+}  // namespace xla_gpu
