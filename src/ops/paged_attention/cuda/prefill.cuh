@@ -1,5 +1,9 @@
 // Many query rows of a sequence against its keys: four warps share tiles of keys and values, each
 // warp owns its rows. Two stages: the copies of the next tile run while this one is computed.
+//
+// Keys that no row of the tile sees are never read. Among the others a hidden key has weight 0,
+// which hides any finite value: a NaN or infinity stored inside the context may reach the rows of
+// its tile that do not see it yet.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_CUH_
 
