@@ -148,10 +148,14 @@ Status RunDemo(const std::string& plugin_name, bool* right) {
     *right = *right && good;
   }
   XLA_GPU_ASSIGN_OR_RETURN(const auto modules, dump.Read());
-  const auto calls = xla::FindHloCustomCalls(modules[0].text);
-  if (calls.empty()) return Internal("the optimised module holds no custom call");
-  std::printf("\nThe call in XLA's optimised HLO:\n  %s\n", calls[0].line.c_str());
-  return OkStatus();
+  for (const xla::HloModuleText& module : modules) {
+    for (const xla::HloCustomCall& call : xla::FindHloCustomCalls(module.text)) {
+      if (call.target != "xla_gpu_paged_attention") continue;
+      std::printf("\nThe call in XLA's optimised HLO:\n  %s\n", call.line.c_str());
+      return OkStatus();
+    }
+  }
+  return Internal("the optimised modules hold no call of xla_gpu_paged_attention");
 }
 
 int DemoMain(const Args& args) {
