@@ -27,9 +27,10 @@ constexpr std::string_view kEntrySuffix = ".kernel";
 constexpr std::string_view kLockSuffix = ".lock";
 constexpr std::string_view kTempPrefix = "tmp.";
 constexpr off_t kMaxEntryBytes = off_t{1} << 30;
-constexpr time_t kDay = 24 * 60 * 60;
+constexpr time_t kHour = 60 * 60;
+constexpr time_t kDay = 24 * kHour;
 constexpr time_t kKeepUnused = 90 * kDay;  // entries of versions long gone
-constexpr time_t kKeepTemp = 60 * 60;      // files that a killed process left behind
+constexpr time_t kKeepTemp = kHour;        // files that a killed process left behind
 
 std::string ErrnoText() { return std::strerror(errno); }
 

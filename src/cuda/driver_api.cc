@@ -78,15 +78,15 @@ StatusOr<const DriverApi*> OpenDriver() {
                "); install the driver, or run the container with the GPU passed through "
                "(docker run --gpus all), or add libcuda's folder to LD_LIBRARY_PATH"));
   }
-  auto* api = new DriverApi{};  // never freed: kernels launch until the process ends
-  XLA_GPU_RETURN_IF_ERROR(LoadSymbols(library, *api));
-  if (CUresult result = api->cuInit(0); result != kCudaSuccess) {
-    return DriverStatus(*api, result, "cuInit");
+  static DriverApi api{};
+  XLA_GPU_RETURN_IF_ERROR(LoadSymbols(library, api));
+  if (CUresult result = api.cuInit(0); result != kCudaSuccess) {
+    return DriverStatus(api, result, "cuInit");
   }
   XLA_GPU_RETURN_IF_ERROR(
-      DriverStatus(*api, api->cuDriverGetVersion(&api->version), "cuDriverGetVersion"));
-  if (api->version < 12000) api->cuLibraryLoadData = nullptr;
-  return api;
+      DriverStatus(api, api.cuDriverGetVersion(&api.version), "cuDriverGetVersion"));
+  if (api.version < 12000) api.cuLibraryLoadData = nullptr;
+  return &api;
 }
 
 // What the reader can do about an error; empty where nothing general can be said.

@@ -26,7 +26,7 @@ uint32_t LoadBigEndian(const uint8_t* p) {
 
 void Sha256::Block(const uint8_t* block) {
   std::array<uint32_t, 64> w;
-  for (int i = 0; i < 16; ++i) w[i] = LoadBigEndian(block + 4 * i);
+  for (size_t i = 0; i < 16; ++i) w[i] = LoadBigEndian(block + 4 * i);
   for (int i = 16; i < 64; ++i) {
     const uint32_t a = w[i - 15], b = w[i - 2];
     const uint32_t s0 = std::rotr(a, 7) ^ std::rotr(a, 18) ^ (a >> 3);

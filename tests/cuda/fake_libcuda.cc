@@ -56,6 +56,11 @@ FAKE int cuDeviceGetAttribute(int* value, int attribute, int) {
 }
 FAKE int cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = size_t{1} << 34, 0; }
 
+FAKE int cuMemsetD8Async(unsigned long long, unsigned char value, size_t bytes, void*) {
+  return Called("cuMemsetD8Async",
+                "value=" + std::to_string(value) + " bytes=" + std::to_string(bytes));
+}
+
 FAKE int cuDevicePrimaryCtxRetain(void** context, int device) {
   *context = reinterpret_cast<void*>(intptr_t{device} + 1);
   return Called("cuDevicePrimaryCtxRetain", std::to_string(device));

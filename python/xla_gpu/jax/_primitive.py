@@ -100,10 +100,10 @@ class OpPrimitive:
         """Calls the op: compiled once per types and attributes, inlined in an outer jit."""
         return self._jitted(optional_args, attrs)(*args)
 
-    def _run(self, *args: Any, **params: Any) -> Any:
+    def _run(self, *args: Any, optional_args: tuple[str, ...], attrs: Attrs, local: bool) -> Any:
         """Outside any trace: a program of this op alone, under jax.disable_jit too."""
         with jax.disable_jit(False):
-            return jax.jit(functools.partial(self.primitive.bind, **params))(*args)
+            return self._jitted(optional_args, attrs)(*args)
 
     def _make_jitted(self, optional_args: tuple[str, ...], attrs: Attrs) -> Callable[..., Any]:
         def call(*args: Any) -> Any:

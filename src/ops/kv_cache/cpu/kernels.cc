@@ -11,9 +11,7 @@
 #if HWY_ONCE
 namespace xla_gpu::kv_cache {
 
-HWY_EXPORT(ConvertRow);
-
-void ConvertRow(const RowConversion& row) { HWY_DYNAMIC_DISPATCH(ConvertRow)(row); }
+void ConvertRow(const RowConversion& row) { XLA_GPU_HOST_DISPATCH(ConvertRow)(row); }
 
 }  // namespace xla_gpu::kv_cache
 #endif  // HWY_ONCE

@@ -21,28 +21,23 @@ struct alignas(VECTOR * sizeof(T)) Vector {
   T x[VECTOR];
 };
 
-__device__ __forceinline__ void WriteToken(const UpdateParams& p, const CacheParams& cache,
-                                           long long token, long long slot) {
-  constexpr int kPerHead = HEAD_DIM / VECTOR;
-  const Input* from = static_cast<const Input*>(cache.input) + token * p.kv_heads * HEAD_DIM;
+// Elements [d, d + VECTOR) of one head of one token.
+__device__ __forceinline__ void WriteVector(const UpdateParams& p, const CacheParams& cache,
+                                            long long token, long long slot, int head, int d) {
+  const Input* from =
+      static_cast<const Input*>(cache.input) + (token * p.kv_heads + head) * HEAD_DIM + d;
   Cache* to = static_cast<Cache*>(cache.base) + slot / p.page_size * cache.page_stride +
-              slot % p.page_size * cache.token_stride;
-  for (int i = threadIdx.x; i < p.kv_heads * kPerHead; i += kUpdateThreads) {
-    const int head = i / kPerHead, d = i % kPerHead * VECTOR;
-    const Vector<Input> in =
-        *reinterpret_cast<const Vector<Input>*>(from + static_cast<long long>(i) * VECTOR);
-    Vector<Cache> out;
-    if constexpr (kSameType<Input, Cache>) {
-      if (cache.scale == nullptr) {  // bit for bit
-        *reinterpret_cast<Vector<Input>*>(to + head * cache.head_stride + d) = in;
-        continue;
-      }
-    }
-    const float scale = cache.scale == nullptr ? 1.0f : cache.scale[head * cache.scale_step];
-#pragma unroll
-    for (int j = 0; j < VECTOR; ++j) out.x[j] = FromFloat<Cache>(ToFloat(in.x[j]) / scale);
-    *reinterpret_cast<Vector<Cache>*>(to + head * cache.head_stride + d) = out;
+              slot % p.page_size * cache.token_stride + head * cache.head_stride + d;
+  const Vector<Input> in = *reinterpret_cast<const Vector<Input>*>(from);
+  if (kSameType<Input, Cache> && cache.scale == nullptr) {  // bit for bit
+    *reinterpret_cast<Vector<Input>*>(to) = in;
+    return;
   }
+  const float scale = cache.scale == nullptr ? 1.0f : cache.scale[head * cache.scale_step];
+  Vector<Cache> out;
+#pragma unroll
+  for (int j = 0; j < VECTOR; ++j) out.x[j] = FromFloat<Cache>(ToFloat(in.x[j]) / scale);
+  *reinterpret_cast<Vector<Cache>*>(to) = out;
 }
 
 }  // namespace
@@ -54,23 +49,38 @@ extern "C" __global__ void __launch_bounds__(kUpdateThreads)
   __shared__ long long slots[kMaxTokensPerBlock];
   const Slot* mapping = static_cast<const Slot*>(p.slot_mapping);
   const long long first = static_cast<long long>(blockIdx.x) * p.tokens_per_block;
-  if (threadIdx.x < p.tokens_per_block) {
+  if (threadIdx.x < kMaxTokensPerBlock) {
     const long long token = first + threadIdx.x;
-    long long slot = token < p.tokens ? mapping[token] : -1;
+    const bool exists = threadIdx.x < p.tokens_per_block && token < p.tokens;
+    const long long slot = exists ? static_cast<long long>(mapping[token]) : -1;
     slots[threadIdx.x] = slot >= 0 && slot < p.num_slots ? slot : -1;
   }
   __syncthreads();
-  unsigned overwritten = 0;  // a bit for each token of the block
+  bool overwritten[kMaxTokensPerBlock] = {};
   for (long long later = first + 1 + threadIdx.x; later < p.tokens; later += kUpdateThreads) {
     const long long slot = mapping[later];
-    for (int i = 0; i < p.tokens_per_block; ++i) {
-      if (slot == slots[i] && later > first + i) overwritten |= 1u << i;
+#pragma unroll
+    for (int i = 0; i < kMaxTokensPerBlock; ++i) {
+      overwritten[i] |= slot == slots[i] && later > first + i;
     }
   }
-  for (int i = 0; i < p.tokens_per_block; ++i) {
-    if (__syncthreads_or(overwritten >> i & 1u) || slots[i] < 0) continue;
-    WriteToken(p, p.k, first + i, slots[i]);
-    WriteToken(p, p.v, first + i, slots[i]);
+  __syncthreads();  // the slots are read
+#pragma unroll
+  for (int i = 0; i < kMaxTokensPerBlock; ++i) {
+    if (overwritten[i]) slots[i] = -1;
+  }
+  __syncthreads();
+
+  constexpr int kPerHead = HEAD_DIM / VECTOR;
+  const int per_token = p.kv_heads * kPerHead;
+#pragma unroll 2
+  for (int i = threadIdx.x; i < p.tokens_per_block * per_token; i += kUpdateThreads) {
+    const int token = i / per_token;
+    const long long slot = slots[token];
+    if (slot < 0) continue;
+    const int head = (i - token * per_token) / kPerHead, d = i % kPerHead * VECTOR;
+    WriteVector(p, p.k, first + token, slot, head, d);
+    WriteVector(p, p.v, first + token, slot, head, d);
   }
 }
 

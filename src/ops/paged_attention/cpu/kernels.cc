@@ -11,28 +11,29 @@
 
 #if HWY_ONCE
 #include <memory>
-
-#include "hwy/aligned_allocator.h"
+#include <new>
 
 namespace xla_gpu::paged_attention {
 
-HWY_EXPORT(DecodeSplit);
-HWY_EXPORT(MergeRow);
-HWY_EXPORT(PrefillBlock);
+void DecodeSplit(const DecodeTask& task) { XLA_GPU_HOST_DISPATCH(DecodeSplit)(task); }
+void MergeRow(const MergeTask& task, int64_t row) { XLA_GPU_HOST_DISPATCH(MergeRow)(task, row); }
+void PrefillBlock(const PrefillTask& task) { XLA_GPU_HOST_DISPATCH(PrefillBlock)(task); }
 
-void DecodeSplit(const DecodeTask& task) { HWY_DYNAMIC_DISPATCH(DecodeSplit)(task); }
-void MergeRow(const MergeTask& task, int64_t row) { HWY_DYNAMIC_DISPATCH(MergeRow)(task, row); }
-void PrefillBlock(const PrefillTask& task) { HWY_DYNAMIC_DISPATCH(PrefillBlock)(task); }
+// Of two vectors of AVX-512, so that hardware prefetch of line pairs helps too.
+constexpr std::align_val_t kScratchAlignment{128};
+struct AlignedDelete {
+  void operator()(float* data) const { ::operator delete[](data, kScratchAlignment); }
+};
 
 float* ThreadScratch(ScratchSlot slot, int64_t n) {
   struct Buffer {
-    hwy::AlignedFreeUniquePtr<float[]> data;
+    std::unique_ptr<float[], AlignedDelete> data;
     int64_t size = 0;
   };
   static thread_local Buffer buffers[static_cast<int>(ScratchSlot::kCount)];
   Buffer& buffer = buffers[static_cast<int>(slot)];
   if (buffer.size < n) {
-    buffer.data = hwy::AllocateAligned<float>(n);
+    buffer.data.reset(new (kScratchAlignment) float[static_cast<size_t>(n)]);
     buffer.size = n;
   }
   return buffer.data.get();

@@ -17,4 +17,31 @@
 #define HWY_AVX3_SPR 0
 #endif
 
+#include "src/ops/paged_attention/cpu/instruction_set.h"
+
+// In the once-only part of such a file: a pointer to the compiled form of `function` that this
+// machine runs fastest. Highway's own dispatch would need its shared library at run time, which the
+// distributions have in no static form; its headers are all that is used.
+#define XLA_GPU_HOST_DISPATCH(function) \
+  ::xla_gpu::ChooseTarget(XLA_GPU_AVX3(function), XLA_GPU_AVX2(function), \
+                          &HWY_STATIC_DISPATCH(function))
+// Compiled only where Highway attains the target; null elsewhere.
+#define XLA_GPU_AVX3(function) XLA_GPU_IF_TARGET(XLA_GPU_HAS_AVX3, &N_AVX3::function)
+#define XLA_GPU_AVX2(function) XLA_GPU_IF_TARGET(XLA_GPU_HAS_AVX2, &N_AVX2::function)
+#define XLA_GPU_IF_TARGET(has, pointer) XLA_GPU_CONCAT_TARGET(XLA_GPU_IF_, has)(pointer)
+#define XLA_GPU_CONCAT_TARGET(a, b) XLA_GPU_CONCAT_TARGET_INNER(a, b)
+#define XLA_GPU_CONCAT_TARGET_INNER(a, b) a##b
+#define XLA_GPU_IF_1(pointer) pointer
+#define XLA_GPU_IF_0(pointer) nullptr
+#if (HWY_TARGETS & HWY_AVX3) && (HWY_TARGETS != HWY_STATIC_TARGET)
+#define XLA_GPU_HAS_AVX3 1
+#else
+#define XLA_GPU_HAS_AVX3 0
+#endif
+#if (HWY_TARGETS & HWY_AVX2) && (HWY_TARGETS != HWY_STATIC_TARGET)
+#define XLA_GPU_HAS_AVX2 1
+#else
+#define XLA_GPU_HAS_AVX2 0
+#endif
+
 #endif  // XLA_GPU_OPS_PAGED_ATTENTION_CPU_TARGETS_H_

@@ -206,7 +206,7 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
               {StrCat("OUT_TYPE=", DeviceType(problem.out_dtype))}};
   // A block merges a head at a time; few tokens leave more blocks to the heads.
   const int64_t over_tokens = std::clamp<int64_t>(problem.tokens, 1, 1024);
-  const int64_t over_heads = std::clamp<int64_t>(problem.q_heads, 1, 2048 / over_tokens);
+  const int64_t over_heads = std::clamp<int64_t>(problem.q_heads, 1, 4096 / over_tokens);
   l.finish_launch.grid = {static_cast<uint32_t>(over_tokens), static_cast<uint32_t>(over_heads), 1};
   l.finish_launch.block = {kFinishThreads, 1, 1};
   return l;

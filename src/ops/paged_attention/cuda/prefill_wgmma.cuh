@@ -81,10 +81,11 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
     CommitCopies();
   };
   put_offsets(first, page_of(first));
+  put_offsets(first + 1, page_of(first + 1));
   LoadSwizzledQuery(p, tile, logit.negate, shared);
   __syncthreads();
   if (first < end) copy(first);
-  int page = page_of(first + 1);
+  int page = page_of(first + 2);
 
   RowState rows[kHalves][2];
   Visible visible[kHalves][2];
@@ -103,7 +104,6 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
 
   float o[kHalves][kOutTiles][4] = {};
   for (int t = first; t < end; ++t) {
-    put_offsets(t + 1, page);
     WaitCopies<0>();
     FenceForMatrixReads();
     __syncthreads();  // tile t is here for all, and nobody still computes on tile t - 1
@@ -128,9 +128,11 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
       }
       WarpgroupCommit();
     }
-    // In the shadow of the matrix instructions: the next tile.
+    // In the shadow of the matrix instructions: the next tile's copies, and where the one after it
+    // lies.
     if (t + 1 < end) copy(t + 1);
-    page = page_of(t + 2);
+    put_offsets(t + 2, page);
+    page = page_of(t + 3);
 
     // Softmax of a half, then its values: they run while the next half is in softmax.
 #pragma unroll

@@ -93,12 +93,53 @@ __device__ Shape ShapeAt(const Params& p, const Shape* cached, int s) {
   return ShapeOf(p, p.sequences[s]);
 }
 
+template <typename T>
+__device__ T WarpSum(T x) {
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kAll, x, step);
+  return x;
+}
+
+__device__ int WarpMax(int x) {
+  for (int step = 16; step > 0; step /= 2) x = Max(x, __shfl_xor_sync(kAll, x, step));
+  return x;
+}
+
+// Adds each thread's shape to the totals: first within the warp, as atomics on one word are slow.
+__device__ void AddUp(const Shape& shape, Totals& totals) {
+  const bool leader = threadIdx.x % 32 == 0;
+  const bool decode = shape.tiles > 0 && shape.decode;
+  const bool prefill = shape.tiles > 0 && !shape.decode;
+  if (__any_sync(kAll, decode)) {
+    const auto tokens = WarpSum(decode ? static_cast<unsigned long long>(shape.span) *
+                                             static_cast<unsigned>(shape.tiles)
+                                       : 0ull);
+    const int tiles = WarpSum(decode ? shape.tiles : 0);
+    const int span = WarpMax(decode ? shape.span : 0);
+    if (leader) {
+      atomicAdd(&totals.decode_tokens, tokens);
+      atomicAdd(&totals.decode_tiles, tiles);
+      atomicMax(&totals.decode_max_span, span);
+    }
+  }
+  if (__any_sync(kAll, prefill)) {
+    const auto rows = WarpSum(prefill ? static_cast<unsigned long long>(shape.rows) : 0ull);
+    const int tiles = WarpSum(prefill ? shape.tiles : 0);
+    const int span = WarpMax(prefill ? shape.span : 0);
+    if (leader) {
+      atomicAdd(&totals.prefill_rows, rows);
+      atomicAdd(&totals.prefill_tiles, tiles);
+      atomicMax(&totals.prefill_max_span, span);
+    }
+  }
+}
+
 // Reads the lengths of all sequences, writes their SequenceInfo (but for the splits), and adds up.
 __device__ void ReadSequences(const Params& p, int num_seqs, int* scratch, Totals& totals,
                               Shape* cached) {
   int owned = 0;  // end of the rows that belong to valid sequences before this chunk
   for (int base = 0; base < num_seqs; base += kScheduleThreads) {
     const int s = base + static_cast<int>(threadIdx.x);
+    Shape shape = {};
     const bool used = s < num_seqs;
     const int begin = used ? p.query_start_loc[s] : 0;
     const int end = used ? p.query_start_loc[s + 1] : 0;
@@ -113,7 +154,6 @@ __device__ void ReadSequences(const Params& p, int num_seqs, int* scratch, Total
     }
     if (used) {
       SequenceInfo info = {};
-      Shape shape = {};
       info.splits = 1;
       if (valid) {
         info.query_begin = begin;
@@ -123,16 +163,6 @@ __device__ void ReadSequences(const Params& p, int num_seqs, int* scratch, Total
         shape = ShapeOf(p, info);
         info.tile_rows = shape.decode ? kDecodeTileRows : p.prefill_tile_rows;
         info.kind = shape.decode ? kDecodeItem : kPrefillItem;
-        if (shape.tiles > 0 && shape.decode) {
-          atomicAdd(&totals.decode_tokens,
-                    static_cast<unsigned long long>(shape.span) * shape.tiles);
-          atomicAdd(&totals.decode_tiles, shape.tiles);
-          atomicMax(&totals.decode_max_span, shape.span);
-        } else if (shape.tiles > 0) {
-          atomicAdd(&totals.prefill_rows, static_cast<unsigned long long>(shape.rows));
-          atomicAdd(&totals.prefill_tiles, shape.tiles);
-          atomicMax(&totals.prefill_max_span, shape.span);
-        }
       } else {
         totals.any_invalid = 1;
       }
@@ -141,6 +171,7 @@ __device__ void ReadSequences(const Params& p, int num_seqs, int* scratch, Total
       p.owner_end[s] = inclusive;
       p.state[s] = valid ? kValid : kInvalid;
     }
+    AddUp(shape, totals);
     owned = Max(owned, scratch[kWarps - 1]);
   }
 }

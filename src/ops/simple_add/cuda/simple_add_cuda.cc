@@ -9,8 +9,8 @@
 namespace xla_gpu {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kBytesPerThread = 16;
+constexpr int64_t kThreads = 256;
+constexpr int64_t kBytesPerThread = 16;
 
 cuda::KernelSpec SpecFor(DType dtype) {
   const char* element = dtype == DType::kF32    ? "ELEMENT_F32"
@@ -52,9 +52,9 @@ class SimpleAddCudaPlan final : public Plan {
 }  // namespace
 
 StatusOr<std::unique_ptr<Plan>> MakeSimpleAddCudaPlan(const Call& call, int device_ordinal) {
-  XLA_GPU_ASSIGN_OR_RETURN(
-      std::shared_ptr<const cuda::Kernel> kernel,
-      cuda::GetKernel(SpecFor(call.results[0].dtype), device_ordinal, /*max_dynamic_shared=*/0));
+  XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::Kernel> kernel,
+                           cuda::GetKernel(SpecFor(call.results[0].dtype), device_ordinal,
+                                           /*max_dynamic_shared_bytes=*/0));
   return std::unique_ptr<Plan>(std::make_unique<SimpleAddCudaPlan>(std::move(kernel)));
 }
 

@@ -1,0 +1,255 @@
+// The choice of kernels, workspace and launches, on the Host alone.
+#include "src/ops/paged_attention/cuda/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace xla_gpu::paged_attention {
+namespace {
+
+using testing::Contains;
+using testing::HasSubstr;
+
+cuda::DeviceInfo Device(int major, int minor, int num_sms, int64_t shared_kib) {
+  cuda::DeviceInfo device;
+  device.name = "a GPU";
+  device.compute_major = major;
+  device.compute_minor = minor;
+  device.num_sms = num_sms;
+  device.max_shared_memory_per_block = shared_kib * 1024;
+  return device;
+}
+
+const cuda::DeviceInfo kA100 = Device(8, 0, 108, 163);
+const cuda::DeviceInfo kL40 = Device(8, 9, 142, 99);
+const cuda::DeviceInfo kH200 = Device(9, 0, 132, 227);
+const cuda::DeviceInfo kB200 = Device(10, 0, 148, 227);
+
+// Llama-like decode: 32 query heads on 8 kv heads.
+Problem MakeProblem(DType query = DType::kBF16, DType cache = DType::kBF16, int64_t head_dim = 128) {
+  Problem p;
+  p.query_dtype = p.out_dtype = query;
+  p.cache_dtype = cache;
+  p.tokens = 64;
+  p.q_heads = 32;
+  p.kv_heads = 8;
+  p.head_dim = head_dim;
+  p.num_pages = 4096;
+  p.page_size = 16;
+  p.max_seqs = 64;
+  p.max_pages_per_seq = 256;
+  p.k = {0, p.page_size * 2 * p.kv_heads * head_dim, 2 * p.kv_heads * head_dim, 2 * head_dim};
+  p.v = p.k;
+  p.v.offset = head_dim;
+  return p;
+}
+
+Config Choose(const Problem& problem, const cuda::DeviceInfo& device) {
+  auto config = ChooseConfig(problem, device);
+  EXPECT_TRUE(config.ok()) << config.status().ToString();
+  return *config;
+}
+
+TEST(Config, HopperTakesWarpgroupInstructions) {
+  const Config config = Choose(MakeProblem(), kH200);
+  EXPECT_EQ(config.family, Family::kTensorCore);
+  EXPECT_TRUE(config.wgmma);
+  EXPECT_EQ(config.tile_rows, 128);
+  EXPECT_EQ(config.tile_keys, 64);
+  EXPECT_EQ(config.blocks_per_sm, 2);
+  EXPECT_EQ(config.workers, 264);
+}
+
+TEST(Config, OnlyWherePanelsAndTypesFit) {
+  EXPECT_TRUE(Choose(MakeProblem(DType::kF16, DType::kF16, 64), kH200).wgmma);
+  EXPECT_TRUE(Choose(MakeProblem(DType::kF16, DType::kF16, 256), kH200).wgmma);
+  EXPECT_FALSE(Choose(MakeProblem(DType::kF16, DType::kF16, 192), kH200).wgmma);
+  EXPECT_FALSE(Choose(MakeProblem(DType::kF16, DType::kF16, 80), kH200).wgmma);
+  EXPECT_FALSE(Choose(MakeProblem(DType::kBF16, DType::kF8E4M3FN), kH200).wgmma);
+  EXPECT_FALSE(Choose(MakeProblem(), kA100).wgmma);
+  EXPECT_FALSE(Choose(MakeProblem(), kB200).wgmma);
+}
+
+TEST(Config, TypesChooseTheFamily) {
+  const auto family = [](DType query, DType cache) {
+    return Choose(MakeProblem(query, cache), kH200).family;
+  };
+  EXPECT_EQ(family(DType::kF16, DType::kF8E5M2), Family::kTensorCore);
+  // Tensor cores would round f32, and neither bf16 nor f16 holds the other.
+  EXPECT_EQ(family(DType::kF32, DType::kF32), Family::kSimt);
+  EXPECT_EQ(family(DType::kF32, DType::kBF16), Family::kSimt);
+  EXPECT_EQ(family(DType::kBF16, DType::kF32), Family::kSimt);
+  EXPECT_EQ(family(DType::kBF16, DType::kF16), Family::kSimt);
+  EXPECT_EQ(family(DType::kF32, DType::kF8E4M3FN), Family::kSimt);
+}
+
+// What decode.cuh asserts while it compiles: two stages for each of four warps, and room to merge.
+TEST(Config, EveryHeadSizeFitsEveryDevice) {
+  for (const cuda::DeviceInfo& device : {kA100, kL40, kH200, kB200}) {
+    for (const DType cache : {DType::kBF16, DType::kF8E4M3FN, DType::kF32}) {
+      for (int64_t head_dim = 1; head_dim <= 256; ++head_dim) {
+        const Problem problem = MakeProblem(DType::kBF16, cache, head_dim);
+        const Config config = Choose(problem, device);
+        SCOPED_TRACE(testing::Message() << head_dim << " on " << device.Arch());
+        EXPECT_LE(config.blocks_per_sm * (config.shared_bytes + 3584),
+                  device.max_shared_memory_per_block + 1024);
+        EXPECT_GE(config.blocks_per_sm, 1);
+        EXPECT_LE(config.tile_rows, 128);
+        if (config.family == Family::kSimt) continue;
+        const int64_t element = DTypeSize(cache);
+        const int64_t align = element == 1 ? 32 : 16;
+        const int64_t padded = (head_dim + align - 1) / align * align;
+        EXPECT_GE(config.shared_bytes / 4, 2 * 2 * 16 * (padded * element + 16));
+        EXPECT_GE(config.shared_bytes, 4 * 16 * (padded + 4) * 4);
+      }
+    }
+  }
+}
+
+TEST(Config, OldDevicesAndHugeProblemsAreRefused) {
+  auto config = ChooseConfig(MakeProblem(), Device(7, 5, 40, 64));
+  ASSERT_FALSE(config.ok());
+  EXPECT_THAT(config.status().message(), HasSubstr("compute capability 7.5"));
+  Problem problem = MakeProblem();
+  problem.tokens = int64_t{1} << 30;
+  config = ChooseConfig(problem, kH200);
+  ASSERT_FALSE(config.ok());
+  EXPECT_THAT(config.status().message(), HasSubstr("split the batch"));
+}
+
+TEST(Workspace, IsModestAndOrdered) {
+  const WorkspaceLayout layout = MakeWorkspaceLayout(MakeProblem());
+  EXPECT_GE(layout.total_bytes, 16);
+  EXPECT_LE(layout.total_bytes, 32 << 20);
+  EXPECT_EQ(layout.header, 0);
+  const int64_t begins[] = {layout.header,      layout.sequences,   layout.owner_end,
+                            layout.state,       layout.items,       layout.partial_max,
+                            layout.partial_sum, layout.partial_out, layout.total_bytes};
+  for (size_t i = 1; i < std::size(begins); ++i) EXPECT_LT(begins[i - 1], begins[i]);
+  for (const int64_t begin : begins) EXPECT_EQ(begin % 256, 0);
+}
+
+TEST(Workspace, SmallProblemsTakeLittle) {
+  Problem problem = MakeProblem();
+  problem.tokens = problem.max_seqs = 1;
+  problem.max_pages_per_seq = 8;
+  EXPECT_LE(WorkspaceBytes(problem), 128 << 10);
+}
+
+// In batch-invariant mode splits depend on a sequence alone, so there is room for all of them.
+TEST(Workspace, BatchInvariantHoldsEverySplit) {
+  Problem problem = MakeProblem();
+  problem.batch_invariant = true;
+  const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
+  const int64_t splits = 4;  // 4096 tokens, 1024 each
+  EXPECT_EQ(layout.partial_capacity, problem.tokens * problem.q_heads * splits);
+  problem.max_pages_per_seq = 1;
+  EXPECT_EQ(MakeWorkspaceLayout(problem).partial_capacity, 0);
+}
+
+TEST(Launches, NamesWhatShapesTheCodeAndNothingElse) {
+  Problem problem = MakeProblem();
+  const Launches a = MakeLaunches(problem, Choose(problem, kH200));
+  EXPECT_EQ(a.attend.source, "src/ops/paged_attention/cuda/attend_mma.cu");
+  EXPECT_THAT(a.attend.defines, Contains("HEAD_DIM=128"));
+  EXPECT_THAT(a.attend.defines, Contains("SOFT_CAP=0"));
+  // Sizes, windows, scales and page sizes are parameters: no other kernel is compiled for them.
+  problem.page_size = 7;
+  problem.sliding_window = 100;
+  problem.has_sinks = problem.return_lse = true;
+  problem.q_heads = problem.kv_heads = 3;
+  problem.max_seqs = problem.tokens = 1000;
+  problem.causal = false;
+  const Launches b = MakeLaunches(problem, Choose(problem, kH200));
+  EXPECT_EQ(a.schedule.defines, b.schedule.defines);
+  EXPECT_EQ(a.attend.defines, b.attend.defines);
+  EXPECT_EQ(a.finish.defines, b.finish.defines);
+  problem.soft_cap = 30;
+  EXPECT_THAT(MakeLaunches(problem, Choose(problem, kH200)).attend.defines,
+              Contains("SOFT_CAP=1"));
+}
+
+TEST(Launches, GridsDependOnShapesAlone) {
+  Problem problem = MakeProblem();
+  for (const int64_t tokens : {1, 8, 64, 1000, 100000}) {
+    problem.tokens = tokens;
+    const Launches l = MakeLaunches(problem, Choose(problem, kH200));
+    EXPECT_EQ(l.schedule_launch.grid[0], 1u);
+    EXPECT_EQ(l.attend_launch.grid[0], 264u);
+    EXPECT_GE(l.finish_launch.grid[0], 1u);
+    EXPECT_LE(l.finish_launch.grid[0] * l.finish_launch.grid[1], 4096u);
+  }
+}
+
+class ParamsTest : public testing::Test {
+ protected:
+  Buffers MakeBuffers() {
+    Buffers b{};
+    b.query = b.k_cache = b.v_cache = b.out = b.workspace = memory_;
+    return b;
+  }
+  alignas(256) char memory_[256];
+};
+
+TEST_F(ParamsTest, LayoutIsInBytes) {
+  const Problem problem = MakeProblem();
+  const Buffers buffers = MakeBuffers();
+  auto p = MakeParams(problem, Choose(problem, kH200), buffers);
+  ASSERT_TRUE(p.ok()) << p.status().ToString();
+  EXPECT_EQ(p->k_cache, memory_);
+  EXPECT_EQ(p->v_cache, memory_ + 2 * 128);
+  EXPECT_EQ(p->page_stride, 2 * 16 * 16 * 128);
+  EXPECT_EQ(p->head_stride, 2 * 2 * 128);
+  EXPECT_EQ(p->max_context, 4096);
+  EXPECT_EQ(p->lse, nullptr);
+}
+
+TEST_F(ParamsTest, UnalignedTensorsAreNamed) {
+  Buffers buffers = MakeBuffers();
+  buffers.query = memory_ + 2;
+  const Problem problem = MakeProblem();
+  auto p = MakeParams(problem, Choose(problem, kH200), buffers);
+  ASSERT_FALSE(p.ok());
+  EXPECT_THAT(p.status().message(), HasSubstr("query lies at address"));
+}
+
+TEST_F(ParamsTest, PageDivisionIsExact) {
+  std::mt19937 random(1);
+  Problem problem = MakeProblem();
+  const Config config = Choose(problem, kH200);
+  const auto check = [&](int64_t page_size) {
+    problem.page_size = page_size;
+    auto p = MakeParams(problem, config, MakeBuffers());
+    ASSERT_TRUE(p.ok());
+    if (page_size == 1) return;  // the kernel does not divide
+    const auto divide = [&](uint64_t key) { return key * p->page_magic >> 32 >> p->page_shift; };
+    for (uint64_t key : {int64_t{0}, page_size - 1, page_size, int64_t{0x7fffffff},
+                         0x7fffffff / page_size * page_size - 1}) {
+      ASSERT_EQ(divide(key), key / page_size) << key << " / " << page_size;
+    }
+    for (int i = 0; i < 20; ++i) {
+      const uint64_t key = random() >> 1;
+      ASSERT_EQ(divide(key), key / page_size) << key << " / " << page_size;
+    }
+  };
+  for (int64_t page_size = 1; page_size < 2000; ++page_size) check(page_size);
+  for (int i = 0; i < 2000; ++i) check((random() >> 1) + 1);
+  check(0x7fffffff);
+}
+
+TEST(CompileCheckSpecs, AreFewAndDistinct) {
+  for (const char* arch : {"sm_80", "sm_89", "sm_90a", "sm_100a"}) {
+    const auto specs = CompileCheckSpecs(arch);
+    EXPECT_LE(specs.size(), 12u);
+    for (size_t i = 0; i < specs.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) {
+        EXPECT_FALSE(specs[i].source == specs[j].source && specs[i].defines == specs[j].defines);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace xla_gpu::paged_attention
