@@ -6,9 +6,11 @@ cd "$(dirname "$0")/.."
 dist=$(mktemp -d)
 trap 'rm -rf "$dist"' EXIT
 settings=()
-if [[ -n ${XLA_HEADERS:-} ]]; then  # a folder that cmake/xla_headers.cmake filled
-  settings=(--config-settings="cmake.define.XLA_GPU_DEPS_DIR=$XLA_HEADERS"
-    --config-settings="cmake.define.XLA_FFI_INCLUDE_DIR=$XLA_HEADERS/jaxlib/include")
+if [[ -n ${RELEASE_BUILD:-} ]]; then  # take its headers, so that ccache knows the sources
+  for variable in XLA_FFI_INCLUDE_DIR PJRT_INCLUDE_DIR; do
+    value=$(sed -n "s/^$variable:PATH=//p" "$RELEASE_BUILD/CMakeCache.txt")
+    settings+=(--config-settings="cmake.define.$variable=$value")
+  done
 fi
 .venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$dist" \
   "${settings[@]}" .

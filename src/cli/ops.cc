@@ -22,12 +22,14 @@ std::vector<const Op*> SortedOps() {
   return ops;
 }
 
-// How an op is reached on a platform: "custom call 1, 2, 3, 4; C ABI", or "-" without a kernel.
+// How an op is reached on a platform, or "-" without a kernel. Host calls of versions 1 and 2 carry
+// no configuration, so theirs lies in an alias of the target (xla_gpu_alias).
 std::string Doors(const Op& op, Platform platform) {
   if (op.make_plan[static_cast<int>(platform)] == nullptr) return "-";
-  std::vector<int> versions;
+  std::vector<std::string> versions;
   for (int version = 1; version <= 4; ++version) {
-    if (xla::HandlerAddress(op, platform, version).ok()) versions.push_back(version);
+    const bool direct = xla::HandlerAddress(op, platform, version).ok();
+    versions.push_back(StrCat(version, direct ? "" : " (alias)"));
   }
   return StrCat("custom call ", StrJoin(versions, ", "), "; C ABI");
 }
