@@ -119,7 +119,7 @@ def main() -> int:
             print(f"compat: SKIPPED jax {release}: {why_not}", flush=True)
             continue
         tested += 1
-        passed, summary = run_tests(release, python, library, pytest_args or ["-q", *jobs])
+        passed, summary = run_tests(release, python, library, pytest_args or jobs)
         failures += not passed
         seconds = f"{time.monotonic() - start:.0f} s"
         rows.append((release, RELEASES[release], ("" if passed else "FAILED: ") + summary, seconds))

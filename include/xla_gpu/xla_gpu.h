@@ -156,6 +156,21 @@ XLA_GPU_EXPORT xla_gpu_status* xla_gpu_register_pjrt(const void* pjrt_api, const
                                                      const char* name, const void* handler,
                                                      const char* platform, int api_version);
 
+/* As xla_gpu_register_pjrt, for a typed handler with a function for each stage (NULL: none; execute
+ * is required). Only CUDA plugins register stages other than execute. */
+typedef struct xla_gpu_staged_handler {
+  size_t struct_size;
+  const void* instantiate;
+  const void* prepare;
+  const void* initialize;
+  const void* execute;
+} xla_gpu_staged_handler;
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_register_pjrt_staged(const void* pjrt_api,
+                                                            const char* plugin_path,
+                                                            const char* name,
+                                                            const xla_gpu_staged_handler* handler,
+                                                            const char* platform);
+
 /* ---- Running XLA ---------------------------------------------------------------------------- */
 
 /* The StableHLO module (text) whose @main takes the call's arguments and returns the op's results

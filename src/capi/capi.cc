@@ -130,6 +130,18 @@ Status Decode(const xla_gpu_call* c, bool with_results, DecodedCall& out) {
   return OkStatus();
 }
 
+Status RegisterInPlugin(const void* pjrt_api, const char* plugin_path, const char* name,
+                        const xla::HandlerStages& stages, const char* platform, int api_version) {
+  if (name == nullptr || platform == nullptr) return InvalidArgument("name or platform is NULL");
+  XLA_GPU_ASSIGN_OR_RETURN(const Platform parsed, xla::ParseXlaPlatform(platform));
+  const StatusOr<const xla::PjrtPlugin*> plugin =
+      pjrt_api != nullptr      ? xla::PjrtPlugin::FromApi(pjrt_api)
+      : plugin_path != nullptr ? xla::PjrtPlugin::Load(plugin_path)
+                               : xla::LoadedPlugin(parsed);
+  if (!plugin.ok()) return plugin.status();
+  return xla::Register(**plugin, {name, stages, platform, api_version});
+}
+
 }  // namespace
 }  // namespace xla_gpu
 
@@ -244,16 +256,24 @@ xla_gpu_status* xla_gpu_register_pjrt(const void* pjrt_api, const char* plugin_p
                                       const char* name, const void* handler, const char* platform,
                                       int api_version) {
   return Guard([&]() -> Status {
-    if (name == nullptr || platform == nullptr) return InvalidArgument("name or platform is NULL");
-    XLA_GPU_ASSIGN_OR_RETURN(const Platform parsed, xla::ParseXlaPlatform(platform));
-    StatusOr<const xla::PjrtPlugin*> plugin =
-        pjrt_api != nullptr      ? xla::PjrtPlugin::FromApi(pjrt_api)
-        : plugin_path != nullptr ? xla::PjrtPlugin::Load(plugin_path)
-                                 : xla::LoadedPlugin(parsed);
-    if (!plugin.ok()) return plugin.status();
     const xla::HandlerStages stages =
         api_version == 4 ? xla::StagesOf(handler) : xla::HandlerStages{.execute = handler};
-    return xla::Register(**plugin, {name, stages, platform, api_version});
+    return RegisterInPlugin(pjrt_api, plugin_path, name, stages, platform, api_version);
+  });
+}
+
+xla_gpu_status* xla_gpu_register_pjrt_staged(const void* pjrt_api, const char* plugin_path,
+                                             const char* name,
+                                             const xla_gpu_staged_handler* handler,
+                                             const char* platform) {
+  return Guard([&]() -> Status {
+    if (handler == nullptr) return InvalidArgument("handler is NULL");
+    if (handler->struct_size < sizeof(*handler)) {
+      return BadStruct("xla_gpu_staged_handler", handler->struct_size, sizeof(*handler));
+    }
+    const xla::HandlerStages stages{handler->instantiate, handler->prepare, handler->initialize,
+                                    handler->execute};
+    return RegisterInPlugin(pjrt_api, plugin_path, name, stages, platform, 4);
   });
 }
 

@@ -54,7 +54,8 @@ Status RunModule(xla_gpu_client& client, const std::string& mlir, const xla_gpu_
                                     "; allowed are XLA_GPU_DTYPE_*"));
     }
     if (views[i].data == nullptr && views[i].num_elements() != 0) {
-      return InvalidArgument(StrCat("argument ", i, " (", views[i].ToString(), ") has NULL data"));
+      return InvalidArgument(
+          StrCat("argument ", i, " (", views[i].ToString(), ") has a null data pointer"));
     }
     XLA_GPU_ASSIGN_OR_RETURN(xla::DeviceBuffer buffer, client.client->ToDevice(views[i]));
     buffers.push_back(std::move(buffer));

@@ -90,6 +90,26 @@ TEST(XlaClientTest, TheCAbiRefusesNullAndBadStructs) {
       HasSubstr("/no.so"));
 }
 
+TEST(XlaClientTest, StagedHandlersAreChecked) {
+  XLA_GPU_REQUIRE_CPU_PLUGIN(plugin);
+  void* handler = nullptr;
+  Check(xla_gpu_handler("simple_add", "Host", 4, &handler));
+  const auto message = [&](const xla_gpu_staged_handler* staged) {
+    return MessageOf([&] {
+      Check(xla_gpu_register_pjrt_staged(plugin->api(), nullptr, "staged", staged, "Host"));
+    });
+  };
+  xla_gpu_staged_handler staged{};
+  EXPECT_THAT(message(nullptr), HasSubstr("handler is NULL"));
+  EXPECT_THAT(message(&staged), HasSubstr("xla_gpu_staged_handler.struct_size is 0"));
+  staged.struct_size = sizeof(staged);
+  EXPECT_THAT(message(&staged), HasSubstr("execute stage is required"));
+  staged.execute = staged.instantiate = handler;
+  EXPECT_EQ(message(&staged), "no error");
+  staged.prepare = handler;
+  EXPECT_THAT(message(&staged), HasSubstr("registers the execute stage only"));
+}
+
 TEST(XlaClientTest, CheckHandlerTellsWhatAHandlerIs) {
   void* handler = nullptr;
   Check(xla_gpu_handler("simple_add", "CUDA", 4, &handler));

@@ -109,7 +109,7 @@ TEST_F(KernelGpuTest, SharedMemoryAboveTheDefaultIsAllowedUpToTheDevicesLimit) {
   const auto most = static_cast<uint32_t>((*GetDeviceInfo(0))->max_shared_memory_per_block);
   auto kernel = GetKernel(kAdd, 0, most);
   ASSERT_TRUE(kernel.ok()) << kernel.status().ToString();
-  DeviceBuffer<float> a({1}), b({2}), c(1);
+  DeviceBuffer<float> a(std::vector<float>{1}), b(std::vector<float>{2}), c(1);
   float *pa = a.data(), *pb = b.data(), *pc = c.data();
   int64_t n = 1;
   void* params[] = {&pa, &pb, &pc, &n};

@@ -84,8 +84,8 @@ __device__ __forceinline__ unsigned char FloatToF8(float x, float largest, unsig
   } else if (__uint_as_float(magnitude) >= largest) {
     code = largest_code;
   } else if (magnitude < (128u - kBias) << 23) {  // below the least normal value, 2^(1 - bias)
-    const float units = __uint_as_float(magnitude) *
-                        __uint_as_float((127u + kBias - 1u + kMantissa) << 23);
+    const float units =
+        __uint_as_float(magnitude) * __uint_as_float((127u + kBias - 1u + kMantissa) << 23);
     code = __float2uint_rn(units);
   } else {
     constexpr int kDropped = 23 - kMantissa;
@@ -129,7 +129,8 @@ __device__ __forceinline__ unsigned F8PairToF16Pair(unsigned pair) {
   }
   return y;
 #else
-  const unsigned wide = ((pair & 0xffu) << 8) | ((pair & 0xff00u) << 16);  // one byte a half, on top
+  const unsigned wide =
+      ((pair & 0xffu) << 8) | ((pair & 0xff00u) << 16);  // one byte a half, on top
   if constexpr (kSameType<T, E4M3>) {
     const unsigned sign = wide & 0x80008000u;
     const unsigned magnitude = (wide & 0x7f007f00u) >> 1;

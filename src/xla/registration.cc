@@ -284,6 +284,16 @@ Status Register(const PjrtPlugin& plugin, const Registration& r) {
                        "; register the typed handler with api_version 4 and emit "
                        "stablehlo.custom_call with api_version = 4 : i32"));
   }
+  // Our own handlers do without instantiate; another's state would be missing at execute.
+  const bool has_more =
+      r.stages.prepare != nullptr || r.stages.initialize != nullptr ||
+      (r.stages.instantiate != nullptr && r.stages.instantiate != r.stages.execute);
+  if (has_more && DefaultRoute(facts) == RegistrationRoute::kFfi) {
+    return Unimplemented(StrCat(who,
+                                "registers the execute stage only (by its FFI extension), so the "
+                                "handler's other stages would never be called; do their work in "
+                                "execute, or use JAX's own runtime (jax.ffi)"));
+  }
   // XLA keeps typed and untyped handlers apart, so one name may have one of each.
   using Key = std::tuple<const PJRT_Api*, std::string, Platform, bool>;
   static auto* registered = new std::map<Key, HandlerStages>;

@@ -293,6 +293,8 @@ TEST(RegistrationTest, BadArguments) {
       {Typed("f", Handler<1>(), "TPU"), "allowed are Host (or cpu) and CUDA (or cuda, GPU, gpu)"},
       {Typed("f", Handler<1>(), "host"), "platform is 'host'"},
       {Typed("f", Handler<1>(), "CUDA"), "runs on Host"},
+      {{"f", {.initialize = Handler<1>(), .execute = Handler<1>()}, "Host", 4},
+       "registers the execute stage only"},
       {{"f", {.execute = Handler<1>()}, "Host", 0}, "api_version is 0"},
       {{"f", {.execute = Handler<1>()}, "Host", 5}, "api_version is 5"},
       {{"f", {.instantiate = MuteHandler(), .execute = MuteHandler()}, "Host", 3},

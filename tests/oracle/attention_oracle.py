@@ -49,6 +49,7 @@ def paged_attention(
 
     out = np.zeros((tokens, q_heads, head_dim))
     lse = np.full((tokens, q_heads), -np.inf)
+    owned = np.zeros(tokens, bool)  # rows of valid sequences, which no invalid one takes away
     for s in range(min(max(int(num_seqs[0]), 0), max_seqs)):
         start, end, context = (
             int(query_start_loc[s]),
@@ -62,8 +63,10 @@ def paged_attention(
             or np.any(pages < 0)
             or np.any(pages >= num_pages)
         ):
-            out[rows], lse[rows] = np.nan, np.nan
+            out[rows][~owned[rows]] = np.nan
+            lse[rows][~owned[rows]] = np.nan
             continue
+        owned[rows] = True
         if start == end:
             continue
         # [context, kv_heads, head_dim], and one kv head for each group of query heads.

@@ -83,7 +83,8 @@ struct Buffers {
 // A table entry past context_len, or wholly outside the sliding window of every query row of the
 // sequence, need not be read and then does not count. num_seqs is clamped to [0, max_seqs].
 // Rows that belong to no sequence are 0 (lse -inf). Where sequences overlap because
-// query_start_loc is not monotonic, each kernel may choose whose result a row gets.
+// query_start_loc is not monotonic, a valid sequence keeps its rows against invalid ones; of two
+// valid ones each kernel may choose whose result a row gets.
 
 }  // namespace xla_gpu::paged_attention
 

@@ -21,7 +21,12 @@ class Reference {
   void Run() {
     for (int64_t row = 0; row < p_.tokens; ++row) SetRow(row, 0.0, -kInf);
     const int64_t num_seqs = std::clamp<int64_t>(b_.num_seqs[0], 0, p_.max_seqs);
-    for (int64_t s = 0; s < num_seqs; ++s) RunSequence(s);
+    // Rows that an invalid sequence claims besides a valid one are the valid one's.
+    for (const bool valid : {false, true}) {
+      for (int64_t s = 0; s < num_seqs; ++s) {
+        if (IsValid(s) == valid) RunSequence(s);
+      }
+    }
   }
 
  private:

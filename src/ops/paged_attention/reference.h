@@ -8,7 +8,8 @@
 namespace xla_gpu::paged_attention {
 
 // Writes `out` [tokens, q_heads, head_dim] and, unless null, `lse` [tokens, q_heads]; the outputs
-// in `buffers` are left alone. Where sequences overlap, a row gets the last one's result.
+// in `buffers` are left alone. Where sequences overlap, a row gets the last
+// valid one's result.
 void PagedAttentionReference(const Problem& problem, const Buffers& buffers, double* out,
                              double* lse);
 

@@ -9,6 +9,7 @@
 #include "src/core/strings.h"
 #include "src/ops/kv_cache/cpu/kernels.h"
 #include "src/ops/kv_cache/update_kv_cache.h"
+#include "src/ops/paged_attention/cpu/for_each_target.h"
 #include "src/ops/paged_attention/random_case.h"
 
 namespace xla_gpu::kv_cache {
@@ -26,7 +27,7 @@ float Load(const void* data, DType dtype, int64_t i) {
 }
 
 // Every f16 and bf16 value, and f32 values dense around all rounding boundaries.
-TEST(ConvertRow, IsTheScalarConversionBitForBit) {
+void ExpectScalarConversions(const char* target) {
   std::vector<float> f32;
   for (int sign : {1, -1}) {
     for (int exponent = -30; exponent <= 20; ++exponent) {
@@ -53,12 +54,16 @@ TEST(ConvertRow, IsTheScalarConversionBitForBit) {
           const bool both_nan = std::isnan(got.Get(i)) && std::isnan(want.Get(i));
           ASSERT_TRUE(both_nan ||
                       std::memcmp(got.data.get() + i * size, want.data.get() + i * size, size) == 0)
-              << DTypeName(from) << " " << Load(data, from, i) << " to " << DTypeName(to) << ": "
-              << got.Get(i) << ", expected " << want.Get(i);
+              << target << ": " << DTypeName(from) << " " << Load(data, from, i) << " to "
+              << DTypeName(to) << ": " << got.Get(i) << ", expected " << want.Get(i);
         }
       }
     }
   }
+}
+
+TEST(ConvertRow, IsTheScalarConversionBitForBit) {
+  paged_attention::ForEachTarget(ExpectScalarConversions);
 }
 
 struct UpdateCase {

@@ -62,8 +62,8 @@ int VectorElements(DType input, DType cache, int64_t head_dim) {
 }
 
 int TokensPerBlock(int64_t tokens, int num_sms) {
-  return static_cast<int>(std::clamp<int64_t>(tokens / (8 * std::max(num_sms, 1)), 1,
-                                              kMaxTokensPerBlock));
+  return static_cast<int>(
+      std::clamp<int64_t>(tokens / (8 * std::max(num_sms, 1)), 1, kMaxTokensPerBlock));
 }
 
 std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
@@ -73,10 +73,9 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
     int64_t head_dim;
   };
   constexpr DType kBF16 = DType::kBF16, kF16 = DType::kF16, kF32 = DType::kF32;
-  for (const Case& c : {Case{kBF16, kBF16, DType::kI32, 128},
-                        Case{kBF16, DType::kF8E4M3FN, DType::kI32, 128},
-                        Case{kF32, DType::kF8E5M2, DType::kI64, 3},
-                        Case{kF16, kF32, DType::kI64, 80}}) {
+  for (const Case& c :
+       {Case{kBF16, kBF16, DType::kI32, 128}, Case{kBF16, DType::kF8E4M3FN, DType::kI32, 128},
+        Case{kF32, DType::kF8E5M2, DType::kI64, 3}, Case{kF16, kF32, DType::kI64, 80}}) {
     UpdateProblem problem;
     problem.input_dtype = c.input;
     problem.slot_dtype = c.slot;

@@ -61,10 +61,9 @@ class CudaPlan final : public Plan {
     const CacheShape& cache = problem_.cache;
     const int64_t element = DTypeSize(cache.dtype);
     UpdateParams p{};
-    p.k = MakeCacheParams(cache.k, element, b.k_cache_out, b.key, b.k_scale,
-                          problem_.k_scale_size);
-    p.v = MakeCacheParams(cache.v, element, b.v_cache_out, b.value, b.v_scale,
-                          problem_.v_scale_size);
+    p.k = MakeCacheParams(cache.k, element, b.k_cache_out, b.key, b.k_scale, problem_.k_scale_size);
+    p.v =
+        MakeCacheParams(cache.v, element, b.v_cache_out, b.value, b.v_scale, problem_.v_scale_size);
     p.slot_mapping = b.slot_mapping;
     p.tokens = problem_.tokens;
     p.num_slots = problem_.num_slots();
@@ -72,8 +71,8 @@ class CudaPlan final : public Plan {
     p.kv_heads = static_cast<int>(cache.kv_heads);
     p.tokens_per_block = TokensPerBlock(problem_.tokens, num_sms_);
     cuda::LaunchConfig launch;
-    launch.grid[0] = static_cast<uint32_t>((problem_.tokens + p.tokens_per_block - 1) /
-                                           p.tokens_per_block);
+    launch.grid[0] =
+        static_cast<uint32_t>((problem_.tokens + p.tokens_per_block - 1) / p.tokens_per_block);
     launch.block[0] = kUpdateThreads;
     void* const arguments[] = {&p};
     return update_->Launch(launch, arguments, context.stream);
@@ -83,8 +82,8 @@ class CudaPlan final : public Plan {
   Status Copy(const void* from, void* to, int64_t bytes, void* stream) const {
     if (from == to || bytes == 0) return OkStatus();
     cuda::LaunchConfig launch;
-    launch.grid[0] = static_cast<uint32_t>(
-        std::clamp<int64_t>(bytes / (16 * kUpdateThreads), 1, 16 * num_sms_));
+    launch.grid[0] =
+        static_cast<uint32_t>(std::clamp<int64_t>(bytes / (16 * kUpdateThreads), 1, 16 * num_sms_));
     launch.block[0] = kUpdateThreads;
     void* const arguments[] = {&from, &to, &bytes};
     return copy_->Launch(launch, arguments, stream);
@@ -108,8 +107,8 @@ StatusOr<std::unique_ptr<Plan>> MakeUpdateKvCacheCudaPlan(const Call& call, int 
                            cuda::GetKernel(UpdateSpec(problem), device_ordinal, /*shared=*/0));
   XLA_GPU_ASSIGN_OR_RETURN(auto copy,
                            cuda::GetKernel(CopySpec(problem), device_ordinal, /*shared=*/0));
-  return std::unique_ptr<Plan>(std::make_unique<CudaPlan>(problem, device->num_sms,
-                                                          std::move(update), std::move(copy)));
+  return std::unique_ptr<Plan>(
+      std::make_unique<CudaPlan>(problem, device->num_sms, std::move(update), std::move(copy)));
 }
 
 }  // namespace xla_gpu

@@ -1,7 +1,7 @@
 // update_kv_cache: scatters the keys and values of new tokens into their slots.
 //
-// Defines: INPUT_TYPE (float, BF16, F16), CACHE_TYPE (those, E4M3, E5M2), SLOT_TYPE_64 for i64 slots,
-// HEAD_DIM, VECTOR: elements that a thread moves at a time.
+// Defines: INPUT_TYPE (float, BF16, F16), CACHE_TYPE (those, E4M3, E5M2), SLOT_TYPE_64 for i64
+// slots, HEAD_DIM, VECTOR: elements that a thread moves at a time.
 #include "src/cuda/numeric.cuh"
 #include "src/ops/kv_cache/cuda/params.cuh"
 

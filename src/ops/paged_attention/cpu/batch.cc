@@ -58,10 +58,13 @@ void Batch::ReadOverlapping(const Problem& p, const Buffers& b, int64_t num_seqs
   invalid_rows.clear();
   unowned_rows.clear();
   owners_.assign(static_cast<size_t>(p.tokens), -1);
-  for (int64_t seq = 0; seq < num_seqs; ++seq) {
-    const int64_t begin = std::max(b.query_start_loc[seq], 0);
-    const int64_t end = std::min<int64_t>(b.query_start_loc[seq + 1], p.tokens);
-    for (int64_t row = begin; row < end; ++row) owners_[row] = static_cast<int32_t>(seq);
+  for (const bool valid : {false, true}) {
+    for (int64_t seq = 0; seq < num_seqs; ++seq) {
+      if (IsValid(p, b, seq) != valid) continue;
+      const int64_t begin = std::max(b.query_start_loc[seq], 0);
+      const int64_t end = std::min<int64_t>(b.query_start_loc[seq + 1], p.tokens);
+      for (int64_t row = begin; row < end; ++row) owners_[row] = static_cast<int32_t>(seq);
+    }
   }
   for (int64_t begin = 0, end = 0; begin < p.tokens; begin = end) {
     const int32_t owner = owners_[begin];

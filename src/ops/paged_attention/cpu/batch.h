@@ -20,7 +20,7 @@ struct Batch {
   std::vector<RowRange> invalid_rows;  // of sequences with a wrong index (problem.h): NaN
   std::vector<RowRange> unowned_rows;  // of no sequence: 0
 
-  // Reuses the vectors' memory. Where sequences overlap, a row belongs to the last one.
+  // Reuses the vectors' memory. Where sequences overlap, a row belongs to the last valid one.
   void Read(const Problem& problem, const Buffers& buffers);
 
  private:

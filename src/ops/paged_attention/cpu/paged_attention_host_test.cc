@@ -17,6 +17,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "src/ops/paged_attention/cpu/for_each_target.h"
 #include "src/ops/paged_attention/random_case.h"
 #include "src/ops/paged_attention/reference.h"
 
@@ -124,6 +125,18 @@ TEST(PagedAttentionHost, AgreesWithReferenceOnRandomProblems) {
         << "seed " << i + 1 << ": " << c.spec().ToString();
   }
   histogram.Print();
+}
+
+TEST(PagedAttentionHost, AgreesWithReferenceOnEveryInstructionSet) {
+  ForEachTarget([](const char* target) {
+    for (uint64_t seed = 10'001; seed <= 10'200; ++seed) {
+      std::mt19937_64 rng(seed);
+      Case c(RandomSpec(rng), rng);
+      ASSERT_TRUE(c.Run(DefaultThreadPool()).ok());
+      ASSERT_TRUE(Check(c, Expected(c), nullptr))
+          << target << ", seed " << seed << ": " << c.spec().ToString();
+    }
+  });
 }
 
 std::vector<char> Bytes(const OwnedTensor& tensor) {

@@ -88,10 +88,6 @@ HWY_INLINE void Transpose4x4(const float* from, int64_t from_stride, float* to, 
   hn::Store(hn::BitCast(d4, hn::InterleaveUpper(d2, lo01, lo23)), d4, to + stride);
   hn::Store(hn::BitCast(d4, hn::InterleaveLower(d2, hi01, hi23)), d4, to + 2 * stride);
   hn::Store(hn::BitCast(d4, hn::InterleaveUpper(d2, hi01, hi23)), d4, to + 3 * stride);
-#else
-  for (int i = 0; i < 4; ++i) {
-    for (int j = 0; j < 4; ++j) to[j * stride + i] = from[i * from_stride + j];
-  }
 #endif
 }
 
@@ -184,7 +180,8 @@ class Prefill {
     values_finite_ = true;
     const int64_t head_k = p_.k.offset + kv_head_ * p_.k.head_stride;
     const int64_t head_v = p_.v.offset + kv_head_ * p_.v.head_stride;
-    const int64_t packed_end = (block_end_ + kPanel - 1) / kPanel * kPanel;
+    constexpr int64_t kTogether = std::max<int64_t>(kPanel, 4);  // PackFourKeys takes four
+    const int64_t packed_end = (block_end_ + kTogether - 1) / kTogether * kTogether;
     for (int64_t key = 0; key < packed_end; ++key) {
       float* staged = staged_ + key % 4 * padded_;
       if (key < block_begin_ || key >= block_end_) {
@@ -204,9 +201,19 @@ class Prefill {
   }
 
   void PackFourKeys(int64_t key) {
-    float* to = k_ + key / kPanel * padded_ * kPanel + key % kPanel;
-    for (int64_t d = 0; d < padded_; d += 4) {
-      Transpose4x4(staged_ + d, padded_, to + d * kPanel, kPanel);
+    const auto column = [this](int64_t of) {
+      return k_ + of / kPanel * padded_ * kPanel + of % kPanel;
+    };
+    if constexpr (kPanel >= 4) {
+      for (int64_t d = 0; d < padded_; d += 4) {
+        Transpose4x4(staged_ + d, padded_, column(key) + d * kPanel, kPanel);
+      }
+    } else {  // vectors of one lane: the four lie in two panels
+      for (int64_t i = 0; i < 4; ++i) {
+        for (int64_t d = 0; d < padded_; ++d) {
+          column(key + i)[d * kPanel] = staged_[i * padded_ + d];
+        }
+      }
     }
   }
 

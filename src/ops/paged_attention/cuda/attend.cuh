@@ -16,13 +16,13 @@ __device__ __forceinline__ float Infinity() { return __int_as_float(0x7f800000);
 // One piece of work: a tile of rows of one sequence and kv head over a part of its keys.
 struct Tile {
   int seq;
-  int head;           // kv head
-  int query_begin;    // row of `query` of the sequence's first query token
-  int first_row;      // of the tile, in the sequence
-  int num_rows;       // in the tile that exist
-  int rows;           // in the sequence
-  int first_pos;      // position of the sequence's first query token
-  int key_begin;      // keys of this piece that some row may see
+  int head;         // kv head
+  int query_begin;  // row of `query` of the sequence's first query token
+  int first_row;    // of the tile, in the sequence
+  int num_rows;     // in the tile that exist
+  int rows;         // in the sequence
+  int first_pos;    // position of the sequence's first query token
+  int key_begin;    // keys of this piece that some row may see
   int key_end;
   int split;
   int splits;
@@ -106,8 +106,8 @@ __device__ __forceinline__ long long QueryRow(const Params& p, const Tile& tile,
   const int at = tile.first_row + row;
   const int token = at / p.group_size;
   const int in_group = at - token * p.group_size;
-  return static_cast<long long>(tile.query_begin + token) * p.q_heads +
-         tile.head * p.group_size + in_group;
+  return static_cast<long long>(tile.query_begin + token) * p.q_heads + tile.head * p.group_size +
+         in_group;
 }
 
 __device__ __forceinline__ long long PartialRow(const Params& p, const Tile& tile, int row) {

@@ -1,8 +1,8 @@
 // paged_attention, second launch, in plain f32: f32 queries or caches, which tensor cores would
 // round, and the mixtures of types that no tensor-core kernel takes.
 //
-// A block holds 16 rows; eight threads share a row: each of them computes the logits of every eighth
-// key, and sums every eighth group of four head dimensions of the values.
+// A block holds 16 rows; eight threads share a row: each of them computes the logits of every
+// eighth key, and sums every eighth group of four head dimensions of the values.
 //
 // Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (float, BF16, F16, E4M3, E5M2), HEAD_DIM, SOFT_CAP.
 #include "src/ops/paged_attention/cuda/attend.cuh"
@@ -79,9 +79,8 @@ __device__ void Run(const Params& p, const Tile& tile, float* shared, Extra& ext
   const Visible visible = VisibleKeys(p, tile, row);
   const float scale = LogitScale(p, tile.head);
   LoadRows<Query, kRows>(query, [&](int r) {
-    return r < tile.num_rows
-               ? static_cast<const Query*>(p.query) + QueryRow(p, tile, r) * kHeadDim
-               : nullptr;
+    return r < tile.num_rows ? static_cast<const Query*>(p.query) + QueryRow(p, tile, r) * kHeadDim
+                             : nullptr;
   });
 
   float max = -Infinity(), sum = 0.0f;

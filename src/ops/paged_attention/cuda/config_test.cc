@@ -28,7 +28,8 @@ const cuda::DeviceInfo kH200 = Device(9, 0, 132, 227);
 const cuda::DeviceInfo kB200 = Device(10, 0, 148, 227);
 
 // Llama-like decode: 32 query heads on 8 kv heads.
-Problem MakeProblem(DType query = DType::kBF16, DType cache = DType::kBF16, int64_t head_dim = 128) {
+Problem MakeProblem(DType query = DType::kBF16, DType cache = DType::kBF16,
+                    int64_t head_dim = 128) {
   Problem p;
   p.query_dtype = p.out_dtype = query;
   p.cache_dtype = cache;
@@ -167,8 +168,7 @@ TEST(Launches, NamesWhatShapesTheCodeAndNothingElse) {
   EXPECT_EQ(a.attend.defines, b.attend.defines);
   EXPECT_EQ(a.finish.defines, b.finish.defines);
   problem.soft_cap = 30;
-  EXPECT_THAT(MakeLaunches(problem, Choose(problem, kH200)).attend.defines,
-              Contains("SOFT_CAP=1"));
+  EXPECT_THAT(MakeLaunches(problem, Choose(problem, kH200)).attend.defines, Contains("SOFT_CAP=1"));
 }
 
 TEST(Launches, GridsDependOnShapesAlone) {

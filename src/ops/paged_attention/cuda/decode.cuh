@@ -169,6 +169,7 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, cha
 
   // The query goes through the same shared memory, before the stages do.
   LoadQuery<kDecodeTileRows>(p, tile, logit.negate, shared, extra.row_scale);
+  WaitCopies<0>();
   __syncthreads();
   unsigned q[kBlocks][4];
 #pragma unroll
@@ -195,8 +196,7 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, cha
   const unsigned ring = SharedAddress(shared) + warp * (kStages * kStageBytes);
   const auto copy = [&](int step, int stage, int page) {
     const int key = key_of(step) + lane;
-    const long long offset =
-        lane < kDecodeKeys && step < end ? KeyOffset(p, tile, key, page) : -1;
+    const long long offset = lane < kDecodeKeys && step < end ? KeyOffset(p, tile, key, page) : -1;
     if (step < end) CopyStage(offset, keys, values, ring + stage * kStageBytes);
     CommitCopies();  // also an empty group, so that counting them tells the stage
   };

@@ -32,8 +32,8 @@ __device__ int FindOwner(const Params& p, int num_seqs, int token) {
 __device__ bool IsClaimed(const Params& p, int num_seqs, int token) {
   bool claimed = false;
   for (int s = threadIdx.x; s < num_seqs; s += blockDim.x) {
-    claimed |= p.state[s] == kInvalid && p.query_start_loc[s] <= token &&
-               token < p.query_start_loc[s + 1];
+    claimed |=
+        p.state[s] == kInvalid && p.query_start_loc[s] <= token && token < p.query_start_loc[s + 1];
   }
   return __syncthreads_or(claimed);
 }
@@ -72,8 +72,8 @@ __device__ void Merge(const Params& p, const SequenceInfo& info, int token, int 
   const int head = q_head / p.group_size;
   const int rows = info.query_len * p.group_size;
   const int row = (token - info.query_begin) * p.group_size + q_head % p.group_size;
-  const long long first = info.partial_begin +
-                          static_cast<long long>(head) * info.splits * rows + row;
+  const long long first =
+      info.partial_begin + static_cast<long long>(head) * info.splits * rows + row;
   // Every warp finds the maximum and the sum for itself.
   float max = p.sinks == nullptr ? XLA_GPU_NONE : p.sinks[q_head];
   for (int i = tid % 32; i < info.splits; i += 32) {
@@ -94,8 +94,7 @@ __device__ void Merge(const Params& p, const SequenceInfo& info, int token, int 
     const int count = min(kThreads, info.splits - base);
     __syncthreads();
     if (tid < count) {
-      weights[tid] =
-          expf(p.partial_max[first + static_cast<long long>(base + tid) * rows] - max);
+      weights[tid] = expf(p.partial_max[first + static_cast<long long>(base + tid) * rows] - max);
     }
     __syncthreads();
     const float* from = p.partial_out + (first + static_cast<long long>(base) * rows) * p.head_dim;
@@ -133,8 +132,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int num_seqs = static_cast<int>(p.header->num_seqs);
   const float nan = __int_as_float(0x7fc00000);
   const int each = (p.tokens + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-  const int end = static_cast<int>(
-      min(static_cast<long long>(p.tokens), (blockIdx.x + 1LL) * each));
+  const int end =
+      static_cast<int>(min(static_cast<long long>(p.tokens), (blockIdx.x + 1LL) * each));
   for (int token = static_cast<int>(min(blockIdx.x * 1LL * each, static_cast<long long>(end)));
        token < end; ++token) {
     const int owner = FindOwner(p, num_seqs, token);

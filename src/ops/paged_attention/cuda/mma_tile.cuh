@@ -81,26 +81,52 @@ __device__ inline void ZeroPadding(char* shared, int bytes) {
   }
 }
 
-// Loads `kRows` query rows to shared memory as operands, by all threads; rows that do not exist
-// become 0. With `negate` their sign is turned (for a negative scale). Gives each row's factor in
-// `row_scale` if kScaledQuery.
+// Turns the sign of 16 bytes of bf16 or f16.
+__device__ __forceinline__ void Negate(char* shared) {
+  uint4& x = *reinterpret_cast<uint4*>(shared);
+  x.x ^= 0x80008000u, x.y ^= 0x80008000u, x.z ^= 0x80008000u, x.w ^= 0x80008000u;
+}
+
+// Copies `kRows` query rows of kHeadDim elements, a multiple of eight, in the background; chunk c
+// of row r goes to `place(r, c)`. Rows that do not exist become 0. With `negate` (a negative scale)
+// their sign is turned. All threads; the copies are one group.
+template <int kRows, typename Place>
+__device__ __forceinline__ void CopyQuery(const Params& p, const Tile& tile, bool negate,
+                                          char* shared, Place place) {
+  constexpr int kRowChunks = kHeadDim / 8;
+  const Query* query = static_cast<const Query*>(p.query);
+#pragma unroll 4
+  for (int i = threadIdx.x; i < kRows * kRowChunks; i += kThreads) {
+    const int row = i / kRowChunks, chunk = i % kRowChunks;
+    const bool exists = row < tile.num_rows;
+    const long long from = exists ? QueryRow(p, tile, row) * kHeadDim + chunk * 8 : 0;
+    CopyAsync<16>(SharedAddress(shared) + place(row, chunk), query + from, exists);
+  }
+  CommitCopies();
+  if (negate) {
+    WaitCopies<0>();  // what a thread copied it sees without a barrier
+    for (int i = threadIdx.x; i < kRows * kRowChunks; i += kThreads) {
+      Negate(shared + place(i / kRowChunks, i % kRowChunks));
+    }
+  }
+}
+
+// Brings `kRows` query rows to shared memory as operands; the caller waits for copies and
+// synchronises. Gives each row's factor in `row_scale` if kScaledQuery.
 template <int kRows>
 __device__ inline void LoadQuery(const Params& p, const Tile& tile, bool negate, char* shared,
                                  float* row_scale) {
   const Query* query = static_cast<const Query*>(p.query);
-  const unsigned flip = negate ? 0x80008000u : 0u;
   if constexpr (!kScaledQuery && kHeadDim % 8 == 0) {
-    constexpr int kRowChunks = kPadded / 8;
-    for (int i = threadIdx.x; i < kRows * kRowChunks; i += kThreads) {
-      const int row = i / kRowChunks, chunk = i % kRowChunks;
-      uint4 value = make_uint4(0, 0, 0, 0);
-      if (row < tile.num_rows && chunk * 8 < kHeadDim) {
-        value = *reinterpret_cast<const uint4*>(query + QueryRow(p, tile, row) * kHeadDim +
-                                                chunk * 8);
-        value.x ^= flip, value.y ^= flip, value.z ^= flip, value.w ^= flip;
+    if constexpr (kHeadDim != kPadded) {
+      constexpr int kPadChunks = kPadded > kHeadDim ? (kPadded - kHeadDim) / 8 : 1;
+      for (int i = threadIdx.x; i < kRows * kPadChunks; i += kThreads) {
+        *reinterpret_cast<uint4*>(shared + i / kPadChunks * kQueryStride + kHeadDim * 2 +
+                                  i % kPadChunks * 16) = make_uint4(0, 0, 0, 0);
       }
-      *reinterpret_cast<uint4*>(shared + row * kQueryStride + chunk * 16) = value;
     }
+    CopyQuery<kRows>(p, tile, negate, shared,
+                     [](int row, int chunk) { return row * kQueryStride + chunk * 16; });
   } else {
     const int lane = threadIdx.x % 32;
     for (int row = threadIdx.x / 32; row < kRows; row += kWarps) {
@@ -157,8 +183,8 @@ __device__ __forceinline__ void QueryFragment(unsigned (&a)[4], unsigned shared,
 __device__ __forceinline__ void KeyFragment(unsigned (&b)[4], unsigned shared, int block) {
   const int lane = threadIdx.x % 32;
   if constexpr (!kFloat8) {
-    LoadMatrix4(b, shared + (lane % 8 + lane / 16 * 8) * kCacheStride + block * 32 +
-                       (lane / 8 % 2) * 16);
+    LoadMatrix4(
+        b, shared + (lane % 8 + lane / 16 * 8) * kCacheStride + block * 32 + (lane / 8 % 2) * 16);
   } else {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

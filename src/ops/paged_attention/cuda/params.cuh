@@ -31,7 +31,7 @@ struct WorkItem {
 enum SequenceState : int { kUnused = 0, kValid = 1, kInvalid = 2 };
 
 struct SequenceInfo {
-  int query_begin;    // query_start_loc
+  int query_begin;  // query_start_loc
   int query_len;
   int context_len;
   int first_token;    // the first of its query tokens that is its own, counted from query_begin
@@ -42,10 +42,10 @@ struct SequenceInfo {
 };
 
 struct WorkHeader {
-  unsigned num_items;       // of the list; each stands for kv_heads pieces of work
-  unsigned next_item;       // the next (item, kv head) that nobody has taken
-  unsigned num_seqs;        // clamped to [0, max_seqs]
-  unsigned any_invalid;     // 1: some sequence has invalid lengths
+  unsigned num_items;    // of the list; each stands for kv_heads pieces of work
+  unsigned next_item;    // the next (item, kv head) that nobody has taken
+  unsigned num_seqs;     // clamped to [0, max_seqs]
+  unsigned any_invalid;  // 1: some sequence has invalid lengths
 };
 
 struct Params {
@@ -98,9 +98,9 @@ struct Params {
 
   // For the schedule.
   int max_context;
-  int workers;           // blocks of the attend launch
+  int workers;  // blocks of the attend launch
   int prefill_tile_rows;
-  int decode_max_rows;   // sequences of at most so many rows go the decode way
+  int decode_max_rows;  // sequences of at most so many rows go the decode way
   int partial_capacity;
   int batch_invariant;
 };

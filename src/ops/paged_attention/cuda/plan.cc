@@ -25,8 +25,8 @@ class CudaPlan final : public Plan {
 
   Status Run(const Call& call, const ExecutionContext& context) const override {
     if (problem_.tokens == 0) return OkStatus();
-    XLA_GPU_ASSIGN_OR_RETURN(
-        Params params, MakeParams(problem_, config_, BuffersFromCall(problem_, call)));
+    XLA_GPU_ASSIGN_OR_RETURN(Params params,
+                             MakeParams(problem_, config_, BuffersFromCall(problem_, call)));
     void* const arguments[] = {&params};
     for (const Step& step : steps_) {
       XLA_GPU_RETURN_IF_ERROR(step.kernel->Launch(step.launch, arguments, context.stream));
@@ -50,12 +50,11 @@ StatusOr<std::unique_ptr<Plan>> MakePagedAttentionCudaPlan(const Call& call, int
   XLA_GPU_ASSIGN_OR_RETURN(const Config config, ChooseConfig(problem, *device));
   const Launches launches = MakeLaunches(problem, config);
   std::vector<Step> steps;
-  for (const auto& [spec, launch] :
-       {std::pair{&launches.schedule, &launches.schedule_launch},
-        std::pair{&launches.attend, &launches.attend_launch},
-        std::pair{&launches.finish, &launches.finish_launch}}) {
-    XLA_GPU_ASSIGN_OR_RETURN(
-        auto kernel, cuda::GetKernel(*spec, device_ordinal, launch->dynamic_shared_bytes));
+  for (const auto& [spec, launch] : {std::pair{&launches.schedule, &launches.schedule_launch},
+                                     std::pair{&launches.attend, &launches.attend_launch},
+                                     std::pair{&launches.finish, &launches.finish_launch}}) {
+    XLA_GPU_ASSIGN_OR_RETURN(auto kernel,
+                             cuda::GetKernel(*spec, device_ordinal, launch->dynamic_shared_bytes));
     steps.push_back({std::move(kernel), *launch});
   }
   return std::unique_ptr<Plan>(std::make_unique<CudaPlan>(problem, config, std::move(steps)));

@@ -1,5 +1,9 @@
 // Many query rows of a sequence against its keys: four warps share tiles of keys and values, each
 // warp owns its rows. Two stages: the copies of the next tile run while this one is computed.
+//
+// Keys that no row of the tile sees are never read. Among the others a hidden key has weight 0,
+// which hides any finite value: a NaN or infinity stored inside the context may reach the rows of
+// its tile that do not see it yet.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_CUH_
 
@@ -28,8 +32,8 @@ __device__ __forceinline__ void CopyTile(const Params& p, const long long* offse
 }
 
 // One warp's logits of 16 * kRowTiles rows and kTileKeys keys.
-__device__ __forceinline__ void DotProducts(float (&s)[kRowTiles][kTileKeys / 8][4],
-                                            unsigned query, unsigned keys) {
+__device__ __forceinline__ void DotProducts(float (&s)[kRowTiles][kTileKeys / 8][4], unsigned query,
+                                            unsigned keys) {
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
     unsigned a[kRowTiles][4];
@@ -144,7 +148,9 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, ch
   const int end = tile.key_end > tile.key_begin ? (tile.key_end - 1) / kTileKeys + 1 : first;
 
   // Query, and the first tile of keys.
-  const auto page_of = [&](int t) { return tid < kTileKeys ? PageOf(p, tile, t * kTileKeys + tid) : -1; };
+  const auto page_of = [&](int t) {
+    return tid < kTileKeys ? PageOf(p, tile, t * kTileKeys + tid) : -1;
+  };
   const auto put_offsets = [&](int t, int page) {
     if (tid < kTileKeys) {
       extra.offsets[t % 2][tid] = KeyOffset(p, tile, t * kTileKeys + tid, page);
@@ -154,8 +160,8 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, ch
     CopyTile(p, extra.offsets[t % 2], keys, values, cache_tiles + t % 2 * (2 * kKeysBytes));
     CommitCopies();
   };
-  put_offsets(first, page_of(first));
   LoadQuery<kTileRows>(p, tile, logit.negate, shared, extra.row_scale);
+  put_offsets(first, page_of(first));
   __syncthreads();
   if (first < end) copy(first);
   int page = page_of(first + 1);
@@ -208,6 +214,8 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, ch
     }
     AddValues(o, s, tile_keys + kKeysBytes);
   }
+
+  WaitCopies<0>();  // the query's, if there was no tile
 
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {

@@ -1,6 +1,6 @@
 // Prefill on Hopper: as prefill.cuh, but the warpgroup's matrix instructions read keys and values
-// from swizzled shared memory. While one half of the rows is in softmax, the tensor cores work on the
-// other half, and on the other block of the SM.
+// from swizzled shared memory. While one half of the rows is in softmax, the tensor cores work on
+// the other half, and on the other block of the SM.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_WGMMA_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_WGMMA_CUH_
 
@@ -17,22 +17,6 @@ inline constexpr int kSwizzledKeysBytes = kPanels * kKeyPanelBytes;
 inline constexpr int kSwizzledBytes = kPanels * kQueryPanelBytes + 4 * kSwizzledKeysBytes;
 static_assert(kHeadDim % 64 == 0 && kTileKeys == 64 && !kFloat8 && !kScaledQuery);
 static_assert(kSwizzledBytes <= kTilesBytes);
-
-__device__ __forceinline__ void LoadSwizzledQuery(const Params& p, const Tile& tile, bool negate,
-                                                  char* shared) {
-  const unsigned flip = negate ? 0x80008000u : 0u;
-  for (int i = threadIdx.x; i < kTileRows * kChunks; i += kThreads) {
-    const int row = i / kChunks, chunk = i % kChunks;
-    uint4 value = make_uint4(0, 0, 0, 0);
-    if (row < tile.num_rows) {
-      value = *reinterpret_cast<const uint4*>(static_cast<const Query*>(p.query) +
-                                              QueryRow(p, tile, row) * kHeadDim + chunk * 8);
-      value.x ^= flip, value.y ^= flip, value.z ^= flip, value.w ^= flip;
-    }
-    *reinterpret_cast<uint4*>(shared + chunk / 8 * kQueryPanelBytes +
-                              SwizzledChunk(row, chunk % 8)) = value;
-  }
-}
 
 __device__ __forceinline__ void CopySwizzledTile(const long long* offsets, const char* keys,
                                                  const char* values, unsigned shared) {
@@ -80,9 +64,11 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
                      cache_tiles + t % 2 * (2 * kSwizzledKeysBytes));
     CommitCopies();
   };
+  CopyQuery<kTileRows>(p, tile, logit.negate, shared, [](int row, int chunk) {
+    return chunk / 8 * kQueryPanelBytes + SwizzledChunk(row, chunk % 8);
+  });
   put_offsets(first, page_of(first));
   put_offsets(first + 1, page_of(first + 1));
-  LoadSwizzledQuery(p, tile, logit.negate, shared);
   __syncthreads();
   if (first < end) copy(first);
   int page = page_of(first + 2);
@@ -170,6 +156,8 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
     }
     WarpgroupWait<0>();
   }
+
+  WaitCopies<0>();  // the query's, if there was no tile
 
 #pragma unroll
   for (int m = 0; m < kHalves; ++m) {

@@ -12,7 +12,6 @@ constexpr int kWarps = kScheduleThreads / 32;
 constexpr int kCandidates = 32;
 constexpr unsigned kAll = 0xffffffffu;
 
-
 __device__ __forceinline__ int Min(int a, int b) { return a < b ? a : b; }
 __device__ __forceinline__ int Max(int a, int b) { return a > b ? a : b; }
 __device__ __forceinline__ int CeilDiv(int a, int b) { return (a + b - 1) / b; }
@@ -86,7 +85,8 @@ __device__ Shape ShapeOf(const Params& p, const SequenceInfo& info) {
   return shape;
 }
 
-// The shape of sequence `s`, from `cached` (the first kScheduleThreads sequences) or from the workspace.
+// The shape of sequence `s`, from `cached` (the first kScheduleThreads sequences) or from the
+// workspace.
 __device__ Shape ShapeAt(const Params& p, const Shape* cached, int s) {
   if (s < kScheduleThreads) return cached[s];
   if (p.state[s] != kValid) return {};
@@ -314,7 +314,8 @@ __device__ unsigned WriteItems(const Params& p, const Totals& totals, const Spli
       const int owner = FindOwner(chunk.prefill_end, count, i);
       const int from_end = chunk.prefill_end[owner] - 1 - i;  // the last tile sees most keys
       const int tile = from_end / chunk.splits[owner];
-      p.items[prefill_base + i] = {base + owner, chunk.first_row[owner] + tile * p.prefill_tile_rows,
+      p.items[prefill_base + i] = {base + owner,
+                                   chunk.first_row[owner] + tile * p.prefill_tile_rows,
                                    from_end % chunk.splits[owner], kPrefillItem};
     }
     for (int i = tid; i < decode_total; i += kScheduleThreads) {
@@ -352,12 +353,10 @@ extern "C" __global__ void __launch_bounds__(kScheduleThreads)
   Splits chosen;
   chosen.prefill = ChoosePrefillSplits(p, totals);
   const long long prefill_partial =
-      chosen.prefill > 1
-          ? static_cast<long long>(totals.prefill_rows) * p.kv_heads * chosen.prefill
-          : 0;
-  chosen.decode_tokens = ChooseDecodeSplit(p, totals, num_seqs,
-                                           p.partial_capacity - prefill_partial, cached, costs,
-                                           lengths);
+      chosen.prefill > 1 ? static_cast<long long>(totals.prefill_rows) * p.kv_heads * chosen.prefill
+                         : 0;
+  chosen.decode_tokens = ChooseDecodeSplit(
+      p, totals, num_seqs, p.partial_capacity - prefill_partial, cached, costs, lengths);
   const unsigned num_items = WriteItems(p, totals, chosen, num_seqs, cached, scratch, chunk);
   if (threadIdx.x == 0) {
     *p.header = {num_items, static_cast<unsigned>(p.workers), static_cast<unsigned>(num_seqs),

@@ -15,8 +15,9 @@ __device__ __forceinline__ unsigned SwizzledChunk(int row, int chunk) {
   return static_cast<unsigned>(row * 128 + ((chunk ^ (row & 7)) << 4));
 }
 
-// The matrix descriptor of a panel from `shared` on: groups of eight rows follow each other, 128-byte
-// swizzle. It serves operands whose rows run along K (queries, keys) and along N (values) alike.
+// The matrix descriptor of a panel from `shared` on: groups of eight rows follow each other,
+// 128-byte swizzle. It serves operands whose rows run along K (queries, keys) and along N (values)
+// alike.
 __device__ __forceinline__ unsigned long long PanelDescriptor(unsigned shared) {
   constexpr unsigned long long kEightRows = 1024 >> 4;
   constexpr unsigned long long kSwizzle128 = 1ull << 62;
@@ -44,7 +45,7 @@ __device__ __forceinline__ void FenceForMatrixReads() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-#define XLA_GPU_WGMMA_ACCUMULATORS(c)                                                            \
+#define XLA_GPU_WGMMA_ACCUMULATORS(c)                                                           \
   "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]),     \
       "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), \
       "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]), \
@@ -83,17 +84,15 @@ template <typename T>
 __device__ __forceinline__ void WarpgroupMmaAdd(float (*c)[4], const unsigned (&a)[4],
                                                 unsigned long long b) {
   if constexpr (kSameType<T, BF16>) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " XLA_GPU_WGMMA_REGISTERS
-        ", {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
-        : XLA_GPU_WGMMA_ACCUMULATORS(c)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " XLA_GPU_WGMMA_REGISTERS
+                 ", {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
+                 : XLA_GPU_WGMMA_ACCUMULATORS(c)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
   } else {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " XLA_GPU_WGMMA_REGISTERS
-        ", {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
-        : XLA_GPU_WGMMA_ACCUMULATORS(c)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " XLA_GPU_WGMMA_REGISTERS
+                 ", {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
+                 : XLA_GPU_WGMMA_ACCUMULATORS(c)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
   }
 }
 
