@@ -208,6 +208,40 @@ TEST_F(ProgramsTest, HloReadsADumpFolder) {
   EXPECT_THAT(Program({"hlo", folder_ + "/empty"}).err, HasSubstr("--xla_dump_hlo_as_text"));
 }
 
+TEST_F(ProgramsTest, BenchTimesTheShapeThatIsAsked) {
+  const Output one = Program({"bench", "--plugin", plugin_, "--seqs", "2", "--context", "33",
+                              "--query-len", "3", "--q-heads", "4", "--kv-heads", "2", "--head-dim",
+                              "20", "--page-size", "7", "--dtype", "f32", "--json"});
+  EXPECT_EQ(one.code, 0) << one.err;
+  EXPECT_THAT(one.out, HasSubstr("\"batch\": \"2 sequences, 6 tokens, context 33\""));
+  EXPECT_THAT(one.out, HasSubstr("\"kv_bytes\": 21120.0"));  // 2 * 33 * 2 * 2 * 20 * 4
+  EXPECT_THAT(one.out, HasSubstr("\"median_s\""));
+}
+
+TEST_F(ProgramsTest, BenchRefusesWhatIsWrong) {
+  const struct {
+    std::vector<std::string> args;
+    int code;
+    const char* message;
+  } cases[] = {
+      {{"now"}, 2, "argument now is unknown"},
+      {{"--context", "0"}, 2, "--context is '0'; it must be a whole number from 1"},
+      {{"--seqs", "2x"}, 2, "--seqs is '2x'"},
+      {{"--seqs", "99999999999999999999"}, 2, "--seqs is '99999999999999999999'"},
+      {{"--context", "4", "--query-len", "5"}, 2, "--context is 4 but --query-len is 5"},
+      {{"--dtype", "i32", "--context", "4"}, 2, "--dtype is 'i32'; allowed: f32, bf16, f16"},
+      {{"--seqs", "10000", "--context", "100000"}, 2, "at most 32 are allowed"},
+      {{"--q-heads", "3", "--context", "4"}, 1, "q_heads must be a multiple of kv_heads"},
+  };
+  for (const auto& c : cases) {
+    std::vector<std::string> args = {"bench", "--plugin", plugin_};
+    args.insert(args.end(), c.args.begin(), c.args.end());
+    const Output output = Program(args);
+    EXPECT_EQ(output.code, c.code) << output.err;
+    EXPECT_THAT(output.err, HasSubstr(c.message));
+  }
+}
+
 TEST_F(ProgramsTest, ProbeTriesEveryCell) {
   const Output output = Program({"probe", "--json", "--no-jax", "--plugin", plugin_});
   EXPECT_EQ(output.code, 0) << output.err;
