@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import overhead
-from problems import Problem, jnp_gather
+from workloads import Problem, jnp_gather
 from xla_gpu.jax import paged_attention
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs" / "benchmarks"

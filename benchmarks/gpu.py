@@ -27,7 +27,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from problems import Problem, jnp_gather
+from workloads import Problem, jnp_gather
 from xla_gpu.jax import paged_attention
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs" / "benchmarks"

@@ -3,23 +3,19 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CPU_FOR_EACH_TARGET_H_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CPU_FOR_EACH_TARGET_H_
 
-#include "src/ops/paged_attention/cpu/targets.h"
-// After targets.h:
-#include "hwy/targets.h"
+#include "src/ops/paged_attention/cpu/instruction_set.h"
 
 namespace xla_gpu::paged_attention {
 
+// Calls test("AVX3"), test("AVX2") and test("baseline"), as far as there are such.
 template <class Test>
 void ForEachTarget(const Test& test) {
-  const int64_t supported = hwy::SupportedTargets();
-  for (int64_t target : {int64_t{HWY_AVX3}, int64_t{HWY_AVX2}, int64_t{HWY_STATIC_TARGET}}) {
-    if ((supported & target) == 0 && target != int64_t{HWY_STATIC_TARGET}) continue;
-    hwy::SetSupportedTargetsForTest(target | HWY_STATIC_TARGET);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    test(hwy::TargetName(target));
+  const char* names[] = {"baseline", "AVX2", "AVX3"};
+  for (int set = static_cast<int>(BestInstructionSet()); set >= 0; --set) {
+    instruction_set_in_use = static_cast<InstructionSet>(set);
+    test(names[set]);
   }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  instruction_set_in_use = BestInstructionSet();
 }
 
 }  // namespace xla_gpu::paged_attention

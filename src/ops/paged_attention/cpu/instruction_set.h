@@ -2,44 +2,45 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CPU_INSTRUCTION_SET_H_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CPU_INSTRUCTION_SET_H_
 
-#include <cstddef>
+#include <atomic>
 
 namespace xla_gpu {
 
-// What Highway's targets AVX3 and AVX2 ask of a processor and its operating system. F16C and LZCNT,
-// which AVX2 also means there, are on every processor that has the rest.
-inline bool HasAvx3() {
+// Highway's targets that the kernels are compiled for, each including those before it.
+enum class InstructionSet : int { kBaseline, kAvx2, kAvx3 };
+
+// What this processor and its operating system have. F16C and LZCNT, which Highway's AVX2 also
+// means, are on every processor that has the rest.
+inline InstructionSet BestInstructionSet() {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd") &&
-         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+  if (!avx2) return InstructionSet::kBaseline;
+  const bool avx3 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd") &&
+                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                    __builtin_cpu_supports("avx512vl");
+  return avx3 ? InstructionSet::kAvx3 : InstructionSet::kAvx2;
 #else
-  return false;
+  return InstructionSet::kBaseline;
 #endif
 }
 
-inline bool HasAvx2() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-#else
-  return false;
-#endif
-}
+// The one in use: the best, unless a test asks for less.
+inline std::atomic<InstructionSet> instruction_set_in_use{BestInstructionSet()};
 
-// The best of the forms that exist (are not null) and run here.
+// The best form that exists (is not null) and may be used.
 template <typename Function>
-Function* Choose(Function* avx3, Function* avx2, Function* baseline) {
-  static const bool has_avx3 = HasAvx3(), has_avx2 = HasAvx2();
-  if (avx3 != nullptr && has_avx3) return avx3;
-  if (avx2 != nullptr && has_avx2) return avx2;
+Function* ChooseForm(Function* avx3, Function* avx2, Function* baseline) {
+  const InstructionSet in_use = instruction_set_in_use.load(std::memory_order_relaxed);
+  if (avx3 != nullptr && in_use >= InstructionSet::kAvx3) return avx3;
+  if (avx2 != nullptr && in_use >= InstructionSet::kAvx2) return avx2;
   return baseline;
 }
 
-// As Choose, where a missing form is a nullptr literal.
+// As ChooseForm, where a form that does not exist is a nullptr literal.
 template <typename Avx3, typename Avx2, typename Function>
 Function* ChooseTarget(Avx3 avx3, Avx2 avx2, Function* baseline) {
-  return Choose<Function>(avx3, avx2, baseline);
+  return ChooseForm<Function>(avx3, avx2, baseline);
 }
 
 }  // namespace xla_gpu

@@ -1,6 +1,6 @@
-// The ragged batches that `xla-gpu demo` runs: paged_attention's arguments with random contents.
-#ifndef XLA_GPU_CLI_DEMO_BATCH_H_
-#define XLA_GPU_CLI_DEMO_BATCH_H_
+// Ragged batches for `xla-gpu demo` and `bench`: paged_attention's arguments with random contents.
+#ifndef XLA_GPU_CLI_ATTENTION_BATCH_H_
+#define XLA_GPU_CLI_ATTENTION_BATCH_H_
 
 #include <cstdint>
 #include <string>
@@ -11,14 +11,14 @@
 
 namespace xla_gpu::cli {
 
-struct DemoSequence {
+struct BatchSequence {
   int64_t query_len;
   int64_t context_len;  // the new tokens included
 };
 
-struct DemoBatch {
+struct AttentionBatch {
   std::string name;
-  std::vector<DemoSequence> sequences;
+  std::vector<BatchSequence> sequences;
   int64_t q_heads = 32;
   int64_t kv_heads = 8;
   int64_t head_dim = 128;
@@ -36,18 +36,18 @@ struct DemoBatch {
 
 // The op's arguments in schema order. Pages are handed out in random order, as a server's would be
 // after a while; what lies past a context is NaN, which nothing may read.
-std::vector<HostTensor> MakeDemoArguments(const DemoBatch& batch);
+std::vector<HostTensor> MakeArguments(const AttentionBatch& batch);
 
-struct DemoError {
+struct BatchError {
   double max = 0;       // largest |result - exact|
   double rms = 0;       // root of the mean square of it
   double rounding = 0;  // the same for the exact result rounded to the result's type
 };
 
 // Against the fp64 reference, for the first `num_sequences` sequences.
-StatusOr<DemoError> CompareWithReference(const DemoBatch& batch, const Call& call,
-                                         const HostTensor& result, int64_t num_sequences);
+StatusOr<BatchError> CompareWithReference(const AttentionBatch& batch, const Call& call,
+                                          const HostTensor& result, int64_t num_sequences);
 
 }  // namespace xla_gpu::cli
 
-#endif  // XLA_GPU_CLI_DEMO_BATCH_H_
+#endif  // XLA_GPU_CLI_ATTENTION_BATCH_H_

@@ -1,4 +1,4 @@
-#include "src/cli/demo_batch.h"
+#include "src/cli/attention_batch.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,13 +14,13 @@
 namespace xla_gpu::cli {
 namespace {
 
-int64_t PagesOf(const DemoBatch& batch, const DemoSequence& sequence) {
+int64_t PagesOf(const AttentionBatch& batch, const BatchSequence& sequence) {
   return (sequence.context_len + batch.page_size - 1) / batch.page_size;
 }
 
-int64_t TotalPages(const DemoBatch& batch) {
+int64_t TotalPages(const AttentionBatch& batch) {
   int64_t pages = 0;
-  for (const DemoSequence& sequence : batch.sequences) pages += PagesOf(batch, sequence);
+  for (const BatchSequence& sequence : batch.sequences) pages += PagesOf(batch, sequence);
   return pages;
 }
 
@@ -48,34 +48,34 @@ HostTensor Indices(std::vector<int64_t> shape, const std::vector<int32_t>& value
 
 }  // namespace
 
-int64_t DemoBatch::tokens() const {
+int64_t AttentionBatch::tokens() const {
   int64_t tokens = 0;
-  for (const DemoSequence& sequence : sequences) tokens += sequence.query_len;
+  for (const BatchSequence& sequence : sequences) tokens += sequence.query_len;
   return tokens;
 }
 
-double DemoBatch::kv_bytes() const {
+double AttentionBatch::kv_bytes() const {
   double bytes = 0;
-  for (const DemoSequence& sequence : sequences) {
+  for (const BatchSequence& sequence : sequences) {
     bytes +=
         2.0 * static_cast<double>(sequence.context_len * kv_heads * head_dim * DTypeSize(dtype));
   }
   return bytes;
 }
 
-double DemoBatch::flops() const {
+double AttentionBatch::flops() const {
   double pairs = 0;
-  for (const DemoSequence& sequence : sequences) {
+  for (const BatchSequence& sequence : sequences) {
     const auto q = static_cast<double>(sequence.query_len);
     pairs += q * static_cast<double>(sequence.context_len) - q * (q - 1) / 2;
   }
   return 4.0 * pairs * static_cast<double>(q_heads * head_dim);
 }
 
-std::string DemoBatch::Describe() const {
+std::string AttentionBatch::Describe() const {
   int64_t shortest = sequences[0].context_len;
   int64_t longest = shortest;
-  for (const DemoSequence& sequence : sequences) {
+  for (const BatchSequence& sequence : sequences) {
     shortest = std::min(shortest, sequence.context_len);
     longest = std::max(longest, sequence.context_len);
   }
@@ -84,10 +84,10 @@ std::string DemoBatch::Describe() const {
                 shortest == longest ? std::string() : StrCat(" to ", longest));
 }
 
-std::vector<HostTensor> MakeDemoArguments(const DemoBatch& batch) {
+std::vector<HostTensor> MakeArguments(const AttentionBatch& batch) {
   const auto num_seqs = static_cast<int64_t>(batch.sequences.size());
   int64_t max_pages = 0;
-  for (const DemoSequence& s : batch.sequences) max_pages = std::max(max_pages, PagesOf(batch, s));
+  for (const BatchSequence& s : batch.sequences) max_pages = std::max(max_pages, PagesOf(batch, s));
   std::vector<int32_t> free_pages(static_cast<size_t>(TotalPages(batch)));
   std::iota(free_pages.begin(), free_pages.end(), 0);
   std::shuffle(free_pages.begin(), free_pages.end(), std::mt19937(7));
@@ -103,7 +103,7 @@ std::vector<HostTensor> MakeDemoArguments(const DemoBatch& batch) {
   std::vector<int32_t> lens, starts = {0};
   std::vector<int32_t> tables(static_cast<size_t>(num_seqs * max_pages), -1);
   for (int64_t s = 0; s < num_seqs; ++s) {
-    const DemoSequence& sequence = batch.sequences[static_cast<size_t>(s)];
+    const BatchSequence& sequence = batch.sequences[static_cast<size_t>(s)];
     lens.push_back(static_cast<int32_t>(sequence.context_len));
     starts.push_back(starts.back() + static_cast<int32_t>(sequence.query_len));
     int32_t page = 0;
@@ -130,8 +130,8 @@ std::vector<HostTensor> MakeDemoArguments(const DemoBatch& batch) {
   return arguments;
 }
 
-StatusOr<DemoError> CompareWithReference(const DemoBatch& batch, const Call& call,
-                                         const HostTensor& result, int64_t num_sequences) {
+StatusOr<BatchError> CompareWithReference(const AttentionBatch& batch, const Call& call,
+                                          const HostTensor& result, int64_t num_sequences) {
   XLA_GPU_ASSIGN_OR_RETURN(const paged_attention::Problem problem,
                            paged_attention::ProblemFromCall(call));
   const TensorView results[] = {result.view()};
@@ -147,7 +147,7 @@ StatusOr<DemoError> CompareWithReference(const DemoBatch& batch, const Call& cal
   for (int64_t s = 0; s < num_sequences; ++s) {
     rows += batch.sequences[static_cast<size_t>(s)].query_len;
   }
-  DemoError error;
+  BatchError error;
   double squares = 0, rounding_squares = 0;
   HostTensor rounded = HostTensor::Zeros(result.dtype, {1});
   for (int64_t i = 0; i < rows * row; ++i) {
