@@ -209,9 +209,10 @@ TEST_F(ProgramsTest, HloReadsADumpFolder) {
 }
 
 TEST_F(ProgramsTest, BenchTimesTheShapeThatIsAsked) {
-  const Output one = Program({"bench", "--plugin", plugin_, "--seqs", "2", "--context", "33",
-                              "--query-len", "3", "--q-heads", "4", "--kv-heads", "2", "--head-dim",
-                              "20", "--page-size", "7", "--dtype", "f32", "--json"});
+  const Output one =
+      Program({"bench", "--plugin",  plugin_, "--seqs",     "2", "--context",  "33", "--query-len",
+               "3",     "--q-heads", "4",     "--kv-heads", "2", "--head-dim", "20", "--page-size",
+               "7",     "--dtype",   "f32",   "--json"});
   EXPECT_EQ(one.code, 0) << one.err;
   EXPECT_THAT(one.out, HasSubstr("\"batch\": \"2 sequences, 6 tokens, context 33\""));
   EXPECT_THAT(one.out, HasSubstr("\"kv_bytes\": 21120.0"));  // 2 * 33 * 2 * 2 * 20 * 4

@@ -22,7 +22,7 @@
 // In the once-only part of such a file: a pointer to the compiled form of `function` that this
 // machine runs fastest. Highway's own dispatch would need its shared library at run time, which the
 // distributions have in no static form; its headers are all that is used.
-#define XLA_GPU_HOST_DISPATCH(function) \
+#define XLA_GPU_HOST_DISPATCH(function)                                   \
   ::xla_gpu::ChooseTarget(XLA_GPU_AVX3(function), XLA_GPU_AVX2(function), \
                           &HWY_STATIC_DISPATCH(function))
 // Compiled only where Highway attains the target; null elsewhere.

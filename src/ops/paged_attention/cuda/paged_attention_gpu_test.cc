@@ -41,8 +41,8 @@ Bytes HostBytes(const TensorView& view) {
 // Runs a call of Host tensors on the GPU: arguments are copied there, results come back as bytes.
 // `aliases[i]`: the argument whose buffer result i shares, or -1.
 StatusOr<std::vector<Bytes>> RunOnGpu(const Op& op, const Call& host, std::vector<int> aliases) {
-  XLA_GPU_ASSIGN_OR_RETURN(const auto specs, InferResults(op, Platform::kCuda,
-                                                          {host.args, {}, host.attributes}));
+  XLA_GPU_ASSIGN_OR_RETURN(const auto specs,
+                           InferResults(op, Platform::kCuda, {host.args, {}, host.attributes}));
   std::vector<std::unique_ptr<cuda::DeviceBuffer<char>>> memory;
   std::vector<TensorView> args, results;
   for (const TensorView& arg : host.args) {
@@ -64,8 +64,7 @@ StatusOr<std::vector<Bytes>> RunOnGpu(const Op& op, const Call& host, std::vecto
   cuda::Stream stream;
   ExecutionContext context;
   context.stream = stream.get();
-  XLA_GPU_RETURN_IF_ERROR(
-      RunOp(op, Platform::kCuda, {args, results, host.attributes}, context));
+  XLA_GPU_RETURN_IF_ERROR(RunOp(op, Platform::kCuda, {args, results, host.attributes}, context));
   stream.Synchronize();
   std::vector<Bytes> bytes;
   for (const auto* output : outputs) bytes.push_back(output->ToHost());
@@ -83,14 +82,18 @@ struct Kind {
   bool soft_cap;
 };
 
-constexpr Kind kKinds[] = {
-    {DType::kBF16, DType::kBF16, "", 128, false},  {DType::kBF16, DType::kBF16, "f32", 64, true},
-    {DType::kF16, DType::kF16, "", 128, true},     {DType::kF16, DType::kF16, "", 80, false},
-    {DType::kBF16, DType::kBF16, "", 256, false},  {DType::kBF16, DType::kBF16, "", 3, false},
-    {DType::kBF16, DType::kF8E4M3FN, "", 128, false},
-    {DType::kF16, DType::kF8E5M2, "", 36, true},   {DType::kF32, DType::kF32, "", 128, false},
-    {DType::kF32, DType::kF32, "", 7, true},       {DType::kF32, DType::kF8E4M3FN, "", 64, false},
-    {DType::kF32, DType::kBF16, "bf16", 96, false}};
+constexpr Kind kKinds[] = {{DType::kBF16, DType::kBF16, "", 128, false},
+                           {DType::kBF16, DType::kBF16, "f32", 64, true},
+                           {DType::kF16, DType::kF16, "", 128, true},
+                           {DType::kF16, DType::kF16, "", 80, false},
+                           {DType::kBF16, DType::kBF16, "", 256, false},
+                           {DType::kBF16, DType::kBF16, "", 3, false},
+                           {DType::kBF16, DType::kF8E4M3FN, "", 128, false},
+                           {DType::kF16, DType::kF8E5M2, "", 36, true},
+                           {DType::kF32, DType::kF32, "", 128, false},
+                           {DType::kF32, DType::kF32, "", 7, true},
+                           {DType::kF32, DType::kF8E4M3FN, "", 64, false},
+                           {DType::kF32, DType::kBF16, "bf16", 96, false}};
 
 CaseSpec SpecOf(const Kind& kind, std::mt19937_64& rng) {
   CaseSpec spec = RandomSpec(rng);
@@ -130,8 +133,8 @@ void TakeMagnitudes(Case& c, const Problem& p) {
     for (int64_t t = 0; t < p.page_size; ++t) {
       for (int64_t h = 0; h < p.kv_heads; ++h) {
         for (int64_t d = 0; d < p.head_dim; ++d) {
-          const int64_t at = p.v.offset + page * p.v.page_stride + t * p.v.token_stride +
-                             h * p.v.head_stride + d;
+          const int64_t at =
+              p.v.offset + page * p.v.page_stride + t * p.v.token_stride + h * p.v.head_stride + d;
           values.Set(at, std::fabs(values.Get(at)));
         }
       }
@@ -194,10 +197,9 @@ TEST_F(PagedAttentionGpuTest, AgreesWithReferenceOnRandomProblems) {
         const double value = LoadAsDouble((*got)[0].data(), p.out_dtype, static_cast<int64_t>(j));
         if (std::isnan(out[j]) && std::isnan(value)) continue;
         // f16 numbers are no denser than its subnormals.
-        const double error = std::fabs(value - out[j]) /
-                             (unit * magnitude[j] + std::ldexp(1.0, p.out_dtype == DType::kF16
-                                                                        ? -24
-                                                                        : -140));
+        const double error =
+            std::fabs(value - out[j]) /
+            (unit * magnitude[j] + std::ldexp(1.0, p.out_dtype == DType::kF16 ? -24 : -140));
         const double edges[] = {0.25, 0.5, 1, 2, 4};
         ++bins[static_cast<size_t>(std::lower_bound(edges, edges + 5, error) - edges)];
         worst = std::max(worst, error);
@@ -235,7 +237,9 @@ TEST_F(PagedAttentionGpuTest, BadIndicesTouchOnlyTheirSequence) {
     spec.context_lens = {90, 100, 33, 64};
     Case c(spec, rng);
     const int32_t wild[] = {-1, INT32_MIN, INT32_MAX, 1 << 20};
-    const auto random = [&rng](int n) { return static_cast<int>(rng() % static_cast<uint64_t>(n)); };
+    const auto random = [&rng](int n) {
+      return static_cast<int>(rng() % static_cast<uint64_t>(n));
+    };
     switch (seed % 4) {
       case 0:
         c.block_tables.ints()[random(4) * spec.max_pages + random(3)] = wild[random(4)];
@@ -267,8 +271,7 @@ class UpdateKvCacheGpuTest : public cuda::GpuTest {};
 TEST_F(UpdateKvCacheGpuTest, EqualsTheHost) {
   const Op& op = **OpRegistry::Global().Get("update_kv_cache");
   const DType inputs[] = {DType::kF32, DType::kBF16, DType::kF16};
-  const DType caches[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3FN,
-                          DType::kF8E5M2};
+  const DType caches[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3FN, DType::kF8E5M2};
   for (int seed = 0; seed < 3 * CasesPerKind(); ++seed) {
     std::mt19937_64 rng(static_cast<uint64_t>(seed));
     const auto in = [&rng](int64_t lo, int64_t hi) {
@@ -308,7 +311,8 @@ TEST_F(UpdateKvCacheGpuTest, EqualsTheHost) {
     slots.resize(static_cast<size_t>(std::max<int64_t>(tokens, pages * page_size)), -1);
     for (int64_t i = 0; i < tokens; ++i) {
       int64_t slot = slots[static_cast<size_t>(i)];
-      if (in(0, 9) == 0) slot = in(0, 1) == 0 ? -in(1, 1 << 30) : pages * page_size + in(0, 1 << 30);
+      if (in(0, 9) == 0)
+        slot = in(0, 1) == 0 ? -in(1, 1 << 30) : pages * page_size + in(0, 1 << 30);
       if (args[3].dtype == DType::kI32) {
         args[3].ints()[i] = static_cast<int32_t>(slot);
       } else {
