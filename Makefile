@@ -55,7 +55,7 @@ test: build  ## All tests that need no GPU: C++ (ctest), then Python (pytest)
 	@ctest --preset release --parallel $(JOBS)
 	@$(PY) -m pytest -n $(JOBS) --dist loadgroup tests
 
-test-gpu:  ## All tests on an NVIDIA GPU; builds only if there is a compiler, needs no network
+test-gpu:  ## All tests that need an NVIDIA GPU, offline, with the library in build/release
 	@scripts/test_gpu.sh
 
 compat: build  ## The JAX tests with every supported jax release, from this one built library
