@@ -51,9 +51,12 @@ int CurrentCudaDevice() {
     StatusOr<const DriverApi*> opened = GetDriver();
     return opened.ok() ? *opened : nullptr;
   }();
+  if (driver == nullptr) return 0;
+  CUcontext context = nullptr;
+  // Asking for the device without a context would be an error, which debuggers report.
+  if (driver->cuCtxGetCurrent(&context) != kCudaSuccess || context == nullptr) return 0;
   CUdevice device = 0;
-  if (driver == nullptr || driver->cuCtxGetDevice(&device) != kCudaSuccess) return 0;
-  return device;
+  return driver->cuCtxGetDevice(&device) == kCudaSuccess ? device : 0;
 }
 
 Status FillCuda(void* data, uint8_t value, int64_t bytes, void* stream) {

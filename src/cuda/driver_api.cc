@@ -39,6 +39,7 @@ Status LoadSymbols(void* library, DriverApi& api) {
       Required("cuDeviceGetAttribute", api.cuDeviceGetAttribute),
       Required("cuDeviceTotalMem_v2", api.cuDeviceTotalMem),
       Required("cuDevicePrimaryCtxRetain", api.cuDevicePrimaryCtxRetain),
+      Required("cuCtxGetCurrent", api.cuCtxGetCurrent),
       Required("cuCtxGetDevice", api.cuCtxGetDevice),
       Required("cuCtxPushCurrent_v2", api.cuCtxPushCurrent),
       Required("cuCtxPopCurrent_v2", api.cuCtxPopCurrent),

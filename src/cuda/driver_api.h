@@ -51,6 +51,7 @@ struct DriverApi {
   CUresult (*cuDeviceTotalMem)(size_t* bytes, CUdevice device);
 
   CUresult (*cuDevicePrimaryCtxRetain)(CUcontext* context, CUdevice device);
+  CUresult (*cuCtxGetCurrent)(CUcontext* context);
   CUresult (*cuCtxGetDevice)(CUdevice* device);
   CUresult (*cuCtxPushCurrent)(CUcontext context);
   CUresult (*cuCtxPopCurrent)(CUcontext* context);

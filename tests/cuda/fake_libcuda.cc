@@ -65,6 +65,10 @@ FAKE int cuDevicePrimaryCtxRetain(void** context, int device) {
   *context = reinterpret_cast<void*>(intptr_t{device} + 1);
   return Called("cuDevicePrimaryCtxRetain", std::to_string(device));
 }
+FAKE int cuCtxGetCurrent(void** context) {
+  *context = depth == 0 ? nullptr : reinterpret_cast<void*>(stack[depth - 1]);
+  return 0;
+}
 FAKE int cuCtxGetDevice(int* device) {
   if (depth == 0) return 201;  // CUDA_ERROR_INVALID_CONTEXT
   *device = static_cast<int>(stack[depth - 1]) - 1;
