@@ -70,8 +70,9 @@ TEST(XlaClientTest, ErrorsComeAsExceptions) {
 }
 
 TEST(XlaClientTest, TheCAbiRefusesNullAndBadStructs) {
-  EXPECT_EQ(xla_gpu_client_run(nullptr, "", nullptr, 0, nullptr) == nullptr, false);
-  EXPECT_EQ(xla_gpu_client_create("", nullptr) == nullptr, false);
+  EXPECT_THAT(MessageOf([] { Check(xla_gpu_client_run(nullptr, "", nullptr, 0, nullptr)); }),
+              HasSubstr("NULL"));
+  EXPECT_THAT(MessageOf([] { Check(xla_gpu_client_create("", nullptr)); }), HasSubstr("NULL"));
   EXPECT_EQ(xla_gpu_results_count(nullptr), 0u);
   xla_gpu_tensor tensor{};
   EXPECT_THAT(MessageOf([&] { Check(xla_gpu_results_get(nullptr, 0, &tensor)); }),
