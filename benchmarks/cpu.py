@@ -4,8 +4,9 @@ Writes docs/benchmarks/cpu.md and cpu.svg. What is compared, exactly:
 
 - ours: one jitted paged_attention call on the paged cache (pages in random order);
 - torch SDPA: torch.nn.functional.scaled_dot_product_attention on keys and values gathered into
-  contiguous [batch, kv_heads, context, head_dim] beforehand (gathering is not counted); for decode
-  the better of enable_gqa=True and the group folded into the query rows;
+  contiguous [batch, kv_heads, context, head_dim] beforehand (gathering is not counted), with
+  enable_gqa=True;
+- torch folded: the same with the query heads of a group folded into rows of one head, for decode;
 - jnp gather: the same from the paged cache by indexing and einsum, jitted;
 - read bandwidth: all cores search a 1 GiB array for a byte that it does not hold (memchr of libc);
   the best of eight, before and after the rest.
@@ -82,10 +83,18 @@ def time_jnp(p: Problem, args: dict[str, jax.Array], budget: float) -> float:
     return median_seconds(lambda: jax.block_until_ready(step(args)), budget)
 
 
-def time_torch(p: Problem, args: dict[str, jax.Array], budget: float) -> float | None:
-    """None where torch is not installed."""
+NAMES = ("ours", "torch SDPA", "torch folded", "jnp gather")
+
+
+def time_torch(
+    p: Problem, args: dict[str, jax.Array], budget: float
+) -> tuple[float | None, float | None]:
+    """Seconds of SDPA with enable_gqa, and with each group's heads as query rows of one head.
+
+    None where torch is not installed; the second also for prefill, whose rows have masks.
+    """
     if importlib.util.find_spec("torch") is None:
-        return None
+        return None, None
     import torch
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -98,26 +107,33 @@ def time_torch(p: Problem, args: dict[str, jax.Array], budget: float) -> float |
     k, v = (to_torch(a).transpose(1, 2).contiguous() for a in p.gathered(args))
     q = to_torch(args["query"]).reshape(p.batch, p.query_len, p.q_heads, p.head_dim)
     q = q.transpose(1, 2).contiguous()
-    times = []
     with torch.inference_mode():
-        gqa = lambda: sdpa(q, k, v, scale=p.scale, is_causal=p.prefill, enable_gqa=True)  # noqa: E731
-        times.append(median_seconds(gqa, budget))
-        if not p.prefill:  # one query a head: the group may as well be rows of one head
-            folded = q.reshape(p.batch, p.kv_heads, -1, p.head_dim)
-            times.append(median_seconds(lambda: sdpa(folded, k, v, scale=p.scale), budget))
-    return min(times)
+        gqa = median_seconds(
+            lambda: sdpa(q, k, v, scale=p.scale, is_causal=p.prefill, enable_gqa=True), budget
+        )
+        if p.prefill:
+            return gqa, None
+        rows = q.reshape(p.batch, p.kv_heads, -1, p.head_dim)
+        return gqa, median_seconds(lambda: sdpa(rows, k, v, scale=p.scale), budget)
 
 
 def measure(p: Problem, budget: float) -> dict[str, object]:
     args = jax.block_until_ready(p.make())
-    seconds = {
-        "ours": time_ours(p, args, budget),
-        "torch SDPA": time_torch(p, args, budget),
-        "jnp gather": time_jnp(p, args, budget),
-    }
+    sdpa, folded = time_torch(p, args, budget)
+    seconds = dict(
+        zip(
+            NAMES,
+            (time_ours(p, args, budget), sdpa, folded, time_jnp(p, args, budget)),
+            strict=True,
+        )
+    )
     amount = p.flops() if p.prefill else p.kv_bytes()
     rates = {name: amount / s / 1e9 if s else None for name, s in seconds.items()}
     return {"problem": p, "rates": rates}
+
+
+def _rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.2f}"
 
 
 def _ratio(a: float, b: float | None) -> str:
@@ -130,23 +146,14 @@ def table(rows: list[dict[str, object]], bandwidth: float) -> list[str]:
         chosen = [row for row in rows if row["problem"].prefill == prefill]
         if not chosen:
             continue
-        last = " | of read bandwidth" if not prefill else ""
-        lines += [
-            "",
-            f"| {unit} | ours | torch SDPA | jnp gather | ours / torch | ours / jnp{last} |",
-            "|---|---|---|---|---|---" + ("|---|" if not prefill else "|"),
-        ]
+        header = [unit, *NAMES, *(f"ours / {name}" for name in NAMES[1:])]
+        if not prefill:
+            header.append("of read bandwidth")
+        lines += ["", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
         for row in chosen:
-            rates = row["rates"]
-            ours, torch, gather = (rates[n] for n in ("ours", "torch SDPA", "jnp gather"))
-            cells = [
-                str(row["problem"]),
-                f"{ours:.1f}",
-                "not installed" if torch is None else f"{torch:.2f}",
-                f"{gather:.2f}",
-                _ratio(ours, torch),
-                _ratio(ours, gather),
-            ]
+            ours, *others = (row["rates"][name] for name in NAMES)
+            cells = [str(row["problem"]), _rate(ours), *map(_rate, others)]
+            cells += [_ratio(ours, other) for other in others]
             if not prefill:
                 cells.append(f"{100 * ours / bandwidth:.0f}%")
             lines.append("| " + " | ".join(cells) + " |")
@@ -165,9 +172,9 @@ def plot(rows: list[dict[str, object]], bandwidth: float, path: pathlib.Path) ->
     figure, axes = plt.subplots(1, 2, figsize=(11, 4), width_ratios=(3, 1))
     for axis, prefill, unit in ((axes[0], False, "GB/s of KV"), (axes[1], True, "GFLOP/s")):
         chosen = [row for row in rows if row["problem"].prefill == prefill]
-        for i, name in enumerate(("ours", "torch SDPA", "jnp gather")):
+        for i, name in enumerate(NAMES):
             heights = [row["rates"][name] or 0.0 for row in chosen]
-            axis.bar(np.arange(len(chosen)) + 0.27 * (i - 1), heights, 0.25, label=name)
+            axis.bar(np.arange(len(chosen)) + 0.2 * (i - 1.5), heights, 0.19, label=name)
         axis.set_xticks(range(len(chosen)), [str(row["problem"]) for row in chosen], fontsize=8)
         axis.set_ylabel(unit)
         if not prefill:
@@ -220,8 +227,10 @@ def main(argv: list[str] | None = None) -> None:
         "",
         "What is compared: `ours` is one jitted `xla_gpu.jax.paged_attention` on the paged cache. "
         "`torch SDPA` gets keys and values gathered into contiguous tensors beforehand, which is "
-        "not counted; for decode it is the better of `enable_gqa=True` and the group folded into "
-        "query rows. `jnp gather` indexes the pages and uses einsum and softmax, jitted. Medians.",
+        "not counted, and is called with `enable_gqa=True`; `torch folded` is the same with the "
+        "query heads of a group folded into rows of one head, which a user must know to do and "
+        "which prefill's mask rules out. `jnp gather` indexes the pages and uses einsum and "
+        "softmax, jitted. Medians.",
         "",
         "| call overhead | median, us |",
         "|---|---|",
