@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "xla_gpu" / "tidy"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "xla_gpu_tidy"
 SKIPPED = re.compile(r"_(test|fuzz|bench)\.cc$")
 
 
