@@ -57,13 +57,13 @@ cuda::KernelSpec CopySpec(const UpdateProblem& problem) {
 int VectorElements(DType input, DType cache, int64_t head_dim) {
   const int64_t most = 16 / std::max(DTypeSize(input), DTypeSize(cache));
   int vector = 1;
-  while (vector * 2 <= most && head_dim % (vector * 2) == 0) vector *= 2;
+  for (int next = 2; next <= most && head_dim % next == 0; next *= 2) vector = next;
   return vector;
 }
 
 int TokensPerBlock(int64_t tokens, int num_sms) {
   return static_cast<int>(
-      std::clamp<int64_t>(tokens / (8 * std::max(num_sms, 1)), 1, kMaxTokensPerBlock));
+      std::clamp<int64_t>(tokens / (int64_t{8} * std::max(num_sms, 1)), 1, kMaxTokensPerBlock));
 }
 
 std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {

@@ -82,8 +82,8 @@ class CudaPlan final : public Plan {
   Status Copy(const void* from, void* to, int64_t bytes, void* stream) const {
     if (from == to || bytes == 0) return OkStatus();
     cuda::LaunchConfig launch;
-    launch.grid[0] =
-        static_cast<uint32_t>(std::clamp<int64_t>(bytes / (16 * kUpdateThreads), 1, 16 * num_sms_));
+    launch.grid[0] = static_cast<uint32_t>(
+        std::clamp<int64_t>(bytes / (int64_t{16} * kUpdateThreads), 1, int64_t{16} * num_sms_));
     launch.block[0] = kUpdateThreads;
     void* const arguments[] = {&from, &to, &bytes};
     return copy_->Launch(launch, arguments, stream);
@@ -103,10 +103,10 @@ StatusOr<std::unique_ptr<Plan>> MakeUpdateKvCacheCudaPlan(const Call& call, int 
   XLA_GPU_ASSIGN_OR_RETURN(const UpdateProblem problem, UpdateProblemFromCall(call));
   XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
   XLA_GPU_RETURN_IF_ERROR(CheckDevice(*device));
-  XLA_GPU_ASSIGN_OR_RETURN(auto update,
-                           cuda::GetKernel(UpdateSpec(problem), device_ordinal, /*shared=*/0));
-  XLA_GPU_ASSIGN_OR_RETURN(auto copy,
-                           cuda::GetKernel(CopySpec(problem), device_ordinal, /*shared=*/0));
+  XLA_GPU_ASSIGN_OR_RETURN(auto update, cuda::GetKernel(UpdateSpec(problem), device_ordinal,
+                                                        /*max_dynamic_shared_bytes=*/0));
+  XLA_GPU_ASSIGN_OR_RETURN(auto copy, cuda::GetKernel(CopySpec(problem), device_ordinal,
+                                                      /*max_dynamic_shared_bytes=*/0));
   return std::unique_ptr<Plan>(
       std::make_unique<CudaPlan>(problem, device->num_sms, std::move(update), std::move(copy)));
 }

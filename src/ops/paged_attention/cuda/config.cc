@@ -53,14 +53,14 @@ int WidestTile(const Problem& problem) { return problem.head_dim <= 128 ? 128 : 
 int64_t TensorCoreSharedBytes(const Problem& problem, int tile_rows, int tile_keys) {
   const int64_t element = DTypeSize(problem.cache_dtype);
   const int64_t padded = RoundUp(problem.head_dim, element == 1 ? 32 : 16);
-  return tile_rows * (padded * 2 + 16) + 4 * tile_keys * (padded * element + 16);
+  return tile_rows * (padded * 2 + 16) + int64_t{4} * tile_keys * (padded * element + 16);
 }
 
 // As decode.cuh computes kMostStages.
 int64_t DecodeStages(const Problem& problem, int64_t shared_bytes) {
   const int64_t element = DTypeSize(problem.cache_dtype);
   const int64_t padded = RoundUp(problem.head_dim, element == 1 ? 32 : 16);
-  return shared_bytes / kWarps / (2 * kDecodeTileRows * (padded * element + 16));
+  return shared_bytes / kWarps / (int64_t{2} * kDecodeTileRows * (padded * element + 16));
 }
 
 int64_t SimtSharedBytes(const Problem& problem) {
@@ -159,7 +159,7 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
   } else {
     const int64_t useful = std::max(kPartialItems * std::clamp<int64_t>(group, 4, kDecodeTileRows),
                                     kPartialPrefillTiles * WidestTile(problem));
-    const int64_t splits = CeilDiv(problem.max_context(), 2 * kSplitTokens) + 1;
+    const int64_t splits = CeilDiv(problem.max_context(), int64_t{2} * kSplitTokens) + 1;
     // Compared by division: the product may be large.
     layout.partial_capacity = problem.tokens * problem.q_heads > useful / splits
                                   ? useful
@@ -290,7 +290,10 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
   device.compute_major = arch.starts_with("sm_8") ? 8 : arch == "sm_90a" ? 9 : 10;
   device.compute_minor = arch == "sm_89" ? 9 : 0;
   device.num_sms = 108;
-  device.max_shared_memory_per_block = (arch == "sm_80" ? 163 : arch == "sm_89" ? 99 : 227) * 1024;
+  device.max_shared_memory_per_block = (arch == "sm_80"   ? 163
+                                        : arch == "sm_89" ? 99
+                                                          : 227) *
+                                       int64_t{1024};
   std::vector<cuda::KernelSpec> specs;
   const auto add = [&](const cuda::KernelSpec& spec) {
     for (const cuda::KernelSpec& known : specs) {
