@@ -12,9 +12,9 @@
 namespace xla_gpu::xla {
 namespace {
 
-constexpr size_t kMaxDepth = 8;          // the format needs 4
-constexpr size_t kMaxNodes = 64 * 1024;  // values in one text
-constexpr size_t kMaxMembers = 64;       // members of one object
+constexpr size_t kMaxDepth = 8;                  // the format needs 4
+constexpr size_t kMaxNodes = size_t{64} * 1024;  // values in one text
+constexpr size_t kMaxMembers = 64;               // members of one object
 
 // ---- Reading JSON: a small tree, built so that nothing JSON can say is lost or bent.
 // -------------
