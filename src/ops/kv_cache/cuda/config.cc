@@ -3,33 +3,18 @@
 #include <algorithm>
 
 #include "src/core/strings.h"
+#include "src/cuda/device_types.h"
 
 namespace xla_gpu::kv_cache {
 namespace {
 
 constexpr char kSource[] = "src/ops/kv_cache/cuda/update_kv_cache.cu";
 
-// The name of the device type, as src/cuda/numeric.cuh has it.
-const char* DeviceType(DType dtype) {
-  switch (dtype) {
-    case DType::kBF16:
-      return "BF16";
-    case DType::kF16:
-      return "F16";
-    case DType::kF8E4M3FN:
-      return "E4M3";
-    case DType::kF8E5M2:
-      return "E5M2";
-    default:
-      return "float";
-  }
-}
-
 std::vector<std::string> Defines(const UpdateProblem& problem) {
   const DType cache = problem.cache.dtype;
   std::vector<std::string> defines = {
-      StrCat("INPUT_TYPE=", DeviceType(problem.input_dtype)),
-      StrCat("CACHE_TYPE=", DeviceType(cache)),
+      StrCat("INPUT_TYPE=", cuda::DeviceType(problem.input_dtype)),
+      StrCat("CACHE_TYPE=", cuda::DeviceType(cache)),
       StrCat("HEAD_DIM=", problem.cache.head_dim),
       StrCat("VECTOR=", VectorElements(problem.input_dtype, cache, problem.cache.head_dim)),
   };

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "src/core/strings.h"
+#include "src/cuda/device_types.h"
 
 namespace xla_gpu::paged_attention {
 namespace {
@@ -24,22 +25,6 @@ constexpr int64_t kPartialPrefillTiles = 384;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
-
-// The name of the device type, as src/cuda/numeric.cuh has it.
-const char* DeviceType(DType dtype) {
-  switch (dtype) {
-    case DType::kBF16:
-      return "BF16";
-    case DType::kF16:
-      return "F16";
-    case DType::kF8E4M3FN:
-      return "E4M3";
-    case DType::kF8E5M2:
-      return "E5M2";
-    default:
-      return "float";
-  }
-}
 
 bool TensorCoresTake(const Problem& problem) {
   const bool narrow = problem.query_dtype == DType::kBF16 || problem.query_dtype == DType::kF16;
@@ -94,9 +79,9 @@ bool FitTensorCore(const Problem& problem, const cuda::DeviceInfo& device, Confi
 
 std::vector<std::string> AttendDefines(const Problem& problem, const Config& config) {
   std::vector<std::string> defines = {
-      StrCat("QUERY_TYPE=", DeviceType(problem.query_dtype)),
-      StrCat("CACHE_TYPE=", DeviceType(problem.cache_dtype)),
-      StrCat("OUT_TYPE=", DeviceType(problem.out_dtype)),
+      StrCat("QUERY_TYPE=", cuda::DeviceType(problem.query_dtype)),
+      StrCat("CACHE_TYPE=", cuda::DeviceType(problem.cache_dtype)),
+      StrCat("OUT_TYPE=", cuda::DeviceType(problem.out_dtype)),
       StrCat("HEAD_DIM=", problem.head_dim),
       StrCat("SOFT_CAP=", problem.soft_cap > 0 ? 1 : 0),
   };
@@ -201,7 +186,7 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   l.attend_launch.dynamic_shared_bytes = static_cast<uint32_t>(config.shared_bytes);
   l.finish = {folder + "finish.cu",
               "paged_attention_finish",
-              {StrCat("OUT_TYPE=", DeviceType(problem.out_dtype))}};
+              {StrCat("OUT_TYPE=", cuda::DeviceType(problem.out_dtype))}};
   // A block merges a head at a time; few tokens leave more blocks to the heads.
   const int64_t over_tokens = std::clamp<int64_t>(problem.tokens, 1, 1024);
   const int64_t over_heads = std::clamp<int64_t>(problem.q_heads, 1, 4096 / over_tokens);
