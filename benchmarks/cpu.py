@@ -9,7 +9,8 @@ Writes docs/benchmarks/cpu.md and cpu.svg. What is compared, exactly:
 - torch folded: the same with the query heads of a group folded into rows of one head, for decode;
 - jnp gather: the same from the paged cache by indexing and einsum, jitted;
 - read bandwidth: all cores search a 1 GiB array for a byte that it does not hold (memchr of libc);
-  the best of eight, before and after the rest.
+  the mean of two medians of eight, taken right before and right after each decode of ours, since
+  neighbours on a shared machine change it from minute to minute.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ def read_bandwidth(gibibytes: float = 1.0) -> float:
     memchr.restype = ctypes.c_void_p
     memchr.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
     starts = range(data.ctypes.data, data.ctypes.data + data.nbytes, chunk)
-    best = 0.0
+    rates = []
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        for _ in range(8):  # the first starts the threads
+        for _ in range(9):
             start = time.perf_counter()
             list(pool.map(lambda address: memchr(address, 0, chunk), starts))
-            best = max(best, data.nbytes / (time.perf_counter() - start))
-    return best / 1e9
+            rates.append(data.nbytes / (time.perf_counter() - start))
+    return statistics.median(rates[1:]) / 1e9  # the first starts the threads
 
 
 def median_seconds(call: Callable[[], object], budget: float) -> float:
@@ -117,19 +118,16 @@ def time_torch(
         return gqa, median_seconds(lambda: sdpa(rows, k, v, scale=p.scale), budget)
 
 
-def measure(p: Problem, budget: float) -> dict[str, object]:
+def measure(p: Problem, budget: float, gibibytes: float) -> dict[str, object]:
     args = jax.block_until_ready(p.make())
     sdpa, folded = time_torch(p, args, budget)
-    seconds = dict(
-        zip(
-            NAMES,
-            (time_ours(p, args, budget), sdpa, folded, time_jnp(p, args, budget)),
-            strict=True,
-        )
-    )
+    before = read_bandwidth(gibibytes)
+    ours = time_ours(p, args, budget)
+    bandwidth = (before + read_bandwidth(gibibytes)) / 2
+    seconds = dict(zip(NAMES, (ours, sdpa, folded, time_jnp(p, args, budget)), strict=True))
     amount = p.flops() if p.prefill else p.kv_bytes()
     rates = {name: amount / s / 1e9 if s else None for name, s in seconds.items()}
-    return {"problem": p, "rates": rates}
+    return {"problem": p, "rates": rates, "bandwidth": bandwidth}
 
 
 def _rate(rate: float | None) -> str:
@@ -140,7 +138,7 @@ def _ratio(a: float, b: float | None) -> str:
     return "-" if b is None else f"{a / b:.1f}x"
 
 
-def table(rows: list[dict[str, object]], bandwidth: float) -> list[str]:
+def table(rows: list[dict[str, object]]) -> list[str]:
     lines = []
     for prefill, unit in ((False, "GB/s of KV"), (True, "GFLOP/s")):
         chosen = [row for row in rows if row["problem"].prefill == prefill]
@@ -148,19 +146,19 @@ def table(rows: list[dict[str, object]], bandwidth: float) -> list[str]:
             continue
         header = [unit, *NAMES, *(f"ours / {name}" for name in NAMES[1:])]
         if not prefill:
-            header.append("of read bandwidth")
+            header += ["read bandwidth", "ours / read bandwidth"]
         lines += ["", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
         for row in chosen:
             ours, *others = (row["rates"][name] for name in NAMES)
             cells = [str(row["problem"]), _rate(ours), *map(_rate, others)]
             cells += [_ratio(ours, other) for other in others]
             if not prefill:
-                cells.append(f"{100 * ours / bandwidth:.0f}%")
+                cells += [_rate(row["bandwidth"]), f"{100 * ours / row['bandwidth']:.0f}%"]
             lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
-def plot(rows: list[dict[str, object]], bandwidth: float, path: pathlib.Path) -> None:
+def plot(rows: list[dict[str, object]], path: pathlib.Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         print("matplotlib is not installed: no plot")
         return
@@ -178,7 +176,8 @@ def plot(rows: list[dict[str, object]], bandwidth: float, path: pathlib.Path) ->
         axis.set_xticks(range(len(chosen)), [str(row["problem"]) for row in chosen], fontsize=8)
         axis.set_ylabel(unit)
         if not prefill:
-            axis.axhline(bandwidth, ls="--", c="gray", label="read bandwidth")
+            bandwidths = [row["bandwidth"] for row in chosen]
+            axis.plot(range(len(chosen)), bandwidths, "--", c="gray", label="read bandwidth")
             axis.legend()
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
@@ -193,8 +192,6 @@ def main(argv: list[str] | None = None) -> None:
     budget = 0.1 if options.quick else 3.0
 
     with jax.default_device(jax.devices("cpu")[0]):
-        bandwidth = read_bandwidth(1.0 / shrink)
-        print(f"read bandwidth: {bandwidth:.1f} GB/s", flush=True)
         problems = [
             Problem(batch, context // shrink, dtype)
             for dtype in ("float32", "bfloat16")
@@ -203,12 +200,10 @@ def main(argv: list[str] | None = None) -> None:
         problems.append(Problem(1, 2048 // shrink, "float32", prefill=True))
         rows = []
         for problem in problems:
-            rows.append(measure(problem, budget))
+            rows.append(measure(problem, budget, 1.0 / shrink))
             rates = {n: round(r, 2) if r else r for n, r in rows[-1]["rates"].items()}
-            print(f"{problem}: {rates}", flush=True)
+            print(f"{problem}: {rates}, reading {rows[-1]['bandwidth']:.2f}", flush=True)
         call = overhead.measure()
-        # Again at the end: on a busy machine one measurement may be low.
-        bandwidth = max(bandwidth, read_bandwidth(1.0 / shrink))
 
     torch_version = "not installed"
     if importlib.util.find_spec("torch") is not None:
@@ -222,15 +217,15 @@ def main(argv: list[str] | None = None) -> None:
         "random order.",
         f"Machine: {cpu_name()}, {len(os.sched_getaffinity(0))} cores; jax {jax.__version__}, "
         f"torch {torch_version}.",
-        f"Memory read bandwidth, all cores, same run: **{bandwidth:.1f} GB/s**.",
-        *table(rows, bandwidth),
+        *table(rows),
         "",
         "What is compared: `ours` is one jitted `xla_gpu.jax.paged_attention` on the paged cache. "
         "`torch SDPA` gets keys and values gathered into contiguous tensors beforehand, which is "
         "not counted, and is called with `enable_gqa=True`; `torch folded` is the same with the "
         "query heads of a group folded into rows of one head, which a user must know to do and "
         "which prefill's mask rules out. `jnp gather` indexes the pages and uses einsum and "
-        "softmax, jitted. Medians.",
+        "softmax, jitted. `read bandwidth`: all cores search 1 GiB for a byte, right before and "
+        "right after ours. Medians.",
         "",
         "| call overhead | median, us |",
         "|---|---|",
@@ -241,7 +236,7 @@ def main(argv: list[str] | None = None) -> None:
     ]
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "cpu.md").write_text("\n".join(lines))
-    plot(rows, bandwidth, options.out / "cpu.svg")
+    plot(rows, options.out / "cpu.svg")
     print(f"wrote {options.out / 'cpu.md'}")
 
 

@@ -17,6 +17,7 @@
 
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
+#include "src/ops/paged_attention/cpu/dot_bf16-inl.h"
 #include "src/ops/paged_attention/cpu/kernels.h"
 #include "src/ops/paged_attention/cpu/logits-inl.h"
 #include "src/ops/paged_attention/cpu/numeric-inl.h"
@@ -25,7 +26,7 @@ HWY_BEFORE_NAMESPACE();
 namespace xla_gpu::paged_attention {
 namespace HWY_NAMESPACE {
 
-constexpr int64_t kDecodeBlock = 16;  // keys
+constexpr int64_t kDecodeBlock = 32;  // keys
 static_assert(kDecodeBlock % 16 == 0);
 
 // Where the keys of one block lie: element offsets of (token, kv head 0) in the K and V tensors.
@@ -52,51 +53,24 @@ struct BlockRows {
   }
 };
 
-// kLanes vectors to one: lane i is the sum of the lanes of v[i].
-template <size_t kCount>
-HWY_INLINE VF32 SumEach(const VF32* v) {
-#if HWY_TARGET != HWY_SCALAR
-  if constexpr (kCount > 1) {
-    const F32 df;
-    const VF32 lo = SumEach<kCount / 2>(v);
-    const VF32 hi = SumEach<kCount / 2>(v + kCount / 2);
-    return hn::Add(hn::ConcatEven(df, hi, lo), hn::ConcatOdd(df, hi, lo));
-  }
-#endif
-  return v[0];
-}
-
-// Brings the rows that are read next (the next head's of the block, or the next block's first) into
-// L2 while this head is worked on. L1 would not do: rows of one head lie a power of two apart and
-// share few of its sets.
-class RowPrefetcher {
- public:
-  RowPrefetcher(const Problem& p, const Buffers& b, const BlockRows& rows, int64_t head)
-      : rows_(rows), size_(DTypeSize(p.cache_dtype)), row_bytes_(p.head_dim * size_) {
-    k_ = static_cast<const char*>(b.k_cache) + head * p.k.head_stride * size_;
-    v_ = static_cast<const char*>(b.v_cache) + head * p.v.head_stride * size_;
-  }
-
-  HWY_INLINE void PrefetchK(int64_t i) const {
-    if (i < rows_.n) PrefetchRow(k_ + rows_.k[i] * size_);
-  }
-  HWY_INLINE void PrefetchV(int64_t i) const {
-    if (i < rows_.n) PrefetchRow(v_ + rows_.v[i] * size_);
-  }
-
- private:
-  HWY_INLINE void PrefetchRow(const char* row) const {
-    for (int64_t i = 0; i < row_bytes_; i += 64) __builtin_prefetch(row + i, 0, 2);
-  }
-
-  const BlockRows& rows_;
-  const char* k_;
-  const char* v_;
-  int64_t size_;
-  int64_t row_bytes_;
+// bf16 queries and keys as they are, multiplied by DotBF16.
+struct DotBF16Cache : CacheBF16 {
+  static constexpr bool kDot = true;
 };
 
-// One block of one kv head: pointers to the rows of its keys.
+// Asks for the cache lines of elements [d, d + n) of a row, where d is a whole number of lines:
+// each line once, whatever the steps that a row is read in.
+template <typename Raw>
+HWY_INLINE void PrefetchToL2(const Raw* row, size_t d, size_t n) {
+  constexpr size_t kLine = 64 / sizeof(Raw);
+  if (kLine > n && d % kLine != 0) return;
+  for (size_t i = 0; i < n; i += kLine) __builtin_prefetch(row + d + i, 0, 2);
+}
+
+// One block of one kv head: pointers to the rows of its keys, and to those that are read next (the
+// next head's of the block, or the next block's first). The latter are brought into L2 line by line
+// as the former are read: a processor drops prefetches that come in bursts. L1 would not do: rows
+// of one head lie a power of two apart and share few of its sets.
 template <class T, size_t kHeads>
 class DecodeHead {
  public:
@@ -105,19 +79,19 @@ class DecodeHead {
 
   const Raw* k[kDecodeBlock];
   const Raw* v[kDecodeBlock];
+  const Raw* next_k[kDecodeBlock];
+  const Raw* next_v[kDecodeBlock];
+  float logit_factor = 1.0f;  // where T::kDot; else it is in the queries
   // Adds keys [begin, end) of the block to kHeads rows: `q` and `acc` [kHeads][padded]; `max` and
   // `sum` are vectors with kKeys lanes for each head.
   HWY_INLINE void Add(const float* q, size_t padded, size_t begin, size_t end, float soft_cap2,
-                      float* acc, float* max, float* sum, const RowPrefetcher* prefetcher) {
+                      float* acc, float* max, float* sum) {
     const F32 df;
     HWY_ALIGN float p[kDecodeBlock * kHeads + kLanes];
     HWY_ALIGN float alpha[kLanes];
     const size_t tiles = (end - begin + kKeys - 1) / kKeys;
     VF32 block_max = hn::Set(df, kMinusInf);
     for (size_t t = 0; t < tiles; ++t) {
-      for (size_t j = 0; prefetcher != nullptr && j < kKeys; ++j) {
-        prefetcher->PrefetchK(static_cast<int64_t>(t * kKeys + j));
-      }
       VF32 x = Logits(q, padded, begin + t * kKeys, end);
       if (soft_cap2 > 0) x = hn::Mul(hn::Set(df, soft_cap2), Tanh(x));
       const size_t valid = end - begin - t * kKeys;
@@ -136,26 +110,41 @@ class DecodeHead {
     size_t d = 0;
     constexpr size_t kWide = HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86 ? 4 : 2;
     for (; d + kWide * kLanes <= padded; d += kWide * kLanes) {
-      AddValues<kWide>(p, alpha, padded, begin, end, d, acc, d == 0 ? prefetcher : nullptr);
+      AddValues<kWide>(p, alpha, padded, begin, end, d, acc);
     }
     if (d + 2 * kLanes <= padded) {
-      AddValues<2>(p, alpha, padded, begin, end, d, acc, nullptr);
+      AddValues<2>(p, alpha, padded, begin, end, d, acc);
       d += 2 * kLanes;
     }
-    if (d < padded) AddValues<1>(p, alpha, padded, begin, end, d, acc, nullptr);
+    if (d < padded) AddValues<1>(p, alpha, padded, begin, end, d, acc);
   }
 
  private:
   HWY_INLINE VF32 Logits(const float* q, size_t padded, size_t first, size_t end) const {
     const F32 df;
     const Raw* rows[kKeys];
-    for (size_t j = 0; j < kKeys; ++j) rows[j] = k[std::min(first + j, end - 1)];
+    const Raw* next[kKeys];
+    for (size_t j = 0; j < kKeys; ++j) {
+      const size_t i = std::min(first + j, end - 1);
+      rows[j] = k[i];
+      next[j] = next_k[i];
+    }
+#if XLA_GPU_HAVE_BF16_DOT
+    if constexpr (T::kDot) {
+      const VF32 dots = DotBF16<kHeads, kKeys>(reinterpret_cast<const uint16_t*>(q), 2 * padded,
+                                               rows, next, padded);
+      return hn::Mul(hn::Set(df, logit_factor), dots);
+    }
+#endif
     VF32 acc[kLanes];
     for (size_t i = 0; i < kLanes; ++i) acc[i] = hn::Zero(df);
     size_t d = 0;
     for (; d + 2 * kLanes <= padded; d += 2 * kLanes) {
       VF32 key[kKeys][2];
-      for (size_t j = 0; j < kKeys; ++j) T::LoadPair(rows[j] + d, key[j]);
+      for (size_t j = 0; j < kKeys; ++j) {
+        T::LoadPair(rows[j] + d, key[j]);
+        PrefetchToL2(next[j], d, 2 * kLanes);
+      }
       for (size_t h = 0; h < kHeads; ++h) {
         for (size_t i = 0; i < 2; ++i) {
           const VF32 query = hn::Load(df, q + h * padded + d + i * kLanes);
@@ -211,8 +200,7 @@ class DecodeHead {
   // acc[h][d ...] = acc * alpha + sum over keys of p * value, for kWide vectors of the head dim.
   template <size_t kWide>
   HWY_INLINE void AddValues(const float* p, const float* alpha, size_t padded, size_t begin,
-                            size_t end, size_t d, float* acc,
-                            const RowPrefetcher* prefetcher) const {
+                            size_t end, size_t d, float* acc) const {
     const F32 df;
     VF32 sums[kHeads][kWide];
     for (size_t h = 0; h < kHeads; ++h) {
@@ -225,7 +213,7 @@ class DecodeHead {
       const size_t keys = std::min(kKeys, end - t);
       for (size_t j = 0; j < keys; ++j) {
         const Raw* row = v[t + j] + d;
-        if (prefetcher != nullptr) prefetcher->PrefetchV(static_cast<int64_t>(t + j - begin));
+        PrefetchToL2(next_v[t + j], d, kWide * kLanes);
         VF32 value[kWide];
         if constexpr (kWide == 1) {
           value[0] = T::Load(row);
@@ -280,11 +268,12 @@ class SplitDecoder {
       FindBlock(block->begin + block->n, next);
       for (int64_t head = 0; head < p_.kv_heads; ++head) {
         const bool last = head + 1 == p_.kv_heads;
-        const RowPrefetcher prefetcher(p_, b_, last ? *next : *block, last ? 0 : head + 1);
+        const BlockRows& next_rows = last && next->n > 0 ? *next : *block;
+        const int64_t next_head = last ? 0 : head + 1;
         if (staging()) {
-          RunStaged(*block, head, &prefetcher);
+          RunStaged(*block, head);
         } else {
-          RunDirect(*block, head, &prefetcher);
+          RunDirect(*block, head, next_rows, next_head);
         }
       }
     }
@@ -337,8 +326,17 @@ class SplitDecoder {
         const float factor = QueryFactor<T>(p_, b_, kv_head);
         float* to = q_ + TileIndex(row, kv_head, 0) * kHeads * padded_;
         for (int64_t g = 0; g < group; ++g, to += padded_) {
-          LoadQuery(p_, b_, span_.row_begin + row, kv_head * group + g, factor, to, padded_);
-          if (even_odd()) ToEvenOdd(to);
+          const int64_t q_row = span_.row_begin + row;
+          const int64_t q_head = kv_head * group + g;
+          if constexpr (T::kDot) {
+            const auto* query = static_cast<const uint16_t*>(b_.query);
+            const int64_t n = p_.head_dim;
+            std::copy_n(query + (q_row * p_.q_heads + q_head) * n, n,
+                        reinterpret_cast<uint16_t*>(to));
+          } else {
+            LoadQuery(p_, b_, q_row, q_head, factor, to, padded_);
+            if (even_odd()) ToEvenOdd(to);
+          }
         }
         std::fill(to, to + (tiles_ * kHeads - group) * padded_, 0.0f);
       }
@@ -352,30 +350,34 @@ class SplitDecoder {
     return static_cast<const Raw*>(b_.v_cache) + rows.v[i] + head * p_.v.head_stride;
   }
 
-  void RunDirect(const BlockRows& rows, int64_t head, const RowPrefetcher* prefetcher) {
+  void RunDirect(const BlockRows& rows, int64_t head, const BlockRows& next_rows,
+                 int64_t next_head) {
     DecodeHead<T, kHeads> block;
+    if (T::kDot) block.logit_factor = QueryFactor<T>(p_, b_, head);
     for (int64_t i = 0; i < rows.n; ++i) {
       block.k[i] = K(rows, i, head);
       block.v[i] = V(rows, i, head);
+      const int64_t next = std::min(i, next_rows.n - 1);
+      block.next_k[i] = K(next_rows, next, next_head);
+      block.next_v[i] = V(next_rows, next, next_head);
     }
-    AddAllRows(block, rows, head, prefetcher);
+    AddAllRows(block, rows, head);
   }
 
-  void RunStaged(const BlockRows& rows, int64_t head, const RowPrefetcher* prefetcher) {
+  void RunStaged(const BlockRows& rows, int64_t head) {
     DecodeHead<CacheF32, kHeads> block;
     for (int64_t i = 0; i < rows.n; ++i) {
-      block.k[i] = staged_k_ + i * padded_;
-      block.v[i] = staged_v_ + i * padded_;
+      block.k[i] = block.next_k[i] = staged_k_ + i * padded_;
+      block.v[i] = block.next_v[i] = staged_v_ + i * padded_;
       LoadRow<T>(K(rows, i, head), p_.head_dim, 1.0f, staged_k_ + i * padded_, padded_);
       LoadRow<T>(V(rows, i, head), p_.head_dim, 1.0f, staged_v_ + i * padded_, padded_);
     }
-    AddAllRows(block, rows, head, prefetcher);
+    AddAllRows(block, rows, head);
   }
 
   // Each query row takes exactly the keys it sees: what it does not see may be NaN.
   template <class Block>
-  void AddAllRows(Block& block, const BlockRows& rows, int64_t head,
-                  const RowPrefetcher* prefetcher) {
+  void AddAllRows(Block& block, const BlockRows& rows, int64_t head) {
     const float soft_cap2 = SoftCap2(p_);
     for (int64_t row = 0; row < span_.rows; ++row) {
       const KeyRange seen = VisibleKeys(p_, span_, span_.pos + row);
@@ -386,8 +388,7 @@ class SplitDecoder {
         const int64_t index = TileIndex(row, head, tile);
         block.Add(q_ + index * kHeads * padded_, padded_, begin, end, soft_cap2,
                   task_.partial.acc + index * kHeads * padded_, max_ + index * kLanes,
-                  sum_ + index * kLanes, prefetcher);
-        prefetcher = nullptr;
+                  sum_ + index * kLanes);
       }
     }
   }
@@ -418,18 +419,28 @@ class SplitDecoder {
   float* staged_v_;
 };
 
+template <class T>
+void DecodeSplitAs(const DecodeTask& task) {
+  switch (HeadTile(task.problem->group_size())) {
+    case 1:
+      return SplitDecoder<T, 1>(task).Run();
+    case 2:
+      return SplitDecoder<T, std::min<size_t>(2, kLanes)>(task).Run();
+    default:
+      return SplitDecoder<T, std::min<size_t>(4, kLanes)>(task).Run();
+  }
+}
+
 void DecodeSplit(const DecodeTask& task) {
-  WithCacheType(task.problem->cache_dtype, [&](auto type) HWY_ATTR {
-    using T = decltype(type);
-    switch (HeadTile(task.problem->group_size())) {
-      case 1:
-        return SplitDecoder<T, 1>(task).Run();
-      case 2:
-        return SplitDecoder<T, std::min<size_t>(2, kLanes)>(task).Run();
-      default:
-        return SplitDecoder<T, std::min<size_t>(4, kLanes)>(task).Run();
-    }
-  });
+#if XLA_GPU_HAVE_BF16_DOT
+  const Problem& p = *task.problem;
+  if (p.query_dtype == DType::kBF16 && p.cache_dtype == DType::kBF16 && p.head_dim % 32 == 0 &&
+      MayUse(InstructionSet::kAvx3BF16)) {
+    return DecodeSplitAs<DotBF16Cache>(task);
+  }
+#endif
+  WithCacheType(task.problem->cache_dtype,
+                [&](auto type) HWY_ATTR { DecodeSplitAs<decltype(type)>(task); });
 }
 
 // The weight of each split is exp2(its max - the common one); the order of addition is fixed.

@@ -7,10 +7,11 @@
 
 namespace xla_gpu::paged_attention {
 
-// Calls test("AVX3"), test("AVX2") and test("baseline"), as far as there are such.
+// Calls test("AVX3 with BF16"), test("AVX3"), test("AVX2") and test("baseline"), as far as there
+// are such.
 template <class Test>
 void ForEachTarget(const Test& test) {
-  const char* names[] = {"baseline", "AVX2", "AVX3"};
+  const char* names[] = {"baseline", "AVX2", "AVX3", "AVX3 with BF16"};
   for (int set = static_cast<int>(BestInstructionSet()); set >= 0; --set) {
     instruction_set_in_use = static_cast<InstructionSet>(set);
     test(names[set]);

@@ -6,8 +6,9 @@
 
 namespace xla_gpu {
 
-// Highway's targets that the kernels are compiled for, each including those before it.
-enum class InstructionSet : int { kBaseline, kAvx2, kAvx3 };
+// Highway's targets that the kernels are compiled for, and AVX3 with AVX512_BF16; each includes
+// those before it.
+enum class InstructionSet : int { kBaseline, kAvx2, kAvx3, kAvx3BF16 };
 
 // What this processor and its operating system have. F16C and LZCNT, which Highway's AVX2 also
 // means, are on every processor that has the rest.
@@ -19,7 +20,8 @@ inline InstructionSet BestInstructionSet() {
   const bool avx3 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd") &&
                     __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                     __builtin_cpu_supports("avx512vl");
-  return avx3 ? InstructionSet::kAvx3 : InstructionSet::kAvx2;
+  if (!avx3) return InstructionSet::kAvx2;
+  return __builtin_cpu_supports("avx512bf16") ? InstructionSet::kAvx3BF16 : InstructionSet::kAvx3;
 #else
   return InstructionSet::kBaseline;
 #endif
@@ -28,12 +30,15 @@ inline InstructionSet BestInstructionSet() {
 // The one in use: the best, unless a test asks for less.
 inline std::atomic<InstructionSet> instruction_set_in_use{BestInstructionSet()};
 
+inline bool MayUse(InstructionSet set) {
+  return instruction_set_in_use.load(std::memory_order_relaxed) >= set;
+}
+
 // The best form that exists (is not null) and may be used.
 template <typename Function>
 Function* ChooseForm(Function* avx3, Function* avx2, Function* baseline) {
-  const InstructionSet in_use = instruction_set_in_use.load(std::memory_order_relaxed);
-  if (avx3 != nullptr && in_use >= InstructionSet::kAvx3) return avx3;
-  if (avx2 != nullptr && in_use >= InstructionSet::kAvx2) return avx2;
+  if (avx3 != nullptr && MayUse(InstructionSet::kAvx3)) return avx3;
+  if (avx2 != nullptr && MayUse(InstructionSet::kAvx2)) return avx2;
   return baseline;
 }
 

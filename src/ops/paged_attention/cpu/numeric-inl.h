@@ -39,9 +39,11 @@ static_assert(kLanes <= 16 && 16 % kLanes == 0);
 
 // An element type of the cache: `Raw` as it is stored, Load of kLanes elements as f32 divided by
 // kFactor. The factor is folded into k_scale and v_scale. LoadPair gives 2 * kLanes elements as two
-// vectors: one half after the other or, if kEvenOdd, those of even and those of odd index.
+// vectors: one half after the other or, if kEvenOdd, those of even and those of odd index. kDot:
+// decode takes queries as they are stored and multiplies them by DotBF16.
 template <class T>
 struct InOrder {
+  static constexpr bool kDot = false;
   static constexpr bool kEvenOdd = false;
   template <typename Raw>
   static HWY_INLINE void LoadPair(const Raw* from, VF32* pair) {
@@ -60,6 +62,7 @@ struct CacheBF16 {
   using Raw = uint16_t;
   static constexpr float kFactor = 1.0f;
   static constexpr bool kEvenOdd = true;
+  static constexpr bool kDot = false;
   // Half the instructions of widening: a 32-bit word is two elements, each the upper half of an
   // f32.
   static HWY_INLINE void LoadPair(const uint16_t* from, VF32* pair) {
@@ -203,6 +206,20 @@ HWY_INLINE VF32 Tanh(VF32 x) {
   const VF32 one = hn::Set(df, 1.0f);
   const VF32 large = hn::Sub(one, hn::Div(hn::Set(df, 2.0f), hn::Add(e, one)));
   return hn::IfThenElse(hn::Lt(magnitude, hn::Set(df, 0.625f)), small, hn::CopySign(large, x));
+}
+
+// kLanes vectors to one: lane i is the sum of the lanes of v[i].
+template <size_t kCount>
+HWY_INLINE VF32 SumEach(const VF32* v) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (kCount > 1) {
+    const F32 df;
+    const VF32 lo = SumEach<kCount / 2>(v);
+    const VF32 hi = SumEach<kCount / 2>(v + kCount / 2);
+    return hn::Add(hn::ConcatEven(df, hi, lo), hn::ConcatOdd(df, hi, lo));
+  }
+#endif
+  return v[0];
 }
 
 // Rounds to nearest even; NaN stays NaN.
