@@ -171,6 +171,10 @@ XLA_GPU_EXPORT xla_gpu_status* xla_gpu_register_pjrt_staged(const void* pjrt_api
                                                             const xla_gpu_staged_handler* handler,
                                                             const char* platform);
 
+/* "CUDA" or "Host": what a PJRT plugin, given as to xla_gpu_register_pjrt, calls handlers of. */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_pjrt_platform(const void* pjrt_api, const char* plugin_path,
+                                                     const char** platform);
+
 /* ---- Running XLA ---------------------------------------------------------------------------- */
 
 /* The StableHLO module (text) whose @main takes the call's arguments and returns the op's results

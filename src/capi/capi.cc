@@ -277,6 +277,20 @@ xla_gpu_status* xla_gpu_register_pjrt_staged(const void* pjrt_api, const char* p
   });
 }
 
+xla_gpu_status* xla_gpu_pjrt_platform(const void* pjrt_api, const char* plugin_path,
+                                      const char** platform) {
+  return Guard([&]() -> Status {
+    if ((pjrt_api == nullptr && plugin_path == nullptr) || platform == nullptr) {
+      return InvalidArgument("pjrt_api and plugin_path, or platform, are NULL");
+    }
+    XLA_GPU_ASSIGN_OR_RETURN(const xla::PjrtPlugin* plugin,
+                             pjrt_api != nullptr ? xla::PjrtPlugin::FromApi(pjrt_api)
+                                                 : xla::PjrtPlugin::Load(plugin_path));
+    *platform = plugin->is_gpu() ? "CUDA" : "Host";
+    return OkStatus();
+  });
+}
+
 xla_gpu_status* xla_gpu_stablehlo(const xla_gpu_call* c, char** mlir) {
   return Guard([&]() -> Status {
     if (mlir == nullptr) return InvalidArgument("mlir is NULL");
