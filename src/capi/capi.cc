@@ -11,6 +11,7 @@
 #include "src/core/schema_json.h"
 #include "src/core/strings.h"
 #include "src/xla/alias.h"
+#include "src/xla/compat/compat_plugin.h"
 #include "src/xla/handlers.h"
 #include "src/xla/opaque.h"
 #include "src/xla/registration.h"
@@ -277,16 +278,20 @@ xla_gpu_status* xla_gpu_register_pjrt_staged(const void* pjrt_api, const char* p
   });
 }
 
-xla_gpu_status* xla_gpu_pjrt_platform(const void* pjrt_api, const char* plugin_path,
-                                      const char** platform) {
+const void* xla_gpu_pjrt_compat_api(void) { return xla::CompatApi(); }
+
+xla_gpu_status* xla_gpu_pjrt_compat_info(char** info_json) {
   return Guard([&]() -> Status {
-    if ((pjrt_api == nullptr && plugin_path == nullptr) || platform == nullptr) {
-      return InvalidArgument("pjrt_api and plugin_path, or platform, are NULL");
-    }
-    XLA_GPU_ASSIGN_OR_RETURN(const xla::PjrtPlugin* plugin,
-                             pjrt_api != nullptr ? xla::PjrtPlugin::FromApi(pjrt_api)
-                                                 : xla::PjrtPlugin::Load(plugin_path));
-    *platform = plugin->is_gpu() ? "CUDA" : "Host";
+    if (info_json == nullptr) return InvalidArgument("info_json is NULL");
+    const StatusOr<xla::CompatPlugin>& compat = xla::GetCompatPlugin();
+    if (!compat.ok()) return compat.status();
+    const xla::PjrtPlugin& wrapped = *(*compat).wrapped;
+    *info_json = CopyString(nlohmann::json{
+        {"path", wrapped.path()},
+        {"platform", PlatformName(wrapped.is_gpu() ? Platform::kCuda : Platform::kHost)},
+        {"pjrt", wrapped.pjrt_version().ToString()},
+        {"problem", (*compat).registration_problem}}
+                                .dump());
     return OkStatus();
   });
 }

@@ -89,20 +89,6 @@ TEST(XlaClientTest, TheCAbiRefusesNullAndBadStructs) {
   EXPECT_THAT(
       MessageOf([&] { Check(xla_gpu_register_pjrt(nullptr, "/no.so", "f", nullptr, "Host", 4)); }),
       HasSubstr("/no.so"));
-  const char* platform = nullptr;
-  EXPECT_THAT(MessageOf([&] { Check(xla_gpu_pjrt_platform(nullptr, nullptr, &platform)); }),
-              HasSubstr("NULL"));
-  EXPECT_THAT(MessageOf([&] { Check(xla_gpu_pjrt_platform(nullptr, "/no.so", &platform)); }),
-              HasSubstr("/no.so"));
-}
-
-TEST(XlaClientTest, TellsThePlatformOfAPlugin) {
-  XLA_GPU_REQUIRE_CPU_PLUGIN(plugin);
-  const char* platform = nullptr;
-  Check(xla_gpu_pjrt_platform(plugin->api(), nullptr, &platform));
-  EXPECT_STREQ(platform, "Host");
-  Check(xla_gpu_pjrt_platform(nullptr, plugin->path().c_str(), &platform));
-  EXPECT_STREQ(platform, "Host");
 }
 
 TEST(XlaClientTest, StagedHandlersAreChecked) {

@@ -1,19 +1,29 @@
-"""The ops for PyTorch/XLA on NVIDIA GPUs and CPUs, and the road for custom calls of your own.
+"""PyTorch/XLA with this library: the device XLA_GPU, the ops on it, custom calls of your own.
 
-Importing this module gives `torch.ops.xla_gpu.*` their XLA implementations, and PyTorch/XLA back
-what it lost: `torch_xla._XLAC._xla_register_custom_call_target` registers handlers again (see
-`install`). Where neither PJRT_DEVICE is set nor torch_xla imported yet, the device becomes XLA_GPU,
-the compatibility plugin.
+Importing this makes the device known to torch_xla, and its default unless PJRT_DEVICE names another
+(import it before torch_xla then, or at least before the first use of a device). It gives
+`torch.ops.xla_gpu.*` their XLA implementations, and `torch_xla._XLAC` its
+`_xla_register_custom_call_target` back (see `install`). An installed package does not need the
+import for the device alone: `PJRT_DEVICE=XLA_GPU python script.py` finds it by its entry point.
 """
 
 from __future__ import annotations
 
-# _device comes first, since it must before torch_xla.
-from xla_gpu.torch_xla import _device, _dispatch  # noqa: F401
+import os
+import sys
+
+if "torch_xla" not in sys.modules:  # its import would choose the CPU, aloud
+    os.environ.setdefault("PJRT_DEVICE", "XLA_GPU")
+
+from xla_gpu import torch_xla_plugin
+from xla_gpu.torch_xla import _dispatch
 from xla_gpu.torch_xla._custom_call import custom_call, install, register_custom_call_target
 from xla_gpu.torch_xla._runtime import platform
 
-__all__ = ["custom_call", "install", "platform", "register_custom_call_target"]
-
+torch_xla_plugin.register()
 _dispatch.register()
 install()
+
+plugin_info = torch_xla_plugin.plugin_info
+
+__all__ = ["custom_call", "install", "platform", "plugin_info", "register_custom_call_target"]

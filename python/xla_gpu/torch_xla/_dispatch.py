@@ -36,15 +36,6 @@ def _hlo_call(
     )
 
 
-@functools.cache
-def _register(op: str, platform: str) -> None:
-    """The compatibility plugin has the ops already; any other plugin gets them here."""
-    schema = _ops.op_schema(op)
-    handler = xla_gpu.handler(op, platform=platform)
-    target = _runtime.register_handler(schema["target"], handler, platform, 4)
-    assert target == schema["target"], f"{target} is taken"
-
-
 def run(call: OpCall) -> list[torch.Tensor]:
     """A call on XLA tensors: its results, the work space last on CUDA."""
     for name, tensor in zip(call.names, call.args, strict=True):
@@ -54,8 +45,7 @@ def run(call: OpCall) -> list[torch.Tensor]:
                 f"{call.op}: {name} {_schema.describe(tensor)} is on {tensor.device} but "
                 f"{call.names[0]} is on {call.args[0].device}; all arguments must be on one device",
             )
-    platform = _runtime.platform()
-    _register(call.op, platform)
+    platform = _runtime.ops_platform()
     specs = tuple(_schema.specs_of(call))
     hlo_call = _hlo_call(call.op, platform, specs, call.names, tuple(sorted(call.attrs.items())))
     return _custom_call.emit(hlo_call, call.args)
