@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-import xla_gpu.torch  # defines the ops
 from xla_gpu import _ops
 from xla_gpu._errors import make_error
 from xla_gpu.torch import _schema
