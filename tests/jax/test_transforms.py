@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compare import check_attention
+from jax_calls import INDICES
 from problems import Static, paged_attention_case
 from xla_gpu.jax import (
     export_checks,
@@ -21,7 +22,6 @@ from xla_gpu.jax import (
 STATIC = Static(
     dtype="float32",
     cache_dtype="float32",
-    layout="interleaved",
     tokens=12,
     q_heads=4,
     kv_heads=2,
@@ -31,16 +31,7 @@ STATIC = Static(
     max_seqs=3,
     max_pages=4,
     scale=0.25,
-    sliding_window=0,
-    soft_cap=0.0,
-    causal=True,
-    sinks=False,
-    k_scale=0,
-    v_scale=0,
-    return_lse=False,
-    out_dtype="",
 )
-INDICES = ("context_lens", "block_tables", "query_start_loc", "num_seqs")
 
 
 @pytest.fixture

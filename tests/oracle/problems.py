@@ -24,11 +24,10 @@ def np_dtype(name: str) -> np.dtype:
 
 @dataclasses.dataclass(frozen=True)
 class Static:
-    """The compile-time part of a problem."""
+    """The compile-time part of a problem; no feature unless it is asked for."""
 
     dtype: str
     cache_dtype: str
-    layout: str
     tokens: int
     q_heads: int
     kv_heads: int
@@ -38,14 +37,15 @@ class Static:
     max_seqs: int
     max_pages: int
     scale: float
-    sliding_window: int
-    soft_cap: float
-    causal: bool
-    sinks: bool
-    k_scale: int  # elements; 0 for none
-    v_scale: int
-    return_lse: bool
-    out_dtype: str  # "" for dtype
+    layout: str = "interleaved"
+    sliding_window: int = 0
+    soft_cap: float = 0.0
+    causal: bool = True
+    sinks: bool = False
+    k_scale: int = 0  # elements; 0 for none
+    v_scale: int = 0
+    return_lse: bool = False
+    out_dtype: str = ""  # "" for dtype
 
     @property
     def result_dtype(self) -> str:
