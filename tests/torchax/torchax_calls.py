@@ -21,6 +21,21 @@ def tensors(args: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {name: interop.torch_view(jnp.asarray(array)) for name, array in args.items()}
 
 
+def zeros(*shape: int, dtype: Any = jnp.float32) -> torch.Tensor:
+    """A torchax tensor of zeros."""
+    return interop.torch_view(jnp.zeros(shape, dtype))
+
+
+def ones(*shape: int) -> torch.Tensor:
+    """A torchax tensor of f32 ones."""
+    return interop.torch_view(jnp.ones(shape))
+
+
+def i32(*values: int) -> torch.Tensor:
+    """A torchax tensor of these i32 values."""
+    return interop.torch_view(jnp.array(values, jnp.int32))
+
+
 def to_numpy(results: Any) -> Any:
     """A tensor's NumPy array; of a tuple, each's."""
     if isinstance(results, tuple):
