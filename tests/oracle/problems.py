@@ -57,6 +57,22 @@ class Static:
         return {name: getattr(self, name) for name in names}
 
 
+# For tests of anything but the numbers.
+SMALL = Static(
+    dtype="float32",
+    cache_dtype="float32",
+    tokens=12,
+    q_heads=4,
+    kv_heads=2,
+    head_dim=16,
+    pages=10,
+    page_size=4,
+    max_seqs=3,
+    max_pages=4,
+    scale=0.25,
+)
+
+
 @dataclasses.dataclass
 class Case:
     """A problem with its data: arguments by name, absent optional ones left out."""

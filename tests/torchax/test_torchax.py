@@ -9,28 +9,14 @@ torchax = pytest.importorskip("torchax", exc_type=ImportError)
 
 import torch
 from compare import check_attention
-from problems import Static, paged_attention_case
+from problems import SMALL, paged_attention_case
 from torchax import interop
 from torchax_calls import INDICES, i32, ones, ops, tensors, zeros
-
-STATIC = Static(
-    dtype="float32",
-    cache_dtype="float32",
-    tokens=12,
-    q_heads=4,
-    kv_heads=2,
-    head_dim=16,
-    pages=10,
-    page_size=4,
-    max_seqs=3,
-    max_pages=4,
-    scale=0.25,
-)
 
 
 @pytest.fixture
 def case():
-    return paged_attention_case(STATIC, np.random.default_rng(1))
+    return paged_attention_case(SMALL, np.random.default_rng(1))
 
 
 @pytest.fixture
@@ -242,6 +228,19 @@ def test_a_decode_loop_under_jit(args, env):
 
 
 # ---- What says no --------------------------------------------------------------------------------
+
+
+def test_torchs_autograd_says_no(args, env):
+    query, *rest = args
+    weight = torch.nn.Parameter(ones(16))
+    loss = attend(query * weight, *rest).sum()  # models run forward with gradients on
+    with pytest.raises(NotImplementedError, match="xla_gpu::paged_attention has no gradient"):
+        loss.backward()
+    with pytest.raises(NotImplementedError, match="update_kv_cache_ has no gradient"):
+        ops.update_kv_cache_(ones(1, 2, 16) * weight, ones(1, 2, 16), rest[0], i32(0))
+    (attend((query * weight).detach(), *rest) * weight).sum().backward()
+    want = attend(query, *rest).jax().sum((0, 1))
+    np.testing.assert_allclose(weight.grad.jax(), want, rtol=1e-5)
 
 
 def test_jaxs_gradient_says_no(args):
