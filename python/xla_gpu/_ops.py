@@ -117,7 +117,7 @@ def _c_attr(slot: _lib.Attr, name: str, value: AttrValue, keep: list[Any]) -> No
         slot.type, slot.ints, slot.ints_size = 4, ints, len(value)
 
 
-class _CCall:
+class CCall:
     """An xla_gpu_call together with the memory it points into."""
 
     def __init__(
@@ -164,7 +164,7 @@ def infer(
     Raises:
       InvalidArgumentError (a ValueError): with the library's message, naming the argument.
     """
-    call = _CCall(op, platform, [TensorRef(spec, 0) for spec in args], [], attrs)
+    call = CCall(op, platform, [TensorRef(spec, 0) for spec in args], [], attrs)
     text = ctypes.c_void_p()
     _lib.check(_lib.load().xla_gpu_infer(ctypes.byref(call.struct), ctypes.byref(text)))
     return [
@@ -193,7 +193,7 @@ def opaque(
       InvalidArgumentError (a ValueError): with the library's message, naming the argument.
     """
     arg_refs, result_refs = ([TensorRef(s, 0) for s in specs] for specs in (args, results))
-    call = _CCall(op, platform, arg_refs, result_refs, attrs)
+    call = CCall(op, platform, arg_refs, result_refs, attrs)
     text = ctypes.c_void_p()
     _lib.check(_lib.load().xla_gpu_opaque(ctypes.byref(call.struct), ctypes.byref(text)))
     return _lib.take_string(text.value)
@@ -211,7 +211,7 @@ def run(
 
     The caller keeps the memory alive and big enough for its spec. Raises XlaGpuError.
     """
-    call = _CCall(op, platform, args, results, attrs, stream)
+    call = CCall(op, platform, args, results, attrs, stream)
     _lib.check(_lib.load().xla_gpu_run(ctypes.byref(call.struct)))
 
 

@@ -1,0 +1,189 @@
+"""The ops into torch's dispatcher: CPU, CUDA, fake tensors and autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from xla_gpu import _ops
+from xla_gpu._errors import make_error
+from xla_gpu.torch import _kernels, _schema
+
+_requires_grad = attrgetter("requires_grad")
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+_modes = torch._C._len_torch_dispatch_stack
+_interpreter = torch._C._functorch.peek_interpreter_stack
+
+_NO_GRADIENT = {
+    "simple_add": "use a + b",
+    "paged_attention": "it is an op for inference",
+    "paged_attention_with_lse": "it is an op for inference",
+}
+
+
+def _no_gradient(name: str) -> Exception:
+    why = _NO_GRADIENT.get(name, "it writes a cache for inference")
+    return make_error(
+        12,
+        f"xla_gpu::{name} has no gradient ({why}); call it under torch.no_grad() or "
+        "torch.inference_mode(), or detach() its inputs",
+    )
+
+
+class _NoGradient(torch.autograd.Function):
+    """The op, with a backward that says what to do: many models run forward with gradients on."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Any, names: tuple[str, ...], *values: Any) -> Any:
+        ctx.op_name = op.name().split("::")[1].split(".")[0]
+        split = len(values) - len(names)
+        return op(*values[:split], **dict(zip(names, values[split:])))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise _no_gradient(ctx.op_name)
+
+
+def _backend_kernel(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        run, tensors, options = inputs(*args, **kwargs)
+        return run(tensors, options)
+
+    return kernel
+
+
+def _wants_grad(tensors: _kernels.Tensors) -> bool:
+    return torch.is_grad_enabled() and any(map(_requires_grad, tensors))
+
+
+def _below_autograd(name: str, inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
+    """The autograd kernel for any device and any tensors: down the dispatcher again."""
+    op = getattr(getattr(torch.ops, _schema.NAMESPACE), name).default
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        run, tensors, _ = inputs(*args, **kwargs)
+        if _wants_grad(tensors):
+            if run.written:
+                raise _no_gradient(name)
+            return _NoGradient.apply(op, tuple(kwargs), *args, *kwargs.values())
+        with torch._C._AutoDispatchBelowAutograd():
+            result = op(*args, **kwargs)
+        _bump_versions(run, tensors)
+        return result
+
+    return kernel
+
+
+def _autograd_kernel(name: str, inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
+    """The autograd kernel of CPU and CUDA: with ordinary tensors, straight to the work."""
+    below = _below_autograd(name, inputs)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        run, tensors, options = inputs(*args, **kwargs)
+        if (
+            _modes() == 0
+            and _PLAIN.issuperset(map(type, tensors))
+            and _interpreter() is None
+            and not _wants_grad(tensors)
+        ):
+            result = run(tensors, options)
+            if run.written:
+                _bump_versions(run, tensors)
+            return result
+        return below(*args, **kwargs)
+
+    return kernel
+
+
+def _bump_versions(run: _kernels.Kernel, tensors: _kernels.Tensors) -> None:
+    """Tells autograd what was written in place, as its own kernels do."""
+    for i in run.written:
+        if not tensors[i].is_inference():
+            torch.autograd.graph.increment_version(tensors[i])
+
+
+# ---- Fake tensors ---------------------------------------------------------------------------
+
+
+def _hints(shape: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """The dimensions as numbers: a symbolic one counts as in the example that is traced."""
+    numbers = []
+    for dim in shape:
+        if not isinstance(dim, int):
+            node = dim.node
+            if not node.has_hint():
+                return None
+            dim = node.hint
+        numbers.append(int(dim))
+    return tuple(numbers)
+
+
+def _check_types(call: _schema.OpCall) -> None:
+    """The library's check, while torch traces; shapes that are known at run time wait for it."""
+    specs = []
+    for name, tensor in zip(call.names, call.args):
+        if tensor.device != call.args[0].device:
+            raise make_error(
+                3,
+                f"{call.op}: {name} is on {tensor.device} but {call.names[0]} is on "
+                f"{call.args[0].device}; all arguments must be on one device",
+            )
+        shape = _hints(tuple(tensor.shape))
+        if shape is None:
+            return
+        dtype = _schema.spec_of(call.op, name, tensor).dtype
+        specs.append(_ops.TensorSpec(dtype, shape))
+    _ops.infer(call.op, "Host", specs, call.attrs)
+
+
+def _fake_kernel(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        run, tensors, options = inputs(*args, **kwargs)
+        call = run.build(tensors, options)
+        _check_types(call)
+        if run.written:
+            return None
+        if call.op == "update_kv_cache":
+            caches = [tensors[i] for i in (2, 4)[: run.outputs]]
+            made = [cache.new_empty(cache.shape) for cache in caches]
+        elif call.op == "paged_attention":
+            query = tensors[0]
+            name = call.attrs["out_dtype"]
+            dtype = _schema.TORCH_DTYPES[name] if name else query.dtype
+            made = [query.new_empty(query.shape, dtype=dtype)]
+            if run.outputs == 2:
+                made.append(query.new_empty(query.shape[:2], dtype=torch.float32))
+        else:
+            made = [tensors[0].new_empty(tensors[0].shape)]
+        return made[0] if run.outputs == 1 else tuple(made)
+
+    return kernel
+
+
+# ---- Registration ---------------------------------------------------------------------------
+
+
+def _tags() -> tuple[torch.Tag, ...]:
+    """pt2_compliant, and for Inductor: give each argument the strides that it was traced with."""
+    names = ("pt2_compliant_tag", "needs_fixed_stride_order")
+    return tuple(getattr(torch.Tag, name) for name in names if hasattr(torch.Tag, name))
+
+
+def register() -> torch.library.Library:
+    """Registers every op; they live as long as what it gives."""
+    library = torch.library.Library(_schema.NAMESPACE, "DEF")
+    for name, types in _schema.SCHEMAS.items():
+        inputs = _kernels.INPUTS[name]
+        library.define(name + types, tags=_tags())
+        backend = _backend_kernel(inputs)
+        for key in ("CPU", "CUDA"):
+            library.impl(name, backend, key)
+            library.impl(name, _autograd_kernel(name, inputs), f"Autograd{key}")
+        library.impl(name, _below_autograd(name, inputs), "Autograd")
+        torch.library.register_fake(
+            f"{_schema.NAMESPACE}::{name}", _fake_kernel(inputs), lib=library
+        )
+    return library
