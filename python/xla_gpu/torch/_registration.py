@@ -67,8 +67,18 @@ def is_plain(tensors: _kernels.Tensors) -> bool:
         and _PLAIN.issuperset(map(type, tensors))
         and _interpreter() is None
         and not _wants_grad(tensors)
-        and not any(map(_is_neg, tensors))  # a lazy negation, which the dispatcher resolves
+        and not _is_lazily_negated(tensors)
     )
+
+
+def _is_lazily_negated(tensors: _kernels.Tensors) -> bool:
+    """Whether a floating tensor is a view with the sign flipped, which the dispatcher resolves.
+
+    The floating ones are among the first three and, optional arguments, from the fifth on.
+    """
+    if tensors[0].is_neg() or tensors[1].is_neg():
+        return True
+    return len(tensors) > 2 and (tensors[2].is_neg() or any(map(_is_neg, tensors[4:])))
 
 
 def _below_autograd(name: str, inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
@@ -84,7 +94,7 @@ def _below_autograd(name: str, inputs: Callable[..., _kernels.Inputs]) -> Callab
             return _NoGradient.apply(op, tuple(kwargs), *args, *kwargs.values())
         with torch._C._AutoDispatchBelowAutograd():
             result = op(*args, **kwargs)
-        _bump_versions(run, tensors)
+        bump_versions(run, tensors)
         return result
 
     return kernel
@@ -99,14 +109,14 @@ def _autograd_kernel(name: str, inputs: Callable[..., _kernels.Inputs]) -> Calla
         if is_plain(tensors):
             result = run(tensors, options)
             if run.written:
-                _bump_versions(run, tensors)
+                bump_versions(run, tensors)
             return result
         return below(*args, **kwargs)
 
     return kernel
 
 
-def _bump_versions(run: _kernels.Kernel, tensors: _kernels.Tensors) -> None:
+def bump_versions(run: _kernels.Kernel, tensors: _kernels.Tensors) -> None:
     """Tells autograd what was written in place, as its own kernels do."""
     for i in run.written:
         if not tensors[i].is_inference():
