@@ -22,7 +22,7 @@ Scalar = float | torch.Tensor
 KvCache = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
-def _is_ordinary(tensors: _kernels.Tensors) -> bool:
+def _is_ordinary(run: _kernels.Kernel, tensors: _kernels.Tensors) -> bool:
     """Whether torch's dispatcher would do nothing but call the kernel, which costs 4 us.
 
     Anything that watches or changes calls (a mode, a trace, the profiler, autograd, a subclass)
@@ -31,7 +31,7 @@ def _is_ordinary(tensors: _kernels.Tensors) -> bool:
     if _is_compiling():
         return False
     return (
-        is_plain(tensors)
+        is_plain(run, tensors)
         and (tensors[0].is_cpu or tensors[0].is_cuda)
         and _function_modes() == 0
         and not _profiling()
@@ -159,7 +159,7 @@ def paged_attention(
         and (soft_cap is None or type(soft_cap) is float)
         and causal is True
         and out_dtype is None
-        and _is_ordinary(args)
+        and _is_ordinary(_attention, args)
     ):
         options = (scale, sliding_window, soft_cap, True, None, (), bool(return_lse))
         return (_attention_lse if return_lse else _attention)(args, options)
@@ -290,7 +290,7 @@ def update_kv_cache_(
     args, v_cache, scales = _update_args(op, key, value, kv_cache, slot_mapping, k_scale, v_scale)
     if not _is_compiling():
         kernel, tensors, names = _kernels.update_in_place_inputs(*args, v_cache=v_cache, **scales)
-        if _is_ordinary(tensors):
+        if _is_ordinary(kernel, tensors):
             kernel(tensors, names)
             bump_versions(kernel, tensors)
             return

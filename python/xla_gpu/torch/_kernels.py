@@ -34,7 +34,9 @@ class Kernel:
       name: the torch op's, in torch.ops.xla_gpu.
       build: makes the OpCall of `tensors` (present ones, in order) and `options`.
       outputs: how many results the torch op returns; what follows is work space.
-      varying: positions of the tensors whose shapes change most from call to call.
+      required: how many tensors always come; optional ones follow.
+      floats: how many of the first are floating.
+      varying: beside the first tensor, the one whose shape changes most from call to call.
       written: positions in `tensors` of what it changes in place.
     """
 
@@ -49,7 +51,10 @@ class Kernel:
         self.build = build
         self.outputs = outputs
         self.written = written
-        self.varying = 1 if name == "simple_add" else 3
+        attention = name.startswith("paged_attention")
+        self.required = 6 if attention else 2 if name == "simple_add" else 4
+        self.floats = 3 if name.startswith("update") else 2
+        self.varying = min(3, self.required - 1)
 
     def __call__(self, tensors: Tensors, options: Any) -> Any:
         """Runs the op on CPU or CUDA tensors; gives what the torch op returns."""

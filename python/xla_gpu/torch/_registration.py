@@ -60,25 +60,17 @@ def _wants_grad(tensors: _kernels.Tensors) -> bool:
     return torch.is_grad_enabled() and any(map(_requires_grad, tensors))
 
 
-def is_plain(tensors: _kernels.Tensors) -> bool:
+def is_plain(run: _kernels.Kernel, tensors: _kernels.Tensors) -> bool:
     """Whether nothing below autograd would see the call but the CPU or CUDA kernel."""
     return (
         _modes() == 0
         and _PLAIN.issuperset(map(type, tensors))
         and _interpreter() is None
         and not _wants_grad(tensors)
-        and not _is_lazily_negated(tensors)
+        # Views with the sign flipped, which the dispatcher resolves; only floats have them.
+        and not any(map(_is_neg, tensors[: run.floats]))
+        and not (len(tensors) > run.required and any(map(_is_neg, tensors[run.required :])))
     )
-
-
-def _is_lazily_negated(tensors: _kernels.Tensors) -> bool:
-    """Whether a floating tensor is a view with the sign flipped, which the dispatcher resolves.
-
-    The floating ones are among the first three and, optional arguments, from the fifth on.
-    """
-    if tensors[0].is_neg() or tensors[1].is_neg():
-        return True
-    return len(tensors) > 2 and (tensors[2].is_neg() or any(map(_is_neg, tensors[4:])))
 
 
 def _below_autograd(name: str, inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
@@ -106,7 +98,7 @@ def _autograd_kernel(name: str, inputs: Callable[..., _kernels.Inputs]) -> Calla
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         run, tensors, options = inputs(*args, **kwargs)
-        if is_plain(tensors):
+        if is_plain(run, tensors):
             result = run(tensors, options)
             if run.written:
                 bump_versions(run, tensors)
