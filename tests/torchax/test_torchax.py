@@ -12,6 +12,7 @@ from compare import check_attention
 from problems import SMALL, paged_attention_case
 from torchax import interop
 from torchax_calls import INDICES, i32, ones, ops, tensors, zeros
+from xla_gpu.jax import export_checks
 
 
 @pytest.fixture
@@ -84,6 +85,15 @@ def test_one_typed_custom_call_a_call(args):
     assert 'custom_call_target="xla_gpu_paged_attention"' in call
     assert "API_VERSION_TYPED_FFI" in call
     assert "scale = 2.500000e-01" in call or "scale = 0.25" in call
+
+
+def test_exported_as_the_jax_function_that_it_is(args):
+    export = pytest.importorskip("jax.export", reason="needs absl-py or flatbuffers here")
+    function = jax.jit(interop.jax_view(attend))
+    arrays = interop.jax_view(args)
+    exported = export.export(function, disabled_checks=export_checks())(*arrays)
+    assert "custom_call @xla_gpu_paged_attention" in str(exported.mlir_module())
+    np.testing.assert_array_equal(exported.call(*arrays), attend(*args).jax())
 
 
 def test_two_calls_that_differ_in_attributes_only(args, env):
