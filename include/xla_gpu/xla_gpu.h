@@ -171,6 +171,18 @@ XLA_GPU_EXPORT xla_gpu_status* xla_gpu_register_pjrt_staged(const void* pjrt_api
                                                             const xla_gpu_staged_handler* handler,
                                                             const char* platform);
 
+/* The compatibility plugin, by which PyTorch/XLA runs on a stock PJRT plugin: libxla_gpu_pjrt.so's
+ * GetPjrtApi returns this PJRT_Api*. The first call finds the stock plugin (XLA_GPU_PJRT_PLUGIN: a
+ * path, "cuda" or "cpu"; else CUDA where there is an NVIDIA GPU, else the CPU), loads it, and
+ * registers this library's ops in it. Never NULL: where there is no plugin, every function of the
+ * table fails and says why. */
+XLA_GPU_EXPORT const void* xla_gpu_pjrt_compat_api(void);
+
+/* What the compatibility plugin wraps (it is loaded if it is not yet), as JSON:
+ * {"path":"/.../xla_cuda_plugin.so","platform":"CUDA","pjrt":"0.115","problem":""}; "problem" tells
+ * why this library's ops could not be registered. */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_pjrt_compat_info(char** info_json);
+
 /* ---- Running XLA ---------------------------------------------------------------------------- */
 
 /* The StableHLO module (text) whose @main takes the call's arguments and returns the op's results

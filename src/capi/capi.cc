@@ -11,6 +11,7 @@
 #include "src/core/schema_json.h"
 #include "src/core/strings.h"
 #include "src/xla/alias.h"
+#include "src/xla/compat/compat_plugin.h"
 #include "src/xla/handlers.h"
 #include "src/xla/opaque.h"
 #include "src/xla/registration.h"
@@ -274,6 +275,24 @@ xla_gpu_status* xla_gpu_register_pjrt_staged(const void* pjrt_api, const char* p
     const xla::HandlerStages stages{handler->instantiate, handler->prepare, handler->initialize,
                                     handler->execute};
     return RegisterInPlugin(pjrt_api, plugin_path, name, stages, platform, 4);
+  });
+}
+
+const void* xla_gpu_pjrt_compat_api(void) { return xla::CompatApi(); }
+
+xla_gpu_status* xla_gpu_pjrt_compat_info(char** info_json) {
+  return Guard([&]() -> Status {
+    if (info_json == nullptr) return InvalidArgument("info_json is NULL");
+    const StatusOr<xla::CompatPlugin>& compat = xla::GetCompatPlugin();
+    if (!compat.ok()) return compat.status();
+    const xla::PjrtPlugin& wrapped = *(*compat).wrapped;
+    *info_json = CopyString(nlohmann::json{
+        {"path", wrapped.path()},
+        {"platform", PlatformName(wrapped.is_gpu() ? Platform::kCuda : Platform::kHost)},
+        {"pjrt", wrapped.pjrt_version().ToString()},
+        {"problem", (*compat).registration_problem}}
+                                .dump());
+    return OkStatus();
   });
 }
 

@@ -23,17 +23,19 @@ Status RegisterOp(const PjrtPlugin& plugin, const Op& op, int api_version) {
 }  // namespace
 
 Status RegisterOpsOf(const PjrtPlugin& plugin, std::string_view mlir) {
-  if (IsMlirBytecode(mlir)) {
-    for (const auto& op : OpRegistry::Global().ops()) {
-      XLA_GPU_RETURN_IF_ERROR(RegisterOp(plugin, *op, kTyped));
-    }
-    return OkStatus();
-  }
+  if (IsMlirBytecode(mlir)) return RegisterAllOps(plugin);
   for (const MlirCustomCall& call : FindMlirCustomCalls(mlir)) {
     const Op* op = OpRegistry::Global().Find(call.target);
     // Other targets are XLA's own or the user's; so is one that is an op's mere name.
     if (op == nullptr || op->target != call.target) continue;
     XLA_GPU_RETURN_IF_ERROR(RegisterOp(plugin, *op, call.api_version));
+  }
+  return OkStatus();
+}
+
+Status RegisterAllOps(const PjrtPlugin& plugin) {
+  for (const auto& op : OpRegistry::Global().ops()) {
+    XLA_GPU_RETURN_IF_ERROR(RegisterOp(plugin, *op, kTyped));
   }
   return OkStatus();
 }

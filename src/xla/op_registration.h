@@ -14,6 +14,9 @@ namespace xla_gpu::xla {
 // typed. The platform is the plugin's.
 Status RegisterOpsOf(const PjrtPlugin& plugin, std::string_view mlir);
 
+// Registers every op as typed, for the plugin's platform.
+Status RegisterAllOps(const PjrtPlugin& plugin);
+
 }  // namespace xla_gpu::xla
 
 #endif  // XLA_GPU_XLA_OP_REGISTRATION_H_

@@ -22,6 +22,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kEntryPoint[] = "GetPjrtApi";
+// What libxla_gpu_pjrt.so imports, and no other plugin: it forwards to a plugin and is none itself.
+constexpr char kForwarder[] = "xla_gpu_pjrt_compat_api";
 
 std::string Env(const char* name) {
   const char* value = std::getenv(name);
@@ -61,8 +63,10 @@ bool NamesEntryPoint(const fs::path& path) {
     std::string text(names.sh_size, '\0');
     file.seekg(static_cast<std::streamoff>(names.sh_offset));
     if (!file.read(text.data(), static_cast<std::streamsize>(text.size()))) return false;
-    return text.find(std::string("\0", 1) + kEntryPoint + std::string("\0", 1)) !=
-           std::string::npos;
+    const auto names_symbol = [&text](const std::string& symbol) {
+      return text.find(std::string("\0", 1) + symbol + std::string("\0", 1)) != std::string::npos;
+    };
+    return names_symbol(kEntryPoint) && !names_symbol(kForwarder);
   }
   return false;
 }
@@ -106,6 +110,18 @@ void AddOwnFolders(std::vector<std::string>& folders) {
   for (int up = 0; up < 3; ++up, folder = folder.parent_path()) {
     AddPrefix(folders, folder / ".venv");
   }
+}
+
+// Where the extension modules lie that this process has loaded: the environment of the Python it
+// runs in, which may be no active virtual environment and have no `python3` in PATH.
+int AddFolderOfModule(dl_phdr_info* info, size_t, void* folders) {
+  const std::string_view name = info->dlpi_name == nullptr ? "" : info->dlpi_name;
+  for (const std::string_view site : {"/site-packages/", "/dist-packages/"}) {
+    const size_t at = name.find(site);
+    if (at == std::string_view::npos) continue;
+    AddFolder(*static_cast<std::vector<std::string>*>(folders), name.substr(0, at + site.size()));
+  }
+  return 0;
 }
 
 std::string OutputOf(const char* command) {
@@ -164,7 +180,11 @@ class Collector {
   void Add(const fs::path& path, bool loaded, const fs::path& site = {}) {
     std::error_code error;
     const fs::path real = fs::canonical(path, error);
-    if (error || Known(real.string())) return;
+    if (error) return;
+    if (FoundPlugin* known = Find(real.string()); known != nullptr) {
+      known->loaded |= loaded;  // the one that XLA_GPU_PJRT_PLUGIN names may be in the process
+      return;
+    }
     FoundPlugin plugin;
     plugin.path = real.string();
     plugin.loaded = loaded;
@@ -195,8 +215,9 @@ class Collector {
   std::vector<FoundPlugin> plugins;
 
  private:
-  bool Known(const std::string& path) const {
-    return std::ranges::any_of(plugins, [&](const FoundPlugin& p) { return p.path == path; });
+  FoundPlugin* Find(const std::string& path) {
+    const auto found = std::ranges::find(plugins, path, &FoundPlugin::path);
+    return found == plugins.end() ? nullptr : &*found;
   }
 };
 
@@ -230,6 +251,7 @@ bool FoundPlugin::is_cuda() const {
 std::vector<std::string> SitePackages() {
   std::vector<std::string> folders;
   AddOwnFolders(folders);
+  dl_iterate_phdr(AddFolderOfModule, &folders);
   AddPrefix(folders, Env("VIRTUAL_ENV"));
   AddPrefix(folders, Env("CONDA_PREFIX"));
   AddSplit(folders, Env("PYTHONPATH"), ':');
@@ -270,12 +292,12 @@ bool MachineHasNvidiaGpu() {
 }
 
 StatusOr<FoundPlugin> ChoosePjrtPlugin(const std::string& name) {
+  if (const std::string wish = Env("XLA_GPU_PJRT_PLUGIN"); name.empty() && !wish.empty()) {
+    return ChoosePjrtPlugin(wish);
+  }
   const bool is_path = name.find('/') != std::string::npos || name.ends_with(".so");
   if (is_path) return FoundPlugin{.path = name};
   const std::vector<FoundPlugin> found = FindPjrtPlugins();
-  if (const std::string path = Env("XLA_GPU_PJRT_PLUGIN"); name.empty() && !path.empty()) {
-    return FoundPlugin{.path = path};
-  }
   if (!name.empty() && name != "cpu" && !name.starts_with("cuda")) {
     return InvalidArgument(StrCat("plugin '", name,
                                   "' is neither a path to a .so nor one of cpu, cuda, cuda12, "

@@ -19,8 +19,8 @@ struct FoundPlugin {
   bool is_cuda() const;  // by its path: a guess that needs no loading
 };
 
-// Folders in which Python packages lie, in this order: that of this library, VIRTUAL_ENV,
-// CONDA_PREFIX, PYTHONPATH.
+// Folders in which Python packages lie, in this order: that of this library, those of the modules
+// loaded in this process, VIRTUAL_ENV, CONDA_PREFIX, PYTHONPATH.
 std::vector<std::string> SitePackages();
 // sys.path of `python3`: where to look if none of SitePackages() holds what is sought.
 std::vector<std::string> PythonSysPath();

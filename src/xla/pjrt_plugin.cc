@@ -31,6 +31,12 @@ std::map<const PJRT_Api*, std::unique_ptr<PjrtPlugin>>& Plugins() {
   return *plugins;
 }
 
+// Our tables that stand for a plugin; guarded by Mutex().
+std::map<const PJRT_Api*, const PjrtPlugin*>& Forwarders() {
+  static auto* forwarders = new std::map<const PJRT_Api*, const PjrtPlugin*>;
+  return *forwarders;
+}
+
 std::string PathOfAddress(const void* address) {
   Dl_info info;
   return dladdr(address, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
@@ -81,6 +87,9 @@ Status PjrtPlugin::TakeError(PJRT_Error* error, const char* what) const {
 }
 
 StatusOr<const PjrtPlugin*> PjrtPlugin::Adopt(const PJRT_Api* api, std::string path) {
+  if (auto forwarder = Forwarders().find(api); forwarder != Forwarders().end()) {
+    return forwarder->second;
+  }
   if (auto known = Plugins().find(api); known != Plugins().end()) return known->second.get();
   if (api->struct_size < offsetof(PJRT_Api, PJRT_Error_Destroy)) {
     return InvalidArgument(
@@ -111,7 +120,7 @@ StatusOr<const PjrtPlugin*> PjrtPlugin::Load(const std::string& path) {
     return NotFound(StrCat("PJRT plugin '", path, "' is no file", error ? ": " : "",
                            error ? error.message() : ""));
   }
-  std::lock_guard<std::mutex> lock(Mutex());
+  // No lock while foreign code runs: GetPjrtApi of the compatibility plugin comes back here.
   const std::string absolute = std::filesystem::canonical(path, error).string();
   PreloadNvidiaLibraries(absolute);
   // NODELETE: XLA's threads and registries outlive any handle. LOCAL: two plugins carry the same
@@ -127,12 +136,25 @@ StatusOr<const PjrtPlugin*> PjrtPlugin::Load(const std::string& path) {
   }
   const PJRT_Api* api = get_api();
   if (api == nullptr) return Internal(StrCat("GetPjrtApi of ", absolute, " returned NULL"));
-  XLA_GPU_ASSIGN_OR_RETURN(const PjrtPlugin* plugin, Adopt(api, absolute));
+  StatusOr<const PjrtPlugin*> adopted = [&] {
+    std::lock_guard<std::mutex> lock(Mutex());
+    return Adopt(api, absolute);
+  }();
+  if (!adopted.ok()) return adopted;
+  const PjrtPlugin* plugin = *adopted;
   // Initialising twice is harmless, so a plugin that JAX has set up may come this way too.
-  PjrtArgs<PJRT_Plugin_Initialize_Args> initialize;
-  XLA_GPU_RETURN_IF_ERROR(
-      plugin->TakeError(api->PJRT_Plugin_Initialize(initialize.get()), "PJRT_Plugin_Initialize"));
+  std::call_once(plugin->initialize_once_, [plugin] {
+    PjrtArgs<PJRT_Plugin_Initialize_Args> initialize;
+    plugin->initialized_ = plugin->TakeError(plugin->api_->PJRT_Plugin_Initialize(initialize.get()),
+                                             "PJRT_Plugin_Initialize");
+  });
+  if (!plugin->initialized_.ok()) return plugin->initialized_;
   return plugin;
+}
+
+void PjrtPlugin::AddForwarder(const PJRT_Api* forwarder, const PjrtPlugin* plugin) {
+  std::lock_guard<std::mutex> lock(Mutex());
+  Forwarders()[forwarder] = plugin;
 }
 
 std::string ExtensionTypeName(int type) {

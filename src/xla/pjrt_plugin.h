@@ -4,6 +4,7 @@
 #define XLA_GPU_XLA_PJRT_PLUGIN_H_
 
 #include <cstddef>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,10 @@ class PjrtPlugin {
   // The plugin behind a PJRT_Api* that somebody else loaded (JAX, another C++ program).
   static StatusOr<const PjrtPlugin*> FromApi(const void* api);
 
+  // Makes `forwarder`, a table of ours that forwards to `plugin` (compat/), mean that plugin to
+  // FromApi and Load: a handler registered by way of it must reach the same registry.
+  static void AddForwarder(const PJRT_Api* forwarder, const PjrtPlugin* plugin);
+
   const PJRT_Api* api() const { return api_; }
   // The .so; empty if it cannot be told.
   const std::string& path() const { return path_; }
@@ -63,6 +68,8 @@ class PjrtPlugin {
   const PJRT_Api* api_;
   std::string path_;
   std::vector<Extension> extensions_;
+  mutable std::once_flag initialize_once_;
+  mutable Status initialized_;
 };
 
 // "FFI", "Gpu_Custom_Call", ...; "type 23" for one that this library does not know.

@@ -7,6 +7,7 @@
 #include "pjrt_c_api.h"
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
+#include "src/xla/compat/compat_plugin.h"
 #include "src/xla/handler_metadata.h"
 #include "src/xla/pjrt_discovery.h"
 #include "src/xla/pjrt_extensions.h"
@@ -204,6 +205,11 @@ StatusOr<HandlerMetadata> CheckHandler(const std::string& name, const HandlerSta
 }
 
 StatusOr<const PjrtPlugin*> LoadedPlugin(Platform platform) {
+  // PyTorch/XLA runs in the plugin that the compatibility plugin wraps; another may be loaded too.
+  const CompatPlugin* compat = LoadedCompatPlugin();
+  if (compat != nullptr && compat->wrapped->is_gpu() == (platform == Platform::kCuda)) {
+    return compat->wrapped;
+  }
   std::vector<std::string> seen;
   for (const FoundPlugin& found : FindPjrtPlugins()) {
     if (!found.loaded) continue;

@@ -1,0 +1,97 @@
+"""The device XLA_GPU of PyTorch/XLA: libxla_gpu_pjrt.so as one of its PJRT plugins.
+
+PyTorch/XLA 2.9 has no client for NVIDIA GPUs of its own. It loads PJRT plugins, but the stock CUDA
+plugins do not fit it: it aborts at their platform's name, and its argument structs are older than
+theirs. libxla_gpu_pjrt.so stands between the two.
+
+torch_xla imports this module by its entry point, in the middle of its own import; so it is no part
+of `xla_gpu.torch_xla`, which needs all of torch_xla, and it imports little.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import pathlib
+import warnings
+from typing import Any
+
+from torch_xla.experimental import plugins
+
+from xla_gpu import _lib
+from xla_gpu._errors import make_error
+
+DEVICE = "XLA_GPU"
+PLUGIN_NAME = "libxla_gpu_pjrt.so"
+_PJRT_DEVICE = "PJRT_DEVICE"
+
+# `import torch_xla` chooses a device where the user has not, after it has loaded the entry points.
+# So this tells whether the user has, if this module is loaded as one of them or before.
+_device_was_chosen = _PJRT_DEVICE in os.environ
+
+
+@functools.cache
+def plugin_path() -> str:
+    """The path of libxla_gpu_pjrt.so, which lies beside libxla_gpu.so; NotFoundError without it."""
+    path = pathlib.Path(_lib.library_path()).with_name(PLUGIN_NAME)
+    if not path.is_file():
+        raise make_error(
+            5, f"{path} does not exist; reinstall xla-gpu, or run 'make build' in a checkout"
+        )
+    return str(path)
+
+
+def plugin_info() -> dict[str, Any]:
+    """What the device XLA_GPU runs on; the stock plugin is loaded if it is not loaded yet.
+
+    Returns:
+      "path": of the stock PJRT plugin; "platform": "CUDA" or "Host", as `xla_gpu.register` takes
+      it; "pjrt": its PJRT version; "problem": why the ops of this library cannot be called there,
+      empty if they can.
+
+    Raises:
+      XlaGpuError: no stock plugin was found or it cannot be loaded; the message says what to do.
+    """
+    info = _lib.load().xla_gpu_pjrt_compat_info
+    info.restype, info.argtypes = ctypes.c_void_p, [ctypes.POINTER(ctypes.c_void_p)]
+    text = ctypes.c_void_p()
+    _lib.check(info(ctypes.byref(text)))
+    return json.loads(_lib.take_string(text.value))
+
+
+class XlaGpuPlugin(plugins.DevicePlugin):
+    """What torch_xla asks of a device; entry point XLA_GPU of the group torch_xla.plugins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # When torch_xla looks for the plugin again it takes a device's name up to its first "_"
+        # (torch_xla.runtime.device_type), and so asks for "XLA".
+        plugins._plugin_registry.setdefault(DEVICE.split("_")[0], self)
+
+    def library_path(self) -> str:
+        """The PJRT plugin that torch_xla loads."""
+        return plugin_path()
+
+    def configure_single_process(self) -> None:
+        """Nothing: one process sees every device."""
+
+
+def register() -> None:
+    """Makes the device known to torch_xla, and the default where the user has chosen none.
+
+    Raises:
+      RuntimeError: torch_xla runs already.
+    """
+    if DEVICE not in plugins._plugin_registry:
+        plugins.use_dynamic_plugins()
+        plugins.register_plugin(DEVICE, XlaGpuPlugin())
+    if not _device_was_chosen:
+        os.environ[_PJRT_DEVICE] = DEVICE
+    if os.environ.get(_PJRT_DEVICE) == "CPU":
+        warnings.warn(
+            "torch_xla runs on its own CPU client (PJRT_DEVICE=CPU), which calls no custom kernel; "
+            "import xla_gpu.torch_xla before torch_xla, or set PJRT_DEVICE=XLA_GPU",
+            stacklevel=3,
+        )

@@ -1,0 +1,171 @@
+#include "src/xla/compat/api_table.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "pjrt_c_api.h"
+#include "src/xla/compat/bridge.h"
+#include "src/xla/compat/own_error.h"
+#include "src/xla/compat/struct_history.h"
+
+namespace xla_gpu::xla {
+namespace {
+
+std::atomic<const PJRT_Api*> wrapped_api{nullptr};
+
+const PJRT_Api& Wrapped() { return *wrapped_api.load(std::memory_order_relaxed); }
+int WrappedMinor() { return Wrapped().pjrt_api_version.minor_version; }
+
+// ---- Thunks: each forwards one function of the table ----
+
+template <typename Args>
+using Function = PJRT_Error* (*)(Args*);
+
+// The argument struct itself is bridged.
+template <auto kFunction, const StructHistory& kHistory>
+struct BridgeArgs;
+template <typename Args, Function<Args> PJRT_Api::*kFunction, const StructHistory& kHistory>
+struct BridgeArgs<kFunction, kHistory> {
+  static PJRT_Error* Call(Args* args) {
+    BridgedStruct bridged(args, kHistory, WrappedMinor());
+    if (!bridged.status().ok()) return MakeOwnError(bridged.status());
+    PJRT_Error* error = (Wrapped().*kFunction)(static_cast<Args*>(bridged.get()));
+    bridged.CopyBack();
+    return error;
+  }
+};
+
+// A struct that the argument struct points to is bridged.
+template <auto kFunction, auto kMember, const StructHistory& kHistory>
+struct BridgeMember;
+template <typename Args, typename Member, Function<Args> PJRT_Api::*kFunction,
+          Member* Args::*kMember, const StructHistory& kHistory>
+struct BridgeMember<kFunction, kMember, kHistory> {
+  static PJRT_Error* Call(Args* args) {
+    Member* const framework = args->*kMember;
+    BridgedStruct bridged(framework, kHistory, WrappedMinor());
+    if (!bridged.status().ok()) return MakeOwnError(bridged.status());
+    args->*kMember = static_cast<Member*>(bridged.get());
+    PJRT_Error* error = (Wrapped().*kFunction)(args);
+    args->*kMember = framework;
+    bridged.CopyBack();
+    return error;
+  }
+};
+
+// The platform's name is ours.
+template <auto kFunction>
+struct Rename;
+template <typename Args, Function<Args> PJRT_Api::*kFunction>
+struct Rename<kFunction> {
+  static PJRT_Error* Call(Args* args) {
+    PJRT_Error* error = (Wrapped().*kFunction)(args);
+    if (error != nullptr) return error;
+    args->platform_name = kCompatPlatformName.data();
+    args->platform_name_size = kCompatPlatformName.size();
+    return nullptr;
+  }
+};
+
+// ---- Errors: ours are answered here, the wrapped plugin's there ----
+
+void ErrorDestroy(PJRT_Error_Destroy_Args* args) {
+  if (FreeOwnError(args->error) || wrapped_api.load() == nullptr) return;
+  Wrapped().PJRT_Error_Destroy(args);
+}
+
+void ErrorMessage(PJRT_Error_Message_Args* args) {
+  if (const Status* own = FindOwnError(args->error); own != nullptr) {
+    args->message = own->message().data();
+    args->message_size = own->message().size();
+  } else if (wrapped_api.load() != nullptr) {
+    Wrapped().PJRT_Error_Message(args);
+  }
+}
+
+PJRT_Error* ErrorGetCode(PJRT_Error_GetCode_Args* args) {
+  if (const Status* own = FindOwnError(args->error); own != nullptr) {
+    args->code = static_cast<PJRT_Error_Code>(own->code());
+    return nullptr;
+  }
+  return wrapped_api.load() == nullptr ? nullptr : Wrapped().PJRT_Error_GetCode(args);
+}
+
+// ---- Tables ----
+
+// A table of the plugin's own size, so that a framework sees just the functions that exist.
+PJRT_Api* NewTable(size_t size) {
+  static auto* tables = new std::vector<std::unique_ptr<char[]>>;  // they live for ever
+  tables->push_back(std::make_unique<char[]>(std::max(size, sizeof(PJRT_Api))));
+  return reinterpret_cast<PJRT_Api*>(tables->back().get());
+}
+
+// Puts a thunk in place of a function that the wrapped plugin has.
+template <auto kFunction, typename Thunk>
+void Install(PJRT_Api* table) {
+  const auto* slot = reinterpret_cast<const char*>(&(table->*kFunction));
+  const size_t end =
+      static_cast<size_t>(slot - reinterpret_cast<const char*>(table)) + sizeof(void*);
+  if (end <= table->struct_size && table->*kFunction != nullptr) table->*kFunction = &Thunk::Call;
+}
+
+template <auto kFunction, const StructHistory& kHistory>
+void InstallBridge(PJRT_Api* table) {
+  Install<kFunction, BridgeArgs<kFunction, kHistory>>(table);
+}
+
+Status& Failure() {
+  static auto* status = new Status;
+  return *status;
+}
+
+PJRT_Error* Fail(void*) { return MakeOwnError(Failure()); }
+
+}  // namespace
+
+const PJRT_Api* MakeForwardingApi(const PJRT_Api* wrapped) {
+  PJRT_Api* table = NewTable(wrapped->struct_size);
+  std::memcpy(static_cast<void*>(table), wrapped, wrapped->struct_size);
+  table->PJRT_Error_Destroy = &ErrorDestroy;
+  table->PJRT_Error_Message = &ErrorMessage;
+  table->PJRT_Error_GetCode = &ErrorGetCode;
+
+  InstallBridge<&PJRT_Api::PJRT_Client_Create, kClientCreateArgs>(table);
+  InstallBridge<&PJRT_Api::PJRT_Client_CreateViewOfDeviceBuffer, kCreateViewOfDeviceBufferArgs>(
+      table);
+  InstallBridge<&PJRT_Api::PJRT_Executable_DeserializeAndLoad, kDeserializeAndLoadArgs>(table);
+  InstallBridge<&PJRT_Api::PJRT_Executable_GetCompiledMemoryStats, kCompiledMemoryStatsArgs>(table);
+  constexpr auto kExecute = &PJRT_Api::PJRT_LoadedExecutable_Execute;
+  Install<kExecute,
+          BridgeMember<kExecute, &PJRT_LoadedExecutable_Execute_Args::options, kExecuteOptions>>(
+      table);
+
+  constexpr auto kClientName = &PJRT_Api::PJRT_Client_PlatformName;
+  Install<kClientName, Rename<kClientName>>(table);
+  constexpr auto kTopologyName = &PJRT_Api::PJRT_TopologyDescription_PlatformName;
+  Install<kTopologyName, Rename<kTopologyName>>(table);
+
+  wrapped_api.store(wrapped);
+  return table;
+}
+
+const PJRT_Api* MakeFailingApi(Status status) {
+  Failure() = std::move(status);
+  PJRT_Api* table = NewTable(PJRT_Api_STRUCT_SIZE);
+  table->struct_size = PJRT_Api_STRUCT_SIZE;
+  table->pjrt_api_version = {PJRT_Api_Version_STRUCT_SIZE, nullptr, PJRT_API_MAJOR, PJRT_API_MINOR};
+  // Every function takes one pointer and returns PJRT_Error*, but for two of the first three.
+  auto** slots = reinterpret_cast<PJRT_Error* (**)(void*)>(&table->PJRT_Error_Destroy);
+  const size_t count =
+      (PJRT_Api_STRUCT_SIZE - offsetof(PJRT_Api, PJRT_Error_Destroy)) / sizeof(void*);
+  std::fill_n(slots, count, &Fail);
+  table->PJRT_Error_Destroy = &ErrorDestroy;
+  table->PJRT_Error_Message = &ErrorMessage;
+  table->PJRT_Error_GetCode = &ErrorGetCode;
+  return table;
+}
+
+}  // namespace xla_gpu::xla

@@ -1,0 +1,71 @@
+#include "src/xla/compat/bridge.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "src/core/strings.h"
+
+namespace xla_gpu::xla {
+
+BridgedStruct::BridgedStruct(void* framework, const StructHistory& history, int minor)
+    : framework_(static_cast<char*>(framework)), history_(history) {
+  // A missing struct, or one smaller than any release's, is the plugin's to refuse, in its words.
+  if (framework == nullptr) return;
+  std::memcpy(&framework_size_, framework_, sizeof(framework_size_));
+  if (framework_size_ < history.sizes.front().size) return;
+  const size_t newest = history.sizes.back().size;
+  const size_t needed = history.SizeAt(minor);
+  if (framework_size_ < needed) {
+    // Zero in members that a later release added means "as before", and a struct that is larger
+    // than needed is taken, so a plugin that grew without saying so is served as well.
+    Extend(newest);
+  } else if (framework_size_ > needed && minor < history.sizes.back().since) {
+    Truncate(needed, minor);
+  }
+}
+
+void BridgedStruct::Extend(size_t size) {
+  copied_ = true;
+  common_ = framework_size_;
+  std::memset(copy_.data(), 0, size);
+  std::memcpy(copy_.data(), framework_, common_);
+  std::memcpy(copy_.data(), &size, sizeof(size));
+}
+
+void BridgedStruct::Truncate(size_t size, int minor) {
+  size_t begin = size;
+  for (const StructSize& row : history_.sizes) {
+    if (row.since <= minor) continue;
+    const size_t end = std::min(row.size, framework_size_);
+    const bool asked = row.kind == Added::kInput &&
+                       std::any_of(framework_ + std::min(begin, end), framework_ + end,
+                                   [](char byte) { return byte != 0; });
+    if (asked) {
+      status_ = Unimplemented(
+          StrCat(history_.name, ": the framework sets ", row.members, ", which PJRT 0.", row.since,
+                 " brought, but the plugin has PJRT 0.", minor,
+                 " and would ignore it; use a newer plugin (set XLA_GPU_PJRT_PLUGIN)"));
+      return;
+    }
+    begin = row.size;
+  }
+  copied_ = true;
+  common_ = size;
+  std::memcpy(copy_.data(), framework_, common_);
+  std::memcpy(copy_.data(), &size, sizeof(size));
+}
+
+void BridgedStruct::CopyBack() {
+  if (!copied_) return;
+  constexpr size_t kHead = sizeof(size_t);  // struct_size stays what it was
+  std::memcpy(framework_ + kHead, copy_.data() + kHead, common_ - kHead);
+  // Results that the plugin does not know read as zero, not as what lay there.
+  for (size_t i = 1; i < history_.sizes.size(); ++i) {
+    if (history_.sizes[i].kind != Added::kOutput) continue;
+    const size_t begin = std::max(history_.sizes[i - 1].size, common_);
+    const size_t end = std::min(history_.sizes[i].size, framework_size_);
+    if (begin < end) std::memset(framework_ + begin, 0, end - begin);
+  }
+}
+
+}  // namespace xla_gpu::xla
