@@ -65,6 +65,14 @@ def test_the_functions_of_xla_gpu_torch(args, inside):
     np.testing.assert_array_equal(updated.jax()[0, 0], np.ones((4, 16)))
 
 
+def test_a_pair_and_numbers_for_tensors(case, args, env):
+    query, cache, *indices, _ = args
+    pair = cache[:, :, 0::2], cache[:, :, 1::2]
+    number = int(case.args["num_seqs"][0])
+    out = xla_gpu.torch.paged_attention(query, pair, *indices, number, 0.25, k_scale=1, v_scale=1.0)
+    check_attention(case, out.jax(), None)
+
+
 def test_ordinary_tensors_keep_their_way(env):
     a = torch.arange(3.0, device="cpu")
     result = ops.simple_add(a, a)
@@ -198,6 +206,29 @@ def test_an_update_in_place_through_a_view(env):
     key = ones(2, 2, 16)
     ops.update_kv_cache_(key, key, layers[1], i32(0, 15))
     np.testing.assert_array_equal(layers.jax().sum((1, 2, 3, 4)), [0, 128, 0])
+
+
+def test_an_update_in_place_through_two_views_of_one_tensor(env):
+    cache = zeros(4, 4, 4, 16)
+    key = ones(1, 2, 16)
+    even, odd = cache[:, :, 0::2], cache[:, :, 1::2]
+    ops.update_kv_cache_(key, key + 1, even, i32(6), v_cache=odd)
+    want = ops.update_kv_cache(key, key + 1, zeros(4, 4, 4, 16), i32(6))
+    np.testing.assert_array_equal(cache.jax(), want.jax())
+
+
+def test_slots_of_64_bits(env):
+    """They are i64 where JAX has 64-bit types (torchax.enable_accuracy_mode)."""
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    try:
+        slots = torch.tensor([6, -(1 << 40)], device="jax")
+        assert slots.jax().dtype == jnp.int64
+        key = ones(2, 2, 16)
+        updated = ops.update_kv_cache(key, key, zeros(4, 4, 4, 16), slots)
+    finally:
+        jax.config.update("jax_enable_x64", before)
+    np.testing.assert_array_equal(updated.jax().sum((2, 3)).nonzero(), [[1], [2]])
 
 
 def test_a_functional_update_leaves_its_argument(args, env):

@@ -26,7 +26,7 @@ def zeros(*shape: int, dtype: Any = jnp.float32) -> torch.Tensor:
 
 def ones(*shape: int) -> torch.Tensor:
     """A torchax tensor of f32 ones."""
-    return interop.torch_view(jnp.ones(shape))
+    return interop.torch_view(jnp.ones(shape, jnp.float32))
 
 
 def i32(*values: int) -> torch.Tensor:
