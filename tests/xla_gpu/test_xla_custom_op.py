@@ -36,7 +36,7 @@ def hlo(tensor):
 
 
 def test_runs_on_the_gpu_if_there_is_one():
-    assert PLATFORM == ("CUDA" if HAS_GPU else "Host")
+    assert ("CUDA" if HAS_GPU else "Host") == PLATFORM
 
 
 def test_simple_add_is_a_custom_call():
