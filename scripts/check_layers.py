@@ -32,11 +32,20 @@ OWNED_HEADERS = {
 }
 # Frameworks, and the modules of python/xla_gpu that may import them.
 OWNED_IMPORTS = {
-    "jax": re.compile(r"^jax"),
+    "jax": re.compile(r"^(jax|torchax)"),
     "jaxlib": re.compile(r"^jax"),
     "torch": re.compile(r"^(torch|vllm)"),
     "torch_xla": re.compile(r"^(torch_xla|vllm)"),
+    "torchax": re.compile(r"^torchax"),
     "vllm": re.compile(r"^vllm"),
+}
+# The packages of python/xla_gpu for one framework each, and the others that each may import.
+FRAMEWORK_PACKAGES = {
+    "jax": set(),
+    "torch": set(),
+    "torch_xla": {"torch"},
+    "torchax": {"jax", "torch"},
+    "vllm": {"torch"},
 }
 MACHINE_PATH = re.compile(
     r"(?<![\w.$}/])/(root|work|home/\w+|Users/\w+)/\w|index-url|pypi\.org/simple"
@@ -68,26 +77,37 @@ def check_includes(path: PurePosixPath, text: str) -> list[str]:
 
 
 def imported_modules(tree: ast.AST) -> set[str]:
-    """The top-level names of all modules that a syntax tree imports, wherever it does."""
+    """The names of all modules that a syntax tree imports, wherever it does."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names.add(node.module)
-    return {name.split(".")[0] for name in names}
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
 
 
 def check_imports(path: PurePosixPath, text: str) -> list[str]:
-    """Imports of frameworks in python/xla_gpu outside the modules that own them."""
+    """Imports in python/xla_gpu of frameworks, and of packages for them, by modules of others."""
     if path.parts[:2] != ("python", "xla_gpu") or path.suffix != ".py":
         return []
     module = "/".join(path.parts[2:])
-    return [
+    imported = imported_modules(ast.parse(text))
+    problems = [
         f"{path}: may not import {name}; only python/xla_gpu/{owner.pattern.strip('^')}* may"
-        for name in sorted(imported_modules(ast.parse(text)))
+        for name in sorted({name.split(".")[0] for name in imported})
         if (owner := OWNED_IMPORTS.get(name)) and not owner.match(module)
     ]
+    package = PurePosixPath(path.parts[2]).stem
+    if package in FRAMEWORK_PACKAGES:
+        others = FRAMEWORK_PACKAGES.keys() - FRAMEWORK_PACKAGES[package] - {package}
+        problems += [
+            f"{path}: xla_gpu.{package} may not import xla_gpu.{other}"
+            for other in sorted(others)
+            if f"xla_gpu.{other}" in {".".join(name.split(".")[:2]) for name in imported}
+        ]
+    return problems
 
 
 def check_text(path: PurePosixPath, text: str) -> list[str]:

@@ -11,11 +11,12 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import jax_calls
 import numpy as np
 import pytest
 from attention_oracle import update_kv_cache as update_oracle
 from compare import check_attention
-from problems import Static, paged_attention_case
+from problems import Case, Static, paged_attention_case
 from xla_gpu.jax import paged_attention, update_kv_cache
 
 CALLS = 20
@@ -23,7 +24,6 @@ RUNS = 7
 BASE = Static(
     dtype="bfloat16",
     cache_dtype="bfloat16",
-    layout="interleaved",
     tokens=16,
     q_heads=8,
     kv_heads=2,
@@ -33,14 +33,7 @@ BASE = Static(
     max_seqs=4,
     max_pages=40,
     scale=0.09,
-    sliding_window=0,
-    soft_cap=0.0,
-    causal=True,
-    sinks=False,
-    k_scale=0,
-    v_scale=0,
     return_lse=True,
-    out_dtype="",
 )
 STATICS = {
     "mixed": BASE,
@@ -60,22 +53,7 @@ def test_lengths_change_between_replays(name, smallest_graph):
     options = {"xla_gpu_graph_min_graph_size": smallest_graph} if smallest_graph else None
 
     def step(cases):
-        results = []
-        for args in cases:
-            args = dict(args)
-            names = ("query", "kv_cache", "context_lens", "block_tables", "query_start_loc")
-            positional = [args.pop(n) for n in (*names, "num_seqs")]
-            results.append(
-                paged_attention(
-                    *positional,
-                    static.scale,
-                    static.sliding_window or None,
-                    static.soft_cap or None,
-                    return_lse=True,
-                    **args,
-                )
-            )
-        return results
+        return [jax_calls.attention(static, args) for args in cases]
 
     step = jax.jit(step, compiler_options=options)
     rng = np.random.default_rng(11)
@@ -192,8 +170,6 @@ def test_a_serving_loop_writes_and_reads_its_cache():
         scale=0.125,
         return_lse=False,
     )
-    from problems import Case
-
     for run in range(RUNS):
         before = np.asarray(lengths)
         caches, lengths, outs = step(caches, lengths, keys[run], queries[run])

@@ -4,15 +4,14 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import jax_calls
 import numpy as np
 import pytest
 from problems import Static, paged_attention_case
-from xla_gpu.jax import paged_attention
 
 BASE = Static(
     dtype="bfloat16",
     cache_dtype="bfloat16",
-    layout="interleaved",
     tokens=96,
     q_heads=16,
     kv_heads=4,
@@ -22,20 +21,11 @@ BASE = Static(
     max_seqs=6,
     max_pages=256,
     scale=0.09,
-    sliding_window=0,
-    soft_cap=0.0,
-    causal=True,
-    sinks=False,
-    k_scale=0,
-    v_scale=0,
-    return_lse=False,
-    out_dtype="",
 )
 
 
 def call(args):
-    names = ("query", "kv_cache", "context_lens", "block_tables", "query_start_loc", "num_seqs")
-    return paged_attention(*(args[name] for name in names), BASE.scale)
+    return jax_calls.attention(BASE, args)[0]
 
 
 @pytest.mark.parametrize("tokens", [6, 96, 700])

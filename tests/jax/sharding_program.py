@@ -12,14 +12,16 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "oracle"))
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
+import jax_calls
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from problems import Static, paged_attention_case, update_case
-from xla_gpu.jax import paged_attention, simple_add, update_kv_cache
+from xla_gpu.jax import simple_add
 
 try:
     from jax import shard_map
@@ -31,7 +33,6 @@ COLLECTIVE = re.compile(r"= (\S+) (all-gather|all-reduce|all-to-all|collective-p
 BASE = Static(
     dtype="float32",
     cache_dtype="float32",
-    layout="interleaved",
     tokens=32,
     q_heads=16,
     kv_heads=4,
@@ -41,46 +42,15 @@ BASE = Static(
     max_seqs=4,
     max_pages=6,
     scale=0.2,
-    sliding_window=0,
-    soft_cap=0.0,
-    causal=True,
     sinks=True,
     k_scale=4,
     v_scale=1,
     return_lse=True,
-    out_dtype="",
 )
 
 
 def attention_call(static):
-    def call(args):
-        args = dict(args)
-        cache = args.pop("kv_cache")
-        if "v_cache" in args:
-            cache = (cache, args.pop("v_cache"))
-        names = ("query", "context_lens", "block_tables", "query_start_loc", "num_seqs")
-        query, *indices = (args.pop(name) for name in names)
-        return paged_attention(
-            query,
-            cache,
-            *indices,
-            static.scale,
-            static.sliding_window or None,
-            causal=static.causal,
-            return_lse=static.return_lse,
-            **args,
-        )
-
-    return call
-
-
-def update_call(args):
-    args = dict(args)
-    cache = args.pop("kv_cache")
-    if "v_cache" in args:
-        cache = (cache, args.pop("v_cache"))
-    key, value, slots = (args.pop(name) for name in ("key", "value", "slot_mapping"))
-    return update_kv_cache(key, value, cache, slots, **args)
+    return functools.partial(jax_calls.attention, static)
 
 
 def cache_spec(static, pages=None, heads=None):
@@ -170,7 +140,7 @@ def update_scenarios(mesh):
             token = P(None, heads, None)
             specs = {"key": token, "value": token, "kv_cache": cache, "v_cache": cache}
             specs["k_scale"] = P(heads)
-            scenarios[f"update/{name}/{layout}"] = run(update_call, case.args, mesh, specs)
+            scenarios[f"update/{name}/{layout}"] = run(jax_calls.update, case.args, mesh, specs)
     return scenarios
 
 

@@ -29,11 +29,11 @@ def test_gather_is_the_same_attention(problem):
 
 
 def test_cpu_table(problem):
-    row = cpu.measure(problem, budget=0.001)
+    row = cpu.measure(problem, budget=0.001, gibibytes=0.01)
     assert row["rates"]["ours"] > 0
-    text = "\n".join(cpu.table([row], bandwidth=10.0))
+    assert row["bandwidth"] > 0
+    text = "\n".join(cpu.table([row]))
     assert str(problem) in text
-    assert cpu.read_bandwidth(0.01) > 0
 
 
 def test_gpu_table_shows_each_competitor_or_its_error(problem, tmp_path):

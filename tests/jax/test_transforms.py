@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compare import check_attention
-from problems import Static, paged_attention_case
+from jax_calls import INDICES
+from problems import SMALL, paged_attention_case
 from xla_gpu.jax import (
     export_checks,
     paged_attention,
@@ -18,34 +19,10 @@ from xla_gpu.jax import (
     update_kv_cache,
 )
 
-STATIC = Static(
-    dtype="float32",
-    cache_dtype="float32",
-    layout="interleaved",
-    tokens=12,
-    q_heads=4,
-    kv_heads=2,
-    head_dim=16,
-    pages=10,
-    page_size=4,
-    max_seqs=3,
-    max_pages=4,
-    scale=0.25,
-    sliding_window=0,
-    soft_cap=0.0,
-    causal=True,
-    sinks=False,
-    k_scale=0,
-    v_scale=0,
-    return_lse=False,
-    out_dtype="",
-)
-INDICES = ("context_lens", "block_tables", "query_start_loc", "num_seqs")
-
 
 @pytest.fixture
 def case():
-    return paged_attention_case(STATIC, np.random.default_rng(1))
+    return paged_attention_case(SMALL, np.random.default_rng(1))
 
 
 @pytest.fixture

@@ -24,11 +24,10 @@ def np_dtype(name: str) -> np.dtype:
 
 @dataclasses.dataclass(frozen=True)
 class Static:
-    """The compile-time part of a problem."""
+    """The compile-time part of a problem; no feature unless it is asked for."""
 
     dtype: str
     cache_dtype: str
-    layout: str
     tokens: int
     q_heads: int
     kv_heads: int
@@ -38,14 +37,15 @@ class Static:
     max_seqs: int
     max_pages: int
     scale: float
-    sliding_window: int
-    soft_cap: float
-    causal: bool
-    sinks: bool
-    k_scale: int  # elements; 0 for none
-    v_scale: int
-    return_lse: bool
-    out_dtype: str  # "" for dtype
+    layout: str = "interleaved"
+    sliding_window: int = 0
+    soft_cap: float = 0.0
+    causal: bool = True
+    sinks: bool = False
+    k_scale: int = 0  # elements; 0 for none
+    v_scale: int = 0
+    return_lse: bool = False
+    out_dtype: str = ""  # "" for dtype
 
     @property
     def result_dtype(self) -> str:
@@ -55,6 +55,22 @@ class Static:
         """The op's attributes by name, except out_dtype and optional_args."""
         names = ("scale", "sliding_window", "soft_cap", "causal", "return_lse")
         return {name: getattr(self, name) for name in names}
+
+
+# For tests of anything but the numbers.
+SMALL = Static(
+    dtype="float32",
+    cache_dtype="float32",
+    tokens=12,
+    q_heads=4,
+    kv_heads=2,
+    head_dim=16,
+    pages=10,
+    page_size=4,
+    max_seqs=3,
+    max_pages=4,
+    scale=0.25,
+)
 
 
 @dataclasses.dataclass

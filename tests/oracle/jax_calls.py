@@ -1,0 +1,46 @@
+"""The ops of xla_gpu.jax on a case's arguments by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from problems import Static
+from xla_gpu.jax import paged_attention, update_kv_cache
+
+INDICES = ("context_lens", "block_tables", "query_start_loc", "num_seqs")
+
+
+def _take_cache(args: dict[str, Any]) -> Any:
+    cache = args.pop("kv_cache")
+    return (cache, args.pop("v_cache")) if "v_cache" in args else cache
+
+
+def attention(static: Static, args: Mapping[str, Any]) -> tuple[jax.Array, jax.Array | None]:
+    """paged_attention of a case: (out, lse or None)."""
+    args = dict(args)
+    cache = _take_cache(args)
+    result = paged_attention(
+        args.pop("query"),
+        cache,
+        *(args.pop(name) for name in INDICES),
+        static.scale,
+        static.sliding_window or None,
+        static.soft_cap or None,
+        causal=static.causal,
+        return_lse=static.return_lse,
+        out_dtype=static.out_dtype or None,
+        **args,
+    )
+    return result if static.return_lse else (result, None)
+
+
+def update(args: Mapping[str, Any]) -> tuple[jax.Array, ...]:
+    """update_kv_cache of a case: one cache, or two where v_cache came."""
+    args = dict(args)
+    cache = _take_cache(args)
+    result = update_kv_cache(
+        args.pop("key"), args.pop("value"), cache, args.pop("slot_mapping"), **args
+    )
+    return result if isinstance(result, tuple) else (result,)

@@ -1,0 +1,45 @@
+"""Random problems through torchax, eager and under its jit, against float64."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torchax", exc_type=ImportError)
+
+from attention_oracle import update_kv_cache as update_oracle
+from compare import check_attention, check_cache
+from problems import paged_attention_case, random_static, update_case
+from torchax import interop
+from torchax_calls import attention, tensors, to_numpy, update, update_in_place
+
+GROUPS = 16
+CASES_A_GROUP = 16
+EAGER_CASES = 3
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_paged_attention(group, histogram, env):
+    rng = np.random.default_rng([27, group])
+    static = random_static(rng)
+    jitted = interop.jax_jit(lambda args: attention(static, args))
+    for number in range(CASES_A_GROUP):
+        case = paged_attention_case(static, rng)
+        call = jitted if number >= EAGER_CASES else lambda args: attention(static, args)
+        try:
+            check_attention(case, *to_numpy(call(tensors(case.args))), histogram)
+        except Exception as e:
+            raise AssertionError(f"group {group}, case {number}: {e}") from e
+
+
+@pytest.mark.parametrize("how", [update, update_in_place])
+@pytest.mark.parametrize("group", range(8))
+def test_update_kv_cache(group, how, env):
+    rng = np.random.default_rng([28, group])
+    static = random_static(rng)
+    jitted = interop.jax_jit(how)
+    for number in range(CASES_A_GROUP):
+        case = update_case(static, rng)
+        want = update_oracle(**case.args)
+        args = tensors(case.args)
+        got = to_numpy((jitted if number >= EAGER_CASES else how)(args))
+        for one, expected in zip(got, want if isinstance(want, tuple) else (want,), strict=True):
+            check_cache(one, expected)
