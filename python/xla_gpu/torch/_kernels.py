@@ -50,7 +50,11 @@ class Kernel:
 
     def __call__(self, tensors: Tensors, options: Any) -> Any:
         """Runs the op on CPU or CUDA tensors; gives what the torch op returns."""
-        key = (self, options, *map(_type_of, tensors), *map(_is_contiguous, tensors))
+        try:
+            key = (self, options, *map(_type_of, tensors), *map(_is_contiguous, tensors))
+        except AttributeError:
+            self.check_present(tensors)
+            raise
         prepared = thread.prepared.get(key)
         if prepared is None:
             return self._first(key, tensors, options)
@@ -94,6 +98,14 @@ class Kernel:
         with torch.cuda.device(device):
             ensure_context(prepared.index)
             return self._run(prepared, args)
+
+    def check_present(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """A required tensor may come as None, which torch lets pass: InvalidArgumentError."""
+        for i, tensor in enumerate(tensors):
+            if tensor is None:
+                op = getattr(torch.ops.xla_gpu, self.name).default
+                name = op._schema.arguments[i].name
+                raise make_error(3, f"{self.name}: {name} is None; it must be a tensor")
 
     def _check_overlap(self, addresses: Sequence[int], sizes: Sequence[int]) -> None:
         """In place, nothing that is read may lie in what is written."""
