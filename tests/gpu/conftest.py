@@ -1,14 +1,10 @@
-"""Tests that need an NVIDIA GPU: they skip with a reason where JAX finds none."""
+"""Tests that need an NVIDIA GPU: they skip with a reason where their framework finds none."""
 
 import functools
 import pathlib
-import sys
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "oracle"))
-
-from compare import Histogram
+from fixtures import histogram  # noqa: F401
 
 
 @functools.cache
@@ -28,6 +24,18 @@ def why_no_gpu():
     return f"this library has no CUDA kernel of {', '.join(missing)}" if missing else ""
 
 
+@functools.cache
+def why_no_torch_gpu():
+    """The reason to skip a test of the torch ops, or ""."""
+    try:
+        import torch
+    except Exception as e:
+        return f"torch does not start: {e}"
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds no GPU here"
+    return ""
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU (make test-gpu)")
 
@@ -37,18 +45,9 @@ def pytest_collection_modifyitems(items):
     ours = [item for item in items if here in pathlib.Path(item.fspath).parents]
     if not ours:
         return
-    reason = why_no_gpu()
     for item in ours:
+        torch_test = pathlib.Path(item.fspath).name.startswith("test_torch")
+        reason = why_no_torch_gpu() if torch_test else why_no_gpu()
         item.add_marker(pytest.mark.gpu)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
-
-
-@pytest.fixture(scope="module")
-def histogram(request):
-    """The errors of a module's cases, printed when they are through."""
-    seen = Histogram()
-    yield seen
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        print(f"\n{request.module.__name__}: error against fp64\n{seen}")

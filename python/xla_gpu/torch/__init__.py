@@ -1,12 +1,22 @@
-"""torch.ops.xla_gpu.*: the ops for PyTorch 2.4 and later.
+"""The ops for PyTorch 2.4 and later: torch.ops.xla_gpu.* on CPU and CUDA tensors.
 
-`import xla_gpu.torch` registers them.
+Importing this module registers them; they work eagerly, under torch.compile and in CUDA graphs. The
+functions here are the same ops with the conveniences of xla_gpu.jax: a cache as a pair (K, V), a
+number of sequences or a scale as a Python number, return_lse.
 """
 
 from __future__ import annotations
 
 from xla_gpu.torch import _registration
 
-__all__: list[str] = []
-
+# First: the functions look the ops up.
 _library = _registration.register()
+
+from xla_gpu.torch._functions import (  # noqa: E402
+    paged_attention,
+    simple_add,
+    update_kv_cache,
+    update_kv_cache_,
+)
+
+__all__ = ["paged_attention", "simple_add", "update_kv_cache", "update_kv_cache_"]

@@ -13,6 +13,7 @@ from xla_gpu._errors import make_error
 from xla_gpu.torch import _kernels, _schema
 
 _requires_grad = attrgetter("requires_grad")
+_is_neg = torch.Tensor.is_neg
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _modes = torch._C._len_torch_dispatch_stack
 _interpreter = torch._C._functorch.peek_interpreter_stack
@@ -59,19 +60,33 @@ def _wants_grad(tensors: _kernels.Tensors) -> bool:
     return torch.is_grad_enabled() and any(map(_requires_grad, tensors))
 
 
+def is_plain(run: _kernels.Kernel, tensors: _kernels.Tensors) -> bool:
+    """Whether nothing below autograd would see the call but the CPU or CUDA kernel."""
+    return (
+        _modes() == 0
+        and _PLAIN.issuperset(map(type, tensors))
+        and _interpreter() is None
+        and not _wants_grad(tensors)
+        # Views with the sign flipped, which the dispatcher resolves; only floats have them.
+        and not any(map(_is_neg, tensors[: run.floats]))
+        and not (len(tensors) > run.required and any(map(_is_neg, tensors[run.required :])))
+    )
+
+
 def _below_autograd(name: str, inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
     """The autograd kernel for any device and any tensors: down the dispatcher again."""
     op = getattr(getattr(torch.ops, _schema.NAMESPACE), name).default
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         run, tensors, _ = inputs(*args, **kwargs)
+        run.check_present(tensors)
         if _wants_grad(tensors):
             if run.written:
                 raise _no_gradient(name)
             return _NoGradient.apply(op, tuple(kwargs), *args, *kwargs.values())
         with torch._C._AutoDispatchBelowAutograd():
             result = op(*args, **kwargs)
-        _bump_versions(run, tensors)
+        bump_versions(run, tensors)
         return result
 
     return kernel
@@ -83,22 +98,17 @@ def _autograd_kernel(name: str, inputs: Callable[..., _kernels.Inputs]) -> Calla
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         run, tensors, options = inputs(*args, **kwargs)
-        if (
-            _modes() == 0
-            and _PLAIN.issuperset(map(type, tensors))
-            and _interpreter() is None
-            and not _wants_grad(tensors)
-        ):
+        if is_plain(run, tensors):
             result = run(tensors, options)
             if run.written:
-                _bump_versions(run, tensors)
+                bump_versions(run, tensors)
             return result
         return below(*args, **kwargs)
 
     return kernel
 
 
-def _bump_versions(run: _kernels.Kernel, tensors: _kernels.Tensors) -> None:
+def bump_versions(run: _kernels.Kernel, tensors: _kernels.Tensors) -> None:
     """Tells autograd what was written in place, as its own kernels do."""
     for i in run.written:
         if not tensors[i].is_inference():

@@ -1,0 +1,45 @@
+"""Random problems over all features through torch on the CPU, against float64."""
+
+import numpy as np
+import pytest
+from attention_oracle import update_kv_cache as update_oracle
+from compare import check_attention, check_cache
+from problems import paged_attention_case, random_static, update_case
+from torch_calls import attention_function, attention_op, to_numpy, torch_args, update_op
+
+GROUPS = 40
+CASES_A_GROUP = 12
+UPDATE_GROUPS = 10
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_paged_attention(group, histogram):
+    rng = np.random.default_rng([170, group])
+    static = random_static(rng)
+    for number in range(CASES_A_GROUP):
+        case = paged_attention_case(static, rng)
+        door = attention_op if number % 2 else attention_function
+        out, lse = door(static, torch_args(case))
+        check_attention(case, to_numpy(out), None if lse is None else to_numpy(lse), histogram)
+
+
+@pytest.mark.parametrize("group", range(UPDATE_GROUPS))
+def test_update_kv_cache(group):
+    rng = np.random.default_rng([180, group])
+    static = random_static(rng)
+    for number in range(CASES_A_GROUP):
+        case = update_case(static, rng)
+        want = update_oracle(**case.args)
+        want = want if isinstance(want, tuple) else (want,)
+        args = torch_args(case)
+        in_place = number % 2 == 1
+        caches = [args[name] for name in ("kv_cache", "v_cache") if name in args]
+        got = update_op(args, in_place)
+        for one, cache, expected in zip(got, caches, want, strict=True):
+            assert (one.data_ptr() == cache.data_ptr()) == in_place
+            check_cache(to_numpy(one), expected)
+            if not in_place:  # the argument is as it was
+                before = case.args["kv_cache" if cache is caches[0] else "v_cache"]
+                np.testing.assert_array_equal(
+                    to_numpy(cache).view(np.uint8), np.ascontiguousarray(before).view(np.uint8)
+                )
