@@ -1,4 +1,4 @@
-"""`make compat`: the tests with every supported jax and torch release, from one and the same library.
+"""`make compat`: the tests with every supported jax and torch release, from one library.
 
 Each release has a venv of its own under build/compat; torch's, which take gigabytes, are removed
 when their tests are through. What cannot be set up here (no Python of that version, no registry) is

@@ -265,5 +265,6 @@ assert torch.equal(run([3, 0]), whole[[3, 0]])
 
 
 def test_batch_invariant():
-    env = dict(os.environ, XLA_GPU_BATCH_INVARIANT="1")
+    path = os.pathsep.join(sys.path)
+    env = dict(os.environ, XLA_GPU_BATCH_INVARIANT="1", PYTHONPATH=path)
     subprocess.run([sys.executable, "-c", BATCH_INVARIANT], check=True, env=env)
