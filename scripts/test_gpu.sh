@@ -34,7 +34,13 @@ step_cpp() {
   return $failed
 }
 step_host() { "$XLA_GPU_PROGRAM" demo --plugin cuda; }
-step_jax() { "$python" -m pytest -q -p no:cacheprovider tests/gpu; }
+step_jax() {
+  "$python" -m pytest -q -p no:cacheprovider tests/gpu --ignore tests/gpu/test_torch_cuda.py
+}
+step_torch() {  # in a process without JAX; then the host time of a call beside other libraries
+  "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_torch_cuda.py tests/xla_gpu/test_simple_custom_op.py &&
+    "$python" benchmarks/torch_overhead.py --device cuda
+}
 step_demo() { "$python" -m xla_gpu.demo; }
 sanitize() {
   command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed"; return 1; }
@@ -46,7 +52,7 @@ step_racecheck() { sanitize racecheck; }
 
 failed=()
 steps=("$@")
-((${#steps[@]})) || steps=(doctor probe cpp host jax demo memcheck racecheck)
+((${#steps[@]})) || steps=(doctor probe cpp host jax torch demo memcheck racecheck)
 for step in "${steps[@]}"; do
   start=$SECONDS verdict=ok
   echo "==== $step"
