@@ -35,6 +35,11 @@ step_cpp() {
 }
 step_host() { "$XLA_GPU_PROGRAM" demo --plugin cuda; }
 step_jax() { "$python" -m pytest -q -p no:cacheprovider tests/gpu; }
+step_torchax() {
+  "$python" -c 'import jax, torchax; print("torchax on", jax.default_backend())' ||
+    { echo "skipped: $python has no torchax (pip install torchax flax)"; return 0; }
+  "$python" -m pytest -q -p no:cacheprovider tests/torchax
+}
 step_demo() { "$python" -m xla_gpu.demo; }
 sanitize() {
   command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed"; return 1; }
@@ -46,7 +51,7 @@ step_racecheck() { sanitize racecheck; }
 
 failed=()
 steps=("$@")
-((${#steps[@]})) || steps=(doctor probe cpp host jax demo memcheck racecheck)
+((${#steps[@]})) || steps=(doctor probe cpp host jax torchax demo memcheck racecheck)
 for step in "${steps[@]}"; do
   start=$SECONDS verdict=ok
   echo "==== $step"

@@ -112,6 +112,29 @@ XLA_GPU_EXPORT xla_gpu_status* xla_gpu_run(const xla_gpu_call* call);
  * of its results as JSON: [{"dtype":"bf16","shape":[8,128]}, ...]. */
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_infer(const xla_gpu_call* call, char** results_json);
 
+/* A call whose tensors are Python objects, for frameworks with DLPack's C exchange API (PyTorch
+ * from 2.10 on, as torch.Tensor.__dlpack_c_exchange_api__). It is made ready once; then a call
+ * costs one crossing from Python, which hands over a tuple. */
+typedef struct xla_gpu_object_call {
+  size_t struct_size;
+  const xla_gpu_call* call; /* what runs; its data pointers and stream are not read */
+  const void* exchange_api; /* the framework's DLPackExchangeAPI */
+  int32_t device_type;      /* DLPack's number: 1 CPU, 2 CUDA */
+  int32_t device_id;
+  const void* none;                              /* Py_None, which is no tensor */
+  void* (*tuple_item)(void* tuple, ptrdiff_t i); /* PyTuple_GetItem */
+  void* (*release_gil)(void);                    /* PyEval_SaveThread */
+  void (*acquire_gil)(void* state);              /* PyEval_RestoreThread */
+} xla_gpu_object_call;
+
+/* Runs c->call on the objects of `tuple`: its arguments, then its results, on the framework's
+ * current stream. Every object must be a tensor of the framework. Gives 0 where it ran; 1, with
+ * nothing run, where a tensor's type, device or strides are not those of the call, an argument
+ * overlaps a result without being it, or the framework set a Python error; 2 with the error in
+ * `status`. The caller holds Python's GIL. */
+XLA_GPU_EXPORT int xla_gpu_run_objects(const xla_gpu_object_call* c, void* tuple,
+                                       xla_gpu_status** status);
+
 /* Every op with its schema and platforms, as JSON. */
 XLA_GPU_EXPORT char* xla_gpu_ops_json(void);
 

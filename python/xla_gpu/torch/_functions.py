@@ -9,7 +9,7 @@ import torch
 
 from xla_gpu._errors import make_error
 from xla_gpu.torch import _kernels
-from xla_gpu.torch._registration import is_plain
+from xla_gpu.torch._registration import bump_versions, is_plain
 
 _ops = torch.ops.xla_gpu
 _is_compiling = torch.compiler.is_compiling
@@ -22,16 +22,18 @@ Scalar = float | torch.Tensor
 KvCache = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
-def _is_ordinary(tensors: _kernels.Tensors) -> bool:
+def _is_ordinary(run: _kernels.Kernel, tensors: _kernels.Tensors) -> bool:
     """Whether torch's dispatcher would do nothing but call the kernel, which costs 4 us.
 
     Anything that watches or changes calls (a mode, a trace, the profiler, autograd, a subclass)
     goes through the dispatcher.
     """
+    if _is_compiling():
+        return False
     return (
-        is_plain(tensors)
+        is_plain(run, tensors)
+        and (tensors[0].is_cpu or tensors[0].is_cuda)
         and _function_modes() == 0
-        and tensors[0].device.type in ("cpu", "cuda")
         and not _profiling()
         and _tracing() is None
     )
@@ -147,59 +149,73 @@ def paged_attention(
       ValueError: for wrong shapes, dtypes, devices or attributes.
       NotImplementedError: in backward; the op has no gradient.
     """
-    op = "paged_attention"
-    if isinstance(kv_cache, torch.Tensor):
-        v_cache = None
-    else:
-        kv_cache, v_cache = _split_cache(op, kv_cache)
-    if isinstance(num_seqs, int) and not isinstance(num_seqs, bool):
-        _tensor(op, "query", query)
-        num_seqs = torch.full((1,), num_seqs, dtype=torch.int32, device=query.device)
-    if not (type(scale) is float and sliding_window is None and soft_cap is None):
-        _number(op, "scale", scale, numbers.Real, "a Python number")
-        if sliding_window is not None:
-            _number(op, "sliding_window", sliding_window, numbers.Integral, "a Python int or None")
-        if soft_cap is not None:
-            _number(op, "soft_cap", soft_cap, numbers.Real, "a Python number or None")
-    optional = {}
-    if not (v_cache is None and sinks is None and k_scale is None and v_scale is None):
-        _tensor(op, "query", query)
-        q_heads = query.shape[1] if query.ndim == 3 else 1
-        optional = {
-            "v_cache": v_cache,
-            "sinks": _vector(op, "sinks", sinks, q_heads, query),
-            "k_scale": _vector(op, "k_scale", k_scale, 1, query),
-            "v_scale": _vector(op, "v_scale", v_scale, 1, query),
-        }
     args = (query, kv_cache, context_lens, block_tables, query_start_loc, num_seqs)
-    for name, value in zip(_ATTENTION_NAMES, args):
-        if not isinstance(value, torch.Tensor):
-            _tensor(op, name, value)
-    for name, value in (("causal", causal), ("return_lse", return_lse)):
-        if type(value) is not bool:
+    if (  # the call of a serving loop, with nothing to convert
+        sinks is None
+        and k_scale is None
+        and v_scale is None
+        and type(scale) is float
+        and (sliding_window is None or type(sliding_window) is int)
+        and (soft_cap is None or type(soft_cap) is float)
+        and causal is True
+        and out_dtype is None
+        and _is_ordinary(_attention, args)
+    ):
+        options = (scale, sliding_window, soft_cap, True, None, (), bool(return_lse))
+        return (_attention_lse if return_lse else _attention)(args, options)
+    return _general_attention(
+        args,
+        (scale, sliding_window, soft_cap),
+        {"sinks": sinks, "k_scale": k_scale, "v_scale": v_scale},
+        {"causal": causal, "out_dtype": out_dtype},
+        return_lse,
+    )
+
+
+_attention, _attention_lse = _kernels.attention_kernel, _kernels.attention_lse_kernel
+
+
+def _general_attention(
+    args: tuple[Any, ...],
+    numbers_given: tuple[Any, Any, Any],
+    optional: dict[str, Any],
+    options: dict[str, Any],
+    return_lse: Any,
+) -> Any:
+    """paged_attention with all its checks and conversions, by the dispatcher."""
+    op = "paged_attention"
+    query, kv_cache, *indices, num_seqs = args
+    kv_cache, v_cache = _split_cache(op, kv_cache)
+    _tensor(op, "query", query)
+    if isinstance(num_seqs, int) and not isinstance(num_seqs, bool):
+        num_seqs = torch.full((1,), num_seqs, dtype=torch.int32, device=query.device)
+    for name, value in zip(_INDICES, (*indices, num_seqs)):
+        _tensor(op, name, value)
+    scale, sliding_window, soft_cap = numbers_given
+    _number(op, "scale", scale, numbers.Real, "a Python number")
+    if sliding_window is not None:
+        _number(op, "sliding_window", sliding_window, numbers.Integral, "a Python int or None")
+    if soft_cap is not None:
+        _number(op, "soft_cap", soft_cap, numbers.Real, "a Python number or None")
+    for name, value in (("causal", options["causal"]), ("return_lse", return_lse)):
+        if not isinstance(value, bool):
             raise make_error(3, f"{op}: {name} is {_show(value)}; allowed are True and False")
+    out_dtype = options["out_dtype"]
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise make_error(3, f"{op}: out_dtype is {_show(out_dtype)}; allowed is a torch.dtype")
-    options = (scale, sliding_window, soft_cap)
-    if not _is_compiling():
-        inputs = _kernels.attention_lse_inputs if return_lse else _kernels.attention_inputs
-        kernel, tensors, made = inputs(
-            *args, *options, causal=causal, out_dtype=out_dtype, **optional
-        )
-        if _is_ordinary(tensors):
-            return kernel(tensors, made)
+    q_heads = query.shape[1] if query.ndim == 3 else 1
+    given = {
+        "v_cache": v_cache,
+        "sinks": _vector(op, "sinks", optional["sinks"], q_heads, query),
+        "k_scale": _vector(op, "k_scale", optional["k_scale"], 1, query),
+        "v_scale": _vector(op, "v_scale", optional["v_scale"], 1, query),
+    }
+    call = (query, kv_cache, *indices, num_seqs, scale, sliding_window, soft_cap)
     target = _ops.paged_attention_with_lse if return_lse else _ops.paged_attention
-    return target(*args, *options, causal=causal, out_dtype=out_dtype, **optional)
+    return target(*call, **given, **options)
 
 
-_ATTENTION_NAMES = (
-    "query",
-    "kv_cache",
-    "context_lens",
-    "block_tables",
-    "query_start_loc",
-    "num_seqs",
-)
+_INDICES = ("context_lens", "block_tables", "query_start_loc", "num_seqs")
 
 
 def _update_args(
@@ -274,8 +290,8 @@ def update_kv_cache_(
     args, v_cache, scales = _update_args(op, key, value, kv_cache, slot_mapping, k_scale, v_scale)
     if not _is_compiling():
         kernel, tensors, names = _kernels.update_in_place_inputs(*args, v_cache=v_cache, **scales)
-        # A tensor made outside inference mode has a version to count.
-        if _is_ordinary(tensors) and tensors[2].is_inference():
+        if _is_ordinary(kernel, tensors):
             kernel(tensors, names)
+            bump_versions(kernel, tensors)
             return
     _ops.update_kv_cache_(*args, v_cache=v_cache, **scales)

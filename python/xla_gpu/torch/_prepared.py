@@ -12,6 +12,7 @@ import math
 import threading
 from array import array
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -44,16 +45,69 @@ def _stream_function() -> Callable[[int], int]:
     return raw or (lambda index: torch.cuda.current_stream(index).cuda_stream)
 
 
+class _ObjectCall(ctypes.Structure):
+    """xla_gpu_object_call."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("call", ctypes.c_void_p),
+        ("exchange_api", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("none", ctypes.c_void_p),
+        ("tuple_item", ctypes.c_void_p),
+        ("release_gil", ctypes.c_void_p),
+        ("acquire_gil", ctypes.c_void_p),
+    ]
+
+
+@functools.cache
+def exchange_api() -> int:
+    """The address of torch's DLPackExchangeAPI (2.10 and later), 0 where it has none."""
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return 0
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype = ctypes.c_void_p
+    get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    return get_pointer(capsule, b"dlpack_exchange_api") or 0
+
+
+@functools.cache
+def _run_objects_function() -> Callable[[int, Any, int], int]:
+    """xla_gpu_run_objects, called with the GIL held."""
+    prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    return prototype(("xla_gpu_run_objects", _lib.load()))
+
+
+def _python_function(name: str) -> int:
+    return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
+
+
 class Prepared:
     """One problem on one device, for one thread (it is written to at every call).
 
     Attributes:
       index: the CUDA device's, -1 on the CPU.
-      makers: what allocates each result, given the arguments.
+      makers: what gives each result's tensor, given the arguments: a new one, or the one that is
+        written in place.
       sizes: bytes of each argument.
     """
 
-    __slots__ = ("_address", "_keep", "_stream", "_struct", "_words", "index", "makers", "sizes")
+    __slots__ = (
+        "_address",
+        "_keep",
+        "_object_call",
+        "_status",
+        "_status_address",
+        "_stream",
+        "_struct",
+        "_words",
+        "index",
+        "makers",
+        "object_call",
+        "sizes",
+    )
 
     def __init__(
         self,
@@ -62,6 +116,7 @@ class Prepared:
         results: Sequence[_ops.TensorSpec],
         device: torch.device,
         platform: str,
+        written: Sequence[int] = (),
     ) -> None:
         tensors = [_ops.TensorRef(spec, 0) for spec in (*specs, *results)]
         made = _ops.CCall(call.op, platform, tensors, [], call.attrs)
@@ -77,10 +132,45 @@ class Prepared:
         self._keep = made
         self._stream = _stream_function() if platform == "CUDA" else _no_stream
         self.index = device.index if platform == "CUDA" else -1
-        self.makers = [_maker(spec, specs, device) for spec in results]
+        self.makers = [itemgetter(i) for i in written] or [
+            _maker(spec, specs, device) for spec in results
+        ]
         self.sizes = [
             math.prod(spec.shape) * _schema.TORCH_DTYPES[spec.dtype].itemsize for spec in specs
         ]
+
+        self.object_call = 0
+        if exchange_api():
+            self._prepare_objects(device)
+
+    def _prepare_objects(self, device: torch.device) -> None:
+        self._object_call = _ObjectCall(
+            struct_size=ctypes.sizeof(_ObjectCall),
+            call=self._address,
+            exchange_api=exchange_api(),
+            device_type=1 if device.type == "cpu" else 2,
+            device_id=max(self.index, 0),
+            none=id(None),
+            tuple_item=_python_function("PyTuple_GetItem"),
+            release_gil=_python_function("PyEval_SaveThread"),
+            acquire_gil=_python_function("PyEval_RestoreThread"),
+        )
+        self.object_call = ctypes.addressof(self._object_call)
+        self._status = ctypes.c_void_p()
+        self._status_address = ctypes.addressof(self._status)
+
+    def run_objects(self, tensors: tuple[torch.Tensor, ...]) -> bool:
+        """As run, on the tensors themselves; False, with nothing done, if they are of other types.
+
+        Only where `object_call` is not 0.
+        """
+        try:
+            outcome = _run_objects_function()(self.object_call, tensors, self._status_address)
+        except (BufferError, RuntimeError, TypeError, ValueError):
+            return False  # torch cannot show one of them to others: the checks say why
+        if outcome == 2:
+            _lib.check(self._status.value)
+        return outcome == 0
 
     def run(self, addresses: list[int]) -> None:
         """Runs the call on the arguments and results at these addresses; XlaGpuError."""
@@ -96,17 +186,23 @@ def _maker(
     spec: _ops.TensorSpec, specs: Sequence[_ops.TensorSpec], device: torch.device
 ) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
     if spec in specs:  # empty_like is the quickest of torch's allocations
-        like = specs.index(spec)
-        return lambda args: torch.empty_like(args[like])
+        like, empty_like = specs.index(spec), torch.empty_like
+        return lambda args: empty_like(args[like])
     dtype = _schema.TORCH_DTYPES[spec.dtype]
     return lambda args: torch.empty(spec.shape, dtype=dtype, device=device)
 
 
 class _Thread(threading.local):
-    """What a thread has prepared, by key; and the CUDA devices whose context it has made."""
+    """What a thread has prepared, and the CUDA devices whose context it has made.
+
+    Attributes:
+      prepared: by all that a problem depends on.
+      recent: by what mostly changes from call to call; the library compares the rest.
+    """
 
     def __init__(self) -> None:
         self.prepared: dict[Any, Prepared] = {}
+        self.recent: dict[Any, Prepared] = {}
         self.devices: set[int] = set()
 
 

@@ -60,14 +60,16 @@ def _wants_grad(tensors: _kernels.Tensors) -> bool:
     return torch.is_grad_enabled() and any(map(_requires_grad, tensors))
 
 
-def is_plain(tensors: _kernels.Tensors) -> bool:
+def is_plain(run: _kernels.Kernel, tensors: _kernels.Tensors) -> bool:
     """Whether nothing below autograd would see the call but the CPU or CUDA kernel."""
     return (
         _modes() == 0
         and _PLAIN.issuperset(map(type, tensors))
         and _interpreter() is None
         and not _wants_grad(tensors)
-        and not any(map(_is_neg, tensors))  # a lazy negation, which the dispatcher resolves
+        # Views with the sign flipped, which the dispatcher resolves; only floats have them.
+        and not any(map(_is_neg, tensors[: run.floats]))
+        and not (len(tensors) > run.required and any(map(_is_neg, tensors[run.required :])))
     )
 
 
@@ -84,7 +86,7 @@ def _below_autograd(name: str, inputs: Callable[..., _kernels.Inputs]) -> Callab
             return _NoGradient.apply(op, tuple(kwargs), *args, *kwargs.values())
         with torch._C._AutoDispatchBelowAutograd():
             result = op(*args, **kwargs)
-        _bump_versions(run, tensors)
+        bump_versions(run, tensors)
         return result
 
     return kernel
@@ -96,17 +98,17 @@ def _autograd_kernel(name: str, inputs: Callable[..., _kernels.Inputs]) -> Calla
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         run, tensors, options = inputs(*args, **kwargs)
-        if is_plain(tensors):
+        if is_plain(run, tensors):
             result = run(tensors, options)
             if run.written:
-                _bump_versions(run, tensors)
+                bump_versions(run, tensors)
             return result
         return below(*args, **kwargs)
 
     return kernel
 
 
-def _bump_versions(run: _kernels.Kernel, tensors: _kernels.Tensors) -> None:
+def bump_versions(run: _kernels.Kernel, tensors: _kernels.Tensors) -> None:
     """Tells autograd what was written in place, as its own kernels do."""
     for i in run.written:
         if not tensors[i].is_inference():
