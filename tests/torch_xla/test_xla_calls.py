@@ -5,6 +5,8 @@ import torch
 import torch_xla
 import xla_gpu
 import xla_gpu.torch_xla
+from xla_gpu import _ops
+from xla_gpu.torch import _schema
 from xla_gpu.torch_xla import _hlo, custom_call, register_custom_call_target
 
 PLATFORM = xla_gpu.torch_xla.platform()
@@ -73,9 +75,8 @@ def attention_by_name(args, **changes):
     attrs = {"scale": 0.25, "causal": True, **changes.pop("attributes", {})}
     shapes, dtypes = [[2, 4, 16]], [F32]
     if PLATFORM == "CUDA":  # the library's own work space
-        shapes.append(
-            [xla_gpu._ops.infer("paged_attention", "CUDA", specs(args), attrs)[1].shape[0]]
-        )
+        specs = [_schema.spec_of("paged_attention", "argument", arg) for arg in args]
+        shapes.append(_ops.infer("paged_attention", "CUDA", specs, attrs)[-1].shape)
         dtypes.append(torch.uint8)
     return custom_call("xla_gpu_paged_attention", args, shapes, dtypes, attributes=attrs, **changes)
 

@@ -4,7 +4,12 @@ import pytest
 import small_llama
 import torch
 import torch_xla
+import torch_xla.backends
 import xla_gpu.torch_xla
+
+torch_xla.device()  # before the first backward pass: autograd then knows of it
+if xla_gpu.torch_xla.platform() == "CUDA":  # XLA's f32 products are TF32 there
+    torch_xla.backends.set_mat_mul_precision("highest")
 
 how = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "openxla"])
 
