@@ -9,6 +9,7 @@
 
 #include <cstring>
 #include <thread>
+#include <vector>
 
 #include "pjrt_c_api.h"
 #include "src/xla/compat/own_error.h"
@@ -35,6 +36,14 @@ struct FakePlugin {
 };
 FakePlugin* fake = nullptr;
 
+// Plugins live for ever.
+template <typename T>
+T* Keep(T* plugin) {
+  static auto* kept = new std::vector<T*>;
+  kept->push_back(plugin);
+  return plugin;
+}
+
 PJRT_Error* NewError(const std::string& text) {
   ++fake->errors;
   return new PJRT_Error{text};
@@ -50,7 +59,7 @@ PJRT_Error* CheckSize(const StructHistory& history, size_t size) {
 }
 
 const PJRT_Api* MakeFake(int minor, size_t api_size = PJRT_Api_STRUCT_SIZE) {
-  fake = new FakePlugin;  // plugins live for ever
+  fake = Keep(new FakePlugin);
   PJRT_Api& api = fake->api;
   api.struct_size = api_size;
   api.pjrt_api_version.minor_version = minor;
@@ -178,7 +187,7 @@ TEST(ApiTableTest, TheTableIsAsLargeAsThePlugins) {
     PJRT_Api api;
     const void* later[8];
   };
-  auto* newer = new Newer{fake->api, {}};
+  auto* newer = Keep(new Newer{fake->api, {}});
   newer->api.struct_size = sizeof(*newer);
   newer->later[7] = newer;
   const PJRT_Api* table = MakeForwardingApi(&newer->api);
@@ -273,13 +282,13 @@ TEST(ApiTableTest, TheRealPluginUnderOlderFrameworks) {
   for (const size_t size : {size_t{72}, size_t{80}, size_t{88}, size_t{112}, size_t{120}}) {
     options_size = size;
     beneath = plugin->api();
-    auto* stock = new PJRT_Api(*beneath);
+    auto* stock = Keep(new PJRT_Api(*beneath));
     stock->PJRT_LoadedExecutable_Execute = &ExecuteAsOlderFramework;
     const Status without = AddThrough(stock);
     EXPECT_EQ(without.ok(), size >= 112) << without.ToString();
 
     beneath = MakeForwardingApi(plugin->api());
-    auto* bridged = new PJRT_Api(*beneath);
+    auto* bridged = Keep(new PJRT_Api(*beneath));
     bridged->PJRT_LoadedExecutable_Execute = &ExecuteAsOlderFramework;
     const Status with = AddThrough(bridged);
     EXPECT_TRUE(with.ok()) << with.ToString();
