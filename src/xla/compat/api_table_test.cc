@@ -180,7 +180,9 @@ TEST(ApiTableTest, TheTableIsAsLargeAsThePlugins) {
   constexpr size_t kOld = offsetof(PJRT_Api, PJRT_Client_CreateViewOfDeviceBuffer);
   const PJRT_Api* api = MakeFake(57, kOld);
   EXPECT_EQ(api->struct_size, kOld);
-  EXPECT_EQ(api->PJRT_Executable_GetCompiledMemoryStats, nullptr);
+  PjrtArgs<PJRT_Executable_GetCompiledMemoryStats_Args> stats;
+  EXPECT_THAT(Take(api, api->PJRT_Executable_GetCompiledMemoryStats(stats.get())).message(),
+              HasSubstr("PJRT 0.57, which has no such function"));
   EXPECT_TRUE(ExecuteWith(api, 80).ok());
 
   struct Newer {
