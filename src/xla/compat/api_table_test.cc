@@ -103,8 +103,8 @@ Status Take(const PJRT_Api* api, PJRT_Error* error) {
   PjrtArgs<PJRT_Error_GetCode_Args> code;
   code->error = error;
   EXPECT_EQ(api->PJRT_Error_GetCode(code.get()), nullptr);
-  const Status status(static_cast<StatusCode>(code->code),
-                      std::string(message->message, message->message_size));
+  Status status(static_cast<StatusCode>(code->code),
+                std::string(message->message, message->message_size));
   PjrtArgs<PJRT_Error_Destroy_Args> destroy;
   destroy->error = error;
   api->PJRT_Error_Destroy(destroy.get());
@@ -119,7 +119,7 @@ Status ExecuteWith(const PJRT_Api* api, size_t size, char fill = 0, size_t fille
   PJRT_LoadedExecutable_Execute_Args args{};
   args.struct_size = PJRT_LoadedExecutable_Execute_Args_STRUCT_SIZE;
   args.options = reinterpret_cast<PJRT_ExecuteOptions*>(options.data());
-  const Status status = Take(api, api->PJRT_LoadedExecutable_Execute(&args));
+  Status status = Take(api, api->PJRT_LoadedExecutable_Execute(&args));
   EXPECT_EQ(static_cast<void*>(args.options), static_cast<void*>(options.data()));
   return status;
 }
