@@ -129,9 +129,9 @@ typedef struct xla_gpu_object_call {
 
 /* Runs c->call on the objects of `tuple`: its arguments, then its results, on the framework's
  * current stream. Every object must be a tensor of the framework. Gives 0 where it ran; 1, with
- * nothing run, where a tensor's type, device or strides are not those of the call, an argument
- * overlaps a result without being it, or the framework set a Python error; 2 with the error in
- * `status`. The caller holds Python's GIL. */
+ * nothing run, where a tensor's type (0-d counts as [1]), device or strides are not the call's, an
+ * argument overlaps a result without being it, or the framework set a Python error; 2 with the
+ * error in `status`. The caller holds Python's GIL. */
 XLA_GPU_EXPORT int xla_gpu_run_objects(const xla_gpu_object_call* c, void* tuple,
                                        xla_gpu_status** status);
 

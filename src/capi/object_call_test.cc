@@ -81,6 +81,13 @@ TEST_F(ObjectCallTest, ByteOffsetAndMissingStrides) {
   EXPECT_EQ(values[2], (std::array<float, 2>{15, 26}));
 }
 
+TEST_F(ObjectCallTest, AScalarIsAVectorOfOne) {
+  dim = 1;
+  tensors[0].rank = 0;
+  EXPECT_EQ(Run(), 0);
+  EXPECT_EQ(values[2], (std::array<float, 2>{11, 0}));
+}
+
 TEST_F(ObjectCallTest, OtherTypesAreNotRun) {
   const auto expect_other = [&](const char* what, auto change) {
     const Tensor before = tensors[1];

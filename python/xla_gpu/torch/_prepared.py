@@ -92,12 +92,14 @@ class Prepared:
       makers: what gives each result's tensor, given the arguments: a new one, or the one that is
         written in place.
       sizes: bytes of each argument.
+      object_call: the address of the same call for objects, 0 where torch does not offer that.
     """
 
     __slots__ = (
         "_address",
         "_keep",
         "_object_call",
+        "_run_objects",
         "_status",
         "_status_address",
         "_stream",
@@ -138,7 +140,6 @@ class Prepared:
         self.sizes = [
             math.prod(spec.shape) * _schema.TORCH_DTYPES[spec.dtype].itemsize for spec in specs
         ]
-
         self.object_call = 0
         if exchange_api():
             self._prepare_objects(device)
@@ -156,6 +157,7 @@ class Prepared:
             acquire_gil=_python_function("PyEval_RestoreThread"),
         )
         self.object_call = ctypes.addressof(self._object_call)
+        self._run_objects = _run_objects_function()
         self._status = ctypes.c_void_p()
         self._status_address = ctypes.addressof(self._status)
 
@@ -165,7 +167,7 @@ class Prepared:
         Only where `object_call` is not 0.
         """
         try:
-            outcome = _run_objects_function()(self.object_call, tensors, self._status_address)
+            outcome = self._run_objects(self.object_call, tensors, self._status_address)
         except (BufferError, RuntimeError, TypeError, ValueError):
             return False  # torch cannot show one of them to others: the checks say why
         if outcome == 2:
