@@ -41,6 +41,11 @@ step_torch() {  # in a process without JAX; then the host time of a call beside 
   "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_torch_cuda.py tests/xla_gpu/test_simple_custom_op.py &&
     "$python" benchmarks/torch_overhead.py --device cuda
 }
+step_torchax() {
+  "$python" -c 'import jax, torchax; print("torchax on", jax.default_backend())' ||
+    { echo "skipped: $python has no torchax (pip install torchax flax)"; return 0; }
+  "$python" -m pytest -q -p no:cacheprovider tests/torchax
+}
 step_demo() { "$python" -m xla_gpu.demo; }
 sanitize() {
   command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed"; return 1; }
@@ -52,7 +57,7 @@ step_racecheck() { sanitize racecheck; }
 
 failed=()
 steps=("$@")
-((${#steps[@]})) || steps=(doctor probe cpp host jax torch demo memcheck racecheck)
+((${#steps[@]})) || steps=(doctor probe cpp host jax torch torchax demo memcheck racecheck)
 for step in "${steps[@]}"; do
   start=$SECONDS verdict=ok
   echo "==== $step"

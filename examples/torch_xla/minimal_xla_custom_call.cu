@@ -1,10 +1,18 @@
 // The smallest custom call: scale * (a + b) on three floats, by each of XLA's API versions.
 //
-// minimal_xla_custom_call.py compiles and calls it. Without nvcc (no __CUDACC__) it is plain C++ and
-// has the typed handler only, for XLA on the CPU.
+// minimal_xla_custom_call.py compiles and calls it. Without nvcc (no __CUDACC__) it is plain C++
+// for XLA on the CPU, whose plugin takes the typed handler only.
 #include <cstddef>
 #include <cstdlib>
 #include <string>
+
+// ---- Untyped: API versions 1, 2, 3 ----
+// Such a call carries no shapes: what varies must be in the opaque text. Here it is the scale.
+constexpr size_t kElements = 3;
+
+static float ScaleFrom(const char* opaque, size_t size) {
+  return size == 0 ? 1.0f : std::strtof(std::string(opaque, size).c_str(), nullptr);
+}
 
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
@@ -21,25 +29,32 @@ static cudaError_t Launch(cudaStream_t stream, const float* a, const float* b, f
   return cudaGetLastError();
 }
 
-// ---- Untyped: API versions 1, 2, 3 ----
-// Such a call carries no shapes: what varies must be in the opaque text. Here it is the scale.
-constexpr size_t kElements = 3;
-
-static float ScaleFrom(const char* opaque, size_t size) {
-  return size == 0 ? 1.0f : std::strtof(std::string(opaque, size).c_str(), nullptr);
-}
-
 // `buffers`: the arguments, then the results, in device memory.
 extern "C" void simple_add(cudaStream_t stream, void** buffers, const char* opaque, size_t size) {
   Launch(stream, static_cast<const float*>(buffers[0]), static_cast<const float*>(buffers[1]),
          static_cast<float*>(buffers[2]), kElements, ScaleFrom(opaque, size));
 }
 
-// API versions 2 and 3 add a place for an error. XLA's function that fills it is in no stock plugin,
-// so a handler that must tell errors is better typed.
+// API versions 2 and 3 add a place for an error. XLA's function that fills it is in no stock
+// plugin, so a handler that must tell errors is better typed.
 extern "C" void simple_add_status(cudaStream_t stream, void** buffers, const char* opaque,
                                   size_t size, void* /*XlaCustomCallStatus*/) {
   simple_add(stream, buffers, opaque, size);
+}
+#else
+static void Add(const float* a, const float* b, float* out, size_t n, float scale) {
+  for (size_t i = 0; i < n; ++i) out[i] = scale * (a[i] + b[i]);
+}
+
+extern "C" void simple_add(void* out, const void** in) {
+  Add(static_cast<const float*>(in[0]), static_cast<const float*>(in[1]), static_cast<float*>(out),
+      kElements, 1.0f);
+}
+
+extern "C" void simple_add_status(void* out, const void** in, const char* opaque, size_t size,
+                                  void* /*XlaCustomCallStatus*/) {
+  Add(static_cast<const float*>(in[0]), static_cast<const float*>(in[1]), static_cast<float*>(out),
+      kElements, ScaleFrom(opaque, size));
 }
 #endif  // __CUDACC__
 
@@ -70,9 +85,7 @@ static ffi::Error AddTyped(cudaStream_t stream, ffi::Buffer<ffi::F32> a, ffi::Bu
 static ffi::Error AddTyped(ffi::Buffer<ffi::F32> a, ffi::Buffer<ffi::F32> b,
                            ffi::ResultBuffer<ffi::F32> out, float scale) {
   if (ffi::Error error = CheckShapes(a, b); error.failure()) return error;
-  for (size_t i = 0; i < a.element_count(); ++i) {
-    out->typed_data()[i] = scale * (a.typed_data()[i] + b.typed_data()[i]);
-  }
+  Add(a.typed_data(), b.typed_data(), out->typed_data(), a.element_count(), scale);
   return ffi::Error::Success();
 }
 #define CONTEXT

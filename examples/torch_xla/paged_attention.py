@@ -19,9 +19,7 @@ def step(query, key, value, cache, lens, tables, starts, num_seqs, slots):
     # The step overwrites the cache, so its memory may be used for the result.
     torch.ops.xla.dynamo_set_buffer_donor_(cache, True)
     ops.update_kv_cache_(key, value, cache, slots)
-    return ops.paged_attention(
-        query, cache, lens, tables, starts, num_seqs, scale=HEAD_DIM**-0.5
-    )
+    return ops.paged_attention(query, cache, lens, tables, starts, num_seqs, scale=HEAD_DIM**-0.5)
 
 
 def main() -> None:

@@ -40,35 +40,41 @@ std::vector<fs::path> List(const fs::path& folder) {
   return entries;
 }
 
-// True if the shared object names GetPjrtApi among its dynamic symbols. Reads its headers only: a
-// CUDA plugin has 300 MB, and loading one to look is what this avoids.
-bool NamesEntryPoint(const fs::path& path) {
+// The names of a shared object's dynamic symbols, each between two zeros; empty if it is none.
+// Reads its headers only: a CUDA plugin has 300 MB, and loading one to look is what this avoids.
+std::string DynamicNames(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   Elf64_Ehdr header{};
-  if (!file.read(reinterpret_cast<char*>(&header), sizeof(header))) return false;
+  if (!file.read(reinterpret_cast<char*>(&header), sizeof(header))) return "";
   if (std::string_view(reinterpret_cast<char*>(header.e_ident), SELFMAG) != ELFMAG ||
       header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_shentsize != sizeof(Elf64_Shdr)) {
-    return false;
+    return "";
   }
   std::vector<Elf64_Shdr> sections(header.e_shnum);
   file.seekg(static_cast<std::streamoff>(header.e_shoff));
   if (!file.read(reinterpret_cast<char*>(sections.data()),
                  static_cast<std::streamsize>(sections.size() * sizeof(Elf64_Shdr)))) {
-    return false;
+    return "";
   }
   for (const Elf64_Shdr& section : sections) {
     if (section.sh_type != SHT_DYNSYM || section.sh_link >= sections.size()) continue;
     const Elf64_Shdr& names = sections[section.sh_link];
-    if (names.sh_size > (64u << 20)) return false;  // no plugin has 64 MB of exported names
+    if (names.sh_size > (64u << 20)) return "";  // no plugin has 64 MB of exported names
     std::string text(names.sh_size, '\0');
     file.seekg(static_cast<std::streamoff>(names.sh_offset));
-    if (!file.read(text.data(), static_cast<std::streamsize>(text.size()))) return false;
-    const auto names_symbol = [&text](const std::string& symbol) {
-      return text.find(std::string("\0", 1) + symbol + std::string("\0", 1)) != std::string::npos;
-    };
-    return names_symbol(kEntryPoint) && !names_symbol(kForwarder);
+    if (!file.read(text.data(), static_cast<std::streamsize>(text.size()))) return "";
+    return text;
   }
-  return false;
+  return "";
+}
+
+bool Names(const std::string& names, const char* symbol) {
+  return names.find(std::string("\0", 1) + symbol + std::string("\0", 1)) != std::string::npos;
+}
+
+bool IsStockPlugin(const fs::path& path) {
+  const std::string names = DynamicNames(path);
+  return Names(names, kEntryPoint) && !Names(names, kForwarder);
 }
 
 void AddFolder(std::vector<std::string>& folders, const fs::path& folder) {
@@ -207,7 +213,7 @@ class Collector {
     for (const fs::path& folder : EntryPointFolders(site)) folders.push_back(folder);
     for (const fs::path& folder : folders) {
       for (const fs::path& file : List(folder)) {
-        if (file.extension() == ".so" && NamesEntryPoint(file)) Add(file, /*loaded=*/false, site);
+        if (file.extension() == ".so" && IsStockPlugin(file)) Add(file, /*loaded=*/false, site);
       }
     }
   }
@@ -237,11 +243,16 @@ int AddIfPlugin(dl_phdr_info* info, size_t, void* collector) {
       name.find("plugin") == std::string_view::npos) {
     return 0;
   }
-  if (NamesEntryPoint(name)) static_cast<Collector*>(collector)->Add(name, /*loaded=*/true);
+  if (IsStockPlugin(name)) static_cast<Collector*>(collector)->Add(name, /*loaded=*/true);
   return 0;
 }
 
 }  // namespace
+
+bool IsCompatPlugin(const std::string& path) {
+  const std::string names = DynamicNames(path);
+  return Names(names, kEntryPoint) && Names(names, kForwarder);
+}
 
 bool FoundPlugin::is_cuda() const {
   const std::string name = PluginName(path);
@@ -293,7 +304,10 @@ bool MachineHasNvidiaGpu() {
 
 StatusOr<FoundPlugin> ChoosePjrtPlugin(const std::string& name) {
   if (const std::string wish = Env("XLA_GPU_PJRT_PLUGIN"); name.empty() && !wish.empty()) {
-    return ChoosePjrtPlugin(wish);
+    StatusOr<FoundPlugin> chosen = ChoosePjrtPlugin(wish);
+    if (chosen.ok()) return chosen;
+    return Status(chosen.status().code(),
+                  StrCat("XLA_GPU_PJRT_PLUGIN is '", wish, "': ", chosen.status().message()));
   }
   const bool is_path = name.find('/') != std::string::npos || name.ends_with(".so");
   if (is_path) return FoundPlugin{.path = name};

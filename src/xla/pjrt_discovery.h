@@ -35,6 +35,10 @@ std::vector<FoundPlugin> FindPjrtPlugins(const std::vector<std::string>& folders
 // found that fits), or "" for the best: CUDA if this machine has an NVIDIA GPU, else CPU.
 StatusOr<FoundPlugin> ChoosePjrtPlugin(const std::string& name);
 
+// True if the file is libxla_gpu_pjrt.so (compat/), by whatever name: it forwards to one of the
+// plugins found here and is none itself.
+bool IsCompatPlugin(const std::string& path);
+
 // True if the machine shows an NVIDIA GPU to this process (its driver's device files exist).
 bool MachineHasNvidiaGpu();
 

@@ -5,6 +5,7 @@ otherwise:
 
   <!-- test: setup -->           commands of a set-up: only the make targets are checked to exist
   <!-- test: gpu -->             run only where there is an NVIDIA GPU
+  <!-- test: needs MODULES -->   run only where these Python modules are installed
   <!-- test: fails TEXT -->      it must fail, and say TEXT
   <!-- test: file NAME -->       a file, written as NAME into the page's folder, where blocks run
   <!-- test: excerpt PATH -->    it must occur in this file of the repository
@@ -18,6 +19,7 @@ Blocks of other languages (text, mlir, ...) need no marker and are not run.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import re
 import subprocess
@@ -136,6 +138,13 @@ class PageRunner:
     def _gpu(self, block: Block) -> str | None:
         if not has_gpu():
             return "needs an NVIDIA GPU"
+        self._run(block)
+        return None
+
+    def _needs(self, block: Block) -> str | None:
+        missing = [name for name in block.argument.split() if not importlib.util.find_spec(name)]
+        if missing:
+            return f"needs {', '.join(missing)}"
         self._run(block)
         return None
 

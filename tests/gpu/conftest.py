@@ -2,13 +2,9 @@
 
 import functools
 import pathlib
-import sys
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "oracle"))
-
-from compare import Histogram
+from fixtures import histogram  # noqa: F401
 
 
 @functools.cache
@@ -55,13 +51,3 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.gpu)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
-
-
-@pytest.fixture(scope="module")
-def histogram(request):
-    """The errors of a module's cases, printed when they are through."""
-    seen = Histogram()
-    yield seen
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        print(f"\n{request.module.__name__}: error against fp64\n{seen}")

@@ -8,8 +8,9 @@ pytest.importorskip("torchax", exc_type=ImportError)
 from attention_oracle import update_kv_cache as update_oracle
 from compare import check_attention, check_cache
 from problems import paged_attention_case, random_static, update_case
+from torch_calls import attention_op, update_op
 from torchax import interop
-from torchax_calls import attention, tensors, to_numpy, update, update_in_place
+from torchax_calls import tensors, to_numpy
 
 GROUPS = 16
 CASES_A_GROUP = 16
@@ -20,26 +21,34 @@ EAGER_CASES = 3
 def test_paged_attention(group, histogram, env):
     rng = np.random.default_rng([27, group])
     static = random_static(rng)
-    jitted = interop.jax_jit(lambda args: attention(static, args))
+
+    def eager(args):
+        return attention_op(static, args)
+
+    jitted = interop.jax_jit(eager)
     for number in range(CASES_A_GROUP):
         case = paged_attention_case(static, rng)
-        call = jitted if number >= EAGER_CASES else lambda args: attention(static, args)
+        call = jitted if number >= EAGER_CASES else eager
         try:
             check_attention(case, *to_numpy(call(tensors(case.args))), histogram)
         except Exception as e:
             raise AssertionError(f"group {group}, case {number}: {e}") from e
 
 
-@pytest.mark.parametrize("how", [update, update_in_place])
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("group", range(8))
-def test_update_kv_cache(group, how, env):
+def test_update_kv_cache(group, in_place, env):
     rng = np.random.default_rng([28, group])
     static = random_static(rng)
-    jitted = interop.jax_jit(how)
+
+    def eager(args):
+        return update_op(args, in_place)
+
+    jitted = interop.jax_jit(eager)
     for number in range(CASES_A_GROUP):
         case = update_case(static, rng)
         want = update_oracle(**case.args)
-        args = tensors(case.args)
-        got = to_numpy((jitted if number >= EAGER_CASES else how)(args))
+        call = jitted if number >= EAGER_CASES else eager
+        got = to_numpy(call(tensors(case.args)))
         for one, expected in zip(got, want if isinstance(want, tuple) else (want,), strict=True):
             check_cache(one, expected)

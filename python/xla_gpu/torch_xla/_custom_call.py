@@ -219,7 +219,7 @@ def custom_call(
 def emit(call: _hlo.CustomCall, inputs: Tensors) -> list[torch.Tensor]:
     """The call in the graph of `inputs`, which must be XLA tensors of its types."""
     return torch_xla._XLAC._xla_user_computation(
-        f"xla_gpu::{call.target}", list(inputs), _computation(call)
+        f"xla_gpu::{call.target}", list(reversed(inputs)), _computation(call)
     )
 
 

@@ -72,6 +72,11 @@ def _result_shape(results: Sequence[_ops.TensorSpec]) -> bytes:
 class CustomCall:
     """All that XLA knows of a custom call.
 
+    The computation's parameters are the call's arguments from last to first.
+    PyTorch/XLA numbers a program's parameters by a walk that takes a node's last operand first, and
+    XLA pairs donated parameters with results of the same size by their order. So caches that are
+    passed and returned in one order keep their memory; in another, XLA would copy them.
+
     Attributes:
       target: the name under which its handler is registered.
       args: the types of its arguments.
@@ -96,7 +101,7 @@ class CustomCall:
         """The module whose entry computation is this call on its parameters."""
         program_shape = b"".join(
             [
-                *(_bytes(1, _array_shape(spec)) for spec in self.args),
+                *(_bytes(1, _array_shape(spec)) for spec in reversed(self.args)),
                 _bytes(2, _result_shape(self.results)),
                 *(_bytes(3, f"p{i}") for i in range(len(self.args))),
             ]
@@ -132,7 +137,7 @@ class CustomCall:
                     _bytes(1, f"p{i}.{i + 1}"),
                     _bytes(2, "parameter"),
                     _bytes(3, _array_shape(spec)),
-                    _int(9, i),  # parameter_number
+                    _int(9, len(self.args) - 1 - i),  # parameter_number
                     _int(35, i + 1),  # id
                 ]
             )

@@ -1,9 +1,12 @@
 #include "src/xla/compat/api_table.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "pjrt_c_api.h"
@@ -70,6 +73,38 @@ struct Rename<kFunction> {
   }
 };
 
+// In a child that fork() made, none of the client's threads exist: work would wait for ever.
+std::atomic<bool> has_client{false};
+std::atomic<bool> is_orphan{false};
+
+PJRT_Error* RefuseOrphan() {
+  return MakeOwnError(FailedPrecondition(
+      "xla_gpu: this process was forked from one that had opened a device of XLA, whose threads a "
+      "fork does not copy; start processes by 'spawn' (torch_xla.launch does), or fork before the "
+      "first use of a device"));
+}
+
+void WatchForks() {
+  static const int once = pthread_atfork(nullptr, nullptr, [] { is_orphan = has_client.load(); });
+  static_cast<void>(once);
+}
+
+// Work for the client's threads is refused where there are none.
+template <auto kFunction>
+struct Guard;
+template <typename Args, Function<Args> PJRT_Api::*kFunction>
+struct Guard<kFunction> {
+  static inline Function<Args> next = nullptr;  // the plugin's function, or another thunk
+  static PJRT_Error* Call(Args* args) {
+    if (is_orphan) return RefuseOrphan();
+    PJRT_Error* error = next(args);
+    if constexpr (std::is_same_v<Args, PJRT_Client_Create_Args>) {
+      if (error == nullptr) has_client = true;
+    }
+    return error;
+  }
+};
+
 // ---- Errors: ours are answered here, the wrapped plugin's there ----
 
 void ErrorDestroy(PJRT_Error_Destroy_Args* args) {
@@ -117,6 +152,13 @@ void InstallBridge(PJRT_Api* table) {
   Install<kFunction, BridgeArgs<kFunction, kHistory>>(table);
 }
 
+// Call it after the other thunks of the same function: it goes in front.
+template <auto kFunction>
+void InstallGuard(PJRT_Api* table) {
+  Guard<kFunction>::next = table->*kFunction;
+  Install<kFunction, Guard<kFunction>>(table);
+}
+
 Status& Failure() {
   static auto* status = new Status;
   return *status;
@@ -147,6 +189,15 @@ const PJRT_Api* MakeForwardingApi(const PJRT_Api* wrapped) {
   Install<kClientName, Rename<kClientName>>(table);
   constexpr auto kTopologyName = &PJRT_Api::PJRT_TopologyDescription_PlatformName;
   Install<kTopologyName, Rename<kTopologyName>>(table);
+
+  InstallGuard<&PJRT_Api::PJRT_Client_Create>(table);
+  InstallGuard<&PJRT_Api::PJRT_Client_Compile>(table);
+  InstallGuard<&PJRT_Api::PJRT_Client_BufferFromHostBuffer>(table);
+  InstallGuard<&PJRT_Api::PJRT_LoadedExecutable_Execute>(table);
+  InstallGuard<&PJRT_Api::PJRT_Buffer_ToHostBuffer>(table);
+  InstallGuard<&PJRT_Api::PJRT_Event_Await>(table);
+  InstallGuard<&PJRT_Api::PJRT_Event_OnReady>(table);
+  WatchForks();
 
   wrapped_api.store(wrapped);
   return table;

@@ -34,21 +34,29 @@ void BridgedStruct::Extend(size_t size) {
 
 void BridgedStruct::Truncate(size_t size, int minor) {
   size_t begin = size;
+  const auto refuse_if_set = [&](size_t end, const std::string& members) {
+    end = std::min(end, framework_size_);
+    if (begin < end &&
+        std::any_of(framework_ + begin, framework_ + end, [](char c) { return c != 0; })) {
+      status_ = Unimplemented(StrCat(history_.name, ": the framework sets ", members,
+                                     ", but the plugin has PJRT 0.", minor,
+                                     " and would ignore it; use a newer plugin (set "
+                                     "XLA_GPU_PJRT_PLUGIN)"));
+    }
+  };
   for (const StructSize& row : history_.sizes) {
     if (row.since <= minor) continue;
-    const size_t end = std::min(row.size, framework_size_);
-    const bool asked = row.kind == Added::kInput &&
-                       std::any_of(framework_ + std::min(begin, end), framework_ + end,
-                                   [](char byte) { return byte != 0; });
-    if (asked) {
-      status_ = Unimplemented(
-          StrCat(history_.name, ": the framework sets ", row.members, ", which PJRT 0.", row.since,
-                 " brought, but the plugin has PJRT 0.", minor,
-                 " and would ignore it; use a newer plugin (set XLA_GPU_PJRT_PLUGIN)"));
-      return;
+    if (row.kind == Added::kInput) {
+      refuse_if_set(row.size, StrCat(row.members, ", which PJRT 0.", row.since, " brought"));
     }
     begin = row.size;
   }
+  // A framework newer than the table: what it adds to a struct of results is one, else a wish.
+  const StructSize& newest = history_.sizes.back();
+  if (newest.kind != Added::kOutput) {
+    refuse_if_set(framework_size_, StrCat("members newer than PJRT 0.", newest.since));
+  }
+  if (!status_.ok()) return;
   copied_ = true;
   common_ = size;
   std::memcpy(copy_.data(), framework_, common_);
@@ -62,8 +70,9 @@ void BridgedStruct::CopyBack() {
   // Results that the plugin does not know read as zero, not as what lay there.
   for (size_t i = 1; i < history_.sizes.size(); ++i) {
     if (history_.sizes[i].kind != Added::kOutput) continue;
+    const bool last = i + 1 == history_.sizes.size();
     const size_t begin = std::max(history_.sizes[i - 1].size, common_);
-    const size_t end = std::min(history_.sizes[i].size, framework_size_);
+    const size_t end = last ? framework_size_ : std::min(history_.sizes[i].size, framework_size_);
     if (begin < end) std::memset(framework_ + begin, 0, end - begin);
   }
 }

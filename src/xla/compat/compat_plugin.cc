@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 
 #include "pjrt_c_api.h"
 #include "src/core/strings.h"
@@ -19,6 +20,11 @@ void Warn(const std::string& text) { std::fprintf(stderr, "xla_gpu: %s\n", text.
 
 StatusOr<CompatPlugin> Wrap() {
   XLA_GPU_ASSIGN_OR_RETURN(const FoundPlugin found, ChoosePjrtPlugin(""));
+  if (IsCompatPlugin(found.path)) {
+    return InvalidArgument(StrCat("XLA_GPU_PJRT_PLUGIN is '", found.path,
+                                  "', the compatibility plugin itself; it must name the stock "
+                                  "plugin to be wrapped, as a path, \"cuda\" or \"cpu\""));
+  }
   XLA_GPU_ASSIGN_OR_RETURN(const PjrtPlugin* wrapped, PjrtPlugin::Load(found.path));
   if (!wrapped->is_gpu() && std::getenv("XLA_GPU_PJRT_PLUGIN") == nullptr) {
     Warn(StrCat(MachineHasNvidiaGpu() ? "there is an NVIDIA GPU but no CUDA plugin (pip install "
@@ -37,11 +43,20 @@ StatusOr<CompatPlugin> Wrap() {
   return compat;
 }
 
+// Nothing may be thrown into the framework that calls GetPjrtApi.
+StatusOr<CompatPlugin> WrapOrSayWhyNot() {
+  try {
+    return Wrap();
+  } catch (const std::exception& e) {
+    return Internal(e.what());
+  }
+}
+
 }  // namespace
 
 const StatusOr<CompatPlugin>& GetCompatPlugin() {
   static const auto* compat = [] {
-    auto* result = new StatusOr<CompatPlugin>(Wrap());
+    auto* result = new StatusOr<CompatPlugin>(WrapOrSayWhyNot());
     if (result->ok()) loaded.store(&**result);
     return result;
   }();
