@@ -58,6 +58,7 @@ class _ObjectCall(ctypes.Structure):
         ("tuple_item", ctypes.c_void_p),
         ("release_gil", ctypes.c_void_p),
         ("acquire_gil", ctypes.c_void_p),
+        ("plan", ctypes.c_void_p),
     ]
 
 
@@ -80,6 +81,12 @@ def _run_objects_function() -> Callable[[int, Any, int], int]:
     return prototype(("xla_gpu_run_objects", _lib.load()))
 
 
+@functools.cache
+def _clear_function() -> Callable[[int], None]:
+    """xla_gpu_object_call_clear."""
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("xla_gpu_object_call_clear", _lib.load()))
+
+
 def _python_function(name: str) -> int:
     return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
 
@@ -97,6 +104,7 @@ class Prepared:
 
     __slots__ = (
         "_address",
+        "_clear",
         "_keep",
         "_object_call",
         "_run_objects",
@@ -158,8 +166,13 @@ class Prepared:
         )
         self.object_call = ctypes.addressof(self._object_call)
         self._run_objects = _run_objects_function()
+        self._clear = _clear_function()
         self._status = ctypes.c_void_p()
         self._status_address = ctypes.addressof(self._status)
+
+    def __del__(self) -> None:
+        if getattr(self, "object_call", 0):
+            self._clear(self.object_call)
 
     def run_objects(self, tensors: tuple[torch.Tensor, ...]) -> bool:
         """As run, on the tensors themselves; False, with nothing done, if they are of other types.
