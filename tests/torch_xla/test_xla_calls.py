@@ -1,6 +1,9 @@
 """What custom calls mean on XLA tensors: configuration, memory, errors."""
 
 import pytest
+
+pytest.importorskip("torch_xla", reason="PyTorch/XLA is not installed")
+
 import torch
 import torch_xla
 import xla_gpu

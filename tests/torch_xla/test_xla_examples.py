@@ -6,6 +6,9 @@ import subprocess
 import sys
 
 import pytest
+
+pytest.importorskip("torch_xla", reason="PyTorch/XLA is not installed")
+
 import xla_gpu
 import xla_gpu.torch_xla
 
