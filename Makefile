@@ -58,7 +58,7 @@ test: build  ## All tests that need no GPU: C++ (ctest), then Python (pytest)
 test-gpu:  ## All tests that need an NVIDIA GPU, offline, with the library in build/release
 	@scripts/test_gpu.sh
 
-compat: build  ## The JAX tests with every supported jax release, from this one built library
+compat: build  ## The tests with every supported jax and torch release, from this one library
 	@scripts/compat.sh
 
 fuzz: $(STAMPS)/test build/.stamps/system-lint  ## Each fuzz target for FUZZ_SECONDS (60)

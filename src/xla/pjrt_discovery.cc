@@ -249,7 +249,10 @@ int AddIfPlugin(dl_phdr_info* info, size_t, void* collector) {
 
 }  // namespace
 
-bool IsCompatPlugin(const std::string& path) { return Names(DynamicNames(path), kForwarder); }
+bool IsCompatPlugin(const std::string& path) {
+  const std::string names = DynamicNames(path);
+  return Names(names, kEntryPoint) && Names(names, kForwarder);
+}
 
 bool FoundPlugin::is_cuda() const {
   const std::string name = PluginName(path);

@@ -10,8 +10,9 @@ struct PJRT_Api;
 
 namespace xla_gpu::xla {
 
-// The name of the platform, whatever the wrapped plugin's is: PyTorch/XLA aborts at "cuda".
-inline constexpr std::string_view kCompatPlatformName = "xla_gpu";
+// The name of the platform, whatever the wrapped plugin's is: PyTorch/XLA aborts at "cuda". Letters
+// only, because it reads devices' names ("XLAGPU:0") as [A-Z]+:number where it replicates.
+inline constexpr std::string_view kCompatPlatformName = "xlagpu";
 
 // A table that forwards to `wrapped`, with the structs of struct_history.h bridged. PJRT functions
 // have no user data, so there is one wrapped plugin for a process: a later call of this function

@@ -161,7 +161,7 @@ TEST(ApiTableTest, ThePlatformIsRenamed) {
   const PJRT_Api* api = MakeFake(81);
   PjrtArgs<PJRT_Client_PlatformName_Args> args;
   ASSERT_EQ(api->PJRT_Client_PlatformName(args.get()), nullptr);
-  EXPECT_EQ(std::string(args->platform_name, args->platform_name_size), "xla_gpu");
+  EXPECT_EQ(std::string(args->platform_name, args->platform_name_size), "xlagpu");
   fake->next_error = "no client";
   EXPECT_EQ(Take(api, api->PJRT_Client_PlatformName(args.get())).message(), "no client");
 }
