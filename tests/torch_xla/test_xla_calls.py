@@ -1,6 +1,9 @@
 """What custom calls mean on XLA tensors: configuration, memory, errors."""
 
 import pytest
+
+pytest.importorskip("torch_xla", reason="PyTorch/XLA is not installed")
+
 import torch
 import torch_xla
 import xla_gpu
@@ -103,6 +106,26 @@ def test_side_effect_and_frontend_attributes_are_kept():
     assert "custom_call_has_side_effect=true" in text
     assert 'frontend_attributes={why="a test"}' in text.replace('"why"', "why")
     assert result.cpu().tolist() == [2, 2, 2]
+
+
+def test_xlas_own_targets_go_the_old_way():
+    a = torch.ones(3, device=device())
+    (result,) = torch_xla._XLAC._xla_custom_call(
+        [a], "annotate_device_placement", [[3]], [F32], True, "", 1, {}
+    )
+    text = hlo(result)
+    assert 'custom_call_target="annotate_device_placement"' in text and "to_apply" not in text
+
+
+def test_eager_mode():
+    """torch_xla's own eager mode: each op is a program."""
+    with torch_xla.experimental.eager_mode_context(True):
+        a = torch.ones(3, device=device())
+        assert ops.simple_add(a, a).cpu().tolist() == [2, 2, 2]
+        cache = torch.zeros(6, 8, 4, 16, device=device())
+        key, value, slots = update_args("xla")
+        ops.update_kv_cache_(key, value, cache, slots)
+        assert torch.equal(cache.cpu(), expected_cache([1.0]))
 
 
 def test_registering_again_replaces():

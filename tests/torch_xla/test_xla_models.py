@@ -1,6 +1,9 @@
 """A small Llama on XLA tensors: served with paged attention inside, trained with ordinary one."""
 
 import pytest
+
+pytest.importorskip("torch_xla", reason="PyTorch/XLA is not installed")
+
 import small_llama
 import torch
 import torch_xla
