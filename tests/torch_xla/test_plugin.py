@@ -27,6 +27,9 @@ import torch_xla.runtime as xr
 from torch import nn
 from xla_gpu import _lib, torch_xla_plugin
 
+NEEDS_CPU_PLUGIN = pytest.mark.skipif(
+    importlib.util.find_spec("xla_plugins") is None, reason="needs xla-cpu-pjrt"
+)
 SHIM = str(pathlib.Path(_lib.library_path()).with_name("libxla_gpu_pjrt.so"))
 
 
@@ -79,7 +82,8 @@ OPS = {
     "cumsum": lambda x, y: torch.cumsum(x, 0),
     "conv": lambda x, y: F.conv2d(x[None, None], y[None, None, :3, :3], padding=1),
     "norm": lambda x, y: F.layer_norm(x, (x.shape[-1],), y[0], y[1]),
-    "int": lambda x, y: (x * 100).to(torch.int32) // 7,
+    # No floor division: PyTorch/XLA does it in f32, and XLA's on a GPU is not exact.
+    "int": lambda x, y: (x * 100).to(torch.int32) * 7 ^ 5,
     "reduce": lambda x, y: torch.stack([x.sum(), x.max(), y.std()]),
 }
 
@@ -249,7 +253,7 @@ def test_a_missing_plugin_is_an_error_of_pytorch_xla():
         (SHIM, "the compatibility plugin itself; it must name the stock plugin"),
         ("tpu", "XLA_GPU_PJRT_PLUGIN is 'tpu': plugin 'tpu' is neither a path"),
         ("cuda99", "no cuda99 PJRT plugin was found"),
-        ("cpu", None),
+        pytest.param("cpu", None, marks=NEEDS_CPU_PLUGIN),
     ],
 )
 def test_what_the_environment_may_name(plugin, says):
