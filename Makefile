@@ -18,7 +18,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 
 .DEFAULT_GOAL := help
 .SECONDARY:
-.PHONY: help build demo test bench test-gpu compat fuzz format lint wheel clean
+.PHONY: help build demo test test-torch bench test-gpu compat fuzz format lint wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ $(STAMPS)/%: requirements/%.txt scripts/setup.sh | build/.stamps/system-build
 
 $(STAMPS)/gpu: $(STAMPS)/test
 	@scripts/setup.sh gpu
+	@touch $@
+
+.venv-torch/.complete: requirements/torch.txt scripts/setup.sh | build/.stamps/system-build
+	@scripts/setup.sh torch
 	@touch $@
 
 build: $(STAMPS)/test  ## Build the library and the program in build/release
@@ -54,6 +58,13 @@ bench: build $(STAMPS)/bench $(STAMPS)/gpu  ## Speed on this machine: table and 
 test: build  ## All tests that need no GPU: C++ (ctest), then Python (pytest)
 	@ctest --preset release --parallel $(JOBS)
 	@$(PY) -m pytest -n $(JOBS) --dist loadgroup tests
+
+# Two runs: autograd must not have worked on the CPU before it first meets an XLA device.
+test-torch: build .venv-torch/.complete  ## Tests with PyTorch, PyTorch/XLA and torchax, in .venv-torch
+	@VIRTUAL_ENV=$(CURDIR)/.venv-torch .venv-torch/bin/python -m pytest -n $(JOBS) \
+	  --dist loadgroup tests/torch tests/torchax
+	@VIRTUAL_ENV=$(CURDIR)/.venv-torch .venv-torch/bin/python -m pytest -n $(JOBS) \
+	  --dist loadgroup tests/torch_xla tests/xla_gpu
 
 test-gpu:  ## All tests that need an NVIDIA GPU, offline, with the library in build/release
 	@scripts/test_gpu.sh

@@ -2,6 +2,7 @@
 # What a fresh machine lacks, in steps that may be repeated. Usage:
 #   scripts/setup.sh system GROUP...  Debian/Ubuntu packages of requirements/apt-GROUP.txt
 #   scripts/setup.sh venv FILE...     the Python environment .venv with requirements/FILE.txt
+#   scripts/setup.sh torch            another, .venv-torch, with requirements/torch.txt (6 GB)
 #   scripts/setup.sh gpu              JAX's CUDA plugin into .venv, where there is an NVIDIA GPU
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -38,23 +39,35 @@ system() {
   "${apt[@]}" install --yes --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-venv() {
-  if ! .venv/bin/python -c 'import pip' 2>/dev/null; then
-    say "making .venv with $(python3 --version)"
-    rm -rf .venv
-    python3 -m venv .venv
-    # The package is used from the source tree; its library is the one in build/release.
-    .venv/bin/python - <<'PY'
+# make_venv FOLDER FILE...: the environment FOLDER with requirements/FILE.txt.
+make_venv() {
+  local folder=$1 files=() name
+  shift
+  if ! "$folder/bin/python" -c 'import pip' 2>/dev/null; then
+    say "making $folder with $(python3 --version)"
+    rm -rf "$folder"
+    python3 -m venv "$folder"
+    # The package is used from the source tree; its library is the one in build/release. The entry
+    # point is pyproject.toml's: by it torch_xla finds the device XLA_GPU.
+    "$folder/bin/python" - <<'PY'
 import pathlib, sysconfig
 site = pathlib.Path(sysconfig.get_paths()["purelib"])
 (site / "xla_gpu_source_tree.pth").write_text(f"{pathlib.Path('python').resolve()}\n")
+info = site / "xla_gpu_source_tree-0.dist-info"
+info.mkdir()
+(info / "METADATA").write_text("Metadata-Version: 2.1\nName: xla-gpu-source-tree\nVersion: 0\n")
+(info / "entry_points.txt").write_text(
+    "[torch_xla.plugins]\nXLA_GPU = xla_gpu.torch_xla_plugin:XlaGpuPlugin\n"
+)
 PY
   fi
-  local files=() name
   for name in "$@"; do files+=(-r "requirements/$name.txt"); done
-  say "installing Python packages of ${files[*]}"
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check "${files[@]}"
+  say "installing Python packages of ${files[*]} in $folder"
+  "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "${files[@]}"
 }
+
+venv() { make_venv .venv "$@"; }
+torch() { make_venv .venv-torch torch; }
 
 # The plugin is of jaxlib's own version, and of a CUDA that the driver runs.
 gpu() {
@@ -70,6 +83,6 @@ gpu() {
 step=${1:-}
 shift || true
 case $step in
-  system | venv | gpu) "$step" "$@" ;;
-  *) sed -n '2,5s/^# //p' "$0" >&2; exit 2 ;;
+  system | venv | torch | gpu) "$step" "$@" ;;
+  *) sed -n '2,6s/^# //p' "$0" >&2; exit 2 ;;
 esac

@@ -39,8 +39,19 @@ import pathlib
 import sys
 import xla_gpu
 
+# The compatibility plugin finds its library beside it; without a stock plugin its table says so.
+import ctypes
+import importlib.metadata
+
+api = ctypes.CDLL(str(pathlib.Path(xla_gpu.__file__).with_name("libxla_gpu_pjrt.so"))).GetPjrtApi
+api.restype = ctypes.c_void_p
+assert api()
+(entry,) = importlib.metadata.entry_points(group="torch_xla.plugins")
+assert (entry.name, entry.value) == ("XLA_GPU", "xla_gpu.torch_xla_plugin:XlaGpuPlugin")
+
 folder = pathlib.Path(xla_gpu.__file__).parent
 assert (folder / "libxla_gpu.so").is_file()
+assert (folder / "libxla_gpu_pjrt.so").is_file()
 assert (folder / "include/xla_gpu/xla_gpu.h").is_file()
 assert not {"jax", "torch", "numpy"} & set(sys.modules), "import xla_gpu must need none of them"
 PY

@@ -97,11 +97,41 @@ TEST(Doctor, JaxOnAMachineWithAGpu) {
   EXPECT_EQ(VerdictOn(Diagnose(f), "jax on the GPU"), "none");
 }
 
-TEST(Doctor, TorchXlaHasNoCuda) {
+TEST(Doctor, TorchXlaNeedsAPlugin) {
   EXPECT_THAT(VerdictOn(Diagnose(WithPackage("torch-xla", "2.9.0")), "torch-xla"),
-              AllOf(HasSubstr("partly: "), HasSubstr("no CUDA since 2.9")));
+              AllOf(HasSubstr("partly: "), HasSubstr("no CUDA since 2.9"),
+                    HasSubstr("pip install 'xla-gpu[torch-xla]'")));
   EXPECT_THAT(VerdictOn(Diagnose(WithPackage("torch-xla", "2.5.1")), "torch-xla"),
               HasSubstr("never tried"));
+  Findings f = WithPackage("torch-xla", "2.9.0");
+  f.packages.push_back({"torch", "2.11.0", kSite});
+  EXPECT_THAT(VerdictOn(Diagnose(f), "torch-xla"),
+              AllOf(HasSubstr("no: "), HasSubstr("not 2.11.0"), HasSubstr("torch==2.9.0")));
+}
+
+TEST(Doctor, PairsOfFrameworkAndPlugin) {
+  Findings f = WithGpu(13000);
+  f.packages = {{"torch-xla", "2.9.0", kSite}, {"torch", "2.9.0+cu128", kSite}};
+  f.plugins = {CudaPlugin("jax-cuda13-pjrt")};
+  const std::string pair = "torch-xla 2.9.0 over jax-cuda13-pjrt 0.11.2";
+  EXPECT_THAT(
+      VerdictOn(Diagnose(f), pair),
+      AllOf(HasSubstr("yes: PJRT 0.75 over 0.115"),
+            HasSubstr("PJRT_ExecuteOptions (80 to 120 bytes)"), HasSubstr("PJRT_DEVICE=XLA_GPU")));
+  f.plugins[0].pjrt = "0.75";
+  EXPECT_THAT(VerdictOn(Diagnose(f), pair), HasSubstr("no struct differs"));
+  f.plugins[0].pjrt = "0.300";
+  EXPECT_THAT(VerdictOn(Diagnose(f), pair),
+              AllOf(HasSubstr("partly: "), HasSubstr("newer than any tested (0.115)")));
+  f.plugins[0].takes_typed = false;
+  EXPECT_THAT(VerdictOn(Diagnose(f), pair), HasSubstr("the ops of xla_gpu cannot be called"));
+  f.plugins[0].pjrt = "0.50";
+  EXPECT_THAT(VerdictOn(Diagnose(f), pair), HasSubstr("no: PJRT 0.50 is older than 0.57"));
+  f.plugins = {CudaPlugin("jax-cuda13-pjrt")};
+  f.cuda.devices.clear();
+  EXPECT_THAT(VerdictOn(Diagnose(f), pair), HasSubstr("needs an NVIDIA GPU"));
+  f.plugins[0].problem = "it is broken";
+  EXPECT_EQ(VerdictOn(Diagnose(f), pair), "none");
 }
 
 TEST(Doctor, AnotherVersionOfThisPackage) {

@@ -1,8 +1,10 @@
 // The verdicts of `xla-gpu doctor`: what fits, what does not, why, and what to do about it.
 #include <algorithm>
+#include <cstdlib>
 
 #include "src/cli/doctor_report.h"
 #include "src/core/strings.h"
+#include "src/xla/compat/struct_history.h"
 
 namespace xla_gpu::cli {
 namespace {
@@ -136,23 +138,88 @@ void JudgeJaxlib(const Findings& f, const PythonPackage& jaxlib, std::vector<Ver
   }
 }
 
-void JudgeTorchXla(const PythonPackage& torch_xla, std::vector<Verdict>& out) {
+// The PJRT release inside a torch_xla, as it logs it ("The framework PJRT API version is 0.75").
+constexpr char kTestedTorchXla[] = "2.9";
+constexpr int kTestedTorchXlaPjrt = 75;
+
+// "0.115" -> 115; -1 for what is no PJRT 0.x.
+int PjrtMinor(const std::string& version) {
+  return version.starts_with("0.") ? std::atoi(version.c_str() + 2) : -1;
+}
+
+// The structs that the compatibility plugin converts between these releases of PJRT.
+std::string BridgedStructs(int framework, int plugin) {
+  std::vector<std::string> names;
+  for (const xla::StructHistory* history : xla::StructHistories()) {
+    const size_t from = history->SizeAt(framework);
+    const size_t to = history->SizeAt(plugin);
+    if (from != to) names.push_back(StrCat(history->name, " (", from, " to ", to, " bytes)"));
+  }
+  return names.empty() ? "no struct differs" : StrCat("bridged: ", StrJoin(names, ", "));
+}
+
+// One framework over one plugin, by libxla_gpu_pjrt.so.
+Verdict JudgePair(const Findings& f, const PythonPackage& torch_xla, const PluginFinding& plugin) {
+  const std::string name =
+      plugin.package.empty() ? plugin.path : StrCat(plugin.package, " ", plugin.version);
+  Verdict verdict{StrCat("torch-xla ", torch_xla.version, " over ", name), Fit::kYes, "",
+                  "PJRT_DEVICE=XLA_GPU"};
+  const int minor = PjrtMinor(plugin.pjrt);
+  verdict.reason = StrCat("PJRT 0.", kTestedTorchXlaPjrt, " over ", plugin.pjrt, ", ",
+                          BridgedStructs(kTestedTorchXlaPjrt, minor));
+  if (minor < xla::kOldestBridgedMinor) {
+    verdict.fit = Fit::kNo;
+    verdict.reason = StrCat("PJRT ", plugin.pjrt, " is older than 0.", xla::kOldestBridgedMinor,
+                            ", which changed the order of the functions");
+    verdict.remedy = "use a newer plugin";
+  } else if (plugin.is_gpu && f.cuda.devices.empty()) {
+    verdict.fit = Fit::kPartly;
+    verdict.reason += "; the plugin needs an NVIDIA GPU, none is visible";
+    verdict.remedy = "";
+  } else if (!plugin.takes_typed) {
+    verdict.fit = Fit::kPartly;
+    verdict.reason += "; tensors work, the ops of xla_gpu cannot be called";
+  } else if (minor > xla::kNewestBridgedMinor) {
+    verdict.fit = Fit::kPartly;
+    verdict.reason += StrCat("; newer than any tested (0.", xla::kNewestBridgedMinor, ")");
+  }
+  return verdict;
+}
+
+void JudgeTorchXla(const Findings& f, const PythonPackage& torch_xla, std::vector<Verdict>& out) {
   const std::string subject = StrCat("torch-xla ", torch_xla.version);
-  if (CompareVersions(torch_xla.version, "2.9") >= 0) {
-    out.push_back({subject, Fit::kPartly,
-                   "its own XLA has no CUDA since 2.9 (\"XLA:CUDA is not supported anymore\"): "
-                   "PyTorch/XLA runs on the CPU only",
-                   "for a GPU use JAX, or PyTorch CUDA tensors through the C ABI"});
-  } else {
+  if (CompareVersions(torch_xla.version, kTestedTorchXla) < 0) {
+    out.push_back({subject, Fit::kPartly, "never tried with this library",
+                   StrCat("pip install 'torch==", kTestedTorchXla,
+                          ".*' 'torch_xla==", kTestedTorchXla, ".*'")});
+    return;
+  }
+  const PythonPackage* torch = FindIn(f, torch_xla.folder, "torch");
+  if (torch != nullptr && CompareVersions(torch->version, torch_xla.version) != 0) {
+    out.push_back({subject, Fit::kNo,
+                   StrCat("it loads only with torch of its own version, not ", torch->version),
+                   StrCat("pip install 'torch==", torch_xla.version, "'")});
+    return;
+  }
+  bool any = false;
+  for (const PluginFinding& plugin : f.plugins) {
+    if (!plugin.problem.empty() || plugin.pjrt.empty()) continue;
+    any = true;
+    out.push_back(JudgePair(f, torch_xla, plugin));
+  }
+  if (!any) {
     out.push_back(
-        {subject, Fit::kPartly, "never tried with this library", "check with: xla-gpu probe"});
+        {subject, Fit::kPartly,
+         "its own XLA has no CUDA since 2.9, and no registry for custom calls; it needs a "
+         "stock PJRT plugin, and none is there",
+         "pip install 'xla-gpu[torch-xla]'"});
   }
 }
 
 void JudgePackages(const Findings& f, std::vector<Verdict>& out, bool& usable) {
   for (const PythonPackage& package : f.packages) {
     if (package.name == "jaxlib") JudgeJaxlib(f, package, out, usable);
-    if (package.name == "torch-xla") JudgeTorchXla(package, out);
+    if (package.name == "torch-xla") JudgeTorchXla(f, package, out);
     if (package.name == "torch") {
       out.push_back({StrCat("torch ", package.version), Fit::kYes,
                      "tensors reach the ops through the C ABI", ""});

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "pjrt_c_api.h"
+#include "src/core/strings.h"
 #include "src/xla/compat/bridge.h"
 #include "src/xla/compat/own_error.h"
 #include "src/xla/compat/struct_history.h"
@@ -131,7 +132,20 @@ PJRT_Error* ErrorGetCode(PJRT_Error_GetCode_Args* args) {
 
 // ---- Tables ----
 
-// A table of the plugin's own size, so that a framework sees just the functions that exist.
+// Stands where the plugin's table has ended: a framework that does not look calls an error, not
+// whatever lies there.
+PJRT_Error* Missing(void*) {
+  return MakeOwnError(Unimplemented(
+      StrCat("xla_gpu: the plugin has PJRT 0.", WrappedMinor(),
+             ", which has no such function; use a newer plugin (set XLA_GPU_PJRT_PLUGIN)")));
+}
+
+void FillSlots(PJRT_Api* table, size_t from, PJRT_Error* (*function)(void*)) {
+  for (size_t at = from; at + sizeof(void*) <= PJRT_Api_STRUCT_SIZE; at += sizeof(void*)) {
+    std::memcpy(reinterpret_cast<char*>(table) + at, &function, sizeof(function));
+  }
+}
+
 PJRT_Api* NewTable(size_t size) {
   static auto* tables = new std::vector<std::unique_ptr<char[]>>;  // they live for ever
   tables->push_back(std::make_unique<char[]>(std::max(size, sizeof(PJRT_Api))));
@@ -171,6 +185,7 @@ PJRT_Error* Fail(void*) { return MakeOwnError(Failure()); }
 const PJRT_Api* MakeForwardingApi(const PJRT_Api* wrapped) {
   PJRT_Api* table = NewTable(wrapped->struct_size);
   std::memcpy(static_cast<void*>(table), wrapped, wrapped->struct_size);
+  FillSlots(table, wrapped->struct_size, &Missing);
   table->PJRT_Error_Destroy = &ErrorDestroy;
   table->PJRT_Error_Message = &ErrorMessage;
   table->PJRT_Error_GetCode = &ErrorGetCode;
@@ -209,10 +224,7 @@ const PJRT_Api* MakeFailingApi(Status status) {
   table->struct_size = PJRT_Api_STRUCT_SIZE;
   table->pjrt_api_version = {PJRT_Api_Version_STRUCT_SIZE, nullptr, PJRT_API_MAJOR, PJRT_API_MINOR};
   // Every function takes one pointer and returns PJRT_Error*, but for two of the first three.
-  auto** slots = reinterpret_cast<PJRT_Error* (**)(void*)>(&table->PJRT_Error_Destroy);
-  const size_t count =
-      (PJRT_Api_STRUCT_SIZE - offsetof(PJRT_Api, PJRT_Error_Destroy)) / sizeof(void*);
-  std::fill_n(slots, count, &Fail);
+  FillSlots(table, offsetof(PJRT_Api, PJRT_Error_Destroy), &Fail);
   table->PJRT_Error_Destroy = &ErrorDestroy;
   table->PJRT_Error_Message = &ErrorMessage;
   table->PJRT_Error_GetCode = &ErrorGetCode;

@@ -9,6 +9,7 @@
 
 #include <cstring>
 #include <thread>
+#include <vector>
 
 #include "pjrt_c_api.h"
 #include "src/xla/compat/own_error.h"
@@ -35,6 +36,14 @@ struct FakePlugin {
 };
 FakePlugin* fake = nullptr;
 
+// Plugins live for ever.
+template <typename T>
+T* Keep(T* plugin) {
+  static auto* kept = new std::vector<T*>;
+  kept->push_back(plugin);
+  return plugin;
+}
+
 PJRT_Error* NewError(const std::string& text) {
   ++fake->errors;
   return new PJRT_Error{text};
@@ -50,7 +59,7 @@ PJRT_Error* CheckSize(const StructHistory& history, size_t size) {
 }
 
 const PJRT_Api* MakeFake(int minor, size_t api_size = PJRT_Api_STRUCT_SIZE) {
-  fake = new FakePlugin;  // plugins live for ever
+  fake = Keep(new FakePlugin);
   PJRT_Api& api = fake->api;
   api.struct_size = api_size;
   api.pjrt_api_version.minor_version = minor;
@@ -94,8 +103,8 @@ Status Take(const PJRT_Api* api, PJRT_Error* error) {
   PjrtArgs<PJRT_Error_GetCode_Args> code;
   code->error = error;
   EXPECT_EQ(api->PJRT_Error_GetCode(code.get()), nullptr);
-  const Status status(static_cast<StatusCode>(code->code),
-                      std::string(message->message, message->message_size));
+  Status status(static_cast<StatusCode>(code->code),
+                std::string(message->message, message->message_size));
   PjrtArgs<PJRT_Error_Destroy_Args> destroy;
   destroy->error = error;
   api->PJRT_Error_Destroy(destroy.get());
@@ -110,7 +119,7 @@ Status ExecuteWith(const PJRT_Api* api, size_t size, char fill = 0, size_t fille
   PJRT_LoadedExecutable_Execute_Args args{};
   args.struct_size = PJRT_LoadedExecutable_Execute_Args_STRUCT_SIZE;
   args.options = reinterpret_cast<PJRT_ExecuteOptions*>(options.data());
-  const Status status = Take(api, api->PJRT_LoadedExecutable_Execute(&args));
+  Status status = Take(api, api->PJRT_LoadedExecutable_Execute(&args));
   EXPECT_EQ(static_cast<void*>(args.options), static_cast<void*>(options.data()));
   return status;
 }
@@ -171,14 +180,16 @@ TEST(ApiTableTest, TheTableIsAsLargeAsThePlugins) {
   constexpr size_t kOld = offsetof(PJRT_Api, PJRT_Client_CreateViewOfDeviceBuffer);
   const PJRT_Api* api = MakeFake(57, kOld);
   EXPECT_EQ(api->struct_size, kOld);
-  EXPECT_EQ(api->PJRT_Executable_GetCompiledMemoryStats, nullptr);
+  PjrtArgs<PJRT_Executable_GetCompiledMemoryStats_Args> stats;
+  EXPECT_THAT(Take(api, api->PJRT_Executable_GetCompiledMemoryStats(stats.get())).message(),
+              HasSubstr("PJRT 0.57, which has no such function"));
   EXPECT_TRUE(ExecuteWith(api, 80).ok());
 
   struct Newer {
     PJRT_Api api;
     const void* later[8];
   };
-  auto* newer = new Newer{fake->api, {}};
+  auto* newer = Keep(new Newer{fake->api, {}});
   newer->api.struct_size = sizeof(*newer);
   newer->later[7] = newer;
   const PJRT_Api* table = MakeForwardingApi(&newer->api);
@@ -273,13 +284,13 @@ TEST(ApiTableTest, TheRealPluginUnderOlderFrameworks) {
   for (const size_t size : {size_t{72}, size_t{80}, size_t{88}, size_t{112}, size_t{120}}) {
     options_size = size;
     beneath = plugin->api();
-    auto* stock = new PJRT_Api(*beneath);
+    auto* stock = Keep(new PJRT_Api(*beneath));
     stock->PJRT_LoadedExecutable_Execute = &ExecuteAsOlderFramework;
     const Status without = AddThrough(stock);
     EXPECT_EQ(without.ok(), size >= 112) << without.ToString();
 
     beneath = MakeForwardingApi(plugin->api());
-    auto* bridged = new PJRT_Api(*beneath);
+    auto* bridged = Keep(new PJRT_Api(*beneath));
     bridged->PJRT_LoadedExecutable_Execute = &ExecuteAsOlderFramework;
     const Status with = AddThrough(bridged);
     EXPECT_TRUE(with.ok()) << with.ToString();

@@ -19,10 +19,10 @@ enum class Added {
 };
 
 struct StructSize {
-  int since;            // PJRT 0.since
+  int since;  // PJRT 0.since
+  Added kind;
   size_t size;          // from then on
   const char* members;  // what that release added
-  Added kind;
 };
 
 // One struct, oldest size first: the first row is PJRT 0.57, the oldest release supported.
