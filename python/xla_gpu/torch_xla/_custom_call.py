@@ -229,7 +229,7 @@ def _computation(call: _hlo.CustomCall) -> Any:
 
 
 def _check_config(target: str, backend_config: str, api_version: int) -> None:
-    """A text that XLA cannot read as attributes ends the process when it compiles."""
+    """XLA would refuse the text, too, but when it compiles, and without naming the call."""
     text = backend_config.strip()
     if api_version == _TYPED and text and not (text.startswith("{") and text.endswith("}")):
         raise make_error(
