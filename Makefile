@@ -69,7 +69,7 @@ test-torch: build .venv-torch/.complete  ## Tests with PyTorch, PyTorch/XLA and 
 test-gpu:  ## All tests that need an NVIDIA GPU, offline, with the library in build/release
 	@scripts/test_gpu.sh
 
-compat: build  ## The JAX tests with every supported jax release, from this one built library
+compat: build  ## The tests with every supported jax and torch release, from this one library
 	@scripts/compat.sh
 
 fuzz: $(STAMPS)/test build/.stamps/system-lint  ## Each fuzz target for FUZZ_SECONDS (60)

@@ -1,11 +1,14 @@
-"""`make compat`: the JAX tests with every supported jax release, from one and the same library.
+"""`make compat`: the tests with every supported jax and torch release, from one library.
 
-Each release has a venv of its own under build/compat. What cannot be set up here (no Python of that
-version, no registry) is skipped loudly. Usage: scripts/compat.py [VERSION...] [-- PYTEST_ARGS...]
+Each release has a venv of its own under build/compat; torch's, which take gigabytes, are removed
+when their tests are through. What cannot be set up here (no Python of that version, no registry) is
+skipped loudly. Usage: scripts/compat.py [jax|torch|VERSION...] [-- PYTEST_ARGS...], where a version
+is "0.7.2" or "torch-2.9.1".
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -16,19 +19,47 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENVS = ROOT / "build" / "compat"
-# Release -> the Python that it is tested with (jax 0.11 and later need 3.11 or 3.12 and newer).
-RELEASES = {
-    "0.4.38": "3.11",
-    "0.5.3": "3.11",
-    "0.6.2": "3.11",
-    "0.7.2": "3.11",
-    "0.8.3": "3.11",
-    "0.9.2": "3.11",
-    "0.10.2": "3.11",
-    "0.11.2": "3.12",
-    "0.12.0.1": "3.12",
-}
-PACKAGES = ["pytest", "pytest-xdist", "ml_dtypes", "absl-py", "flatbuffers"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """A release of a framework, and the Python that it is tested with."""
+
+    framework: str
+    version: str
+    python: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.framework}-{self.version}"
+
+    @property
+    def packages(self) -> list[str]:
+        if self.framework == "jax":
+            exact = [f"jax=={self.version}", f"jaxlib=={self.version}"]
+            return [*exact, "pytest", "pytest-xdist", "ml_dtypes", "absl-py", "flatbuffers"]
+        # torch 2.4's Inductor imports setuptools.
+        exact = [f"torch=={self.version}"]
+        return [*exact, "pytest", "pytest-xdist", "ml_dtypes", "numpy", "setuptools<81"]
+
+    @property
+    def tests(self) -> list[str]:
+        if self.framework == "jax":
+            return ["tests/jax"]
+        return ["tests/torch", "tests/xla_gpu/test_simple_custom_op.py"]
+
+
+RELEASES = [
+    # jax 0.11 and later need 3.11 or 3.12 and newer.
+    *[
+        Release("jax", version, "3.11")
+        for version in ("0.4.38", "0.5.3", "0.6.2", "0.7.2", "0.8.3", "0.9.2", "0.10.2")
+    ],
+    Release("jax", "0.11.2", "3.12"),
+    Release("jax", "0.12.0.1", "3.12"),
+    # The oldest that the ops are for, the one of PyTorch/XLA, and the newest.
+    *[Release("torch", version, "3.11") for version in ("2.4.1", "2.9.1", "2.15.0")],
+]
 SUMMARY = re.compile(r"^=*\s*((?:\d+ \w+,? ?)+) in [\d.]+s", re.MULTILINE)
 
 
@@ -47,23 +78,21 @@ def find_python(version: str) -> list[str] | None:
     return None
 
 
-def set_up(release: str) -> tuple[Path | None, str]:
+def set_up(release: Release) -> tuple[Path | None, str]:
     """(the venv's python, "") or (None, why not)."""
-    python = VENVS / f"jax-{release}" / "bin" / "python"
+    python = VENVS / release.name / "bin" / "python"
     stamp = python.parent.parent / ".complete"
     if stamp.exists():
         return python, ""
-    command = find_python(RELEASES[release])
+    command = find_python(release.python)
     if command is None:
-        return None, f"no Python {RELEASES[release]} on this machine"
+        return None, f"no Python {release.python} on this machine"
     shutil.rmtree(python.parent.parent, ignore_errors=True)
     made = subprocess.run([*command, "-m", "venv", str(python.parent.parent)], capture_output=True)
     if made.returncode != 0:
         return None, "venv failed: " + made.stderr.decode()[-200:]
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run(
-        [*pip, f"jax=={release}", f"jaxlib=={release}", *PACKAGES], capture_output=True, text=True
-    )
+    done = subprocess.run([*pip, *release.packages], capture_output=True, text=True)
     if done.returncode != 0:
         return None, "pip: " + " ".join(done.stderr.split())[-200:]
     stamp.touch()
@@ -71,14 +100,14 @@ def set_up(release: str) -> tuple[Path | None, str]:
 
 
 def run_tests(
-    release: str, python: Path, library: Path, pytest_args: list[str]
+    release: Release, python: Path, library: Path, pytest_args: list[str]
 ) -> tuple[bool, str]:
-    """Whether tests/jax passes with this release, and pytest's summary."""
+    """Whether the tests pass with this release, and pytest's summary."""
     env = dict(os.environ, XLA_GPU_LIBRARY=str(library), JAX_PLATFORMS="cpu")
-    log = VENVS / f"jax-{release}.log"
+    log = VENVS / f"{release.name}.log"
     with log.open("w") as out:
         done = subprocess.run(
-            [str(python), "-m", "pytest", "tests/jax", *pytest_args],
+            [str(python), "-m", "pytest", *release.tests, *pytest_args],
             cwd=ROOT,
             env=env,
             stdout=out,
@@ -93,15 +122,23 @@ def run_tests(
     return done.returncode == 0, summary
 
 
+def choose(names: list[str]) -> list[Release]:
+    """The releases that the command line names; all without one. SystemExit for an unknown name."""
+    chosen = []
+    for name in names:
+        found = [r for r in RELEASES if name in (r.framework, r.version, r.name)]
+        if not found:
+            known = ", ".join(r.name for r in RELEASES)
+            raise SystemExit(f"compat: {name} is not in the list: {known}")
+        chosen += found
+    return chosen or RELEASES
+
+
 def main() -> int:
     """Prints a table; fails if a release failed, or none could be tested."""
     args = sys.argv[1:]
     split = args.index("--") if "--" in args else len(args)
-    releases, pytest_args = args[:split] or list(RELEASES), args[split + 1 :]
-    for release in releases:
-        if release not in RELEASES:
-            print(f"compat: jax {release} is not in the list: {', '.join(RELEASES)}")
-            return 2
+    releases, pytest_args = choose(args[:split]), args[split + 1 :]
     library = Path(
         os.environ.get("XLA_GPU_LIBRARY", ROOT / "build" / "release" / "libxla_gpu.so")
     ).resolve()
@@ -112,20 +149,22 @@ def main() -> int:
     rows, failures, tested = [], 0, 0
     for release in releases:
         start = time.monotonic()
-        print(f"compat: jax {release} ...", flush=True)
+        print(f"compat: {release.name} ...", flush=True)
         python, why_not = set_up(release)
         if python is None:
-            rows.append((release, RELEASES[release], f"SKIPPED: {why_not}", ""))
-            print(f"compat: SKIPPED jax {release}: {why_not}", flush=True)
+            rows.append((release, f"SKIPPED: {why_not}", ""))
+            print(f"compat: SKIPPED {release.name}: {why_not}", flush=True)
             continue
         tested += 1
         passed, summary = run_tests(release, python, library, pytest_args or jobs)
+        if release.framework == "torch":
+            shutil.rmtree(VENVS / release.name)
         failures += not passed
         seconds = f"{time.monotonic() - start:.0f} s"
-        rows.append((release, RELEASES[release], ("" if passed else "FAILED: ") + summary, seconds))
+        rows.append((release, ("" if passed else "FAILED: ") + summary, seconds))
     print(f"\ncompat: one library, {library.name}, {library.stat().st_size // 1024} KiB")
-    for release, python_version, summary, seconds in rows:
-        print(f"  jax {release:9} Python {python_version}  {summary}  {seconds}")
+    for release, summary, seconds in rows:
+        print(f"  {release.name:14} Python {release.python}  {summary}  {seconds}")
     return 1 if failures or tested == 0 else 0
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# `make compat`: the JAX tests with every supported jax release. Usage: scripts/compat.sh [VERSION...]
+# `make compat`: the tests with every supported jax and torch release.
+# Usage: scripts/compat.sh [jax|torch|VERSION...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-exec .venv/bin/python scripts/compat.py "$@"
+exec ${PYTHON:-.venv/bin/python} scripts/compat.py "$@"

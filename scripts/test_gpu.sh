@@ -34,7 +34,13 @@ step_cpp() {
   return $failed
 }
 step_host() { "$XLA_GPU_PROGRAM" demo --plugin cuda; }
-step_jax() { "$python" -m pytest -q -p no:cacheprovider tests/gpu; }
+step_jax() {
+  "$python" -m pytest -q -p no:cacheprovider tests/gpu --ignore tests/gpu/test_torch_cuda.py
+}
+step_torch() {  # in a process without JAX; then the host time of a call beside other libraries
+  "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_torch_cuda.py tests/xla_gpu/test_simple_custom_op.py &&
+    "$python" benchmarks/torch_overhead.py --device cuda
+}
 step_torchax() {
   "$python" -c 'import jax, torchax; print("torchax on", jax.default_backend())' ||
     { echo "skipped: $python has no torchax (pip install torchax flax)"; return 0; }
@@ -60,7 +66,7 @@ step_racecheck() { sanitize racecheck; }
 
 failed=()
 steps=("$@")
-((${#steps[@]})) || steps=(doctor probe cpp host jax torchax torch_xla demo memcheck racecheck)
+((${#steps[@]})) || steps=(doctor probe cpp host jax torch torchax torch_xla demo memcheck racecheck)
 for step in "${steps[@]}"; do
   start=$SECONDS verdict=ok
   echo "==== $step"

@@ -125,15 +125,19 @@ typedef struct xla_gpu_object_call {
   void* (*tuple_item)(void* tuple, ptrdiff_t i); /* PyTuple_GetItem */
   void* (*release_gil)(void);                    /* PyEval_SaveThread */
   void (*acquire_gil)(void* state);              /* PyEval_RestoreThread */
+  void* plan; /* the library's: NULL at first, freed by xla_gpu_object_call_clear */
 } xla_gpu_object_call;
 
 /* Runs c->call on the objects of `tuple`: its arguments, then its results, on the framework's
  * current stream. Every object must be a tensor of the framework. Gives 0 where it ran; 1, with
- * nothing run, where a tensor's type, device or strides are not those of the call, an argument
- * overlaps a result without being it, or the framework set a Python error; 2 with the error in
- * `status`. The caller holds Python's GIL. */
-XLA_GPU_EXPORT int xla_gpu_run_objects(const xla_gpu_object_call* c, void* tuple,
+ * nothing run, where a tensor's type (0-d counts as [1]), device or strides are not the call's, an
+ * argument overlaps a result without being it, or the framework set a Python error; 2 with the
+ * error in `status`. The caller holds Python's GIL; on CUDA the context of the device is current.
+ * What `c` points to must stay as it is from the first run on. */
+XLA_GPU_EXPORT int xla_gpu_run_objects(xla_gpu_object_call* c, void* tuple,
                                        xla_gpu_status** status);
+/* Frees what the runs of `c` kept. No run of it may be under way. */
+XLA_GPU_EXPORT void xla_gpu_object_call_clear(xla_gpu_object_call* c);
 
 /* Every op with its schema and platforms, as JSON. */
 XLA_GPU_EXPORT char* xla_gpu_ops_json(void);

@@ -103,15 +103,7 @@ Status ReadAttribute(const xla_gpu_attr& attr, Attributes& out) {
   return InvalidArgument(StrCat("attribute '", attr.name, "' has a size but a NULL pointer"));
 }
 
-// A C call decoded onto the stack.
-struct DecodedCall {
-  const Op* op = nullptr;
-  Platform platform = Platform::kHost;
-  TensorView args[kMaxTensors];
-  TensorView results[kMaxTensors];
-  Attributes attributes;
-  Call call;
-};
+}  // namespace
 
 Status Decode(const xla_gpu_call* c, bool with_results, DecodedCall& out) {
   if (c == nullptr) return InvalidArgument("call is NULL");
@@ -130,6 +122,8 @@ Status Decode(const xla_gpu_call* c, bool with_results, DecodedCall& out) {
   out.call = Call{{out.args, c->num_args}, {out.results, num_results}, &out.attributes};
   return OkStatus();
 }
+
+namespace {
 
 Status RegisterInPlugin(const void* pjrt_api, const char* plugin_path, const char* name,
                         const xla::HandlerStages& stages, const char* platform, int api_version) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "src/core/op.h"
 #include "src/core/status.h"
 #include "src/core/tensor_view.h"
 #include "xla_gpu/xla_gpu.h"
@@ -44,6 +45,19 @@ inline char* CopyString(const std::string& text) {
 // Checks the structs and fills out[0 .. count); `kind` ("argument") is for messages. `out` has room
 // for kMaxTensors. The views point into the caller's memory.
 Status ReadTensors(const char* kind, const xla_gpu_tensor* tensors, size_t count, TensorView* out);
+
+// A C call decoded onto the stack; it points into the caller's memory.
+struct DecodedCall {
+  const Op* op = nullptr;
+  Platform platform = Platform::kHost;
+  TensorView args[kMaxTensors];
+  TensorView results[kMaxTensors];
+  Attributes attributes;
+  Call call;
+};
+
+// Checks the structs of `c` and fills `out`; results only `with_results`.
+Status Decode(const xla_gpu_call* c, bool with_results, DecodedCall& out);
 
 }  // namespace xla_gpu
 

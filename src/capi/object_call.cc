@@ -1,9 +1,13 @@
 // xla_gpu_run_objects: the C ABI's door for tensors inside Python objects.
 #include <cstddef>
+#include <memory>
+#include <span>
 
 #include "src/capi/dlpack.h"
 #include "src/capi/internal.h"
+#include "src/core/plan_cache.h"
 #include "src/core/strings.h"
+#include "src/core/thread_pool.h"
 
 namespace xla_gpu {
 namespace {
@@ -52,7 +56,10 @@ bool Matches(const dlpack::Tensor& tensor, const xla_gpu_tensor& expected,
              const xla_gpu_object_call& c) {
   if (expected.rank > 0 && expected.dims == nullptr) return false;
   if (tensor.device.type != c.device_type || tensor.device.id != c.device_id) return false;
-  if (tensor.rank != expected.rank || DTypeFromDlpack(tensor.dtype) != expected.dtype) return false;
+  if (DTypeFromDlpack(tensor.dtype) != expected.dtype) return false;
+  // Frameworks keep scales as 0-d tensors, which lie in memory like one element of a vector.
+  if (tensor.rank == 0 && expected.rank == 1) return expected.dims[0] == 1;
+  if (tensor.rank != expected.rank) return false;
   for (int32_t i = 0; i < tensor.rank; ++i) {
     if (tensor.shape[i] != expected.dims[i]) return false;
   }
@@ -61,9 +68,6 @@ bool Matches(const dlpack::Tensor& tensor, const xla_gpu_tensor& expected,
 
 // An array of the call's tensors, whose struct_size is this header's (the elements are copied).
 Status CheckArray(const char* name, const xla_gpu_tensor* tensors, size_t count) {
-  if (count > kMaxTensors) {
-    return InvalidArgument(StrCat("at most ", kMaxTensors, " tensors are allowed"));
-  }
   for (size_t i = 0; i < count; ++i) {
     if (tensors == nullptr || tensors[i].struct_size != sizeof(xla_gpu_tensor)) {
       return InvalidArgument(StrCat("call.", name, "[", i, "] must be an xla_gpu_tensor with a ",
@@ -88,72 +92,126 @@ Status CheckObjectCall(const xla_gpu_object_call* c, const void* tuple) {
     return Unimplemented(
         StrCat("the framework's DLPack has version ", api.major_version, "; 1 is supported"));
   }
+  if (c->call->num_args > kMaxTensors || c->call->num_results > kMaxTensors - c->call->num_args) {
+    return InvalidArgument(StrCat("at most ", kMaxTensors, " tensors are allowed"));
+  }
   XLA_GPU_RETURN_IF_ERROR(CheckArray("args", c->call->args, c->call->num_args));
   return CheckArray("results", c->call->results, c->call->num_results);
 }
 
-// Copies `count` of the call's tensors to `out`, with the addresses of the tuple's from `first` on.
+// Reads `count` objects of the tuple, from `first` on, into `out`; false if one is not `expected`.
 bool ReadObjects(const xla_gpu_object_call& c, void* tuple, size_t first,
-                 const xla_gpu_tensor* expected, size_t count, xla_gpu_tensor* out) {
+                 const xla_gpu_tensor* expected, size_t count, TensorView* out) {
   const auto& api = *static_cast<const dlpack::ExchangeApi*>(c.exchange_api);
   for (size_t i = 0; i < count; ++i) {
     dlpack::Tensor tensor;
     void* object = c.tuple_item(tuple, static_cast<ptrdiff_t>(first + i));
-    if (object == nullptr || object == c.none || api.tensor_from_object(object, &tensor) != 0)
+    if (object == nullptr || object == c.none || api.tensor_from_object(object, &tensor) != 0) {
       return false;
+    }
     if (!Matches(tensor, expected[i], c)) return false;
-    out[i] = expected[i];
-    out[i].data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+    out[i] = TensorView{static_cast<char*>(tensor.data) + tensor.byte_offset,
+                        static_cast<DType>(expected[i].dtype),
+                        Shape(expected[i].dims, static_cast<size_t>(expected[i].rank))};
+    if (out[i].data == nullptr && out[i].num_elements() != 0) return false;
   }
   return true;
 }
 
 // Whether an argument overlaps a result without being it: what is read would change under way.
-bool Overlap(const xla_gpu_call& call) {
-  const auto bytes = [](const xla_gpu_tensor& t) {
-    const auto type = static_cast<DType>(t.dtype);
-    return TensorView{t.data, type, Shape(t.dims, static_cast<size_t>(t.rank))}.size_bytes();
-  };
-  for (size_t r = 0; r < call.num_results; ++r) {
-    const char* result = static_cast<const char*>(call.results[r].data);
-    const char* result_end = result + bytes(call.results[r]);
+bool Overlap(std::span<const TensorView> args, std::span<const TensorView> results) {
+  for (const TensorView& result : results) {
+    const char* begin = static_cast<const char*>(result.data);
+    const char* end = begin + result.size_bytes();
     size_t same = 0;
-    for (size_t a = 0; a < call.num_args; ++a) {
-      const char* arg = static_cast<const char*>(call.args[a].data);
-      if (arg == result && ++same == 1) continue;
-      if (arg < result_end && result < arg + bytes(call.args[a])) return true;
+    for (const TensorView& arg : args) {
+      const char* data = static_cast<const char*>(arg.data);
+      if (data == begin && ++same == 1) continue;
+      if (data < end && begin < data + arg.size_bytes()) return true;
     }
   }
   return false;
 }
 
+class WithoutGil {
+ public:
+  explicit WithoutGil(const xla_gpu_object_call& c)
+      : acquire_(c.acquire_gil), state_(c.release_gil()) {}
+  ~WithoutGil() { acquire_(state_); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  void (*acquire_)(void*);
+  void* state_;
+};
+
+// What the first run keeps for the later ones.
+struct ObjectPlan {
+  Attributes attributes;  // its texts are the caller's
+  Platform platform = Platform::kHost;
+  std::shared_ptr<const Plan> plan;
+};
+
+// Runs a call whose types are c->call's; makes the plan at the first run.
+Status RunViews(xla_gpu_object_call* c, const TensorView* args, const TensorView* results,
+                void* stream) {
+  auto* kept = static_cast<ObjectPlan*>(c->plan);
+  Call call{{args, c->call->num_args}, {results, c->call->num_results}, nullptr};
+  std::unique_ptr<ObjectPlan> made;
+  if (kept == nullptr) {
+    auto decoded = std::make_unique<DecodedCall>();
+    XLA_GPU_RETURN_IF_ERROR(Decode(c->call, /*with_results=*/true, *decoded));
+    made = std::make_unique<ObjectPlan>();
+    made->attributes = decoded->attributes;
+    made->platform = decoded->platform;
+    call.attributes = &made->attributes;
+    XLA_GPU_ASSIGN_OR_RETURN(
+        made->plan, PlanCache::Global().GetOrCreate(*decoded->op, decoded->platform, call));
+    kept = made.get();
+    c->plan = made.release();
+  }
+  call.attributes = &kept->attributes;
+  ExecutionContext context;
+  context.stream = stream;
+  if (kept->platform == Platform::kHost) context.thread_pool = &DefaultThreadPool();
+  const WithoutGil without_gil(*c);
+  return kept->plan->Run(call, context);
+}
+
 }  // namespace
 }  // namespace xla_gpu
 
-extern "C" int xla_gpu_run_objects(const xla_gpu_object_call* c, void* tuple,
-                                   xla_gpu_status** status) {
-  using namespace xla_gpu;  // NOLINT: this file only implements the C ABI
+using namespace xla_gpu;  // NOLINT: this file only implements the C ABI
+
+extern "C" {
+
+int xla_gpu_run_objects(xla_gpu_object_call* c, void* tuple, xla_gpu_status** status) {
   if (status == nullptr) return kFailed;
   *status = Wrap(CheckObjectCall(c, tuple));
   if (*status != nullptr) return kFailed;
 
-  xla_gpu_call call = *c->call;
-  xla_gpu_tensor tensors[2 * kMaxTensors];
-  if (!ReadObjects(*c, tuple, 0, call.args, call.num_args, tensors) ||
-      !ReadObjects(*c, tuple, call.num_args, call.results, call.num_results,
-                   tensors + call.num_args)) {
+  TensorView tensors[kMaxTensors];
+  TensorView* results = tensors + c->call->num_args;
+  if (!ReadObjects(*c, tuple, 0, c->call->args, c->call->num_args, tensors) ||
+      !ReadObjects(*c, tuple, c->call->num_args, c->call->results, c->call->num_results, results) ||
+      Overlap({tensors, c->call->num_args}, {results, c->call->num_results})) {
     return kOther;
   }
-  call.args = tensors;
-  call.results = tensors + call.num_args;
-  if (Overlap(call)) return kOther;
+  void* stream = nullptr;
   const auto& api = *static_cast<const dlpack::ExchangeApi*>(c->exchange_api);
   constexpr int32_t kCuda = 2;
-  if (c->device_type == kCuda && api.current_stream(kCuda, c->device_id, &call.stream) != 0) {
+  if (c->device_type == kCuda && api.current_stream(kCuda, c->device_id, &stream) != 0) {
     return kOther;
   }
-  void* state = c->release_gil();
-  *status = xla_gpu_run(&call);
-  c->acquire_gil(state);
+  *status = Guard([&] { return RunViews(c, tensors, results, stream); });
   return *status == nullptr ? kRan : kFailed;
 }
+
+void xla_gpu_object_call_clear(xla_gpu_object_call* c) {
+  if (c == nullptr) return;
+  delete static_cast<ObjectPlan*>(c->plan);
+  c->plan = nullptr;
+}
+
+}  // extern "C"

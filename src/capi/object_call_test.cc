@@ -43,8 +43,11 @@ class ObjectCallTest : public ::testing::Test {
             types.data(),     2,
             types.data() + 2, 1,
             nullptr,          0};
-    object_call = {sizeof(object_call), &call, &api, 1, 0, &none_object, Item, Release, Acquire};
+    object_call = {sizeof(object_call), &call, &api,    1,       0,
+                   &none_object,        Item,  Release, Acquire, nullptr};
   }
+
+  ~ObjectCallTest() override { xla_gpu_object_call_clear(&object_call); }
 
   int Run() { return xla_gpu_run_objects(&object_call, tuple.data(), &status); }
 
@@ -70,6 +73,16 @@ TEST_F(ObjectCallTest, RunsWithoutTheGilAndTakesItBack) {
   EXPECT_EQ(values[2], (std::array<float, 2>{11, 22}));
   EXPECT_EQ(gil_depth, 1);
   EXPECT_EQ(call.args[0].data, nullptr) << "the caller's call must stay as it is";
+  values[1] = {20, 30};
+  EXPECT_EQ(Run(), 0) << "by the plan that the first run kept";
+  EXPECT_EQ(values[2], (std::array<float, 2>{21, 32}));
+  EXPECT_NE(object_call.plan, nullptr);
+  xla_gpu_object_call_clear(&object_call);
+  EXPECT_EQ(object_call.plan, nullptr);
+  EXPECT_EQ(Run(), 0);
+  tensors[0].data = nullptr;
+  EXPECT_EQ(Run(), 1);
+  xla_gpu_object_call_clear(nullptr);
 }
 
 TEST_F(ObjectCallTest, ByteOffsetAndMissingStrides) {
@@ -79,6 +92,13 @@ TEST_F(ObjectCallTest, ByteOffsetAndMissingStrides) {
   tensors[0].strides = nullptr;
   EXPECT_EQ(Run(), 0);
   EXPECT_EQ(values[2], (std::array<float, 2>{15, 26}));
+}
+
+TEST_F(ObjectCallTest, AScalarIsAVectorOfOne) {
+  dim = 1;
+  tensors[0].rank = 0;
+  EXPECT_EQ(Run(), 0);
+  EXPECT_EQ(values[2], (std::array<float, 2>{11, 0}));
 }
 
 TEST_F(ObjectCallTest, OtherTypesAreNotRun) {

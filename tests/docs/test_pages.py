@@ -1,5 +1,6 @@
 """Every command and snippet in README.md and docs/ is run."""
 
+import importlib.util
 import re
 import subprocess
 
@@ -7,10 +8,15 @@ import pytest
 from pages import ROOT, RUN_LANGUAGES, Block, PageRunner, blocks_of
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Pages of a framework are run in an environment that has it.
+NEEDS = {"pytorch.md": "torch", "pytorch-xla.md": "torch_xla", "torchax.md": "torchax"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page(page, tmp_path):
+    needed = NEEDS.get(page.name)
+    if needed is not None and importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed")
     runner = PageRunner(tmp_path)
     left_out = []  # of each block that could run: why it did not, or None
     for block in blocks_of(page):

@@ -308,3 +308,39 @@ def test_prepared_calls_do_not_grow_without_end(monkeypatch):
 def test_vmap_loops():
     a = torch.arange(6.0).reshape(3, 2)
     assert torch.equal(torch.vmap(ops.simple_add)(a, a), 2 * a)
+
+
+def test_calls_that_differ_in_what_the_short_key_leaves_out():
+    """Same query and table shapes, another cache, strides or scales: never another's numbers."""
+    query, cache, lens, *rest = small_batch()
+    strided = torch.stack([lens, lens * 0], 1)[:, 0]
+    sinks = torch.randn(8)
+    calls = [
+        ((query, cache, lens, *rest), {}),
+        ((query, cache.bfloat16(), lens, *rest), {}),
+        ((query, cache[:15].clone(), lens, rest[0].clamp(max=14), *rest[1:]), {}),
+        ((query, cache, strided, *rest), {}),
+        ((query.transpose(0, 1).contiguous().transpose(0, 1), cache, lens, *rest), {}),
+        ((query, cache, lens, *rest), {"k_scale": torch.tensor(0.5)}),
+        ((query, cache, lens, *rest), {"k_scale": torch.full((2,), 0.25)}),
+        ((query, cache, lens, *rest), {"k_scale": torch.tensor(0.5, dtype=torch.float64)}),
+        ((query, cache, lens, *rest), {"sinks": sinks}),
+        ((query, cache.view(16, 16, 2, 2, 64)[:, :, :, 0].contiguous(), lens, *rest), {
+            "v_cache": cache.view(16, 16, 2, 2, 64)[:, :, :, 1].contiguous()
+        }),
+    ]  # fmt: skip
+    wants = [ops.paged_attention(*args, 0.125, **more).clone() for args, more in calls]
+    assert torch.equal(wants[0], wants[-1]) and torch.equal(wants[5], wants[7])
+    assert len({tuple(want.flatten().tolist()) for want in wants}) >= 5
+    for turn in range(4):
+        order = 1 if turn % 2 else -1
+        for (args, more), want in zip(calls[::order], wants[::order]):
+            assert torch.equal(ops.paged_attention(*args, 0.125, **more), want)
+    bad = torch.zeros(4, dtype=torch.int64)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="context_lens is i64"):
+            ops.paged_attention(query, cache, bad, *rest, 0.125)
+        with pytest.raises((ValueError, RuntimeError)):
+            ops.paged_attention(query, torch.zeros(4, 4).to_sparse(), lens, *rest, 0.125)
+        with torch.inference_mode(), pytest.raises(ValueError, match="kv_cache is None"):
+            ops.paged_attention(query, None, lens, *rest, 0.125)

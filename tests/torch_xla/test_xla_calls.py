@@ -1,10 +1,15 @@
 """What custom calls mean on XLA tensors: configuration, memory, errors."""
 
 import pytest
+
+pytest.importorskip("torch_xla", reason="PyTorch/XLA is not installed")
+
 import torch
 import torch_xla
 import xla_gpu
 import xla_gpu.torch_xla
+from xla_gpu import _ops
+from xla_gpu.torch import _schema
 from xla_gpu.torch_xla import _hlo, custom_call, register_custom_call_target
 
 PLATFORM = xla_gpu.torch_xla.platform()
@@ -73,9 +78,8 @@ def attention_by_name(args, **changes):
     attrs = {"scale": 0.25, "causal": True, **changes.pop("attributes", {})}
     shapes, dtypes = [[2, 4, 16]], [F32]
     if PLATFORM == "CUDA":  # the library's own work space
-        shapes.append(
-            [xla_gpu._ops.infer("paged_attention", "CUDA", specs(args), attrs)[1].shape[0]]
-        )
+        specs = [_schema.spec_of("paged_attention", "argument", arg) for arg in args]
+        shapes.append(_ops.infer("paged_attention", "CUDA", specs, attrs)[-1].shape)
         dtypes.append(torch.uint8)
     return custom_call("xla_gpu_paged_attention", args, shapes, dtypes, attributes=attrs, **changes)
 
@@ -102,6 +106,26 @@ def test_side_effect_and_frontend_attributes_are_kept():
     assert "custom_call_has_side_effect=true" in text
     assert 'frontend_attributes={why="a test"}' in text.replace('"why"', "why")
     assert result.cpu().tolist() == [2, 2, 2]
+
+
+def test_xlas_own_targets_go_the_old_way():
+    a = torch.ones(3, device=device())
+    (result,) = torch_xla._XLAC._xla_custom_call(
+        [a], "annotate_device_placement", [[3]], [F32], True, "", 1, {}
+    )
+    text = hlo(result)
+    assert 'custom_call_target="annotate_device_placement"' in text and "to_apply" not in text
+
+
+def test_eager_mode():
+    """torch_xla's own eager mode: each op is a program."""
+    with torch_xla.experimental.eager_mode_context(True):
+        a = torch.ones(3, device=device())
+        assert ops.simple_add(a, a).cpu().tolist() == [2, 2, 2]
+        cache = torch.zeros(6, 8, 4, 16, device=device())
+        key, value, slots = update_args("xla")
+        ops.update_kv_cache_(key, value, cache, slots)
+        assert torch.equal(cache.cpu(), expected_cache([1.0]))
 
 
 def test_registering_again_replaces():

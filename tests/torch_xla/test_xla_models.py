@@ -1,10 +1,18 @@
 """A small Llama on XLA tensors: served with paged attention inside, trained with ordinary one."""
 
 import pytest
+
+pytest.importorskip("torch_xla", reason="PyTorch/XLA is not installed")
+
 import small_llama
 import torch
 import torch_xla
+import torch_xla.backends
 import xla_gpu.torch_xla
+
+torch_xla.device()  # before the first backward pass: autograd then knows of it
+if xla_gpu.torch_xla.platform() == "CUDA":  # XLA's f32 products are TF32 there
+    torch_xla.backends.set_mat_mul_precision("highest")
 
 how = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "openxla"])
 

@@ -3,6 +3,9 @@
 import pathlib
 
 import pytest
+
+pytest.importorskip("torch_xla", reason="PyTorch/XLA is not installed")
+
 from property_cases import attention_group, update_group
 
 GPU = pathlib.Path("/dev/nvidiactl").exists()

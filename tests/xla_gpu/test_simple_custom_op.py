@@ -1,6 +1,8 @@
 """The simplest use of the ops from PyTorch: no XLA, no JAX, no compiler."""
 
 import importlib.util
+import os
+import pathlib
 import subprocess
 import sys
 
@@ -52,4 +54,5 @@ def test_no_other_framework_is_imported():
         "import sys, torch, xla_gpu.torch; t = torch.ones(2); torch.ops.xla_gpu.simple_add(t, t);"
         "found = {'jax', 'torch_xla', 'torchax'} & set(sys.modules); assert not found, found"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    path = os.pathsep.join([str(pathlib.Path(xla_gpu.__file__).parents[1]), *sys.path])
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": path})

@@ -13,14 +13,13 @@ if importlib.util.find_spec("torch_xla") is None:
     pytest.skip("PyTorch/XLA is not installed (pip install xla-gpu[torch-xla])", True)
 
 HAS_GPU = pathlib.Path("/dev/nvidiactl").exists()
-os.environ.setdefault("PJRT_DEVICE", "XLA_GPU")  # read when torch_xla is first imported
-if not HAS_GPU:
-    os.environ.setdefault("XLA_GPU_PJRT_PLUGIN", "cpu")
 
+import xla_gpu.torch_xla  # before torch_xla: it chooses the device
+
+# isort: split
 import torch
 import torch_xla
 import xla_gpu
-import xla_gpu.torch_xla
 
 PLATFORM = xla_gpu.torch_xla.platform()
 F32 = [torch.float32]

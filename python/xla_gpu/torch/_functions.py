@@ -23,7 +23,7 @@ KvCache = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 def _is_ordinary(run: _kernels.Kernel, tensors: _kernels.Tensors) -> bool:
-    """Whether torch's dispatcher would do nothing but call the kernel, which costs 4 us.
+    """Whether torch's dispatcher would do nothing but call the kernel; that costs microseconds.
 
     Anything that watches or changes calls (a mode, a trace, the profiler, autograd, a subclass)
     goes through the dispatcher.

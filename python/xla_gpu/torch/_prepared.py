@@ -58,6 +58,7 @@ class _ObjectCall(ctypes.Structure):
         ("tuple_item", ctypes.c_void_p),
         ("release_gil", ctypes.c_void_p),
         ("acquire_gil", ctypes.c_void_p),
+        ("plan", ctypes.c_void_p),
     ]
 
 
@@ -80,6 +81,12 @@ def _run_objects_function() -> Callable[[int, Any, int], int]:
     return prototype(("xla_gpu_run_objects", _lib.load()))
 
 
+@functools.cache
+def _clear_function() -> Callable[[int], None]:
+    """xla_gpu_object_call_clear."""
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("xla_gpu_object_call_clear", _lib.load()))
+
+
 def _python_function(name: str) -> int:
     return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
 
@@ -92,12 +99,15 @@ class Prepared:
       makers: what gives each result's tensor, given the arguments: a new one, or the one that is
         written in place.
       sizes: bytes of each argument.
+      object_call: the address of the same call for objects, 0 where torch does not offer that.
     """
 
     __slots__ = (
         "_address",
+        "_clear",
         "_keep",
         "_object_call",
+        "_run_objects",
         "_status",
         "_status_address",
         "_stream",
@@ -138,7 +148,6 @@ class Prepared:
         self.sizes = [
             math.prod(spec.shape) * _schema.TORCH_DTYPES[spec.dtype].itemsize for spec in specs
         ]
-
         self.object_call = 0
         if exchange_api():
             self._prepare_objects(device)
@@ -156,8 +165,14 @@ class Prepared:
             acquire_gil=_python_function("PyEval_RestoreThread"),
         )
         self.object_call = ctypes.addressof(self._object_call)
+        self._run_objects = _run_objects_function()
+        self._clear = _clear_function()
         self._status = ctypes.c_void_p()
         self._status_address = ctypes.addressof(self._status)
+
+    def __del__(self) -> None:
+        if getattr(self, "object_call", 0):
+            self._clear(self.object_call)
 
     def run_objects(self, tensors: tuple[torch.Tensor, ...]) -> bool:
         """As run, on the tensors themselves; False, with nothing done, if they are of other types.
@@ -165,7 +180,7 @@ class Prepared:
         Only where `object_call` is not 0.
         """
         try:
-            outcome = _run_objects_function()(self.object_call, tensors, self._status_address)
+            outcome = self._run_objects(self.object_call, tensors, self._status_address)
         except (BufferError, RuntimeError, TypeError, ValueError):
             return False  # torch cannot show one of them to others: the checks say why
         if outcome == 2:

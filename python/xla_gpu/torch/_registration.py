@@ -68,7 +68,8 @@ def is_plain(run: _kernels.Kernel, tensors: _kernels.Tensors) -> bool:
         and _interpreter() is None
         and not _wants_grad(tensors)
         # Views with the sign flipped, which the dispatcher resolves; only floats have them.
-        and not any(map(_is_neg, tensors[: run.floats]))
+        and not (tensors[0].is_neg() or tensors[1].is_neg())
+        and not (run.floats == 3 and tensors[2].is_neg())
         and not (len(tensors) > run.required and any(map(_is_neg, tensors[run.required :])))
     )
 
