@@ -46,6 +46,15 @@ step_torchax() {
     { echo "skipped: $python has no torchax (pip install torchax flax)"; return 0; }
   "$python" -m pytest -q -p no:cacheprovider tests/torchax
 }
+# PyTorch/XLA needs a torch of its own: TORCH_XLA_PYTHON is the Python that has both (default:
+# .venv-torch's), TORCH_XLA_PLUGIN the stock CUDA plugin for it, where it finds none by itself.
+step_torch_xla() {
+  local torch_python=${TORCH_XLA_PYTHON:-.venv-torch/bin/python}
+  export XLA_GPU_PJRT_PLUGIN=${TORCH_XLA_PLUGIN:-cuda}
+  "$torch_python" -c 'import pytest, torch_xla; print("torch_xla", torch_xla.__version__)' ||
+    { echo "skipped: $torch_python has no torch_xla or no pytest (make test-torch)"; return 0; }
+  "$torch_python" -m pytest -q -p no:cacheprovider tests/torch_xla tests/xla_gpu
+}
 step_demo() { "$python" -m xla_gpu.demo; }
 sanitize() {
   command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed"; return 1; }
@@ -57,7 +66,7 @@ step_racecheck() { sanitize racecheck; }
 
 failed=()
 steps=("$@")
-((${#steps[@]})) || steps=(doctor probe cpp host jax torch torchax demo memcheck racecheck)
+((${#steps[@]})) || steps=(doctor probe cpp host jax torch torchax torch_xla demo memcheck racecheck)
 for step in "${steps[@]}"; do
   start=$SECONDS verdict=ok
   echo "==== $step"

@@ -61,6 +61,14 @@ def plugin_info() -> dict[str, Any]:
     return json.loads(_lib.take_string(text.value))
 
 
+def _variable(name: str, allowed: tuple[str, ...] = ()) -> str:
+    name = f"XLA_PYTHON_CLIENT_{name}"
+    value = os.environ.get(name, "").lower()
+    if value and allowed and value not in allowed:
+        raise make_error(3, f"{name} is '{value}'; allowed are {', '.join(allowed)}")
+    return value
+
+
 class XlaGpuPlugin(plugins.DevicePlugin):
     """What torch_xla asks of a device; entry point XLA_GPU of the group torch_xla.plugins."""
 
@@ -73,6 +81,31 @@ class XlaGpuPlugin(plugins.DevicePlugin):
     def library_path(self) -> str:
         """The PJRT plugin that torch_xla loads."""
         return plugin_path()
+
+    def client_create_options(self) -> dict[str, bool | float | str]:
+        """How much of the GPU's memory XLA takes, by the variables that JAX users know.
+
+        XLA_PYTHON_CLIENT_PREALLOCATE ("false": as it is needed), XLA_PYTHON_CLIENT_MEM_FRACTION (of
+        the whole, 0.75 if unset) and XLA_PYTHON_CLIENT_ALLOCATOR ("platform", "bfc", "cuda_async").
+
+        Raises:
+          InvalidArgumentError: a variable's value is none of those.
+        """
+        if plugin_info()["platform"] != "CUDA":
+            return {}
+        options: dict[str, bool | float | str] = {}
+        if preallocate := _variable("PREALLOCATE", ("true", "false", "1", "0")):
+            options["preallocate"] = preallocate in ("true", "1")
+        if allocator := _variable("ALLOCATOR", ("default", "platform", "bfc", "cuda_async")):
+            options["allocator"] = allocator
+        if fraction := _variable("MEM_FRACTION"):
+            try:
+                options["memory_fraction"] = float(fraction)
+            except ValueError:
+                raise make_error(
+                    3, f"XLA_PYTHON_CLIENT_MEM_FRACTION is '{fraction}'; it must be a number"
+                ) from None
+        return options
 
     def configure_single_process(self) -> None:
         """Nothing: one process sees every device."""

@@ -228,10 +228,14 @@ SHOW = """
     except RuntimeError as e:
         print(json.dumps(str(e)))
 """
+NEEDS_CPU_PLUGIN = pytest.mark.skipif(
+    importlib.util.find_spec("xla_plugins") is None, reason="xla-cpu-pjrt is not installed"
+)
 STOCK = {"PJRT_DEVICE": None, "XLA_GPU_PJRT_PLUGIN": None}
 
 
 @pytest.mark.skipif(pathlib.Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
+@NEEDS_CPU_PLUGIN
 def test_without_a_gpu_the_device_is_the_cpu_with_one_warning():
     out, err = run(SHOW, **STOCK)
     assert json.loads(out.splitlines()[-1]) == [[2.0, 2.0, 2.0], "XLA_GPU"]
@@ -398,7 +402,27 @@ def test_spawned_processes_have_devices_of_their_own(tmp_path):
 def test_the_plugin_class():
     plugin = torch_xla_plugin.XlaGpuPlugin()
     assert plugin.library_path() == SHIM
-    assert plugin.client_create_options() == {}
     assert plugin.physical_chip_count() == 1
     assert not plugin.requires_xla_coordinator()
     plugin.configure_single_process()
+
+
+def test_memory_by_the_variables_of_jax(monkeypatch):
+    plugin = torch_xla_plugin.XlaGpuPlugin()
+    for name in ("PREALLOCATE", "MEM_FRACTION", "ALLOCATOR"):
+        monkeypatch.delenv(f"XLA_PYTHON_CLIENT_{name}", raising=False)
+    monkeypatch.setattr(torch_xla_plugin, "plugin_info", lambda: {"platform": "CUDA"})
+    assert plugin.client_create_options() == {}
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "False")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", ".5")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", "bfc")
+    assert plugin.client_create_options() == {
+        "preallocate": False,
+        "memory_fraction": 0.5,
+        "allocator": "bfc",
+    }
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "maybe")
+    with pytest.raises(ValueError, match="PREALLOCATE is 'maybe'; allowed are true, false"):
+        plugin.client_create_options()
+    monkeypatch.setattr(torch_xla_plugin, "plugin_info", lambda: {"platform": "Host"})
+    assert plugin.client_create_options() == {}
