@@ -105,7 +105,9 @@ def flashinfer_rows() -> Rows:
     i32 = {"dtype": torch.int32, "device": "cuda"}
     starts = torch.arange(9, **i32) * 7
     pages = torch.arange(56, **i32)
-    wrapper.plan(starts, pages, torch.full((8,), 4, **i32), 32, 8, 128, 16, data_type=query.dtype)
+    last = torch.full((8,), 4, **i32)
+    dtypes = {"q_data_type": query.dtype, "kv_data_type": query.dtype}
+    wrapper.plan(starts, pages, last, 32, 8, 128, 16, **dtypes)
     pair = cache.view(64, 16, 2, 8, 128).transpose(1, 2).contiguous()
     return [("flashinfer wrapper.run (plan not counted)", lambda: wrapper.run(query, pair), True)]
 

@@ -23,6 +23,7 @@ import xla_gpu.torch_xla as xla_gpu_torch_xla  # before torch_xla: it chooses th
 import torch
 import torch.nn.functional as F  # noqa: N812
 import torch_xla
+import torch_xla.backends
 import torch_xla.runtime as xr
 from torch import nn
 from xla_gpu import _lib, torch_xla_plugin
@@ -60,6 +61,7 @@ def device():
     # torch_xla knows its devices to autograd only after their first use; a backward pass on the CPU
     # before that would leave it without.
     torch.ones(1, device="xla").cpu()
+    torch_xla.backends.set_mat_mul_precision("highest")  # f32 products are TF32 on a GPU otherwise
     return torch_xla.device()
 
 

@@ -15,6 +15,9 @@ import sys
 if "torch_xla" not in sys.modules:  # its import would choose the CPU, aloud
     os.environ.setdefault("PJRT_DEVICE", "XLA_GPU")
 
+import torch_xla  # noqa: F401  loads torch_xla_plugin by its entry point: not while that loads
+
+# isort: split
 from xla_gpu import torch_xla_plugin
 from xla_gpu.torch_xla import _dispatch
 from xla_gpu.torch_xla._custom_call import custom_call, install, register_custom_call_target
