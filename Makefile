@@ -62,9 +62,11 @@ test: build  ## All tests that need no GPU: C++ (ctest), then Python (pytest)
 # Two runs: autograd must not have worked on the CPU before it first meets an XLA device.
 test-torch: build .venv-torch/.complete  ## Tests with PyTorch, PyTorch/XLA and torchax, in .venv-torch
 	@VIRTUAL_ENV=$(CURDIR)/.venv-torch .venv-torch/bin/python -m pytest -n $(JOBS) \
-	  --dist loadgroup tests/torch tests/torchax
+	  --dist loadgroup tests/torch tests/torchax \
+	  'tests/docs/test_pages.py::test_page[docs/pytorch.md]' \
+	  'tests/docs/test_pages.py::test_page[docs/torchax.md]'
 	@VIRTUAL_ENV=$(CURDIR)/.venv-torch .venv-torch/bin/python -m pytest -n $(JOBS) \
-	  --dist loadgroup tests/torch_xla tests/xla_gpu
+	  --dist loadgroup tests/torch_xla tests/xla_gpu 'tests/docs/test_pages.py::test_page[docs/pytorch-xla.md]'
 
 test-gpu:  ## All tests that need an NVIDIA GPU, offline, with the library in build/release
 	@scripts/test_gpu.sh
