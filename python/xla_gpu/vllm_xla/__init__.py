@@ -36,11 +36,18 @@ def general_plugin() -> None:
 
 
 def prepare_environment() -> None:
-    """Settings that tpu-inference reads when it is imported."""
+    """Settings that tpu-inference and JAX read when they are imported."""
     # Without these it asks a cloud's metadata server what TPU this is, and waits for the answer.
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "none")
     os.environ.setdefault("TPU_NAME", "none")
     os.environ.setdefault("TPU_WORKER_ID", "0")
-    # It refuses the name of a platform it does not know. JAX takes the GPU unasked.
+    # tpu-inference refuses the name of a platform that it does not know; worker.py sets it.
     if os.environ.get("JAX_PLATFORMS") in ("cuda", "gpu", "cuda,cpu"):
         del os.environ["JAX_PLATFORMS"]
+    if not has_gpu():
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # else JAX tries libtpu
+
+
+def has_gpu() -> bool:
+    """Whether there is an NVIDIA GPU, for all that the device files say."""
+    return pathlib.Path("/dev/nvidiactl").exists()

@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import os
+import re
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -31,8 +32,7 @@ def _expect(module: ModuleType, name: str, parameters: str) -> Callable[..., Any
     if found != f"{name}({parameters})":
         raise UnsupportedError(
             f"xla_gpu.vllm_xla: {module.__name__} should have {name}({parameters}) but has "
-            f"{found}; "
-            "this tpu-inference is not the release that pip installed, or was patched"
+            f"{found}; this tpu-inference is not the release that pip installed, or was patched"
         )
     return function
 
@@ -52,12 +52,15 @@ def _replace(
 # ---- Compiler options ----------------------------------------------------------------------------
 
 
-def _without_tpu_options(original: Callable[[], dict]) -> Callable[[], dict]:
-    others = {key: value for key, value in original().items() if not key.startswith("xla_tpu_")}
-    if others:
+def _without_options(original: Callable[[], dict]) -> Callable[[], dict]:
+    # Read, not called: it would start JAX, in the server process too, to ask a TPU for its memory.
+    options = set(re.findall(r'"(xla_\w+)"', inspect.getsource(original)))
+    others = sorted(name for name in options if not name.startswith("xla_tpu_"))
+    if others or not options:
         raise UnsupportedError(
-            f"xla_gpu.vllm_xla: {original.__module__}.{original.__name__}() has the options "
-            f"{sorted(others)} beside those of TPUs; this release of tpu-inference is unknown"
+            f"xla_gpu.vllm_xla: {original.__module__}.{original.__name__} should name options of "
+            f"TPUs (xla_tpu_*) only but names {others or 'none'}; this tpu-inference is not the "
+            "release that pip installed, or was patched"
         )
 
     @functools.wraps(original)
@@ -70,8 +73,8 @@ def _without_tpu_options(original: Callable[[], dict]) -> Callable[[], dict]:
 def compiler_options() -> None:
     """XLA:CPU and XLA:GPU refuse a program compiled with options they do not know (xla_tpu_*)."""
     module = "tpu_inference.models.common.compiler_options"
-    _replace(module, "get_step_fn_compiler_options", "", _without_tpu_options)
-    _replace(module, "get_sampling_compiler_options", "", _without_tpu_options)
+    _replace(module, "get_step_fn_compiler_options", "", _without_options)
+    _replace(module, "get_sampling_compiler_options", "", _without_options)
 
 
 # ---- Devices -------------------------------------------------------------------------------------
@@ -100,7 +103,10 @@ def device_mesh() -> None:
 def _memory_of_this_machine(original: Callable[[], int]) -> Callable[[], int]:
     @functools.wraps(original)
     def memory_limit() -> int:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        gibibytes = os.environ.get("VLLM_CPU_KVCACHE_SPACE")
+        if gibibytes:
+            return int(gibibytes) << 30
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 4
 
     return memory_limit
 
@@ -108,7 +114,9 @@ def _memory_of_this_machine(original: Callable[[], int]) -> Callable[[], int]:
 def memory_limit() -> None:
     """Asked where the device reports no memory statistics: JAX's CPU; the original knows TPUs only.
 
-    GPUs report theirs (XLA's pool, XLA_PYTHON_CLIENT_MEM_FRACTION of the device).
+    There the cache gets what vLLM's own CPU backend takes the number of gibibytes from, or a
+    quarter of the free memory: a CPU is shared with other programs. GPUs report theirs (XLA's pool,
+    XLA_PYTHON_CLIENT_MEM_FRACTION of the device).
     """
     _replace("tpu_inference.utils", "get_device_hbm_limit", "", _memory_of_this_machine)
 
