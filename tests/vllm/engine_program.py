@@ -7,6 +7,7 @@ One process for all cases: importing vLLM takes longer than all of them.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
@@ -17,7 +18,7 @@ os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", SKIP_JAX_PRECOMPILE="1")
 from vllm import LLM, SamplingParams  # noqa: I001  first: it chooses the platform
 
 from tpu_inference.layers.common import attention_interface
-from xla_gpu.vllm_xla import _attention, _plain_attention
+from xla_gpu.vllm_xla import _attention, _plain_attention, _replace
 
 KERNELS = ("ragged_paged_attention", "ragged_paged_attention_hd64")
 
@@ -35,7 +36,9 @@ def zeroed(kernel):
 def take(kernels) -> None:
     """Puts these in the place of the kernels, as a new process would have them."""
     for name, kernel in zip(KERNELS, kernels, strict=True):
-        setattr(attention_interface, name, kernel)
+        replacement = functools.partial(kernel)
+        setattr(replacement, _replace._MARK, True)
+        setattr(attention_interface, name, replacement)
 
 
 OURS = [getattr(_attention, name) for name in KERNELS]

@@ -23,30 +23,38 @@ from xla_gpu.vllm_xla._versions import UnsupportedError
 _MARK = "_xla_gpu_replacement"
 
 
-def _expect(module: ModuleType, name: str, parameters: str) -> Callable[..., Any]:
-    """module.name, if it is a function of just these parameter names."""
-    function = getattr(module, name, None)
+def _expect(owner: ModuleType | type, name: str, parameters: str) -> Callable[..., Any]:
+    """owner.name, if it is a function of just these parameter names."""
+    function = getattr(owner, name, None)
     found = "nothing" if function is None else "something that is no function"
     if callable(function):
         found = f"{name}({', '.join(inspect.signature(function).parameters)})"
     if found != f"{name}({parameters})":
         raise UnsupportedError(
-            f"xla_gpu.vllm_xla: {module.__name__} should have {name}({parameters}) but has "
+            f"xla_gpu.vllm_xla: {owner.__name__} should have {name}({parameters}) but has "
             f"{found}; this tpu-inference is not the release that pip installed, or was patched"
         )
     return function
 
 
-def _replace(
-    module_name: str, name: str, parameters: str, make: Callable[[Callable], Callable]
-) -> None:
-    """Puts make(original) in the place of a function, once in a process."""
-    module = importlib.import_module(module_name)
-    if hasattr(getattr(module, name, None), _MARK):
+def _replace(owner: str, name: str, parameters: str, make: Callable[[Callable], Callable]) -> None:
+    """Puts make(original) in the place of a module's function or a class's method, once.
+
+    Args:
+      owner: "module" or "module:Class".
+      name: the function.
+      parameters: the names of its parameters.
+      make: gives the replacement, of the original.
+    """
+    module, _, class_name = owner.partition(":")
+    place = importlib.import_module(module)
+    if class_name:
+        place = getattr(place, class_name, place)
+    if hasattr(getattr(place, name, None), _MARK):
         return
-    replacement = make(_expect(module, name, parameters))
+    replacement = make(_expect(place, name, parameters))
     setattr(replacement, _MARK, True)
-    setattr(module, name, replacement)
+    setattr(place, name, replacement)
 
 
 # ---- Compiler options ----------------------------------------------------------------------------
@@ -224,6 +232,36 @@ def weights_are_converted_from_copies() -> None:
     _replace(module, "t2j", "t, use_dlpack", _from_a_copy)
 
 
+# ---- Preemption ----------------------------------------------------------------------------------
+
+
+def _with_their_tokens(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def update_states(self, scheduler_output, get_mrope_input_positions_fn):
+        for request, tokens in scheduler_output.scheduled_cached_reqs.all_token_ids.items():
+            state = self.requests[request]
+            known = tokens[state.num_prompt_tokens :]
+            state.output_token_ids[: len(known)] = known
+        return original(self, scheduler_output, get_mrope_input_positions_fn)
+
+    return update_states
+
+
+def resumed_requests_get_their_tokens() -> None:
+    """With asynchronous scheduling a preempted request loses the last token it had made.
+
+    The runner notes 0 for it and puts the token there a step later, unless the request has left the
+    batch by then. vLLM therefore sends the tokens of every request that comes back, and its other
+    runners take them; tpu-inference's does not, and goes on after the 0 (on TPUs too).
+    """
+    _replace(
+        "tpu_inference.runner.persistent_batch_manager:PersistentBatchManager",
+        "update_states",
+        "self, scheduler_output, get_mrope_input_positions_fn",
+        _with_their_tokens,
+    )
+
+
 # ---- All of them ---------------------------------------------------------------------------------
 
 
@@ -238,4 +276,5 @@ def before_the_platform() -> None:
 def before_the_model() -> None:
     """What the modules of models and layers hold."""
     attention()
+    resumed_requests_get_their_tokens()
     weights_are_converted_from_copies()
