@@ -16,6 +16,7 @@ import sys
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", SKIP_JAX_PRECOMPILE="1")
 
 from vllm import LLM, SamplingParams  # noqa: I001  first: it chooses the platform
+from vllm.engine.arg_utils import EngineArgs
 
 from tpu_inference.layers.common import attention_interface
 from xla_gpu.vllm_xla import _attention, _plain_attention, _replace
@@ -58,6 +59,23 @@ CASES = {
 }
 
 
+SMALL_MOE = dict(
+    architectures=["Qwen3MoeForCausalLM"],
+    model_type="qwen3_moe",
+    hidden_size=64,
+    intermediate_size=64,
+    moe_intermediate_size=64,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=64,
+    num_experts=4,
+    num_experts_per_tok=2,
+    num_hidden_layers=2,
+    max_position_embeddings=128,
+    vocab_size=256,
+)
+
+
 def run(folder: pathlib.Path, requests, kernels, kind, model_impl, dtype, options):
     """The tokens of each request."""
     os.environ["MODEL_IMPL_TYPE"] = model_impl
@@ -80,10 +98,31 @@ def run(folder: pathlib.Path, requests, kernels, kind, model_impl, dtype, option
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+def refusals(folder: pathlib.Path) -> dict[str, str]:
+    """What vLLM says to configurations that would reach other TPU kernels."""
+    moe = folder / "moe"
+    moe.mkdir()
+    (moe / "config.json").write_text(json.dumps(SMALL_MOE))
+    ngram = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+    asked = {
+        "moe": dict(model=str(moe), skip_tokenizer_init=True),
+        "quantization": dict(model=str(folder / "llama"), quantization="fp8"),
+        "speculation": dict(model=str(folder / "llama"), speculative_config=ngram),
+    }
+    said = {}
+    for name, options in asked.items():
+        try:
+            EngineArgs(**options).create_engine_config()
+        except Exception as e:
+            said[name] = str(e)
+    return said
+
+
 def main() -> None:
     folder, requests = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
     for name, case in CASES.items():
         print("CASE", json.dumps([name, run(folder, requests, *case)]), flush=True)
+    print("SAID", json.dumps(refusals(folder)), flush=True)
     os._exit(0)  # vLLM's cleaning up expects torch models
 
 

@@ -15,8 +15,8 @@ REQUESTS = load.mixed_requests(12, seed=9, longest=70, most=24)
 
 
 @pytest.fixture(scope="module")
-def tokens(checkpoint, tmp_path_factory):
-    """The tokens of each case of engine_program.py."""
+def printed(checkpoint, tmp_path_factory):
+    """What engine_program.py prints: the tokens of each case, and what vLLM says to others."""
     folder = tmp_path_factory.mktemp("checkpoints")
     for kind in ("llama", "llama64", "mistral", "qwen3"):
         (folder / kind).symlink_to(checkpoint(kind))
@@ -29,9 +29,16 @@ def tokens(checkpoint, tmp_path_factory):
         check=False,
         timeout=600,
     )
-    cases = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("CASE ")]
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
-    return dict(cases)
+    lines = [line.partition(" ") for line in done.stdout.splitlines()]
+    cases = [json.loads(text) for word, _, text in lines if word == "CASE"]
+    (said,) = [json.loads(text) for word, _, text in lines if word == "SAID"]
+    return dict(cases), said
+
+
+@pytest.fixture
+def tokens(printed):
+    return printed[0]
 
 
 @pytest.mark.parametrize(
@@ -58,3 +65,15 @@ def test_bfloat16(tokens, reference):
     pairs = zip([prompt for prompt, _ in REQUESTS], tokens["bfloat16"], strict=True)
     first = reference("qwen3").first_differences(list(pairs))
     assert sum(at is None or at > 0 for at in first) > len(REQUESTS) * 2 // 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ("moe", "mixture-of-experts layers are TPU kernels"),
+        ("quantization", "quantization 'fp8' multiplies in TPU kernels"),
+        ("speculation", "speculative decoding compiles with options of TPUs"),
+    ],
+)
+def test_what_only_tpus_run_is_refused(printed, asked, answer):
+    assert f"xla_gpu.vllm_xla: {answer}" in printed[1][asked]
