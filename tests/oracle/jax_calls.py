@@ -7,7 +7,13 @@ from typing import Any
 
 import jax
 from problems import Static
-from xla_gpu.jax import paged_attention, update_kv_cache
+from ragged_v3 import TENSORS, V3Static
+from xla_gpu.jax import (
+    paged_attention,
+    ragged_paged_attention_hd64,
+    ragged_paged_attention_v3,
+    update_kv_cache,
+)
 
 INDICES = ("context_lens", "block_tables", "query_start_loc", "num_seqs")
 
@@ -44,3 +50,11 @@ def update(args: Mapping[str, Any]) -> tuple[jax.Array, ...]:
         args.pop("key"), args.pop("value"), cache, args.pop("slot_mapping"), **args
     )
     return result if isinstance(result, tuple) else (result,)
+
+
+def ragged_v3(static: V3Static, args: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
+    """ragged_paged_attention_v3 or its head_dim-64 variant on a case's tensors: (out, cache)."""
+    tensors = [args[name] for name in TENSORS]
+    if static.hd64:
+        return ragged_paged_attention_hd64(*tensors, args.get("attention_sink"), **static.kwargs())
+    return ragged_paged_attention_v3(*tensors, **static.kwargs())

@@ -15,11 +15,19 @@ from xla_gpu import _ops
 from xla_gpu.jax._attention import paged_attention, ragged_paged_attention, update_kv_cache
 from xla_gpu.jax._partition import partition_elementwise
 from xla_gpu.jax._primitive import OpPrimitive
+from xla_gpu.jax._ragged_v3 import (
+    packed_kv_cache_shape,
+    ragged_paged_attention_hd64,
+    ragged_paged_attention_v3,
+)
 
 __all__ = [
     "export_checks",
+    "packed_kv_cache_shape",
     "paged_attention",
     "ragged_paged_attention",
+    "ragged_paged_attention_hd64",
+    "ragged_paged_attention_v3",
     "register_all",
     "simple_add",
     "update_kv_cache",

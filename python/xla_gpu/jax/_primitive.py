@@ -188,6 +188,10 @@ class OpPrimitive:
     def _aliases(self, schema: dict[str, Any], optional_args: tuple[str, ...]) -> dict[int, int]:
         """Argument index -> index of the result that shares its buffer."""
         present = [a["name"] for a in schema["args"] if not a["optional"]] + list(optional_args)
-        # Optional results that alias are there exactly when their argument is.
-        shared = [r["alias_of"] for r in schema["results"] if r["alias_of"] in present]
-        return {present.index(name): i for i, name in enumerate(shared)}
+        # Optional results that alias are there exactly when their argument is; others come last.
+        shared = [
+            r["alias_of"]
+            for r in schema["results"]
+            if not r["optional"] or r["alias_of"] in present
+        ]
+        return {present.index(name): i for i, name in enumerate(shared) if name}

@@ -22,6 +22,24 @@ void SetStrides(CacheShape& shape, int64_t heads_in_tensor, int64_t v_offset) {
   shape.v = layout;
 }
 
+Status CheckCacheType(std::string_view op, const TensorView& kv_cache) {
+  if (IsComputeType(kv_cache.dtype) || IsFloat8(kv_cache.dtype)) return OkStatus();
+  return InvalidArgument(StrCat(op, ": kv_cache is ", kv_cache.ToString(),
+                                "; its dtype must be f32, bf16, f16, f8e4m3fn or f8e5m2"));
+}
+
+Status CheckPages(std::string_view op, const TensorView& kv_cache, const CacheShape& shape) {
+  if (shape.page_size >= 1 && shape.page_size <= kMaxIndex && shape.num_pages <= kMaxIndex) {
+    return OkStatus();
+  }
+  return InvalidArgument(StrCat(op, ": kv_cache is ", kv_cache.ToString(), " with ",
+                                shape.num_pages, " pages of ", shape.page_size,
+                                " tokens; page_size must be 1 to 2^31-1 and there can be at most "
+                                "2^31-1 pages"));
+}
+
+int64_t RoundUp(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+
 }  // namespace
 
 bool IsComputeType(DType dtype) {
@@ -30,10 +48,7 @@ bool IsComputeType(DType dtype) {
 
 StatusOr<CacheShape> ParseCacheShape(std::string_view op, const TensorView& kv_cache,
                                      const TensorView* v_cache) {
-  if (!IsComputeType(kv_cache.dtype) && !IsFloat8(kv_cache.dtype)) {
-    return InvalidArgument(StrCat(op, ": kv_cache is ", kv_cache.ToString(),
-                                  "; its dtype must be f32, bf16, f16, f8e4m3fn or f8e5m2"));
-  }
+  XLA_GPU_RETURN_IF_ERROR(CheckCacheType(op, kv_cache));
   if (v_cache != nullptr &&
       (kv_cache.rank() != 4 ||
        !TensorSpec{kv_cache.dtype, {kv_cache.shape.begin(), kv_cache.shape.end()}}.Matches(
@@ -78,16 +93,44 @@ StatusOr<CacheShape> ParseCacheShape(std::string_view op, const TensorView& kv_c
     return InvalidArgument(StrCat(op, ": head_dim is ", shape.head_dim, " in kv_cache ",
                                   kv_cache.ToString(), "; allowed are 1 to 256"));
   }
-  if (shape.page_size < 1 || shape.page_size > kMaxIndex || shape.num_pages > kMaxIndex) {
-    return InvalidArgument(StrCat(op, ": kv_cache is ", kv_cache.ToString(), " with ",
-                                  shape.num_pages, " pages of ", shape.page_size,
-                                  " tokens; page_size must be 1 to 2^31-1 and there can be at most "
-                                  "2^31-1 pages"));
-  }
+  XLA_GPU_RETURN_IF_ERROR(CheckPages(op, kv_cache, shape));
   const int64_t v_offset = interleaved        ? shape.head_dim
                            : shape.separate_v ? 0
                                               : kv_cache.num_elements() / 2;
   SetStrides(shape, heads, v_offset);
+  return shape;
+}
+
+StatusOr<CacheShape> ParsePackedCacheShape(std::string_view op, const TensorView& kv_cache,
+                                           PackedLayout layout, int64_t kv_heads,
+                                           int64_t head_dim) {
+  XLA_GPU_RETURN_IF_ERROR(CheckCacheType(op, kv_cache));
+  const bool side_by_side = layout == PackedLayout::kSideBySide;
+  const int64_t packing = 4 / DTypeSize(kv_cache.dtype);
+  const int64_t heads = RoundUp(side_by_side ? kv_heads : 2 * kv_heads, packing);
+  const int64_t width = side_by_side ? 2 * head_dim : RoundUp(head_dim, 128);
+  if (kv_cache.rank() != 5 || kv_cache.dim(2) != heads / packing || kv_cache.dim(3) != packing ||
+      kv_cache.dim(4) != width) {
+    return InvalidArgument(
+        StrCat(op, ": kv_cache is ", kv_cache.ToString(), "; for ", kv_heads,
+               " kv heads of head_dim ", head_dim, " in ", DTypeName(kv_cache.dtype),
+               " it must be [pages, page_size, ", heads / packing, ", ", packing, ", ", width,
+               "]: [pages, page_size, align(", side_by_side ? "" : "2*", "kv_heads, packing)/",
+               "packing, packing, ", side_by_side ? "2*head_dim" : "align(head_dim, 128)",
+               "] with packing = 32 / bits of the dtype"));
+  }
+  CacheShape shape;
+  shape.dtype = kv_cache.dtype;
+  shape.num_pages = kv_cache.dim(0);
+  shape.page_size = kv_cache.dim(1);
+  shape.kv_heads = kv_heads;
+  shape.head_dim = head_dim;
+  XLA_GPU_RETURN_IF_ERROR(CheckPages(op, kv_cache, shape));
+  shape.k.head_stride = side_by_side ? width : 2 * width;
+  shape.k.token_stride = heads * width;
+  shape.k.page_stride = shape.page_size * shape.k.token_stride;
+  shape.v = shape.k;
+  shape.v.offset = side_by_side ? head_dim : width;
   return shape;
 }
 

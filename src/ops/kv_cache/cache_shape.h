@@ -34,6 +34,19 @@ struct CacheShape {
 StatusOr<CacheShape> ParseCacheShape(std::string_view op, const TensorView& kv_cache,
                                      const TensorView* v_cache);
 
+// How the TPU kernels' packed caches (ragged paged attention v3) hold K and V. `packing` is the
+// number of elements in 32 bits; a packed cache is a plain row-major tensor, so it is strides to
+// us.
+//   kInterleaved   [pages, page_size, align(2 * kv_heads, packing) / packing, packing,
+//                   align(head_dim, 128)]: K of head h at 2 * h of the packed heads, V at 2 * h + 1
+//   kSideBySide    [pages, page_size, align(kv_heads, packing) / packing, packing, 128], head_dim
+//                   64: K and V in the two halves of a row
+enum class PackedLayout { kInterleaved, kSideBySide };
+
+// `kv_heads` and `head_dim` are those of the keys: the padded cache alone does not tell them.
+StatusOr<CacheShape> ParsePackedCacheShape(std::string_view op, const TensorView& kv_cache,
+                                           PackedLayout layout, int64_t kv_heads, int64_t head_dim);
+
 // A scale argument (null: absent, size 0): f32 [1] or [kv_heads]. Gives its number of elements.
 StatusOr<int64_t> ParseCacheScale(std::string_view op, std::string_view name,
                                   const TensorView* scale, int64_t kv_heads);

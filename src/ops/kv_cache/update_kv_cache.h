@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "src/core/op.h"
+#include "src/core/thread_pool.h"
 #include "src/ops/kv_cache/cache_shape.h"
 
 namespace xla_gpu {
@@ -42,6 +43,11 @@ struct UpdateBuffers {
 // saturate(x / scale); other caches round x / scale to nearest even.
 StatusOr<UpdateProblem> UpdateProblemFromCall(const Call& call);
 UpdateBuffers UpdateBuffersFromCall(const UpdateProblem& problem, const Call& call);
+
+// The whole op on the Host, for other ops that write into a cache. There key and value may also be
+// of the cache's fp8 dtype, without a scale.
+void UpdateCacheOnHost(const UpdateProblem& problem, const UpdateBuffers& buffers,
+                       ThreadPool& pool);
 
 }  // namespace kv_cache
 

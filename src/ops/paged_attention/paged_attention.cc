@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <limits>
 #include <string_view>
+#include <utility>
 
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
@@ -146,37 +147,16 @@ Status ParseIndices(const std::vector<const TensorView*>& args, Problem& problem
 }
 
 // A float attribute that is a finite f32 and, if `not_negative`, at least 0.
-StatusOr<float> FiniteAttribute(const Attributes& attributes, const char* name, bool not_negative) {
+StatusOr<float> FiniteAttribute(std::string_view op, const Attributes& attributes,
+                                std::string_view name, bool not_negative) {
   const double given = attributes.GetFloat(name, 0.0);
   const float value = static_cast<float>(given);
   if (!std::isfinite(value) || (not_negative && value < 0)) {
-    return InvalidArgument(StrCat(kName, ": attribute '", name, "' is ", given,
+    return InvalidArgument(StrCat(op, ": attribute '", name, "' is ", given,
                                   "; it must be a finite f32 number",
                                   not_negative ? " >= 0 (0: none)" : ""));
   }
   return value;
-}
-
-Status ParseAttributes(const Attributes& attributes, Problem& problem) {
-  XLA_GPU_ASSIGN_OR_RETURN(problem.scale, FiniteAttribute(attributes, "scale", false));
-  XLA_GPU_ASSIGN_OR_RETURN(problem.soft_cap, FiniteAttribute(attributes, "soft_cap", true));
-  const int64_t window = attributes.GetInt("sliding_window", 0);
-  if (window < 0) {
-    return InvalidArgument(StrCat(kName, ": attribute 'sliding_window' is ", window,
-                                  "; it must be at least 1, or 0 for no window"));
-  }
-  // Positions are i32, so a larger window hides nothing more.
-  problem.sliding_window = std::min(window, kMaxIndex);
-  problem.causal = attributes.GetBool("causal", true);
-  problem.return_lse = attributes.GetBool("return_lse", false);
-  const std::string_view out = attributes.GetString("out_dtype", "");
-  problem.out_dtype =
-      out.empty() ? problem.query_dtype : DTypeFromName(out).value_or(DType::kInvalid);
-  if (!kv_cache::IsComputeType(problem.out_dtype)) {
-    return InvalidArgument(StrCat(kName, ": attribute 'out_dtype' is \"", out,
-                                  "\"; it must be f32, bf16 or f16, or empty for the query's"));
-  }
-  return OkStatus();
 }
 
 Status Infer(const Call& call, Platform platform, std::vector<TensorSpec>* results) {
@@ -188,6 +168,20 @@ Status Infer(const Call& call, Platform platform, std::vector<TensorSpec>* resul
   if (platform == Platform::kCuda) results->push_back({DType::kU8, {WorkspaceBytes(problem)}});
   return OkStatus();
 }
+
+class AttentionPlan final : public Plan {
+ public:
+  AttentionPlan(const Problem& problem, std::unique_ptr<Attention> attention)
+      : problem_(problem), attention_(std::move(attention)) {}
+
+  Status Run(const Call& call, const ExecutionContext& context) const override {
+    return attention_->Run(BuffersFromCall(problem_, call), context);
+  }
+
+ private:
+  const Problem problem_;
+  const std::unique_ptr<Attention> attention_;
+};
 
 XLA_GPU_REGISTER_OP(MakeOp());
 
@@ -222,10 +216,33 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   XLA_GPU_ASSIGN_OR_RETURN(
       problem.v_scale_size,
       kv_cache::ParseCacheScale(kName, "v_scale", args[kVScale], problem.kv_heads));
-  XLA_GPU_RETURN_IF_ERROR(ParseAttributes(*call.attributes, problem));
+  XLA_GPU_RETURN_IF_ERROR(ParseOptions(kName, {"scale", "causal"}, *call.attributes, problem));
+  problem.return_lse = call.attributes->GetBool("return_lse", false);
+  return problem;
+}
+
+Status ParseOptions(std::string_view op, const OptionNames& names, const Attributes& attributes,
+                    Problem& problem) {
+  XLA_GPU_ASSIGN_OR_RETURN(problem.scale, FiniteAttribute(op, attributes, names.scale, false));
+  XLA_GPU_ASSIGN_OR_RETURN(problem.soft_cap, FiniteAttribute(op, attributes, "soft_cap", true));
+  const int64_t window = attributes.GetInt("sliding_window", 0);
+  if (window < 0) {
+    return InvalidArgument(StrCat(op, ": attribute 'sliding_window' is ", window,
+                                  "; it must be at least 1, or 0 for no window"));
+  }
+  // Positions are i32, so a larger window hides nothing more.
+  problem.sliding_window = std::min(window, kMaxIndex);
+  problem.causal = attributes.GetBool(names.causal, true);
+  const std::string_view out = attributes.GetString("out_dtype", "");
+  problem.out_dtype =
+      out.empty() ? problem.query_dtype : DTypeFromName(out).value_or(DType::kInvalid);
+  if (!kv_cache::IsComputeType(problem.out_dtype)) {
+    return InvalidArgument(StrCat(op, ": attribute 'out_dtype' is \"", out,
+                                  "\"; it must be f32, bf16 or f16, or empty for the query's"));
+  }
   const char* invariant = std::getenv("XLA_GPU_BATCH_INVARIANT");
   problem.batch_invariant = invariant != nullptr && std::string_view(invariant) == "1";
-  return problem;
+  return OkStatus();
 }
 
 Buffers BuffersFromCall(const Problem& problem, const Call& call) {
@@ -253,4 +270,19 @@ Buffers BuffersFromCall(const Problem& problem, const Call& call) {
 }
 
 }  // namespace paged_attention
+
+StatusOr<std::unique_ptr<Plan>> MakePagedAttentionHostPlan(const Call& call, int device_ordinal) {
+  using namespace paged_attention;  // NOLINT
+  XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
+  XLA_GPU_ASSIGN_OR_RETURN(auto attention, MakeHostAttention(problem));
+  return std::unique_ptr<Plan>(std::make_unique<AttentionPlan>(problem, std::move(attention)));
+}
+
+StatusOr<std::unique_ptr<Plan>> MakePagedAttentionCudaPlan(const Call& call, int device_ordinal) {
+  using namespace paged_attention;  // NOLINT
+  XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
+  XLA_GPU_ASSIGN_OR_RETURN(auto attention, MakeCudaAttention(problem, device_ordinal));
+  return std::unique_ptr<Plan>(std::make_unique<AttentionPlan>(problem, std::move(attention)));
+}
+
 }  // namespace xla_gpu

@@ -3,6 +3,7 @@
 #define XLA_GPU_OPS_PAGED_ATTENTION_PAGED_ATTENTION_H_
 
 #include <memory>
+#include <string_view>
 
 #include "src/core/op.h"
 #include "src/ops/paged_attention/problem.h"
@@ -14,8 +15,27 @@ namespace paged_attention {
 // not looked at.
 StatusOr<Problem> ProblemFromCall(const Call& call);
 
+// The attributes that every op that ends in paged attention has, and the batch-invariant mode, into
+// `problem`, whose query_dtype is known. Errors begin with `op`.
+struct OptionNames {
+  std::string_view scale;
+  std::string_view causal;
+};
+Status ParseOptions(std::string_view op, const OptionNames& names, const Attributes& attributes,
+                    Problem& problem);
+
 // The tensors of a call of this problem. `call` has its results; allocates nothing.
 Buffers BuffersFromCall(const Problem& problem, const Call& call);
+
+// Kernels chosen, compiled and loaded for one problem: what a Plan is to a Call, for every op that
+// ends in paged attention. Immutable; Run is as Plan::Run.
+class Attention {
+ public:
+  virtual ~Attention() = default;
+  virtual Status Run(const Buffers& buffers, const ExecutionContext& context) const = 0;
+};
+StatusOr<std::unique_ptr<Attention>> MakeHostAttention(const Problem& problem);
+StatusOr<std::unique_ptr<Attention>> MakeCudaAttention(const Problem& problem, int device_ordinal);
 
 }  // namespace paged_attention
 

@@ -23,19 +23,15 @@ void CopyCache(const void* from, void* to, int64_t bytes, ThreadPool& pool) {
   });
 }
 
-class HostPlan final : public Plan {
+class Writer {
  public:
-  explicit HostPlan(const UpdateProblem& problem) : p_(problem) {}
+  explicit Writer(const UpdateProblem& problem) : p_(problem) {}
 
-  Status Run(const Call& call, const ExecutionContext& context) const override {
-    const UpdateBuffers b = UpdateBuffersFromCall(p_, call);
-    CopyCache(b.k_cache_in, b.k_cache_out, b.cache_bytes, *context.thread_pool);
-    if (p_.cache.separate_v) {
-      CopyCache(b.v_cache_in, b.v_cache_out, b.cache_bytes, *context.thread_pool);
-    }
+  void Run(const UpdateBuffers& b, ThreadPool& pool) const {
+    CopyCache(b.k_cache_in, b.k_cache_out, b.cache_bytes, pool);
+    if (p_.cache.separate_v) CopyCache(b.v_cache_in, b.v_cache_out, b.cache_bytes, pool);
     const int64_t tasks = std::clamp(p_.tokens / kMinTokensPerTask, int64_t{1}, kMaxTasks);
-    context.thread_pool->ParallelFor(tasks, [&](int64_t task) { WriteSlots(b, task, tasks); });
-    return OkStatus();
+    pool.ParallelFor(tasks, [&](int64_t task) { WriteSlots(b, task, tasks); });
   }
 
  private:
@@ -78,10 +74,29 @@ class HostPlan final : public Plan {
     }
   }
 
-  const UpdateProblem p_;
+  const UpdateProblem& p_;
+};
+
+class HostPlan final : public Plan {
+ public:
+  explicit HostPlan(const UpdateProblem& problem) : problem_(problem) {}
+
+  Status Run(const Call& call, const ExecutionContext& context) const override {
+    UpdateCacheOnHost(problem_, UpdateBuffersFromCall(problem_, call), *context.thread_pool);
+    return OkStatus();
+  }
+
+ private:
+  const UpdateProblem problem_;
 };
 
 }  // namespace
+
+void UpdateCacheOnHost(const UpdateProblem& problem, const UpdateBuffers& buffers,
+                       ThreadPool& pool) {
+  Writer(problem).Run(buffers, pool);
+}
+
 }  // namespace kv_cache
 
 StatusOr<std::unique_ptr<Plan>> MakeUpdateKvCacheHostPlan(const Call& call, int device_ordinal) {

@@ -1,6 +1,7 @@
 #include "src/ops/kv_cache/cuda/config.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "src/core/strings.h"
 #include "src/cuda/device_types.h"
@@ -10,16 +11,18 @@ namespace {
 
 constexpr char kSource[] = "src/ops/kv_cache/cuda/update_kv_cache.cu";
 
-std::vector<std::string> Defines(const UpdateProblem& problem) {
-  const DType cache = problem.cache.dtype;
-  std::vector<std::string> defines = {
-      StrCat("INPUT_TYPE=", cuda::DeviceType(problem.input_dtype)),
-      StrCat("CACHE_TYPE=", cuda::DeviceType(cache)),
-      StrCat("HEAD_DIM=", problem.cache.head_dim),
-      StrCat("VECTOR=", VectorElements(problem.input_dtype, cache, problem.cache.head_dim)),
-  };
-  if (problem.slot_dtype == DType::kI64) defines.push_back("SLOT_TYPE_64");
-  return defines;
+CacheParams MakeCacheParams(const paged_attention::CacheLayout& layout, int64_t element_bytes,
+                            void* cache, const void* input, const float* scale,
+                            int64_t scale_size) {
+  CacheParams p{};
+  p.base = static_cast<char*>(cache) + layout.offset * element_bytes;
+  p.page_stride = layout.page_stride;
+  p.token_stride = layout.token_stride;
+  p.head_stride = layout.head_stride;
+  p.input = input;
+  p.scale = scale;
+  p.scale_step = scale_size > 1 ? 1 : 0;
+  return p;
 }
 
 }  // namespace
@@ -31,12 +34,55 @@ Status CheckDevice(const cuda::DeviceInfo& device) {
                               "; the CUDA kernels need 8.0 or later"));
 }
 
+std::vector<std::string> WriteDefines(const UpdateProblem& problem) {
+  const DType cache = problem.cache.dtype;
+  return {StrCat("INPUT_TYPE=", cuda::DeviceType(problem.input_dtype)),
+          StrCat("CACHE_TYPE=", cuda::DeviceType(cache)),
+          StrCat("HEAD_DIM=", problem.cache.head_dim),
+          StrCat("VECTOR=", VectorElements(problem.input_dtype, cache, problem.cache.head_dim))};
+}
+
 cuda::KernelSpec UpdateSpec(const UpdateProblem& problem) {
-  return {kSource, "update_kv_cache", Defines(problem)};
+  std::vector<std::string> defines = WriteDefines(problem);
+  if (problem.slot_dtype == DType::kI64) defines.push_back("SLOT_TYPE_64");
+  return {kSource, "update_kv_cache", std::move(defines)};
 }
 
 cuda::KernelSpec CopySpec(const UpdateProblem& problem) {
-  return {kSource, "copy_cache", Defines(problem)};
+  return {kSource, "copy_cache", WriteDefines(problem)};
+}
+
+UpdateParams MakeUpdateParams(const UpdateProblem& problem, const UpdateBuffers& buffers,
+                              int num_sms) {
+  const CacheShape& cache = problem.cache;
+  const int64_t element = DTypeSize(cache.dtype);
+  UpdateParams p{};
+  p.k = MakeCacheParams(cache.k, element, buffers.k_cache_out, buffers.key, buffers.k_scale,
+                        problem.k_scale_size);
+  p.v = MakeCacheParams(cache.v, element, buffers.v_cache_out, buffers.value, buffers.v_scale,
+                        problem.v_scale_size);
+  p.tokens = problem.tokens;
+  p.num_slots = problem.num_slots();
+  p.page_size = cache.page_size;
+  p.kv_heads = static_cast<int>(cache.kv_heads);
+  p.tokens_per_block = TokensPerBlock(problem.tokens, num_sms);
+  return p;
+}
+
+cuda::LaunchConfig UpdateLaunch(const UpdateParams& params) {
+  cuda::LaunchConfig launch;
+  launch.grid[0] = static_cast<uint32_t>((params.tokens + params.tokens_per_block - 1) /
+                                         params.tokens_per_block);
+  launch.block[0] = kUpdateThreads;
+  return launch;
+}
+
+cuda::LaunchConfig CopyLaunch(int64_t bytes, int num_sms) {
+  cuda::LaunchConfig launch;
+  launch.grid[0] = static_cast<uint32_t>(
+      std::clamp<int64_t>(bytes / (int64_t{16} * kUpdateThreads), 1, int64_t{16} * num_sms));
+  launch.block[0] = kUpdateThreads;
+  return launch;
 }
 
 int VectorElements(DType input, DType cache, int64_t head_dim) {

@@ -1,5 +1,4 @@
 // update_kv_cache on CUDA.
-#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -20,20 +19,6 @@ Status CheckAligned(const void* pointer, const char* name) {
   return InvalidArgument(StrCat("update_kv_cache: ", name, " lies at address ", pointer,
                                 "; on CUDA it must be a multiple of 16: pass a whole tensor, or "
                                 "copy the slice"));
-}
-
-CacheParams MakeCacheParams(const paged_attention::CacheLayout& layout, int64_t element_bytes,
-                            void* cache, const void* input, const float* scale,
-                            int64_t scale_size) {
-  CacheParams p{};
-  p.base = static_cast<char*>(cache) + layout.offset * element_bytes;
-  p.page_stride = layout.page_stride;
-  p.token_stride = layout.token_stride;
-  p.head_stride = layout.head_stride;
-  p.input = input;
-  p.scale = scale;
-  p.scale_step = scale_size > 1 ? 1 : 0;
-  return p;
 }
 
 class CudaPlan final : public Plan {
@@ -58,35 +43,17 @@ class CudaPlan final : public Plan {
     }
     if (problem_.tokens == 0) return OkStatus();
 
-    const CacheShape& cache = problem_.cache;
-    const int64_t element = DTypeSize(cache.dtype);
-    UpdateParams p{};
-    p.k = MakeCacheParams(cache.k, element, b.k_cache_out, b.key, b.k_scale, problem_.k_scale_size);
-    p.v =
-        MakeCacheParams(cache.v, element, b.v_cache_out, b.value, b.v_scale, problem_.v_scale_size);
+    UpdateParams p = MakeUpdateParams(problem_, b, num_sms_);
     p.slot_mapping = b.slot_mapping;
-    p.tokens = problem_.tokens;
-    p.num_slots = problem_.num_slots();
-    p.page_size = cache.page_size;
-    p.kv_heads = static_cast<int>(cache.kv_heads);
-    p.tokens_per_block = TokensPerBlock(problem_.tokens, num_sms_);
-    cuda::LaunchConfig launch;
-    launch.grid[0] =
-        static_cast<uint32_t>((problem_.tokens + p.tokens_per_block - 1) / p.tokens_per_block);
-    launch.block[0] = kUpdateThreads;
     void* const arguments[] = {&p};
-    return update_->Launch(launch, arguments, context.stream);
+    return update_->Launch(UpdateLaunch(p), arguments, context.stream);
   }
 
  private:
   Status Copy(const void* from, void* to, int64_t bytes, void* stream) const {
     if (from == to || bytes == 0) return OkStatus();
-    cuda::LaunchConfig launch;
-    launch.grid[0] = static_cast<uint32_t>(
-        std::clamp<int64_t>(bytes / (int64_t{16} * kUpdateThreads), 1, int64_t{16} * num_sms_));
-    launch.block[0] = kUpdateThreads;
     void* const arguments[] = {&from, &to, &bytes};
-    return copy_->Launch(launch, arguments, stream);
+    return copy_->Launch(CopyLaunch(bytes, num_sms_), arguments, stream);
   }
 
   const UpdateProblem problem_;

@@ -2,43 +2,16 @@
 //
 // Defines: INPUT_TYPE (float, BF16, F16), CACHE_TYPE (those, E4M3, E5M2), SLOT_TYPE_64 for i64
 // slots, HEAD_DIM, VECTOR: elements that a thread moves at a time.
-#include "src/cuda/numeric.cuh"
-#include "src/ops/kv_cache/cuda/params.cuh"
+#include "src/ops/kv_cache/cuda/write_tokens.cuh"
 
 namespace xla_gpu::kv_cache {
 namespace {
 
-using Input = INPUT_TYPE;
-using Cache = CACHE_TYPE;
 #ifdef SLOT_TYPE_64
 using Slot = long long;
 #else
 using Slot = int;
 #endif
-
-template <typename T>
-struct alignas(VECTOR * sizeof(T)) Vector {
-  T x[VECTOR];
-};
-
-// Elements [d, d + VECTOR) of one head of one token.
-__device__ __forceinline__ void WriteVector(const UpdateParams& p, const CacheParams& cache,
-                                            long long token, long long slot, int head, int d) {
-  const Input* from =
-      static_cast<const Input*>(cache.input) + (token * p.kv_heads + head) * HEAD_DIM + d;
-  Cache* to = static_cast<Cache*>(cache.base) + slot / p.page_size * cache.page_stride +
-              slot % p.page_size * cache.token_stride + head * cache.head_stride + d;
-  const Vector<Input> in = *reinterpret_cast<const Vector<Input>*>(from);
-  if (kSameType<Input, Cache> && cache.scale == nullptr) {  // bit for bit
-    *reinterpret_cast<Vector<Input>*>(to) = in;
-    return;
-  }
-  const float scale = cache.scale == nullptr ? 1.0f : cache.scale[head * cache.scale_step];
-  Vector<Cache> out;
-#pragma unroll
-  for (int j = 0; j < VECTOR; ++j) out.x[j] = FromFloat<Cache>(ToFloat(in.x[j]) / scale);
-  *reinterpret_cast<Vector<Cache>*>(to) = out;
-}
 
 }  // namespace
 
@@ -71,17 +44,7 @@ extern "C" __global__ void __launch_bounds__(kUpdateThreads)
   }
   __syncthreads();
 
-  constexpr int kPerHead = HEAD_DIM / VECTOR;
-  const int per_token = p.kv_heads * kPerHead;
-#pragma unroll 2
-  for (int i = threadIdx.x; i < p.tokens_per_block * per_token; i += kUpdateThreads) {
-    const int token = i / per_token;
-    const long long slot = slots[token];
-    if (slot < 0) continue;
-    const int head = (i - token * per_token) / kPerHead, d = i % kPerHead * VECTOR;
-    WriteVector(p, p.k, first + token, slot, head, d);
-    WriteVector(p, p.v, first + token, slot, head, d);
-  }
+  WriteTokens(p, first, slots);
 }
 
 // to = from, for a cache that is not updated in place. Both are aligned to 16 bytes.

@@ -172,12 +172,11 @@ class Work {
   std::vector<SplitOf> splits_;
 };
 
-class HostPlan final : public Plan {
+class HostAttention final : public Attention {
  public:
-  explicit HostPlan(const Problem& problem) : problem_(problem) {}
+  explicit HostAttention(const Problem& problem) : problem_(problem) {}
 
-  Status Run(const Call& call, const ExecutionContext& context) const override {
-    const Buffers buffers = BuffersFromCall(problem_, call);
+  Status Run(const Buffers& buffers, const ExecutionContext& context) const override {
     Work::OfThisThread().Run(problem_, buffers, *context.thread_pool);
     return OkStatus();
   }
@@ -187,11 +186,10 @@ class HostPlan final : public Plan {
 };
 
 }  // namespace
-}  // namespace paged_attention
 
-StatusOr<std::unique_ptr<Plan>> MakePagedAttentionHostPlan(const Call& call, int device_ordinal) {
-  XLA_GPU_ASSIGN_OR_RETURN(auto problem, paged_attention::ProblemFromCall(call));
-  return std::unique_ptr<Plan>(std::make_unique<paged_attention::HostPlan>(problem));
+StatusOr<std::unique_ptr<Attention>> MakeHostAttention(const Problem& problem) {
+  return std::unique_ptr<Attention>(std::make_unique<HostAttention>(problem));
 }
 
+}  // namespace paged_attention
 }  // namespace xla_gpu

@@ -1,0 +1,60 @@
+// Writing the keys and values of a block's tokens into their slots: what the kernels that fill a
+// cache share.
+//
+// Defines: INPUT_TYPE, CACHE_TYPE (float, BF16, F16, E4M3, E5M2), HEAD_DIM, VECTOR: elements that a
+// thread moves at a time.
+#ifndef XLA_GPU_OPS_KV_CACHE_CUDA_WRITE_TOKENS_CUH_
+#define XLA_GPU_OPS_KV_CACHE_CUDA_WRITE_TOKENS_CUH_
+
+#include "src/cuda/numeric.cuh"
+#include "src/ops/kv_cache/cuda/params.cuh"
+
+namespace xla_gpu::kv_cache {
+
+using Input = INPUT_TYPE;
+using Cache = CACHE_TYPE;
+
+template <typename T>
+struct alignas(VECTOR * sizeof(T)) Vector {
+  T x[VECTOR];
+};
+
+// Elements [d, d + VECTOR) of one head of one token.
+__device__ __forceinline__ void WriteVector(const UpdateParams& p, const CacheParams& cache,
+                                            long long token, long long slot, int head, int d) {
+  const Input* from =
+      static_cast<const Input*>(cache.input) + (token * p.kv_heads + head) * HEAD_DIM + d;
+  Cache* to = static_cast<Cache*>(cache.base) + slot / p.page_size * cache.page_stride +
+              slot % p.page_size * cache.token_stride + head * cache.head_stride + d;
+  const Vector<Input> in = *reinterpret_cast<const Vector<Input>*>(from);
+  if (kSameType<Input, Cache> && cache.scale == nullptr) {  // bit for bit
+    *reinterpret_cast<Vector<Input>*>(to) = in;
+    return;
+  }
+  const float scale = cache.scale == nullptr ? 1.0f : cache.scale[head * cache.scale_step];
+  Vector<Cache> out;
+#pragma unroll
+  for (int j = 0; j < VECTOR; ++j) out.x[j] = FromFloat<Cache>(ToFloat(in.x[j]) / scale);
+  *reinterpret_cast<Vector<Cache>*>(to) = out;
+}
+
+// Tokens [first, first + tokens_per_block) into slots[0 ...], by a whole block; those with a
+// negative slot are skipped.
+__device__ __forceinline__ void WriteTokens(const UpdateParams& p, long long first,
+                                            const long long* slots) {
+  constexpr int kPerHead = HEAD_DIM / VECTOR;
+  const int per_token = p.kv_heads * kPerHead;
+#pragma unroll 2
+  for (int i = threadIdx.x; i < p.tokens_per_block * per_token; i += kUpdateThreads) {
+    const int token = i / per_token;
+    const long long slot = slots[token];
+    if (slot < 0) continue;
+    const int head = (i - token * per_token) / kPerHead, d = i % kPerHead * VECTOR;
+    WriteVector(p, p.k, first + token, slot, head, d);
+    WriteVector(p, p.v, first + token, slot, head, d);
+  }
+}
+
+}  // namespace xla_gpu::kv_cache
+
+#endif  // XLA_GPU_OPS_KV_CACHE_CUDA_WRITE_TOKENS_CUH_

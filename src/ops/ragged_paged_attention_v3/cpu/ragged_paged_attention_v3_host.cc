@@ -1,0 +1,67 @@
+// ragged_paged_attention_v3 on the Host: slots from the lengths, then the two ops it is made of.
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "src/ops/ragged_paged_attention_v3/ragged_paged_attention_v3.h"
+
+namespace xla_gpu {
+namespace ragged_paged_attention_v3 {
+namespace {
+
+// The slot of every token, -1 where nothing is to be written.
+void FindSlots(const paged_attention::Problem& p, const paged_attention::Buffers& b,
+               std::vector<int64_t>& slots) {
+  slots.assign(static_cast<size_t>(p.tokens), -1);
+  const int64_t num_seqs = std::clamp<int64_t>(b.num_seqs[0], 0, p.max_seqs);
+  for (int64_t seq = 0; seq < num_seqs; ++seq) {
+    const int64_t begin = b.query_start_loc[seq], end = b.query_start_loc[seq + 1];
+    const int64_t context = b.context_lens[seq];
+    if (begin < 0 || begin > end || end > p.tokens) continue;
+    if (context < end - begin || context > p.max_context()) continue;
+    const int32_t* pages = b.block_tables + seq * p.max_pages_per_seq;
+    for (int64_t token = begin; token < end; ++token) {
+      const int64_t position = context - end + token;
+      const int64_t page = pages[position / p.page_size];
+      const bool exists = page >= 0 && page < p.num_pages;
+      slots[token] = exists ? page * p.page_size + position % p.page_size : -1;
+    }
+  }
+}
+
+class HostPlan final : public Plan {
+ public:
+  HostPlan(const Problem& problem, std::unique_ptr<paged_attention::Attention> attention)
+      : problem_(problem), attention_(std::move(attention)) {}
+
+  Status Run(const Call& call, const ExecutionContext& context) const override {
+    Buffers buffers = BuffersFromCall(problem_, call);
+    static thread_local std::vector<int64_t> slots;  // keeps its memory
+    if (problem_.update_kv_cache) {
+      FindSlots(problem_.attention, buffers.attention, slots);
+    } else {
+      slots.assign(static_cast<size_t>(problem_.attention.tokens), -1);
+    }
+    buffers.update.slot_mapping = slots.data();
+    kv_cache::UpdateCacheOnHost(problem_.update, buffers.update, *context.thread_pool);
+    return attention_->Run(buffers.attention, context);
+  }
+
+ private:
+  const Problem problem_;
+  const std::unique_ptr<paged_attention::Attention> attention_;
+};
+
+}  // namespace
+}  // namespace ragged_paged_attention_v3
+
+StatusOr<std::unique_ptr<Plan>> MakeRaggedPagedAttentionV3HostPlan(const Call& call,
+                                                                   int device_ordinal) {
+  namespace v3 = ragged_paged_attention_v3;
+  XLA_GPU_ASSIGN_OR_RETURN(v3::Problem problem, v3::ProblemFromCall(call));
+  problem.update.slot_dtype = DType::kI64;
+  XLA_GPU_ASSIGN_OR_RETURN(auto attention, paged_attention::MakeHostAttention(problem.attention));
+  return std::unique_ptr<Plan>(std::make_unique<v3::HostPlan>(problem, std::move(attention)));
+}
+
+}  // namespace xla_gpu

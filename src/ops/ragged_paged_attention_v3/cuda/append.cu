@@ -1,0 +1,56 @@
+// ragged_paged_attention_v3, first launch: new tokens into the cache, each into the slot that its
+// sequence's length and pages give it.
+//
+// Defines: those of write_tokens.cuh.
+#include "src/ops/kv_cache/cuda/write_tokens.cuh"
+#include "src/ops/ragged_paged_attention_v3/cuda/params.cuh"
+
+namespace xla_gpu::ragged_paged_attention_v3 {
+namespace {
+
+using kv_cache::kMaxTokensPerBlock;
+using kv_cache::kUpdateThreads;
+
+// The last sequence with right lengths that has each of the block's tokens, or -1. Threads look at
+// all sequences side by side: a search would be a chain of loads.
+__device__ void FindOwners(const AppendParams& p, long long first, long long end, int* owners) {
+  for (int seq = threadIdx.x; seq < p.max_seqs; seq += kUpdateThreads) {
+    const long long from = p.query_start_loc[seq], to = p.query_start_loc[seq + 1];
+    const long long context = p.context_lens[seq];
+    if (seq >= *p.num_seqs || from < 0 || from > to || to > p.update.tokens) continue;
+    if (context < to - from || context > p.max_context) continue;
+    const long long begin = from > first ? from : first;
+    for (long long token = begin; token < (to < end ? to : end); ++token) {
+      atomicMax(&owners[token - first], seq);
+    }
+  }
+}
+
+__device__ long long SlotOf(const AppendParams& p, int seq, long long token) {
+  const long long position = p.context_lens[seq] - p.query_start_loc[seq + 1] + token;
+  const long long page = p.block_tables[seq * p.max_pages + position / p.update.page_size];
+  if (page < 0 || page >= p.num_pages) return -1;
+  return page * p.update.page_size + position % p.update.page_size;
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kUpdateThreads)
+    append_tokens(const __grid_constant__ AppendParams p) {
+  __shared__ int owners[kMaxTokensPerBlock];
+  __shared__ long long slots[kMaxTokensPerBlock];
+  const long long first = static_cast<long long>(blockIdx.x) * p.update.tokens_per_block;
+  const long long end = min(first + p.update.tokens_per_block, p.update.tokens);
+  if (threadIdx.x < kMaxTokensPerBlock) owners[threadIdx.x] = -1;
+  __syncthreads();
+  FindOwners(p, first, end, owners);
+  __syncthreads();
+  if (threadIdx.x < kMaxTokensPerBlock) {
+    const int owner = owners[threadIdx.x];
+    slots[threadIdx.x] = owner < 0 ? -1 : SlotOf(p, owner, first + threadIdx.x);
+  }
+  __syncthreads();
+  kv_cache::WriteTokens(p.update, first, slots);
+}
+
+}  // namespace xla_gpu::ragged_paged_attention_v3

@@ -1,0 +1,255 @@
+#include "src/ops/ragged_paged_attention_v3/ragged_paged_attention_v3.h"
+
+#include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "src/core/op_registry.h"
+#include "src/core/strings.h"
+#include "src/ops/paged_attention/cuda/config.h"
+
+namespace xla_gpu {
+namespace ragged_paged_attention_v3 {
+namespace {
+
+constexpr int64_t kMaxIndex = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxHeads = 1 << 16;
+constexpr char kCacheLayout[] = "cache_layout";
+
+// Positions in the schema.
+enum Arg {
+  kQueries,
+  kKeys,
+  kValues,
+  kKvCache,
+  kKvLens,
+  kPageIndices,
+  kCuQLens,
+  kDistribution,
+  kFirstOptional,
+  kAttentionSink = kFirstOptional,
+  kKScale,
+  kVScale,
+};
+
+Status Infer(const Call& call, Platform platform, std::vector<TensorSpec>* results);
+
+Op MakeOp() {
+  return Op{
+      .name = kName,
+      .target = "xla_gpu_ragged_paged_attention_v3",
+      .doc =
+          "Writes the keys and values of new tokens into a packed KV cache, in place, and attends "
+          "over it: the contract of the TPU kernel of this name. Sequence s has the query rows "
+          "cu_q_lens[s] to cu_q_lens[s+1] and kv_lens[s] tokens, the new ones included, in the "
+          "pages page_indices[s * pages_per_seq ...]; the sequences in use are the first "
+          "distribution[2]. Masks, window, soft cap, sinks, padding and wrong indices are as in "
+          "`paged_attention`. A cache is packed by 32 bits: packing = 32 / bits of its dtype.",
+      .args =
+          {{"queries", "f32, bf16 or f16 [tokens, q_heads, head_dim]"},
+           {"keys", "[tokens, kv_heads, head_dim] of the cache's dtype"},
+           {"values", "as keys"},
+           {"kv_cache",
+            "f32, bf16, f16, f8e4m3fn or f8e5m2 [pages, page_size, align(2*kv_heads, "
+            "packing)/packing, packing, align(head_dim, 128)], K and V of a head one after the "
+            "other; side_by_side: [pages, page_size, align(kv_heads, packing)/packing, packing, "
+            "128], head_dim 64, K and V in the halves of a row"},
+           {"kv_lens", "i32 [max_seqs]: tokens in the cache, the new ones included"},
+           {"page_indices", "i32 [max_seqs * pages_per_seq]: page numbers"},
+           {"cu_q_lens", "i32 [max_seqs + 1]: first query row of each sequence"},
+           {"distribution", "i32 [3]: the last is the number of sequences in use"},
+           {"attention_sink", "f32 [q_heads]: one more logit in each head's denominator", true},
+           {"k_scale", "f32 [1] or [kv_heads]: keys are stored value * k_scale", true},
+           {"v_scale", "f32 [1] or [kv_heads]: values are stored value * v_scale", true}},
+      .results = {{"out", "[tokens, q_heads, head_dim] of out_dtype"},
+                  {"kv_cache", "as the argument", false, "kv_cache"},
+                  {"workspace", "u8 [n], on CUDA only: scratch, its content means nothing", true}},
+      .attrs = {{"sm_scale", AttrType::kFloat, "", "factor of the logits, often 1/sqrt(head_dim)"},
+                {"sliding_window", AttrType::kInt, "0",
+                 "keys a query sees, itself included; 0: all"},
+                {"soft_cap", AttrType::kFloat, "0", "cap of the logits; 0: none"},
+                {"use_causal_mask", AttrType::kBool, "true", "false: queries see later keys too"},
+                {"update_kv_cache", AttrType::kBool, "true",
+                 "false: nothing is written, the cache already holds the new tokens"},
+                {"cache_layout", AttrType::kString, "\"interleaved\"",
+                 "interleaved or side_by_side (head_dim 64)"},
+                {"out_dtype", AttrType::kString, "\"\"", "f32, bf16 or f16; empty: the queries'"}},
+      .infer = Infer,
+      .make_plan = {MakeRaggedPagedAttentionV3HostPlan, MakeRaggedPagedAttentionV3CudaPlan},
+  };
+}
+
+const Op& Schema() {
+  static const Op* op = new Op(MakeOp());
+  return *op;
+}
+
+Status Wrong(const char* name, const TensorView& view, const std::string& rule) {
+  return InvalidArgument(StrCat(kName, ": ", name, " is ", view.ToString(), "; ", rule));
+}
+
+Status Expect(const char* name, const TensorView& view, DType dtype, std::vector<int64_t> shape,
+              const std::string& why) {
+  const TensorSpec expected{dtype, std::move(shape)};
+  if (expected.Matches(view)) return OkStatus();
+  return Wrong(name, view, StrCat("it must be ", expected.ToString(), " ", why));
+}
+
+Status CheckQueriesAndKeys(const std::vector<const TensorView*>& args) {
+  const TensorView& queries = *args[kQueries];
+  const TensorView& keys = *args[kKeys];
+  if (!kv_cache::IsComputeType(queries.dtype) || queries.rank() != 3) {
+    return Wrong("queries", queries, "it must be f32, bf16 or f16 [tokens, q_heads, head_dim]");
+  }
+  const int64_t tokens = queries.dim(0), q_heads = queries.dim(1), head_dim = queries.dim(2);
+  if (tokens > kMaxIndex) {
+    return Wrong("queries", queries, "at most 2^31-1 tokens are allowed: cu_q_lens is i32");
+  }
+  if (head_dim < 1 || head_dim > 256) {
+    return Wrong("queries", queries,
+                 StrCat("its head_dim is ", head_dim, "; allowed are 1 to 256"));
+  }
+  if (keys.rank() != 3 || keys.dim(0) != tokens || keys.dim(2) != head_dim) {
+    return Wrong("keys", keys,
+                 StrCat("it must be [", tokens, ", kv_heads, ", head_dim, "], as queries ",
+                        queries.ToString()));
+  }
+  const int64_t kv_heads = keys.dim(1);
+  if (kv_heads < 1 || q_heads < 1 || q_heads > kMaxHeads || q_heads % kv_heads != 0) {
+    return InvalidArgument(StrCat(kName, ": queries ", queries.ToString(), " has ", q_heads,
+                                  " heads and keys ", keys.ToString(), " has ", kv_heads,
+                                  "; q_heads must be a multiple of kv_heads, at most ", kMaxHeads));
+  }
+  const TensorView& cache = *args[kKvCache];
+  if (keys.dtype != cache.dtype) {
+    return Wrong("keys", keys,
+                 StrCat("its dtype must be that of kv_cache ", cache.ToString(),
+                        ": quantise keys and values (x / scale, saturated) before the call"));
+  }
+  return Expect("values", *args[kValues], keys.dtype, {tokens, kv_heads, head_dim}, "as keys");
+}
+
+StatusOr<kv_cache::PackedLayout> LayoutOf(const Attributes& attributes) {
+  const std::string_view name = attributes.GetString(kCacheLayout, "interleaved");
+  if (name == "interleaved") return kv_cache::PackedLayout::kInterleaved;
+  if (name == "side_by_side") return kv_cache::PackedLayout::kSideBySide;
+  return InvalidArgument(StrCat(kName, ": attribute '", kCacheLayout, "' is \"", name,
+                                "\"; allowed are interleaved and side_by_side"));
+}
+
+Status ParseIndices(const std::vector<const TensorView*>& args, paged_attention::Problem& problem) {
+  const TensorView& kv_lens = *args[kKvLens];
+  if (kv_lens.dtype != DType::kI32 || kv_lens.rank() != 1 || kv_lens.dim(0) < 1 ||
+      kv_lens.dim(0) >= kMaxIndex) {
+    return Wrong("kv_lens", kv_lens, "it must be i32 [max_seqs], with at least one sequence");
+  }
+  problem.max_seqs = kv_lens.dim(0);
+  const TensorView& pages = *args[kPageIndices];
+  if (pages.dtype != DType::kI32 || pages.rank() != 1 || pages.dim(0) % problem.max_seqs != 0 ||
+      pages.dim(0) / problem.max_seqs > kMaxIndex) {
+    return Wrong("page_indices", pages,
+                 StrCat("it must be i32 [max_seqs * pages_per_seq], max_seqs ", problem.max_seqs,
+                        " as kv_lens ", kv_lens.ToString()));
+  }
+  problem.max_pages_per_seq = pages.dim(0) / problem.max_seqs;
+  XLA_GPU_RETURN_IF_ERROR(Expect("cu_q_lens", *args[kCuQLens], DType::kI32, {problem.max_seqs + 1},
+                                 StrCat("([max_seqs + 1], as kv_lens ", kv_lens.ToString(), ")")));
+  return Expect("distribution", *args[kDistribution], DType::kI32, {3},
+                "(ends of the decoding, the prefilling and all sequences)");
+}
+
+Status Infer(const Call& call, Platform platform, std::vector<TensorSpec>* results) {
+  XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
+  const paged_attention::Problem& p = problem.attention;
+  const TensorView& cache = call.args[kKvCache];
+  results->push_back({p.out_dtype, {p.tokens, p.q_heads, p.head_dim}});
+  results->push_back({cache.dtype, {cache.shape.begin(), cache.shape.end()}});
+  if (platform == Platform::kCuda) {
+    results->push_back({DType::kU8, {paged_attention::WorkspaceBytes(p)}});
+  }
+  return OkStatus();
+}
+
+XLA_GPU_REGISTER_OP(MakeOp());
+
+}  // namespace
+
+StatusOr<Problem> ProblemFromCall(const Call& call) {
+  XLA_GPU_ASSIGN_OR_RETURN(const auto args, BindArguments(Schema(), call));
+  XLA_GPU_RETURN_IF_ERROR(CheckQueriesAndKeys(args));
+  const TensorView& queries = *args[kQueries];
+  const TensorView& keys = *args[kKeys];
+  XLA_GPU_ASSIGN_OR_RETURN(const auto layout, LayoutOf(*call.attributes));
+  if (layout == kv_cache::PackedLayout::kSideBySide && queries.dim(2) != 64) {
+    return Wrong(
+        "queries", queries,
+        "with cache_layout side_by_side (the head_dim-64 variant) its head_dim must be 64");
+  }
+  Problem problem;
+  problem.update_kv_cache = call.attributes->GetBool("update_kv_cache", true);
+
+  kv_cache::UpdateProblem& update = problem.update;
+  XLA_GPU_ASSIGN_OR_RETURN(
+      update.cache,
+      kv_cache::ParsePackedCacheShape(kName, *args[kKvCache], layout, keys.dim(1), keys.dim(2)));
+  update.input_dtype = keys.dtype;
+  update.tokens = keys.dim(0);
+
+  paged_attention::Problem& p = problem.attention;
+  p.query_dtype = queries.dtype;
+  p.cache_dtype = update.cache.dtype;
+  p.tokens = queries.dim(0);
+  p.q_heads = queries.dim(1);
+  p.kv_heads = update.cache.kv_heads;
+  p.head_dim = update.cache.head_dim;
+  p.num_pages = update.cache.num_pages;
+  p.page_size = update.cache.page_size;
+  p.k = update.cache.k;
+  p.v = update.cache.v;
+  XLA_GPU_RETURN_IF_ERROR(ParseIndices(args, p));
+  if (const TensorView* sink = args[kAttentionSink]; sink != nullptr) {
+    XLA_GPU_RETURN_IF_ERROR(
+        Expect("attention_sink", *sink, DType::kF32, {p.q_heads}, "(one per q head)"));
+    p.has_sinks = true;
+  }
+  XLA_GPU_ASSIGN_OR_RETURN(p.k_scale_size,
+                           kv_cache::ParseCacheScale(kName, "k_scale", args[kKScale], p.kv_heads));
+  XLA_GPU_ASSIGN_OR_RETURN(p.v_scale_size,
+                           kv_cache::ParseCacheScale(kName, "v_scale", args[kVScale], p.kv_heads));
+  XLA_GPU_RETURN_IF_ERROR(
+      paged_attention::ParseOptions(kName, {"sm_scale", "use_causal_mask"}, *call.attributes, p));
+  return problem;
+}
+
+Buffers BuffersFromCall(const Problem& problem, const Call& call) {
+  size_t next = kFirstOptional;
+  const auto optional = [&](bool present) -> const float* {
+    return present ? call.args[next++].data_as<const float>() : nullptr;
+  };
+  Buffers buffers{};
+  paged_attention::Buffers& a = buffers.attention;
+  a.query = call.args[kQueries].data;
+  a.k_cache = a.v_cache = call.results[1].data;
+  a.context_lens = call.args[kKvLens].data_as<int32_t>();
+  a.block_tables = call.args[kPageIndices].data_as<int32_t>();
+  a.query_start_loc = call.args[kCuQLens].data_as<int32_t>();
+  a.num_seqs = call.args[kDistribution].data_as<int32_t>() + 2;
+  a.sinks = optional(problem.attention.has_sinks);
+  a.k_scale = optional(problem.attention.k_scale_size > 0);
+  a.v_scale = optional(problem.attention.v_scale_size > 0);
+  a.out = call.results[0].data;
+  if (call.results.size() > 2) a.workspace = call.results[2].data;
+
+  kv_cache::UpdateBuffers& u = buffers.update;
+  u.key = call.args[kKeys].data;
+  u.value = call.args[kValues].data;
+  u.k_cache_in = u.v_cache_in = call.args[kKvCache].data;
+  u.k_cache_out = u.v_cache_out = call.results[1].data;
+  u.cache_bytes = call.args[kKvCache].size_bytes();
+  return buffers;
+}
+
+}  // namespace ragged_paged_attention_v3
+}  // namespace xla_gpu
