@@ -14,7 +14,6 @@ namespace {
 
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 constexpr int kAttendThreads = 128;
-constexpr int kFinishThreads = 128;
 constexpr int kWarps = kAttendThreads / 32;
 // What the runtime reserves of an SM's shared memory for each block, and our kernels' static part.
 constexpr int64_t kReservedSharedBytes = 1024 + 2560;
@@ -151,9 +150,10 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
                                   : problem.tokens * problem.q_heads * splits;
   }
   // Every tile of 16 rows may be an item, begun by any sequence; a split item has at least one row
-  // of partial results for each kv head.
+  // of partial results for each kv head. Fill items come on top.
   const int64_t items = problem.tokens * group / kDecodeTileRows + active +
-                        layout.partial_capacity / std::max<int64_t>(problem.kv_heads, 1);
+                        layout.partial_capacity / std::max<int64_t>(problem.kv_heads, 1) +
+                        CeilDiv(problem.tokens, kFillTokens);
   int64_t end = 0;
   const auto take = [&](int64_t bytes) {
     const int64_t begin = end;
@@ -168,6 +168,7 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
   layout.partial_max = take(layout.partial_capacity * 4);
   layout.partial_sum = take(layout.partial_capacity * 4);
   layout.partial_out = take(layout.partial_capacity * problem.head_dim * 4);
+  layout.arrivals = take(layout.partial_capacity * 4);
   layout.total_bytes = end;
   return layout;
 }
@@ -184,14 +185,6 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   l.attend_launch.grid = {static_cast<uint32_t>(config.workers), 1, 1};
   l.attend_launch.block = {kAttendThreads, 1, 1};
   l.attend_launch.dynamic_shared_bytes = static_cast<uint32_t>(config.shared_bytes);
-  l.finish = {folder + "finish.cu",
-              "paged_attention_finish",
-              {StrCat("OUT_TYPE=", cuda::DeviceType(problem.out_dtype))}};
-  // A block merges a head at a time; few tokens leave more blocks to the heads.
-  const int64_t over_tokens = std::clamp<int64_t>(problem.tokens, 1, 1024);
-  const int64_t over_heads = std::clamp<int64_t>(problem.q_heads, 1, 4096 / over_tokens);
-  l.finish_launch.grid = {static_cast<uint32_t>(over_tokens), static_cast<uint32_t>(over_heads), 1};
-  l.finish_launch.block = {kFinishThreads, 1, 1};
   return l;
 }
 
@@ -227,6 +220,7 @@ StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const 
   p.partial_max = reinterpret_cast<float*>(workspace + layout.partial_max);
   p.partial_sum = reinterpret_cast<float*>(workspace + layout.partial_sum);
   p.partial_out = reinterpret_cast<float*>(workspace + layout.partial_out);
+  p.arrivals = reinterpret_cast<unsigned*>(workspace + layout.arrivals);
   p.page_stride = problem.k.page_stride * element;
   p.token_stride = problem.k.token_stride * element;
   p.head_stride = problem.k.head_stride * element;
@@ -302,7 +296,6 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
     const Launches launches = MakeLaunches(problem, *ChooseConfig(problem, device));
     add(launches.schedule);
     add(launches.attend);
-    add(launches.finish);
   }
   return specs;
 }

@@ -43,6 +43,7 @@ struct WorkspaceLayout {
   int64_t partial_max = 0;
   int64_t partial_sum = 0;
   int64_t partial_out = 0;
+  int64_t arrivals = 0;
   int64_t partial_capacity = 0;  // rows of partial results
   int64_t total_bytes = 0;
 };
@@ -51,10 +52,10 @@ struct WorkspaceLayout {
 WorkspaceLayout MakeWorkspaceLayout(const Problem& problem);
 int64_t WorkspaceBytes(const Problem& problem);
 
-// The three launches of a call, in order.
+// The two launches of a call, in order.
 struct Launches {
-  cuda::KernelSpec schedule, attend, finish;
-  cuda::LaunchConfig schedule_launch, attend_launch, finish_launch;
+  cuda::KernelSpec schedule, attend;
+  cuda::LaunchConfig schedule_launch, attend_launch;
 };
 Launches MakeLaunches(const Problem& problem, const Config& config);
 

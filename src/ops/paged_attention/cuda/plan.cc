@@ -1,4 +1,4 @@
-// paged_attention on CUDA: Problem -> Config -> three kernels, compiled and loaded here; Run only
+// paged_attention on CUDA: Problem -> Config -> two kernels, compiled and loaded here; Run only
 // launches them, so that it may be captured into a graph and replayed with other lengths.
 #include <memory>
 #include <utility>
@@ -47,8 +47,7 @@ StatusOr<std::unique_ptr<Attention>> MakeCudaAttention(const Problem& problem, i
   const Launches launches = MakeLaunches(problem, config);
   std::vector<Step> steps;
   for (const auto& [spec, launch] : {std::pair{&launches.schedule, &launches.schedule_launch},
-                                     std::pair{&launches.attend, &launches.attend_launch},
-                                     std::pair{&launches.finish, &launches.finish_launch}}) {
+                                     std::pair{&launches.attend, &launches.attend_launch}}) {
     XLA_GPU_ASSIGN_OR_RETURN(auto kernel,
                              cuda::GetKernel(*spec, device_ordinal, launch->dynamic_shared_bytes));
     steps.push_back({std::move(kernel), *launch});

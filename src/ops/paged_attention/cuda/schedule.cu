@@ -54,6 +54,7 @@ struct Totals {
   int decode_max_span;
   int prefill_tiles;
   int prefill_max_span;
+  int owned_tokens;
   unsigned any_invalid;
 };
 
@@ -105,8 +106,10 @@ __device__ int WarpMax(int x) {
 }
 
 // Adds each thread's shape to the totals: first within the warp, as atomics on one word are slow.
-__device__ void AddUp(const Shape& shape, Totals& totals) {
+__device__ void AddUp(const Shape& shape, int owned_tokens, Totals& totals) {
   const bool leader = threadIdx.x % 32 == 0;
+  const int owned = WarpSum(owned_tokens);
+  if (leader && owned > 0) atomicAdd(&totals.owned_tokens, owned);
   const bool decode = shape.tiles > 0 && shape.decode;
   const bool prefill = shape.tiles > 0 && !shape.decode;
   if (__any_sync(kAll, decode)) {
@@ -140,6 +143,7 @@ __device__ void ReadSequences(const Params& p, int num_seqs, int* scratch, Total
   for (int base = 0; base < num_seqs; base += kScheduleThreads) {
     const int s = base + static_cast<int>(threadIdx.x);
     Shape shape = {};
+    int owned_tokens = 0;
     const bool used = s < num_seqs;
     const int begin = used ? p.query_start_loc[s] : 0;
     const int end = used ? p.query_start_loc[s + 1] : 0;
@@ -160,6 +164,7 @@ __device__ void ReadSequences(const Params& p, int num_seqs, int* scratch, Total
         info.query_len = end - begin;
         info.context_len = context;
         info.first_token = Min(Max(before - begin, 0), info.query_len);
+        owned_tokens = info.query_len - info.first_token;
         shape = ShapeOf(p, info);
         info.tile_rows = shape.decode ? kDecodeTileRows : p.prefill_tile_rows;
         info.kind = shape.decode ? kDecodeItem : kPrefillItem;
@@ -171,7 +176,7 @@ __device__ void ReadSequences(const Params& p, int num_seqs, int* scratch, Total
       p.owner_end[s] = inclusive;
       p.state[s] = valid ? kValid : kInvalid;
     }
-    AddUp(shape, totals);
+    AddUp(shape, owned_tokens, totals);
     owned = Max(owned, scratch[kWarps - 1]);
   }
 }
@@ -304,8 +309,14 @@ __device__ unsigned WriteItems(const Params& p, const Totals& totals, const Spli
     chunk.splits[tid] = splits;
     chunk.first_row[tid] = shape.first_row;
     if (splits > 1) {
+      const int partial_begin = partial_base + partial_end - partial_rows;
       p.sequences[s].splits = splits;
-      p.sequences[s].partial_begin = partial_base + partial_end - partial_rows;
+      p.sequences[s].partial_begin = partial_begin;
+      const int tile_rows = shape.decode ? kDecodeTileRows : p.prefill_tile_rows;
+      for (int head = 0; head < p.kv_heads; ++head) {
+        unsigned* arrivals = p.arrivals + partial_begin + head * splits * shape.rows;
+        for (int row = shape.first_row; row < shape.rows; row += tile_rows) arrivals[row] = 0;
+      }
     }
     __syncthreads();
 
@@ -330,7 +341,15 @@ __device__ unsigned WriteItems(const Params& p, const Totals& totals, const Spli
     partial_base += partial_total;
     __syncthreads();
   }
-  return static_cast<unsigned>(decode_base);
+  int num_items = decode_base;
+  if (totals.owned_tokens < p.tokens) {
+    const int fills = CeilDiv(p.tokens, kFillTokens);
+    for (int i = tid; i < fills; i += kScheduleThreads) {
+      p.items[num_items + i] = {0, i * kFillTokens, 0, kFillItem};
+    }
+    num_items += fills;
+  }
+  return static_cast<unsigned>(num_items);
 }
 
 }  // namespace
@@ -360,7 +379,7 @@ extern "C" __global__ void __launch_bounds__(kScheduleThreads)
   const unsigned num_items = WriteItems(p, totals, chosen, num_seqs, cached, scratch, chunk);
   if (threadIdx.x == 0) {
     *p.header = {num_items, static_cast<unsigned>(p.workers), static_cast<unsigned>(num_seqs),
-                 totals.any_invalid};
+                 totals.any_invalid, 0, 0};
   }
 }
 
