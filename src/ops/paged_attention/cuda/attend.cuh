@@ -13,10 +13,11 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
   __shared__ unsigned shared_next;
   const unsigned total = p.header->num_items * static_cast<unsigned>(p.kv_heads);
   unsigned work = blockIdx.x;
+  // Read beside the total, not after it; it may be no item at all.
+  WorkItem item = p.items[min(work / p.kv_heads, p.item_capacity - 1u)];
   while (work < total) {
     unsigned next = 0;
     if (threadIdx.x == 0) next = atomicAdd(&p.header->next_item, 1u);  // its answer comes in time
-    const WorkItem item = p.items[work / p.kv_heads];
     const int head = static_cast<int>(work % p.kv_heads);
     if (item.kind == kFillItem) {
       FillUnowned<Out, kHeadDim>(p, item.first_row, head);
@@ -30,6 +31,7 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
     if (threadIdx.x == 0) shared_next = next;
     __syncthreads();  // also: nobody still reads the shared memory of the item
     work = shared_next;
+    item = p.items[min(work / p.kv_heads, p.item_capacity - 1u)];
     __syncthreads();
   }
   OverwriteBadPages<Out, kHeadDim>(p);

@@ -15,6 +15,8 @@ namespace {
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 constexpr int kAttendThreads = 128;
 constexpr int kWarps = kAttendThreads / 32;
+constexpr int kLeastScheduleThreads = 128;
+constexpr int kMostScheduleThreads = 1024;
 // What the runtime reserves of an SM's shared memory for each block, and our kernels' static part.
 constexpr int64_t kReservedSharedBytes = 1024 + 2560;
 // Room for this many split items at least; more would not fill a device better.
@@ -93,6 +95,10 @@ std::vector<std::string> AttendDefines(const Problem& problem, const Config& con
   return defines;
 }
 
+std::vector<std::string> ScheduleDefines(const Config& config) {
+  return {StrCat("SCHEDULE_THREADS=", config.schedule_threads)};
+}
+
 Status CheckAligned(const void* pointer, const char* name) {
   if (reinterpret_cast<uintptr_t>(pointer) % 16 == 0) return OkStatus();
   return InvalidArgument(StrCat("paged_attention: ", name, " lies at address ", pointer,
@@ -127,6 +133,11 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
         std::clamp<int64_t>(per_sm / (config.shared_bytes + kReservedSharedBytes), 1, 4));
   }
   config.workers = config.blocks_per_sm * device.num_sms;
+  // A thread a sequence; fewer threads have shorter barriers.
+  config.schedule_threads = kLeastScheduleThreads;
+  while (config.schedule_threads < std::min<int64_t>(problem.max_seqs, kMostScheduleThreads)) {
+    config.schedule_threads *= 2;
+  }
   return config;
 }
 
@@ -164,6 +175,7 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
   layout.sequences = take(problem.max_seqs * static_cast<int64_t>(sizeof(SequenceInfo)));
   layout.owner_end = take(problem.max_seqs * 4);
   layout.state = take(problem.max_seqs * 4);
+  layout.item_capacity = items;
   layout.items = take(items * static_cast<int64_t>(sizeof(WorkItem)));
   layout.partial_max = take(layout.partial_capacity * 4);
   layout.partial_sum = take(layout.partial_capacity * 4);
@@ -178,8 +190,8 @@ int64_t WorkspaceBytes(const Problem& problem) { return MakeWorkspaceLayout(prob
 Launches MakeLaunches(const Problem& problem, const Config& config) {
   const std::string folder = "src/ops/paged_attention/cuda/";
   Launches l;
-  l.schedule = {folder + "schedule.cu", "paged_attention_schedule", {}};
-  l.schedule_launch.block = {kScheduleThreads, 1, 1};
+  l.schedule = {folder + "schedule.cu", "paged_attention_schedule", ScheduleDefines(config)};
+  l.schedule_launch.block = {static_cast<uint32_t>(config.schedule_threads), 1, 1};
   l.attend = {folder + (config.family == Family::kTensorCore ? "attend_mma.cu" : "attend_simt.cu"),
               "paged_attention_attend", AttendDefines(problem, config)};
   l.attend_launch.grid = {static_cast<uint32_t>(config.workers), 1, 1};
@@ -251,9 +263,11 @@ StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const 
   // Positions are 32-bit; the margin keeps the ends of the last tiles from overflowing.
   p.max_context = static_cast<int>(std::min(problem.max_context(), kMaxInt - 4096));
   p.workers = config.workers;
+  p.workers_per_sm = config.blocks_per_sm;
   p.prefill_tile_rows = config.tile_rows;
   p.decode_max_rows = config.decode_max_rows;
   p.partial_capacity = static_cast<int>(layout.partial_capacity);
+  p.item_capacity = static_cast<int>(layout.item_capacity);
   p.batch_invariant = problem.batch_invariant ? 1 : 0;
   return p;
 }

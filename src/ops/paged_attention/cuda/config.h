@@ -28,6 +28,7 @@ struct Config {
   int workers = 0;          // its blocks
   int shared_bytes = 0;     // its dynamic shared memory
   int decode_max_rows = 0;  // sequences of at most so many rows are split over their keys
+  int schedule_threads = 0;
 };
 
 // An error where the device or the problem's size is out of what the kernels can do.
@@ -45,6 +46,7 @@ struct WorkspaceLayout {
   int64_t partial_out = 0;
   int64_t arrivals = 0;
   int64_t partial_capacity = 0;  // rows of partial results
+  int64_t item_capacity = 0;
   int64_t total_bytes = 0;
 };
 

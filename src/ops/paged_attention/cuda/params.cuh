@@ -13,7 +13,6 @@ namespace xla_gpu::paged_attention {
 // row = query token * group size + head in group. Items are tiles of consecutive rows.
 inline constexpr int kDecodeTileRows = 16;  // the M of one tensor-core instruction
 inline constexpr int kSplitTokens = 64;     // KV ranges of splits are multiples of this
-inline constexpr int kScheduleThreads = 1024;
 // Batch-invariant mode: the split of a sequence depends on its own length alone.
 inline constexpr int kInvariantSplitTokens = 1024;
 inline constexpr int kInvariantMaxSplits = 8;
@@ -44,10 +43,10 @@ struct SequenceInfo {
 };
 
 struct WorkHeader {
-  unsigned num_items;    // of the list; each stands for kv_heads pieces of work
-  unsigned next_item;    // the next (item, kv head) that nobody has taken
-  unsigned num_seqs;     // clamped to [0, max_seqs]
-  unsigned any_invalid;  // 1: some sequence has invalid lengths
+  unsigned num_items;     // of the list; each stands for kv_heads pieces of work
+  unsigned next_item;     // the next (item, kv head) that nobody has taken
+  unsigned num_seqs;      // clamped to [0, max_seqs]
+  unsigned any_invalid;   // 1: some sequence has invalid lengths
   unsigned any_bad_page;  // 1: some item met a page out of range
   unsigned blocks_done;   // of attend
 };
@@ -104,9 +103,11 @@ struct Params {
   // For the schedule.
   int max_context;
   int workers;  // blocks of the attend launch
+  int workers_per_sm;
   int prefill_tile_rows;
   int decode_max_rows;  // sequences of at most so many rows go the decode way
   int partial_capacity;
+  int item_capacity;
   int batch_invariant;
 };
 

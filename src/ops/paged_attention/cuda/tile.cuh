@@ -124,8 +124,9 @@ __device__ __forceinline__ long long QueryRow(const Params& p, const Tile& tile,
 // `tile.rows` further.
 __device__ __forceinline__ long long PartialRow(const Params& p, const Tile& tile, int split,
                                                 int row) {
-  return tile.partial_begin + (static_cast<long long>(tile.head) * tile.splits + split) * tile.rows +
-         tile.first_row + row;
+  return tile.partial_begin +
+         (static_cast<long long>(tile.head) * tile.splits + split) * tile.rows + tile.first_row +
+         row;
 }
 __device__ __forceinline__ long long PartialRow(const Params& p, const Tile& tile, int row) {
   return PartialRow(p, tile, tile.split, row);
