@@ -310,4 +310,6 @@ def _round_queries(queries: Any, cache_dtype: Any, q_scale: float) -> Any:
     """Queries over q_scale, rounded to the cache's dtype and back: the values it can hold."""
     limits = jnp.finfo(cache_dtype)
     scaled = jnp.clip(queries / q_scale, float(limits.min), float(limits.max))
-    return scaled.astype(cache_dtype).astype(queries.dtype)
+    # XLA would leave out a conversion and its reverse: it may keep more precision than it is told.
+    rounded = jax.lax.optimization_barrier(scaled.astype(cache_dtype))
+    return rounded.astype(queries.dtype)
