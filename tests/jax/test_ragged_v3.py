@@ -274,6 +274,17 @@ def test_export_runs_again():
     ragged_v3.check(case, out, cache)
 
 
+def test_lowered_for_cuda_the_cache_is_aliased_and_a_workspace_added():
+    export = pytest.importorskip("jax.export", reason="needs absl-py or flatbuffers here")
+    args = good_case(BASE).args
+    call = jax.jit(lambda args: jax_calls.ragged_v3(BASE, args))
+    exported = export.export(call, platforms=["cuda"], disabled_checks=export_checks())(args)
+    lines = exported.mlir_module().splitlines()
+    (line,) = [line for line in lines if "custom_call @xla_gpu_ragged_paged_attention_v3" in line]
+    assert "output_tuple_indices = [1], operand_index = 3" in line
+    assert re.search(r"-> \(tensor<5x4x16xf32>, tensor<\w+x128xf32>, tensor<\d+xui8>\)", line)
+
+
 # ---- Wrong calls ---------------------------------------------------------------------------------
 
 T, H, K, D, PAGES, SIZE, SEQS = 4, 4, 2, 8, 6, 4, 2
