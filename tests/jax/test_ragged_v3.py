@@ -7,13 +7,16 @@ import re
 import jax
 import jax.numpy as jnp
 import jax_calls
+import ml_dtypes
 import numpy as np
 import pytest
 import ragged_v3
-from problems import SMALL
+from problems import FP8 as FP8_NAMES
+from problems import SMALL, np_dtype
 from ragged_v3 import TENSORS, V3Static
 from xla_gpu import _ops
 from xla_gpu.jax import (
+    _ragged_v3,
     export_checks,
     packed_kv_cache_shape,
     ragged_paged_attention_hd64,
@@ -179,7 +182,7 @@ def test_layers_that_share_a_cache_write_nothing():
         donate_argnums=0,
     )
     rest = {name: value for name, value in case.args.items() if name != "kv_cache"}
-    cache = jnp.asarray(case.args["kv_cache"])
+    cache = jnp.asarray(case.args["kv_cache"]).copy()  # JAX's own: on CPUs it may lend NumPy's
     pointer = cache.unsafe_buffer_pointer()
     out, same = call(cache, rest)
     assert same.unsafe_buffer_pointer() == pointer
@@ -233,6 +236,22 @@ def test_shapes_of_packed_caches():
     assert shape == (9, 16, 1, 4, 128)
 
 
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "float16", *FP8_NAMES])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_q_scale_rounds_queries_to_the_cache_dtype(dtype, cache_dtype):
+    """Bit for bit, subnormal numbers and the largest included, in spite of excess precision."""
+    numbers = np.concatenate(
+        [np.ldexp(np.arange(1, 513), e) for e in range(-28, 8)] + [[0.0, np.inf, 1e37]]
+    )
+    queries = np.concatenate([numbers, -numbers]).astype(np_dtype(dtype))
+    scale = 0.25 if dtype == "float32" else 0.3  # XLA multiplies by f32's reciprocal
+    got = jax.jit(lambda q: _ragged_v3._round_queries(q, np_dtype(cache_dtype), scale))(queries)
+    largest = float(ml_dtypes.finfo(np_dtype(cache_dtype)).max)
+    want = (queries / queries.dtype.type(scale)).astype(np.float32)
+    want = np.clip(want, -largest, largest).astype(np_dtype(cache_dtype))
+    np.testing.assert_array_equal(np.asarray(got), want.astype(np_dtype(dtype)))
+
+
 def test_the_last_of_distribution_counts_the_sequences():
     case = good_case(BASE)
     want = jax_calls.ragged_v3(BASE, case.args)
@@ -244,14 +263,26 @@ def test_the_last_of_distribution_counts_the_sequences():
 
 
 def test_export_runs_again():
+    export = pytest.importorskip("jax.export", reason="needs absl-py or flatbuffers here")
     pytest.importorskip("flatbuffers")
     case = good_case(BASE)
     args = {name: jnp.asarray(value) for name, value in case.args.items()}
     call = jax.jit(lambda args: jax_calls.ragged_v3(BASE, args))
-    exported = jax.export.export(call, disabled_checks=export_checks())(args)
+    exported = export.export(call, disabled_checks=export_checks())(args)
     register_all()
-    out, cache = jax.export.deserialize(exported.serialize()).call(args)
+    out, cache = export.deserialize(exported.serialize()).call(args)
     ragged_v3.check(case, out, cache)
+
+
+def test_lowered_for_cuda_the_cache_is_aliased_and_a_workspace_added():
+    export = pytest.importorskip("jax.export", reason="needs absl-py or flatbuffers here")
+    args = good_case(BASE).args
+    call = jax.jit(lambda args: jax_calls.ragged_v3(BASE, args))
+    exported = export.export(call, platforms=["cuda"], disabled_checks=export_checks())(args)
+    lines = exported.mlir_module().splitlines()
+    (line,) = [line for line in lines if "custom_call @xla_gpu_ragged_paged_attention_v3" in line]
+    assert "output_tuple_indices = [1], operand_index = 3" in line
+    assert re.search(r"-> \(tensor<5x4x16xf32>, tensor<\w+x128xf32>, tensor<\d+xui8>\)", line)
 
 
 # ---- Wrong calls ---------------------------------------------------------------------------------
