@@ -2,8 +2,8 @@
 
 What Python and the library do before the call returns. On the CPU the problem is empty (no tokens),
 so nothing is computed; on CUDA it is one decode step of eight sequences, enqueued and not awaited.
-Printed: the least and the median of many short runs, in us; the least is what the code costs, the
-median what this machine made of it. Usage: torch_overhead.py [--device cuda] [--markdown]
+Printed: the least and the median of many short runs, in us, all rows in turn; the least is what the
+code costs, the median what this machine made of it. Usage: torch_overhead.py [--device cuda]
 """
 
 from __future__ import annotations
@@ -126,20 +126,16 @@ def vllm_rows() -> Rows:
     return [("vllm flash_attn_varlen_func", call, True)]
 
 
-def measure(call: Callable[[], object], device: str, runs: int) -> tuple[float, float]:
-    """(least, median) us a call over short runs; on CUDA the queue is emptied between them."""
+def short_run(call: Callable[[], object], device: str) -> float:
+    """us a call over a short run; on CUDA the queue is empty before it."""
     calls = CALLS if device == "cpu" else 20
-    times = []
-    for number in range(runs + 5):
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        seconds = time.perf_counter() - start
-        if device == "cuda":
-            torch.cuda.synchronize()
-        if number >= 5:
-            times.append(seconds / calls * 1e6)
-    return min(times), statistics.median(times)
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    seconds = time.perf_counter() - start
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return seconds / calls * 1e6
 
 
 def rows_of(device: str) -> list[tuple[str, float, float] | tuple[str, str]]:
@@ -151,20 +147,31 @@ def rows_of(device: str) -> list[tuple[str, float, float] | tuple[str, str]]:
     ]
     if device == "cuda":
         groups += [flash_attn_rows, flashinfer_rows, vllm_rows]
-    table = []
+    rows: Rows = []
+    absent: dict[str, str] = {}
     for group in groups:
         try:
-            rows = group()
+            rows += group()
         except ImportError as e:
-            table.append((getattr(group, "__name__", "").removesuffix("_rows"), str(e)))
-            continue
-        for name, call, inference in rows:
+            absent[getattr(group, "__name__", "").removesuffix("_rows")] = str(e)
+    times: dict[int, list[float]] = {}
+    # In turn, so that what else the machine does meets all rows alike.
+    for number in range(RUNS + 5):
+        for i, (name, call, inference) in enumerate(rows):
+            if name in absent:
+                continue
             try:
                 with torch.inference_mode(inference):
-                    table.append((name, *measure(call, device, RUNS)))
+                    us = short_run(call, device)
             except Exception as e:  # a peer of another version: say so and go on
-                table.append((name, f"{type(e).__name__}: {e}"[:120]))
-    return table
+                absent[name] = f"{type(e).__name__}: {e}"[:120]
+                continue
+            if number >= 5:
+                times.setdefault(i, []).append(us)
+    table: list[tuple[str, float, float] | tuple[str, str]] = [
+        (rows[i][0], min(us), statistics.median(us)) for i, us in times.items()
+    ]
+    return table + list(absent.items())
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ mkdir -p "$logs"
 has_gpu() { "$1" -c 'import jax; assert jax.default_backend() == "gpu"' >/dev/null 2>&1; }
 python=${PYTHON:-}
 [[ -n $python ]] || { has_gpu .venv/bin/python && python=.venv/bin/python; } || python=python3
-attention_test=$release/tests/ops.paged_attention.cuda.paged_attention_gpu_test
+attention_tests=("$release"/tests/ops.*paged_attention*_gpu_test)
 
 [[ -f $XLA_GPU_LIBRARY ]] || { echo "test-gpu: $XLA_GPU_LIBRARY is missing: run make build"; exit 1; }
 "$XLA_GPU_PROGRAM" doctor >"$logs/doctor.log" 2>&1
@@ -58,8 +58,12 @@ step_torch_xla() {
 step_demo() { "$python" -m xla_gpu.demo; }
 sanitize() {
   command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed"; return 1; }
-  XLA_GPU_TEST_GUARDS=0 XLA_GPU_TEST_CASES=${SANITIZE_CASES:-4} timeout 300 \
-    compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 5 "$attention_test" --gtest_brief=1
+  local test
+  for test in "${attention_tests[@]}"; do
+    XLA_GPU_TEST_GUARDS=0 XLA_GPU_TEST_CASES=${SANITIZE_CASES:-4} timeout 300 \
+      compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 5 "$test" --gtest_brief=1 ||
+      return
+  done
 }
 step_memcheck() { sanitize memcheck; }
 step_racecheck() { sanitize racecheck; }

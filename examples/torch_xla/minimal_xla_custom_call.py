@@ -72,6 +72,10 @@ def main() -> None:
     options = parser.parse_args()
     version = options.api_version
     platform = "CUDA" if cuda else "Host"
+    if version == 4 and not options.ffi_include:
+        parser.error(
+            "a typed handler needs XLA's FFI headers: pip install jaxlib, or --ffi-include"
+        )
 
     handler = capsule(build(options.ffi_include), SYMBOLS[version])
     if version == 1:  # as it always was

@@ -60,6 +60,8 @@ class CallBuilder {
       PagedAttention(call);
     } else if (call.op == "update_kv_cache") {
       UpdateKvCache(call);
+    } else if (call.op == "ragged_paged_attention_v3") {
+      RaggedPagedAttentionV3(call);
     } else {
       Elementwise(call);
     }
@@ -143,6 +145,36 @@ class CallBuilder {
     const TensorSpec key{Pick(kComputeTypes), {Int(0, 6), cache.kv_heads, cache.head_dim}};
     call.args = {key, key, cache.Spec(), {Chance(2) ? DType::kI32 : DType::kI64, {key.shape[0]}}};
     Optional(call, cache, 0);
+  }
+
+  void RaggedPagedAttentionV3(OpaqueCall& call) {
+    static constexpr int64_t kHeadDims[] = {1, 16, 64, 80, 128, 256};
+    const DType dtype = Pick(kCacheTypes);
+    const bool side_by_side = Chance(2);
+    const int64_t kv_heads = Int(1, 3), head_dim = side_by_side ? 64 : kHeadDims[Below(6)];
+    const int64_t q_heads = kv_heads * Int(1, 3), tokens = Int(0, 6), max_seqs = Int(1, 3);
+    const int64_t packing = 4 / DTypeSize(dtype);
+    const int64_t rows = side_by_side ? kv_heads : 2 * kv_heads;
+    const TensorSpec keys{dtype, {tokens, kv_heads, head_dim}};
+    call.args = {{Pick(kComputeTypes), {tokens, q_heads, head_dim}},
+                 keys,
+                 keys,
+                 {dtype,
+                  {Int(0, 4), Int(1, 5), (rows + packing - 1) / packing, packing,
+                   (head_dim + 127) / 128 * 128}},
+                 {DType::kI32, {max_seqs}},
+                 {DType::kI32, {max_seqs * Int(0, 4)}},
+                 {DType::kI32, {max_seqs + 1}},
+                 {DType::kI32, {3}}};
+    call.attrs.push_back({"sm_scale", 0.125});
+    if (side_by_side) call.attrs.push_back({"cache_layout", std::string("side_by_side")});
+    if (Chance(3)) call.attrs.push_back({"sliding_window", Int(0, 9)});
+    if (Chance(3)) call.attrs.push_back({"use_causal_mask", Chance(2)});
+    if (Chance(3)) call.attrs.push_back({"update_kv_cache", Chance(2)});
+    if (Chance(3)) {
+      call.args.push_back({DType::kF32, {q_heads}});
+      call.attrs.push_back({"optional_args", std::string("attention_sink")});
+    }
   }
 
   OpaqueCall::Value RandomValue() {
@@ -258,9 +290,11 @@ struct Buffers {
     for (const Buffer& buffer : results) result_data.push_back(buffer.data());
     // Donated buffers: a result that is its argument.
     const bool in_place = bytes.ConsumeBool();
-    if (in_place && call.op == "update_kv_cache" && call.args.size() > 2 && !call.results.empty() &&
-        call.args[2] == call.results[0]) {
-      result_data[0] = arg_data[2];
+    const bool v3 = call.op == "ragged_paged_attention_v3";
+    const size_t arg = v3 ? 3 : 2, result = v3 ? 1 : 0;
+    if (in_place && (v3 || call.op == "update_kv_cache") && call.args.size() > arg &&
+        call.results.size() > result && call.args[arg] == call.results[result]) {
+      result_data[result] = arg_data[arg];
     }
   }
   std::vector<Buffer> args, results;

@@ -13,11 +13,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "oracle"))
 
 import dataclasses
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
 import jax_calls
 import numpy as np
+import ragged_v3
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from problems import Static, paged_attention_case, update_case
@@ -58,6 +60,18 @@ def cache_spec(static, pages=None, heads=None):
     return P(*lead, pages, None, heads, None)
 
 
+def largest_difference(got, want):
+    """Of two trees of arrays, which must be NaN and -inf in the same places."""
+    difference = 0.0
+    for a, b in zip(jax.tree_util.tree_leaves(got), jax.tree_util.tree_leaves(want), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
+        np.testing.assert_array_equal(np.isneginf(a), np.isneginf(b))
+        both = np.isfinite(a)
+        difference = max(difference, np.abs(a - b)[both].max(initial=0.0))
+    return float(difference)
+
+
 def run(call, args, mesh, specs):
     """The sharded program's (difference from one device, collectives, shapes of the call)."""
     want = jax.jit(call)(args)
@@ -70,16 +84,9 @@ def run(call, args, mesh, specs):
     text = compiled.as_text()
     calls = [line for line in text.splitlines() if 'custom_call_target="xla_gpu_' in line]
     calls += [line for line in text.splitlines() if 'custom_call_target="XlaGpu' in line]
-    difference = 0.0
-    for a, b in zip(jax.tree_util.tree_leaves(got), jax.tree_util.tree_leaves(want), strict=True):
-        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
-        np.testing.assert_array_equal(np.isneginf(a), np.isneginf(b))
-        both = np.isfinite(a)
-        difference = max(difference, np.abs(a - b)[both].max(initial=0.0))
     result_specs = [str(leaf.sharding.spec) for leaf in jax.tree_util.tree_leaves(got)]
     return {
-        "difference": float(difference),
+        "difference": largest_difference(got, want),
         "collectives": [" ".join(found) for found in COLLECTIVE.findall(text)],
         "custom_calls": len(calls),
         "hlo": calls[0].strip() if calls else "",
@@ -175,6 +182,86 @@ def shard_map_scenarios(mesh):
     return {"shard_map/sequences": result | {"hlo": "", "result_specs": []}}
 
 
+V3 = ragged_v3.V3Static(dataclasses.replace(BASE, sinks=False, k_scale=0, v_scale=0), v_scale=1.5)
+V3_HD64 = dataclasses.replace(
+    V3, base=dataclasses.replace(V3.base, head_dim=64, sinks=True), hd64=True
+)
+
+
+def v3_static(static, cache_dtype="float32", kv_heads=4):
+    base = dataclasses.replace(static.base, cache_dtype=cache_dtype, kv_heads=kv_heads)
+    return dataclasses.replace(static, base=base)
+
+
+def v3_specs(tokens, heads):
+    """Where tpu-inference puts the arguments: tokens, pages and metadata over one axis."""
+    token, data = P(tokens, heads, None), P(tokens)
+    specs = dict.fromkeys(("queries", "keys", "values"), token)
+    specs |= dict.fromkeys(("kv_lens", "page_indices", "cu_q_lens", "distribution"), data)
+    return specs | {"kv_cache": P(tokens, None, heads, None, None), "attention_sink": P(heads)}
+
+
+def finite_v3_case(static, seed):
+    args = ragged_v3.v3_case(static, np.random.default_rng(seed)).args
+    cache = np.nan_to_num(args["kv_cache"].astype(np.float32))
+    return args | {"kv_cache": cache.astype(args["kv_cache"].dtype)}
+
+
+def v3_scenarios(mesh):
+    """Plain jit: over heads where whole 32 bits of the cache fall to a device, else gathered."""
+    scenarios = {}
+    for name, static, heads in (
+        ("f32", V3, ("x", "y")),
+        ("bf16", v3_static(V3, "bfloat16"), ("x", "y")),
+        ("fp8", v3_static(V3, "float8_e4m3fn"), "x"),
+        ("mha", v3_static(V3, "bfloat16", 16), ("x", "y")),
+        ("hd64/f32", V3_HD64, ("x", "y")),
+        ("hd64/bf16", v3_static(V3_HD64, "bfloat16"), "y"),
+        ("odd/bf16", v3_static(V3_HD64, "bfloat16", 1), "x"),
+    ):
+        specs = v3_specs(None, heads)
+        if name.startswith("odd"):
+            specs |= {n: P() for n in ("keys", "values", "kv_cache", "attention_sink")}
+        call = functools.partial(jax_calls.ragged_v3, static)
+        scenarios[f"v3/{name}"] = run(call, finite_v3_case(static, 5), mesh, specs)
+    return scenarios
+
+
+def v3_shard_map_scenarios(mesh):
+    """As tpu-inference calls it: data parallel over x, heads over y, checks off."""
+    scenarios = {}
+    check = "check_vma" if "check_vma" in inspect.signature(shard_map).parameters else "check_rep"
+    for name, static in (("v3", v3_static(V3, "bfloat16")), ("hd64", V3_HD64)):
+        cases = [finite_v3_case(static, [6, i]) for i in range(2)]
+        whole = {n: np.concatenate([c[n] for c in cases]) for n in cases[0]}
+        if static.hd64:
+            whole["attention_sink"] = cases[1]["attention_sink"] = cases[0]["attention_sink"]
+        call = functools.partial(jax_calls.ragged_v3, static)
+        specs = {n: spec for n, spec in v3_specs("x", "y").items() if n in whole}
+        out_specs = (specs["queries"], specs["kv_cache"])
+        mapped = shard_map(
+            call, mesh=mesh, in_specs=(specs,), out_specs=out_specs, **{check: False}
+        )
+        placed = {n: jax.device_put(a, NamedSharding(mesh, specs[n])) for n, a in whole.items()}
+        cache = placed.pop("kv_cache")
+        step = jax.jit(
+            lambda cache, args, mapped=mapped: mapped({**args, "kv_cache": cache}), donate_argnums=0
+        )
+        compiled = step.lower(cache, placed).compile()
+        pointers = [shard.data.unsafe_buffer_pointer() for shard in cache.addressable_shards]
+        got = compiled(cache, placed)
+        after = [shard.data.unsafe_buffer_pointer() for shard in got[1].addressable_shards]
+        want = [jnp.concatenate(parts) for parts in zip(*map(call, cases), strict=True)]
+        text = compiled.as_text()
+        scenarios[f"v3/shard_map/{name}"] = {
+            "difference": largest_difference(got, want),
+            "collectives": [" ".join(match) for match in COLLECTIVE.findall(text)],
+            "custom_calls": text.count('custom_call_target="xla_gpu_ragged_paged_attention_v3"'),
+            "in_place": pointers == after,
+        }
+    return scenarios
+
+
 def elementwise_scenario(mesh):
     a = np.arange(64, dtype=np.float32).reshape(8, 8)
     spec = P("x", "y")
@@ -186,6 +273,7 @@ def main():
     mesh = Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("x", "y"))
     scenarios = attention_scenarios(mesh) | update_scenarios(mesh)
     scenarios |= shard_map_scenarios(mesh) | elementwise_scenario(mesh)
+    scenarios |= v3_scenarios(mesh) | v3_shard_map_scenarios(mesh)
     print(json.dumps(scenarios))
 
 

@@ -14,6 +14,7 @@ GATHERED = {
     "rows/not_causal_window": "f32[32,16,32]",  # query
     "pages": "f32[24,8,8,32]",  # kv_cache
     "split_indices": "s32[",
+    "v3/odd/bf16": "f32[32,16,64]",  # queries: one kv head fills no whole 32 bits of a cache
 }
 # A kernel may sum in another order where a device has part of a sequence's rows (f32, values ~ 1).
 ROUNDING = 5e-6
@@ -34,6 +35,12 @@ UPDATES = [
 ]
 
 
+RAGGED_V3 = [
+    *(f"v3/{name}" for name in ("f32", "bf16", "fp8", "mha", "hd64/f32", "hd64/bf16")),
+    *(f"v3/shard_map/{name}" for name in ("v3", "hd64")),
+]
+
+
 @pytest.fixture(scope="module")
 def scenarios():
     env = dict(os.environ, JAX_PLATFORMS="cpu")
@@ -47,7 +54,7 @@ def scenarios():
 
 
 @pytest.mark.xdist_group("sharding")
-@pytest.mark.parametrize("name", [*ATTENTION, *UPDATES, "simple_add"])
+@pytest.mark.parametrize("name", [*ATTENTION, *UPDATES, *RAGGED_V3, "simple_add"])
 def test_splits_without_communication(scenarios, name):
     scenario = scenarios[name]
     assert scenario["custom_calls"] == 1
@@ -71,3 +78,15 @@ def test_each_device_computes_its_own_heads(scenarios):
     assert "f32[32,4,32]" in hlo  # 16 query heads over 4 devices
     assert "f32[24,8,2,32]" in hlo  # 4 kv heads, K and V, over 4 devices
     assert "'x', 'y'" in scenarios["heads/interleaved"]["result_specs"][0]
+
+
+@pytest.mark.xdist_group("sharding")
+@pytest.mark.parametrize("name", ["v3", "hd64"])
+def test_ragged_v3_writes_in_place_on_every_device(scenarios, name):
+    assert scenarios[f"v3/shard_map/{name}"]["in_place"]
+
+
+@pytest.mark.xdist_group("sharding")
+def test_ragged_v3_splits_its_heads(scenarios):
+    assert "bf16[24,8,1,2,128]" in scenarios["v3/bf16"]["hlo"]  # 4 kv heads over 4 devices
+    assert "f8e4m3fn[24,8,1,4,128]" in scenarios["v3/fp8"]["hlo"]  # 4 kv heads over 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from attention_oracle import _is_valid
 from compare import Histogram, check_attention
@@ -116,11 +117,7 @@ def as_paged_attention(case: V3Case, cache: np.ndarray) -> Case:
     query = args["queries"]
     scale = s.scale
     if static.q_scale is not None:
-        largest = float(np.finfo(np.float32).max)
-        if s.cache_dtype != "float32":
-            import ml_dtypes
-
-            largest = float(ml_dtypes.finfo(np_dtype(s.cache_dtype)).max)
+        largest = float(ml_dtypes.finfo(np_dtype(s.cache_dtype)).max)
         # The division is in the queries' dtype.
         query = (query / query.dtype.type(static.q_scale)).astype(np.float32)
         query = np.clip(query, -largest, largest).astype(np_dtype(s.cache_dtype))

@@ -46,6 +46,12 @@ def test_the_classic_custom_call_untyped_on_the_cpu_says_why_not(version):
     assert f"takes typed FFI handlers only (FFI 0.2), not API version {version}" in done.stderr
 
 
+def test_the_typed_custom_call_without_headers_says_what_is_missing():
+    done = run(EXAMPLES / "minimal_xla_custom_call.py", "--api-version", 4, "--ffi-include")
+    assert done.returncode == 2
+    assert "needs XLA's FFI headers" in done.stderr
+
+
 def test_paged_decoding():
     done = run(EXAMPLES / "paged_attention.py")
     assert done.returncode == 0, done.stderr

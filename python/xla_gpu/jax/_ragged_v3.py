@@ -307,7 +307,26 @@ def _attrs(op: str, static: tuple[str, bool, bool, Any], options: tuple[Any, ...
 
 
 def _round_queries(queries: Any, cache_dtype: Any, q_scale: float) -> Any:
-    """Queries over q_scale, rounded to the cache's dtype and back: the values it can hold."""
+    """Queries over q_scale, as numbers of the cache's dtype: the TPU kernel rounds twice, too."""
+    divisor = float(np.asarray(q_scale, queries.dtype))
     limits = jnp.finfo(cache_dtype)
-    scaled = jnp.clip(queries / q_scale, float(limits.min), float(limits.max))
-    return scaled.astype(cache_dtype).astype(queries.dtype)
+    scaled = _round_to(queries.astype(jnp.float32) / divisor, queries.dtype)
+    scaled = jnp.clip(scaled, float(limits.min), float(limits.max))
+    return _round_to(scaled, cache_dtype).astype(queries.dtype)
+
+
+def _round_to(x: Any, dtype: Any) -> Any:
+    """f32 numbers rounded to those of `dtype`, still f32.
+
+    XLA may leave out a conversion to a narrow dtype and back (excess precision), and old releases
+    round to fp8 by way of f16.
+    """
+    if dtype == jnp.float32:
+        return x
+    info = jnp.finfo(dtype)
+    rounded = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=info.nmant)
+    if dtype == jnp.bfloat16:  # subnormal only where f32 is
+        return rounded
+    unit = float(info.smallest_subnormal)
+    subnormal = jnp.abs(x) < float(info.smallest_normal)
+    return jnp.where(subnormal, jnp.round(x / unit) * unit, rounded)

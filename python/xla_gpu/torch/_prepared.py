@@ -203,8 +203,10 @@ def _maker(
     if spec in specs:  # empty_like is the quickest of torch's allocations
         like, empty_like = specs.index(spec), torch.empty_like
         return lambda args: empty_like(args[like])
-    dtype = _schema.TORCH_DTYPES[spec.dtype]
-    return lambda args: torch.empty(spec.shape, dtype=dtype, device=device)
+    # A method of a tensor, with a plain int where it may: torch.empty reads dtype and device anew.
+    new_empty = torch.empty(0, dtype=_schema.TORCH_DTYPES[spec.dtype], device=device).new_empty
+    size = spec.shape[0] if len(spec.shape) == 1 else spec.shape
+    return lambda args: new_empty(size)
 
 
 class _Thread(threading.local):

@@ -23,15 +23,17 @@ def _hlo_call(
     """The checked call; ValueError with the library's message."""
     schema = _ops.op_schema(op)
     results = _ops.infer(op, platform, specs, dict(attrs))
-    # Optional results that alias are there exactly when their argument is.
-    shared = [r["alias_of"] for r in schema["results"] if r["alias_of"] in names]
+    # Optional results that alias are there exactly when their argument is; others come last.
+    shared = [
+        r["alias_of"] for r in schema["results"] if not r["optional"] or r["alias_of"] in names
+    ]
     return _hlo.CustomCall(
         schema["target"],
         specs,
         tuple(results),
         api_version=4,
         backend_config=_hlo.attributes_text(dict(attrs)),
-        aliases=tuple((i, names.index(name)) for i, name in enumerate(shared)),
+        aliases=tuple((i, names.index(name)) for i, name in enumerate(shared) if name),
     )
 
 

@@ -278,11 +278,4 @@ StatusOr<std::unique_ptr<Plan>> MakePagedAttentionHostPlan(const Call& call, int
   return std::unique_ptr<Plan>(std::make_unique<AttentionPlan>(problem, std::move(attention)));
 }
 
-StatusOr<std::unique_ptr<Plan>> MakePagedAttentionCudaPlan(const Call& call, int device_ordinal) {
-  using namespace paged_attention;  // NOLINT
-  XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
-  XLA_GPU_ASSIGN_OR_RETURN(auto attention, MakeCudaAttention(problem, device_ordinal));
-  return std::unique_ptr<Plan>(std::make_unique<AttentionPlan>(problem, std::move(attention)));
-}
-
 }  // namespace xla_gpu

@@ -27,15 +27,14 @@ Status ParseOptions(std::string_view op, const OptionNames& names, const Attribu
 // The tensors of a call of this problem. `call` has its results; allocates nothing.
 Buffers BuffersFromCall(const Problem& problem, const Call& call);
 
-// Kernels chosen, compiled and loaded for one problem: what a Plan is to a Call, for every op that
-// ends in paged attention. Immutable; Run is as Plan::Run.
+// What a Plan is to a Call, for every op of the Host that ends in paged attention. Immutable; Run
+// is as Plan::Run. On CUDA such an op launches the kernels of cuda/config.h itself.
 class Attention {
  public:
   virtual ~Attention() = default;
   virtual Status Run(const Buffers& buffers, const ExecutionContext& context) const = 0;
 };
 StatusOr<std::unique_ptr<Attention>> MakeHostAttention(const Problem& problem);
-StatusOr<std::unique_ptr<Attention>> MakeCudaAttention(const Problem& problem, int device_ordinal);
 
 }  // namespace paged_attention
 

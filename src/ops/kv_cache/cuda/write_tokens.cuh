@@ -45,7 +45,7 @@ __device__ __forceinline__ void WriteTokens(const UpdateParams& p, long long fir
   constexpr int kPerHead = HEAD_DIM / VECTOR;
   const int per_token = p.kv_heads * kPerHead;
 #pragma unroll 2
-  for (int i = threadIdx.x; i < p.tokens_per_block * per_token; i += kUpdateThreads) {
+  for (int i = threadIdx.x; i < p.tokens_per_block * per_token; i += blockDim.x) {
     const int token = i / per_token;
     const long long slot = slots[token];
     if (slot < 0) continue;

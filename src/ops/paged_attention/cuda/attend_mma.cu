@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   } extra;
   ZeroPadding(tiles, kTilesBytes);
   __syncthreads();
-  TakeWork(p, [&](int kind, const Tile& tile) {
+  Attend<Out, kHeadDim>(p, [&](int kind, const Tile& tile) {
     if (kind == kPrefillItem) {
 #if WGMMA
       RunPrefillWgmma(p, tile, tiles, extra.prefill);

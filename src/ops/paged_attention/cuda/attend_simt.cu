@@ -191,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     paged_attention_attend(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) float floats[];
   __shared__ Extra extra;
-  TakeWork(p, [&](int, const Tile& tile) {
+  Attend<Out, kHeadDim>(p, [&](int, const Tile& tile) {
     Run(p, tile, floats, extra);
     __syncthreads();
   });

@@ -14,8 +14,9 @@ namespace {
 
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 constexpr int kAttendThreads = 128;
-constexpr int kFinishThreads = 128;
 constexpr int kWarps = kAttendThreads / 32;
+constexpr int kLeastScheduleThreads = 128;
+constexpr int kMostScheduleThreads = 1024;
 // What the runtime reserves of an SM's shared memory for each block, and our kernels' static part.
 constexpr int64_t kReservedSharedBytes = 1024 + 2560;
 // Room for this many split items at least; more would not fill a device better.
@@ -94,6 +95,10 @@ std::vector<std::string> AttendDefines(const Problem& problem, const Config& con
   return defines;
 }
 
+std::vector<std::string> ScheduleDefines(const Config& config) {
+  return {StrCat("SCHEDULE_THREADS=", config.schedule_threads)};
+}
+
 Status CheckAligned(const void* pointer, const char* name) {
   if (reinterpret_cast<uintptr_t>(pointer) % 16 == 0) return OkStatus();
   return InvalidArgument(StrCat("paged_attention: ", name, " lies at address ", pointer,
@@ -128,6 +133,11 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
         std::clamp<int64_t>(per_sm / (config.shared_bytes + kReservedSharedBytes), 1, 4));
   }
   config.workers = config.blocks_per_sm * device.num_sms;
+  // A thread a sequence; fewer threads have shorter barriers.
+  config.schedule_threads = kLeastScheduleThreads;
+  while (config.schedule_threads < std::min<int64_t>(problem.max_seqs, kMostScheduleThreads)) {
+    config.schedule_threads *= 2;
+  }
   return config;
 }
 
@@ -151,9 +161,10 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
                                   : problem.tokens * problem.q_heads * splits;
   }
   // Every tile of 16 rows may be an item, begun by any sequence; a split item has at least one row
-  // of partial results for each kv head.
+  // of partial results for each kv head. Fill items come on top.
   const int64_t items = problem.tokens * group / kDecodeTileRows + active +
-                        layout.partial_capacity / std::max<int64_t>(problem.kv_heads, 1);
+                        layout.partial_capacity / std::max<int64_t>(problem.kv_heads, 1) +
+                        CeilDiv(problem.tokens, kFillTokens);
   int64_t end = 0;
   const auto take = [&](int64_t bytes) {
     const int64_t begin = end;
@@ -164,10 +175,12 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
   layout.sequences = take(problem.max_seqs * static_cast<int64_t>(sizeof(SequenceInfo)));
   layout.owner_end = take(problem.max_seqs * 4);
   layout.state = take(problem.max_seqs * 4);
+  layout.item_capacity = items;
   layout.items = take(items * static_cast<int64_t>(sizeof(WorkItem)));
   layout.partial_max = take(layout.partial_capacity * 4);
   layout.partial_sum = take(layout.partial_capacity * 4);
   layout.partial_out = take(layout.partial_capacity * problem.head_dim * 4);
+  layout.arrivals = take(layout.partial_capacity * 4);
   layout.total_bytes = end;
   return layout;
 }
@@ -177,21 +190,13 @@ int64_t WorkspaceBytes(const Problem& problem) { return MakeWorkspaceLayout(prob
 Launches MakeLaunches(const Problem& problem, const Config& config) {
   const std::string folder = "src/ops/paged_attention/cuda/";
   Launches l;
-  l.schedule = {folder + "schedule.cu", "paged_attention_schedule", {}};
-  l.schedule_launch.block = {kScheduleThreads, 1, 1};
+  l.schedule = {folder + "schedule.cu", "paged_attention_schedule", ScheduleDefines(config)};
+  l.schedule_launch.block = {static_cast<uint32_t>(config.schedule_threads), 1, 1};
   l.attend = {folder + (config.family == Family::kTensorCore ? "attend_mma.cu" : "attend_simt.cu"),
               "paged_attention_attend", AttendDefines(problem, config)};
   l.attend_launch.grid = {static_cast<uint32_t>(config.workers), 1, 1};
   l.attend_launch.block = {kAttendThreads, 1, 1};
   l.attend_launch.dynamic_shared_bytes = static_cast<uint32_t>(config.shared_bytes);
-  l.finish = {folder + "finish.cu",
-              "paged_attention_finish",
-              {StrCat("OUT_TYPE=", cuda::DeviceType(problem.out_dtype))}};
-  // A block merges a head at a time; few tokens leave more blocks to the heads.
-  const int64_t over_tokens = std::clamp<int64_t>(problem.tokens, 1, 1024);
-  const int64_t over_heads = std::clamp<int64_t>(problem.q_heads, 1, 4096 / over_tokens);
-  l.finish_launch.grid = {static_cast<uint32_t>(over_tokens), static_cast<uint32_t>(over_heads), 1};
-  l.finish_launch.block = {kFinishThreads, 1, 1};
   return l;
 }
 
@@ -227,6 +232,7 @@ StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const 
   p.partial_max = reinterpret_cast<float*>(workspace + layout.partial_max);
   p.partial_sum = reinterpret_cast<float*>(workspace + layout.partial_sum);
   p.partial_out = reinterpret_cast<float*>(workspace + layout.partial_out);
+  p.arrivals = reinterpret_cast<unsigned*>(workspace + layout.arrivals);
   p.page_stride = problem.k.page_stride * element;
   p.token_stride = problem.k.token_stride * element;
   p.head_stride = problem.k.head_stride * element;
@@ -257,9 +263,11 @@ StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const 
   // Positions are 32-bit; the margin keeps the ends of the last tiles from overflowing.
   p.max_context = static_cast<int>(std::min(problem.max_context(), kMaxInt - 4096));
   p.workers = config.workers;
+  p.workers_per_sm = config.blocks_per_sm;
   p.prefill_tile_rows = config.tile_rows;
   p.decode_max_rows = config.decode_max_rows;
   p.partial_capacity = static_cast<int>(layout.partial_capacity);
+  p.item_capacity = static_cast<int>(layout.item_capacity);
   p.batch_invariant = problem.batch_invariant ? 1 : 0;
   return p;
 }
@@ -302,7 +310,6 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
     const Launches launches = MakeLaunches(problem, *ChooseConfig(problem, device));
     add(launches.schedule);
     add(launches.attend);
-    add(launches.finish);
   }
   return specs;
 }

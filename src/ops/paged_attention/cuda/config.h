@@ -28,6 +28,7 @@ struct Config {
   int workers = 0;          // its blocks
   int shared_bytes = 0;     // its dynamic shared memory
   int decode_max_rows = 0;  // sequences of at most so many rows are split over their keys
+  int schedule_threads = 0;
 };
 
 // An error where the device or the problem's size is out of what the kernels can do.
@@ -43,7 +44,9 @@ struct WorkspaceLayout {
   int64_t partial_max = 0;
   int64_t partial_sum = 0;
   int64_t partial_out = 0;
+  int64_t arrivals = 0;
   int64_t partial_capacity = 0;  // rows of partial results
+  int64_t item_capacity = 0;
   int64_t total_bytes = 0;
 };
 
@@ -51,10 +54,10 @@ struct WorkspaceLayout {
 WorkspaceLayout MakeWorkspaceLayout(const Problem& problem);
 int64_t WorkspaceBytes(const Problem& problem);
 
-// The three launches of a call, in order.
+// The two launches of a call, in order.
 struct Launches {
-  cuda::KernelSpec schedule, attend, finish;
-  cuda::LaunchConfig schedule_launch, attend_launch, finish_launch;
+  cuda::KernelSpec schedule, attend;
+  cuda::LaunchConfig schedule_launch, attend_launch;
 };
 Launches MakeLaunches(const Problem& problem, const Config& config);
 

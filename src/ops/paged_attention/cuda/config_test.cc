@@ -127,7 +127,8 @@ TEST(Workspace, IsModestAndOrdered) {
   EXPECT_EQ(layout.header, 0);
   const int64_t begins[] = {layout.header,      layout.sequences,   layout.owner_end,
                             layout.state,       layout.items,       layout.partial_max,
-                            layout.partial_sum, layout.partial_out, layout.total_bytes};
+                            layout.partial_sum, layout.partial_out, layout.arrivals,
+                            layout.total_bytes};
   for (size_t i = 1; i < std::size(begins); ++i) EXPECT_LT(begins[i - 1], begins[i]);
   for (const int64_t begin : begins) EXPECT_EQ(begin % 256, 0);
 }
@@ -161,12 +162,11 @@ TEST(Launches, NamesWhatShapesTheCodeAndNothingElse) {
   problem.sliding_window = 100;
   problem.has_sinks = problem.return_lse = true;
   problem.q_heads = problem.kv_heads = 3;
-  problem.max_seqs = problem.tokens = 1000;
+  problem.tokens = 1000;
   problem.causal = false;
   const Launches b = MakeLaunches(problem, Choose(problem, kH200));
   EXPECT_EQ(a.schedule.defines, b.schedule.defines);
   EXPECT_EQ(a.attend.defines, b.attend.defines);
-  EXPECT_EQ(a.finish.defines, b.finish.defines);
   problem.soft_cap = 30;
   EXPECT_THAT(MakeLaunches(problem, Choose(problem, kH200)).attend.defines, Contains("SOFT_CAP=1"));
 }
@@ -178,8 +178,17 @@ TEST(Launches, GridsDependOnShapesAlone) {
     const Launches l = MakeLaunches(problem, Choose(problem, kH200));
     EXPECT_EQ(l.schedule_launch.grid[0], 1u);
     EXPECT_EQ(l.attend_launch.grid[0], 264u);
-    EXPECT_GE(l.finish_launch.grid[0], 1u);
-    EXPECT_LE(l.finish_launch.grid[0] * l.finish_launch.grid[1], 4096u);
+  }
+}
+
+TEST(Launches, TheScheduleHasAThreadASequence) {
+  Problem problem = MakeProblem();
+  for (const auto& [seqs, threads] :
+       {std::pair{1, 128u}, {128, 128u}, {129, 256u}, {1000, 1024u}, {5000, 1024u}}) {
+    problem.max_seqs = seqs;
+    const Launches l = MakeLaunches(problem, Choose(problem, kH200));
+    EXPECT_EQ(l.schedule_launch.block[0], threads);
+    EXPECT_THAT(l.schedule.defines, Contains("SCHEDULE_THREADS=" + std::to_string(threads)));
   }
 }
 

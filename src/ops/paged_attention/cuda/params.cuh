@@ -1,10 +1,9 @@
 // What the Host hands to the kernels of one call, and what the kernels hand to each other in the
 // workspace. Included by Host and device code: no header, no type of uncertain size.
 //
-// Three launches make a call:
+// Two launches make a call:
 //   schedule  one block reads the lengths and writes the list of work items
 //   attend    as many blocks as the device holds take items from the list until it is empty
-//   finish    merges split items, and writes the rows that no item wrote: padding and NaN
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PARAMS_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PARAMS_CUH_
 
@@ -14,16 +13,18 @@ namespace xla_gpu::paged_attention {
 // row = query token * group size + head in group. Items are tiles of consecutive rows.
 inline constexpr int kDecodeTileRows = 16;  // the M of one tensor-core instruction
 inline constexpr int kSplitTokens = 64;     // KV ranges of splits are multiples of this
-inline constexpr int kScheduleThreads = 1024;
 // Batch-invariant mode: the split of a sequence depends on its own length alone.
 inline constexpr int kInvariantSplitTokens = 1024;
 inline constexpr int kInvariantMaxSplits = 8;
 
-enum ItemKind : int { kDecodeItem = 0, kPrefillItem = 1 };
+inline constexpr int kFillTokens = 64;  // of a fill item
+
+// A fill item writes the rows of a range of tokens that no sequence owns.
+enum ItemKind : int { kDecodeItem = 0, kPrefillItem = 1, kFillItem = 2 };
 
 struct WorkItem {
   int seq;
-  int first_row;
+  int first_row;  // of a fill item: first token of `query`
   int split;
   int kind;
 };
@@ -42,10 +43,12 @@ struct SequenceInfo {
 };
 
 struct WorkHeader {
-  unsigned num_items;    // of the list; each stands for kv_heads pieces of work
-  unsigned next_item;    // the next (item, kv head) that nobody has taken
-  unsigned num_seqs;     // clamped to [0, max_seqs]
-  unsigned any_invalid;  // 1: some sequence has invalid lengths
+  unsigned num_items;     // of the list; each stands for kv_heads pieces of work
+  unsigned next_item;     // the next (item, kv head) that nobody has taken
+  unsigned num_seqs;      // clamped to [0, max_seqs]
+  unsigned any_invalid;   // 1: some sequence has invalid lengths
+  unsigned any_bad_page;  // 1: some item met a page out of range
+  unsigned blocks_done;   // of attend
 };
 
 struct Params {
@@ -72,6 +75,7 @@ struct Params {
   float* partial_max;       // [partial_capacity], natural logarithm units
   float* partial_sum;       // [partial_capacity]
   float* partial_out;       // [partial_capacity, head_dim], not normalised
+  unsigned* arrivals;       // [partial_capacity]: splits done, at the tile's first row of split 0
 
   // Cache strides in bytes, the same for K and V.
   long long page_stride;
@@ -99,9 +103,11 @@ struct Params {
   // For the schedule.
   int max_context;
   int workers;  // blocks of the attend launch
+  int workers_per_sm;
   int prefill_tile_rows;
   int decode_max_rows;  // sequences of at most so many rows go the decode way
   int partial_capacity;
+  int item_capacity;
   int batch_invariant;
 };
 

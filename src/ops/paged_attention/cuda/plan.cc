@@ -1,4 +1,4 @@
-// paged_attention on CUDA: Problem -> Config -> three kernels, compiled and loaded here; Run only
+// paged_attention on CUDA: Problem -> Config -> two kernels, compiled and loaded here; Run only
 // launches them, so that it may be captured into a graph and replayed with other lengths.
 #include <memory>
 #include <utility>
@@ -18,14 +18,15 @@ struct Step {
   cuda::LaunchConfig launch;
 };
 
-class CudaAttention final : public Attention {
+class CudaPlan final : public Plan {
  public:
-  CudaAttention(const Problem& problem, const Config& config, std::vector<Step> steps)
+  CudaPlan(const Problem& problem, const Config& config, std::vector<Step> steps)
       : problem_(problem), config_(config), steps_(std::move(steps)) {}
 
-  Status Run(const Buffers& buffers, const ExecutionContext& context) const override {
+  Status Run(const Call& call, const ExecutionContext& context) const override {
     if (problem_.tokens == 0) return OkStatus();
-    XLA_GPU_ASSIGN_OR_RETURN(Params params, MakeParams(problem_, config_, buffers));
+    XLA_GPU_ASSIGN_OR_RETURN(Params params,
+                             MakeParams(problem_, config_, BuffersFromCall(problem_, call)));
     void* const arguments[] = {&params};
     for (const Step& step : steps_) {
       XLA_GPU_RETURN_IF_ERROR(step.kernel->Launch(step.launch, arguments, context.stream));
@@ -40,22 +41,22 @@ class CudaAttention final : public Attention {
 };
 
 }  // namespace
+}  // namespace paged_attention
 
-StatusOr<std::unique_ptr<Attention>> MakeCudaAttention(const Problem& problem, int device_ordinal) {
+StatusOr<std::unique_ptr<Plan>> MakePagedAttentionCudaPlan(const Call& call, int device_ordinal) {
+  using namespace paged_attention;  // NOLINT
+  XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
   XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
   XLA_GPU_ASSIGN_OR_RETURN(const Config config, ChooseConfig(problem, *device));
   const Launches launches = MakeLaunches(problem, config);
   std::vector<Step> steps;
   for (const auto& [spec, launch] : {std::pair{&launches.schedule, &launches.schedule_launch},
-                                     std::pair{&launches.attend, &launches.attend_launch},
-                                     std::pair{&launches.finish, &launches.finish_launch}}) {
+                                     std::pair{&launches.attend, &launches.attend_launch}}) {
     XLA_GPU_ASSIGN_OR_RETURN(auto kernel,
                              cuda::GetKernel(*spec, device_ordinal, launch->dynamic_shared_bytes));
     steps.push_back({std::move(kernel), *launch});
   }
-  return std::unique_ptr<Attention>(
-      std::make_unique<CudaAttention>(problem, config, std::move(steps)));
+  return std::unique_ptr<Plan>(std::make_unique<CudaPlan>(problem, config, std::move(steps)));
 }
 
-}  // namespace paged_attention
 }  // namespace xla_gpu

@@ -1,20 +1,20 @@
 // ragged_paged_attention_v3, first launch: new tokens into the cache, each into the slot that its
-// sequence's length and pages give it.
+// sequence's length and pages give it; and, beside that, paged attention's schedule.
 //
-// Defines: those of write_tokens.cuh.
+// Defines: those of write_tokens.cuh and of schedule.cuh.
 #include "src/ops/kv_cache/cuda/write_tokens.cuh"
+#include "src/ops/paged_attention/cuda/schedule.cuh"
 #include "src/ops/ragged_paged_attention_v3/cuda/params.cuh"
 
 namespace xla_gpu::ragged_paged_attention_v3 {
 namespace {
 
 using kv_cache::kMaxTokensPerBlock;
-using kv_cache::kUpdateThreads;
 
 // The last sequence with right lengths that has each of the block's tokens, or -1. Threads look at
 // all sequences side by side: a search would be a chain of loads.
 __device__ void FindOwners(const AppendParams& p, long long first, long long end, int* owners) {
-  for (int seq = threadIdx.x; seq < p.max_seqs; seq += kUpdateThreads) {
+  for (int seq = threadIdx.x; seq < p.max_seqs; seq += blockDim.x) {
     const long long from = p.query_start_loc[seq], to = p.query_start_loc[seq + 1];
     const long long context = p.context_lens[seq];
     if (seq >= *p.num_seqs || from < 0 || from > to || to > p.update.tokens) continue;
@@ -33,13 +33,10 @@ __device__ long long SlotOf(const AppendParams& p, int seq, long long token) {
   return page * p.update.page_size + position % p.update.page_size;
 }
 
-}  // namespace
-
-extern "C" __global__ void __launch_bounds__(kUpdateThreads)
-    append_tokens(const __grid_constant__ AppendParams p) {
+// Tokens [first, first + tokens_per_block), by one block.
+__device__ void Append(const AppendParams& p, long long first) {
   __shared__ int owners[kMaxTokensPerBlock];
   __shared__ long long slots[kMaxTokensPerBlock];
-  const long long first = static_cast<long long>(blockIdx.x) * p.update.tokens_per_block;
   const long long end = min(first + p.update.tokens_per_block, p.update.tokens);
   if (threadIdx.x < kMaxTokensPerBlock) owners[threadIdx.x] = -1;
   __syncthreads();
@@ -51,6 +48,19 @@ extern "C" __global__ void __launch_bounds__(kUpdateThreads)
   }
   __syncthreads();
   kv_cache::WriteTokens(p.update, first, slots);
+}
+
+}  // namespace
+
+// Grid: a block for the schedule, then those that append.
+extern "C" __global__ void __launch_bounds__(SCHEDULE_THREADS)
+    append_and_schedule(const __grid_constant__ AppendParams append,
+                        const __grid_constant__ paged_attention::Params attention) {
+  if (blockIdx.x == 0) {
+    paged_attention::Schedule(attention);
+  } else {
+    Append(append, (blockIdx.x - 1LL) * append.update.tokens_per_block);
+  }
 }
 
 }  // namespace xla_gpu::ragged_paged_attention_v3

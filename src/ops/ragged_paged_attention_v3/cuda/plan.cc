@@ -1,6 +1,8 @@
-// ragged_paged_attention_v3 on CUDA: one launch appends the new tokens, then paged attention's own.
+// ragged_paged_attention_v3 on CUDA: one launch appends the new tokens and makes paged attention's
+// schedule, one attends.
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -9,6 +11,7 @@
 #include "src/cuda/kernel.h"
 #include "src/cuda/kernel_specs.h"
 #include "src/ops/kv_cache/cuda/config.h"
+#include "src/ops/paged_attention/cuda/config.h"
 #include "src/ops/ragged_paged_attention_v3/cuda/params.cuh"
 #include "src/ops/ragged_paged_attention_v3/ragged_paged_attention_v3.h"
 
@@ -16,11 +19,13 @@ namespace xla_gpu {
 namespace ragged_paged_attention_v3 {
 namespace {
 
-using paged_attention::Attention;
-
-cuda::KernelSpec AppendSpec(const kv_cache::UpdateProblem& problem) {
-  return {"src/ops/ragged_paged_attention_v3/cuda/append.cu", "append_tokens",
-          kv_cache::WriteDefines(problem)};
+// `schedule`: that of paged attention alone.
+cuda::KernelSpec AppendSpec(const kv_cache::UpdateProblem& problem,
+                            const cuda::KernelSpec& schedule) {
+  std::vector<std::string> defines = kv_cache::WriteDefines(problem);
+  defines.insert(defines.end(), schedule.defines.begin(), schedule.defines.end());
+  return {"src/ops/ragged_paged_attention_v3/cuda/append.cu", "append_and_schedule",
+          std::move(defines)};
 }
 
 std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
@@ -34,7 +39,7 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
     kv_cache::UpdateProblem problem;
     problem.input_dtype = problem.cache.dtype = c.cache;
     problem.cache.head_dim = c.head_dim;
-    specs.push_back(AppendSpec(problem));
+    specs.push_back(AppendSpec(problem, {"", "", {"SCHEDULE_THREADS=128"}}));
   }
   return specs;
 }
@@ -48,15 +53,22 @@ Status CheckAligned(const void* pointer, const char* name) {
                                 "copy the slice"));
 }
 
+struct Kernels {
+  std::shared_ptr<const cuda::Kernel> schedule;  // with the appending, if the problem has it
+  std::shared_ptr<const cuda::Kernel> attend;
+  std::shared_ptr<const cuda::Kernel> copy;
+};
+
 class CudaPlan final : public Plan {
  public:
-  CudaPlan(const Problem& problem, int num_sms, std::shared_ptr<const cuda::Kernel> append,
-           std::shared_ptr<const cuda::Kernel> copy, std::unique_ptr<Attention> attention)
+  CudaPlan(const Problem& problem, const paged_attention::Config& config, int num_sms,
+           const paged_attention::Launches& launches, Kernels kernels)
       : problem_(problem),
+        config_(config),
         num_sms_(num_sms),
-        append_(std::move(append)),
-        copy_(std::move(copy)),
-        attention_(std::move(attention)) {}
+        schedule_launch_(launches.schedule_launch),
+        attend_launch_(launches.attend_launch),
+        kernels_(std::move(kernels)) {}
 
   Status Run(const Call& call, const ExecutionContext& context) const override {
     const Buffers b = BuffersFromCall(problem_, call);
@@ -70,10 +82,13 @@ class CudaPlan final : public Plan {
       XLA_GPU_RETURN_IF_ERROR(CheckAligned(pointer, name));
     }
     XLA_GPU_RETURN_IF_ERROR(CopyCache(b.update, context.stream));
-    if (problem_.update_kv_cache && problem_.update.tokens > 0) {
-      XLA_GPU_RETURN_IF_ERROR(Append(b, context.stream));
-    }
-    return attention_->Run(b.attention, context);
+    if (problem_.attention.tokens == 0) return OkStatus();
+    XLA_GPU_ASSIGN_OR_RETURN(paged_attention::Params params,
+                             paged_attention::MakeParams(problem_.attention, config_, b.attention));
+    XLA_GPU_RETURN_IF_ERROR(problem_.update_kv_cache ? AppendAndSchedule(b, params, context.stream)
+                                                     : Schedule(params, context.stream));
+    void* const arguments[] = {&params};
+    return kernels_.attend->Launch(attend_launch_, arguments, context.stream);
   }
 
  private:
@@ -83,30 +98,39 @@ class CudaPlan final : public Plan {
     void* to = b.k_cache_out;
     int64_t bytes = b.cache_bytes;
     void* const arguments[] = {&from, &to, &bytes};
-    return copy_->Launch(kv_cache::CopyLaunch(bytes, num_sms_), arguments, stream);
+    return kernels_.copy->Launch(kv_cache::CopyLaunch(bytes, num_sms_), arguments, stream);
   }
 
-  Status Append(const Buffers& b, void* stream) const {
-    const paged_attention::Problem& p = problem_.attention;
-    AppendParams params{};
-    params.update = kv_cache::MakeUpdateParams(problem_.update, b.update, num_sms_);
-    params.context_lens = b.attention.context_lens;
-    params.block_tables = b.attention.block_tables;
-    params.query_start_loc = b.attention.query_start_loc;
-    params.num_seqs = b.attention.num_seqs;
-    params.max_context = p.max_context();
-    params.max_pages = p.max_pages_per_seq;
-    params.num_pages = p.num_pages;
-    params.max_seqs = static_cast<int>(p.max_seqs);
+  Status Schedule(paged_attention::Params& params, void* stream) const {
     void* const arguments[] = {&params};
-    return append_->Launch(kv_cache::UpdateLaunch(params.update), arguments, stream);
+    return kernels_.schedule->Launch(schedule_launch_, arguments, stream);
+  }
+
+  Status AppendAndSchedule(const Buffers& b, paged_attention::Params& attention,
+                           void* stream) const {
+    const paged_attention::Problem& p = problem_.attention;
+    AppendParams append{};
+    append.update = kv_cache::MakeUpdateParams(problem_.update, b.update, num_sms_);
+    append.context_lens = b.attention.context_lens;
+    append.block_tables = b.attention.block_tables;
+    append.query_start_loc = b.attention.query_start_loc;
+    append.num_seqs = b.attention.num_seqs;
+    append.max_context = p.max_context();
+    append.max_pages = p.max_pages_per_seq;
+    append.num_pages = p.num_pages;
+    append.max_seqs = static_cast<int>(p.max_seqs);
+    cuda::LaunchConfig launch = schedule_launch_;
+    launch.grid[0] += kv_cache::UpdateLaunch(append.update).grid[0];
+    void* const arguments[] = {&append, &attention};
+    return kernels_.schedule->Launch(launch, arguments, stream);
   }
 
   const Problem problem_;
+  const paged_attention::Config config_;
   const int num_sms_;
-  const std::shared_ptr<const cuda::Kernel> append_;
-  const std::shared_ptr<const cuda::Kernel> copy_;
-  const std::unique_ptr<Attention> attention_;
+  const cuda::LaunchConfig schedule_launch_;
+  const cuda::LaunchConfig attend_launch_;
+  const Kernels kernels_;
 };
 
 }  // namespace
@@ -117,16 +141,22 @@ StatusOr<std::unique_ptr<Plan>> MakeRaggedPagedAttentionV3CudaPlan(const Call& c
   namespace v3 = ragged_paged_attention_v3;
   XLA_GPU_ASSIGN_OR_RETURN(const v3::Problem problem, v3::ProblemFromCall(call));
   XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
-  XLA_GPU_ASSIGN_OR_RETURN(auto attention,
-                           paged_attention::MakeCudaAttention(problem.attention, device_ordinal));
-  XLA_GPU_ASSIGN_OR_RETURN(auto append,
-                           cuda::GetKernel(v3::AppendSpec(problem.update), device_ordinal,
-                                           /*max_dynamic_shared_bytes=*/0));
-  XLA_GPU_ASSIGN_OR_RETURN(auto copy,
-                           cuda::GetKernel(kv_cache::CopySpec(problem.update), device_ordinal,
-                                           /*max_dynamic_shared_bytes=*/0));
-  return std::unique_ptr<Plan>(std::make_unique<v3::CudaPlan>(
-      problem, device->num_sms, std::move(append), std::move(copy), std::move(attention)));
+  XLA_GPU_ASSIGN_OR_RETURN(const paged_attention::Config config,
+                           paged_attention::ChooseConfig(problem.attention, *device));
+  const paged_attention::Launches launches =
+      paged_attention::MakeLaunches(problem.attention, config);
+  const cuda::KernelSpec schedule = problem.update_kv_cache
+                                        ? v3::AppendSpec(problem.update, launches.schedule)
+                                        : launches.schedule;
+  v3::Kernels kernels;
+  for (const auto& [kernel, spec, shared_bytes] :
+       {std::tuple{&kernels.schedule, schedule, uint32_t{0}},
+        {&kernels.attend, launches.attend, launches.attend_launch.dynamic_shared_bytes},
+        {&kernels.copy, kv_cache::CopySpec(problem.update), uint32_t{0}}}) {
+    XLA_GPU_ASSIGN_OR_RETURN(*kernel, cuda::GetKernel(spec, device_ordinal, shared_bytes));
+  }
+  return std::unique_ptr<Plan>(std::make_unique<v3::CudaPlan>(problem, config, device->num_sms,
+                                                              launches, std::move(kernels)));
 }
 
 }  // namespace xla_gpu

@@ -1,0 +1,74 @@
+// Runs a call of Host tensors on the GPU, for tests of ops there. For tests only.
+#ifndef XLA_GPU_CUDA_GPU_CALL_TESTING_H_
+#define XLA_GPU_CUDA_GPU_CALL_TESTING_H_
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "src/core/op.h"
+#include "src/core/plan_cache.h"
+#include "src/cuda/gpu_testing.h"
+
+namespace xla_gpu::cuda {
+
+using Bytes = std::vector<char>;
+
+inline int CasesPerKind() {
+  const char* text = std::getenv("XLA_GPU_TEST_CASES");
+  return text == nullptr ? 40 : std::max(1, std::atoi(text));
+}
+
+inline Guards TestGuards() {
+  const char* text = std::getenv("XLA_GPU_TEST_GUARDS");
+  const bool off = text != nullptr && std::strcmp(text, "0") == 0;
+  return off ? Guards::kOff : Guards::kOn;
+}
+
+inline Bytes HostBytes(const TensorView& view) {
+  const char* data = view.data_as<char>();
+  return {data, data + view.size_bytes()};
+}
+
+// Runs a call of Host tensors on the GPU: arguments are copied there, results come back as bytes.
+// `aliases[i]`: the argument whose buffer result i shares, or -1.
+inline StatusOr<std::vector<Bytes>> RunOnGpu(const Op& op, const Call& host,
+                                             std::vector<int> aliases) {
+  XLA_GPU_ASSIGN_OR_RETURN(const auto specs,
+                           InferResults(op, Platform::kCuda, {host.args, {}, host.attributes}));
+  std::vector<std::unique_ptr<DeviceBuffer<char>>> memory;
+  std::vector<TensorView> args, results;
+  for (const TensorView& arg : host.args) {
+    memory.push_back(std::make_unique<DeviceBuffer<char>>(HostBytes(arg), TestGuards()));
+    args.push_back({memory.back()->data(), arg.dtype, arg.shape});
+  }
+  std::vector<DeviceBuffer<char>*> outputs;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const int alias = i < aliases.size() ? aliases[i] : -1;
+    TensorView view{nullptr, specs[i].dtype, specs[i].shape};
+    if (alias < 0) {
+      memory.push_back(std::make_unique<DeviceBuffer<char>>(
+          Bytes(static_cast<size_t>(view.size_bytes()), '\xff'), TestGuards()));
+    }
+    outputs.push_back(alias < 0 ? memory.back().get() : memory[static_cast<size_t>(alias)].get());
+    view.data = outputs.back()->data();
+    results.push_back(view);
+  }
+  Stream stream;
+  ExecutionContext context;
+  context.stream = stream.get();
+  XLA_GPU_RETURN_IF_ERROR(RunOp(op, Platform::kCuda, {args, results, host.attributes}, context));
+  stream.Synchronize();
+  std::vector<Bytes> bytes;
+  for (const auto* output : outputs) bytes.push_back(output->ToHost());
+  for (const auto& buffer : memory) {
+    if (!buffer->GuardsIntact()) return Internal("a write outside of a tensor");
+  }
+  return bytes;
+}
+
+}  // namespace xla_gpu::cuda
+
+#endif  // XLA_GPU_CUDA_GPU_CALL_TESTING_H_

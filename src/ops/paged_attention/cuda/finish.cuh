@@ -1,0 +1,177 @@
+// The end of a call, by the blocks of attend themselves: split tiles are merged by the block that
+// finishes the last split of the tile, and rows that no item writes (padding, and sequences whose
+// lengths or pages are invalid) are filled. No block waits for another.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_FINISH_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_FINISH_CUH_
+
+#include "src/ops/paged_attention/cuda/tile.cuh"
+
+namespace xla_gpu::paged_attention {
+
+// Adds one to `counter` when all that the block wrote is visible to the device; true for the block
+// whose arrival is number `count`: it sees what the others wrote. All threads.
+__device__ __forceinline__ bool ArriveLast(unsigned* counter, unsigned count) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(counter, 1u) + 1 == count;
+    __threadfence();
+  }
+  __syncthreads();
+  return last;
+}
+
+// Merges the splits of a tile, always in the same order; a warp takes a row. The partial results
+// come from other SMs, so that they are read past this one's L1.
+template <typename Out, int kHeadDim>
+__device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile) {
+  constexpr int kDims = (kHeadDim + 31) / 32;  // of a lane
+  const int lane = threadIdx.x % 32;
+  const int warps = blockDim.x / 32;
+  for (int row = threadIdx.x / 32; row < tile.num_rows; row += warps) {
+    const long long query_row = QueryRow(p, tile, row);
+    const long long first = PartialRow(p, tile, 0, row);
+    const float sink =
+        p.sinks == nullptr ? -Infinity() : p.sinks[static_cast<int>(query_row % p.q_heads)];
+    float max = sink;
+    for (int i = lane; i < tile.splits; i += 32) {
+      max = fmaxf(max, __ldcg(p.partial_max + first + static_cast<long long>(i) * tile.rows));
+    }
+    max = WarpReduce(max, [](float a, float b) { return fmaxf(a, b); });
+    if (max == -Infinity()) max = 0.0f;  // sees nothing
+
+    float keys_sum = 0.0f;
+    float values[kDims] = {};
+    for (int base = 0; base < tile.splits; base += 32) {
+      const int count = min(32, tile.splits - base);
+      float weight = 0.0f;
+      if (lane < count) {
+        const long long at = first + static_cast<long long>(base + lane) * tile.rows;
+        weight = expf(__ldcg(p.partial_max + at) - max);
+        keys_sum += __ldcg(p.partial_sum + at) * weight;
+      }
+      const float* from =
+          p.partial_out + (first + static_cast<long long>(base) * tile.rows) * kHeadDim + lane;
+      const long long step = static_cast<long long>(tile.rows) * kHeadDim;
+#pragma unroll 8
+      for (int i = 0; i < count; ++i) {
+        const float w = __shfl_sync(kAllLanes, weight, i);
+#pragma unroll
+        for (int j = 0; j < kDims; ++j) {
+          if (kHeadDim % 32 == 0 || lane + 32 * j < kHeadDim) {
+            values[j] += __ldcg(from + i * step + 32 * j) * w;
+          }
+        }
+      }
+    }
+    keys_sum = WarpReduce(keys_sum, [](float a, float b) { return a + b; });
+
+    const float sum = keys_sum + (p.sinks == nullptr ? 0.0f : expf(sink - max));
+    const float v_scale = p.v_scale == nullptr ? 1.0f : p.v_scale[tile.head * p.v_scale_step];
+    const bool sees_nothing = keys_sum == 0.0f;
+    Out* out = static_cast<Out*>(p.out) + query_row * kHeadDim + lane;
+#pragma unroll
+    for (int j = 0; j < kDims; ++j) {
+      if (kHeadDim % 32 == 0 || lane + 32 * j < kHeadDim) {
+        out[32 * j] = FromFloat<Out>(sees_nothing ? 0.0f : values[j] * (v_scale / sum));
+      }
+    }
+    if (p.lse != nullptr && lane == 0) {
+      p.lse[query_row] = sees_nothing ? -Infinity() : max + logf(sum);
+    }
+  }
+}
+
+// Sets `heads` query heads of a token from `first_head`, and their lse. All threads.
+template <typename Out, int kHeadDim>
+__device__ __forceinline__ void FillHeads(const Params& p, int token, int first_head, int heads,
+                                          float out, float lse) {
+  const long long first_row = static_cast<long long>(token) * p.q_heads + first_head;
+  Out* row = static_cast<Out*>(p.out) + first_row * kHeadDim;
+  const int count = heads * kHeadDim;
+  constexpr int kVector = 16 / sizeof(Out);
+  if (reinterpret_cast<unsigned long long>(row) % 16 == 0 && count % kVector == 0) {
+    struct alignas(16) Vector {
+      Out x[kVector];
+    } value;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) value.x[i] = FromFloat<Out>(out);
+    for (int i = threadIdx.x; i < count / kVector; i += blockDim.x) {
+      reinterpret_cast<Vector*>(row)[i] = value;
+    }
+  } else {
+    for (int i = threadIdx.x; i < count; i += blockDim.x) row[i] = FromFloat<Out>(out);
+  }
+  if (p.lse == nullptr) return;
+  for (int i = threadIdx.x; i < heads; i += blockDim.x) p.lse[first_row + i] = lse;
+}
+
+// Whether some sequence owns the row of query `token`.
+__device__ inline bool IsOwned(const Params& p, int num_seqs, int token) {
+  int low = 0, high = num_seqs;
+  while (low < high) {  // the first sequence whose end lies behind the token
+    const int middle = (low + high) / 2;
+    if (p.owner_end[middle] > token) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low < num_seqs && p.sequences[low].query_begin <= token;
+}
+
+// Whether a sequence with invalid lengths claims the row.
+__device__ inline bool IsClaimed(const Params& p, int num_seqs, int token) {
+  for (int s = 0; s < num_seqs; ++s) {
+    if (p.state[s] == kInvalid && p.query_start_loc[s] <= token &&
+        token < p.query_start_loc[s + 1]) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// A fill item: the query heads of kv head `head` in kFillTokens tokens from `begin`, as far as no
+// sequence owns them: NaN where an invalid sequence claims the row, else zeros. All threads.
+template <typename Out, int kHeadDim>
+__device__ __forceinline__ void FillUnowned(const Params& p, int begin, int head) {
+  enum Verdict : char { kOwned, kPadding, kClaimed };
+  __shared__ Verdict verdicts[kFillTokens];
+  const int count = min(kFillTokens, p.tokens - begin);
+  const int num_seqs = static_cast<int>(p.header->num_seqs);
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    Verdict verdict = kOwned;
+    if (!IsOwned(p, num_seqs, begin + i)) {
+      const bool claimed = p.header->any_invalid != 0 && IsClaimed(p, num_seqs, begin + i);
+      verdict = claimed ? kClaimed : kPadding;
+    }
+    verdicts[i] = verdict;
+  }
+  __syncthreads();
+  for (int i = 0; i < count; ++i) {
+    if (verdicts[i] == kOwned) continue;
+    const bool claimed = verdicts[i] == kClaimed;
+    FillHeads<Out, kHeadDim>(p, begin + i, head * p.group_size, p.group_size,
+                             claimed ? NaN() : 0.0f, claimed ? NaN() : -Infinity());
+  }
+}
+
+// NaN to all rows of the sequences in which an item met a page out of range: by the last block, as
+// other items of the sequence may have written rows since.
+template <typename Out, int kHeadDim>
+__device__ __forceinline__ void OverwriteBadPages(const Params& p) {
+  if (!ArriveLast(&p.header->blocks_done, gridDim.x)) return;
+  if (__ldcg(&p.header->any_bad_page) == 0) return;
+  for (unsigned s = 0; s < p.header->num_seqs; ++s) {
+    if (__ldcg(p.state + s) != kInvalid) continue;
+    const SequenceInfo info = p.sequences[s];  // without rows if its lengths are invalid
+    for (int i = info.first_token; i < info.query_len; ++i) {
+      FillHeads<Out, kHeadDim>(p, info.query_begin + i, 0, p.q_heads, NaN(), NaN());
+    }
+  }
+}
+
+}  // namespace xla_gpu::paged_attention
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_FINISH_CUH_

@@ -1,0 +1,221 @@
+// For tests: one call of ragged_paged_attention_v3 made from a seed, held in exact-size heap
+// buffers so that a sanitizer sees any access past them, and the cache that it must leave.
+#ifndef XLA_GPU_OPS_RAGGED_PAGED_ATTENTION_V3_RANDOM_CASE_H_
+#define XLA_GPU_OPS_RAGGED_PAGED_ATTENTION_V3_RANDOM_CASE_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/ops/paged_attention/random_case.h"
+#include "src/ops/ragged_paged_attention_v3/ragged_paged_attention_v3.h"
+
+namespace xla_gpu::ragged_paged_attention_v3 {
+
+using paged_attention::CaseSpec;
+using paged_attention::OwnedTensor;
+
+// Of a paged_attention spec: layout, return_lse and the sizes of the scales are not used.
+class Case {
+ public:
+  Case(CaseSpec spec, bool side_by_side, bool update, std::mt19937_64& rng)
+      : spec_(std::move(spec)), side_by_side_(side_by_side), update_(update) {
+    MakeTensors();
+    MakeCall();
+    FillIndices(rng);
+    std::normal_distribution<double> normal(0, 1);
+    for (OwnedTensor* tensor : {&queries, &keys, &values, &sink}) {
+      for (int64_t i = 0; tensor->data != nullptr && i < tensor->size(); ++i) {
+        tensor->Set(i, normal(rng));
+      }
+    }
+    for (OwnedTensor* scale : {&k_scale, &v_scale}) {
+      if (scale->data != nullptr) scale->Set(0, 0.75);
+    }
+    FillCache(rng);
+  }
+
+  Call call() const { return {arg_views_, result_views_, &attributes_}; }
+  Problem problem() const { return *ProblemFromCall(call()); }
+  const CaseSpec& spec() const { return spec_; }
+  std::string ToString() const {
+    return StrCat(spec_.ToString(), " side_by_side ", side_by_side_, " update ", update_);
+  }
+
+  // Runs through the Host plan; in place if `in_place`, else into `new_cache`.
+  Status Run(bool in_place, ThreadPool& pool) {
+    for (int64_t i = 0; i < out.size(); ++i) out.Set(i, std::nan(""));
+    result_views_[1] = in_place ? kv_cache.view() : new_cache.view();
+    ExecutionContext context;
+    context.thread_pool = &pool;
+    return RunOp(**OpRegistry::Global().Get(kName), Platform::kHost, call(), context);
+  }
+
+  // The cache before the call with the new tokens of right sequences in their slots, by the
+  // contract's words.
+  std::vector<char> ExpectedCache() const {
+    std::vector<char> cache(kv_cache.data.get(),
+                            kv_cache.data.get() + kv_cache.view().size_bytes());
+    if (!update_) return cache;
+    const paged_attention::Problem p = problem().attention;
+    const int64_t num_seqs = std::clamp<int64_t>(distribution.ints()[2], 0, p.max_seqs);
+    for (int64_t token = 0; token < p.tokens; ++token) {
+      for (int64_t s = num_seqs - 1; s >= 0; --s) {  // the last that has the token
+        const int64_t begin = cu_q_lens.ints()[s], end = cu_q_lens.ints()[s + 1];
+        const int64_t context = kv_lens.ints()[s];
+        const bool right = begin >= 0 && begin <= end && end <= p.tokens &&
+                           context >= end - begin && context <= p.max_context();
+        if (!right || token < begin || token >= end) continue;
+        const int64_t position = context - (end - token);
+        const int64_t page = page_indices.ints()[s * p.max_pages_per_seq + position / p.page_size];
+        if (page >= 0 && page < p.num_pages) {
+          WriteRow(p, p.k, keys, token, page, position % p.page_size, cache);
+          WriteRow(p, p.v, values, token, page, position % p.page_size, cache);
+        }
+        break;
+      }
+    }
+    return cache;
+  }
+
+  OwnedTensor queries, keys, values, kv_cache, kv_lens, page_indices, cu_q_lens, distribution;
+  OwnedTensor sink, k_scale, v_scale;  // without data where the case has none
+  OwnedTensor out, new_cache;
+
+ private:
+  static int64_t RoundUp(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+  int64_t num_pages() const { return spec_.max_seqs * spec_.max_pages + spec_.spare_pages; }
+
+  void MakeTensors() {
+    const CaseSpec& s = spec_;
+    int64_t tokens = s.padding_rows;
+    for (int64_t n : s.query_lens) tokens += n;
+    const int64_t packing = 4 / DTypeSize(s.cache_dtype);
+    const int64_t heads = RoundUp(side_by_side_ ? s.kv_heads : 2 * s.kv_heads, packing);
+    const int64_t width = RoundUp(s.head_dim, 128);
+    queries = OwnedTensor(s.query_dtype, {tokens, s.kv_heads * s.group_size, s.head_dim});
+    keys = OwnedTensor(s.cache_dtype, {tokens, s.kv_heads, s.head_dim});
+    values = OwnedTensor(s.cache_dtype, {tokens, s.kv_heads, s.head_dim});
+    const std::vector<int64_t> cache = {num_pages(), s.page_size, heads / packing, packing, width};
+    kv_cache = OwnedTensor(s.cache_dtype, cache);
+    new_cache = OwnedTensor(s.cache_dtype, cache);
+    kv_lens = OwnedTensor(DType::kI32, {s.max_seqs});
+    page_indices = OwnedTensor(DType::kI32, {s.max_seqs * s.max_pages});
+    cu_q_lens = OwnedTensor(DType::kI32, {s.max_seqs + 1});
+    distribution = OwnedTensor(DType::kI32, {3});
+    if (s.sinks) sink = OwnedTensor(DType::kF32, {s.kv_heads * s.group_size});
+    if (s.k_scale_size > 0) k_scale = OwnedTensor(DType::kF32, {1});
+    if (s.v_scale_size > 0) v_scale = OwnedTensor(DType::kF32, {1});
+    const DType type = s.out_dtype.empty() ? s.query_dtype : DTypeFromName(s.out_dtype).value();
+    out = OwnedTensor(type, queries.shape);
+  }
+
+  void MakeCall() {
+    arg_views_ = {queries.view(), keys.view(),         values.view(),    kv_cache.view(),
+                  kv_lens.view(), page_indices.view(), cu_q_lens.view(), distribution.view()};
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] :
+         {std::pair<const char*, OwnedTensor*>{"attention_sink", &sink},
+          {"k_scale", &k_scale},
+          {"v_scale", &v_scale}}) {
+      if (tensor->data == nullptr) continue;
+      names.push_back(name);
+      arg_views_.push_back(tensor->view());
+    }
+    optional_args_ = StrJoin(names, ",");
+    result_views_ = {out.view(), kv_cache.view()};
+    Add("sm_scale", spec_.scale);
+    Add("sliding_window", spec_.sliding_window);
+    Add("soft_cap", spec_.soft_cap);
+    Add("use_causal_mask", spec_.causal);
+    Add("update_kv_cache", update_);
+    Add("cache_layout", std::string_view(side_by_side_ ? "side_by_side" : "interleaved"));
+    Add("out_dtype", std::string_view(spec_.out_dtype));
+    Add("optional_args", std::string_view(optional_args_));
+  }
+  void Add(std::string_view name, AttrValue value) {
+    if (!attributes_.Add(name, value).ok()) std::abort();
+  }
+
+  void FillIndices(std::mt19937_64& rng) {
+    const CaseSpec& s = spec_;
+    std::vector<int32_t> pages(static_cast<size_t>(num_pages()));
+    for (size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<int32_t>(i);
+    std::shuffle(pages.begin(), pages.end(), rng);
+    const int32_t wild[] = {-1, INT32_MIN, INT32_MAX, static_cast<int32_t>(num_pages())};
+    const int64_t used = static_cast<int64_t>(s.query_lens.size());
+    distribution.ints()[2] = static_cast<int32_t>(used);
+    size_t next = 0;
+    for (int64_t i = 0; i < s.max_seqs; ++i) {
+      kv_lens.ints()[i] = i < used ? static_cast<int32_t>(s.context_lens[i]) : -12345;
+      cu_q_lens.ints()[i + 1] =
+          i < used ? cu_q_lens.ints()[i] + static_cast<int32_t>(s.query_lens[i]) : 54321;
+      for (int64_t j = 0; j < s.max_pages; ++j) {
+        const bool read = i < used && j * s.page_size < s.context_lens[i];
+        page_indices.ints()[i * s.max_pages + j] = read ? pages[next++] : wild[(i + j) % 4];
+      }
+    }
+  }
+
+  // Numbers for the tokens that are there before the call, NaN everywhere else.
+  void FillCache(std::mt19937_64& rng) {
+    for (int64_t i = 0; i < kv_cache.size(); ++i) kv_cache.Set(i, std::nan(""));
+    std::normal_distribution<double> normal(0, 1);
+    const paged_attention::Problem p = problem().attention;
+    for (size_t s = 0; s < spec_.context_lens.size(); ++s) {
+      const int64_t there = spec_.context_lens[s] - (update_ ? spec_.query_lens[s] : 0);
+      for (int64_t t = 0; t < there; ++t) {
+        const int64_t page = page_indices.ints()[s * p.max_pages_per_seq + t / p.page_size];
+        for (const auto& layout : {p.k, p.v}) {
+          for (int64_t i = 0; i < p.kv_heads * p.head_dim; ++i) {
+            kv_cache.Set(layout.offset + page * layout.page_stride +
+                             t % p.page_size * layout.token_stride +
+                             i / p.head_dim * layout.head_stride + i % p.head_dim,
+                         normal(rng));
+          }
+        }
+      }
+    }
+  }
+
+  static void WriteRow(const paged_attention::Problem& p,
+                       const paged_attention::CacheLayout& layout, const OwnedTensor& from,
+                       int64_t token, int64_t page, int64_t in_page, std::vector<char>& cache) {
+    const int64_t element = DTypeSize(p.cache_dtype);
+    for (int64_t head = 0; head < p.kv_heads; ++head) {
+      const int64_t to = layout.offset + page * layout.page_stride + in_page * layout.token_stride +
+                         head * layout.head_stride;
+      std::memcpy(cache.data() + to * element,
+                  from.data.get() + (token * p.kv_heads + head) * p.head_dim * element,
+                  static_cast<size_t>(p.head_dim * element));
+    }
+  }
+
+  CaseSpec spec_;
+  bool side_by_side_;
+  bool update_;
+  std::string optional_args_;
+  std::vector<TensorView> arg_views_;
+  std::vector<TensorView> result_views_;
+  Attributes attributes_;
+};
+
+// Puts one index wrong.
+inline void PutWrong(Case& c, std::mt19937_64& rng) {
+  const int32_t wild[] = {-1, INT32_MIN, INT32_MAX, 1 << 20};
+  const auto any = [&rng](int64_t n) {
+    return std::uniform_int_distribution<int64_t>(0, n - 1)(rng);
+  };
+  OwnedTensor* tensors[] = {&c.page_indices, &c.kv_lens, &c.cu_q_lens, &c.distribution};
+  OwnedTensor& tensor = *tensors[any(4)];
+  if (tensor.size() > 0) tensor.ints()[any(tensor.size())] = wild[any(4)];
+}
+
+}  // namespace xla_gpu::ragged_paged_attention_v3
+
+#endif  // XLA_GPU_OPS_RAGGED_PAGED_ATTENTION_V3_RANDOM_CASE_H_
