@@ -18,7 +18,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 
 .DEFAULT_GOAL := help
 .SECONDARY:
-.PHONY: help build demo test test-torch bench test-gpu compat fuzz format lint wheel clean
+.PHONY: help build demo test test-torch test-vllm bench test-gpu compat fuzz format lint wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,10 @@ $(STAMPS)/gpu: $(STAMPS)/test
 
 .venv-torch/.complete: requirements/torch.txt scripts/setup.sh | build/.stamps/system-build
 	@scripts/setup.sh torch
+	@touch $@
+
+.venv-vllm/.complete: requirements/vllm.txt scripts/setup.sh | build/.stamps/system-build
+	@scripts/setup.sh vllm
 	@touch $@
 
 build: $(STAMPS)/test  ## Build the library and the program in build/release
@@ -67,6 +71,10 @@ test-torch: build .venv-torch/.complete  ## Tests with PyTorch, PyTorch/XLA and 
 	  'tests/docs/test_pages.py::test_page[docs/torchax.md]'
 	@VIRTUAL_ENV=$(CURDIR)/.venv-torch .venv-torch/bin/python -m pytest -n $(JOBS) \
 	  --dist loadgroup tests/torch_xla tests/xla_gpu 'tests/docs/test_pages.py::test_page[docs/pytorch-xla.md]'
+
+test-vllm: build .venv-vllm/.complete  ## Tests of vLLM on XLA over HTTP, in .venv-vllm (Python 3.12)
+	@VIRTUAL_ENV=$(CURDIR)/.venv-vllm .venv-vllm/bin/python -m pytest tests/vllm \
+	  'tests/docs/test_pages.py::test_page[docs/vllm.md]'
 
 test-gpu:  ## All tests that need an NVIDIA GPU, offline, with the library in build/release
 	@scripts/test_gpu.sh

@@ -32,12 +32,13 @@ OWNED_HEADERS = {
 }
 # Frameworks, and the modules of python/xla_gpu that may import them.
 OWNED_IMPORTS = {
-    "jax": re.compile(r"^(jax|torchax)"),
+    "jax": re.compile(r"^(jax|torchax|vllm_xla)"),
     "jaxlib": re.compile(r"^jax"),
     "torch": re.compile(r"^(torch|vllm)"),
     "torch_xla": re.compile(r"^(torch_xla|vllm)"),
     "torchax": re.compile(r"^torchax"),
     "vllm": re.compile(r"^vllm"),
+    "tpu_inference": re.compile(r"^vllm_xla"),
 }
 # The packages of python/xla_gpu for one framework each, and the others that each may import.
 FRAMEWORK_PACKAGES = {
@@ -46,6 +47,7 @@ FRAMEWORK_PACKAGES = {
     "torch_xla": {"torch"},
     "torchax": {"jax", "torch"},
     "vllm": {"torch"},
+    "vllm_xla": {"jax"},
 }
 MACHINE_PATH = re.compile(
     r"(?<![\w.$}/])/(root|work|home/\w+|Users/\w+)/\w|index-url|pypi\.org/simple"

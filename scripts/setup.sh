@@ -3,6 +3,7 @@
 #   scripts/setup.sh system GROUP...  Debian/Ubuntu packages of requirements/apt-GROUP.txt
 #   scripts/setup.sh venv FILE...     the Python environment .venv with requirements/FILE.txt
 #   scripts/setup.sh torch            another, .venv-torch, with requirements/torch.txt (6 GB)
+#   scripts/setup.sh vllm             and .venv-vllm, with requirements/vllm.txt (8 GB); Python 3.12
 #   scripts/setup.sh gpu              JAX's CUDA plugin into .venv, where there is an NVIDIA GPU
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -39,16 +40,17 @@ system() {
   "${apt[@]}" install --yes --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# make_venv FOLDER FILE...: the environment FOLDER with requirements/FILE.txt.
+# make_venv FOLDER FILE...: the environment FOLDER with requirements/FILE.txt, of the Python that
+# BASE_PYTHON names and with the options of pip in PIP_OPTIONS.
 make_venv() {
-  local folder=$1 files=() name
+  local folder=$1 files=() name base=${BASE_PYTHON:-python3}
   shift
   if ! "$folder/bin/python" -c 'import pip' 2>/dev/null; then
-    say "making $folder with $(python3 --version)"
+    say "making $folder with $("$base" --version)"
     rm -rf "$folder"
-    python3 -m venv "$folder"
+    "$base" -m venv "$folder"
     # The package is used from the source tree; its library is the one in build/release. The entry
-    # point is pyproject.toml's: by it torch_xla finds the device XLA_GPU.
+    # points are pyproject.toml's: by them torch_xla finds the device XLA_GPU, and vLLM its platform.
     "$folder/bin/python" - <<'PY'
 import pathlib, sysconfig
 site = pathlib.Path(sysconfig.get_paths()["purelib"])
@@ -58,16 +60,30 @@ info.mkdir()
 (info / "METADATA").write_text("Metadata-Version: 2.1\nName: xla-gpu-source-tree\nVersion: 0\n")
 (info / "entry_points.txt").write_text(
     "[torch_xla.plugins]\nXLA_GPU = xla_gpu.torch_xla_plugin:XlaGpuPlugin\n"
+    "[vllm.platform_plugins]\nxla_gpu = xla_gpu.vllm_xla:platform_plugin\n"
+    "[vllm.general_plugins]\nxla_gpu = xla_gpu.vllm_xla:general_plugin\n"
 )
 PY
   fi
   for name in "$@"; do files+=(-r "requirements/$name.txt"); done
   say "installing Python packages of ${files[*]} in $folder"
-  "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "${files[@]}"
+  "$folder/bin/python" -m pip install --quiet --disable-pip-version-check ${PIP_OPTIONS:-} "${files[@]}"
 }
 
 venv() { make_venv .venv "$@"; }
 torch() { make_venv .venv-torch torch; }
+
+# vllm-tpu has a wheel for Python 3.12 alone.
+vllm() {
+  local python versions
+  versions=$(command -v pyenv >/dev/null && pyenv prefix "$(pyenv latest 3.12 2>/dev/null)" 2>/dev/null) || true
+  for python in ${versions:+"$versions/bin/python3"} python3.12 python3; do
+    "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null || continue
+    BASE_PYTHON=$python PIP_OPTIONS=--no-deps make_venv .venv-vllm vllm
+    return
+  done
+  die "vLLM on XLA needs Python 3.12 with its venv module; none is there"
+}
 
 # The plugin is of jaxlib's own version, and of a CUDA that the driver runs.
 gpu() {
@@ -83,6 +99,6 @@ gpu() {
 step=${1:-}
 shift || true
 case $step in
-  system | venv | torch | gpu) "$step" "$@" ;;
-  *) sed -n '2,6s/^# //p' "$0" >&2; exit 2 ;;
+  system | venv | torch | vllm | gpu) "$step" "$@" ;;
+  *) sed -n '2,7s/^# //p' "$0" >&2; exit 2 ;;
 esac

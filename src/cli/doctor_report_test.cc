@@ -109,6 +109,24 @@ TEST(Doctor, TorchXlaNeedsAPlugin) {
               AllOf(HasSubstr("no: "), HasSubstr("not 2.11.0"), HasSubstr("torch==2.9.0")));
 }
 
+TEST(Doctor, VllmAndItsJaxBackend) {
+  EXPECT_THAT(VerdictOn(Diagnose(WithPackage("tpu-inference", "0.32.0")), "vLLM on XLA"),
+              AllOf(HasSubstr("no: it works with vllm-tpu, which is missing"),
+                    HasSubstr("pip install vllm-tpu==0.32.0 tpu-inference==0.32.0")));
+  Findings f = WithPackage("vllm-tpu", "0.32.0");
+  f.packages.push_back({"tpu-inference", "0.32.0", kSite});
+  f.packages.push_back({"jaxlib", "0.11.2", kSite});
+  EXPECT_THAT(VerdictOn(Diagnose(f), "vLLM on XLA (vllm-tpu 0.32.0, tpu-inference 0.32.0)"),
+              HasSubstr("yes: "));
+  EXPECT_EQ(VerdictOn(Diagnose(f), "vLLM on XLA (tpu-inference"), "none");
+  f.packages[2].version = "0.12.0";
+  EXPECT_THAT(VerdictOn(Diagnose(f), "vLLM on XLA"),
+              AllOf(HasSubstr("partly: "), HasSubstr("pip install jax==0.11.2")));
+  f.packages[1].version = "0.33.0";
+  EXPECT_THAT(VerdictOn(Diagnose(f), "vLLM on XLA"),
+              AllOf(HasSubstr("no: "), HasSubstr("of release 0.32.0")));
+}
+
 TEST(Doctor, PairsOfFrameworkAndPlugin) {
   Findings f = WithGpu(13000);
   f.packages = {{"torch-xla", "2.9.0", kSite}, {"torch", "2.9.0+cu128", kSite}};

@@ -216,10 +216,45 @@ void JudgeTorchXla(const Findings& f, const PythonPackage& torch_xla, std::vecto
   }
 }
 
+// The pair that python/xla_gpu/vllm_xla knows (its _versions.py), and the jax that it pins.
+constexpr char kVllm[] = "0.32.0";
+constexpr char kVllmJaxlib[] = "0.11.2";
+
+// vLLM's JAX backend, by the package that is vLLM or by the one that is its backend.
+void JudgeVllm(const Findings& f, const PythonPackage& package, std::vector<Verdict>& out) {
+  const bool is_vllm = package.name == "vllm-tpu";
+  const char* other_name = is_vllm ? "tpu-inference" : "vllm-tpu";
+  const PythonPackage* other = FindIn(f, package.folder, other_name);
+  if (!is_vllm && other != nullptr) return;  // said at vllm-tpu
+  const std::string subject = StrCat(
+      "vLLM on XLA (", package.name, " ", package.version,
+      other == nullptr ? std::string() : StrCat(", ", other->name, " ", other->version), ")");
+  const std::string remedy = StrCat("pip install vllm-tpu==", kVllm, " tpu-inference==", kVllm);
+  const PythonPackage* jaxlib = FindIn(f, package.folder, "jaxlib");
+  if (other == nullptr) {
+    out.push_back(
+        {subject, Fit::kNo, StrCat("it works with ", other_name, ", which is missing"), remedy});
+  } else if (CompareVersions(package.version, kVllm) != 0 ||
+             CompareVersions(other->version, kVllm) != 0) {
+    out.push_back(
+        {subject, Fit::kNo,
+         StrCat("xla_gpu.vllm_xla replaces functions of release ", kVllm, " and refuses others"),
+         remedy});
+  } else if (jaxlib == nullptr || CompareVersions(jaxlib->version, kVllmJaxlib) != 0) {
+    out.push_back({subject, Fit::kPartly,
+                   StrCat("this release is made for jax ", kVllmJaxlib, ", there is ",
+                          jaxlib == nullptr ? std::string("none") : jaxlib->version),
+                   StrCat("pip install jax==", kVllmJaxlib)});
+  } else {
+    out.push_back({subject, Fit::kYes, "a pair that xla_gpu.vllm_xla knows", "vllm serve MODEL"});
+  }
+}
+
 void JudgePackages(const Findings& f, std::vector<Verdict>& out, bool& usable) {
   for (const PythonPackage& package : f.packages) {
     if (package.name == "jaxlib") JudgeJaxlib(f, package, out, usable);
     if (package.name == "torch-xla") JudgeTorchXla(f, package, out);
+    if (package.name == "vllm-tpu" || package.name == "tpu-inference") JudgeVllm(f, package, out);
     if (package.name == "torch") {
       out.push_back({StrCat("torch ", package.version), Fit::kYes,
                      "tensors reach the ops through the C ABI", ""});

@@ -15,8 +15,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kNames[] = {
-    "jax",   "jaxlib",    "torch", "torch-xla", "vllm", "xla-gpu", "nvidia-cuda-nvrtc",
-    "numpy", "ml-dtypes",
+    "jax",       "jaxlib",   "torch",         "torch-xla",         "vllm",
+    "xla-gpu",   "vllm-tpu", "tpu-inference", "nvidia-cuda-nvrtc", "numpy",
+    "ml-dtypes",
 };
 // jax-cuda12-plugin, jax-cuda13-pjrt, nvidia-cuda-nvrtc-cu12; xla-cpu-pjrt, xla-cuda13-pjrt.
 constexpr std::string_view kPrefixes[] = {"jax-cuda", "jax-rocm", "nvidia-cuda-nvrtc-", "xla-"};

@@ -1,0 +1,53 @@
+"""vLLM on XLA:CPU and XLA:GPU: the platform through which plain `vllm serve MODEL` runs there.
+
+vLLM's JAX backend (the packages tpu-inference and vllm-tpu) is made for TPUs. This package stands
+in for what only runs there, the attention kernel first of all: it becomes a custom call of this
+library. vLLM finds it by its entry points; nobody imports it. docs/vllm.md has the use and the
+limits.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+
+PLATFORM = "xla_gpu.vllm_xla.platform.XlaPlatform"
+
+
+def platform_plugin() -> str | None:
+    """Entry point of vllm.platform_plugins: the platform's class, or None on a TPU machine."""
+    return None if any(pathlib.Path("/dev").glob("accel*")) else PLATFORM
+
+
+def general_plugin() -> None:
+    """Entry point of vllm.general_plugins, which vLLM calls in each of its processes.
+
+    Raises:
+      UnsupportedError: for a tpu-inference or vLLM that this package does not know.
+    """
+    from vllm.platforms import current_platform
+
+    module, _, name = PLATFORM.rpartition(".")
+    if isinstance(current_platform, getattr(sys.modules.get(module), name, ())):
+        from xla_gpu.vllm_xla import _replace
+
+        _replace.before_the_model()
+
+
+def prepare_environment() -> None:
+    """Settings that tpu-inference and JAX read when they are imported."""
+    # Without these it asks a cloud's metadata server what TPU this is, and waits for the answer.
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "none")
+    os.environ.setdefault("TPU_NAME", "none")
+    os.environ.setdefault("TPU_WORKER_ID", "0")
+    # tpu-inference refuses the name of a platform that it does not know; worker.py sets it.
+    if os.environ.get("JAX_PLATFORMS") in ("cuda", "gpu", "cuda,cpu"):
+        del os.environ["JAX_PLATFORMS"]
+    if not has_gpu():
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # else JAX tries libtpu
+
+
+def has_gpu() -> bool:
+    """Whether there is an NVIDIA GPU, for all that the device files say."""
+    return pathlib.Path("/dev/nvidiactl").exists()

@@ -1,0 +1,280 @@
+"""What of tpu-inference runs on TPUs alone, and what stands in its place on CPUs and NVIDIA GPUs.
+
+One function each, with the reason. Before anything is replaced it is looked at: another signature
+or content than that of the known release is an UnsupportedError, not a guess.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import re
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+from xla_gpu.vllm_xla._versions import UnsupportedError
+
+_MARK = "_xla_gpu_replacement"
+
+
+def _expect(owner: ModuleType | type, name: str, parameters: str) -> Callable[..., Any]:
+    """owner.name, if it is a function of just these parameter names."""
+    function = getattr(owner, name, None)
+    found = "nothing" if function is None else "something that is no function"
+    if callable(function):
+        found = f"{name}({', '.join(inspect.signature(function).parameters)})"
+    if found != f"{name}({parameters})":
+        raise UnsupportedError(
+            f"xla_gpu.vllm_xla: {owner.__name__} should have {name}({parameters}) but has "
+            f"{found}; this tpu-inference is not the release that pip installed, or was patched"
+        )
+    return function
+
+
+def _replace(owner: str, name: str, parameters: str, make: Callable[[Callable], Callable]) -> None:
+    """Puts make(original) in the place of a module's function or a class's method, once.
+
+    Args:
+      owner: "module" or "module:Class".
+      name: the function.
+      parameters: the names of its parameters.
+      make: gives the replacement, of the original.
+    """
+    module, _, class_name = owner.partition(":")
+    place = importlib.import_module(module)
+    if class_name:
+        place = getattr(place, class_name, place)
+    if hasattr(getattr(place, name, None), _MARK):
+        return
+    replacement = make(_expect(place, name, parameters))
+    setattr(replacement, _MARK, True)
+    setattr(place, name, replacement)
+
+
+# ---- Compiler options ----------------------------------------------------------------------------
+
+
+def _without_options(original: Callable[[], dict]) -> Callable[[], dict]:
+    # Read, not called: it would start JAX, in the server process too, to ask a TPU for its memory.
+    options = set(re.findall(r'"(xla_\w+)"', inspect.getsource(original)))
+    others = sorted(name for name in options if not name.startswith("xla_tpu_"))
+    if others or not options:
+        raise UnsupportedError(
+            f"xla_gpu.vllm_xla: {original.__module__}.{original.__name__} should name options of "
+            f"TPUs (xla_tpu_*) only but names {others or 'none'}; this tpu-inference is not the "
+            "release that pip installed, or was patched"
+        )
+
+    @functools.wraps(original)
+    def no_options() -> dict:
+        return {}
+
+    return no_options
+
+
+def compiler_options() -> None:
+    """XLA:CPU and XLA:GPU refuse a program compiled with options they do not know (xla_tpu_*)."""
+    module = "tpu_inference.models.common.compiler_options"
+    _replace(module, "get_step_fn_compiler_options", "", _without_options)
+    _replace(module, "get_sampling_compiler_options", "", _without_options)
+
+
+# ---- Devices -------------------------------------------------------------------------------------
+
+
+def _plain_mesh(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def make_mesh(axis_shapes, axis_names, *, devices=None):
+        devices = jax.devices() if devices is None else devices
+        types = (jax.sharding.AxisType.Auto,) * len(axis_shapes)
+        return jax.make_mesh(axis_shapes, axis_names, types, devices=devices)
+
+    return make_mesh
+
+
+def device_mesh() -> None:
+    """The TPU's mesh is ordered by the chips' coordinates; other devices have none."""
+    _replace(
+        "tpu_inference.utils",
+        "make_optimized_mesh",
+        "axis_shapes, axis_names, devices",
+        _plain_mesh,
+    )
+
+
+def _memory_of_this_machine(original: Callable[[], int]) -> Callable[[], int]:
+    @functools.wraps(original)
+    def memory_limit() -> int:
+        gibibytes = os.environ.get("VLLM_CPU_KVCACHE_SPACE")
+        if gibibytes:
+            return int(gibibytes) << 30
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 4
+
+    return memory_limit
+
+
+def memory_limit() -> None:
+    """Asked where the device reports no memory statistics: JAX's CPU; the original knows TPUs only.
+
+    There the cache gets what vLLM's own CPU backend takes the number of gibibytes from, or a
+    quarter of the free memory: a CPU is shared with other programs. GPUs report theirs (XLA's pool,
+    XLA_PYTHON_CLIENT_MEM_FRACTION of the device).
+    """
+    _replace("tpu_inference.utils", "get_device_hbm_limit", "", _memory_of_this_machine)
+
+
+def _put_copies(original: Callable) -> Callable:
+    def copied(leaf: Any) -> Any:
+        return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+    @functools.wraps(original)
+    def put(tensor, sharding, *, layout=None, source_mesh=None):
+        tensor = jax.tree.map(copied, tensor)
+        return original(tensor, sharding, layout=layout, source_mesh=source_mesh)
+
+    return put
+
+
+def host_arrays_are_copied() -> None:
+    """The runner overwrites its host buffers for the next step while the last one still runs.
+
+    With asynchronous scheduling the step that reads them need not have started: jax.device_put on
+    the CPU makes no copy of a numpy array that happens to begin on a 64-byte boundary (a quarter of
+    all allocations, so whole server processes are right or wrong by luck), `may_alias=False` or
+    not, and on a GPU the transfer may run after the call. On TPUs the array is copied in the call.
+    """
+    parameters = "tensor, sharding, layout, source_mesh"
+    _replace("tpu_inference.utils", "general_device_put", parameters, _put_copies)
+
+
+# ---- Attention -----------------------------------------------------------------------------------
+
+_V3 = (
+    "queries, keys, values, kv_cache, kv_lens, page_indices, cu_q_lens, distribution, "
+    "use_causal_mask, update_kv_cache, skip_kv_mask, sm_scale, sliding_window, soft_cap, "
+    "out_dtype, mask_value, q_scale, k_scale, v_scale, chunk_prefill_size, d_block_sizes, "
+    "p_block_sizes, m_block_sizes, vmem_limit_bytes, debug_mode, disable_bounds_checks, "
+    "disable_semaphore_checks"
+)
+_HD64 = (
+    "queries, keys, values, kv_cache, kv_lens, page_indices, cu_q_lens, distribution, "
+    "attention_sink, sm_scale, sliding_window, soft_cap, mask_value, q_scale, k_scale, v_scale, "
+    "chunk_prefill_size, num_kv_pages_per_block, num_queries_per_block, vmem_limit_bytes, "
+    "debug_mode"
+)
+
+
+def _chosen_attention() -> tuple[Callable, Callable]:
+    """The two kernels that XLA_GPU_VLLM_ATTENTION names (docs/vllm.md)."""
+    name = os.environ.get("XLA_GPU_VLLM_ATTENTION", "xla_gpu")
+    if name == "xla_gpu":
+        from xla_gpu.vllm_xla._attention import ragged_paged_attention, ragged_paged_attention_hd64
+
+        return ragged_paged_attention, ragged_paged_attention_hd64
+    from xla_gpu.vllm_xla import _plain_attention
+
+    if name == "jnp":
+        return (
+            _plain_attention.ragged_paged_attention,
+            _plain_attention.ragged_paged_attention_hd64,
+        )
+    if name == "none":
+        return _plain_attention.no_attention, _plain_attention.no_attention
+    raise UnsupportedError(
+        f"XLA_GPU_VLLM_ATTENTION is {name!r}; it may be xla_gpu (default), jnp or none"
+    )
+
+
+def attention() -> None:
+    """The attention kernels are Pallas programs for the TPU's vector unit.
+
+    Flax and torchax models both reach them through two globals of attention_interface, in which
+    ours take their place argument for argument; the layout of the cache stays tpu-inference's.
+    """
+    module = "tpu_inference.layers.common.attention_interface"
+    v3, hd64 = _chosen_attention()
+    _replace(module, "ragged_paged_attention", _V3, lambda _: _named(v3))
+    _replace(module, "ragged_paged_attention_hd64", _HD64, lambda _: _named(hd64))
+
+
+def _named(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+# ---- Loading torchax models ----------------------------------------------------------------------
+
+
+def _from_a_copy(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def to_jax(t, use_dlpack=False):
+        return original(t.detach().clone(), use_dlpack=use_dlpack)
+
+    return to_jax
+
+
+def weights_are_converted_from_copies() -> None:
+    """A weight's memory is freed after its conversion by resizing its storage to nothing.
+
+    Torch refuses that for a storage of which numpy has had a view, and float32 weights are
+    converted through such a view (bfloat16, the usual type on TPUs, is converted otherwise).
+    """
+    module = "tpu_inference.layers.vllm.quantization.unquantized"
+    _replace(module, "t2j", "t, use_dlpack", _from_a_copy)
+
+
+# ---- Preemption ----------------------------------------------------------------------------------
+
+
+def _with_their_tokens(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def update_states(self, scheduler_output, get_mrope_input_positions_fn):
+        for request, tokens in scheduler_output.scheduled_cached_reqs.all_token_ids.items():
+            state = self.requests[request]
+            known = tokens[state.num_prompt_tokens :]
+            state.output_token_ids[: len(known)] = known
+        return original(self, scheduler_output, get_mrope_input_positions_fn)
+
+    return update_states
+
+
+def resumed_requests_get_their_tokens() -> None:
+    """With asynchronous scheduling a preempted request loses the last token it had made.
+
+    The runner notes 0 for it and puts the token there a step later, unless the request has left the
+    batch by then. vLLM therefore sends the tokens of every request that comes back, and its other
+    runners take them; tpu-inference's does not, and goes on after the 0 (on TPUs too).
+    """
+    _replace(
+        "tpu_inference.runner.persistent_batch_manager:PersistentBatchManager",
+        "update_states",
+        "self, scheduler_output, get_mrope_input_positions_fn",
+        _with_their_tokens,
+    )
+
+
+# ---- All of them ---------------------------------------------------------------------------------
+
+
+def before_the_platform() -> None:
+    """What must be in place before other modules of tpu-inference are imported, which read it."""
+    compiler_options()
+    device_mesh()
+    memory_limit()
+    host_arrays_are_copied()
+
+
+def before_the_model() -> None:
+    """What the modules of models and layers hold."""
+    attention()
+    resumed_requests_get_their_tokens()
+    weights_are_converted_from_copies()

@@ -1,0 +1,63 @@
+"""The vLLM platform: tpu-inference's, on devices that are no TPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xla_gpu import vllm_xla
+from xla_gpu.vllm_xla import _replace, _versions
+
+_versions.check()
+vllm_xla.prepare_environment()
+_replace.before_the_platform()
+
+# After the replacements, which its modules would otherwise miss.
+from tpu_inference.platforms.tpu_platform import TpuPlatform  # noqa: E402
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class XlaPlatform(TpuPlatform):
+    """vLLM's JAX backend on XLA:CPU and XLA:GPU.
+
+    It keeps the names of the TPU platform (device_name "tpu" and so on): vLLM asks for them to find
+    its JAX backend.
+    """
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        """A name for logs. The device itself is not asked: that would start JAX in the server."""
+        return "XLA"
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        """tpu-inference's, after a refusal of what only its TPU kernels can run.
+
+        Raises:
+          UnsupportedError: for such a configuration, by name.
+        """
+        for what in _unsupported(vllm_config):
+            raise _versions.UnsupportedError(
+                f"xla_gpu.vllm_xla: {what}; on CPUs and GPUs run it with vLLM's own backend for "
+                "them (docs/vllm.md)"
+            )
+        super().check_and_update_config(vllm_config)
+        vllm_config.parallel_config.worker_cls = "xla_gpu.vllm_xla.worker.XlaWorker"
+
+
+def _unsupported(vllm_config: VllmConfig) -> list[str]:
+    """What of a configuration would reach a TPU kernel that has no stand-in here."""
+    model, found = vllm_config.model_config, []
+    if model is not None:
+        if model.use_mla:
+            found.append("multi-head latent attention (MLA) is a TPU kernel")
+        elif model.is_moe:
+            found.append("mixture-of-experts layers are TPU kernels")
+        elif model.is_hybrid or model.is_attention_free:
+            found.append("state-space and linear-attention layers are TPU kernels")
+        if model.quantization is not None:
+            found.append(f"quantization {model.quantization!r} multiplies in TPU kernels")
+    if vllm_config.speculative_config is not None:
+        found.append("speculative decoding compiles with options of TPUs")
+    return found

@@ -1,0 +1,39 @@
+"""vLLM on XLA: needs tpu-inference 0.32.0 and vllm-tpu 0.32.0 (make test-vllm).
+
+On a machine with an NVIDIA GPU and JAX's CUDA plugin the servers run there, else on the CPU.
+"""
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("tpu_inference") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    import tiny_models
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """checkpoint(kind): the folder of a tiny random model."""
+    folders = {}
+
+    def get(kind):
+        if kind not in folders:
+            folders[kind] = tiny_models.make(kind, tmp_path_factory.mktemp(kind))
+        return folders[kind]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoint):
+    """reference(kind): transformers' model of it."""
+    models = {}
+
+    def get(kind):
+        if kind not in models:
+            models[kind] = tiny_models.Reference(checkpoint(kind))
+        return models[kind]
+
+    return get

@@ -1,0 +1,148 @@
+"""What the plugin replaces, when it refuses, and why host arrays are copied; without a server."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import xla_gpu.vllm_xla
+from server import environment, vllm_command
+from xla_gpu.vllm_xla import _replace, _versions
+from xla_gpu.vllm_xla._versions import UnsupportedError
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """module(text): a module of this text, by a name of its own."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(text, name="some_release_of_tpu_inference"):
+        (tmp_path / f"{name}.py").write_text(text)
+        importlib.invalidate_caches()
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return importlib.import_module(name)
+
+    return make
+
+
+# ---- Refusals ------------------------------------------------------------------------------------
+
+
+def test_the_installed_pair_is_known():
+    _versions.check()
+
+
+@pytest.mark.parametrize("package", ["tpu-inference", "vllm-tpu"])
+def test_another_release_is_refused_by_name(monkeypatch, package):
+    known = {name: versions[0] for name, versions in _versions.KNOWN.items()}
+    monkeypatch.setattr(_versions, "installed", lambda name: (known | {package: "0.33.1"})[name])
+    with pytest.raises(UnsupportedError, match=f"{package} 0.33.1 is installed.*{package}==0.32.0"):
+        _versions.check()
+
+
+def test_a_missing_package_is_refused(monkeypatch):
+    monkeypatch.setattr(_versions, "installed", lambda name: None)
+    with pytest.raises(UnsupportedError, match="tpu-inference is not installed"):
+        _versions.check()
+
+
+def test_vllm_stops_with_our_words_at_another_release(checkpoint, tmp_path):
+    """Not with a TPU's error later: vLLM itself passes over a platform that fails to be found."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.metadata as m\n"
+        "real = m.version\n"
+        "m.version = lambda name: '0.33.0' if name == 'tpu-inference' else real(name)\n"
+    )
+    env = environment()
+    env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
+    done = subprocess.run(
+        [*vllm_command(), "serve", checkpoint("llama")],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode != 0
+    assert "tpu-inference 0.33.0 is installed; it knows tpu-inference 0.32.0" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "f = 3", "def f(a): ...", "def f(a, b, c): ...", "def f(b, a): ..."],
+)
+def test_a_changed_function_is_refused_and_left(module, text):
+    changed = module(text)
+    before = dict(vars(changed))
+    with pytest.raises(UnsupportedError, match=r"should have f\(a, b\) but has"):
+        _replace._replace(changed.__name__, "f", "a, b", lambda original: original)
+    assert vars(changed) == before
+
+
+def test_a_function_is_replaced_once(module):
+    some = module("class C:\n    def f(self, a): return a\n")
+    for _ in range(2):
+        _replace._replace(
+            f"{some.__name__}:C", "f", "self, a", lambda f: lambda self, a: f(self, a) + 1
+        )
+    assert some.C().f(1) == 2
+
+
+@pytest.mark.parametrize("options", ['{"xla_tpu_a": "1", "xla_gpu_b": "2"}', "{}"])
+def test_options_that_are_not_the_tpus_are_refused(module, options):
+    other = module(f"def options():\n    return {options}\n")
+    with pytest.raises(UnsupportedError, match="options of TPUs"):
+        _replace._without_options(other.options)
+
+
+def test_an_unknown_choice_of_attention_is_refused(monkeypatch):
+    monkeypatch.setenv("XLA_GPU_VLLM_ATTENTION", "flash")
+    with pytest.raises(UnsupportedError, match="'flash'; it may be xla_gpu"):
+        _replace._chosen_attention()
+
+
+def test_our_signatures_are_the_tpu_kernels():
+    from xla_gpu.vllm_xla import _attention
+
+    ours = sys.modules["xla_gpu.vllm_xla._attention"]
+    _replace._expect(ours, "ragged_paged_attention", _replace._V3)
+    _replace._expect(ours, "ragged_paged_attention_hd64", _replace._HD64)
+    assert _attention.__all__
+
+
+def test_a_tpu_machine_is_left_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(xla_gpu.vllm_xla.pathlib, "Path", lambda _: tmp_path)
+    assert xla_gpu.vllm_xla.platform_plugin() == xla_gpu.vllm_xla.PLATFORM
+    (tmp_path / "accel0").touch()
+    assert xla_gpu.vllm_xla.platform_plugin() is None
+
+
+# ---- Host arrays ---------------------------------------------------------------------------------
+
+
+def on_a_boundary(size):
+    """An int32 array that begins on a 64-byte boundary."""
+    room = np.zeros(size + 16, np.int32)
+    start = -room.ctypes.data // 4 % 16
+    return room[start : start + size]
+
+
+def test_the_runners_buffer_may_change_after_its_transfer():
+    """The cause of wrong tokens under load: on the CPU the device's array is the host's buffer."""
+    device = jax.devices("cpu")[0]
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    buffer = on_a_boundary(1000)
+
+    def put(tensor, sharding, layout=None, source_mesh=None):
+        return jax.device_put(tensor, sharding)
+
+    for place, changed in ((put, True), (_replace._put_copies(put), False)):
+        buffer[:] = 1
+        (array,) = place((buffer,), sharding)
+        array.block_until_ready()
+        buffer[:] = 7  # the runner prepares the next step
+        assert bool((np.asarray(array) == 7).all()) == changed

@@ -1,0 +1,131 @@
+"""`vllm serve` over HTTP: every greedy token must be transformers' own."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+
+import load
+import pytest
+from server import greedy, serve
+from tiny_models import random_prompt
+
+TARGET = 'custom_call_target="xla_gpu_ragged_paged_attention_v3"'
+SMALL = ("--dtype", "float32", "--max-model-len", "256")
+EXACT = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}  # GPUs round float32 products otherwise
+
+
+@pytest.fixture(scope="module")
+def servers(checkpoint, tmp_path_factory):
+    """Two servers that start together: Llama by its flax model, Qwen3 by its torchax model."""
+    folder = tmp_path_factory.mktemp("servers")
+    plain = [*SMALL, "--max-num-batched-tokens", "128", "--no-enable-prefix-caching"]
+    plain += ["--num-gpu-blocks-override", "640", "--max-num-seqs", "32", "--async-scheduling"]
+    # A third of what 16 sequences need, and prompts in chunks of at most 16 tokens.
+    tight = [*SMALL, "--max-num-batched-tokens", "16", "--enable-prefix-caching"]
+    tight += ["--num-gpu-blocks-override", "32", "--max-num-seqs", "16", "--async-scheduling"]
+    torchax = {"MODEL_IMPL_TYPE": "vllm"}
+    with (
+        serve(checkpoint("llama"), folder / "llama", *plain, **EXACT) as llama,
+        serve(checkpoint("qwen3"), folder / "qwen3", *tight, **EXACT, **torchax) as qwen3,
+    ):
+        llama.wait()
+        qwen3.wait()
+        yield {"llama": llama, "qwen3": qwen3}
+
+
+@pytest.fixture
+def llama(servers):
+    return servers["llama"]
+
+
+@pytest.fixture
+def qwen3(servers):
+    return servers["qwen3"]
+
+
+def test_200_requests_at_once(llama, reference):
+    requests = load.mixed_requests(200, seed=1)
+    tokens = asyncio.run(load.answers(llama, requests))
+    assert load.wrong(reference("llama"), requests, tokens) == []
+    assert len({token for answer in tokens for token in answer}) > 100  # no model of one word
+
+
+def test_the_steps_program_calls_ours_and_copies_no_cache(llama, qwen3):
+    for server, blocks in ((llama, 640), (qwen3, 32)):
+        programs = server.step_programs()
+        assert programs
+        cache = re.compile(rf"= f32\[{blocks},16,4,1,128\]\S* (copy|copy-start|transpose)\(")
+        for program in programs:
+            assert program.count(TARGET) == 2  # one a layer
+            assert not cache.search(program)
+        assert "xla_gpu: vLLM on XLA:" in server.log
+
+
+def test_200_requests_with_prefix_caching_chunks_and_preemption(qwen3, reference):
+    requests = load.mixed_requests(200, seed=2, longest=60, most=100, shared=48)
+    tokens = asyncio.run(load.answers(qwen3, requests))
+    assert load.wrong(reference("qwen3"), requests, tokens) == []
+    counted = qwen3.metrics()
+    assert counted["vllm:num_preemptions_total"] > 0
+    assert counted["vllm:prefix_cache_hits_total"] > 0
+
+
+MALFORMED = {
+    "no JSON": '{"prompt": [5',
+    "no prompt": "{}",
+    "prompt of text and numbers": {"prompt": ["t5", 7]},
+    "empty prompt": greedy([], 4),
+    "unknown word": greedy([5, 9_999], 4),
+    "negative word": greedy([5, -7], 4),
+    "negative length": greedy([5], -1),
+    "length that is no number": greedy([5], "many"),
+    "another model": greedy([5], 4, model="elsewhere"),
+    "temperature below zero": greedy([5], 4, temperature=-1),
+    "too long": greedy(random_prompt(300, 0), 4),
+}
+
+
+def test_bad_requests_get_errors_and_change_no_other(llama, reference):
+    requests = load.mixed_requests(40, seed=3)
+
+    async def all_together():
+        bad = [llama.post(body) for body in MALFORMED.values()]
+        return await asyncio.gather(load.answers(llama, requests), *bad)
+
+    tokens, *replies = asyncio.run(all_together())
+    for name, (status, answer) in zip(MALFORMED, replies, strict=True):
+        assert 400 <= status < 500, (name, status, answer)
+        assert answer["error"]["message"], name
+    assert load.wrong(reference("llama"), requests, tokens) == []
+
+
+def test_clients_that_go_away_change_no_other(llama, qwen3, reference):
+    async def leave(server, seed):
+        async for _ in server.stream(random_prompt(20, seed), 200):
+            return  # the connection is closed with most of the answer to come
+
+    async def all_together(server, requests):
+        leaving = [leave(server, seed) for seed in range(20)]
+        return (await asyncio.gather(load.answers(server, requests), *leaving))[0]
+
+    for kind, server in (("llama", llama), ("qwen3", qwen3)):
+        requests = load.mixed_requests(40, seed=4)
+        tokens = asyncio.run(all_together(server, requests))
+        assert load.wrong(reference(kind), requests, tokens) == []
+        deadline = time.monotonic() + 30  # what was left is dropped, not computed to its end
+        while server.metrics()["vllm:num_requests_running"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+
+def test_memory_does_not_grow(llama):
+    def some_load(seed):
+        asyncio.run(load.answers(llama, load.mixed_requests(100, seed)))
+        return llama.memory()
+
+    some_load(5)
+    before = some_load(6)
+    after = max(some_load(seed) for seed in (7, 8))
+    assert after - before < 32 << 20, f"{(after - before) >> 20} MiB more after 200 requests"

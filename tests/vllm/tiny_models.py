@@ -1,0 +1,87 @@
+"""Tiny random checkpoints, made on the spot, and what transformers itself generates with them."""
+
+from __future__ import annotations
+
+import pathlib
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+VOCABULARY = 256
+FIRST_WORD = 3  # 0, 1, 2 begin, end and pad
+
+# hidden_size 256: with less, initializer_range 0.08 gives a model that repeats one token, whatever
+# its attention computes.
+SIZES = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=256,
+    intermediate_size=256,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=128,
+    max_position_embeddings=512,
+    initializer_range=0.08,
+    tie_word_embeddings=False,
+    bos_token_id=0,
+    eos_token_id=1,
+    pad_token_id=2,
+)
+KINDS = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {}),
+    "llama64": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"head_dim": 64}),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {}),
+    "mistral": (
+        transformers.MistralConfig,
+        transformers.MistralForCausalLM,
+        {"sliding_window": 24},
+    ),
+}
+
+
+def make(kind: str, folder: pathlib.Path, **sizes: int) -> pathlib.Path:
+    """Writes a random checkpoint of the kind, float32, with a tokenizer of the words t0, t1, ..."""
+    config, model, more = KINDS[kind]
+    sizes = SIZES | more | sizes
+    torch.manual_seed(0)
+    model(config(**sizes)).float().save_pretrained(folder)
+    words = {f"t{i}": i for i in range(sizes["vocab_size"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="t3"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="t0", eos_token="t1", pad_token="t2"
+    ).save_pretrained(folder)
+    return folder
+
+
+def random_prompt(length: int, seed: int) -> list[int]:
+    """`length` word numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(FIRST_WORD, VOCABULARY, (length,), generator=generator).tolist()
+
+
+class Reference:
+    """transformers' own model of a checkpoint."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
+
+    def first_differences(self, requests: list[tuple[list[int], list[int]]]) -> list[int | None]:
+        """Of each prompt and the tokens after it: where these leave the greedy ones, or None.
+
+        One run over all of them: as long as the tokens before it are transformers' own, each must
+        be what the model takes for the likeliest after them.
+        """
+        found = []
+        for start in range(0, len(requests), 32):
+            some = requests[start : start + 32]
+            rows = [torch.tensor(prompt + tokens[:-1]) for prompt, tokens in some]
+            ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)  # behind, so not seen
+            with torch.inference_mode():
+                likeliest = self.model(ids).logits.argmax(-1)
+            for row, (prompt, tokens) in zip(likeliest, some, strict=True):
+                own = row[len(prompt) - 1 : len(prompt) - 1 + len(tokens)]
+                differs = (own != torch.tensor(tokens)).nonzero()
+                found.append(int(differs[0]) if len(differs) else None)
+        return found
