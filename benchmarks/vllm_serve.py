@@ -27,6 +27,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/vllm"), str(ROOT / "python")]
@@ -101,8 +103,10 @@ async def load(server: Server, concurrency: int, prompt: int, output: int, words
     )
 
 
-def measure(attention: str, model: pathlib.Path, folder: pathlib.Path, args, words: int) -> dict:
-    """One server's start-up time, and its numbers at each concurrency: the best of the runs."""
+def start(
+    attention: str, model: pathlib.Path, folder: pathlib.Path, args
+) -> AbstractContextManager:
+    """A server with this attention, on its way up."""
     options = ["--dtype", "bfloat16", "--load-format", args.load_format, "--skip-tokenizer-init"]
     options += ["--max-model-len", str(args.longest), "--max-num-seqs", str(max(args.concurrency))]
     options += ["--max-num-batched-tokens", str(args.batched_tokens), "--no-enable-prefix-caching"]
@@ -112,19 +116,45 @@ def measure(attention: str, model: pathlib.Path, folder: pathlib.Path, args, wor
         options[1] = "float32"
     env = {"XLA_GPU_VLLM_ATTENTION": attention, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
     cache = folder / "compiled"  # of its own: the start-up is that of a first start
-    with serve(model, folder, *options, VLLM_XLA_CACHE_PATH=str(cache), **env) as server:
-        server.wait(args.patience)
-        startup = time.monotonic() - server.started
-        rows = []
-        for concurrency in args.concurrency:
-            runs = [
-                asyncio.run(load(server, concurrency, args.prompt, args.output, words))
-                for _ in range(args.runs + 1)
-            ][1:]  # the first may compile
-            rows.append(min(runs, key=lambda run: run["step_ms"]))
-            print(attention, json.dumps(rows[-1]), flush=True)
-        where = [line for line in server.log.splitlines() if "vLLM on XLA" in line]
-    return dict(attention=attention, startup_s=startup, rows=rows, device=where[-1].split(":")[-1])
+    return serve(model, folder, *options, VLLM_XLA_CACHE_PATH=str(cache), **env)
+
+
+def measure(attention: str, server: Server, startup_s: float, args, words: int) -> dict:
+    """A server's numbers at each concurrency: the best of the runs."""
+    rows = []
+    for concurrency in args.concurrency:
+        runs = [
+            asyncio.run(load(server, concurrency, args.prompt, args.output, words))
+            for _ in range(args.runs + 1)
+        ][1:]  # the first may compile
+        rows.append(min(runs, key=lambda run: run["step_ms"]))
+        print(attention, json.dumps(rows[-1]), flush=True)
+    where = [line for line in server.log.splitlines() if "vLLM on XLA" in line]
+    return dict(
+        attention=attention, startup_s=startup_s, rows=rows, device=where[-1].split(":")[-1]
+    )
+
+
+def measure_all(model: pathlib.Path, folder: pathlib.Path, args, words: int) -> Iterator[dict]:
+    """Each attention's numbers."""
+    with ExitStack() as together:
+        servers = {}
+        if args.together:
+            for attention in args.attention:
+                server = together.enter_context(start(attention, model, folder / attention, args))
+                servers[attention] = server
+        for attention in args.attention:
+            with ExitStack() as alone:
+                server = servers.get(attention) or alone.enter_context(
+                    start(attention, model, folder / attention, args)
+                )
+                server.wait(args.patience)
+                startup_s = time.monotonic() - server.started
+                print(f"{attention}: up after {startup_s:.0f} s", flush=True)
+                if attention == args.attention[0] and args.together:
+                    for other in servers.values():
+                        other.wait(args.patience)
+                yield measure(attention, server, startup_s, args, words)
 
 
 def table(results: list[dict]) -> str:
@@ -152,8 +182,7 @@ def table(results: list[dict]) -> str:
             f"| {concurrency} | {attention} | {row['tokens_per_s']:.0f} | {row['first_ms']:.1f} "
             f"| {row['step_ms']:.2f} | {own} | {share} |"
         )
-    starts = ", ".join(f"{r['attention']} {r['startup_s']:.0f} s" for r in results)
-    return "\n".join([*lines, "", f"Start-up with nothing compiled: {starts}."])
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -168,6 +197,11 @@ def main() -> None:
     parser.add_argument("--batched-tokens", type=int, help="--max-num-batched-tokens")
     parser.add_argument(
         "--runs", type=int, default=1, help="after one that warms up; the best counts"
+    )
+    parser.add_argument(
+        "--together",
+        action="store_true",
+        help="start all servers at once (three times the memory; their start-up is not comparable)",
     )
     parser.add_argument("--load-format", default="dummy")
     parser.add_argument("--patience", type=float, default=400, help="seconds for a start-up")
@@ -184,14 +218,17 @@ def main() -> None:
     model.mkdir()
     write_config(model, sizes, args.longest)
     results = []
-    for attention in args.attention:
-        results.append(measure(attention, model, folder / attention, args, sizes["vocab_size"]))
+    for result in measure_all(model, folder, args, sizes["vocab_size"]):
+        results.append(result)
         if args.json:
             args.json.write_text(json.dumps(results, indent=1))
     shape = f"{args.prompt} words in, {args.output} tokens out"
     size = "tiny" if args.tiny else "8B-shaped"
     print(f"\nvLLM on XLA:{results[0]['device']}, {size} Llama, {shape}\n")
     print(table(results))
+    if not args.together:
+        starts = ", ".join(f"{r['attention']} {r['startup_s']:.0f} s" for r in results)
+        print(f"\nStart-up with nothing compiled: {starts}.")
 
 
 if __name__ == "__main__":

@@ -392,6 +392,8 @@ WRONG = {
     "mask_value nan": (lambda: v3(mask_value=float("nan")), "mask_value is nan"),
     "q_scale": (lambda: v3(q_scale=0.0), "q_scale is 0.0; it must be positive"),
     "k_scale array": (lambda: v3(k_scale=zeros(1)), "k_scale is an array: it is fixed when"),
+    "q_scale inf": (lambda: v3(q_scale=float("inf")), "q_scale is inf; it must be positive and"),
+    "k_scale nan": (lambda: v3(k_scale=float("nan")), "k_scale is nan; it must be finite"),
     "v_scale text": (lambda: v3(v_scale="1"), "v_scale is str '1'; allowed is a Python number"),
     "masks": (
         lambda: v3(skip_kv_mask=True),

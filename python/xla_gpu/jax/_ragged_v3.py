@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import numbers
 from typing import Any
 
@@ -259,7 +260,9 @@ def _call(
     for name, value in zip(("k_scale", "v_scale"), scales, strict=True):
         if value is not None:
             optional_args.append(name)
-            number = _number(op, name, value, numbers.Real, "a Python number or None")
+            number = float(_number(op, name, value, numbers.Real, "a Python number or None"))
+            if not math.isfinite(number):
+                raise make_error(3, f"{op}: {name} is {number}; it must be finite, or None")
             args.append(np.full((1,), number, np.float32))
     out, cache = _ragged_paged_attention_v3(args, tuple(optional_args), attrs)
     return out, cache
@@ -274,8 +277,10 @@ def _attrs(op: str, static: tuple[str, bool, bool, Any], options: tuple[Any, ...
     scale = float(_number(op, "sm_scale", sm_scale, numbers.Real, "a Python number"))
     if q_scale is not None:
         q_scale = float(real("q_scale", q_scale))
-        if not q_scale > 0:
-            raise make_error(3, f"{op}: q_scale is {q_scale}; it must be positive, or None")
+        if not 0 < q_scale < math.inf:
+            raise make_error(
+                3, f"{op}: q_scale is {q_scale}; it must be positive and finite, or None"
+            )
         scale *= q_scale
     if window is not None:
         window = int(

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "hwy/highway.h"
 #include "src/core/dtype.h"
@@ -36,6 +37,19 @@ static_assert(kLanes <= 16 && 16 % kLanes == 0);
 #else
 #define XLA_GPU_HAVE_F16_VECTORS 0
 #endif
+
+// Calls f(i) for i from 0 to n - 1, each i a constant of its own, so that compilers see which
+// element of an array of vectors is meant and keep each in a register. They must inline f.
+#undef XLA_GPU_INLINE_LAMBDA
+#define XLA_GPU_INLINE_LAMBDA HWY_ATTR __attribute__((always_inline))
+template <size_t... kIndex, class F>
+HWY_INLINE void UnrolledOver(std::index_sequence<kIndex...>, const F& f) {
+  (f(std::integral_constant<size_t, kIndex>()), ...);
+}
+template <size_t n, class F>
+HWY_INLINE void Unrolled(const F& f) {
+  UnrolledOver(std::make_index_sequence<n>(), f);
+}
 
 // An element type of the cache: `Raw` as it is stored, Load of kLanes elements as f32 divided by
 // kFactor. The factor is folded into k_scale and v_scale. LoadPair gives 2 * kLanes elements as two

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -14,13 +15,31 @@
 namespace xla_gpu::paged_attention {
 namespace {
 
+// Memory as XLA's CPU client gives it out: on a cache line.
+struct AlignedTensor {
+  AlignedTensor() = default;
+  AlignedTensor(DType dtype, std::vector<int64_t> dims) : shape(std::move(dims)), dtype(dtype) {
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 64, static_cast<size_t>(view().size_bytes())) != 0) std::abort();
+    data.reset(static_cast<char*>(memory));
+  }
+  TensorView view() const { return {data.get(), dtype, shape}; }
+
+  struct Free {
+    void operator()(char* p) const { std::free(p); }
+  };
+  std::vector<int64_t> shape;
+  DType dtype = DType::kInvalid;
+  std::unique_ptr<char, Free> data;
+};
+
 // A batch of equal sequences over a cache of random finite values, its pages shuffled.
 struct Batch {
   Batch(int64_t seqs, int64_t query_len, int64_t context, DType query_dtype, DType cache_dtype) {
     constexpr int64_t kPageSize = 16, kQueryHeads = 32, kKvHeads = 8, kHeadDim = 128;
     const int64_t pages = context / kPageSize;
     query = OwnedTensor(query_dtype, {seqs * query_len, kQueryHeads, kHeadDim});
-    cache = OwnedTensor(cache_dtype, {seqs * pages, kPageSize, 2 * kKvHeads, kHeadDim});
+    cache = AlignedTensor(cache_dtype, {seqs * pages, kPageSize, 2 * kKvHeads, kHeadDim});
     context_lens = OwnedTensor(DType::kI32, {seqs});
     block_tables = OwnedTensor(DType::kI32, {seqs, pages});
     starts = OwnedTensor(DType::kI32, {seqs + 1});
@@ -31,7 +50,9 @@ struct Batch {
     for (int64_t i = 0; i < query.size(); ++i) query.Set(i, Uniform(rng));
     // One page of values, repeated: making all of them takes longer than the benchmark.
     const int64_t page_bytes = cache.view().size_bytes() / (seqs * pages);
-    for (int64_t i = 0; i < kPageSize * 2 * kKvHeads * kHeadDim; ++i) cache.Set(i, Uniform(rng));
+    for (int64_t i = 0; i < kPageSize * 2 * kKvHeads * kHeadDim; ++i) {
+      StoreFromDouble(cache.data.get(), cache_dtype, i, Uniform(rng));
+    }
     for (int64_t i = 1; i < seqs * pages; ++i) {
       std::memcpy(cache.data.get() + i * page_bytes, cache.data.get(),
                   static_cast<size_t>(page_bytes));
@@ -61,7 +82,8 @@ struct Batch {
     if (!RunOp(op, Platform::kHost, {args, results, &attributes}, context).ok()) std::abort();
   }
 
-  OwnedTensor query, cache, context_lens, block_tables, starts, num_seqs, out;
+  OwnedTensor query, context_lens, block_tables, starts, num_seqs, out;
+  AlignedTensor cache;
   std::vector<TensorView> args, results;
   Attributes attributes;
 };

@@ -1,0 +1,259 @@
+// Decode of one block of keys: scores, softmax, values.
+//
+// A block's logits are held in tiles: one vector holds (q heads of the tile) x (keys of the tile),
+// so that a sum over head_dim for all of them ends in one vector without a horizontal sum each.
+#if defined(XLA_GPU_OPS_PAGED_ATTENTION_CPU_DECODE_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef XLA_GPU_OPS_PAGED_ATTENTION_CPU_DECODE_BLOCK_INL_H_
+#undef XLA_GPU_OPS_PAGED_ATTENTION_CPU_DECODE_BLOCK_INL_H_
+#else
+#define XLA_GPU_OPS_PAGED_ATTENTION_CPU_DECODE_BLOCK_INL_H_
+#endif
+
+#include <algorithm>
+
+#include "hwy/highway.h"
+#include "src/ops/paged_attention/cpu/dot_bf16-inl.h"
+#include "src/ops/paged_attention/cpu/kernels.h"
+#include "src/ops/paged_attention/cpu/logits-inl.h"
+#include "src/ops/paged_attention/cpu/numeric-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace xla_gpu::paged_attention {
+namespace HWY_NAMESPACE {
+
+// Keys of a block: few, so that the rows of all heads are read nearly in the order of their
+// addresses, which memory and its prefetchers want; and at least one tile.
+template <size_t kHeads>
+constexpr int64_t kBlockKeys = std::max<int64_t>(8, kLanes / kHeads);
+constexpr int64_t kMaxBlockKeys = kBlockKeys<1>;
+
+// Where the keys [begin, begin + n) of one block lie: their rows of kv head 0. Entries from n on
+// repeat the last.
+template <typename Raw>
+struct BlockRows {
+  int64_t begin = 0;
+  int64_t n = 0;
+  const Raw* k[kMaxBlockKeys];
+  const Raw* v[kMaxBlockKeys];
+};
+
+// bf16 queries and keys as they are, multiplied by DotBF16.
+struct DotBF16Cache : CacheBF16 {
+  static constexpr bool kDot = true;
+};
+
+// Asks for the cache lines of elements [d, d + n) of a row, where d is a whole number of lines:
+// each line once, whatever the steps that a row is read in.
+template <typename Raw>
+HWY_INLINE void PrefetchToL2(const Raw* row, size_t d, size_t n) {
+  constexpr size_t kLine = 64 / sizeof(Raw);
+  if (kLine > n && d % kLine != 0) return;
+  for (size_t i = 0; i < n; i += kLine) __builtin_prefetch(row + d + i, 0, 2);
+}
+
+// Each lane: the maximum of its group of kCount neighbours.
+template <size_t kCount>
+HWY_INLINE VF32 MaxOfEach(VF32 x) {
+#if HWY_TARGET != HWY_SCALAR
+  const F32 df;
+  if constexpr (kCount >= 2) x = hn::Max(x, hn::Reverse2(df, x));
+  if constexpr (kCount >= 4) x = hn::Max(x, hn::Reverse4(df, x));
+#if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
+  if constexpr (kCount >= 8) x = hn::Max(x, hn::Reverse8(df, x));
+  if constexpr (kCount >= 16) x = hn::Max(x, hn::Reverse(df, x));
+#endif
+#endif
+  return x;
+}
+
+// A tile of q heads and one block of their kv head: Score, then Softmax, then AddValues.
+//
+// Rows `next` are brought into L2 line by line as the others are read: a processor drops prefetches
+// that come in bursts. L1 would not do: rows of one head lie a power of two apart and share few of
+// its sets.
+template <class T, size_t kHeads>
+class DecodeTile {
+ public:
+  using Raw = typename T::Raw;
+  static constexpr size_t kKeys = kLanes / kHeads;  // in a tile
+
+  // One row for each key of the block, `head` elements after each of these.
+  struct Rows {
+    const Raw* const* row;
+    int64_t head;
+    HWY_INLINE const Raw* operator[](size_t i) const { return row[i] + head; }
+  };
+  Rows k, v, next_k, next_v;
+  float logit_factor;  // where T::kDot; else it is in the queries
+  size_t begin, end;   // the keys of the block that the tile sees
+  float* acc;          // [kHeads][padded]
+
+  // Logits, and their maximum.
+  HWY_INLINE void Score(const float* q, size_t padded, float soft_cap2) {
+    const F32 df;
+    VF32 all_max = hn::Set(df, kMinusInf);
+    float* to = weights_;
+    for (size_t first = begin; first < end; first += kKeys, to += kLanes) {
+      VF32 x = Logits(q, padded, first);
+      if (soft_cap2 > 0) x = hn::Mul(hn::Set(df, soft_cap2), Tanh(x));
+      if (end - first < kKeys) x = HideKeysFrom(end - first, x);
+      hn::Store(x, df, to);
+      all_max = hn::Max(all_max, x);
+    }
+    hn::Store(all_max, df, max_);
+  }
+
+  // Weights, and what old sums are to be multiplied by. `max` and `sum` are vectors with kKeys
+  // lanes for each head.
+  HWY_INLINE void Softmax(float* max, float* sum) {
+    const F32 df;
+    const VF32 old_max = hn::Load(df, max);
+    const VF32 block_max = hn::Load(df, max_);
+    VF32 base = FiniteBase(old_max);
+    VF32 total = hn::Load(df, sum);
+    // Most blocks of a long context hold no new maximum. Then nothing waits for the maximum: a
+    // processor goes on as if it had seen that it is not larger.
+    rescale_ = !hn::AllTrue(df, hn::Le(block_max, old_max));
+    if (rescale_) {
+      const VF32 new_max = hn::Max(old_max, MaxOfEach<kKeys>(block_max));
+      base = FiniteBase(new_max);
+      const VF32 alpha = Exp2(hn::Sub(old_max, base));
+      hn::Store(new_max, df, max);
+      hn::Store(alpha, df, alpha_);
+      total = hn::Mul(total, alpha);
+    }
+    float* weights = weights_;
+    for (size_t first = begin; first < end; first += kKeys, weights += kLanes) {
+      const VF32 e = Exp2(hn::Sub(hn::Load(df, weights), base));
+      hn::Store(e, df, weights);
+      total = hn::Add(total, e);
+    }
+    hn::Store(total, df, sum);
+  }
+
+  HWY_INLINE void AddValues(size_t padded) const {
+    size_t d = 0;
+    constexpr size_t kWide = HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86 ? 4 : 2;
+    for (; d + kWide * kLanes <= padded; d += kWide * kLanes) AddValuesAt<kWide>(padded, d);
+    if (d + 2 * kLanes <= padded) {
+      AddValuesAt<2>(padded, d);
+      d += 2 * kLanes;
+    }
+    if (d < padded) AddValuesAt<1>(padded, d);
+  }
+
+ private:
+  HWY_INLINE VF32 Logits(const float* q, size_t padded, size_t first) const {
+    const F32 df;
+    const Raw* rows[kKeys];
+    const Raw* next[kKeys];
+    for (size_t j = 0; j < kKeys; ++j) {
+      const size_t i = std::min(first + j, end - 1);
+      rows[j] = k[i];
+      next[j] = next_k[i];
+    }
+#if XLA_GPU_HAVE_BF16_DOT
+    if constexpr (T::kDot) {
+      const VF32 dots = DotBF16<kHeads, kKeys>(reinterpret_cast<const uint16_t*>(q), 2 * padded,
+                                               rows, next, padded);
+      return hn::Mul(hn::Set(df, logit_factor), dots);
+    }
+#endif
+    VF32 acc[kLanes];
+    for (size_t i = 0; i < kLanes; ++i) acc[i] = hn::Zero(df);
+    size_t d = 0;
+    for (; d + 2 * kLanes <= padded; d += 2 * kLanes) {
+      VF32 key[kKeys][2];
+      for (size_t j = 0; j < kKeys; ++j) {
+        T::LoadPair(rows[j] + d, key[j]);
+        PrefetchToL2(next[j], d, 2 * kLanes);
+      }
+      for (size_t h = 0; h < kHeads; ++h) {
+        for (size_t i = 0; i < 2; ++i) {
+          const VF32 query = hn::Load(df, q + h * padded + d + i * kLanes);
+          for (size_t j = 0; j < kKeys; ++j) {
+            acc[h * kKeys + j] = hn::MulAdd(query, key[j][i], acc[h * kKeys + j]);
+          }
+        }
+      }
+    }
+    if (d < padded) {
+      for (size_t j = 0; j < kKeys; ++j) {
+        const VF32 key = T::Load(rows[j] + d);
+        for (size_t h = 0; h < kHeads; ++h) {
+          const VF32 query = hn::Load(df, q + h * padded + d);
+          acc[h * kKeys + j] = hn::MulAdd(query, key, acc[h * kKeys + j]);
+        }
+      }
+    }
+    return SumEach<kLanes>(acc);
+  }
+
+  static HWY_INLINE VF32 HideKeysFrom(size_t valid, VF32 x) {
+    const F32 df;
+    HWY_ALIGN float values[kLanes];
+    hn::Store(x, df, values);
+    for (size_t h = 0; h < kHeads; ++h) {
+      for (size_t j = valid; j < kKeys; ++j) {
+        values[h * kKeys + j] = kMinusInf;
+      }
+    }
+    return hn::Load(df, values);
+  }
+
+  // acc[h][d ...] = acc * alpha + sum over keys of weight * value, for kWide vectors of the head
+  // dim. A function of its own, of few variables, so that compilers keep its sums in registers.
+  template <size_t kWide>
+  HWY_NOINLINE void AddValuesAt(size_t padded, size_t d) const {
+    const F32 df;
+    float* const to = acc + d;
+    VF32 sums[kHeads * kWide];
+    Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+      sums[i] = hn::Load(df, to + i / kWide * padded + i % kWide * kLanes);
+    });
+    if (rescale_) {
+      Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+        sums[i] = hn::Mul(hn::Set(df, alpha_[i / kWide * kKeys]), sums[i]);
+      });
+    }
+    const Raw* const* const row = v.row + begin;
+    const Raw* const* const next = next_v.row + begin;
+    const size_t at = v.head + d;
+    const size_t next_at = next_v.head;
+    const size_t n = end - begin;
+    const float* const weights = weights_;
+    for (size_t j = 0; j < n; ++j) {
+      const Raw* from = row[j] + at;
+      PrefetchToL2(next[j] + next_at, d, kWide * kLanes);
+      VF32 value[kWide];
+      if constexpr (kWide == 1) {
+        value[0] = T::Load(from);
+      } else {
+        Unrolled<kWide / 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+          T::LoadPair(from + 2 * i * kLanes, value + 2 * i);
+        });
+      }
+      const float* weight = weights + j / kKeys * kLanes + j % kKeys;
+      Unrolled<kHeads>([&](auto h) XLA_GPU_INLINE_LAMBDA {
+        const VF32 w = hn::Set(df, weight[h * kKeys]);
+        Unrolled<kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+          sums[h * kWide + i] = hn::MulAdd(w, value[i], sums[h * kWide + i]);
+        });
+      });
+    }
+    Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+      hn::Store(sums[i], df, to + i / kWide * padded + i % kWide * kLanes);
+    });
+  }
+
+  HWY_ALIGN float weights_[kBlockKeys<kHeads> * kHeads + kLanes];  // logits before Softmax
+  HWY_ALIGN float max_[kLanes];
+  HWY_ALIGN float alpha_[kLanes];  // where rescale_
+  bool rescale_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace xla_gpu::paged_attention
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard
