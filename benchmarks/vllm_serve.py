@@ -8,7 +8,7 @@ attention, with plain jnp attention and with none (XLA_GPU_VLLM_ATTENTION). At e
 requests of --prompt words are sent at once and answered with --output tokens each, as streams.
 
   first  the median time until a request's first token, all C prompts being sent together
-  step   the time of a decode step: what the tokens after the last request's first one take, a token
+  step   the time of a decode step: a token's of the request that starts last, while all decode
   share  of our (or jnp's) step: (step - step without attention) / step
 
 --tiny is the same on a small model, for the CPU. Prints a Markdown table and, with --json FILE, all
@@ -76,13 +76,17 @@ def write_config(folder: pathlib.Path, sizes: dict, longest: int) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-async def one_request(server: Server, prompt: list[int], output: int) -> tuple[float, list[float]]:
-    """When it was sent, and when each of its tokens came."""
-    sent, times = time.perf_counter(), []
+Pieces = list[tuple[float, int]]  # when each came, and the tokens until then
+
+
+async def one_request(server: Server, prompt: list[int], output: int) -> tuple[float, Pieces]:
+    """When it was sent, and when its tokens came."""
+    sent, pieces, tokens = time.perf_counter(), [], 0
     async for piece in server.stream(prompt, output):
-        times += [time.perf_counter()] * len(piece)
-    assert len(times) == output, f"{len(times)} tokens of {output}"
-    return sent, times
+        tokens += len(piece)
+        pieces.append((time.perf_counter(), tokens))
+    assert tokens == output, f"{tokens} tokens of {output}"
+    return sent, pieces
 
 
 async def load(server: Server, concurrency: int, prompt: int, output: int, words: int) -> dict:
@@ -90,16 +94,20 @@ async def load(server: Server, concurrency: int, prompt: int, output: int, words
     choose = random.Random(concurrency)
     prompts = [[choose.randrange(3, words) for _ in range(prompt)] for _ in range(concurrency)]
     results = await asyncio.gather(*(one_request(server, p, output) for p in prompts))
-    # Between the last first token and the first last token every request decodes, in every step.
-    begin = max(times[0] for _, times in results)
-    end = min(times[-1] for _, times in results)
-    tokens = sum(begin < at <= end for _, times in results for at in times)
-    seconds = end - begin
+    # From the last request's first token to the first request's last, every step decodes them all.
+    last = max((pieces for _, pieces in results), key=lambda pieces: pieces[0][0])
+    end = min(pieces[-1][0] for _, pieces in results)
+    shared = [piece for piece in last if piece[0] <= end]
+    if len(shared) < 2:
+        shared = last
+    (begin, before), (until, after) = shared[0], shared[-1]
+    step = (until - begin) / (after - before)
     return dict(
         concurrency=concurrency,
-        first_ms=1e3 * statistics.median(times[0] - sent for sent, times in results),
-        step_ms=1e3 * seconds * concurrency / max(tokens, 1),
-        tokens_per_s=tokens / seconds if seconds > 0 else 0.0,
+        first_ms=1e3 * statistics.median(pieces[0][0] - sent for sent, pieces in results),
+        step_ms=1e3 * step,
+        steps=after - before,
+        tokens_per_s=concurrency / step,
     )
 
 
@@ -112,6 +120,9 @@ def start(
     options += ["--max-num-batched-tokens", str(args.batched_tokens), "--no-enable-prefix-caching"]
     pages = (max(args.concurrency) + 1) * -(-args.longest // args.page)
     options += ["--num-gpu-blocks-override", str(pages), "--block-size", str(args.page)]
+    # A first token at once, later ones in eights: a server that writes each by itself is the limit
+    # at many requests, not the step.
+    options += ["--stream-interval", "8"]
     if args.tiny:
         options[1] = "float32"
     env = {"XLA_GPU_VLLM_ATTENTION": attention, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
