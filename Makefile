@@ -41,7 +41,7 @@ $(STAMPS)/gpu: $(STAMPS)/test
 	@scripts/setup.sh torch
 	@touch $@
 
-.venv-vllm/.complete: requirements/vllm.txt scripts/setup.sh | build/.stamps/system-build
+.venv-vllm/.complete: requirements/vllm.txt scripts/setup.sh .venv-torch/.complete
 	@scripts/setup.sh vllm
 	@touch $@
 

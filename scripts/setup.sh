@@ -3,7 +3,8 @@
 #   scripts/setup.sh system GROUP...  Debian/Ubuntu packages of requirements/apt-GROUP.txt
 #   scripts/setup.sh venv FILE...     the Python environment .venv with requirements/FILE.txt
 #   scripts/setup.sh torch            another, .venv-torch, with requirements/torch.txt (6 GB)
-#   scripts/setup.sh vllm             and .venv-vllm, with requirements/vllm.txt (8 GB); Python 3.12
+#   scripts/setup.sh vllm             and .venv-vllm, with requirements/vllm.txt (3 GB, and CUDA's
+#                                     libraries of .venv-torch); needs a Python 3.12
 #   scripts/setup.sh gpu              JAX's CUDA plugin into .venv, where there is an NVIDIA GPU
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -73,13 +74,16 @@ PY
 venv() { make_venv .venv "$@"; }
 torch() { make_venv .venv-torch torch; }
 
-# vllm-tpu has a wheel for Python 3.12 alone.
+# vllm-tpu has a wheel for Python 3.12 alone. Its torch and .venv-torch's load the same CUDA libraries
+# (and use none on the CPU): 4 GB that need not be there twice.
 vllm() {
   local python versions
   versions=$(command -v pyenv >/dev/null && pyenv prefix "$(pyenv latest 3.12 2>/dev/null)" 2>/dev/null) || true
   for python in ${versions:+"$versions/bin/python3"} python3.12 python3; do
     "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null || continue
-    BASE_PYTHON=$python PIP_OPTIONS=--no-deps make_venv .venv-vllm vllm
+    BASE_PYTHON=$python PIP_OPTIONS="--no-deps --no-compile" make_venv .venv-vllm vllm
+    ln -sfn "$(echo "$PWD"/.venv-torch/lib/python3*/site-packages/nvidia)" \
+      .venv-vllm/lib/python3.12/site-packages/nvidia
     return
   done
   die "vLLM on XLA needs Python 3.12 with its venv module; none is there"
@@ -100,5 +104,5 @@ step=${1:-}
 shift || true
 case $step in
   system | venv | torch | vllm | gpu) "$step" "$@" ;;
-  *) sed -n '2,7s/^# //p' "$0" >&2; exit 2 ;;
+  *) sed -n '2,8s/^# //p' "$0" >&2; exit 2 ;;
 esac

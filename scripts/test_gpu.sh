@@ -55,6 +55,14 @@ step_torch_xla() {
     { echo "skipped: $torch_python has no torch_xla or no pytest (make test-torch)"; return 0; }
   "$torch_python" -m pytest -q -p no:cacheprovider tests/torch_xla tests/xla_gpu
 }
+# vLLM on XLA needs a Python 3.12 of its own: VLLM_PYTHON (default: .venv-vllm's), with JAX's CUDA
+# plugin.
+step_vllm() {
+  local vllm_python=${VLLM_PYTHON:-.venv-vllm/bin/python}
+  "$vllm_python" -c 'import importlib.util as u, pytest; assert u.find_spec("tpu_inference")' ||
+    { echo "skipped: $vllm_python has no tpu_inference or no pytest (make test-vllm)"; return 0; }
+  "$vllm_python" tests/gpu/vllm_suite.py serving engine
+}
 step_demo() { "$python" -m xla_gpu.demo; }
 sanitize() {
   command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed"; return 1; }
@@ -70,7 +78,7 @@ step_racecheck() { sanitize racecheck; }
 
 failed=()
 steps=("$@")
-((${#steps[@]})) || steps=(doctor probe cpp host jax torch torchax torch_xla demo memcheck racecheck)
+((${#steps[@]})) || steps=(doctor probe cpp host jax torch torchax torch_xla vllm demo memcheck racecheck)
 for step in "${steps[@]}"; do
   start=$SECONDS verdict=ok
   echo "==== $step"

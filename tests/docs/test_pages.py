@@ -9,7 +9,12 @@ from pages import ROOT, RUN_LANGUAGES, Block, PageRunner, blocks_of
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Pages of a framework are run in an environment that has it.
-NEEDS = {"pytorch.md": "torch", "pytorch-xla.md": "torch_xla", "torchax.md": "torchax", "vllm.md": "tpu_inference"}
+NEEDS = {
+    "pytorch.md": "torch",
+    "pytorch-xla.md": "torch_xla",
+    "torchax.md": "torchax",
+    "vllm.md": "tpu_inference",
+}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

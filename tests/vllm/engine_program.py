@@ -18,6 +18,7 @@ os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", SKIP_JAX_PRECOMPILE="1")
 from vllm import LLM, SamplingParams  # noqa: I001  first: it chooses the platform
 from vllm.engine.arg_utils import EngineArgs
 
+import jax
 from tpu_inference.layers.common import attention_interface
 from xla_gpu.vllm_xla import _attention, _plain_attention, _replace
 
@@ -55,6 +56,7 @@ CASES = {
     "window": (OURS, "mistral", "vllm", "float32", {}),
     "fp8 cache": (OURS, "llama", "auto", "float32", {"kv_cache_dtype": "fp8"}),
     "fp8 cache, plain": (PLAIN, "llama", "auto", "float32", {"kv_cache_dtype": "fp8"}),
+    "two devices": (OURS, "llama", "auto", "float32", {"tensor_parallel_size": 2}),
     "bfloat16": (OURS, "qwen3", "vllm", "bfloat16", {}),
 }
 
@@ -121,6 +123,8 @@ def refusals(folder: pathlib.Path) -> dict[str, str]:
 def main() -> None:
     folder, requests = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
     for name, case in CASES.items():
+        if name == "two devices" and jax.device_count() < 2:
+            continue
         print("CASE", json.dumps([name, run(folder, requests, *case)]), flush=True)
     print("SAID", json.dumps(refusals(folder)), flush=True)
     os._exit(0)  # vLLM's cleaning up expects torch models

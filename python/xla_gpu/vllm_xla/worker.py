@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 
 import jax
@@ -15,8 +14,6 @@ from xla_gpu.vllm_xla._versions import UnsupportedError
 
 logger = init_logger("vllm.xla_gpu")
 
-_CUDAS = ("cuda13", "cuda12")
-
 
 class XlaWorker(TPUWorker):
     """A TPUWorker on XLA's CPU or CUDA device, whose attention is this library's."""
@@ -25,19 +22,26 @@ class XlaWorker(TPUWorker):
         """Chooses the device and says which it is.
 
         Raises:
-          UnsupportedError: on a machine with a GPU where JAX has no CUDA plugin, and would serve
-            from the CPU unasked.
+          UnsupportedError: on a machine with a GPU that JAX cannot use: it would serve from the CPU
+            unasked.
         """
         # Also where VLLM_PLUGINS keeps our general plugin from being called.
         _replace.before_the_model()
-        if vllm_xla.has_gpu() and not os.environ.get("JAX_PLATFORMS"):
-            if not any(importlib.util.find_spec(f"jax_plugins.xla_{cuda}") for cuda in _CUDAS):
-                raise UnsupportedError(
-                    "xla_gpu.vllm_xla: this machine has an NVIDIA GPU, but JAX has no CUDA plugin: "
-                    f"pip install 'jax[cuda13]=={jax.__version__}' (cuda12 for drivers before "
-                    "580), or set JAX_PLATFORMS=cpu to serve from the CPU"
-                )
-            jax.config.update("jax_platforms", "cuda,cpu")  # not libtpu
-        device = jax.devices()[0]
+        device = _device()
         logger.info("xla_gpu: vLLM on XLA:%s, %s", device.platform.upper(), device.device_kind)
         super().init_device(*args, **kwargs)
+
+
+def _device() -> jax.Device:
+    """The device that JAX takes; not libtpu's, which it would try otherwise."""
+    if not vllm_xla.has_gpu() or os.environ.get("JAX_PLATFORMS"):
+        return jax.devices()[0]
+    jax.config.update("jax_platforms", "cuda,cpu")
+    try:
+        return jax.devices()[0]
+    except RuntimeError as e:
+        raise UnsupportedError(
+            "xla_gpu.vllm_xla: this machine has an NVIDIA GPU, but JAX cannot use it: pip install "
+            f"'jax[cuda12]=={jax.__version__}' (or cuda13), or set JAX_PLATFORMS=cpu to serve from "
+            f"the CPU. JAX says: {e}"
+        ) from e

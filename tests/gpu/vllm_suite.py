@@ -1,0 +1,141 @@
+"""vLLM on XLA on an NVIDIA GPU, offline, in one command; each step in a process of its own.
+
+    python tests/gpu/vllm_suite.py [serving] [engine] [load] [--seconds N] [--kind llama]
+
+For a Python 3.12 with tpu-inference 0.32.0, vllm-tpu 0.32.0, JAX's CUDA plugin 0.11.2 and pytest
+(on PYTHONPATH, if they are a folder). The package need not be installed: its entry points are given
+in a folder of their own. Without a GPU the same steps run on the CPU.
+
+  serving  `vllm serve` over HTTP, every greedy token against transformers' (tests/vllm)
+  engine   head_dim 64, a sliding window, fp8 caches, bfloat16, our output zeroed (tests/vllm)
+  load     --seconds of mixed load with a small cache: streams, malformed requests, clients that go
+           away; every token checked, and the memory of the server's processes
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+STEPS = ("serving", "engine", "load")
+ENTRY_POINTS = """\
+[vllm.platform_plugins]
+xla_gpu = xla_gpu.vllm_xla:platform_plugin
+
+[vllm.general_plugins]
+xla_gpu = xla_gpu.vllm_xla:general_plugin
+"""
+MEBI = 1 << 20
+
+
+def give_entry_points(folder: pathlib.Path) -> None:
+    """Makes vLLM find the plugin in this process's children, by a package of metadata alone."""
+    info = folder / "xla_gpu_suite-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: xla-gpu-suite\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    inherited = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT / "python"), inherited])
+
+
+def has_entry_points() -> bool:
+    """Whether the package, or its source tree, is installed."""
+    from importlib.metadata import entry_points
+
+    return any(point.name == "xla_gpu" for point in entry_points(group="vllm.platform_plugins"))
+
+
+def run_pytest(file: str) -> bool:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=5"]
+    return subprocess.run([*command, f"tests/vllm/{file}"], cwd=ROOT, check=False).returncode == 0
+
+
+def run_load(kind: str, seconds: float) -> bool:
+    """Rounds of mixed load until the time is over; prints each round."""
+    sys.path[:0] = [str(ROOT / "tests/vllm"), str(ROOT / "python")]
+    import load
+    import tiny_models
+    from server import greedy, serve
+    from tiny_models import random_prompt
+
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="vllm-load-"))
+    model = tiny_models.make(kind, folder / "model")
+    reference = tiny_models.Reference(model)
+    options = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "16"]
+    options += ["--max-num-batched-tokens", "64", "--num-gpu-blocks-override", "40"]
+    options += ["--enable-prefix-caching", "--async-scheduling"]
+    env = {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
+    bad = ['{"prompt": [5', {}, greedy([5, 9_999], 4), greedy([5], -1), greedy([5] * 300, 4)]
+
+    async def one_round(server, requests):
+        async def leave(seed):
+            async for _ in server.stream(random_prompt(20, seed), 200):
+                return
+
+        refused = [server.post(body) for body in bad]
+        left = [leave(seed) for seed in range(8)]
+        tokens, *others = await asyncio.gather(load.answers(server, requests), *refused, *left)
+        return tokens, [status for status, _ in others[: len(bad)]]
+
+    rounds = requests_seen = wrong_seen = 0
+    memory = []
+    with serve(model, folder / "serve", *options, **env) as server:
+        server.wait()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            rounds += 1
+            requests = load.mixed_requests(120, 1000 + rounds, longest=60, most=90, shared=48)
+            tokens, statuses = asyncio.run(one_round(server, requests))
+            wrong = load.wrong(reference, requests, tokens)
+            wrong_seen += len(wrong) + sum(status != 400 for status in statuses)
+            requests_seen += len(requests)
+            memory.append(server.memory() // MEBI)
+            for line in wrong[:3]:
+                print(f"round {rounds}: {line}", flush=True)
+        counted = server.metrics()
+        where = [line for line in server.log.splitlines() if "vLLM on XLA" in line][-1]
+    warm = memory[len(memory) // 5]  # allocators have their pools by then
+    result = dict(
+        device=where.split(":")[-1].strip(),
+        seconds=seconds,
+        requests=requests_seen,
+        wrong=wrong_seen,
+        preemptions=int(counted["vllm:num_preemptions_total"]),
+        memory_mib=[memory[0], warm, memory[-1]],
+    )
+    print("load:", json.dumps(result), flush=True)
+    return wrong_seen == 0 and memory[-1] - warm < 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("steps", nargs="*", help=", ".join(STEPS))
+    parser.add_argument("--seconds", type=float, default=60, help="of step load")
+    parser.add_argument("--kind", default="llama", help="the model of step load")
+    args = parser.parse_args()
+    steps = args.steps or STEPS
+    if unknown := set(steps) - set(STEPS):
+        parser.error(f"unknown step {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}")
+    if not has_entry_points():
+        give_entry_points(pathlib.Path(tempfile.mkdtemp(prefix="vllm-suite-")))
+    failed = []
+    for step in steps:
+        start = time.monotonic()
+        ok = run_load(args.kind, args.seconds) if step == "load" else run_pytest(f"test_{step}.py")
+        verdict = "ok" if ok else "FAILED"
+        print(f"==== {step}: {verdict} in {time.monotonic() - start:.0f} s", flush=True)
+        if not ok:
+            failed.append(step)
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
