@@ -227,15 +227,6 @@ def main(argv: list[str] | None = None) -> None:
         "softmax, jitted. `read bandwidth`: all cores search 1 GiB for a byte, right before and "
         "right after ours. Medians.",
         "",
-        "What bounds decode: `read bandwidth` is a sequential read of memory in 2 MB pages. On 2 "
-        "cores of an AMD EPYC (Zen 4), in medians of pairs, reading and doing nothing else gets "
-        "67% of it from memory in 4 KB pages, 51% if the cache's 64 KB pages lie in random order, "
-        "and 67% of it so with the best prefetching tried; in 2 MB pages 70% and 77%. XLA's arrays "
-        "are in 4 KB pages unless the process starts with `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`, "
-        "as `make bench` does: float32 decode then reads 37 GB/s and not 33 at a bandwidth of 64. "
-        "bfloat16 is bound by its arithmetic and by how little of that overlaps with reading: a "
-        "call reads about 35 GB/s with the cache in L2 and 24 from memory.",
-        "",
         "| call overhead | median, us |",
         "|---|---|",
         *(f"| {name} | {us:.2f} |" for name, us in call.items()),

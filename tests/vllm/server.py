@@ -137,7 +137,9 @@ class Server:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     if line.startswith(b"data: {"):
-                        for choice in json.loads(line[6:])["choices"]:
+                        event = json.loads(line[6:])
+                        assert "choices" in event, f"{event}\n{self.log[-6000:]}"
+                        for choice in event["choices"]:
                             if choice.get("token_ids"):
                                 yield choice["token_ids"]
 
