@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 VOCABULARY = 256
 FIRST_WORD = 3  # 0, 1, 2 begin, end and pad
 
-# Logits (their deviation is 1.2) that are nearer than this are one to float32: the order of its sums
-# decides which is greater. One token in some hundred thousand.
+# Logits (their deviation is 1.2) that are nearer than this are one to float32: the order of its
+# sums decides which is greater. One token in some hundred thousand.
 TIE = 1e-5
 
 # hidden_size 256: with less, initializer_range 0.08 gives a model that repeats one token, whatever
