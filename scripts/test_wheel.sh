@@ -48,6 +48,10 @@ api.restype = ctypes.c_void_p
 assert api()
 (entry,) = importlib.metadata.entry_points(group="torch_xla.plugins")
 assert (entry.name, entry.value) == ("XLA_GPU", "xla_gpu.torch_xla_plugin:XlaGpuPlugin")
+# vLLM's are loadable without vLLM.
+for kind in ("platform", "general"):
+    (entry,) = importlib.metadata.entry_points(group=f"vllm.{kind}_plugins")
+    assert callable(entry.load()) and entry.value == f"xla_gpu.vllm_xla:{kind}_plugin"
 
 folder = pathlib.Path(xla_gpu.__file__).parent
 assert (folder / "libxla_gpu.so").is_file()
