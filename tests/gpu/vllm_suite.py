@@ -3,8 +3,8 @@
     python tests/gpu/vllm_suite.py [serving] [engine] [load] [--seconds N] [--kind llama]
 
 For a Python 3.12 with tpu-inference 0.32.0, vllm-tpu 0.32.0, JAX's CUDA plugin 0.11.2 and pytest
-(on PYTHONPATH, if they are a folder). The package need not be installed: its entry points are given
-in a folder of their own. Without a GPU the same steps run on the CPU.
+(on PYTHONPATH, if they are a folder); the package itself need not be installed. Without a GPU the
+same steps run on the CPU.
 
   serving  `vllm serve` over HTTP, every greedy token against transformers' (tests/vllm)
   engine   head_dim 64, a sliding window, fp8 caches, bfloat16, our output zeroed (tests/vllm)
@@ -26,31 +26,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STEPS = ("serving", "engine", "load")
-ENTRY_POINTS = """\
-[vllm.platform_plugins]
-xla_gpu = xla_gpu.vllm_xla:platform_plugin
-
-[vllm.general_plugins]
-xla_gpu = xla_gpu.vllm_xla:general_plugin
-"""
 MEBI = 1 << 20
-
-
-def give_entry_points(folder: pathlib.Path) -> None:
-    """Makes vLLM find the plugin in this process's children, by a package of metadata alone."""
-    info = folder / "xla_gpu_suite-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: xla-gpu-suite\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)
-    inherited = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT / "python"), inherited])
-
-
-def has_entry_points() -> bool:
-    """Whether the package, or its source tree, is installed."""
-    from importlib.metadata import entry_points
-
-    return any(point.name == "xla_gpu" for point in entry_points(group="vllm.platform_plugins"))
 
 
 def run_pytest(file: str) -> bool:
@@ -124,8 +100,6 @@ def main() -> None:
     steps = args.steps or STEPS
     if unknown := set(steps) - set(STEPS):
         parser.error(f"unknown step {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}")
-    if not has_entry_points():
-        give_entry_points(pathlib.Path(tempfile.mkdtemp(prefix="vllm-suite-")))
     failed = []
     for step in steps:
         start = time.monotonic()

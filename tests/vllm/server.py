@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -12,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -21,9 +24,33 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 STEP = re.compile(r"jit_(run_model|step_fun)")  # the step's program: flax models, torchax models
 
 
+ENTRY_POINTS = """\
+[vllm.platform_plugins]
+xla_gpu = xla_gpu.vllm_xla:platform_plugin
+
+[vllm.general_plugins]
+xla_gpu = xla_gpu.vllm_xla:general_plugin
+"""
+
+
+@functools.cache
+def entry_points_folder() -> str | None:
+    """A folder by which vLLM finds the plugin where no package gives its entry points, or None."""
+    installed = importlib.metadata.entry_points(group="vllm.platform_plugins")
+    if any(point.name == "xla_gpu" for point in installed):
+        return None
+    folder = tempfile.mkdtemp(prefix="xla-gpu-entry-points-")
+    info = pathlib.Path(folder) / "xla_gpu_source_tree-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: xla-gpu-source-tree\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    return folder
+
+
 def environment(**more: str) -> dict[str, str]:
     """Offline, and with the package of this tree."""
-    path = os.pathsep.join(p for p in (str(ROOT / "python"), os.environ.get("PYTHONPATH")) if p)
+    folders = (entry_points_folder(), str(ROOT / "python"), os.environ.get("PYTHONPATH"))
+    path = os.pathsep.join(folder for folder in folders if folder)
     offline = dict(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
     library = dict(XLA_GPU_LIBRARY=str(ROOT / "build/release/libxla_gpu.so"))
     # A pool for the test process's own JAX would be missing in the server's.
