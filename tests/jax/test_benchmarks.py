@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import cpu
+import decode_layer
 import gpu
 from workloads import Problem, jnp_gather
 
@@ -34,6 +35,14 @@ def test_cpu_table(problem):
     assert row["bandwidth"] > 0
     text = "\n".join(cpu.table([row]))
     assert str(problem) in text
+
+
+def test_decode_layer_prints_a_line_a_shape(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["decode_layer.py", "2", "20", "3", "5", "--layers", "1"])
+    decode_layer.main()
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert "us a layer" in first
+    assert [line.split()[:3] for line in lines] == [["2", "x", "20"], ["3", "x", "5"]]
 
 
 def test_gpu_table_shows_each_competitor_or_its_error(problem, tmp_path):
