@@ -138,4 +138,11 @@ StatusOr<std::shared_ptr<const Kernel>> GetKernel(const KernelSpec& spec, int de
   return std::shared_ptr<const Kernel>(std::move(kernel));
 }
 
+Status CheckAligned(std::string_view op, const void* pointer, const char* name) {
+  if (reinterpret_cast<uintptr_t>(pointer) % 16 == 0) return OkStatus();
+  return InvalidArgument(StrCat(op, ": ", name, " lies at address ", pointer,
+                                "; on CUDA it must be a multiple of 16: pass a whole tensor, or "
+                                "copy the slice"));
+}
+
 }  // namespace xla_gpu::cuda

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/core/status.h"
@@ -39,6 +40,9 @@ class Kernel {
 // `max_dynamic_shared_bytes` is the most any launch will ask for.
 StatusOr<std::shared_ptr<const Kernel>> GetKernel(const KernelSpec& spec, int device_ordinal,
                                                   uint32_t max_dynamic_shared_bytes);
+
+// An error of `op` if its tensor `name` is not aligned to 16 bytes, which kernels copy at a time.
+Status CheckAligned(std::string_view op, const void* pointer, const char* name);
 
 }  // namespace xla_gpu::cuda
 

@@ -2,7 +2,6 @@
 #include <memory>
 #include <utility>
 
-#include "src/core/strings.h"
 #include "src/cuda/device.h"
 #include "src/cuda/kernel_specs.h"
 #include "src/ops/kv_cache/cuda/config.h"
@@ -13,13 +12,6 @@ namespace kv_cache {
 namespace {
 
 XLA_GPU_REGISTER_KERNEL_SPECS("update_kv_cache", CompileCheckSpecs);
-
-Status CheckAligned(const void* pointer, const char* name) {
-  if (reinterpret_cast<uintptr_t>(pointer) % 16 == 0) return OkStatus();
-  return InvalidArgument(StrCat("update_kv_cache: ", name, " lies at address ", pointer,
-                                "; on CUDA it must be a multiple of 16: pass a whole tensor, or "
-                                "copy the slice"));
-}
 
 class CudaPlan final : public Plan {
  public:
@@ -35,7 +27,7 @@ class CudaPlan final : public Plan {
                                         {b.v_cache_in, "v_cache"},
                                         {b.k_cache_out, "the result kv_cache"},
                                         {b.v_cache_out, "the result v_cache"}}) {
-      XLA_GPU_RETURN_IF_ERROR(CheckAligned(pointer, name));
+      XLA_GPU_RETURN_IF_ERROR(cuda::CheckAligned("update_kv_cache", pointer, name));
     }
     XLA_GPU_RETURN_IF_ERROR(Copy(b.k_cache_in, b.k_cache_out, b.cache_bytes, context.stream));
     if (problem_.cache.separate_v) {

@@ -99,13 +99,6 @@ std::vector<std::string> ScheduleDefines(const Config& config) {
   return {StrCat("SCHEDULE_THREADS=", config.schedule_threads)};
 }
 
-Status CheckAligned(const void* pointer, const char* name) {
-  if (reinterpret_cast<uintptr_t>(pointer) % 16 == 0) return OkStatus();
-  return InvalidArgument(StrCat("paged_attention: ", name, " lies at address ", pointer,
-                                "; on CUDA it must be a multiple of 16: pass a whole tensor, or "
-                                "copy the slice"));
-}
-
 }  // namespace
 
 StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device) {
@@ -206,7 +199,7 @@ StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const 
                                       {buffers.v_cache, "v_cache"},
                                       {buffers.out, "out"},
                                       {buffers.workspace, "workspace"}}) {
-    XLA_GPU_RETURN_IF_ERROR(CheckAligned(pointer, name));
+    XLA_GPU_RETURN_IF_ERROR(cuda::CheckAligned("paged_attention", pointer, name));
   }
   const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
   const int64_t element = DTypeSize(problem.cache_dtype);

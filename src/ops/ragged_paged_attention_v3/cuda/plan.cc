@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "src/core/strings.h"
 #include "src/cuda/device.h"
 #include "src/cuda/kernel.h"
 #include "src/cuda/kernel_specs.h"
@@ -46,13 +45,6 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
 
 XLA_GPU_REGISTER_KERNEL_SPECS("ragged_paged_attention_v3", CompileCheckSpecs);
 
-Status CheckAligned(const void* pointer, const char* name) {
-  if (reinterpret_cast<uintptr_t>(pointer) % 16 == 0) return OkStatus();
-  return InvalidArgument(StrCat(kName, ": ", name, " lies at address ", pointer,
-                                "; on CUDA it must be a multiple of 16: pass a whole tensor, or "
-                                "copy the slice"));
-}
-
 struct Kernels {
   std::shared_ptr<const cuda::Kernel> schedule;  // with the appending, if the problem has it
   std::shared_ptr<const cuda::Kernel> attend;
@@ -79,7 +71,7 @@ class CudaPlan final : public Plan {
           {b.update.k_cache_in, "kv_cache"},
           {b.update.k_cache_out, "the result kv_cache"},
           {b.attention.out, "out"}}) {
-      XLA_GPU_RETURN_IF_ERROR(CheckAligned(pointer, name));
+      XLA_GPU_RETURN_IF_ERROR(cuda::CheckAligned(kName, pointer, name));
     }
     XLA_GPU_RETURN_IF_ERROR(CopyCache(b.update, context.stream));
     if (problem_.attention.tokens == 0) return OkStatus();
