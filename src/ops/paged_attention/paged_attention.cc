@@ -169,20 +169,6 @@ Status Infer(const Call& call, Platform platform, std::vector<TensorSpec>* resul
   return OkStatus();
 }
 
-class AttentionPlan final : public Plan {
- public:
-  AttentionPlan(const Problem& problem, std::unique_ptr<Attention> attention)
-      : problem_(problem), attention_(std::move(attention)) {}
-
-  Status Run(const Call& call, const ExecutionContext& context) const override {
-    return attention_->Run(BuffersFromCall(problem_, call), context);
-  }
-
- private:
-  const Problem problem_;
-  const std::unique_ptr<Attention> attention_;
-};
-
 XLA_GPU_REGISTER_OP(MakeOp());
 
 }  // namespace
@@ -270,12 +256,5 @@ Buffers BuffersFromCall(const Problem& problem, const Call& call) {
 }
 
 }  // namespace paged_attention
-
-StatusOr<std::unique_ptr<Plan>> MakePagedAttentionHostPlan(const Call& call, int device_ordinal) {
-  using namespace paged_attention;  // NOLINT
-  XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
-  XLA_GPU_ASSIGN_OR_RETURN(auto attention, MakeHostAttention(problem));
-  return std::unique_ptr<Plan>(std::make_unique<AttentionPlan>(problem, std::move(attention)));
-}
 
 }  // namespace xla_gpu

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "src/core/op.h"
+#include "src/core/thread_pool.h"
 #include "src/ops/paged_attention/problem.h"
 
 namespace xla_gpu {
@@ -27,14 +28,9 @@ Status ParseOptions(std::string_view op, const OptionNames& names, const Attribu
 // The tensors of a call of this problem. `call` has its results; allocates nothing.
 Buffers BuffersFromCall(const Problem& problem, const Call& call);
 
-// What a Plan is to a Call, for every op of the Host that ends in paged attention. Immutable; Run
-// is as Plan::Run. On CUDA such an op launches the kernels of cuda/config.h itself.
-class Attention {
- public:
-  virtual ~Attention() = default;
-  virtual Status Run(const Buffers& buffers, const ExecutionContext& context) const = 0;
-};
-StatusOr<std::unique_ptr<Attention>> MakeHostAttention(const Problem& problem);
+// The attention of one call on the Host, for every op that ends in it. On CUDA such an op launches
+// the kernels of cuda/config.h.
+void AttendOnHost(const Problem& problem, const Buffers& buffers, ThreadPool& pool);
 
 }  // namespace paged_attention
 

@@ -172,12 +172,12 @@ class Work {
   std::vector<SplitOf> splits_;
 };
 
-class HostAttention final : public Attention {
+class HostPlan final : public Plan {
  public:
-  explicit HostAttention(const Problem& problem) : problem_(problem) {}
+  explicit HostPlan(const Problem& problem) : problem_(problem) {}
 
-  Status Run(const Buffers& buffers, const ExecutionContext& context) const override {
-    Work::OfThisThread().Run(problem_, buffers, *context.thread_pool);
+  Status Run(const Call& call, const ExecutionContext& context) const override {
+    AttendOnHost(problem_, BuffersFromCall(problem_, call), *context.thread_pool);
     return OkStatus();
   }
 
@@ -187,9 +187,16 @@ class HostAttention final : public Attention {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Attention>> MakeHostAttention(const Problem& problem) {
-  return std::unique_ptr<Attention>(std::make_unique<HostAttention>(problem));
+void AttendOnHost(const Problem& problem, const Buffers& buffers, ThreadPool& pool) {
+  Work::OfThisThread().Run(problem, buffers, pool);
 }
 
 }  // namespace paged_attention
+
+StatusOr<std::unique_ptr<Plan>> MakePagedAttentionHostPlan(const Call& call, int device_ordinal) {
+  using namespace paged_attention;  // NOLINT
+  XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
+  return std::unique_ptr<Plan>(std::make_unique<HostPlan>(problem));
+}
+
 }  // namespace xla_gpu

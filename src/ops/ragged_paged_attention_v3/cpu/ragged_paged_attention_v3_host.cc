@@ -1,6 +1,5 @@
 // ragged_paged_attention_v3 on the Host: slots from the lengths, then the two ops it is made of.
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "src/ops/ragged_paged_attention_v3/ragged_paged_attention_v3.h"
@@ -31,8 +30,7 @@ void FindSlots(const paged_attention::Problem& p, const paged_attention::Buffers
 
 class HostPlan final : public Plan {
  public:
-  HostPlan(const Problem& problem, std::unique_ptr<paged_attention::Attention> attention)
-      : problem_(problem), attention_(std::move(attention)) {}
+  explicit HostPlan(const Problem& problem) : problem_(problem) {}
 
   Status Run(const Call& call, const ExecutionContext& context) const override {
     Buffers buffers = BuffersFromCall(problem_, call);
@@ -44,12 +42,12 @@ class HostPlan final : public Plan {
     }
     buffers.update.slot_mapping = slots.data();
     kv_cache::UpdateCacheOnHost(problem_.update, buffers.update, *context.thread_pool);
-    return attention_->Run(buffers.attention, context);
+    paged_attention::AttendOnHost(problem_.attention, buffers.attention, *context.thread_pool);
+    return OkStatus();
   }
 
  private:
   const Problem problem_;
-  const std::unique_ptr<paged_attention::Attention> attention_;
 };
 
 }  // namespace
@@ -60,8 +58,7 @@ StatusOr<std::unique_ptr<Plan>> MakeRaggedPagedAttentionV3HostPlan(const Call& c
   namespace v3 = ragged_paged_attention_v3;
   XLA_GPU_ASSIGN_OR_RETURN(v3::Problem problem, v3::ProblemFromCall(call));
   problem.update.slot_dtype = DType::kI64;
-  XLA_GPU_ASSIGN_OR_RETURN(auto attention, paged_attention::MakeHostAttention(problem.attention));
-  return std::unique_ptr<Plan>(std::make_unique<v3::HostPlan>(problem, std::move(attention)));
+  return std::unique_ptr<Plan>(std::make_unique<v3::HostPlan>(problem));
 }
 
 }  // namespace xla_gpu
