@@ -2,17 +2,18 @@
 
     python benchmarks/vllm_serve.py [--tiny] [--concurrency C...] [--attention xla_gpu jnp none]
 
-A random Llama shaped like the 8B model (32 layers, hidden 4096, 32/8 heads, bfloat16) that vLLM
-fills by itself (--load-format), served over HTTP by three servers, one after the other: with our
-attention, with plain jnp attention and with none (XLA_GPU_VLLM_ATTENTION). At each concurrency C, C
-requests of --prompt words are sent at once and answered with --output tokens each, as streams.
+A random Llama shaped like the 8B model (32 layers, hidden 4096, 32/8 heads, bfloat16), served over
+HTTP by three servers, one after the other (--together: at once, asked in turn): with our attention,
+with plain jnp attention and with none (XLA_GPU_VLLM_ATTENTION). At each concurrency C, C requests
+of --prompt words are sent at once and answered with --output tokens each, as streams; 1024 and 128
+are what vLLM's own benchmark asks for.
 
   first  the median time until a request's first token, all C prompts being sent together
   step   the time of a decode step: a token's of the request that starts last, while all decode
   share  of our (or jnp's) step: (step - step without attention) / step
 
---tiny is the same on a small model, for the CPU. Prints a Markdown table and, with --json FILE, all
-numbers.
+--tiny is the same on a small model, for the CPU. Prints a Markdown table; --json FILE keeps all
+numbers, so that a later run with other --attention completes the table.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -33,6 +35,8 @@ from contextlib import AbstractContextManager, ExitStack
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/vllm"), str(ROOT / "python")]
 
+import torch
+from safetensors.torch import save_file
 from server import Server, serve
 
 EIGHT_B = dict(
@@ -57,8 +61,8 @@ TINY = dict(
 )
 
 
-def write_config(folder: pathlib.Path, sizes: dict, longest: int) -> None:
-    """A checkpoint's folder without weights: vLLM makes random ones (dummy)."""
+def write_checkpoint(folder: pathlib.Path, sizes: dict, longest: int) -> None:
+    """A random checkpoint, a file a layer. The numbers of a matrix repeat after a million."""
     config = dict(
         architectures=["LlamaForCausalLM"],
         model_type="llama",
@@ -74,6 +78,41 @@ def write_config(folder: pathlib.Path, sizes: dict, longest: int) -> None:
         **sizes,
     )
     (folder / "config.json").write_text(json.dumps(config))
+    hidden, inner, words = (sizes[f"{n}_size"] for n in ("hidden", "intermediate", "vocab"))
+    heads, kv_heads = (
+        sizes[f"num_{n}_heads"] * sizes["head_dim"] for n in ("attention", "key_value")
+    )
+    some = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)).bfloat16() * 0.02
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return some.repeat(-(-rows * columns // len(some)))[: rows * columns].view(rows, columns)
+
+    layer = {
+        "self_attn.q_proj": matrix(heads, hidden),
+        "self_attn.k_proj": matrix(kv_heads, hidden),
+        "self_attn.v_proj": matrix(kv_heads, hidden),
+        "self_attn.o_proj": matrix(hidden, heads),
+        "mlp.gate_proj": matrix(inner, hidden),
+        "mlp.up_proj": matrix(inner, hidden),
+        "mlp.down_proj": matrix(hidden, inner),
+        "input_layernorm": torch.ones(hidden, dtype=torch.bfloat16),
+        "post_attention_layernorm": torch.ones(hidden, dtype=torch.bfloat16),
+    }
+    around = {
+        "model.embed_tokens.weight": matrix(words, hidden),
+        "model.norm.weight": torch.ones(hidden, dtype=torch.bfloat16),
+        "lm_head.weight": matrix(words, hidden),
+    }
+    layers = sizes["num_hidden_layers"]
+    files = [
+        {f"model.layers.{i}.{name}.weight": x for name, x in layer.items()} for i in range(layers)
+    ]
+    names = [f"model-{i + 1:05}-of-{layers + 1:05}.safetensors" for i in range(layers + 1)]
+    for name, tensors in zip(names, [*files, around], strict=True):
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+    places = {key: name for name, file in zip(names, [*files, around], strict=True) for key in file}
+    index = {"metadata": {}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 Pieces = list[tuple[float, int]]  # when each came, and the tokens until then
@@ -115,7 +154,7 @@ def start(
     attention: str, model: pathlib.Path, folder: pathlib.Path, args
 ) -> AbstractContextManager:
     """A server with this attention, on its way up."""
-    options = ["--dtype", "bfloat16", "--load-format", args.load_format, "--skip-tokenizer-init"]
+    options = ["--dtype", "float32" if args.tiny else "bfloat16", "--skip-tokenizer-init"]
     options += ["--max-model-len", str(args.longest), "--max-num-seqs", str(max(args.concurrency))]
     options += ["--max-num-batched-tokens", str(args.batched_tokens), "--no-enable-prefix-caching"]
     pages = (max(args.concurrency) + 1) * -(-args.longest // args.page)
@@ -123,49 +162,54 @@ def start(
     # A first token at once, later ones in eights: a server that writes each by itself is the limit
     # at many requests, not the step.
     options += ["--stream-interval", "8"]
-    if args.tiny:
-        options[1] = "float32"
     env = {"XLA_GPU_VLLM_ATTENTION": attention, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
     cache = folder / "compiled"  # of its own: the start-up is that of a first start
     return serve(model, folder, *options, VLLM_XLA_CACHE_PATH=str(cache), **env)
 
 
-def measure(attention: str, server: Server, startup_s: float, args, words: int) -> dict:
-    """A server's numbers at each concurrency: the best of the runs."""
-    rows = []
+def measure(servers: dict[str, Server], args, words: int) -> list[dict]:
+    """The numbers of servers that run, asked in turn: the best run of each at each concurrency."""
+    rows: dict[str, list[dict]] = {attention: [] for attention in servers}
     for concurrency in args.concurrency:
-        runs = [
-            asyncio.run(load(server, concurrency, args.prompt, args.output, words))
-            for _ in range(args.runs + 1)
-        ][1:]  # the first may compile
-        rows.append(min(runs, key=lambda run: run["step_ms"]))
-        print(attention, json.dumps(rows[-1]), flush=True)
-    where = [line for line in server.log.splitlines() if "vLLM on XLA" in line]
-    return dict(
-        attention=attention, startup_s=startup_s, rows=rows, device=where[-1].split(":")[-1]
-    )
+        runs: dict[str, list[dict]] = {attention: [] for attention in servers}
+        for _ in range(args.runs + 1):  # the first may compile
+            for attention, server in servers.items():
+                run = asyncio.run(load(server, concurrency, args.prompt, args.output, words))
+                runs[attention].append(run)
+        for attention in servers:
+            rows[attention].append(min(runs[attention][1:], key=lambda run: run["step_ms"]))
+            print(attention, json.dumps(rows[attention][-1]), flush=True)
+    return [
+        dict(attention=attention, device=device(server), **start_up(server), rows=rows[attention])
+        for attention, server in servers.items()
+    ]
+
+
+def device(server: Server) -> str:
+    lines = [line for line in server.log.splitlines() if "vLLM on XLA" in line]
+    return lines[-1].split(":")[-1].strip()
+
+
+def start_up(server: Server) -> dict[str, float]:
+    """Seconds until the engine was ready from when its weights were there, and of compiling."""
+    (engine, compiling) = re.search(
+        r"init engine .* took ([\d.]+) s \(compilation: ([\d.]+) s\)", server.log
+    ).groups()
+    return dict(engine_s=float(engine), compile_s=float(compiling))
 
 
 def measure_all(model: pathlib.Path, folder: pathlib.Path, args, words: int) -> Iterator[dict]:
     """Each attention's numbers."""
-    with ExitStack() as together:
-        servers = {}
-        if args.together:
-            for attention in args.attention:
-                server = together.enter_context(start(attention, model, folder / attention, args))
-                servers[attention] = server
-        for attention in args.attention:
-            with ExitStack() as alone:
-                server = servers.get(attention) or alone.enter_context(
-                    start(attention, model, folder / attention, args)
-                )
+    groups = [args.attention] if args.together else [[name] for name in args.attention]
+    for group in groups:
+        with ExitStack() as stack:
+            servers = {
+                name: stack.enter_context(start(name, model, folder / name, args)) for name in group
+            }
+            for name, server in servers.items():
                 server.wait(args.patience)
-                startup_s = time.monotonic() - server.started
-                print(f"{attention}: up after {startup_s:.0f} s", flush=True)
-                if attention == args.attention[0] and args.together:
-                    for other in servers.values():
-                        other.wait(args.patience)
-                yield measure(attention, server, startup_s, args, words)
+                print(f"{name}: up after {time.monotonic() - server.started:.0f} s", flush=True)
+            yield from measure(servers, args, words)
 
 
 def table(results: list[dict]) -> str:
@@ -203,7 +247,7 @@ def main() -> None:
     parser.add_argument("--attention", nargs="+", default=["xla_gpu", "jnp", "none"])
     parser.add_argument("--prompt", type=int, help="words a prompt")
     parser.add_argument("--output", type=int, help="tokens an answer")
-    parser.add_argument("--longest", type=int, default=512, help="--max-model-len")
+    parser.add_argument("--longest", type=int, help="--max-model-len; default: as long as needed")
     parser.add_argument("--page", type=int, default=32, help="--block-size")
     parser.add_argument("--batched-tokens", type=int, help="--max-num-batched-tokens")
     parser.add_argument(
@@ -212,34 +256,36 @@ def main() -> None:
     parser.add_argument(
         "--together",
         action="store_true",
-        help="start all servers at once (three times the memory; their start-up is not comparable)",
+        help="all servers at once, asked in turn (so many times the memory; slower start-ups)",
     )
-    parser.add_argument("--load-format", default="dummy")
     parser.add_argument("--patience", type=float, default=400, help="seconds for a start-up")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
     sizes = TINY if args.tiny else EIGHT_B
     args.concurrency = args.concurrency or ([1, 4] if args.tiny else [1, 16, 64, 256])
-    args.prompt = args.prompt or (64 if args.tiny else 256)
+    args.prompt = args.prompt or (64 if args.tiny else 1024)
     args.output = args.output or (16 if args.tiny else 128)
     args.batched_tokens = args.batched_tokens or (64 if args.tiny else 2048)
-    assert args.prompt + args.output <= args.longest
+    args.longest = args.longest or args.prompt + args.output
+    if args.prompt + args.output > args.longest:
+        parser.error(
+            f"--prompt {args.prompt} and --output {args.output} exceed --longest {args.longest}"
+        )
     folder = pathlib.Path(tempfile.mkdtemp(prefix="vllm-serve-"))
     model = folder / "model"
     model.mkdir()
-    write_config(model, sizes, args.longest)
-    results = []
+    write_checkpoint(model, sizes, args.longest)
+    results = json.loads(args.json.read_text()) if args.json and args.json.exists() else []
     for result in measure_all(model, folder, args, sizes["vocab_size"]):
-        results.append(result)
+        results = [old for old in results if old["attention"] != result["attention"]] + [result]
         if args.json:
             args.json.write_text(json.dumps(results, indent=1))
     shape = f"{args.prompt} words in, {args.output} tokens out"
     size = "tiny" if args.tiny else "8B-shaped"
-    print(f"\nvLLM on XLA:{results[0]['device']}, {size} Llama, {shape}\n")
+    print(f"\nvLLM on XLA:{results[-1]['device']}, {size} Llama, {shape}\n")
     print(table(results))
-    if not args.together:
-        starts = ", ".join(f"{r['attention']} {r['startup_s']:.0f} s" for r in results)
-        print(f"\nStart-up with nothing compiled: {starts}.")
+    starts = [f"{r['attention']} {r['engine_s']:.0f} s ({r['compile_s']:.0f} s)" for r in results]
+    print(f"\nThe engine's start, of which compiling: {', '.join(starts)}.")
 
 
 if __name__ == "__main__":

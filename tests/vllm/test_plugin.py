@@ -71,6 +71,40 @@ def test_vllm_stops_with_our_words_at_another_release(checkpoint, tmp_path):
     assert "tpu-inference 0.33.0 is installed; it knows tpu-inference 0.32.0" in done.stderr
 
 
+def test_the_scheduler_knows_which_runner_it_has(checkpoint):
+    """Where Triton works (on GPUs) vLLM takes it for its own second one, and it fails."""
+    program = """
+import sys
+import vllm.config.vllm as config
+from vllm.engine.arg_utils import EngineArgs
+
+config.HAS_TRITON = True
+print("V2:", EngineArgs(model=sys.argv[1]).create_engine_config().use_v2_model_runner)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, checkpoint("llama")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert "V2: False" in done.stdout, done.stderr[-3000:]
+
+
+def test_the_other_runner_is_refused(checkpoint):
+    done = subprocess.run(
+        [*vllm_command(), "serve", checkpoint("llama")],
+        env=environment(VLLM_USE_V2_MODEL_RUNNER="1"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode != 0
+    assert "VLLM_USE_V2_MODEL_RUNNER is '1'" in done.stderr
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "f = 3", "def f(a): ...", "def f(a, b, c): ...", "def f(b, a): ..."],

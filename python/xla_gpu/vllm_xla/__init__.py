@@ -36,7 +36,10 @@ def general_plugin() -> None:
 
 
 def prepare_environment() -> None:
-    """Settings that tpu-inference and JAX read when they are imported."""
+    """Settings that vLLM, tpu-inference and JAX read."""
+    # Where Triton works vLLM's scheduler takes the runner for its second one for CUDA, to which a
+    # request that comes back after preemption is a new one; tpu-inference's loses its tokens then.
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     # Without these it asks a cloud's metadata server what TPU this is, and waits for the answer.
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "none")
     os.environ.setdefault("TPU_NAME", "none")

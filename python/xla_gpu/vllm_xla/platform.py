@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from xla_gpu import vllm_xla
@@ -37,6 +38,12 @@ class XlaPlatform(TpuPlatform):
         Raises:
           UnsupportedError: for such a configuration, by name.
         """
+        if vllm_config.use_v2_model_runner:
+            raise _versions.UnsupportedError(
+                "xla_gpu.vllm_xla: VLLM_USE_V2_MODEL_RUNNER is "
+                f"{os.environ.get('VLLM_USE_V2_MODEL_RUNNER')!r}; tpu-inference's runner is of the "
+                "first kind: unset the variable or set it to 0"
+            )
         for what in _unsupported(vllm_config):
             raise _versions.UnsupportedError(
                 f"xla_gpu.vllm_xla: {what}; on CPUs and GPUs run it with vLLM's own backend for "
