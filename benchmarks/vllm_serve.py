@@ -138,7 +138,7 @@ async def load(server: Server, concurrency: int, prompt: int, output: int, words
     end = min(pieces[-1][0] for _, pieces in results)
     shared = [piece for piece in last if piece[0] <= end]
     if len(shared) < 2:
-        shared = last
+        raise SystemExit(f"the first of {concurrency} ended before the last began: larger --output")
     (begin, before), (until, after) = shared[0], shared[-1]
     step = (until - begin) / (after - before)
     return dict(
@@ -157,7 +157,7 @@ def start(
     options = ["--dtype", "float32" if args.tiny else "bfloat16", "--skip-tokenizer-init"]
     options += ["--max-model-len", str(args.longest), "--max-num-seqs", str(max(args.concurrency))]
     options += ["--max-num-batched-tokens", str(args.batched_tokens), "--no-enable-prefix-caching"]
-    pages = (max(args.concurrency) + 1) * -(-args.longest // args.page)
+    pages = (max(args.concurrency) + 1) * -(-(args.prompt + args.output) // args.page)
     options += ["--num-gpu-blocks-override", str(pages), "--block-size", str(args.page)]
     # A first token at once, later ones in eights: a server that writes each by itself is the limit
     # at many requests, not the step.
