@@ -13,16 +13,16 @@ inline constexpr int kStageBytes = 2 * kDecodeKeys * kCacheStride;
 inline constexpr int kMostStages = kTilesBytes / kWarps / kStageBytes;
 inline constexpr int kStages = kMostStages < 6 ? kMostStages : 6;
 static_assert(kStages >= 2, "the tiles are too small for decoding");
-inline constexpr int kMergeStride = kPadded + 4;
-static_assert(kWarps * kDecodeTileRows * kMergeStride * 4 <= kTilesBytes);
+// Of a row of partial results: eight floats more than the data, so that rows start in other banks.
+inline constexpr int kMergeStride = kPadded + 8;
+static_assert(kDecodeTileRows * kMergeStride * 4 <= kStages * kStageBytes);
 static_assert(kDecodeTileRows * kQueryStride <= kTilesBytes);
 static_assert(kWarps * kDecodeKeys == kSplitTokens);
 
 struct DecodeShared {
   float row_scale[kDecodeTileRows];
-  float max[kWarps][kDecodeTileRows];
-  float sum[kWarps][kDecodeTileRows];
-  float factor[kWarps][kDecodeTileRows];
+  float max[kDecodeTileRows][kWarps];
+  float sum[kDecodeTileRows][kWarps];
 };
 
 // Starts the copies of 16 keys and values. Lanes 0 to 15 hold the rows' offsets.
@@ -81,66 +81,89 @@ __device__ __forceinline__ void AddKeys(const Params& p, const unsigned (&q)[kBl
   }
 }
 
-// Merges the four warps' results, in a fixed order, and writes the rows.
+// The factors of the four warps' sums of values in a row's result. If `write`, also writes what the
+// row has besides its values.
+__device__ __forceinline__ void WeighWarps(const Params& p, const Tile& tile,
+                                           const DecodeShared& extra, int row, bool write,
+                                           float (&factors)[kWarps]) {
+  float max = extra.max[row][0];
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) max = fmaxf(max, extra.max[row][w]);
+  const float base = max == -Infinity() ? 0.0f : max;
+  float sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    factors[w] = Exp2((extra.max[row][w] - base) * kLog2E);
+    sum += extra.sum[row][w] * factors[w];
+  }
+  if (tile.splits > 1) {
+    if (write) {
+      p.partial_max[PartialRow(p, tile, row)] = max;
+      p.partial_sum[PartialRow(p, tile, row)] = sum;
+    }
+    return;
+  }
+  const long long query_row = QueryRow(p, tile, row);
+  float lse;
+  const float end = FinishRow(p, tile, query_row, max, sum, &lse);
+  if (p.lse != nullptr && write) p.lse[query_row] = lse;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) factors[w] *= end;
+}
+
+// Merges the four warps' results, in a fixed order, and writes the rows. Each warp puts those rows
+// that exist where its stages were.
 __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, char* shared,
                                            DecodeShared& extra, const RowState (&rows)[2],
                                            const float (&o)[kOutTiles][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  __syncthreads();  // all warps are done with their stages
-  float* merge = reinterpret_cast<float*>(shared);
+  const auto merge_row = [&](int w, int row) {
+    return reinterpret_cast<float*>(shared + w * (kStages * kStageBytes)) + row * kMergeStride;
+  };
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = lane / 4 + h * 8;
     const float sum = QuadSum(rows[h].sum);
+    if (row >= tile.num_rows) continue;
     if (lane % 4 == 0) {
-      extra.max[warp][row] = MaxLogit(rows[h]);
-      extra.sum[warp][row] = sum;
+      extra.max[row][warp] = MaxLogit(rows[h]);
+      extra.sum[row][warp] = sum;
     }
-    float* to = merge + (warp * kDecodeTileRows + row) * kMergeStride;
+    float* to = merge_row(warp, row);
 #pragma unroll
     for (int t = 0; t < kOutTiles; ++t) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) to[DimOf(t, c)] = o[t][2 * h + c];
-    }
-  }
-  __syncthreads();
-  if (threadIdx.x < kDecodeTileRows) {
-    const int row = threadIdx.x;
-    float max = extra.max[0][row];
-    for (int w = 1; w < kWarps; ++w) max = fmaxf(max, extra.max[w][row]);
-    const float base = max == -Infinity() ? 0.0f : max;
-    float sum = 0.0f;
-    float factors[kWarps];
-    for (int w = 0; w < kWarps; ++w) {
-      factors[w] = Exp2((extra.max[w][row] - base) * kLog2E);
-      sum += extra.sum[w][row] * factors[w];
-    }
-    float end = 1.0f;
-    if (row < tile.num_rows) {
-      if (tile.splits > 1) {
-        p.partial_max[PartialRow(p, tile, row)] = max;
-        p.partial_sum[PartialRow(p, tile, row)] = sum;
-      } else {
-        const long long query_row = QueryRow(p, tile, row);
-        float lse;
-        end = FinishRow(p, tile, query_row, max, sum, &lse);
-        if (p.lse != nullptr) p.lse[query_row] = lse;
+      if constexpr (!kFloat8) {
+        *reinterpret_cast<float2*>(to + DimOf(t, 0)) = make_float2(o[t][2 * h], o[t][2 * h + 1]);
+      } else if (t % 2 == 0) {  // two tiles hold four neighbours
+        *reinterpret_cast<float4*>(to + DimOf(t, 0)) =
+            make_float4(o[t][2 * h], o[t + 1][2 * h], o[t][2 * h + 1], o[t + 1][2 * h + 1]);
       }
     }
-    for (int w = 0; w < kWarps; ++w) extra.factor[w][row] = factors[w] * end;
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < tile.num_rows * kHeadDim; i += kThreads) {
-    const int row = i / kHeadDim, d = i % kHeadDim;
-    float value = 0.0f;
+  constexpr int kVector = kHeadDim % 4 == 0 ? 4 : 1;
+  constexpr int kVectors = kHeadDim / kVector;  // of a row
+#pragma unroll 1
+  for (int i = threadIdx.x; i < tile.num_rows * kVectors; i += kThreads) {
+    const int row = i / kVectors, d = i % kVectors * kVector;
+    float factors[kWarps];
+    WeighWarps(p, tile, extra, row, d == 0, factors);
+    Vector<float, kVector> value = {};
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      value += merge[(w * kDecodeTileRows + row) * kMergeStride + d] * extra.factor[w][row];
+      const auto x = *reinterpret_cast<const Vector<float, kVector>*>(merge_row(w, row) + d);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) value.x[j] += x.x[j] * factors[w];
     }
     if (tile.splits > 1) {
-      p.partial_out[PartialRow(p, tile, row) * kHeadDim + d] = value;
+      float* to = p.partial_out + PartialRow(p, tile, row) * kHeadDim + d;
+      *reinterpret_cast<Vector<float, kVector>*>(to) = value;
     } else {
-      static_cast<Out*>(p.out)[QueryRow(p, tile, row) * kHeadDim + d] = FromFloat<Out>(value);
+      Vector<Out, kVector> out;
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) out.x[j] = FromFloat<Out>(value.x[j]);
+      Out* to = static_cast<Out*>(p.out) + QueryRow(p, tile, row) * kHeadDim + d;
+      *reinterpret_cast<Vector<Out, kVector>*>(to) = out;
     }
   }
   if constexpr (kHeadDim != kPadded) {
