@@ -172,8 +172,9 @@ __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, ch
   }
 }
 
-__device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, char* shared,
-                                          DecodeShared& extra) {
+template <typename FetchNext>
+__device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, FetchNext fetch_next,
+                                          char* shared, DecodeShared& extra) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
   const char* keys = p.k_cache + tile.head * p.head_stride;
@@ -226,6 +227,7 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, cha
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) copy(first + i, i, pages[i]);
   int page = pages[kStages - 1];
+  fetch_next();
 
   float o[kOutTiles][4] = {};
   int stage = 0;

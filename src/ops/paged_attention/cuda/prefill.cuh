@@ -134,8 +134,9 @@ __device__ __forceinline__ void WritePrefillRow(const Params& p, const Tile& til
   }
 }
 
-__device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, char* shared,
-                                           PrefillShared& extra) {
+template <typename FetchNext>
+__device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, FetchNext fetch_next,
+                                           char* shared, PrefillShared& extra) {
   const int tid = threadIdx.x, lane = tid % 32;
   const int warp_row = tid / 32 * (16 * kRowTiles);
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
@@ -165,6 +166,7 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, ch
   __syncthreads();
   if (first < end) copy(first);
   int page = page_of(first + 1);
+  fetch_next();
 
   RowState rows[kRowTiles][2];
   Visible visible[kRowTiles][2];
