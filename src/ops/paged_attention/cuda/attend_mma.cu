@@ -31,6 +31,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     } else {
       RunDecode(p, tile, fetch_next, tiles, extra.decode);
     }
+    if constexpr (kHeadDim != kPadded) {  // queries and sums lay where the stages' padding is
+      __syncthreads();
+      ZeroPadding(tiles, kTilesBytes);
+    }
   });
 }
 

@@ -16,14 +16,85 @@ static_assert(kStages >= 2, "the tiles are too small for decoding");
 // Of a row of partial results: eight floats more than the data, so that rows start in other banks.
 inline constexpr int kMergeStride = kPadded + 8;
 static_assert(kDecodeTileRows * kMergeStride * 4 <= kStages * kStageBytes);
-static_assert(kDecodeTileRows * kQueryStride <= kTilesBytes);
 static_assert(kWarps * kDecodeKeys == kSplitTokens);
 
 struct DecodeShared {
-  float row_scale[kDecodeTileRows];
   float max[kDecodeTileRows][kWarps];
   float sum[kDecodeTileRows][kWarps];
 };
+
+// Two neighbouring elements of a query row; zeros from its end on.
+__device__ __forceinline__ unsigned LoadQueryPair(const Query* row, int d) {
+  if constexpr (kHeadDim % 2 == 0) {
+    return d < kHeadDim ? *reinterpret_cast<const unsigned*>(row + d) : 0u;
+  } else {
+    const unsigned low = d < kHeadDim ? row[d].bits : 0u;
+    const unsigned high = d + 1 < kHeadDim ? row[d + 1].bits : 0u;
+    return low | high << 16;
+  }
+}
+
+// Starts loading the tile's query rows as the A operands of all blocks of 16 head dimensions, but
+// for PrepareQuery. Straight into registers: nothing waits for them before the first keys do.
+__device__ __forceinline__ void LoadQueryFragments(const Params& p, const Tile& tile,
+                                                   unsigned (&q)[kBlocks][4]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = lane / 4 + h * 8;
+    const bool exists = row < tile.num_rows;
+    const Query* from = static_cast<const Query*>(p.query);
+    if (exists) from += QueryRow(p, tile, row) * kHeadDim;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      // The order of dimensions in a block is that of the keys: see mma_tile.cuh.
+      const int d = block * 16 + lane % 4 * (kFloat8 ? 4 : 2);
+      uint2 x = make_uint2(0, 0);
+      if constexpr (kFloat8 && kHeadDim % 4 == 0) {
+        if (exists && d < kHeadDim) x = *reinterpret_cast<const uint2*>(from + d);
+      } else if (exists) {
+        x = make_uint2(LoadQueryPair(from, d), LoadQueryPair(from, d + (kFloat8 ? 2 : 8)));
+      }
+      q[block][h] = x.x;
+      q[block][h + 2] = x.y;
+    }
+  }
+}
+
+// Turns the loaded rows into operands: gives the factor of each of the thread's two rows if
+// kScaledQuery.
+__device__ __forceinline__ void PrepareQuery(bool negate, unsigned (&q)[kBlocks][4],
+                                             float (&scale)[2]) {
+  const unsigned sign = negate ? 0x80008000u : 0u;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    scale[h] = 1.0f;
+    if constexpr (kScaledQuery) {
+      const auto low = [](unsigned x) { return ToFloat(Query{static_cast<unsigned short>(x)}); };
+      const auto high = [&](unsigned x) { return low(x >> 16); };
+      float largest = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 2 * kBlocks; ++i) {
+        const unsigned x = q[i / 2][h + i % 2 * 2];
+        largest = fmaxf(largest, fmaxf(fabsf(low(x)), fabsf(high(x))));
+      }
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
+      const RowScale row = ScaleOfRow(largest);
+      scale[h] = row.up;
+#pragma unroll
+      for (int i = 0; i < 2 * kBlocks; ++i) {
+        unsigned& x = q[i / 2][h + i % 2 * 2];
+        x = Pack2<Operand>(low(x) * row.down, high(x) * row.down);
+      }
+    }
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      q[block][h] ^= sign;
+      q[block][h + 2] ^= sign;
+    }
+  }
+}
 
 // Starts the copies of 16 keys and values. Lanes 0 to 15 hold the rows' offsets.
 __device__ __forceinline__ void CopyStage(long long offset, const char* keys, const char* values,
@@ -166,10 +237,6 @@ __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, ch
       *reinterpret_cast<Vector<Out, kVector>*>(to) = out;
     }
   }
-  if constexpr (kHeadDim != kPadded) {
-    __syncthreads();
-    ZeroPadding(shared, kTilesBytes);
-  }
 }
 
 template <typename FetchNext>
@@ -191,31 +258,8 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
 #pragma unroll
   for (int i = 0; i < kStages; ++i) pages[i] = page_of(first + i);
 
-  // The query goes through the same shared memory, before the stages do.
-  LoadQuery<kDecodeTileRows>(p, tile, logit.negate, shared, extra.row_scale);
-  WaitCopies<0>();
-  __syncthreads();
   unsigned q[kBlocks][4];
-#pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
-    QueryFragment(q[block], SharedAddress(shared), block);
-  }
-  RowState rows[2];
-  Visible visible[2];
-  float cap_in[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = lane / 4 + h * 8;
-    const float scale = kScaledQuery ? extra.row_scale[row] : 1.0f;
-    visible[h] = VisibleKeys(p, tile, row);
-    rows[h].factor = SOFT_CAP ? logit.factor : logit.factor * scale;
-    cap_in[h] = logit.cap_in * scale;
-  }
-  __syncthreads();
-  if constexpr (kHeadDim != kPadded) {  // query bytes lie where the stages have their padding
-    ZeroPadding(shared, kTilesBytes);
-    __syncthreads();
-  }
+  LoadQueryFragments(p, tile, q);
 
   const unsigned ring = SharedAddress(shared) + warp * (kStages * kStageBytes);
   const auto copy = [&](int step, int stage, int page) {
@@ -228,6 +272,18 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
   for (int i = 0; i < kStages - 1; ++i) copy(first + i, i, pages[i]);
   int page = pages[kStages - 1];
   fetch_next();
+
+  float query_scale[2];
+  PrepareQuery(logit.negate, q, query_scale);
+  RowState rows[2];
+  Visible visible[2];
+  float cap_in[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    visible[h] = VisibleKeys(p, tile, lane / 4 + h * 8);
+    rows[h].factor = SOFT_CAP ? logit.factor : logit.factor * query_scale[h];
+    cap_in[h] = logit.cap_in * query_scale[h];
+  }
 
   float o[kOutTiles][4] = {};
   int stage = 0;

@@ -111,6 +111,20 @@ __device__ __forceinline__ void CopyQuery(const Params& p, const Tile& tile, boo
   }
 }
 
+// A power of two that brings a row of bf16 into f16's range, and its inverse.
+struct RowScale {
+  float up;
+  float down;
+};
+
+__device__ __forceinline__ RowScale ScaleOfRow(float largest) {
+  // 2^exponent of the largest; f32's own limits keep both factors normal numbers.
+  int exponent = static_cast<int>(__float_as_uint(largest) >> 23);
+  exponent = largest == 0.0f ? 127 : min(max(exponent, 2), 252);
+  return {__uint_as_float(static_cast<unsigned>(exponent) << 23),
+          __uint_as_float(static_cast<unsigned>(254 - exponent) << 23)};
+}
+
 // Brings `kRows` query rows to shared memory as operands; the caller waits for copies and
 // synchronises. Gives each row's factor in `row_scale` if kScaledQuery.
 template <int kRows>
@@ -146,11 +160,9 @@ __device__ inline void LoadQuery(const Params& p, const Tile& tile, bool negate,
         for (int step = 16; step > 0; step /= 2) {
           largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
         }
-        // 2^exponent of the largest; f32's own limits keep both factors normal numbers.
-        int exponent = static_cast<int>(__float_as_uint(largest) >> 23);
-        exponent = largest == 0.0f ? 127 : min(max(exponent, 2), 252);
-        down = __uint_as_float(static_cast<unsigned>(254 - exponent) << 23);
-        if (lane == 0) row_scale[row] = __uint_as_float(static_cast<unsigned>(exponent) << 23);
+        const RowScale scale = ScaleOfRow(largest);
+        down = scale.down;
+        if (lane == 0) row_scale[row] = scale.up;
       }
 #pragma unroll
       for (int j = 0; j < (kPadded + 31) / 32; ++j) {
