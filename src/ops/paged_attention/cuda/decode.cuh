@@ -96,19 +96,30 @@ __device__ __forceinline__ void PrepareQuery(bool negate, unsigned (&q)[kBlocks]
   }
 }
 
-// Starts the copies of 16 keys and values. Lanes 0 to 15 hold the rows' offsets.
-__device__ __forceinline__ void CopyStage(long long offset, const char* keys, const char* values,
+// Starts the copies of 16 keys and values, which lie `to_values` bytes further. Lanes 0 to 15 hold
+// the rows' offsets; rows whose offset is negative become zeros. Every instruction here delays an
+// item's first keys.
+__device__ __forceinline__ void CopyStage(long long offset, const char* keys, long long to_values,
                                           unsigned shared_keys) {
   constexpr int kCopies = kDecodeKeys * kChunks;
+  // If a lane's chunk is the same in all of its rows, all else is the same but for constants.
+  constexpr bool kSameChunk = 32 % kChunks == 0;
+  const int lane = threadIdx.x % 32;
+  const int lane_row = kSameChunk ? lane / kChunks : 0;
+  const unsigned exist = __ballot_sync(kAllLanes, offset >= 0) >> lane_row;
+  const long long own = reinterpret_cast<long long>(keys) + (offset < 0 ? 0 : offset);
+  shared_keys += lane_row * kCacheStride;
 #pragma unroll
   for (int base = 0; base < kCopies; base += 32) {
-    const int i = base + threadIdx.x % 32;
-    const int row = i / kChunks, chunk = i % kChunks;
-    const long long from = __shfl_sync(kAllLanes, offset, row % kDecodeKeys);
-    if (kCopies % 32 == 0 || i < kCopies) {
+    const int row = kSameChunk ? base / kChunks : (base + lane) / kChunks;  // from lane_row on
+    const int chunk = kSameChunk ? lane % kChunks : (base + lane) % kChunks;
+    const long long from = __shfl_sync(kAllLanes, own, (lane_row + row) % kDecodeKeys);
+    if (kCopies % 32 == 0 || base + lane < kCopies) {
+      const bool read = (exist >> row & 1u) != 0;
       const unsigned shared = shared_keys + row * kCacheStride;
-      CopyChunk(shared, from < 0 ? nullptr : keys + from, chunk);
-      CopyChunk(shared + kDecodeKeys * kCacheStride, from < 0 ? nullptr : values + from, chunk);
+      CopyChunk(shared, reinterpret_cast<const char*>(from), chunk, read);
+      CopyChunk(shared + kDecodeKeys * kCacheStride,
+                reinterpret_cast<const char*>(from + to_values), chunk, read);
     }
   }
 }
@@ -245,7 +256,8 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
   const char* keys = p.k_cache + tile.head * p.head_stride;
-  const char* values = p.v_cache + tile.head * p.head_stride;
+  const long long to_values =
+      reinterpret_cast<long long>(p.v_cache) - reinterpret_cast<long long>(p.k_cache);
 
   // The warp's steps: blocks of kSplitTokens keys, of which it takes its 16.
   const int first = tile.key_begin / kSplitTokens;
@@ -265,7 +277,7 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
   const auto copy = [&](int step, int stage, int page) {
     const int key = key_of(step) + lane;
     const long long offset = lane < kDecodeKeys && step < end ? KeyOffset(p, tile, key, page) : -1;
-    if (step < end) CopyStage(offset, keys, values, ring + stage * kStageBytes);
+    if (step < end) CopyStage(offset, keys, to_values, ring + stage * kStageBytes);
     CommitCopies();  // also an empty group, so that counting them tells the stage
   };
 #pragma unroll

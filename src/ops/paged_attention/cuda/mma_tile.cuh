@@ -56,17 +56,16 @@ inline constexpr int kChunk = kRowBytes % 16 == 0  ? 16
                                                    : static_cast<int>(sizeof(Cache));
 inline constexpr int kChunks = kRowBytes / kChunk;
 
-// Copies one chunk of a row; zeros where `row` is null.
-__device__ __forceinline__ void CopyChunk(unsigned shared, const char* row, int chunk) {
-  const char* from = row == nullptr ? nullptr : row + chunk * kChunk;
+// Copies one chunk of a row, or writes zeros and reads nothing if `read` is false.
+__device__ __forceinline__ void CopyChunk(unsigned shared, const char* row, int chunk, bool read) {
+  const char* from = row + chunk * kChunk;
   if constexpr (kChunk >= 4) {
-    CopyAsync<kChunk>(shared + chunk * kChunk, from, row != nullptr);
+    CopyAsync<kChunk>(shared + chunk * kChunk, from, read);
   } else if constexpr (kChunk == 2) {
-    const unsigned short value =
-        row == nullptr ? 0 : *reinterpret_cast<const unsigned short*>(from);
+    const unsigned short value = read ? *reinterpret_cast<const unsigned short*>(from) : 0;
     asm volatile("st.shared.b16 [%0], %1;" ::"r"(shared + chunk * 2), "h"(value) : "memory");
   } else {
-    const unsigned value = row == nullptr ? 0 : *reinterpret_cast<const unsigned char*>(from);
+    const unsigned value = read ? *reinterpret_cast<const unsigned char*>(from) : 0;
     asm volatile("st.shared.b8 [%0], %1;" ::"r"(shared + chunk), "r"(value) : "memory");
   }
 }

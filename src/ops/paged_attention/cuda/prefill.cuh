@@ -24,10 +24,11 @@ __device__ __forceinline__ void CopyTile(const Params& p, const long long* offse
 #pragma unroll
   for (int i = threadIdx.x; i < kCopies; i += kThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
-    const long long offset = offsets[row];
+    const bool read = offsets[row] >= 0;
+    const long long offset = read ? offsets[row] : 0;
     const unsigned shared = shared_keys + row * kCacheStride;
-    CopyChunk(shared, offset < 0 ? nullptr : keys + offset, chunk);
-    CopyChunk(shared + kKeysBytes, offset < 0 ? nullptr : values + offset, chunk);
+    CopyChunk(shared, keys + offset, chunk, read);
+    CopyChunk(shared + kKeysBytes, values + offset, chunk, read);
   }
 }
 
