@@ -19,13 +19,20 @@ struct alignas(VECTOR * sizeof(T)) Vector {
   T x[VECTOR];
 };
 
+// a / b of numbers >= 0: dividing 64 bits takes several times as long, and they are seldom needed.
+__device__ __forceinline__ long long Quotient(long long a, long long b) {
+  if ((a | b) >> 32 != 0) return a / b;
+  return static_cast<unsigned>(a) / static_cast<unsigned>(b);
+}
+
 // Elements [d, d + VECTOR) of one head of one token.
 __device__ __forceinline__ void WriteVector(const UpdateParams& p, const CacheParams& cache,
                                             long long token, long long slot, int head, int d) {
   const Input* from =
       static_cast<const Input*>(cache.input) + (token * p.kv_heads + head) * HEAD_DIM + d;
-  Cache* to = static_cast<Cache*>(cache.base) + slot / p.page_size * cache.page_stride +
-              slot % p.page_size * cache.token_stride + head * cache.head_stride + d;
+  const long long page = Quotient(slot, p.page_size);
+  Cache* to = static_cast<Cache*>(cache.base) + page * cache.page_stride +
+              (slot - page * p.page_size) * cache.token_stride + head * cache.head_stride + d;
   const Vector<Input> in = *reinterpret_cast<const Vector<Input>*>(from);
   if (kSameType<Input, Cache> && cache.scale == nullptr) {  // bit for bit
     *reinterpret_cast<Vector<Input>*>(to) = in;

@@ -21,15 +21,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   } extra;
   ZeroPadding(tiles, kTilesBytes);
   __syncthreads();
-  Attend<Out, kHeadDim>(p, [&](int kind, const Tile& tile) {
-    if (kind == kPrefillItem) {
+  Attend<Out, kHeadDim>(p, [&](const Tile& tile, auto fetch_next) {
+    if (tile.kind == kPrefillItem) {
 #if WGMMA
-      RunPrefillWgmma(p, tile, tiles, extra.prefill);
+      RunPrefillWgmma(p, tile, fetch_next, tiles, extra.prefill);
 #else
-      RunPrefill(p, tile, tiles, extra.prefill);
+      RunPrefill(p, tile, fetch_next, tiles, extra.prefill);
 #endif
     } else {
-      RunDecode(p, tile, tiles, extra.decode);
+      RunDecode(p, tile, fetch_next, tiles, extra.decode);
+    }
+    if constexpr (kHeadDim != kPadded) {  // queries and sums lay where the stages' padding is
+      __syncthreads();
+      ZeroPadding(tiles, kTilesBytes);
     }
   });
 }

@@ -71,7 +71,9 @@ __device__ __forceinline__ float Dot(const float* a, const float* b) {
   return (sum.x + sum.y) + (sum.z + sum.w);
 }
 
-__device__ void Run(const Params& p, const Tile& tile, float* shared, Extra& extra) {
+template <typename FetchNext>
+__device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext fetch_next,
+                                    float* shared, Extra& extra) {
   const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   float* query = shared;
   float* keys = query + kRows * kStride;
@@ -82,6 +84,7 @@ __device__ void Run(const Params& p, const Tile& tile, float* shared, Extra& ext
     return r < tile.num_rows ? static_cast<const Query*>(p.query) + QueryRow(p, tile, r) * kHeadDim
                              : nullptr;
   });
+  fetch_next();
 
   float max = -Infinity(), sum = 0.0f;
   float4 o[kOwnQuads] = {};
@@ -191,8 +194,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     paged_attention_attend(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) float floats[];
   __shared__ Extra extra;
-  Attend<Out, kHeadDim>(p, [&](int, const Tile& tile) {
-    Run(p, tile, floats, extra);
+  Attend<Out, kHeadDim>(p, [&](const Tile& tile, auto fetch_next) {
+    Run(p, tile, fetch_next, floats, extra);
     __syncthreads();
   });
 }

@@ -13,31 +13,113 @@ inline constexpr int kStageBytes = 2 * kDecodeKeys * kCacheStride;
 inline constexpr int kMostStages = kTilesBytes / kWarps / kStageBytes;
 inline constexpr int kStages = kMostStages < 6 ? kMostStages : 6;
 static_assert(kStages >= 2, "the tiles are too small for decoding");
-inline constexpr int kMergeStride = kPadded + 4;
-static_assert(kWarps * kDecodeTileRows * kMergeStride * 4 <= kTilesBytes);
-static_assert(kDecodeTileRows * kQueryStride <= kTilesBytes);
+// Of a row of partial results: eight floats more than the data, so that rows start in other banks.
+inline constexpr int kMergeStride = kPadded + 8;
+static_assert(kDecodeTileRows * kMergeStride * 4 <= kStages * kStageBytes);
 static_assert(kWarps * kDecodeKeys == kSplitTokens);
 
 struct DecodeShared {
-  float row_scale[kDecodeTileRows];
-  float max[kWarps][kDecodeTileRows];
-  float sum[kWarps][kDecodeTileRows];
-  float factor[kWarps][kDecodeTileRows];
+  float max[kDecodeTileRows][kWarps];
+  float sum[kDecodeTileRows][kWarps];
 };
 
-// Starts the copies of 16 keys and values. Lanes 0 to 15 hold the rows' offsets.
-__device__ __forceinline__ void CopyStage(long long offset, const char* keys, const char* values,
+// Two neighbouring elements of a query row; zeros from its end on.
+__device__ __forceinline__ unsigned LoadQueryPair(const Query* row, int d) {
+  if constexpr (kHeadDim % 2 == 0) {
+    return d < kHeadDim ? *reinterpret_cast<const unsigned*>(row + d) : 0u;
+  } else {
+    const unsigned low = d < kHeadDim ? row[d].bits : 0u;
+    const unsigned high = d + 1 < kHeadDim ? row[d + 1].bits : 0u;
+    return low | high << 16;
+  }
+}
+
+// Starts loading the tile's query rows as the A operands of all blocks of 16 head dimensions, but
+// for PrepareQuery. Straight into registers: nothing waits for them before the first keys do.
+__device__ __forceinline__ void LoadQueryFragments(const Params& p, const Tile& tile,
+                                                   unsigned (&q)[kBlocks][4]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = lane / 4 + h * 8;
+    const bool exists = row < tile.num_rows;
+    const Query* from = static_cast<const Query*>(p.query);
+    if (exists) from += QueryRow(p, tile, row) * kHeadDim;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      // The order of dimensions in a block is that of the keys: see mma_tile.cuh.
+      const int d = block * 16 + lane % 4 * (kFloat8 ? 4 : 2);
+      uint2 x = make_uint2(0, 0);
+      if constexpr (kFloat8 && kHeadDim % 4 == 0) {
+        if (exists && d < kHeadDim) x = *reinterpret_cast<const uint2*>(from + d);
+      } else if (exists) {
+        x = make_uint2(LoadQueryPair(from, d), LoadQueryPair(from, d + (kFloat8 ? 2 : 8)));
+      }
+      q[block][h] = x.x;
+      q[block][h + 2] = x.y;
+    }
+  }
+}
+
+// Turns the loaded rows into operands: gives the factor of each of the thread's two rows if
+// kScaledQuery.
+__device__ __forceinline__ void PrepareQuery(bool negate, unsigned (&q)[kBlocks][4],
+                                             float (&scale)[2]) {
+  const unsigned sign = negate ? 0x80008000u : 0u;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    scale[h] = 1.0f;
+    if constexpr (kScaledQuery) {
+      const auto low = [](unsigned x) { return ToFloat(Query{static_cast<unsigned short>(x)}); };
+      const auto high = [&](unsigned x) { return low(x >> 16); };
+      float largest = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 2 * kBlocks; ++i) {
+        const unsigned x = q[i / 2][h + i % 2 * 2];
+        largest = fmaxf(largest, fmaxf(fabsf(low(x)), fabsf(high(x))));
+      }
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
+      const RowScale row = ScaleOfRow(largest);
+      scale[h] = row.up;
+#pragma unroll
+      for (int i = 0; i < 2 * kBlocks; ++i) {
+        unsigned& x = q[i / 2][h + i % 2 * 2];
+        x = Pack2<Operand>(low(x) * row.down, high(x) * row.down);
+      }
+    }
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      q[block][h] ^= sign;
+      q[block][h + 2] ^= sign;
+    }
+  }
+}
+
+// Starts the copies of 16 keys and values, which lie `to_values` bytes further. Lanes 0 to 15 hold
+// the rows' offsets; rows whose offset is negative become zeros. Every instruction here delays an
+// item's first keys.
+__device__ __forceinline__ void CopyStage(long long offset, const char* keys, long long to_values,
                                           unsigned shared_keys) {
   constexpr int kCopies = kDecodeKeys * kChunks;
+  // If a lane's chunk is the same in all of its rows, all else is the same but for constants.
+  constexpr bool kSameChunk = 32 % kChunks == 0;
+  const int lane = threadIdx.x % 32;
+  const int lane_row = kSameChunk ? lane / kChunks : 0;
+  const unsigned exist = __ballot_sync(kAllLanes, offset >= 0) >> lane_row;
+  const long long own = reinterpret_cast<long long>(keys) + (offset < 0 ? 0 : offset);
+  shared_keys += lane_row * kCacheStride;
 #pragma unroll
   for (int base = 0; base < kCopies; base += 32) {
-    const int i = base + threadIdx.x % 32;
-    const int row = i / kChunks, chunk = i % kChunks;
-    const long long from = __shfl_sync(kAllLanes, offset, row % kDecodeKeys);
-    if (kCopies % 32 == 0 || i < kCopies) {
+    const int row = kSameChunk ? base / kChunks : (base + lane) / kChunks;  // from lane_row on
+    const int chunk = kSameChunk ? lane % kChunks : (base + lane) % kChunks;
+    const long long from = __shfl_sync(kAllLanes, own, (lane_row + row) % kDecodeKeys);
+    if (kCopies % 32 == 0 || base + lane < kCopies) {
+      const bool read = (exist >> row & 1u) != 0;
       const unsigned shared = shared_keys + row * kCacheStride;
-      CopyChunk(shared, from < 0 ? nullptr : keys + from, chunk);
-      CopyChunk(shared + kDecodeKeys * kCacheStride, from < 0 ? nullptr : values + from, chunk);
+      CopyChunk(shared, reinterpret_cast<const char*>(from), chunk, read);
+      CopyChunk(shared + kDecodeKeys * kCacheStride,
+                reinterpret_cast<const char*>(from + to_values), chunk, read);
     }
   }
 }
@@ -81,80 +163,101 @@ __device__ __forceinline__ void AddKeys(const Params& p, const unsigned (&q)[kBl
   }
 }
 
-// Merges the four warps' results, in a fixed order, and writes the rows.
+// The factors of the four warps' sums of values in a row's result. If `write`, also writes what the
+// row has besides its values.
+__device__ __forceinline__ void WeighWarps(const Params& p, const Tile& tile,
+                                           const DecodeShared& extra, int row, bool write,
+                                           float (&factors)[kWarps]) {
+  float max = extra.max[row][0];
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) max = fmaxf(max, extra.max[row][w]);
+  const float base = max == -Infinity() ? 0.0f : max;
+  float sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    factors[w] = Exp2((extra.max[row][w] - base) * kLog2E);
+    sum += extra.sum[row][w] * factors[w];
+  }
+  if (tile.splits > 1) {
+    if (write) {
+      p.partial_max[PartialRow(p, tile, row)] = max;
+      p.partial_sum[PartialRow(p, tile, row)] = sum;
+    }
+    return;
+  }
+  const long long query_row = QueryRow(p, tile, row);
+  float lse;
+  const float end = FinishRow(p, tile, query_row, max, sum, &lse);
+  if (p.lse != nullptr && write) p.lse[query_row] = lse;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) factors[w] *= end;
+}
+
+// Merges the four warps' results, in a fixed order, and writes the rows. Each warp puts those rows
+// that exist where its stages were.
 __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, char* shared,
                                            DecodeShared& extra, const RowState (&rows)[2],
                                            const float (&o)[kOutTiles][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  __syncthreads();  // all warps are done with their stages
-  float* merge = reinterpret_cast<float*>(shared);
+  const auto merge_row = [&](int w, int row) {
+    return reinterpret_cast<float*>(shared + w * (kStages * kStageBytes)) + row * kMergeStride;
+  };
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = lane / 4 + h * 8;
     const float sum = QuadSum(rows[h].sum);
+    if (row >= tile.num_rows) continue;
     if (lane % 4 == 0) {
-      extra.max[warp][row] = MaxLogit(rows[h]);
-      extra.sum[warp][row] = sum;
+      extra.max[row][warp] = MaxLogit(rows[h]);
+      extra.sum[row][warp] = sum;
     }
-    float* to = merge + (warp * kDecodeTileRows + row) * kMergeStride;
+    float* to = merge_row(warp, row);
 #pragma unroll
     for (int t = 0; t < kOutTiles; ++t) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) to[DimOf(t, c)] = o[t][2 * h + c];
-    }
-  }
-  __syncthreads();
-  if (threadIdx.x < kDecodeTileRows) {
-    const int row = threadIdx.x;
-    float max = extra.max[0][row];
-    for (int w = 1; w < kWarps; ++w) max = fmaxf(max, extra.max[w][row]);
-    const float base = max == -Infinity() ? 0.0f : max;
-    float sum = 0.0f;
-    float factors[kWarps];
-    for (int w = 0; w < kWarps; ++w) {
-      factors[w] = Exp2((extra.max[w][row] - base) * kLog2E);
-      sum += extra.sum[w][row] * factors[w];
-    }
-    float end = 1.0f;
-    if (row < tile.num_rows) {
-      if (tile.splits > 1) {
-        p.partial_max[PartialRow(p, tile, row)] = max;
-        p.partial_sum[PartialRow(p, tile, row)] = sum;
-      } else {
-        const long long query_row = QueryRow(p, tile, row);
-        float lse;
-        end = FinishRow(p, tile, query_row, max, sum, &lse);
-        if (p.lse != nullptr) p.lse[query_row] = lse;
+      if constexpr (!kFloat8) {
+        *reinterpret_cast<float2*>(to + DimOf(t, 0)) = make_float2(o[t][2 * h], o[t][2 * h + 1]);
+      } else if (t % 2 == 0) {  // two tiles hold four neighbours
+        *reinterpret_cast<float4*>(to + DimOf(t, 0)) =
+            make_float4(o[t][2 * h], o[t + 1][2 * h], o[t][2 * h + 1], o[t + 1][2 * h + 1]);
       }
     }
-    for (int w = 0; w < kWarps; ++w) extra.factor[w][row] = factors[w] * end;
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < tile.num_rows * kHeadDim; i += kThreads) {
-    const int row = i / kHeadDim, d = i % kHeadDim;
-    float value = 0.0f;
+  constexpr int kVector = kHeadDim % 4 == 0 ? 4 : 1;
+  constexpr int kVectors = kHeadDim / kVector;  // of a row
+#pragma unroll 1
+  for (int i = threadIdx.x; i < tile.num_rows * kVectors; i += kThreads) {
+    const int row = i / kVectors, d = i % kVectors * kVector;
+    float factors[kWarps];
+    WeighWarps(p, tile, extra, row, d == 0, factors);
+    Vector<float, kVector> value = {};
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      value += merge[(w * kDecodeTileRows + row) * kMergeStride + d] * extra.factor[w][row];
+      const auto x = *reinterpret_cast<const Vector<float, kVector>*>(merge_row(w, row) + d);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) value.x[j] += x.x[j] * factors[w];
     }
     if (tile.splits > 1) {
-      p.partial_out[PartialRow(p, tile, row) * kHeadDim + d] = value;
+      float* to = p.partial_out + PartialRow(p, tile, row) * kHeadDim + d;
+      *reinterpret_cast<Vector<float, kVector>*>(to) = value;
     } else {
-      static_cast<Out*>(p.out)[QueryRow(p, tile, row) * kHeadDim + d] = FromFloat<Out>(value);
+      Vector<Out, kVector> out;
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) out.x[j] = FromFloat<Out>(value.x[j]);
+      Out* to = static_cast<Out*>(p.out) + QueryRow(p, tile, row) * kHeadDim + d;
+      *reinterpret_cast<Vector<Out, kVector>*>(to) = out;
     }
-  }
-  if constexpr (kHeadDim != kPadded) {
-    __syncthreads();
-    ZeroPadding(shared, kTilesBytes);
   }
 }
 
-__device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, char* shared,
-                                          DecodeShared& extra) {
+template <typename FetchNext>
+__device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, FetchNext fetch_next,
+                                          char* shared, DecodeShared& extra) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
   const char* keys = p.k_cache + tile.head * p.head_stride;
-  const char* values = p.v_cache + tile.head * p.head_stride;
+  const long long to_values =
+      reinterpret_cast<long long>(p.v_cache) - reinterpret_cast<long long>(p.k_cache);
 
   // The warp's steps: blocks of kSplitTokens keys, of which it takes its 16.
   const int first = tile.key_begin / kSplitTokens;
@@ -167,42 +270,32 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, cha
 #pragma unroll
   for (int i = 0; i < kStages; ++i) pages[i] = page_of(first + i);
 
-  // The query goes through the same shared memory, before the stages do.
-  LoadQuery<kDecodeTileRows>(p, tile, logit.negate, shared, extra.row_scale);
-  WaitCopies<0>();
-  __syncthreads();
   unsigned q[kBlocks][4];
-#pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
-    QueryFragment(q[block], SharedAddress(shared), block);
-  }
-  RowState rows[2];
-  Visible visible[2];
-  float cap_in[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = lane / 4 + h * 8;
-    const float scale = kScaledQuery ? extra.row_scale[row] : 1.0f;
-    visible[h] = VisibleKeys(p, tile, row);
-    rows[h].factor = SOFT_CAP ? logit.factor : logit.factor * scale;
-    cap_in[h] = logit.cap_in * scale;
-  }
-  __syncthreads();
-  if constexpr (kHeadDim != kPadded) {  // query bytes lie where the stages have their padding
-    ZeroPadding(shared, kTilesBytes);
-    __syncthreads();
-  }
+  LoadQueryFragments(p, tile, q);
 
   const unsigned ring = SharedAddress(shared) + warp * (kStages * kStageBytes);
   const auto copy = [&](int step, int stage, int page) {
     const int key = key_of(step) + lane;
     const long long offset = lane < kDecodeKeys && step < end ? KeyOffset(p, tile, key, page) : -1;
-    if (step < end) CopyStage(offset, keys, values, ring + stage * kStageBytes);
+    if (step < end) CopyStage(offset, keys, to_values, ring + stage * kStageBytes);
     CommitCopies();  // also an empty group, so that counting them tells the stage
   };
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) copy(first + i, i, pages[i]);
   int page = pages[kStages - 1];
+  fetch_next();
+
+  float query_scale[2];
+  PrepareQuery(logit.negate, q, query_scale);
+  RowState rows[2];
+  Visible visible[2];
+  float cap_in[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    visible[h] = VisibleKeys(p, tile, lane / 4 + h * 8);
+    rows[h].factor = SOFT_CAP ? logit.factor : logit.factor * query_scale[h];
+    cap_in[h] = logit.cap_in * query_scale[h];
+  }
 
   float o[kOutTiles][4] = {};
   int stage = 0;

@@ -92,13 +92,11 @@ __device__ __forceinline__ void FillHeads(const Params& p, int token, int first_
   const int count = heads * kHeadDim;
   constexpr int kVector = 16 / sizeof(Out);
   if (reinterpret_cast<unsigned long long>(row) % 16 == 0 && count % kVector == 0) {
-    struct alignas(16) Vector {
-      Out x[kVector];
-    } value;
+    Vector<Out, kVector> value;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) value.x[i] = FromFloat<Out>(out);
     for (int i = threadIdx.x; i < count / kVector; i += blockDim.x) {
-      reinterpret_cast<Vector*>(row)[i] = value;
+      reinterpret_cast<Vector<Out, kVector>*>(row)[i] = value;
     }
   } else {
     for (int i = threadIdx.x; i < count; i += blockDim.x) row[i] = FromFloat<Out>(out);

@@ -56,17 +56,16 @@ inline constexpr int kChunk = kRowBytes % 16 == 0  ? 16
                                                    : static_cast<int>(sizeof(Cache));
 inline constexpr int kChunks = kRowBytes / kChunk;
 
-// Copies one chunk of a row; zeros where `row` is null.
-__device__ __forceinline__ void CopyChunk(unsigned shared, const char* row, int chunk) {
-  const char* from = row == nullptr ? nullptr : row + chunk * kChunk;
+// Copies one chunk of a row, or writes zeros and reads nothing if `read` is false.
+__device__ __forceinline__ void CopyChunk(unsigned shared, const char* row, int chunk, bool read) {
+  const char* from = row + chunk * kChunk;
   if constexpr (kChunk >= 4) {
-    CopyAsync<kChunk>(shared + chunk * kChunk, from, row != nullptr);
+    CopyAsync<kChunk>(shared + chunk * kChunk, from, read);
   } else if constexpr (kChunk == 2) {
-    const unsigned short value =
-        row == nullptr ? 0 : *reinterpret_cast<const unsigned short*>(from);
+    const unsigned short value = read ? *reinterpret_cast<const unsigned short*>(from) : 0;
     asm volatile("st.shared.b16 [%0], %1;" ::"r"(shared + chunk * 2), "h"(value) : "memory");
   } else {
-    const unsigned value = row == nullptr ? 0 : *reinterpret_cast<const unsigned char*>(from);
+    const unsigned value = read ? *reinterpret_cast<const unsigned char*>(from) : 0;
     asm volatile("st.shared.b8 [%0], %1;" ::"r"(shared + chunk), "r"(value) : "memory");
   }
 }
@@ -111,6 +110,20 @@ __device__ __forceinline__ void CopyQuery(const Params& p, const Tile& tile, boo
   }
 }
 
+// A power of two that brings a row of bf16 into f16's range, and its inverse.
+struct RowScale {
+  float up;
+  float down;
+};
+
+__device__ __forceinline__ RowScale ScaleOfRow(float largest) {
+  // 2^exponent of the largest; f32's own limits keep both factors normal numbers.
+  int exponent = static_cast<int>(__float_as_uint(largest) >> 23);
+  exponent = largest == 0.0f ? 127 : min(max(exponent, 2), 252);
+  return {__uint_as_float(static_cast<unsigned>(exponent) << 23),
+          __uint_as_float(static_cast<unsigned>(254 - exponent) << 23)};
+}
+
 // Brings `kRows` query rows to shared memory as operands; the caller waits for copies and
 // synchronises. Gives each row's factor in `row_scale` if kScaledQuery.
 template <int kRows>
@@ -146,11 +159,9 @@ __device__ inline void LoadQuery(const Params& p, const Tile& tile, bool negate,
         for (int step = 16; step > 0; step /= 2) {
           largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
         }
-        // 2^exponent of the largest; f32's own limits keep both factors normal numbers.
-        int exponent = static_cast<int>(__float_as_uint(largest) >> 23);
-        exponent = largest == 0.0f ? 127 : min(max(exponent, 2), 252);
-        down = __uint_as_float(static_cast<unsigned>(254 - exponent) << 23);
-        if (lane == 0) row_scale[row] = __uint_as_float(static_cast<unsigned>(exponent) << 23);
+        const RowScale scale = ScaleOfRow(largest);
+        down = scale.down;
+        if (lane == 0) row_scale[row] = scale.up;
       }
 #pragma unroll
       for (int j = 0; j < (kPadded + 31) / 32; ++j) {

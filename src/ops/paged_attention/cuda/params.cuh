@@ -22,28 +22,35 @@ inline constexpr int kFillTokens = 64;  // of a fill item
 // A fill item writes the rows of a range of tokens that no sequence owns.
 enum ItemKind : int { kDecodeItem = 0, kPrefillItem = 1, kFillItem = 2 };
 
-struct WorkItem {
-  int seq;
-  int first_row;  // of a fill item: first token of `query`
-  int split;
+// A tile of rows of a sequence over a part of its keys: all that attend has to know of it, so that
+// its first loads wait for one load alone. Each item stands for kv_heads pieces of work.
+struct alignas(16) WorkItem {
   int kind;
+  int seq;
+  int query_begin;  // row of `query` of the sequence's first query token
+  int first_row;    // of the tile, in the sequence; of a fill item: first token of `query`
+  int num_rows;     // of the tile
+  int rows;         // of the sequence
+  int first_pos;    // position of the sequence's first query token
+  int key_begin;    // keys of this item that some row may see
+  int key_end;      // at least key_begin
+  int split;
+  int splits;         // 1: the item writes the output itself
+  int partial_begin;  // the sequence's first row in the partial results, if splits > 1
 };
 
 enum SequenceState : int { kUnused = 0, kValid = 1, kInvalid = 2 };
 
-struct SequenceInfo {
+// All zero, so without rows, if the lengths are invalid.
+struct alignas(16) SequenceInfo {
   int query_begin;  // query_start_loc
   int query_len;
   int context_len;
-  int first_token;    // the first of its query tokens that is its own, counted from query_begin
-  int tile_rows;      // of its items
-  int splits;         // 1: the items write the output themselves
-  int partial_begin;  // first row in the partial results, if splits > 1
-  int kind;
+  int first_token;  // the first of its query tokens that is its own, counted from query_begin
 };
 
 struct WorkHeader {
-  unsigned num_items;     // of the list; each stands for kv_heads pieces of work
+  unsigned num_items;     // of the list
   unsigned next_item;     // the next (item, kv head) that nobody has taken
   unsigned num_seqs;      // clamped to [0, max_seqs]
   unsigned any_invalid;   // 1: some sequence has invalid lengths

@@ -24,10 +24,11 @@ __device__ __forceinline__ void CopyTile(const Params& p, const long long* offse
 #pragma unroll
   for (int i = threadIdx.x; i < kCopies; i += kThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
-    const long long offset = offsets[row];
+    const bool read = offsets[row] >= 0;
+    const long long offset = read ? offsets[row] : 0;
     const unsigned shared = shared_keys + row * kCacheStride;
-    CopyChunk(shared, offset < 0 ? nullptr : keys + offset, chunk);
-    CopyChunk(shared + kKeysBytes, offset < 0 ? nullptr : values + offset, chunk);
+    CopyChunk(shared, keys + offset, chunk, read);
+    CopyChunk(shared + kKeysBytes, values + offset, chunk, read);
   }
 }
 
@@ -134,8 +135,9 @@ __device__ __forceinline__ void WritePrefillRow(const Params& p, const Tile& til
   }
 }
 
-__device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, char* shared,
-                                           PrefillShared& extra) {
+template <typename FetchNext>
+__device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, FetchNext fetch_next,
+                                           char* shared, PrefillShared& extra) {
   const int tid = threadIdx.x, lane = tid % 32;
   const int warp_row = tid / 32 * (16 * kRowTiles);
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
@@ -165,6 +167,7 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, ch
   __syncthreads();
   if (first < end) copy(first);
   int page = page_of(first + 1);
+  fetch_next();
 
   RowState rows[kRowTiles][2];
   Visible visible[kRowTiles][2];

@@ -40,7 +40,9 @@ __device__ __forceinline__ void CopySwizzledTile(const long long* offsets, const
   }
 }
 
-__device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& tile, char* shared,
+template <typename FetchNext>
+__device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& tile,
+                                                FetchNext fetch_next, char* shared,
                                                 PrefillShared& extra) {
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
@@ -72,6 +74,7 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
   __syncthreads();
   if (first < end) copy(first);
   int page = page_of(first + 2);
+  fetch_next();
 
   RowState rows[kHalves][2];
   Visible visible[kHalves][2];

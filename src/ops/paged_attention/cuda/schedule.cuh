@@ -4,6 +4,9 @@
 // are split so that all workers are busy to the end, and writes the items. The list of the long
 // prefill items comes first, longest first within a sequence: workers take items as they get free.
 //
+// Every step waits for the one before, so that what counts is latency: a warp adds up by itself,
+// warps exchange their sums through one barrier, and what all warps need each of them computes.
+//
 // Defines: SCHEDULE_THREADS, a multiple of 32; as many sequences are looked at side by side.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SCHEDULE_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SCHEDULE_CUH_
@@ -17,52 +20,57 @@ constexpr int kScheduleThreads = SCHEDULE_THREADS;
 constexpr int kWarps = kScheduleThreads / 32;
 constexpr int kCandidates = 32;  // one a lane
 constexpr unsigned kAll = 0xffffffffu;
+constexpr int kMostInt = 0x7fffffff;
 
 __device__ __forceinline__ int Min(int a, int b) { return a < b ? a : b; }
 __device__ __forceinline__ int Max(int a, int b) { return a > b ? a : b; }
-__device__ __forceinline__ int CeilDiv(int a, int b) { return (a + b - 1) / b; }
-
-struct Sum {
-  static __device__ int Combine(int a, int b) { return a + b; }
-};
-struct Maximum {
-  static __device__ int Combine(int a, int b) { return Max(a, b); }
-};
-
-// Inclusive scan over the block, of values >= 0. `scratch`: kWarps ints;
-// the last one becomes the total.
-template <typename Op>
-__device__ int BlockScan(int value, int* scratch) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(kAll, value, step);
-    if (lane >= step) value = Op::Combine(value, other);
-  }
-  __syncthreads();  // the scratch of the scan before is read
-  if (lane == 31) scratch[warp] = value;
-  __syncthreads();
-  if (warp == 0) {
-    int total = lane < kWarps ? scratch[lane] : 0;
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(kAll, total, step);
-      if (lane >= step) total = Op::Combine(total, other);
-    }
-    if (lane < kWarps) scratch[lane] = total;
-  }
-  __syncthreads();
-  return warp == 0 ? value : Op::Combine(value, scratch[warp - 1]);
+// Of a >= 0 and b > 0.
+__device__ __forceinline__ int CeilDiv(int a, int b) {
+  return static_cast<int>((static_cast<unsigned>(a) + static_cast<unsigned>(b) - 1u) /
+                          static_cast<unsigned>(b));
 }
 
+// Of values below 2^53, whose sum over the warp fits 64 bits.
+__device__ __forceinline__ unsigned long long WarpSum(unsigned long long x) {
+  constexpr unsigned kLow = (1u << 26) - 1u;
+  const unsigned low = __reduce_add_sync(kAll, static_cast<unsigned>(x) & kLow);
+  const unsigned high = __reduce_add_sync(kAll, static_cast<unsigned>(x >> 26));
+  return (static_cast<unsigned long long>(high) << 26) + low;
+}
+__device__ __forceinline__ int WarpSum(int x) { return __reduce_add_sync(kAll, x); }
+__device__ __forceinline__ int WarpMax(int x) { return __reduce_max_sync(kAll, x); }
+
+// Over all sequences.
 struct Totals {
-  unsigned long long decode_tokens;  // keys times tiles, over all decode sequences
+  unsigned long long decode_tokens;  // keys times tiles
   unsigned long long prefill_rows;
   int decode_tiles;
   int decode_max_span;
   int prefill_tiles;
   int prefill_max_span;
   int owned_tokens;
-  unsigned any_invalid;
+  int any_invalid;
 };
+
+__device__ __forceinline__ Totals AddUpWarp(const Totals& x) {
+  return {WarpSum(x.decode_tokens),   WarpSum(x.prefill_rows),  WarpSum(x.decode_tiles),
+          WarpMax(x.decode_max_span), WarpSum(x.prefill_tiles), WarpMax(x.prefill_max_span),
+          WarpSum(x.owned_tokens),    WarpMax(x.any_invalid)};
+}
+
+// From what the threads found to the totals of the block, for all threads.
+__device__ __forceinline__ Totals AddUp(Totals x, Totals* of_warps) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int round = 0; round < 2; ++round) {
+    x = AddUpWarp(x);
+    if (round == 1) break;
+    if (lane == 0) of_warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = lane < kWarps ? of_warps[lane] : Totals{};
+  }
+  return x;
+}
 
 // How the key ranges are cut.
 struct Splits {
@@ -75,71 +83,24 @@ struct Shape {
   int rows;       // of all its query tokens
   int first_row;  // the first of them that is its own
   int tiles;      // over those; 0: no work
-  int span;       // keys that some row sees
+  int tile_rows;
+  int span;  // keys that some row sees
   bool decode;
 };
 
-__device__ Shape ShapeOf(const Params& p, const SequenceInfo& info) {
+__device__ __forceinline__ Shape ShapeOf(const Params& p, const SequenceInfo& info) {
   Shape shape;
   shape.rows = info.query_len * p.group_size;
   shape.decode = shape.rows <= p.decode_max_rows;
   shape.first_row = info.first_token * p.group_size;
-  shape.tiles = CeilDiv(Max(shape.rows - shape.first_row, 0),
-                        shape.decode ? kDecodeTileRows : p.prefill_tile_rows);
+  shape.tile_rows = shape.decode ? kDecodeTileRows : p.prefill_tile_rows;
+  const int own = Max(shape.rows - shape.first_row, 0);
+  shape.tiles = shape.decode ? (own + kDecodeTileRows - 1) / kDecodeTileRows
+                             : CeilDiv(own, p.prefill_tile_rows);
   const int first_pos = info.context_len - info.query_len + info.first_token;
   const int first_key = p.window == 0 ? 0 : Max(0, first_pos - p.window + 1);
   shape.span = Max(info.context_len - first_key, 1);
   return shape;
-}
-
-// The shape of sequence `s`, from `cached` (the first kScheduleThreads sequences) or from the
-// workspace.
-__device__ Shape ShapeAt(const Params& p, const Shape* cached, int s) {
-  if (s < kScheduleThreads) return cached[s];
-  if (p.state[s] != kValid) return {};
-  return ShapeOf(p, p.sequences[s]);
-}
-
-template <typename T>
-__device__ T WarpSum(T x) {
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kAll, x, step);
-  return x;
-}
-
-__device__ int WarpMax(int x) {
-  for (int step = 16; step > 0; step /= 2) x = Max(x, __shfl_xor_sync(kAll, x, step));
-  return x;
-}
-
-// Adds each thread's shape to the totals: first within the warp, as atomics on one word are slow.
-__device__ void AddUp(const Shape& shape, int owned_tokens, Totals& totals) {
-  const bool leader = threadIdx.x % 32 == 0;
-  const int owned = WarpSum(owned_tokens);
-  if (leader && owned > 0) atomicAdd(&totals.owned_tokens, owned);
-  const bool decode = shape.tiles > 0 && shape.decode;
-  const bool prefill = shape.tiles > 0 && !shape.decode;
-  if (__any_sync(kAll, decode)) {
-    const auto tokens = WarpSum(decode ? static_cast<unsigned long long>(shape.span) *
-                                             static_cast<unsigned>(shape.tiles)
-                                       : 0ull);
-    const int tiles = WarpSum(decode ? shape.tiles : 0);
-    const int span = WarpMax(decode ? shape.span : 0);
-    if (leader) {
-      atomicAdd(&totals.decode_tokens, tokens);
-      atomicAdd(&totals.decode_tiles, tiles);
-      atomicMax(&totals.decode_max_span, span);
-    }
-  }
-  if (__any_sync(kAll, prefill)) {
-    const auto rows = WarpSum(prefill ? static_cast<unsigned long long>(shape.rows) : 0ull);
-    const int tiles = WarpSum(prefill ? shape.tiles : 0);
-    const int span = WarpMax(prefill ? shape.span : 0);
-    if (leader) {
-      atomicAdd(&totals.prefill_rows, rows);
-      atomicAdd(&totals.prefill_tiles, tiles);
-      atomicMax(&totals.prefill_max_span, span);
-    }
-  }
 }
 
 struct Lengths {
@@ -153,52 +114,78 @@ __device__ __forceinline__ Lengths ReadLengths(const Params& p, int s) {
   return {p.query_start_loc[s], p.query_start_loc[s + 1], p.context_lens[s]};
 }
 
-// From the lengths of all sequences to their SequenceInfo (but for the splits) and the totals.
-// `first`: the thread's sequence among the first kScheduleThreads.
-__device__ void ReadSequences(const Params& p, const Lengths& first, int num_seqs, int* scratch,
-                              Totals& totals, Shape* cached) {
+// What the block knows of the sequences that it looks at side by side.
+struct Chunk {
+  SequenceInfo infos[kScheduleThreads];
+  // Of the items of all sequences up to this one.
+  int decode_end[kScheduleThreads];
+  int prefill_end[kScheduleThreads];
+  int splits[kScheduleThreads];
+  int partial_begin[kScheduleThreads];
+};
+
+// From the lengths of all sequences to their SequenceInfo (those of the first kScheduleThreads also
+// in `infos`, after a barrier) and this thread's part of the totals. `first`: the lengths of its
+// sequence among those.
+__device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& first, int num_seqs,
+                                                SequenceInfo* infos, int* warp_ends) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  Totals totals = {};
   int owned = 0;  // end of the rows that belong to valid sequences before this chunk
+#pragma unroll 1
   for (int base = 0; base < num_seqs; base += kScheduleThreads) {
     const int s = base + static_cast<int>(threadIdx.x);
-    Shape shape = {};
-    int owned_tokens = 0;
     const bool used = s < num_seqs;
     const Lengths lengths = base == 0 ? first : ReadLengths(p, s);
     const int begin = lengths.begin, end = lengths.end, context = lengths.context;
     const bool valid = used && begin >= 0 && begin <= end && end <= p.tokens && context >= 0 &&
                        context <= p.max_context && context >= end - begin;
-    const int inclusive = Max(owned, BlockScan<Maximum>(valid ? end : 0, scratch));
-    // The end before this sequence: its left neighbour's.
+    // The greatest end so far, this sequence's included, and before it.
+    int inclusive = valid ? end : 0;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(kAll, inclusive, step);
+      if (lane >= step) inclusive = Max(inclusive, other);
+    }
     int before = __shfl_up_sync(kAll, inclusive, 1);
-    if (threadIdx.x % 32 == 0) {
-      before = threadIdx.x == 0 ? owned : Max(owned, scratch[threadIdx.x / 32 - 1]);
-    }
-    if (used) {
-      SequenceInfo info = {};
-      info.splits = 1;
-      if (valid) {
-        info.query_begin = begin;
-        info.query_len = end - begin;
-        info.context_len = context;
-        info.first_token = Min(Max(before - begin, 0), info.query_len);
-        owned_tokens = info.query_len - info.first_token;
-        shape = ShapeOf(p, info);
-        info.tile_rows = shape.decode ? kDecodeTileRows : p.prefill_tile_rows;
-        info.kind = shape.decode ? kDecodeItem : kPrefillItem;
-      } else {
-        totals.any_invalid = 1;
+    if (lane == 0) before = 0;
+    if (base > 0) __syncthreads();  // those of the chunk before are read
+    if (lane == 31) warp_ends[warp] = inclusive;
+    __syncthreads();
+    const int warp_end = lane < kWarps ? warp_ends[lane] : 0;
+    const int before_warp = Max(owned, WarpMax(lane < warp ? warp_end : 0));
+    inclusive = Max(inclusive, before_warp);
+    before = Max(before, before_warp);
+    owned = Max(owned, WarpMax(warp_end));
+    if (!used) continue;
+
+    SequenceInfo info = {};
+    if (valid) {
+      info = {begin, end - begin, context, Min(Max(before - begin, 0), end - begin)};
+      const Shape shape = ShapeOf(p, info);
+      totals.owned_tokens += info.query_len - info.first_token;
+      if (shape.decode && shape.tiles > 0) {
+        totals.decode_tokens +=
+            static_cast<unsigned long long>(shape.span) * static_cast<unsigned>(shape.tiles);
+        totals.decode_tiles += shape.tiles;
+        totals.decode_max_span = Max(totals.decode_max_span, shape.span);
+      } else if (shape.tiles > 0) {
+        totals.prefill_rows += static_cast<unsigned>(shape.rows);
+        totals.prefill_tiles += shape.tiles;
+        totals.prefill_max_span = Max(totals.prefill_max_span, shape.span);
       }
-      if (base == 0) cached[s] = shape;
-      p.sequences[s] = info;
-      p.owner_end[s] = inclusive;
-      p.state[s] = valid ? kValid : kInvalid;
+    } else {
+      totals.any_invalid = 1;
     }
-    AddUp(shape, owned_tokens, totals);
-    owned = Max(owned, scratch[kWarps - 1]);
+    if (base == 0) infos[s] = info;
+    p.sequences[s] = info;
+    p.owner_end[s] = inclusive;
+    p.state[s] = valid ? kValid : kInvalid;
   }
+  return totals;
 }
 
-__device__ int DecodeSplits(const Params& p, const Shape& shape, int split_tokens) {
+__device__ __forceinline__ int DecodeSplits(const Params& p, const Shape& shape, int split_tokens) {
   if (p.batch_invariant) {
     return Min(kInvariantMaxSplits, CeilDiv(shape.span, kInvariantSplitTokens));
   }
@@ -206,93 +193,105 @@ __device__ int DecodeSplits(const Params& p, const Shape& shape, int split_token
 }
 
 // Prefill tiles are split only where they are too few to fill the device.
-__device__ int ChoosePrefillSplits(const Params& p, const Totals& totals) {
+__device__ __forceinline__ int ChoosePrefillSplits(const Params& p, const Totals& totals) {
   const long long pieces = static_cast<long long>(totals.prefill_tiles) * p.kv_heads;
   if (p.batch_invariant || pieces == 0 || pieces * 2 > p.workers) return 1;
   const long long rows = static_cast<long long>(totals.prefill_rows) * p.kv_heads;
-  int splits = Min(static_cast<int>(p.workers / pieces), Max(1, totals.prefill_max_span / 512));
-  splits = Min(splits, static_cast<int>(p.partial_capacity / 4 * 3 / rows));
-  return Max(splits, 1);
+  const int room = p.partial_capacity / 4 * 3;
+  if (rows > room) return 1;
+  const int splits =
+      Min(p.workers / static_cast<int>(pieces), Max(1, totals.prefill_max_span / 512));
+  return Max(Min(splits, room / static_cast<int>(rows)), 1);
 }
 
 // A candidate for the length of decode items. All are guesses, so that f32 is good enough.
-__device__ int CandidateLength(const Params& p, const Totals& totals, int candidate) {
+__device__ __forceinline__ int CandidateLength(const Params& p, const Totals& totals,
+                                               int candidate) {
   const float kv_heads = static_cast<float>(p.kv_heads);
   const float workers = static_cast<float>(p.workers);
   const float span = static_cast<float>(totals.decode_max_span);
-  float length;
+  float of = span, parts;
   if (candidate < 8) {  // so many splits of the longest sequence
-    length = span / static_cast<float>(candidate + 1);
+    parts = static_cast<float>(candidate + 1);
   } else if (candidate < 16) {  // so many full waves, if all are of one length
     const float pieces = static_cast<float>(totals.decode_tiles) * kv_heads;
-    length = span / fmaxf(floorf(static_cast<float>(candidate - 7) * workers / pieces), 1.0f);
+    parts = fmaxf(floorf(static_cast<float>(candidate - 7) * workers / pieces), 1.0f);
   } else {  // so many items a worker
-    length = static_cast<float>(totals.decode_tokens) * kv_heads /
-             (static_cast<float>(candidate - 15) * workers);
+    of = static_cast<float>(totals.decode_tokens) * kv_heads;
+    parts = static_cast<float>(candidate - 15) * workers;
   }
-  const int tokens = static_cast<int>(fminf(length, span)) + 1;
-  return Max(CeilDiv(Min(tokens, totals.decode_max_span), kSplitTokens), 2) * kSplitTokens;
+  const int tokens = static_cast<int>(fminf(of / parts, span)) + 1;
+  const int longest = Min(tokens, totals.decode_max_span);
+  return Max((longest + kSplitTokens - 1) / kSplitTokens, 2) * kSplitTokens;
 }
 
 // What each warp has counted for each candidate.
 struct Counts {
-  long long items[kWarps][kCandidates];
-  long long partial_rows[kWarps][kCandidates];
+  float items[kWarps][kCandidates];
+  unsigned partial_rows[kWarps][kCandidates];  // at most kMostInt, which is more than fit
 };
+
+__device__ __forceinline__ unsigned AddRows(unsigned a, unsigned long long b) {
+  const unsigned long long sum = a + b;
+  return sum < kMostInt ? static_cast<unsigned>(sum) : kMostInt;
+}
 
 // The candidate that ends soonest, one a lane; each warp counts the items of some sequences. The
 // unit of the estimate is what a worker reads of one token; workers share their SM's bandwidth, and
 // one alone has all of it.
-__device__ int ChooseDecodeSplit(const Params& p, const Totals& totals, int num_seqs,
-                                 long long partial_rows_left, const Shape* cached, Counts& counts,
-                                 int* chosen) {
+__device__ __forceinline__ int ChooseDecodeSplit(const Params& p, const Totals& totals,
+                                                 int num_seqs, long long partial_rows_left,
+                                                 const SequenceInfo* infos, Counts& counts) {
   constexpr float kItemTokens = 128;  // what starting and ending an item costs
   constexpr float kMergeTokens = 64;  // what merging splits costs
   constexpr float kImpossible = 3.0e38f;
+  if (p.batch_invariant || totals.decode_tiles == 0) return kMostInt;  // there is nothing to choose
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int split_tokens = CandidateLength(p, totals, lane);
-  long long items = 0, partial_rows = 0;
+  float items = 0.0f;
+  unsigned partial_rows = 0;
+#pragma unroll 1
   for (int s = warp; s < num_seqs; s += kWarps) {
-    const Shape shape = ShapeAt(p, cached, s);
+    const SequenceInfo info = s < kScheduleThreads ? infos[s] : p.sequences[s];
+    const Shape shape = ShapeOf(p, info);
     if (!shape.decode || shape.tiles == 0) continue;
     const int splits = CeilDiv(shape.span, split_tokens);
-    items += static_cast<long long>(splits) * shape.tiles;
-    if (splits > 1) partial_rows += static_cast<long long>(splits) * shape.rows;
+    items += static_cast<float>(splits) * static_cast<float>(shape.tiles);
+    if (splits > 1) {
+      partial_rows = AddRows(partial_rows, static_cast<unsigned long long>(splits) *
+                                               static_cast<unsigned>(shape.rows));
+    }
   }
   counts.items[warp][lane] = items;
   counts.partial_rows[warp][lane] = partial_rows;
   __syncthreads();
-  if (warp == 0) {
-    items = partial_rows = 0;
-    for (int w = 0; w < Min(kWarps, num_seqs); ++w) {
-      items += counts.items[w][lane];
-      partial_rows += counts.partial_rows[w][lane];
-    }
-    items *= p.kv_heads;
-    const int sms = p.workers / p.workers_per_sm;
-    const float tokens = static_cast<float>(totals.decode_tokens) * static_cast<float>(p.kv_heads);
-    const float mean = items > 0 ? tokens / static_cast<float>(items) : 0.0f;
-    const float share = 1.0f / static_cast<float>(p.workers_per_sm);
-    const float reading = static_cast<float>((items + sms - 1) / sms) * mean * share;
-    const float waves = static_cast<float>((items + p.workers - 1) / p.workers);
-    const float longest = static_cast<float>(split_tokens) * share + kItemTokens;
-    float cost = fmaxf(reading + waves * kItemTokens, longest);
-    if (partial_rows > 0) cost += kMergeTokens;
-    // Without any split nothing is merged, so that the first candidate always fits.
-    if (partial_rows * p.kv_heads > partial_rows_left) cost = kImpossible;
-    float least = cost;
-    for (int step = 16; step > 0; step /= 2) {
-      least = fminf(least, __shfl_xor_sync(kAll, least, step));
-    }
-    const int best = __ffs(static_cast<int>(__ballot_sync(kAll, cost == least))) - 1;
-    if (lane == best) *chosen = least < kImpossible ? split_tokens : 0x7fffff00;
+  items = 0.0f;
+  partial_rows = 0;
+  for (int w = 0; w < Min(kWarps, num_seqs); ++w) {
+    items += counts.items[w][lane];
+    partial_rows = AddRows(partial_rows, counts.partial_rows[w][lane]);
   }
-  __syncthreads();
-  return *chosen;
+  const float kv_heads = static_cast<float>(p.kv_heads);
+  const float workers = static_cast<float>(p.workers);
+  const float share = 1.0f / static_cast<float>(p.workers_per_sm);
+  const float sms = workers / static_cast<float>(p.workers_per_sm);
+  items *= kv_heads;
+  const float mean = static_cast<float>(totals.decode_tokens) * kv_heads / items;
+  const float reading = ceilf(items / sms) * mean * share;
+  const float waves = ceilf(items / workers);
+  const float longest = static_cast<float>(split_tokens) * share + kItemTokens;
+  float cost = fmaxf(reading + waves * kItemTokens, longest);
+  if (partial_rows > 0) cost += kMergeTokens;
+  // Without any split nothing is merged, so that the first candidate always fits.
+  if (static_cast<long long>(partial_rows) * p.kv_heads > partial_rows_left) cost = kImpossible;
+  // Costs are positive: their bits are in their order.
+  const float least = __uint_as_float(__reduce_min_sync(kAll, __float_as_uint(cost)));
+  const int best = __ffs(static_cast<int>(__ballot_sync(kAll, cost == least))) - 1;
+  return __shfl_sync(kAll, least < kImpossible ? split_tokens : kMostInt, best);
 }
 
 // The entry of `ends` (an inclusive prefix sum) that holds `index`.
-__device__ int FindOwner(const int* ends, int count, int index) {
+__device__ __forceinline__ int FindOwner(const int* ends, int count, int index) {
   int low = 0, high = count - 1;
   while (low < high) {
     const int middle = (low + high) / 2;
@@ -305,78 +304,133 @@ __device__ int FindOwner(const int* ends, int count, int index) {
   return low;
 }
 
-struct Chunk {
-  int decode_end[kScheduleThreads];
-  int prefill_end[kScheduleThreads];
-  int splits[kScheduleThreads];
-  int first_row[kScheduleThreads];
+// Item `from_end` of a sequence, counted from its last: the last tile sees most keys.
+__device__ __forceinline__ WorkItem MakeItem(const Params& p, int seq, const SequenceInfo& info,
+                                             int from_end, int splits, int partial_begin) {
+  const Shape shape = ShapeOf(p, info);
+  const int tile =
+      splits == 1
+          ? from_end
+          : static_cast<int>(static_cast<unsigned>(from_end) / static_cast<unsigned>(splits));
+  WorkItem item;
+  item.kind = shape.decode ? kDecodeItem : kPrefillItem;
+  item.seq = seq;
+  item.query_begin = info.query_begin;
+  item.first_row = shape.first_row + tile * shape.tile_rows;
+  item.num_rows = Min(shape.tile_rows, shape.rows - item.first_row);
+  item.rows = shape.rows;
+  item.first_pos = info.context_len - info.query_len;
+  item.split = from_end - tile * splits;
+  item.splits = splits;
+  item.partial_begin = partial_begin;
+
+  const auto token_of = [&](int row) {
+    return static_cast<int>(static_cast<unsigned>(row) / static_cast<unsigned>(p.group_size));
+  };
+  int begin = 0, end = info.context_len;
+  if (p.window > 0) begin = Max(0, item.first_pos + token_of(item.first_row) - p.window + 1);
+  if (p.causal && item.first_row + item.num_rows < shape.rows) {  // else the last token is in it
+    end = item.first_pos + token_of(item.first_row + item.num_rows - 1) + 1;
+  }
+  if (splits > 1) {  // whole blocks of kSplitTokens each
+    const int first = begin / kSplitTokens;
+    const int blocks = (end - 1) / kSplitTokens + 1 - first;
+    const int each = CeilDiv(Max(blocks, 0), splits);
+    const long long from = (first + static_cast<long long>(item.split) * each) * kSplitTokens;
+    const long long to = from + static_cast<long long>(each) * kSplitTokens;
+    begin = Max(begin, from < end ? static_cast<int>(from) : end);
+    end = to < end ? static_cast<int>(to) : end;
+  }
+  item.key_begin = begin;
+  item.key_end = Max(end, begin);
+  return item;
+}
+
+// What a thread's sequence, or several sequences, put in the lists.
+struct Demand {
+  int decode_items;
+  int prefill_items;
+  int partial_rows;
 };
 
+__device__ __forceinline__ Demand operator+(const Demand& a, const Demand& b) {
+  return {a.decode_items + b.decode_items, a.prefill_items + b.prefill_items,
+          a.partial_rows + b.partial_rows};
+}
+
+__device__ __forceinline__ Demand WarpSum(const Demand& x) {
+  return {WarpSum(x.decode_items), WarpSum(x.prefill_items), WarpSum(x.partial_rows)};
+}
+
 // Gives each sequence its splits and its place among the partial results, and writes the items.
-__device__ unsigned WriteItems(const Params& p, const Totals& totals, const Splits& chosen,
-                               int num_seqs, const Shape* cached, int* scratch, Chunk& chunk) {
-  const int tid = threadIdx.x;
-  int prefill_base = 0;
-  int decode_base = totals.prefill_tiles * chosen.prefill;
-  int partial_base = 0;
+__device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& totals,
+                                               const Splits& chosen, int num_seqs, Demand* of_warps,
+                                               Chunk& chunk) {
+  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+  Demand done = {totals.prefill_tiles * chosen.prefill, 0, 0};  // decode items come last
+#pragma unroll 1
   for (int base = 0; base < num_seqs; base += kScheduleThreads) {
     const int s = base + tid;
-    Shape shape = {};
-    int splits = 1, decode_items = 0, prefill_items = 0, partial_rows = 0;
-    if (s < num_seqs) shape = ShapeAt(p, cached, s);
-    if (shape.tiles > 0) {
-      splits = shape.decode ? DecodeSplits(p, shape, chosen.decode_tokens) : chosen.prefill;
-      (shape.decode ? decode_items : prefill_items) = shape.tiles * splits;
-      if (splits > 1) partial_rows = shape.rows * p.kv_heads * splits;
+    if (base > 0) {
+      __syncthreads();  // the items of the chunk before are written
+      if (s < num_seqs) chunk.infos[tid] = p.sequences[s];
     }
-    const int decode_end = BlockScan<Sum>(decode_items, scratch);
-    const int decode_total = scratch[kWarps - 1];
-    const int prefill_end = BlockScan<Sum>(prefill_items, scratch);
-    const int prefill_total = scratch[kWarps - 1];
-    const int partial_end = BlockScan<Sum>(partial_rows, scratch);
-    const int partial_total = scratch[kWarps - 1];
-    chunk.decode_end[tid] = decode_end;
-    chunk.prefill_end[tid] = prefill_end;
-    chunk.splits[tid] = splits;
-    chunk.first_row[tid] = shape.first_row;
-    if (splits > 1) {
-      const int partial_begin = partial_base + partial_end - partial_rows;
-      p.sequences[s].splits = splits;
-      p.sequences[s].partial_begin = partial_begin;
-      const int tile_rows = shape.decode ? kDecodeTileRows : p.prefill_tile_rows;
-      for (int head = 0; head < p.kv_heads; ++head) {
-        unsigned* arrivals = p.arrivals + partial_begin + head * splits * shape.rows;
-        for (int row = shape.first_row; row < shape.rows; row += tile_rows) arrivals[row] = 0;
+    int splits = 1;
+    Demand own = {};
+    if (s < num_seqs) {
+      const Shape shape = ShapeOf(p, chunk.infos[tid]);
+      if (shape.tiles > 0) {
+        splits = shape.decode ? DecodeSplits(p, shape, chosen.decode_tokens) : chosen.prefill;
+        (shape.decode ? own.decode_items : own.prefill_items) = shape.tiles * splits;
+        if (splits > 1) own.partial_rows = shape.rows * p.kv_heads * splits;
       }
     }
+    Demand sum = own;  // of the warp's sequences up to this one
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const Demand other = {__shfl_up_sync(kAll, sum.decode_items, step),
+                            __shfl_up_sync(kAll, sum.prefill_items, step),
+                            __shfl_up_sync(kAll, sum.partial_rows, step)};
+      if (lane >= step) sum = sum + other;
+    }
+    if (lane == 31) of_warps[warp] = sum;
+    __syncthreads();
+    const Demand of_warp = lane < kWarps ? of_warps[lane] : Demand{};
+    sum = sum + WarpSum(lane < warp ? of_warp : Demand{});
+    const Demand total = WarpSum(of_warp);
+    chunk.decode_end[tid] = sum.decode_items;
+    chunk.prefill_end[tid] = sum.prefill_items;
+    chunk.splits[tid] = splits;
+    chunk.partial_begin[tid] = done.partial_rows + sum.partial_rows - own.partial_rows;
     __syncthreads();
 
     const int count = Min(kScheduleThreads, num_seqs - base);
-    for (int i = tid; i < prefill_total; i += kScheduleThreads) {
-      const int owner = FindOwner(chunk.prefill_end, count, i);
-      const int from_end = chunk.prefill_end[owner] - 1 - i;  // the last tile sees most keys
-      const int tile = from_end / chunk.splits[owner];
-      p.items[prefill_base + i] = {base + owner,
-                                   chunk.first_row[owner] + tile * p.prefill_tile_rows,
-                                   from_end % chunk.splits[owner], kPrefillItem};
+#pragma unroll 1
+    for (int i = tid; i < total.prefill_items + total.decode_items; i += kScheduleThreads) {
+      const bool decode = i >= total.prefill_items;
+      const int in_list = decode ? i - total.prefill_items : i;
+      const int* ends = decode ? chunk.decode_end : chunk.prefill_end;
+      const int owner = FindOwner(ends, count, in_list);
+      const WorkItem item = MakeItem(p, base + owner, chunk.infos[owner], ends[owner] - 1 - in_list,
+                                     chunk.splits[owner], chunk.partial_begin[owner]);
+      p.items[(decode ? done.decode_items : done.prefill_items) + in_list] = item;
+      if (item.splits > 1 && item.split == 0) {  // one of the tile's items for all of them
+        unsigned* arrivals = p.arrivals + item.partial_begin + item.first_row;
+        for (int head = 0; head < p.kv_heads; ++head) {
+          arrivals[static_cast<long long>(head) * item.splits * item.rows] = 0;
+        }
+      }
     }
-    for (int i = tid; i < decode_total; i += kScheduleThreads) {
-      const int owner = FindOwner(chunk.decode_end, count, i);
-      const int from_end = chunk.decode_end[owner] - 1 - i;
-      const int tile = from_end / chunk.splits[owner];
-      p.items[decode_base + i] = {base + owner, chunk.first_row[owner] + tile * kDecodeTileRows,
-                                  from_end % chunk.splits[owner], kDecodeItem};
-    }
-    prefill_base += prefill_total;
-    decode_base += decode_total;
-    partial_base += partial_total;
-    __syncthreads();
+    done = done + total;
   }
-  int num_items = decode_base;
+  int num_items = done.decode_items;
   if (totals.owned_tokens < p.tokens) {
     const int fills = CeilDiv(p.tokens, kFillTokens);
     for (int i = tid; i < fills; i += kScheduleThreads) {
-      p.items[num_items + i] = {0, i * kFillTokens, 0, kFillItem};
+      WorkItem item = {};
+      item.kind = kFillItem;
+      item.first_row = i * kFillTokens;
+      p.items[num_items + i] = item;
     }
     num_items += fills;
   }
@@ -384,37 +438,31 @@ __device__ unsigned WriteItems(const Params& p, const Totals& totals, const Spli
 }
 
 // All of it, by one block of kScheduleThreads.
-__device__ void Schedule(const Params& p) {
-  __shared__ int scratch[kWarps];
-  __shared__ int chosen_length;
-  __shared__ Totals totals;
-  __shared__ union {
-    Counts counts;
-    Chunk chunk;
-  } shared;
-  __shared__ Shape cached[kScheduleThreads];
+__device__ __forceinline__ void Schedule(const Params& p) {
+  __shared__ Chunk chunk;
+  __shared__ Counts counts;
+  __shared__ int warp_ends[kWarps];
+  __shared__ Totals warp_totals[kWarps];
+  __shared__ Demand warp_demands[kWarps];
 
   const Lengths first = ReadLengths(p, threadIdx.x);  // beside num_seqs, not after it
   const int num_seqs = Min(Max(p.num_seqs[0], 0), p.max_seqs);
-  if (threadIdx.x == 0) totals = {};
-  __syncthreads();
-  ReadSequences(p, first, num_seqs, scratch, totals, cached);
-  __syncthreads();
+  const Totals totals =
+      AddUp(ReadSequences(p, first, num_seqs, chunk.infos, warp_ends), warp_totals);
 
   Splits chosen;
   chosen.prefill = ChoosePrefillSplits(p, totals);
   const long long prefill_partial =
       chosen.prefill > 1 ? static_cast<long long>(totals.prefill_rows) * p.kv_heads * chosen.prefill
                          : 0;
-  chosen.decode_tokens =
-      ChooseDecodeSplit(p, totals, num_seqs, p.partial_capacity - prefill_partial, cached,
-                        shared.counts, &chosen_length);
-  const unsigned num_items = WriteItems(p, totals, chosen, num_seqs, cached, scratch, shared.chunk);
+  chosen.decode_tokens = ChooseDecodeSplit(
+      p, totals, num_seqs, p.partial_capacity - prefill_partial, chunk.infos, counts);
+  const unsigned num_items = WriteItems(p, totals, chosen, num_seqs, warp_demands, chunk);
   if (threadIdx.x == 0) {
     *p.header = {num_items,
                  static_cast<unsigned>(p.workers),
                  static_cast<unsigned>(num_seqs),
-                 totals.any_invalid,
+                 static_cast<unsigned>(totals.any_invalid),
                  0,
                  0};
   }

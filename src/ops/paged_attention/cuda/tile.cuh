@@ -15,6 +15,12 @@ inline constexpr unsigned kAllLanes = 0xffffffffu;
 __device__ __forceinline__ float Infinity() { return __int_as_float(0x7f800000); }
 __device__ __forceinline__ float NaN() { return __int_as_float(0x7fc00000); }
 
+// What a thread reads or writes at once.
+template <typename T, int kCount>
+struct alignas(kCount * sizeof(T)) Vector {
+  T x[kCount];
+};
+
 template <typename Combine>
 __device__ __forceinline__ float WarpReduce(float x, Combine combine) {
 #pragma unroll
@@ -22,53 +28,10 @@ __device__ __forceinline__ float WarpReduce(float x, Combine combine) {
   return x;
 }
 
-// One piece of work: a tile of rows of one sequence and kv head over a part of its keys.
-struct Tile {
-  int seq;
-  int head;         // kv head
-  int query_begin;  // row of `query` of the sequence's first query token
-  int first_row;    // of the tile, in the sequence
-  int num_rows;     // in the tile that exist
-  int rows;         // in the sequence
-  int first_pos;    // position of the sequence's first query token
-  int key_begin;    // keys of this piece that some row may see
-  int key_end;
-  int split;
-  int splits;
-  int partial_begin;
+// One piece of work: an item for one of the kv heads.
+struct Tile : WorkItem {
+  int head;
 };
-
-__device__ inline Tile MakeTile(const Params& p, const WorkItem& item, int head) {
-  const SequenceInfo info = p.sequences[item.seq];
-  Tile tile;
-  tile.seq = item.seq;
-  tile.head = head;
-  tile.query_begin = info.query_begin;
-  tile.first_row = item.first_row;
-  tile.rows = info.query_len * p.group_size;
-  tile.num_rows = min(info.tile_rows, tile.rows - item.first_row);
-  tile.first_pos = info.context_len - info.query_len;
-  tile.split = item.split;
-  tile.splits = info.splits;
-  tile.partial_begin = info.partial_begin;
-
-  const int pos_begin = tile.first_pos + item.first_row / p.group_size;
-  const int pos_last = tile.first_pos + (item.first_row + tile.num_rows - 1) / p.group_size;
-  int begin = p.window == 0 ? 0 : max(0, pos_begin - p.window + 1);
-  int end = p.causal ? pos_last + 1 : info.context_len;
-  if (info.splits > 1) {  // whole blocks of kSplitTokens each
-    const int first = begin / kSplitTokens;
-    const int blocks = (end - 1) / kSplitTokens + 1 - first;
-    const int each = (blocks + info.splits - 1) / info.splits;
-    const long long from = (first + static_cast<long long>(item.split) * each) * kSplitTokens;
-    const long long to = from + static_cast<long long>(each) * kSplitTokens;
-    begin = max(begin, static_cast<int>(min(from, static_cast<long long>(end))));
-    end = min(end, static_cast<int>(min(to, static_cast<long long>(end))));
-  }
-  tile.key_begin = begin;
-  tile.key_end = max(end, begin);
-  return tile;
-}
 
 // Keys [begin, end) that the tile's row sees.
 struct Visible {

@@ -28,9 +28,10 @@ __device__ void FindOwners(const AppendParams& p, long long first, long long end
 
 __device__ long long SlotOf(const AppendParams& p, int seq, long long token) {
   const long long position = p.context_lens[seq] - p.query_start_loc[seq + 1] + token;
-  const long long page = p.block_tables[seq * p.max_pages + position / p.update.page_size];
+  const long long in_table = kv_cache::Quotient(position, p.update.page_size);
+  const long long page = p.block_tables[seq * p.max_pages + in_table];
   if (page < 0 || page >= p.num_pages) return -1;
-  return page * p.update.page_size + position % p.update.page_size;
+  return page * p.update.page_size + position - in_table * p.update.page_size;
 }
 
 // Tokens [first, first + tokens_per_block), by one block.
