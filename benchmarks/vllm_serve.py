@@ -1,12 +1,11 @@
 """`vllm serve` under load: decode tokens/s, time to first token, ms a step, the attention's share.
 
-    python benchmarks/vllm_serve.py [--tiny] [--concurrency C...] [--attention xla_gpu jnp none]
+    python benchmarks/vllm_serve.py [--tiny] [--requests CxWORDS...] [--attention xla_gpu jnp none]
 
 A random Llama shaped like the 8B model (32 layers, hidden 4096, 32/8 heads, bfloat16), served over
 HTTP by three servers, one after the other (--together: at once, asked in turn): with our attention,
-with plain jnp attention and with none (XLA_GPU_VLLM_ATTENTION). At each concurrency C, C requests
-of --prompt words are sent at once and answered with --output tokens each, as streams; 1024 and 128
-are what vLLM's own benchmark asks for.
+with plain jnp attention and with none (XLA_GPU_VLLM_ATTENTION). For each CxWORDS, C requests of
+WORDS words are sent at once and answered with --output tokens each, as streams.
 
   first  the median time until a request's first token, all C prompts being sent together
   step   the time of a decode step: a token's of the request that starts last, while all decode
@@ -129,7 +128,7 @@ async def one_request(server: Server, prompt: list[int], output: int) -> tuple[f
 
 
 async def load(server: Server, concurrency: int, prompt: int, output: int, words: int) -> dict:
-    """C requests at once; what their clients saw."""
+    """C requests of `prompt` words at once; what their clients saw."""
     choose = random.Random(concurrency)
     prompts = [[choose.randrange(3, words) for _ in range(prompt)] for _ in range(concurrency)]
     results = await asyncio.gather(*(one_request(server, p, output) for p in prompts))
@@ -142,7 +141,7 @@ async def load(server: Server, concurrency: int, prompt: int, output: int, words
     (begin, before), (until, after) = shared[0], shared[-1]
     step = (until - begin) / (after - before)
     return dict(
-        concurrency=concurrency,
+        requests=f"{concurrency}x{prompt}",
         first_ms=1e3 * statistics.median(pieces[0][0] - sent for sent, pieces in results),
         step_ms=1e3 * step,
         steps=after - before,
@@ -155,9 +154,10 @@ def start(
 ) -> AbstractContextManager:
     """A server with this attention, on its way up."""
     options = ["--dtype", "float32" if args.tiny else "bfloat16", "--skip-tokenizer-init"]
-    options += ["--max-model-len", str(args.longest), "--max-num-seqs", str(max(args.concurrency))]
+    most = max(concurrency for concurrency, _ in args.requests)
+    options += ["--max-model-len", str(args.longest), "--max-num-seqs", str(most)]
     options += ["--max-num-batched-tokens", str(args.batched_tokens), "--no-enable-prefix-caching"]
-    pages = (max(args.concurrency) + 1) * -(-(args.prompt + args.output) // args.page)
+    pages = max((c + 1) * -(-(prompt + args.output) // args.page) for c, prompt in args.requests)
     options += ["--num-gpu-blocks-override", str(pages), "--block-size", str(args.page)]
     # A first token at once, later ones in eights: a server that writes each by itself is the limit
     # at many requests, not the step.
@@ -168,13 +168,13 @@ def start(
 
 
 def measure(servers: dict[str, Server], args, words: int) -> list[dict]:
-    """The numbers of servers that run, asked in turn: the best run of each at each concurrency."""
+    """The numbers of servers that run, asked in turn: the best run of each for each CxWORDS."""
     rows: dict[str, list[dict]] = {attention: [] for attention in servers}
-    for concurrency in args.concurrency:
+    for concurrency, prompt in args.requests:
         runs: dict[str, list[dict]] = {attention: [] for attention in servers}
         for _ in range(args.runs + 1):  # the first may compile
             for attention, server in servers.items():
-                run = asyncio.run(load(server, concurrency, args.prompt, args.output, words))
+                run = asyncio.run(load(server, concurrency, prompt, args.output, words))
                 runs[attention].append(run)
         for attention in servers:
             rows[attention].append(min(runs[attention][1:], key=lambda run: run["step_ms"]))
@@ -213,39 +213,51 @@ def measure_all(model: pathlib.Path, folder: pathlib.Path, args, words: int) -> 
 
 
 def table(results: list[dict]) -> str:
-    """Ours beside the others, a line a concurrency and attention."""
-    none = {
-        row["concurrency"]: row["step_ms"]
+    """Ours beside the others, a line a load and attention."""
+    steps = {
+        (result["attention"], row["requests"]): row["step_ms"]
         for result in results
-        if result["attention"] == "none"
         for row in result["rows"]
     }
     lines = [
-        "| concurrency | attention | decode tokens/s | first, ms | step, ms | its ms | share |",
+        "| CxWORDS | attention | decode tokens/s | first, ms | step, ms | its ms | share |",
         "|---|---|---|---|---|---|---|",
     ]
     rows = [
-        (row["concurrency"], result["attention"], row)
-        for result in results
-        for row in result["rows"]
+        (row["requests"], result["attention"], row) for result in results for row in result["rows"]
     ]
-    for concurrency, attention, row in sorted(rows, key=lambda r: r[0]):
-        without = none.get(concurrency)
+    for requests, attention, row in sorted(
+        rows, key=lambda r: [int(n) for n in r[0].split("x")][::-1]
+    ):
+        without = steps.get(("none", requests))
         own = "" if without is None else f"{row['step_ms'] - without:.2f}"
         share = "" if without is None else f"{100 * (1 - without / row['step_ms']):.0f}%"
         lines.append(
-            f"| {concurrency} | {attention} | {row['tokens_per_s']:.0f} | {row['first_ms']:.1f} "
+            f"| {requests} | {attention} | {row['tokens_per_s']:.0f} | {row['first_ms']:.1f} "
             f"| {row['step_ms']:.2f} | {own} | {share} |"
         )
     return "\n".join(lines)
 
 
+def load_size(text: str) -> tuple[int, int]:
+    """CxWORDS."""
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} should be REQUESTSxWORDS, as 16x256")
+    return int(match[1]), int(match[2])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="a small model in float32, for a CPU")
-    parser.add_argument("--concurrency", type=int, nargs="+")
+    parser.add_argument(
+        "--requests",
+        type=load_size,
+        nargs="+",
+        metavar="CxWORDS",
+        help="C requests of so many words",
+    )
     parser.add_argument("--attention", nargs="+", default=["xla_gpu", "jnp", "none"])
-    parser.add_argument("--prompt", type=int, help="words a prompt")
     parser.add_argument("--output", type=int, help="tokens an answer")
     parser.add_argument("--longest", type=int, help="--max-model-len; default: as long as needed")
     parser.add_argument("--page", type=int, default=32, help="--block-size")
@@ -262,15 +274,14 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
     sizes = TINY if args.tiny else EIGHT_B
-    args.concurrency = args.concurrency or ([1, 4] if args.tiny else [1, 16, 64, 256])
-    args.prompt = args.prompt or (64 if args.tiny else 1024)
+    defaults = ["1x64", "4x64"] if args.tiny else ["1x256", "16x256", "64x256", "256x256"]
+    args.requests = args.requests or [load_size(text) for text in defaults]
     args.output = args.output or (16 if args.tiny else 128)
-    args.batched_tokens = args.batched_tokens or (64 if args.tiny else 2048)
-    args.longest = args.longest or args.prompt + args.output
-    if args.prompt + args.output > args.longest:
-        parser.error(
-            f"--prompt {args.prompt} and --output {args.output} exceed --longest {args.longest}"
-        )
+    args.batched_tokens = args.batched_tokens or (64 if args.tiny else 1024)
+    needed = max(prompt for _, prompt in args.requests) + args.output
+    args.longest = args.longest or needed
+    if needed > args.longest:
+        parser.error(f"--requests and --output need {needed} tokens; --longest is {args.longest}")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="vllm-serve-"))
     model = folder / "model"
     model.mkdir()
@@ -280,8 +291,8 @@ def main() -> None:
         results = [old for old in results if old["attention"] != result["attention"]] + [result]
         if args.json:
             args.json.write_text(json.dumps(results, indent=1))
-    shape = f"{args.prompt} words in, {args.output} tokens out"
     size = "tiny" if args.tiny else "8B-shaped"
+    shape = f"{args.output} tokens an answer, --max-model-len {args.longest}"
     print(f"\nvLLM on XLA:{results[-1]['device']}, {size} Llama, {shape}\n")
     print(table(results))
     starts = [f"{r['attention']} {r['engine_s']:.0f} s ({r['compile_s']:.0f} s)" for r in results]
