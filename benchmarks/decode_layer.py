@@ -5,7 +5,8 @@
 One jitted step of --layers layers, each with a bf16 cache of its own, donated: a call that writes
 one new token a sequence and attends over CONTEXT, and an addition; and the same without the call.
 Printed: the difference, in us a layer, least and median of 20 runs of 10 steps. 32 query heads, 8
-kv heads, head_dim 128, pages of 16 tokens in random order.
+kv heads, head_dim 128, pages in random order. A server's step is padded: --max-seqs 256 --longest
+2048 --page 32 is what vLLM's is by default with --max-model-len 2048.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from xla_gpu.jax import packed_kv_cache_shape, ragged_paged_attention_v3
 
-Q_HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
+Q_HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 SHAPES = [(1, 512), (16, 512), (16, 2048), (64, 512), (256, 512), (64, 4096)]
 
 
-def step_times(sequences: int, context: int, layers: int, attend: bool) -> list[float]:
+def step_times(sequences: int, context: int, args, attend: bool) -> list[float]:
     """Seconds of a step, each the mean of ten."""
     rng = np.random.default_rng(0)
 
@@ -32,12 +33,15 @@ def step_times(sequences: int, context: int, layers: int, attend: bool) -> list[
         return jnp.asarray(rng.standard_normal((sequences, heads, HEAD_DIM)), jnp.bfloat16)
 
     queries, keys, values = normal(Q_HEADS), normal(KV_HEADS), normal(KV_HEADS)
-    pages = sequences * -(-context // PAGE)
-    shape = packed_kv_cache_shape(pages, PAGE, KV_HEADS, HEAD_DIM, jnp.bfloat16)
-    caches = [jnp.zeros(shape, jnp.bfloat16) for _ in range(layers)]
-    lens = jnp.full((sequences,), context, jnp.int32)
-    indices = jnp.asarray(rng.permutation(pages).astype(np.int32))
-    starts = jnp.arange(sequences + 1, dtype=jnp.int32)
+    each = -(-context // args.page)
+    shape = packed_kv_cache_shape(sequences * each, args.page, KV_HEADS, HEAD_DIM, jnp.bfloat16)
+    caches = [jnp.zeros(shape, jnp.bfloat16) for _ in range(args.layers)]
+    rows = max(sequences, args.max_seqs)
+    tables = np.zeros((rows, max(each, -(-args.longest // args.page))), np.int32)
+    tables[:sequences, :each] = rng.permutation(sequences * each).reshape(sequences, each)
+    indices = jnp.asarray(tables.reshape(-1))
+    lens = jnp.zeros(rows, jnp.int32).at[:sequences].set(context)
+    starts = jnp.minimum(jnp.arange(rows + 1, dtype=jnp.int32), sequences)
     distribution = jnp.full((3,), sequences, jnp.int32)
 
     @functools.partial(jax.jit, donate_argnums=1)
@@ -68,12 +72,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", type=int, nargs="*", metavar="SEQUENCES CONTEXT")
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--page", type=int, default=16, help="tokens of a page")
+    parser.add_argument("--max-seqs", type=int, default=0, help="rows of the tables, at least")
+    parser.add_argument(
+        "--longest", type=int, default=0, help="tokens a table's row is for, at least"
+    )
     args = parser.parse_args()
     shapes = list(zip(args.shape[::2], args.shape[1::2], strict=True)) or SHAPES
     print(f"{jax.devices()[0].device_kind}: us a layer (least, median), GB/s of keys and values")
     for sequences, context in shapes:
-        without = step_times(sequences, context, args.layers, attend=False)
-        times = step_times(sequences, context, args.layers, attend=True)
+        without = step_times(sequences, context, args, attend=False)
+        times = step_times(sequences, context, args, attend=True)
         least, median = (
             1e6 * (of(times) - of(without)) / args.layers for of in (min, statistics.median)
         )
