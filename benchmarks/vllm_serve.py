@@ -97,19 +97,22 @@ def write_checkpoint(folder: pathlib.Path, sizes: dict, longest: int) -> None:
         "input_layernorm": torch.ones(hidden, dtype=torch.bfloat16),
         "post_attention_layernorm": torch.ones(hidden, dtype=torch.bfloat16),
     }
-    around = {
-        "model.embed_tokens.weight": matrix(words, hidden),
-        "model.norm.weight": torch.ones(hidden, dtype=torch.bfloat16),
-        "lm_head.weight": matrix(words, hidden),
-    }
     layers = sizes["num_hidden_layers"]
     files = [
         {f"model.layers.{i}.{name}.weight": x for name, x in layer.items()} for i in range(layers)
     ]
-    names = [f"model-{i + 1:05}-of-{layers + 1:05}.safetensors" for i in range(layers + 1)]
-    for name, tensors in zip(names, [*files, around], strict=True):
+    files.append(
+        {
+            "model.embed_tokens.weight": matrix(words, hidden),
+            "model.norm.weight": torch.ones(hidden, dtype=torch.bfloat16),
+            "lm_head.weight": matrix(words, hidden),
+        }
+    )
+    places = {}
+    for i, tensors in enumerate(files):
+        name = f"model-{i + 1:05}-of-{len(files):05}.safetensors"
         save_file(tensors, folder / name, metadata={"format": "pt"})
-    places = {key: name for name, file in zip(names, [*files, around], strict=True) for key in file}
+        places |= dict.fromkeys(tensors, name)
     index = {"metadata": {}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
@@ -180,14 +183,9 @@ def measure(servers: dict[str, Server], args, words: int) -> list[dict]:
             rows[attention].append(min(runs[attention][1:], key=lambda run: run["step_ms"]))
             print(attention, json.dumps(rows[attention][-1]), flush=True)
     return [
-        dict(attention=attention, device=device(server), **start_up(server), rows=rows[attention])
+        dict(attention=attention, device=server.device, **start_up(server), rows=rows[attention])
         for attention, server in servers.items()
     ]
-
-
-def device(server: Server) -> str:
-    lines = [line for line in server.log.splitlines() if "vLLM on XLA" in line]
-    return lines[-1].split(":")[-1].strip()
 
 
 def start_up(server: Server) -> dict[str, float]:
@@ -214,9 +212,10 @@ def measure_all(model: pathlib.Path, folder: pathlib.Path, args, words: int) -> 
 
 def table(results: list[dict]) -> str:
     """Ours beside the others, a line a load and attention."""
-    steps = {
-        (result["attention"], row["requests"]): row["step_ms"]
+    none = {
+        row["requests"]: row["step_ms"]
         for result in results
+        if result["attention"] == "none"
         for row in result["rows"]
     }
     lines = [
@@ -226,10 +225,8 @@ def table(results: list[dict]) -> str:
     rows = [
         (row["requests"], result["attention"], row) for result in results for row in result["rows"]
     ]
-    for requests, attention, row in sorted(
-        rows, key=lambda r: [int(n) for n in r[0].split("x")][::-1]
-    ):
-        without = steps.get(("none", requests))
+    for requests, attention, row in sorted(rows, key=lambda r: load_size(r[0])[::-1]):
+        without = none.get(requests)
         own = "" if without is None else f"{row['step_ms'] - without:.2f}"
         share = "" if without is None else f"{100 * (1 - without / row['step_ms']):.0f}%"
         lines.append(
@@ -282,15 +279,16 @@ def main() -> None:
     args.longest = args.longest or needed
     if needed > args.longest:
         parser.error(f"--requests and --output need {needed} tokens; --longest is {args.longest}")
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="vllm-serve-"))
-    model = folder / "model"
-    model.mkdir()
-    write_checkpoint(model, sizes, args.longest)
     results = json.loads(args.json.read_text()) if args.json and args.json.exists() else []
-    for result in measure_all(model, folder, args, sizes["vocab_size"]):
-        results = [old for old in results if old["attention"] != result["attention"]] + [result]
-        if args.json:
-            args.json.write_text(json.dumps(results, indent=1))
+    # The logs stay, the weights do not: they are large.
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="vllm-serve-"))
+    with tempfile.TemporaryDirectory(prefix="vllm-serve-model-") as name:
+        model = pathlib.Path(name)
+        write_checkpoint(model, sizes, args.longest)
+        for result in measure_all(model, folder, args, sizes["vocab_size"]):
+            results = [old for old in results if old["attention"] != result["attention"]] + [result]
+            if args.json:
+                args.json.write_text(json.dumps(results, indent=1))
     size = "tiny" if args.tiny else "8B-shaped"
     shape = f"{args.output} tokens an answer, --max-model-len {args.longest}"
     print(f"\nvLLM on XLA:{results[-1]['device']}, {size} Llama, {shape}\n")

@@ -1,4 +1,4 @@
-// Narrow float types on the device, without toolkit headers.
+// Narrow float types on the device, and vectors, without toolkit headers.
 //
 // Round to nearest even; what does not fit becomes infinity in bf16 and f16, and the largest finite
 // value in the fp8 types (as src/core/float_types.h does on the Host). NaN stays NaN.
@@ -18,6 +18,12 @@ struct E4M3 {
 };
 struct E5M2 {
   unsigned char bits;
+};
+
+// What a thread reads or writes at once.
+template <typename T, int kCount>
+struct alignas(kCount * sizeof(T)) Vector {
+  T x[kCount];
 };
 
 template <typename A, typename B>

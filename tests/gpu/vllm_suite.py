@@ -77,10 +77,10 @@ def run_load(kind: str, seconds: float) -> bool:
             for line in wrong[:3]:
                 print(f"round {rounds}: {line}", flush=True)
         counted = server.metrics()
-        where = [line for line in server.log.splitlines() if "vLLM on XLA" in line][-1]
+        device = server.device
     warm = memory[len(memory) // 5]  # allocators have their pools by then
     result = dict(
-        device=where.split(":")[-1].strip(),
+        device=device,
         seconds=seconds,
         requests=requests_seen,
         wrong=wrong_seen,

@@ -91,6 +91,12 @@ class Server:
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
 
+    @property
+    def device(self) -> str:
+        """The device that the log names, of a server that is up."""
+        lines = [line for line in self.log.splitlines() if "vLLM on XLA" in line]
+        return lines[-1].split(":")[-1].strip()
+
     def wait(self, seconds: float = 300) -> None:
         """Returns when the server answers; AssertionError with its log if it does not."""
         while time.monotonic() - self.started < seconds:

@@ -29,6 +29,13 @@ def module(tmp_path, monkeypatch):
     return make
 
 
+def run(*command, **env):
+    """A process that ends by itself, and what it printed."""
+    return subprocess.run(
+        command, env=environment(**env), capture_output=True, text=True, check=False, timeout=300
+    )
+
+
 # ---- Refusals ------------------------------------------------------------------------------------
 
 
@@ -57,16 +64,8 @@ def test_vllm_stops_with_our_words_at_another_release(checkpoint, tmp_path):
         "real = m.version\n"
         "m.version = lambda name: '0.33.0' if name == 'tpu-inference' else real(name)\n"
     )
-    env = environment()
-    env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
-    done = subprocess.run(
-        [*vllm_command(), "serve", checkpoint("llama")],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    path = f"{tmp_path}:{environment()['PYTHONPATH']}"
+    done = run(*vllm_command(), "serve", checkpoint("llama"), PYTHONPATH=path)
     assert done.returncode != 0
     assert "tpu-inference 0.33.0 is installed; it knows tpu-inference 0.32.0" in done.stderr
 
@@ -81,26 +80,12 @@ from vllm.engine.arg_utils import EngineArgs
 config.HAS_TRITON = True
 print("V2:", EngineArgs(model=sys.argv[1]).create_engine_config().use_v2_model_runner)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, checkpoint("llama")],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = run(sys.executable, "-c", program, checkpoint("llama"))
     assert "V2: False" in done.stdout, done.stderr[-3000:]
 
 
 def test_the_other_runner_is_refused(checkpoint):
-    done = subprocess.run(
-        [*vllm_command(), "serve", checkpoint("llama")],
-        env=environment(VLLM_USE_V2_MODEL_RUNNER="1"),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = run(*vllm_command(), "serve", checkpoint("llama"), VLLM_USE_V2_MODEL_RUNNER="1")
     assert done.returncode != 0
     assert "VLLM_USE_V2_MODEL_RUNNER is '1'" in done.stderr
 

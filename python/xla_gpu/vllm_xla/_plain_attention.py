@@ -114,7 +114,7 @@ def no_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """The sum of query, key and value, and the cache as it came: a step's cost without attention.
 
-    XLA would drop the projections that make them if nothing read them (a sixth of an 8B step).
+    XLA would drop the projections that make them if nothing read them.
     """
     new = jnp.repeat(keys + values, queries.shape[1] // keys.shape[1], axis=1)
     return queries + new.astype(queries.dtype), kv_cache

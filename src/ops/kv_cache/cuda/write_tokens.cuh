@@ -14,11 +14,6 @@ namespace xla_gpu::kv_cache {
 using Input = INPUT_TYPE;
 using Cache = CACHE_TYPE;
 
-template <typename T>
-struct alignas(VECTOR * sizeof(T)) Vector {
-  T x[VECTOR];
-};
-
 // a / b of numbers >= 0: dividing 64 bits takes several times as long, and they are seldom needed.
 __device__ __forceinline__ long long Quotient(long long a, long long b) {
   if ((a | b) >> 32 != 0) return a / b;
@@ -33,16 +28,16 @@ __device__ __forceinline__ void WriteVector(const UpdateParams& p, const CachePa
   const long long page = Quotient(slot, p.page_size);
   Cache* to = static_cast<Cache*>(cache.base) + page * cache.page_stride +
               (slot - page * p.page_size) * cache.token_stride + head * cache.head_stride + d;
-  const Vector<Input> in = *reinterpret_cast<const Vector<Input>*>(from);
+  const auto in = *reinterpret_cast<const Vector<Input, VECTOR>*>(from);
   if (kSameType<Input, Cache> && cache.scale == nullptr) {  // bit for bit
-    *reinterpret_cast<Vector<Input>*>(to) = in;
+    *reinterpret_cast<Vector<Input, VECTOR>*>(to) = in;
     return;
   }
   const float scale = cache.scale == nullptr ? 1.0f : cache.scale[head * cache.scale_step];
-  Vector<Cache> out;
+  Vector<Cache, VECTOR> out;
 #pragma unroll
   for (int j = 0; j < VECTOR; ++j) out.x[j] = FromFloat<Cache>(ToFloat(in.x[j]) / scale);
-  *reinterpret_cast<Vector<Cache>*>(to) = out;
+  *reinterpret_cast<Vector<Cache, VECTOR>*>(to) = out;
 }
 
 // Tokens [first, first + tokens_per_block) into slots[0 ...], by a whole block; those with a

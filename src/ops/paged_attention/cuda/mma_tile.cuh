@@ -86,16 +86,16 @@ __device__ __forceinline__ void Negate(char* shared) {
   x.x ^= 0x80008000u, x.y ^= 0x80008000u, x.z ^= 0x80008000u, x.w ^= 0x80008000u;
 }
 
-// Copies `kRows` query rows of kHeadDim elements, a multiple of eight, in the background; chunk c
-// of row r goes to `place(r, c)`. Rows that do not exist become 0. With `negate` (a negative scale)
-// their sign is turned. All threads; the copies are one group.
-template <int kRows, typename Place>
+// Copies the tile's query rows, of a multiple of eight elements, in the background; chunk c of row
+// r goes to `place(r, c)`. Rows that do not exist become 0. With `negate` (a negative scale) their
+// sign is turned. All threads; the copies are one group.
+template <typename Place>
 __device__ __forceinline__ void CopyQuery(const Params& p, const Tile& tile, bool negate,
                                           char* shared, Place place) {
   constexpr int kRowChunks = kHeadDim / 8;
   const Query* query = static_cast<const Query*>(p.query);
 #pragma unroll 4
-  for (int i = threadIdx.x; i < kRows * kRowChunks; i += kThreads) {
+  for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += kThreads) {
     const int row = i / kRowChunks, chunk = i % kRowChunks;
     const bool exists = row < tile.num_rows;
     const long long from = exists ? QueryRow(p, tile, row) * kHeadDim + chunk * 8 : 0;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void CopyQuery(const Params& p, const Tile& tile, boo
   CommitCopies();
   if (negate) {
     WaitCopies<0>();  // what a thread copied it sees without a barrier
-    for (int i = threadIdx.x; i < kRows * kRowChunks; i += kThreads) {
+    for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += kThreads) {
       Negate(shared + place(i / kRowChunks, i % kRowChunks));
     }
   }
@@ -124,25 +124,24 @@ __device__ __forceinline__ RowScale ScaleOfRow(float largest) {
           __uint_as_float(static_cast<unsigned>(254 - exponent) << 23)};
 }
 
-// Brings `kRows` query rows to shared memory as operands; the caller waits for copies and
+// Brings the tile's query rows to shared memory as operands; the caller waits for copies and
 // synchronises. Gives each row's factor in `row_scale` if kScaledQuery.
-template <int kRows>
 __device__ inline void LoadQuery(const Params& p, const Tile& tile, bool negate, char* shared,
                                  float* row_scale) {
   const Query* query = static_cast<const Query*>(p.query);
   if constexpr (!kScaledQuery && kHeadDim % 8 == 0) {
     if constexpr (kHeadDim != kPadded) {
       constexpr int kPadChunks = kPadded > kHeadDim ? (kPadded - kHeadDim) / 8 : 1;
-      for (int i = threadIdx.x; i < kRows * kPadChunks; i += kThreads) {
+      for (int i = threadIdx.x; i < kTileRows * kPadChunks; i += kThreads) {
         *reinterpret_cast<uint4*>(shared + i / kPadChunks * kQueryStride + kHeadDim * 2 +
                                   i % kPadChunks * 16) = make_uint4(0, 0, 0, 0);
       }
     }
-    CopyQuery<kRows>(p, tile, negate, shared,
-                     [](int row, int chunk) { return row * kQueryStride + chunk * 16; });
+    CopyQuery(p, tile, negate, shared,
+              [](int row, int chunk) { return row * kQueryStride + chunk * 16; });
   } else {
     const int lane = threadIdx.x % 32;
-    for (int row = threadIdx.x / 32; row < kRows; row += kWarps) {
+    for (int row = threadIdx.x / 32; row < kTileRows; row += kWarps) {
       const bool exists = row < tile.num_rows;
       const Query* from = exists ? query + QueryRow(p, tile, row) * kHeadDim : query;
       float values[(kPadded + 31) / 32];

@@ -162,7 +162,7 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
     CopyTile(p, extra.offsets[t % 2], keys, values, cache_tiles + t % 2 * (2 * kKeysBytes));
     CommitCopies();
   };
-  LoadQuery<kTileRows>(p, tile, logit.negate, shared, extra.row_scale);
+  LoadQuery(p, tile, logit.negate, shared, extra.row_scale);
   put_offsets(first, page_of(first));
   __syncthreads();
   if (first < end) copy(first);

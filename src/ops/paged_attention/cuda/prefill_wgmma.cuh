@@ -66,7 +66,7 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
                      cache_tiles + t % 2 * (2 * kSwizzledKeysBytes));
     CommitCopies();
   };
-  CopyQuery<kTileRows>(p, tile, logit.negate, shared, [](int row, int chunk) {
+  CopyQuery(p, tile, logit.negate, shared, [](int row, int chunk) {
     return chunk / 8 * kQueryPanelBytes + SwizzledChunk(row, chunk % 8);
   });
   put_offsets(first, page_of(first));

@@ -15,12 +15,6 @@ inline constexpr unsigned kAllLanes = 0xffffffffu;
 __device__ __forceinline__ float Infinity() { return __int_as_float(0x7f800000); }
 __device__ __forceinline__ float NaN() { return __int_as_float(0x7fc00000); }
 
-// What a thread reads or writes at once.
-template <typename T, int kCount>
-struct alignas(kCount * sizeof(T)) Vector {
-  T x[kCount];
-};
-
 template <typename Combine>
 __device__ __forceinline__ float WarpReduce(float x, Combine combine) {
 #pragma unroll
