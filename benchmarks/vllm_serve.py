@@ -273,7 +273,7 @@ def main() -> None:
     sizes = TINY if args.tiny else EIGHT_B
     defaults = ["1x64", "4x64"] if args.tiny else ["1x256", "16x256", "64x256", "256x256"]
     args.requests = args.requests or [load_size(text) for text in defaults]
-    args.output = args.output or (16 if args.tiny else 128)
+    args.output = args.output or (64 if args.tiny else 128)
     args.batched_tokens = args.batched_tokens or (64 if args.tiny else 1024)
     needed = max(prompt for _, prompt in args.requests) + args.output
     args.longest = args.longest or needed
