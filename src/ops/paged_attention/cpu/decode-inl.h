@@ -116,8 +116,8 @@ class SplitDecoder {
         ++index;
       }
     }
-    std::fill(block->k + block->n, block->k + kBlock, block->k[block->n - 1]);
-    std::fill(block->v + block->n, block->v + kBlock, block->v[block->n - 1]);
+    std::fill(block->k + block->n, block->k + Block::kEntries, block->k[block->n - 1]);
+    std::fill(block->v + block->n, block->v + Block::kEntries, block->v[block->n - 1]);
   }
 
   // [row, kv head, tile] counts tiles; a tile has kHeads rows of q_ and acc, kLanes of max_, sum_.
@@ -131,20 +131,20 @@ class SplitDecoder {
       for (int64_t kv_head = 0; kv_head < p_.kv_heads; ++kv_head) {
         const float factor = QueryFactor<T>(p_, b_, kv_head);
         float* to = q_ + TileIndex(row, kv_head, 0) * kHeads * padded_;
+        std::fill(to, to + tiles_ * kHeads * padded_, 0.0f);
         for (int64_t g = 0; g < group; ++g, to += padded_) {
           const int64_t q_row = span_.row_begin + row;
           const int64_t q_head = kv_head * group + g;
           if constexpr (T::kDot) {
+            const int64_t h = g % kHeads;
             const auto* query = static_cast<const uint16_t*>(b_.query);
-            const int64_t n = p_.head_dim;
-            std::copy_n(query + (q_row * p_.q_heads + q_head) * n, n,
-                        reinterpret_cast<uint16_t*>(to));
+            StoreDotQuery(query + (q_row * p_.q_heads + q_head) * p_.head_dim, p_.head_dim, kHeads,
+                          h, reinterpret_cast<uint16_t*>(to - h * padded_));
           } else {
             LoadQuery(p_, b_, q_row, q_head, factor, to, padded_);
             if (even_odd()) ToEvenOdd(to);
           }
         }
-        std::fill(to, to + (tiles_ * kHeads - group) * padded_, 0.0f);
       }
     }
   }
@@ -166,9 +166,9 @@ class SplitDecoder {
   }
 
   void RunStaged(const Block& block, int64_t head) {
-    const float* k[kBlock];
-    const float* v[kBlock];
-    for (int64_t i = 0; i < kBlock; ++i) {
+    const float* k[Block::kEntries];
+    const float* v[Block::kEntries];
+    for (int64_t i = 0; i < Block::kEntries; ++i) {
       const int64_t to = std::min(i, block.n - 1) * padded_;
       k[i] = staged_k_ + to;
       v[i] = staged_v_ + to;
@@ -198,7 +198,7 @@ class SplitDecoder {
         const int64_t index = TileIndex(row, head, i);
         tile.acc = task_.partial.acc + index * kHeads * padded_;
         tile.Score(q_ + index * kHeads * padded_, padded_, soft_cap2);
-        tile.Softmax(max_ + index * kLanes, sum_ + index * kLanes);
+        tile.Softmax(max_ + index * kLanes, sum_ + index * kLanes, padded_);
         tile.AddValues(padded_);
       }
     }

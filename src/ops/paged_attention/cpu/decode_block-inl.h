@@ -28,13 +28,14 @@ constexpr int64_t kBlockKeys = std::max<int64_t>(8, kLanes / kHeads);
 constexpr int64_t kMaxBlockKeys = kBlockKeys<1>;
 
 // Where the keys [begin, begin + n) of one block lie: their rows of kv head 0. Entries from n on
-// repeat the last.
+// repeat the last, so that a whole tile of keys may be taken from any one on.
 template <typename Raw>
 struct BlockRows {
+  static constexpr int64_t kEntries = kMaxBlockKeys + kLanes;
   int64_t begin = 0;
   int64_t n = 0;
-  const Raw* k[kMaxBlockKeys];
-  const Raw* v[kMaxBlockKeys];
+  const Raw* k[kEntries];
+  const Raw* v[kEntries];
 };
 
 // bf16 queries and keys as they are, multiplied by DotBF16.
@@ -81,20 +82,20 @@ class DecodeTile {
   struct Rows {
     const Raw* const* row;
     int64_t head;
-    HWY_INLINE const Raw* operator[](size_t i) const { return row[i] + head; }
   };
   Rows k, v, next_k, next_v;
   float logit_factor;  // where T::kDot; else it is in the queries
   size_t begin, end;   // the keys of the block that the tile sees
   float* acc;          // [kHeads][padded]
 
-  // Logits, and their maximum.
+  // Logits of the keys that are seen, -inf in lanes past the last of them; and their maximum.
   HWY_INLINE void Score(const float* q, size_t padded, float soft_cap2) {
     const F32 df;
     VF32 all_max = hn::Set(df, kMinusInf);
     float* to = weights_;
     for (size_t first = begin; first < end; first += kKeys, to += kLanes) {
-      VF32 x = Logits(q, padded, first);
+      VF32 x = Dots(q, padded, first);
+      if constexpr (T::kDot) x = hn::Mul(hn::Set(df, logit_factor), x);
       if (soft_cap2 > 0) x = hn::Mul(hn::Set(df, soft_cap2), Tanh(x));
       if (end - first < kKeys) x = HideKeysFrom(end - first, x);
       hn::Store(x, df, to);
@@ -103,24 +104,25 @@ class DecodeTile {
     hn::Store(all_max, df, max_);
   }
 
-  // Weights, and what old sums are to be multiplied by. `max` and `sum` are vectors with kKeys
-  // lanes for each head.
-  HWY_INLINE void Softmax(float* max, float* sum) {
+  // Logits become weights, exp2(logit - max). `max` and `sum` are vectors with kKeys lanes for each
+  // head.
+  //
+  // `max` follows the largest logit only where that is far above it. A weight may exceed 1 as well
+  // as not, and most blocks then neither scale old sums nor wait for their maximum: a processor
+  // goes on as if it had seen that it is not larger.
+  HWY_INLINE void Softmax(float* max, float* sum, size_t padded) {
     const F32 df;
     const VF32 old_max = hn::Load(df, max);
     const VF32 block_max = hn::Load(df, max_);
     VF32 base = FiniteBase(old_max);
     VF32 total = hn::Load(df, sum);
-    // Most blocks of a long context hold no new maximum. Then nothing waits for the maximum: a
-    // processor goes on as if it had seen that it is not larger.
-    rescale_ = !hn::AllTrue(df, hn::Le(block_max, old_max));
-    if (rescale_) {
+    if (!hn::AllTrue(df, hn::Le(block_max, hn::Add(old_max, hn::Set(df, kMaxGrowth))))) {
       const VF32 new_max = hn::Max(old_max, MaxOfEach<kKeys>(block_max));
       base = FiniteBase(new_max);
       const VF32 alpha = Exp2(hn::Sub(old_max, base));
       hn::Store(new_max, df, max);
-      hn::Store(alpha, df, alpha_);
       total = hn::Mul(total, alpha);
+      Rescale(alpha, padded);
     }
     float* weights = weights_;
     for (size_t first = begin; first < end; first += kKeys, weights += kLanes) {
@@ -143,50 +145,64 @@ class DecodeTile {
   }
 
  private:
-  HWY_INLINE VF32 Logits(const float* q, size_t padded, size_t first) const {
-    const F32 df;
-    const Raw* rows[kKeys];
-    const Raw* next[kKeys];
-    for (size_t j = 0; j < kKeys; ++j) {
-      const size_t i = std::min(first + j, end - 1);
-      rows[j] = k[i];
-      next[j] = next_k[i];
-    }
+  // In units of log2: weights up to 2^8 keep the sums of a split far from the largest f32.
+  static constexpr float kMaxGrowth = 8.0f;
+
+  // The dot products of all queries and the keys from `first` on.
+  HWY_INLINE VF32 Dots(const float* q, size_t padded, size_t first) const {
+    const Raw* const* const row = k.row + first;
+    const Raw* const* const next = next_k.row + first;
 #if XLA_GPU_HAVE_BF16_DOT
     if constexpr (T::kDot) {
-      const VF32 dots = DotBF16<kHeads, kKeys>(reinterpret_cast<const uint16_t*>(q), 2 * padded,
-                                               rows, next, padded);
-      return hn::Mul(hn::Set(df, logit_factor), dots);
+      return DotBF16<kHeads, kKeys>(reinterpret_cast<const uint16_t*>(q), row, k.head, next,
+                                    next_k.head, padded);
     }
 #endif
-    VF32 acc[kLanes];
-    for (size_t i = 0; i < kLanes; ++i) acc[i] = hn::Zero(df);
+    const F32 df;
+    VF32 sums[kLanes];
+    Unrolled<kLanes>([&](auto i) XLA_GPU_INLINE_LAMBDA { sums[i] = hn::Zero(df); });
     size_t d = 0;
     for (; d + 2 * kLanes <= padded; d += 2 * kLanes) {
-      VF32 key[kKeys][2];
-      for (size_t j = 0; j < kKeys; ++j) {
-        T::LoadPair(rows[j] + d, key[j]);
-        PrefetchToL2(next[j], d, 2 * kLanes);
-      }
-      for (size_t h = 0; h < kHeads; ++h) {
-        for (size_t i = 0; i < 2; ++i) {
-          const VF32 query = hn::Load(df, q + h * padded + d + i * kLanes);
-          for (size_t j = 0; j < kKeys; ++j) {
-            acc[h * kKeys + j] = hn::MulAdd(query, key[j][i], acc[h * kKeys + j]);
-          }
-        }
+      // Whichever are fewer stay in registers, queries or keys.
+      if constexpr (kHeads <= kKeys) {
+        VF32 query[kHeads * 2];
+        Unrolled<kHeads * 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+          query[i] = hn::Load(df, q + i / 2 * padded + d + i % 2 * kLanes);
+        });
+        Unrolled<kKeys>([&](auto j) XLA_GPU_INLINE_LAMBDA {
+          VF32 key[2];
+          T::LoadPair(row[j] + k.head + d, key);
+          PrefetchToL2(next[j] + next_k.head, d, 2 * kLanes);
+          Unrolled<kHeads * 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+            VF32& sum = sums[i / 2 * kKeys + j];
+            sum = hn::MulAdd(query[i], key[i % 2], sum);
+          });
+        });
+      } else {
+        VF32 key[kKeys * 2];
+        Unrolled<kKeys>([&](auto j) XLA_GPU_INLINE_LAMBDA {
+          T::LoadPair(row[j] + k.head + d, key + 2 * j);
+          PrefetchToL2(next[j] + next_k.head, d, 2 * kLanes);
+        });
+        Unrolled<kHeads * 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+          const VF32 query = hn::Load(df, q + i / 2 * padded + d + i % 2 * kLanes);
+          Unrolled<kKeys>([&](auto j) XLA_GPU_INLINE_LAMBDA {
+            VF32& sum = sums[i / 2 * kKeys + j];
+            sum = hn::MulAdd(query, key[2 * j + i % 2], sum);
+          });
+        });
       }
     }
     if (d < padded) {
-      for (size_t j = 0; j < kKeys; ++j) {
-        const VF32 key = T::Load(rows[j] + d);
-        for (size_t h = 0; h < kHeads; ++h) {
-          const VF32 query = hn::Load(df, q + h * padded + d);
-          acc[h * kKeys + j] = hn::MulAdd(query, key, acc[h * kKeys + j]);
-        }
-      }
+      Unrolled<kKeys>([&](auto j) XLA_GPU_INLINE_LAMBDA {
+        const VF32 key = T::Load(row[j] + k.head + d);
+        Unrolled<kHeads>([&](auto h) XLA_GPU_INLINE_LAMBDA {
+          VF32& sum = sums[h * kKeys + j];
+          sum = hn::MulAdd(hn::Load(df, q + h * padded + d), key, sum);
+        });
+      });
     }
-    return SumEach<kLanes>(acc);
+    return SumEach(sums);
   }
 
   static HWY_INLINE VF32 HideKeysFrom(size_t valid, VF32 x) {
@@ -201,8 +217,20 @@ class DecodeTile {
     return hn::Load(df, values);
   }
 
-  // acc[h][d ...] = acc * alpha + sum over keys of weight * value, for kWide vectors of the head
-  // dim. A function of its own, of few variables, so that compilers keep its sums in registers.
+  HWY_NOINLINE void Rescale(VF32 alpha, size_t padded) const {
+    const F32 df;
+    HWY_ALIGN float factors[kLanes];
+    hn::Store(alpha, df, factors);
+    for (size_t h = 0; h < kHeads; ++h) {
+      const VF32 factor = hn::Set(df, factors[h * kKeys]);
+      for (float* x = acc + h * padded; x != acc + (h + 1) * padded; x += kLanes) {
+        hn::Store(hn::Mul(factor, hn::Load(df, x)), df, x);
+      }
+    }
+  }
+
+  // acc[h][d ...] += sum over keys of weight * value, for kWide vectors of the head dim. A function
+  // of its own, of few variables, so that compilers keep its sums in registers.
   template <size_t kWide>
   HWY_NOINLINE void AddValuesAt(size_t padded, size_t d) const {
     const F32 df;
@@ -211,11 +239,6 @@ class DecodeTile {
     Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA {
       sums[i] = hn::Load(df, to + i / kWide * padded + i % kWide * kLanes);
     });
-    if (rescale_) {
-      Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA {
-        sums[i] = hn::Mul(hn::Set(df, alpha_[i / kWide * kKeys]), sums[i]);
-      });
-    }
     const Raw* const* const row = v.row + begin;
     const Raw* const* const next = next_v.row + begin;
     const size_t at = v.head + d;
@@ -248,8 +271,6 @@ class DecodeTile {
 
   HWY_ALIGN float weights_[kBlockKeys<kHeads> * kHeads + kLanes];  // logits before Softmax
   HWY_ALIGN float max_[kLanes];
-  HWY_ALIGN float alpha_[kLanes];  // where rescale_
-  bool rescale_;
 };
 
 }  // namespace HWY_NAMESPACE

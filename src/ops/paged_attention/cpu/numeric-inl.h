@@ -222,18 +222,40 @@ HWY_INLINE VF32 Tanh(VF32 x) {
   return hn::IfThenElse(hn::Lt(magnitude, hn::Set(df, 0.625f)), small, hn::CopySign(large, x));
 }
 
-// kLanes vectors to one: lane i is the sum of the lanes of v[i].
-template <size_t kCount>
+// kLanes vectors to one: lane i is the sum of the lanes of v[i]. Moves within blocks of 128 bits
+// first: those that cross them take table lookups or wait longer.
 HWY_INLINE VF32 SumEach(const VF32* v) {
 #if HWY_TARGET != HWY_SCALAR
-  if constexpr (kCount > 1) {
-    const F32 df;
-    const VF32 lo = SumEach<kCount / 2>(v);
-    const VF32 hi = SumEach<kCount / 2>(v + kCount / 2);
-    return hn::Add(hn::ConcatEven(df, hi, lo), hn::ConcatOdd(df, hi, lo));
+  const F32 df;
+  const hn::Repartition<uint64_t, F32> du64;
+  constexpr size_t kQuads = kLanes / 4;
+  VF32 quads[kQuads];  // each block of quads[i]: the sums of that block of v[4i ... 4i + 3]
+  Unrolled<kQuads>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+    const VF32* from = v + 4 * i;
+    const auto pair = [&](const VF32& x, const VF32& y) XLA_GPU_INLINE_LAMBDA {
+      const VF32 sums = hn::Add(hn::InterleaveLower(df, x, y), hn::InterleaveUpper(df, x, y));
+      return hn::BitCast(du64, sums);
+    };
+    const auto lo = pair(from[0], from[1]);
+    const auto hi = pair(from[2], from[3]);
+    quads[i] = hn::Add(hn::BitCast(df, hn::InterleaveLower(du64, lo, hi)),
+                       hn::BitCast(df, hn::InterleaveUpper(du64, lo, hi)));
+  });
+  if constexpr (kLanes == 16) {
+    const auto pair = [&](const VF32& x, const VF32& y) XLA_GPU_INLINE_LAMBDA {
+      return hn::Add(hn::OddEvenBlocks(y, x), hn::SwapAdjacentBlocks(hn::OddEvenBlocks(x, y)));
+    };
+    quads[0] = pair(quads[0], quads[1]);
+    quads[1] = pair(quads[2], quads[3]);
   }
-#endif
+  if constexpr (kLanes >= 8) {
+    return hn::Add(hn::ConcatUpperLower(df, quads[1], quads[0]),
+                   hn::ConcatLowerUpper(df, quads[1], quads[0]));
+  }
+  return quads[0];
+#else
   return v[0];
+#endif
 }
 
 // Rounds to nearest even; NaN stays NaN.

@@ -136,6 +136,7 @@ BENCHMARK(ReadMemory)->MeasureProcessCPUTime()->UseRealTime()->Unit(benchmark::k
       ->ArgNames({"seqs", "context"})    \
       ->Args({8, 4096})                  \
       ->Args({1, 32768})                 \
+      ->Args({1, 2048})                  \
       ->MeasureProcessCPUTime()          \
       ->UseRealTime()                    \
       ->Unit(benchmark::kMillisecond)
