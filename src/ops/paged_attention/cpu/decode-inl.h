@@ -37,7 +37,7 @@ class SplitDecoder {
         tiles_(PadGroup(p_.group_size()) / kHeads) {
     const int64_t heads = Partial::NumHeads(p_, span_.rows);
     const int64_t states = heads / kHeads * kLanes;
-    const int64_t staged = staging() ? kBlock * padded_ : 0;
+    const int64_t staged = staging() ? kBlockKeys * padded_ : 0;
     q_ = ThreadScratch(ScratchSlot::kKernel, heads * padded_ + 2 * states + 2 * staged);
     max_ = q_ + heads * padded_;
     sum_ = max_ + states;
@@ -70,7 +70,6 @@ class SplitDecoder {
  private:
   using Raw = typename T::Raw;
   using Block = BlockRows<Raw>;
-  static constexpr int64_t kBlock = kBlockKeys<kHeads>;
 
   // Rows that are no whole number of vectors are copied, so that no load passes their end.
   bool staging() const { return padded_ != p_.head_dim; }
@@ -101,7 +100,7 @@ class SplitDecoder {
 
   void FindBlock(int64_t begin, Block* block) const {
     block->begin = begin;
-    block->n = std::clamp<int64_t>(task_.keys.end - begin, 0, kBlock);
+    block->n = std::clamp<int64_t>(task_.keys.end - begin, 0, kBlockKeys);
     if (block->n == 0) return;
     const auto* k = static_cast<const Raw*>(b_.k_cache) + p_.k.offset;
     const auto* v = static_cast<const Raw*>(b_.v_cache) + p_.v.offset;
@@ -131,7 +130,7 @@ class SplitDecoder {
       for (int64_t kv_head = 0; kv_head < p_.kv_heads; ++kv_head) {
         const float factor = QueryFactor<T>(p_, b_, kv_head);
         float* to = q_ + TileIndex(row, kv_head, 0) * kHeads * padded_;
-        std::fill(to, to + tiles_ * kHeads * padded_, 0.0f);
+        if (tiles_ * int64_t{kHeads} > group) std::fill(to, to + tiles_ * kHeads * padded_, 0.0f);
         for (int64_t g = 0; g < group; ++g, to += padded_) {
           const int64_t q_row = span_.row_begin + row;
           const int64_t q_head = kv_head * group + g;
@@ -150,9 +149,9 @@ class SplitDecoder {
   }
 
   void RunDirect(const Block& block, int64_t head, const Block& next) {
-    // Half a block ahead is brought near: far enough to hide memory's latency, and mostly in the
-    // 4 KB that are being read, past which a processor's own prefetches do not go.
-    const int64_t ahead = head + (p_.kv_heads + 1) / 2;
+    // A quarter of a block ahead is brought near: far enough to hide memory's latency, and mostly
+    // in the 4 KB that are being read, past which a processor's own prefetches do not go.
+    const int64_t ahead = head + (p_.kv_heads + 3) / 4;
     const bool in_next = ahead >= p_.kv_heads;
     const int64_t next_head = in_next ? ahead - p_.kv_heads : ahead;
     const Block& next_block = in_next && next.n > 0 ? next : block;

@@ -22,16 +22,16 @@ namespace xla_gpu::paged_attention {
 namespace HWY_NAMESPACE {
 
 // Keys of a block: few, so that the rows of all heads are read nearly in the order of their
-// addresses, which memory and its prefetchers want; and at least one tile.
-template <size_t kHeads>
-constexpr int64_t kBlockKeys = std::max<int64_t>(8, kLanes / kHeads);
-constexpr int64_t kMaxBlockKeys = kBlockKeys<1>;
+// addresses, which memory and its prefetchers want; yet enough that waiting for the softmax, and
+// loading and storing the sums of values, is little beside the products.
+constexpr int64_t kBlockKeys = 16;
+static_assert(kBlockKeys >= kLanes);  // at least one tile
 
 // Where the keys [begin, begin + n) of one block lie: their rows of kv head 0. Entries from n on
 // repeat the last, so that a whole tile of keys may be taken from any one on.
 template <typename Raw>
 struct BlockRows {
-  static constexpr int64_t kEntries = kMaxBlockKeys + kLanes;
+  static constexpr int64_t kEntries = kBlockKeys + kLanes;
   int64_t begin = 0;
   int64_t n = 0;
   const Raw* k[kEntries];
@@ -269,7 +269,7 @@ class DecodeTile {
     });
   }
 
-  HWY_ALIGN float weights_[kBlockKeys<kHeads> * kHeads + kLanes];  // logits before Softmax
+  HWY_ALIGN float weights_[kBlockKeys * kHeads];  // logits before Softmax
   HWY_ALIGN float max_[kLanes];
 };
 
