@@ -37,7 +37,7 @@ class SplitDecoder {
         tiles_(PadGroup(p_.group_size()) / kHeads) {
     const int64_t heads = Partial::NumHeads(p_, span_.rows);
     const int64_t states = heads / kHeads * kLanes;
-    const int64_t staged = staging() ? kBlockKeys * padded_ : 0;
+    const int64_t staged = staging() ? kBlock * padded_ : 0;
     q_ = ThreadScratch(ScratchSlot::kKernel, heads * padded_ + 2 * states + 2 * staged);
     max_ = q_ + heads * padded_;
     sum_ = max_ + states;
@@ -70,6 +70,7 @@ class SplitDecoder {
  private:
   using Raw = typename T::Raw;
   using Block = BlockRows<Raw>;
+  static constexpr int64_t kBlock = kBlockKeys<Raw, kHeads>;
 
   // Rows that are no whole number of vectors are copied, so that no load passes their end.
   bool staging() const { return padded_ != p_.head_dim; }
@@ -100,7 +101,7 @@ class SplitDecoder {
 
   void FindBlock(int64_t begin, Block* block) const {
     block->begin = begin;
-    block->n = std::clamp<int64_t>(task_.keys.end - begin, 0, kBlockKeys);
+    block->n = std::clamp<int64_t>(task_.keys.end - begin, 0, kBlock);
     if (block->n == 0) return;
     const auto* k = static_cast<const Raw*>(b_.k_cache) + p_.k.offset;
     const auto* v = static_cast<const Raw*>(b_.v_cache) + p_.v.offset;
@@ -149,9 +150,9 @@ class SplitDecoder {
   }
 
   void RunDirect(const Block& block, int64_t head, const Block& next) {
-    // A quarter of a block ahead is brought near: far enough to hide memory's latency, and mostly
-    // in the 4 KB that are being read, past which a processor's own prefetches do not go.
-    const int64_t ahead = head + (p_.kv_heads + 3) / 4;
+    // Rows of four keys of all heads ahead, what is brought near will be there in time and is
+    // mostly in the 4 KB that are being read, past which a processor's own prefetches do not go.
+    const int64_t ahead = head + (4 * p_.kv_heads + kBlock - 1) / kBlock;
     const bool in_next = ahead >= p_.kv_heads;
     const int64_t next_head = in_next ? ahead - p_.kv_heads : ahead;
     const Block& next_block = in_next && next.n > 0 ? next : block;

@@ -23,15 +23,18 @@ namespace HWY_NAMESPACE {
 
 // Keys of a block: few, so that the rows of all heads are read nearly in the order of their
 // addresses, which memory and its prefetchers want; yet enough that waiting for the softmax, and
-// loading and storing the sums of values, is little beside the products.
-constexpr int64_t kBlockKeys = 16;
-static_assert(kBlockKeys >= kLanes);  // at least one tile
+// loading and storing the sums of values, is little beside the products. The latter counts where
+// elements are small, as there are more products to a byte.
+constexpr int64_t kMaxBlockKeys = 16;
+template <typename Raw, size_t kHeads>
+constexpr int64_t kBlockKeys = std::max<int64_t>(sizeof(Raw) < 4 ? 16 : 8, kLanes / kHeads);
+static_assert(kMaxBlockKeys >= kLanes);
 
 // Where the keys [begin, begin + n) of one block lie: their rows of kv head 0. Entries from n on
 // repeat the last, so that a whole tile of keys may be taken from any one on.
 template <typename Raw>
 struct BlockRows {
-  static constexpr int64_t kEntries = kBlockKeys + kLanes;
+  static constexpr int64_t kEntries = kMaxBlockKeys + kLanes;
   int64_t begin = 0;
   int64_t n = 0;
   const Raw* k[kEntries];
@@ -269,7 +272,7 @@ class DecodeTile {
     });
   }
 
-  HWY_ALIGN float weights_[kBlockKeys * kHeads];  // logits before Softmax
+  HWY_ALIGN float weights_[kMaxBlockKeys * kHeads];  // logits before Softmax
   HWY_ALIGN float max_[kLanes];
 };
 
