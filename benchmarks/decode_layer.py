@@ -1,12 +1,13 @@
 """Time of ragged_paged_attention_v3 in a decode step: what a layer of a served model waits for.
 
-    python benchmarks/decode_layer.py [SEQUENCES CONTEXT]...
+    python benchmarks/decode_layer.py [--products N] [SEQUENCES CONTEXT]...
 
 One jitted step of --layers layers, each with a bf16 cache of its own, donated: a call that writes
 one new token a sequence and attends over CONTEXT, and an addition; and the same without the call.
 Printed: the difference, in us a layer, least and median of 20 runs of 10 steps. 32 query heads, 8
 kv heads, head_dim 128, pages in random order. A server's step is padded: --max-seqs 256 --longest
-2048 --page 32 is what vLLM's is by default with --max-model-len 2048.
+2048 --page 32 is what vLLM's is by default with --max-model-len 2048. --products 4 multiplies by as
+many matrices of 32 MB a layer, so that the call finds nothing in L2, as behind a model's weights.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ def step_times(sequences: int, context: int, args, attend: bool) -> list[float]:
     queries, keys, values = normal(Q_HEADS), normal(KV_HEADS), normal(KV_HEADS)
     each = -(-context // args.page)
     shape = packed_kv_cache_shape(sequences * each, args.page, KV_HEADS, HEAD_DIM, jnp.bfloat16)
+    matrices = [
+        [jnp.zeros((Q_HEADS * HEAD_DIM,) * 2, jnp.bfloat16) for _ in range(args.products)]
+        for _ in range(args.layers)
+    ]
     caches = [jnp.zeros(shape, jnp.bfloat16) for _ in range(args.layers)]
     rows = max(sequences, args.max_seqs)
     tables = np.zeros((rows, max(each, -(-args.longest // args.page))), np.int32)
@@ -45,9 +50,13 @@ def step_times(sequences: int, context: int, args, attend: bool) -> list[float]:
     distribution = jnp.full((3,), sequences, jnp.int32)
 
     @functools.partial(jax.jit, donate_argnums=1)
-    def step(hidden: jax.Array, caches: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+    def step(
+        hidden: jax.Array, caches: list[jax.Array], matrices: list[list[jax.Array]]
+    ) -> tuple[jax.Array, list[jax.Array]]:
         updated = []
-        for cache in caches:
+        for cache, of_layer in zip(caches, matrices, strict=True):
+            for matrix in of_layer:
+                hidden += (hidden.reshape(sequences, -1) @ matrix).reshape(hidden.shape)
             out = hidden * jnp.bfloat16(0.5)
             if attend:
                 out, cache = ragged_paged_attention_v3(
@@ -61,7 +70,7 @@ def step_times(sequences: int, context: int, args, attend: bool) -> list[float]:
     for number in range(21):
         start = time.perf_counter()
         for _ in range(10):
-            hidden, caches = step(queries, caches)
+            hidden, caches = step(queries, caches, matrices)
         hidden.block_until_ready()
         if number > 0:  # the first compiles
             times.append((time.perf_counter() - start) / 10)
@@ -72,6 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", type=int, nargs="*", metavar="SEQUENCES CONTEXT")
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--products", type=int, default=0, help="of 32 MB matrices, a layer")
     parser.add_argument("--page", type=int, default=16, help="tokens of a page")
     parser.add_argument("--max-seqs", type=int, default=0, help="rows of the tables, at least")
     parser.add_argument(

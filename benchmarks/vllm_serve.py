@@ -171,16 +171,21 @@ def start(
 
 
 def measure(servers: dict[str, Server], args, words: int) -> list[dict]:
-    """The numbers of servers that run, asked in turn: the best run of each for each CxWORDS."""
+    """The numbers of servers that run, asked in turn: the median run of each for each CxWORDS."""
     rows: dict[str, list[dict]] = {attention: [] for attention in servers}
     for concurrency, prompt in args.requests:
         runs: dict[str, list[dict]] = {attention: [] for attention in servers}
-        for _ in range(args.runs + 1):  # the first may compile
+        rounds, end = 0, 0.0
+        while rounds < 2 or time.monotonic() < end:
             for attention, server in servers.items():
                 run = asyncio.run(load(server, concurrency, prompt, args.output, words))
                 runs[attention].append(run)
+            rounds += 1
+            if rounds == 1:  # it may have compiled, and does not count
+                end = time.monotonic() + args.seconds * len(servers)
         for attention in servers:
-            rows[attention].append(min(runs[attention][1:], key=lambda run: run["step_ms"]))
+            by_step = sorted(runs[attention][1:], key=lambda run: run["step_ms"])
+            rows[attention].append(dict(by_step[len(by_step) // 2], runs=len(by_step)))
             print(attention, json.dumps(rows[attention][-1]), flush=True)
     return [
         dict(attention=attention, device=server.device, **start_up(server), rows=rows[attention])
@@ -260,7 +265,10 @@ def main() -> None:
     parser.add_argument("--page", type=int, default=32, help="--block-size")
     parser.add_argument("--batched-tokens", type=int, help="--max-num-batched-tokens")
     parser.add_argument(
-        "--runs", type=int, default=1, help="after one that warms up; the best counts"
+        "--seconds",
+        type=float,
+        default=2.0,
+        help="that each server is asked with a load, after a first run; the median run counts",
     )
     parser.add_argument(
         "--together",

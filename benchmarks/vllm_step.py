@@ -1,0 +1,165 @@
+"""What a decode step of vLLM on XLA is made of: its kernels, and the host's work on CUDA graphs.
+
+    python benchmarks/vllm_step.py [--tiny] [--requests CxWORDS] [--attention xla_gpu jnp none]
+
+The engine of benchmarks/vllm_serve.py without its HTTP server, in a process of its own for each
+attention, one after the other. C requests of WORDS words are answered twice under jax.profiler,
+with 8 and with 24 tokens: the difference is 16 decode steps, whatever came before them.
+
+  step    ms a step by the clock, not traced: 100 steps, median of five
+  device  ms a step in which the device is busy (a GPU only)
+  own     of these, what the step without attention does not have
+  update  ms a step in which XLA brings its CUDA graphs up to date, for tensors lie elsewhere in
+          each step; traced, so that it is some microseconds a call too long
+
+Then the kernels that take most of it. --tiny: a small model, for the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+from vllm_serve import EIGHT_B, TINY, load_size, write_checkpoint
+
+SHORT, LONG = 8, 24  # tokens of the traced answers
+
+
+def totals(folder: pathlib.Path) -> tuple[dict[str, list[float]], float, float]:
+    """Of a trace: each kernel's seconds and count, the device's busy seconds, those of updates."""
+    from jax.profiler import ProfileData
+
+    (file,) = folder.rglob("*.xplane.pb")
+    kernels: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0])
+    spans, update = [], 0.0
+    for plane in ProfileData.from_file(str(file)).planes:
+        for line in plane.lines:
+            if "GPU" not in plane.name:
+                update += sum(e.duration_ns for e in line.events if "buffer::update" in e.name)
+            elif line.name.startswith("Stream"):
+                for event in line.events:
+                    kernels[event.name][0] += event.duration_ns / 1e9
+                    kernels[event.name][1] += 1
+                    spans.append((event.start_ns, event.start_ns + event.duration_ns))
+    busy, until = 0.0, 0.0
+    for begin, end in sorted(spans):  # kernels may overlap
+        busy += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return kernels, busy / 1e9, update / 1e9
+
+
+def trace(generate: Callable[[int], None], tokens: int):
+    import jax
+
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    with tempfile.TemporaryDirectory(prefix="vllm-step-") as folder:
+        jax.profiler.start_trace(folder, profiler_options=options)
+        generate(tokens)
+        jax.profiler.stop_trace()
+        return totals(pathlib.Path(folder))
+
+
+def measure(model: str, requests: tuple[int, int], args: argparse.Namespace) -> dict:
+    """This process's attention."""
+    from vllm import LLM, SamplingParams
+
+    concurrency, words = requests
+    pages = (concurrency + 1) * -(-(words + 140) // 32)
+    engine = LLM(
+        model,
+        skip_tokenizer_init=True,
+        dtype="float32" if args.tiny else "bfloat16",
+        max_model_len=args.longest,
+        max_num_seqs=max(concurrency, args.max_seqs),
+        max_num_batched_tokens=64 if args.tiny else 1024,
+        enable_prefix_caching=False,
+        num_gpu_blocks_override=pages,
+        block_size=32,
+    )
+    choose = random.Random(concurrency)
+    prompts = [
+        {"prompt_token_ids": [choose.randrange(3, 200) for _ in range(words)]}
+        for _ in range(concurrency)
+    ]
+
+    def generate(tokens: int) -> float:
+        wanted = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False)
+        start = time.perf_counter()
+        engine.generate(prompts, wanted, use_tqdm=False)
+        return time.perf_counter() - start
+
+    generate(LONG)
+    steps = [(generate(140) - generate(40)) / 100 for _ in range(1 if args.tiny else 5)]
+    (few, few_busy, few_update), (many, busy, update) = (trace(generate, n) for n in (SHORT, LONG))
+    count = LONG - SHORT
+    kernels = {
+        name: [(seconds - few[name][0]) / count, (calls - few[name][1]) / count]
+        for name, (seconds, calls) in many.items()
+    }
+    return dict(
+        step_ms=1e3 * statistics.median(steps),
+        device_ms=1e3 * (busy - few_busy) / count,
+        update_ms=1e3 * (update - few_update) / count,
+        kernels=sorted(kernels.items(), key=lambda item: -item[1][0])[:12],
+    )
+
+
+def run_in_process(attention: str, model: pathlib.Path, args: argparse.Namespace) -> dict:
+    """`measure` in a process with that attention."""
+    from server import environment
+
+    env = environment(XLA_GPU_VLLM_ATTENTION=attention, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    command = [sys.executable, __file__, *sys.argv[1:], "--model", str(model)]
+    result = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    lines = result.stdout.decode(errors="replace").splitlines()
+    if result.returncode != 0 or not lines[-1].startswith("{"):
+        raise SystemExit(f"vllm_step: {attention} failed:\n" + "\n".join(lines[-40:]))
+    return json.loads(lines[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiny", action="store_true", help="a small model in float32, for a CPU")
+    parser.add_argument("--requests", type=load_size, metavar="CxWORDS", default=(1, 256))
+    parser.add_argument("--attention", nargs="+", default=["xla_gpu", "jnp", "none"])
+    parser.add_argument("--longest", type=int, default=2048, help="--max-model-len")
+    parser.add_argument("--max-seqs", type=int, default=256, help="--max-num-seqs, at least")
+    parser.add_argument("--model", help=argparse.SUPPRESS)  # of a process that measures
+    args = parser.parse_args()
+    if args.model:
+        result = measure(args.model, args.requests, args)
+        print(json.dumps(result), flush=True)
+        os._exit(0)  # the engine's threads do not end by themselves
+    results = {}
+    with tempfile.TemporaryDirectory(prefix="vllm-step-model-") as folder:
+        write_checkpoint(pathlib.Path(folder), TINY if args.tiny else EIGHT_B, args.longest)
+        for attention in args.attention:
+            results[attention] = run_in_process(attention, pathlib.Path(folder), args)
+            print(attention, json.dumps(results[attention]), flush=True)
+    none = results.get("none", {}).get("device_ms")
+    concurrency, words = args.requests
+    print(f"\n{concurrency} requests of {words} words, ms a decode step\n")
+    print("| attention | step | device | own | update |\n|---|---|---|---|---|")
+    for attention, r in results.items():
+        own = "" if none is None else f"{r['device_ms'] - none:.3f}"
+        numbers = f"{r['step_ms']:.2f} | {r['device_ms']:.3f} | {own} | {r['update_ms']:.2f}"
+        print(f"| {attention} | {numbers} |")
+    for attention, r in results.items():
+        print(f"\n{attention}, a decode step's kernels:")
+        for name, (seconds, calls) in r["kernels"]:
+            print(f"  {1e3 * seconds:7.3f} ms  {calls:5.1f} x {name}")
+
+
+if __name__ == "__main__":
+    main()
