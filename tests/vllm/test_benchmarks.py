@@ -1,0 +1,52 @@
+"""benchmarks/vllm_step.py, with sizes that measure nothing."""
+
+import pathlib
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax.profiler
+import pytest
+from server import ROOT, environment
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+
+def event(name: str, start: float, duration: float) -> SimpleNamespace:
+    return SimpleNamespace(name=name, start_ns=start * 1e9, duration_ns=duration * 1e9)
+
+
+def test_a_trace_is_added_up(monkeypatch, tmp_path: pathlib.Path):
+    import vllm_step
+
+    def line(name: str, *events: SimpleNamespace) -> SimpleNamespace:
+        return SimpleNamespace(name=name, events=events)
+
+    kernels = [event("gemm", 0, 2), event("attend", 1, 3), event("gemm", 5, 1)]  # two overlap
+    planes = [
+        SimpleNamespace(
+            name="/device:GPU:0",
+            lines=[line("Stream #1", *kernels), line("Steps", event("x", 0, 9))],
+        ),
+        SimpleNamespace(
+            name="/host:CPU", lines=[line("python3", event("command_buffer::update", 0, 4))]
+        ),
+    ]
+    data = SimpleNamespace(from_file=lambda file: SimpleNamespace(planes=planes))
+    monkeypatch.setattr(jax.profiler, "ProfileData", data)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/host.xplane.pb").touch()
+    by_name, busy, update = vllm_step.totals(tmp_path)
+    assert by_name == {"gemm": [pytest.approx(3), 2], "attend": [pytest.approx(3), 1]}
+    assert busy == pytest.approx(5)
+    assert update == pytest.approx(4)
+
+
+def test_a_step_is_measured():
+    options = ["--tiny", "--requests", "1x8", "--longest", "192", "--max-seqs", "2"]
+    command = [sys.executable, "benchmarks/vllm_step.py", *options, "--attention", "xla_gpu"]
+    result = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1 requests of 8 words" in result.stdout
+    (row,) = (line for line in result.stdout.splitlines() if line.startswith("| xla_gpu "))
+    assert float(row.split("|")[2]) > 0
