@@ -35,8 +35,8 @@ def _arguments() -> tuple[jax.Array, ...]:
 def measure(rounds: int = 15, repeats: int = 300) -> dict[str, float]:
     """Medians in microseconds: of each call, and of what it adds to the empty one.
 
-    Rounds of the calls take turns, so that a busy machine slows all alike. "adds": the median of the
-    rounds' differences; "adds at least": the difference of each one's fastest round.
+    Rounds of the calls take turns, so that a busy machine slows all alike. "adds": the median of
+    the rounds' differences; "adds at least": the difference of each one's fastest round.
     """
     args = _arguments()
     query = args[0]
