@@ -117,6 +117,12 @@ def write_checkpoint(folder: pathlib.Path, sizes: dict, longest: int) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def random_prompts(concurrency: int, prompt: int, words: int) -> list[list[int]]:
+    """C prompts of so many of the first `words` words, the same in each run."""
+    choose = random.Random(concurrency)
+    return [[choose.randrange(3, words) for _ in range(prompt)] for _ in range(concurrency)]
+
+
 Pieces = list[tuple[float, int]]  # when each came, and the tokens until then
 
 
@@ -132,8 +138,7 @@ async def one_request(server: Server, prompt: list[int], output: int) -> tuple[f
 
 async def load(server: Server, concurrency: int, prompt: int, output: int, words: int) -> dict:
     """C requests of `prompt` words at once; what their clients saw."""
-    choose = random.Random(concurrency)
-    prompts = [[choose.randrange(3, words) for _ in range(prompt)] for _ in range(concurrency)]
+    prompts = random_prompts(concurrency, prompt, words)
     results = await asyncio.gather(*(one_request(server, p, output) for p in prompts))
     # From the last request's first token to the first request's last, every step decodes them all.
     last = max((pieces for _, pieces in results), key=lambda pieces: pieces[0][0])
@@ -173,18 +178,21 @@ def start(
 def measure(servers: dict[str, Server], args, words: int) -> list[dict]:
     """The numbers of servers that run, asked in turn: the median run of each for each CxWORDS."""
     rows: dict[str, list[dict]] = {attention: [] for attention in servers}
+
+    def ask_all(concurrency: int, prompt: int) -> dict[str, dict]:
+        return {
+            attention: asyncio.run(load(server, concurrency, prompt, args.output, words))
+            for attention, server in servers.items()
+        }
+
     for concurrency, prompt in args.requests:
-        runs: dict[str, list[dict]] = {attention: [] for attention in servers}
-        rounds, end = 0, 0.0
-        while rounds < 2 or time.monotonic() < end:
-            for attention, server in servers.items():
-                run = asyncio.run(load(server, concurrency, prompt, args.output, words))
-                runs[attention].append(run)
-            rounds += 1
-            if rounds == 1:  # it may have compiled, and does not count
-                end = time.monotonic() + args.seconds * len(servers)
+        ask_all(concurrency, prompt)  # it may compile, and does not count
+        end = time.monotonic() + args.seconds * len(servers)
+        rounds = [ask_all(concurrency, prompt)]
+        while time.monotonic() < end:
+            rounds.append(ask_all(concurrency, prompt))
         for attention in servers:
-            by_step = sorted(runs[attention][1:], key=lambda run: run["step_ms"])
+            by_step = sorted((runs[attention] for runs in rounds), key=lambda run: run["step_ms"])
             rows[attention].append(dict(by_step[len(by_step) // 2], runs=len(by_step)))
             print(attention, json.dumps(rows[attention][-1]), flush=True)
     return [

@@ -22,17 +22,16 @@ import collections
 import json
 import os
 import pathlib
-import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 
-from vllm_serve import EIGHT_B, TINY, load_size, write_checkpoint
+from vllm_serve import EIGHT_B, TINY, load_size, random_prompts, write_checkpoint
 
-SHORT, LONG = 8, 24  # tokens of the traced answers
+TRACED = (8, 24)  # tokens of an answer; the steps that are measured lie between the two
+TIMED = (40, 140)
 
 
 def totals(folder: pathlib.Path) -> tuple[dict[str, list[float]], float, float]:
@@ -58,7 +57,8 @@ def totals(folder: pathlib.Path) -> tuple[dict[str, list[float]], float, float]:
     return kernels, busy / 1e9, update / 1e9
 
 
-def trace(generate: Callable[[int], None], tokens: int):
+def trace(generate: Callable[[int], float], tokens: int):
+    """`totals` of answers of so many tokens."""
     import jax
 
     options = jax.profiler.ProfileOptions()
@@ -70,14 +70,18 @@ def trace(generate: Callable[[int], None], tokens: int):
         return totals(pathlib.Path(folder))
 
 
-def measure(model: str, requests: tuple[int, int], args: argparse.Namespace) -> dict:
+def sizes(args: argparse.Namespace) -> dict:
+    return TINY if args.tiny else EIGHT_B
+
+
+def measure(args: argparse.Namespace) -> dict:
     """This process's attention."""
     from vllm import LLM, SamplingParams
 
-    concurrency, words = requests
-    pages = (concurrency + 1) * -(-(words + 140) // 32)
+    concurrency, words = args.requests
+    pages = (concurrency + 1) * -(-(words + TIMED[1]) // 32)
     engine = LLM(
-        model,
+        args.model,
         skip_tokenizer_init=True,
         dtype="float32" if args.tiny else "bfloat16",
         max_model_len=args.longest,
@@ -87,10 +91,9 @@ def measure(model: str, requests: tuple[int, int], args: argparse.Namespace) -> 
         num_gpu_blocks_override=pages,
         block_size=32,
     )
-    choose = random.Random(concurrency)
     prompts = [
-        {"prompt_token_ids": [choose.randrange(3, 200) for _ in range(words)]}
-        for _ in range(concurrency)
+        {"prompt_token_ids": prompt}
+        for prompt in random_prompts(concurrency, words, sizes(args)["vocab_size"])
     ]
 
     def generate(tokens: int) -> float:
@@ -99,10 +102,13 @@ def measure(model: str, requests: tuple[int, int], args: argparse.Namespace) -> 
         engine.generate(prompts, wanted, use_tqdm=False)
         return time.perf_counter() - start
 
-    generate(LONG)
-    steps = [(generate(140) - generate(40)) / 100 for _ in range(1 if args.tiny else 5)]
-    (few, few_busy, few_update), (many, busy, update) = (trace(generate, n) for n in (SHORT, LONG))
-    count = LONG - SHORT
+    generate(TRACED[0])
+    short, long = TIMED
+    steps = [
+        (generate(long) - generate(short)) / (long - short) for _ in range(1 if args.tiny else 5)
+    ]
+    (few, few_busy, few_update), (many, busy, update) = (trace(generate, n) for n in TRACED)
+    count = TRACED[1] - TRACED[0]
     kernels = {
         name: [(seconds - few[name][0]) / count, (calls - few[name][1]) / count]
         for name, (seconds, calls) in many.items()
@@ -115,17 +121,15 @@ def measure(model: str, requests: tuple[int, int], args: argparse.Namespace) -> 
     )
 
 
-def run_in_process(attention: str, model: pathlib.Path, args: argparse.Namespace) -> dict:
+def measure_in_process(attention: str, model: str) -> dict:
     """`measure` in a process with that attention."""
-    from server import environment
+    from server import run  # vllm_serve has put its folder on the path
 
-    env = environment(XLA_GPU_VLLM_ATTENTION=attention, VLLM_ENABLE_V1_MULTIPROCESSING="0")
-    command = [sys.executable, __file__, *sys.argv[1:], "--model", str(model)]
-    result = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    lines = result.stdout.decode(errors="replace").splitlines()
-    if result.returncode != 0 or not lines[-1].startswith("{"):
-        raise SystemExit(f"vllm_step: {attention} failed:\n" + "\n".join(lines[-40:]))
-    return json.loads(lines[-1])
+    env = dict(XLA_GPU_VLLM_ATTENTION=attention, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    done = run(sys.executable, __file__, *sys.argv[1:], "--model", model, seconds=1200, **env)
+    if done.returncode != 0:
+        raise SystemExit(f"{attention} failed:\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
@@ -137,18 +141,19 @@ def main() -> None:
     parser.add_argument("--max-seqs", type=int, default=256, help="--max-num-seqs, at least")
     parser.add_argument("--model", help=argparse.SUPPRESS)  # of a process that measures
     args = parser.parse_args()
+    concurrency, words = args.requests
+    if (needed := words + TIMED[1]) > args.longest:
+        parser.error(f"--requests needs {needed} tokens; --longest is {args.longest}")
     if args.model:
-        result = measure(args.model, args.requests, args)
-        print(json.dumps(result), flush=True)
+        print(json.dumps(measure(args)), flush=True)
         os._exit(0)  # the engine's threads do not end by themselves
     results = {}
-    with tempfile.TemporaryDirectory(prefix="vllm-step-model-") as folder:
-        write_checkpoint(pathlib.Path(folder), TINY if args.tiny else EIGHT_B, args.longest)
+    with tempfile.TemporaryDirectory(prefix="vllm-step-model-") as model:
+        write_checkpoint(pathlib.Path(model), sizes(args), args.longest)
         for attention in args.attention:
-            results[attention] = run_in_process(attention, pathlib.Path(folder), args)
+            results[attention] = measure_in_process(attention, model)
             print(attention, json.dumps(results[attention]), flush=True)
     none = results.get("none", {}).get("device_ms")
-    concurrency, words = args.requests
     print(f"\n{concurrency} requests of {words} words, ms a decode step\n")
     print("| attention | step | device | own | update |\n|---|---|---|---|---|")
     for attention, r in results.items():

@@ -64,6 +64,20 @@ def vllm_command() -> list[str]:
     return [str(script)] if script.exists() else [sys.executable, "-m", "vllm.entrypoints.cli.main"]
 
 
+def run(
+    *command: str | os.PathLike, seconds: float = 300, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """A process that ends by itself, and what it printed."""
+    return subprocess.run(
+        command,
+        env=environment(**env),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=seconds,
+    )
+
+
 class Server:
     """A running `vllm serve`."""
 

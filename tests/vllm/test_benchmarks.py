@@ -1,13 +1,12 @@
 """benchmarks/vllm_step.py, with sizes that measure nothing."""
 
 import pathlib
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import jax.profiler
 import pytest
-from server import ROOT, environment
+from server import ROOT, run
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -44,9 +43,9 @@ def test_a_trace_is_added_up(monkeypatch, tmp_path: pathlib.Path):
 
 def test_a_step_is_measured():
     options = ["--tiny", "--requests", "1x8", "--longest", "192", "--max-seqs", "2"]
-    command = [sys.executable, "benchmarks/vllm_step.py", *options, "--attention", "xla_gpu"]
-    result = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "1 requests of 8 words" in result.stdout
-    (row,) = (line for line in result.stdout.splitlines() if line.startswith("| xla_gpu "))
+    program = ROOT / "benchmarks/vllm_step.py"
+    done = run(sys.executable, program, *options, "--attention", "xla_gpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 requests of 8 words" in done.stdout
+    (row,) = (line for line in done.stdout.splitlines() if line.startswith("| xla_gpu "))
     assert float(row.split("|")[2]) > 0

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
 import sys
 
 import load
 import pytest
-from server import environment
+from server import run
 
 REQUESTS = load.mixed_requests(12, seed=9, longest=70, most=24)
 
@@ -21,16 +20,12 @@ def printed(checkpoint, tmp_path_factory):
     for kind in ("llama", "llama64", "mistral", "qwen3"):
         (folder / kind).symlink_to(checkpoint(kind))
     program = pathlib.Path(__file__).parent / "engine_program.py"
-    done = subprocess.run(
-        [sys.executable, program, folder, json.dumps(REQUESTS)],
-        env=environment(
-            JAX_DEFAULT_MATMUL_PRECISION="highest",
-            XLA_FLAGS="--xla_force_host_platform_device_count=2",  # of the CPU
-        ),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
+    command = [sys.executable, program, folder, json.dumps(REQUESTS)]
+    done = run(
+        *command,
+        seconds=600,
+        JAX_DEFAULT_MATMUL_PRECISION="highest",
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",  # of the CPU
     )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
     lines = [line.partition(" ") for line in done.stdout.splitlines()]

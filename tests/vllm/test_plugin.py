@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 
 import jax
 import numpy as np
 import pytest
 import xla_gpu.vllm_xla
-from server import environment, vllm_command
+from server import environment, run, vllm_command
 from xla_gpu.vllm_xla import _replace, _versions
 from xla_gpu.vllm_xla._versions import UnsupportedError
 
@@ -27,13 +26,6 @@ def module(tmp_path, monkeypatch):
         return importlib.import_module(name)
 
     return make
-
-
-def run(*command, **env):
-    """A process that ends by itself, and what it printed."""
-    return subprocess.run(
-        command, env=environment(**env), capture_output=True, text=True, check=False, timeout=300
-    )
 
 
 # ---- Refusals ------------------------------------------------------------------------------------

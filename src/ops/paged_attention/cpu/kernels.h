@@ -42,8 +42,8 @@ constexpr int64_t PadGroup(int64_t group_size) {
 }
 
 // Unnormalised attention over some keys: for each (row of the span, kv head, padded group head) a
-// sum of exp2(logit2 - max) * value in `acc`, the sum of the weights and `max`, the largest logit2.
-// logit2 is the logit times log2(e).
+// sum of exp2(logit2 - max) * value in `acc`, the sum of the weights, and `max`: the largest logit2
+// or little below it. logit2 is the logit times log2(e).
 struct Partial {
   float* acc;  // [rows, kv_heads, PadGroup, PadHeadDim]
   float* sum;  // [rows, kv_heads, PadGroup]
