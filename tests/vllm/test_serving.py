@@ -60,6 +60,14 @@ def test_the_steps_program_calls_ours_and_copies_no_cache(llama, qwen3):
         for program in programs:
             assert program.count(TARGET) == 2  # one a layer
             assert not cache.search(program)
+            # Lengths and pages, which move in every step, are copied, once for all layers.
+            calls = [line for line in program.splitlines() if TARGET in line]
+            moving = {
+                tuple(re.findall(r"%[\w.-]+", line.split("custom-call(")[1])[4:8]) for line in calls
+            }
+            assert len(moving) == 1
+            for name in next(iter(moving)):
+                assert not re.search(rf"{re.escape(name)} = \S+ parameter\(", program)
         assert "xla_gpu: vLLM on XLA:" in server.log
 
 
