@@ -79,7 +79,7 @@ def measure(args: argparse.Namespace) -> dict:
     from vllm import LLM, SamplingParams
 
     concurrency, words = args.requests
-    pages = (concurrency + 1) * -(-(words + TIMED[1]) // 32)
+    pages = max(args.longest // 32 + 1, (concurrency + 1) * -(-(words + TIMED[1]) // 32))
     engine = LLM(
         args.model,
         skip_tokenizer_init=True,

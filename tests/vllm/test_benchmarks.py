@@ -42,7 +42,7 @@ def test_a_trace_is_added_up(monkeypatch, tmp_path: pathlib.Path):
 
 
 def test_a_step_is_measured():
-    options = ["--tiny", "--requests", "1x8", "--longest", "192", "--max-seqs", "2"]
+    options = ["--tiny", "--requests", "1x8", "--longest", "512", "--max-seqs", "2"]
     program = ROOT / "benchmarks/vllm_step.py"
     done = run(sys.executable, program, *options, "--attention", "xla_gpu")
     assert done.returncode == 0, done.stdout + done.stderr
