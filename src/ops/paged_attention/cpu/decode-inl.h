@@ -150,19 +150,24 @@ class SplitDecoder {
   }
 
   void RunDirect(const Block& block, int64_t head, const Block& next) {
-    // Rows of four keys of all heads ahead, what is brought near will be there in time and is
-    // mostly in the 4 KB that are being read, past which a processor's own prefetches do not go.
-    const int64_t ahead = head + (4 * p_.kv_heads + kBlock - 1) / kBlock;
-    const bool in_next = ahead >= p_.kv_heads;
-    const int64_t next_head = in_next ? ahead - p_.kv_heads : ahead;
-    const Block& next_block = in_next && next.n > 0 ? next : block;
     DecodeTile<T, kHeads> tile;
-    tile.k = {block.k, head * p_.k.head_stride};
-    tile.v = {block.v, head * p_.v.head_stride};
-    tile.next_k = {next_block.k, next_head * p_.k.head_stride};
-    tile.next_v = {next_block.v, next_head * p_.v.head_stride};
+    FindRows(block, next, head, &tile.k, &tile.v);
+    FindRows(block, next, head + 1, &tile.near_k, &tile.near_v);
+    // Rows of eight keys of all heads ahead, what is asked for will be there in time.
+    const int64_t ahead = (8 * p_.kv_heads + kBlock - 1) / kBlock;
+    FindRows(block, next, head + ahead, &tile.far_k, &tile.far_v);
     tile.logit_factor = T::kDot ? QueryFactor<T>(p_, b_, head) : 1.0f;
     RunTiles(tile, block, head);
+  }
+
+  // The rows of a head of the block or, from kv_heads on, of the block after it.
+  void FindRows(const Block& block, const Block& next, int64_t head, HeadRows<Raw>* k,
+                HeadRows<Raw>* v) const {
+    const bool in_next = head >= p_.kv_heads;
+    const Block& in = in_next && next.n > 0 ? next : block;
+    if (in_next) head -= p_.kv_heads;
+    *k = {in.k, head * p_.k.head_stride};
+    *v = {in.v, head * p_.v.head_stride};
   }
 
   void RunStaged(const Block& block, int64_t head) {
@@ -177,8 +182,8 @@ class SplitDecoder {
       LoadRow<T>(block.v[i] + head * p_.v.head_stride, p_.head_dim, 1.0f, staged_v_ + to, padded_);
     }
     DecodeTile<CacheF32, kHeads> tile;
-    tile.k = tile.next_k = {k, 0};
-    tile.v = tile.next_v = {v, 0};
+    tile.k = tile.near_k = tile.far_k = {k, 0};
+    tile.v = tile.near_v = tile.far_v = {v, 0};
     RunTiles(tile, block, head);
   }
 

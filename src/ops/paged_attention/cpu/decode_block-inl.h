@@ -46,12 +46,20 @@ struct DotBF16Cache : CacheBF16 {
   static constexpr bool kDot = true;
 };
 
-// Asks for the cache lines of elements [d, d + n) of a row, where d is a whole number of lines:
-// each line once, whatever the steps that a row is read in.
+// One row for each key of a block, `head` elements after each of these.
 template <typename Raw>
-HWY_INLINE void PrefetchToL2(const Raw* row, size_t d, size_t n) {
+struct HeadRows {
+  const Raw* const* row;
+  int64_t head;
+};
+
+// Asks for the cache lines of elements [d, d + n) of row j, where d is a whole number of lines,
+// each line once whatever the steps that a row is read in.
+template <typename Raw>
+HWY_INLINE void PrefetchToL2(const HeadRows<Raw>& rows, size_t j, size_t d, size_t n) {
   constexpr size_t kLine = 64 / sizeof(Raw);
   if (kLine > n && d % kLine != 0) return;
+  const Raw* const row = rows.row[j] + rows.head;
   for (size_t i = 0; i < n; i += kLine) __builtin_prefetch(row + d + i, 0, 2);
 }
 
@@ -72,21 +80,19 @@ HWY_INLINE VF32 MaxOfEach(VF32 x) {
 
 // A tile of q heads and one block of their kv head: Score, then Softmax, then AddValues.
 //
-// Rows `next` are brought into L2 line by line as the others are read: a processor drops prefetches
-// that come in bursts. L1 would not do: rows of one head lie a power of two apart and share few of
-// its sets.
+// Rows `far` and `near` are brought into L2 line by line as the others are read: a processor drops
+// prefetches that come in bursts. It drops some of these too, so that each line is asked for again
+// shortly before it is read. L1 would not do: rows of one head lie a power of two apart and share
+// few of its sets.
 template <class T, size_t kHeads>
 class DecodeTile {
  public:
   using Raw = typename T::Raw;
   static constexpr size_t kKeys = kLanes / kHeads;  // in a tile
 
-  // One row for each key of the block, `head` elements after each of these.
-  struct Rows {
-    const Raw* const* row;
-    int64_t head;
-  };
-  Rows k, v, next_k, next_v;
+  HeadRows<Raw> k, v;
+  HeadRows<Raw> near_k, near_v;
+  HeadRows<Raw> far_k, far_v;
   float logit_factor;  // where T::kDot; else it is in the queries
   size_t begin, end;   // the keys of the block that the tile sees
   float* acc;          // [kHeads][padded]
@@ -154,11 +160,11 @@ class DecodeTile {
   // The dot products of all queries and the keys from `first` on.
   HWY_INLINE VF32 Dots(const float* q, size_t padded, size_t first) const {
     const Raw* const* const row = k.row + first;
-    const Raw* const* const next = next_k.row + first;
 #if XLA_GPU_HAVE_BF16_DOT
     if constexpr (T::kDot) {
-      return DotBF16<kHeads, kKeys>(reinterpret_cast<const uint16_t*>(q), row, k.head, next,
-                                    next_k.head, padded);
+      return DotBF16<kHeads, kKeys>(reinterpret_cast<const uint16_t*>(q), row, k.head,
+                                    near_k.row + first, near_k.head, far_k.row + first, far_k.head,
+                                    padded);
     }
 #endif
     const F32 df;
@@ -175,7 +181,8 @@ class DecodeTile {
         Unrolled<kKeys>([&](auto j) XLA_GPU_INLINE_LAMBDA {
           VF32 key[2];
           T::LoadPair(row[j] + k.head + d, key);
-          PrefetchToL2(next[j] + next_k.head, d, 2 * kLanes);
+          PrefetchToL2(near_k, first + j, d, 2 * kLanes);
+          PrefetchToL2(far_k, first + j, d, 2 * kLanes);
           Unrolled<kHeads * 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
             VF32& sum = sums[i / 2 * kKeys + j];
             sum = hn::MulAdd(query[i], key[i % 2], sum);
@@ -185,7 +192,8 @@ class DecodeTile {
         VF32 key[kKeys * 2];
         Unrolled<kKeys>([&](auto j) XLA_GPU_INLINE_LAMBDA {
           T::LoadPair(row[j] + k.head + d, key + 2 * j);
-          PrefetchToL2(next[j] + next_k.head, d, 2 * kLanes);
+          PrefetchToL2(near_k, first + j, d, 2 * kLanes);
+          PrefetchToL2(far_k, first + j, d, 2 * kLanes);
         });
         Unrolled<kHeads * 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
           const VF32 query = hn::Load(df, q + i / 2 * padded + d + i % 2 * kLanes);
@@ -243,14 +251,15 @@ class DecodeTile {
       sums[i] = hn::Load(df, to + i / kWide * padded + i % kWide * kLanes);
     });
     const Raw* const* const row = v.row + begin;
-    const Raw* const* const next = next_v.row + begin;
     const size_t at = v.head + d;
-    const size_t next_at = next_v.head;
+    const HeadRows<Raw> near = {near_v.row + begin, near_v.head};
+    const HeadRows<Raw> far = {far_v.row + begin, far_v.head};
     const size_t n = end - begin;
     const float* const weights = weights_;
     for (size_t j = 0; j < n; ++j) {
       const Raw* from = row[j] + at;
-      PrefetchToL2(next[j] + next_at, d, kWide * kLanes);
+      PrefetchToL2(near, j, d, kWide * kLanes);
+      PrefetchToL2(far, j, d, kWide * kLanes);
       VF32 value[kWide];
       if constexpr (kWide == 1) {
         value[0] = T::Load(from);

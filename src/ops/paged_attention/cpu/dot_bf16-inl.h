@@ -50,11 +50,12 @@ namespace xla_gpu::paged_attention {
 namespace HWY_NAMESPACE {
 
 // Lane h * kKeys + j is the dot product of query h and the row `key` elements after keys[j], for
-// kHeads * kKeys = 16 of them; head_dim is a multiple of kDotStep. The rows `next_key` elements
-// after next[j] are brought into L2.
+// kHeads * kKeys = 16 of them; head_dim is a multiple of kDotStep. The rows `near_key` elements
+// after near[j] and `far_key` after far[j] are brought into L2.
 template <size_t kHeads, size_t kKeys>
 HWY_NOINLINE VF32 DotBF16(const uint16_t* queries, const uint16_t* const* keys, int64_t key,
-                          const uint16_t* const* next, int64_t next_key, size_t head_dim) {
+                          const uint16_t* const* near, int64_t near_key, const uint16_t* const* far,
+                          int64_t far_key, size_t head_dim) {
   static_assert(kHeads * kKeys == kLanes);
   VF32 sums[kLanes];
   for (VF32& sum : sums) sum = hn::Zero(F32());
@@ -65,7 +66,8 @@ HWY_NOINLINE VF32 DotBF16(const uint16_t* queries, const uint16_t* const* keys, 
     }
     for (size_t j = 0; j < kKeys; ++j) {
       const __m512bh row = (__m512bh)_mm512_loadu_si512(keys[j] + key + d);
-      __builtin_prefetch(next[j] + next_key + d, 0, 2);
+      __builtin_prefetch(near[j] + near_key + d, 0, 2);
+      __builtin_prefetch(far[j] + far_key + d, 0, 2);
       for (size_t h = 0; h < kHeads; ++h) {
         __m512& sum = sums[h * kKeys + j].raw;
         sum = _mm512_dpbf16_ps(sum, query[h], row);
