@@ -46,21 +46,14 @@ struct DotBF16Cache : CacheBF16 {
   static constexpr bool kDot = true;
 };
 
-// One row for each key of a block, `head` elements after each of these.
-template <typename Raw>
-struct HeadRows {
-  const Raw* const* row;
-  int64_t head;
-};
-
 // Asks for the cache lines of elements [d, d + n) of row j, where d is a whole number of lines,
 // each line once whatever the steps that a row is read in.
 template <typename Raw>
 HWY_INLINE void PrefetchToL2(const HeadRows<Raw>& rows, size_t j, size_t d, size_t n) {
   constexpr size_t kLine = 64 / sizeof(Raw);
   if (kLine > n && d % kLine != 0) return;
-  const Raw* const row = rows.row[j] + rows.head;
-  for (size_t i = 0; i < n; i += kLine) __builtin_prefetch(row + d + i, 0, 2);
+  const Raw* const row = rows[j] + d;
+  for (size_t i = 0; i < n; i += kLine) __builtin_prefetch(row + i, 0, 2);
 }
 
 // Each lane: the maximum of its group of kCount neighbours.
@@ -159,12 +152,10 @@ class DecodeTile {
 
   // The dot products of all queries and the keys from `first` on.
   HWY_INLINE VF32 Dots(const float* q, size_t padded, size_t first) const {
-    const Raw* const* const row = k.row + first;
+    const HeadRows<Raw> keys = k.From(first), near = near_k.From(first), far = far_k.From(first);
 #if XLA_GPU_HAVE_BF16_DOT
     if constexpr (T::kDot) {
-      return DotBF16<kHeads, kKeys>(reinterpret_cast<const uint16_t*>(q), row, k.head,
-                                    near_k.row + first, near_k.head, far_k.row + first, far_k.head,
-                                    padded);
+      return DotBF16<kHeads, kKeys>(reinterpret_cast<const uint16_t*>(q), keys, near, far, padded);
     }
 #endif
     const F32 df;
@@ -180,9 +171,9 @@ class DecodeTile {
         });
         Unrolled<kKeys>([&](auto j) XLA_GPU_INLINE_LAMBDA {
           VF32 key[2];
-          T::LoadPair(row[j] + k.head + d, key);
-          PrefetchToL2(near_k, first + j, d, 2 * kLanes);
-          PrefetchToL2(far_k, first + j, d, 2 * kLanes);
+          T::LoadPair(keys[j] + d, key);
+          PrefetchToL2(near, j, d, 2 * kLanes);
+          PrefetchToL2(far, j, d, 2 * kLanes);
           Unrolled<kHeads * 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
             VF32& sum = sums[i / 2 * kKeys + j];
             sum = hn::MulAdd(query[i], key[i % 2], sum);
@@ -191,9 +182,9 @@ class DecodeTile {
       } else {
         VF32 key[kKeys * 2];
         Unrolled<kKeys>([&](auto j) XLA_GPU_INLINE_LAMBDA {
-          T::LoadPair(row[j] + k.head + d, key + 2 * j);
-          PrefetchToL2(near_k, first + j, d, 2 * kLanes);
-          PrefetchToL2(far_k, first + j, d, 2 * kLanes);
+          T::LoadPair(keys[j] + d, key + 2 * j);
+          PrefetchToL2(near, j, d, 2 * kLanes);
+          PrefetchToL2(far, j, d, 2 * kLanes);
         });
         Unrolled<kHeads * 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
           const VF32 query = hn::Load(df, q + i / 2 * padded + d + i % 2 * kLanes);
@@ -206,7 +197,7 @@ class DecodeTile {
     }
     if (d < padded) {
       Unrolled<kKeys>([&](auto j) XLA_GPU_INLINE_LAMBDA {
-        const VF32 key = T::Load(row[j] + k.head + d);
+        const VF32 key = T::Load(keys[j] + d);
         Unrolled<kHeads>([&](auto h) XLA_GPU_INLINE_LAMBDA {
           VF32& sum = sums[h * kKeys + j];
           sum = hn::MulAdd(hn::Load(df, q + h * padded + d), key, sum);
@@ -250,14 +241,11 @@ class DecodeTile {
     Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA {
       sums[i] = hn::Load(df, to + i / kWide * padded + i % kWide * kLanes);
     });
-    const Raw* const* const row = v.row + begin;
-    const size_t at = v.head + d;
-    const HeadRows<Raw> near = {near_v.row + begin, near_v.head};
-    const HeadRows<Raw> far = {far_v.row + begin, far_v.head};
+    const HeadRows<Raw> rows = v.From(begin), near = near_v.From(begin), far = far_v.From(begin);
     const size_t n = end - begin;
     const float* const weights = weights_;
     for (size_t j = 0; j < n; ++j) {
-      const Raw* from = row[j] + at;
+      const Raw* from = rows[j] + d;
       PrefetchToL2(near, j, d, kWide * kLanes);
       PrefetchToL2(far, j, d, kWide * kLanes);
       VF32 value[kWide];

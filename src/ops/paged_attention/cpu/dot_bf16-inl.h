@@ -49,13 +49,11 @@ HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512bf16")
 namespace xla_gpu::paged_attention {
 namespace HWY_NAMESPACE {
 
-// Lane h * kKeys + j is the dot product of query h and the row `key` elements after keys[j], for
-// kHeads * kKeys = 16 of them; head_dim is a multiple of kDotStep. The rows `near_key` elements
-// after near[j] and `far_key` after far[j] are brought into L2.
+// Lane h * kKeys + j is the dot product of query h and keys[j], for kHeads * kKeys = 16 of them;
+// head_dim is a multiple of kDotStep. The rows `near` and `far` are brought into L2.
 template <size_t kHeads, size_t kKeys>
-HWY_NOINLINE VF32 DotBF16(const uint16_t* queries, const uint16_t* const* keys, int64_t key,
-                          const uint16_t* const* near, int64_t near_key, const uint16_t* const* far,
-                          int64_t far_key, size_t head_dim) {
+HWY_NOINLINE VF32 DotBF16(const uint16_t* queries, HeadRows<uint16_t> keys, HeadRows<uint16_t> near,
+                          HeadRows<uint16_t> far, size_t head_dim) {
   static_assert(kHeads * kKeys == kLanes);
   VF32 sums[kLanes];
   for (VF32& sum : sums) sum = hn::Zero(F32());
@@ -65,9 +63,9 @@ HWY_NOINLINE VF32 DotBF16(const uint16_t* queries, const uint16_t* const* keys, 
       query[h] = (__m512bh)_mm512_loadu_si512(queries + h * kDotStep);
     }
     for (size_t j = 0; j < kKeys; ++j) {
-      const __m512bh row = (__m512bh)_mm512_loadu_si512(keys[j] + key + d);
-      __builtin_prefetch(near[j] + near_key + d, 0, 2);
-      __builtin_prefetch(far[j] + far_key + d, 0, 2);
+      const __m512bh row = (__m512bh)_mm512_loadu_si512(keys[j] + d);
+      __builtin_prefetch(near[j] + d, 0, 2);
+      __builtin_prefetch(far[j] + d, 0, 2);
       for (size_t h = 0; h < kHeads; ++h) {
         __m512& sum = sums[h * kKeys + j].raw;
         sum = _mm512_dpbf16_ps(sum, query[h], row);

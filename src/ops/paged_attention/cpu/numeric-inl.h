@@ -146,6 +146,16 @@ using CacheF8E4M3FN = CacheScalar<uint8_t, F8E4M3FNToFloat>;
 using CacheF8E5M2 = CacheScalar<uint8_t, F8E5M2ToFloat>;
 #endif  // XLA_GPU_HAVE_F16_VECTORS
 
+// One row of the cache for each key: row j is `head` elements after row[j].
+template <typename Raw>
+struct HeadRows {
+  const Raw* const* row;
+  int64_t head;
+
+  HWY_INLINE const Raw* operator[](size_t j) const { return row[j] + head; }
+  HWY_INLINE HeadRows From(size_t first) const { return {row + first, head}; }
+};
+
 // Calls f with the element type of the cache.
 template <class F>
 HWY_INLINE void WithCacheType(DType dtype, const F& f) {
