@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,33 +12,25 @@ import jax.numpy as jnp
 
 from xla_gpu.jax import ragged_paged_attention_hd64, ragged_paged_attention_v3
 
-
-def _of_this_step(x: jax.Array) -> jax.Array:
-    """A copy of lengths, pages or counts, in which a wrong negative number may be -1.
-
-    vLLM brings them in new tensors for each step. XLA records each command that reads a tensor that
-    has moved into its CUDA graph anew, and a custom call takes longest of all. The copy, made once
-    for all layers, lies in the program's own memory; a plain copy would be optimized away.
-    """
-    return jnp.maximum(x, -1)
+_OF_A_STEP = ("kv_lens", "page_indices", "cu_q_lens", "distribution")
 
 
 def _with_copies(attention: Callable) -> Callable:
+    """`attention` of copies of lengths, pages and counts.
+
+    vLLM brings them in new tensors for each step. XLA records each command that reads a tensor that
+    has moved into its CUDA graph anew, and a custom call takes longest of all. The copies, made
+    once for all layers, lie in the program's own memory. A plain copy would be optimized away; in
+    these a wrong negative number may be -1.
+    """
+    signature = inspect.signature(attention)
+
     @functools.wraps(attention)
-    def attend(
-        queries: jax.Array,
-        keys: jax.Array,
-        values: jax.Array,
-        kv_cache: jax.Array,
-        kv_lens: jax.Array,
-        page_indices: jax.Array,
-        cu_q_lens: jax.Array,
-        distribution: jax.Array,
-        *others: Any,
-        **named: Any,
-    ) -> tuple[jax.Array, jax.Array]:
-        small = map(_of_this_step, (kv_lens, page_indices, cu_q_lens, distribution))
-        return attention(queries, keys, values, kv_cache, *small, *others, **named)
+    def attend(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.Array]:
+        bound = signature.bind(*args, **kwargs)
+        for name in _OF_A_STEP:
+            bound.arguments[name] = jnp.maximum(bound.arguments[name], -1)
+        return attention(*bound.args, **bound.kwargs)
 
     return attend
 
