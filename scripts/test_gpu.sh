@@ -17,6 +17,8 @@ mkdir -p "$logs"
 has_gpu() { "$1" -c 'import jax; assert jax.default_backend() == "gpu"' >/dev/null 2>&1; }
 python=${PYTHON:-}
 [[ -n $python ]] || { has_gpu .venv/bin/python && python=.venv/bin/python; } || python=python3
+VIRTUAL_ENV=$("$python" -c 'import sys; print(sys.prefix)')  # where the program looks for packages
+export VIRTUAL_ENV
 attention_tests=("$release"/tests/ops.*paged_attention*_gpu_test)
 
 [[ -f $XLA_GPU_LIBRARY ]] || { echo "test-gpu: $XLA_GPU_LIBRARY is missing: run make build"; exit 1; }
@@ -24,7 +26,11 @@ attention_tests=("$release"/tests/ops.*paged_attention*_gpu_test)
 has_gpu "$python" || echo "test-gpu: $python has no JAX with a GPU; what needs one is skipped" >&2
 
 step_doctor() { "$XLA_GPU_PROGRAM" doctor; }
-step_probe() { "$XLA_GPU_PROGRAM" probe; }
+step_probe() {
+  "$XLA_GPU_PROGRAM" probe | tee "$logs/probe.txt" || return
+  ! has_gpu "$python" || grep -q '^JAX, backend cuda' "$logs/probe.txt" ||
+    { echo "probe did not try JAX's own registry on the GPU"; return 1; }
+}
 step_cpp() {
   local test failed=0
   for test in "$release"/tests/*gpu_test; do

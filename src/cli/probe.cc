@@ -221,12 +221,19 @@ Runtime PluginRuntime(const xla::FoundPlugin& plugin) {
   return runtime;
 }
 
-// JAX's own runtimes, where a Python with jax and this package is there: the active environment's,
-// or the one on PATH.
-void AddJax(std::vector<Runtime>& runtimes) {
+// The active environment's Python, or the one on PATH where none is active or it is gone.
+std::string ActivePython() {
   const char* environment = std::getenv("VIRTUAL_ENV");
-  const std::string python =
-      environment == nullptr ? "python3" : StrCat(environment, "/bin/python");
+  if (environment != nullptr) {
+    std::string python = StrCat(environment, "/bin/python");
+    if (access(python.c_str(), X_OK) == 0) return python;
+  }
+  return "python3";
+}
+
+// JAX's own runtimes, where a Python with jax and this package is there.
+void AddJax(std::vector<Runtime>& runtimes) {
+  const std::string python = ActivePython();
   const auto there =
       RunChild({python, "-c", "import jax, xla_gpu.jax"}, kCellTimeoutS, [](const std::string&) {});
   if (!there.ok() || there->signal != 0 || there->exit_code != 0) return;
