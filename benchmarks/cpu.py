@@ -3,10 +3,13 @@
 Writes docs/benchmarks/cpu.md and cpu.svg. What is compared, exactly:
 
 - ours: one jitted paged_attention call on the paged cache (pages in random order);
-- torch SDPA: torch.nn.functional.scaled_dot_product_attention on keys and values gathered into
-  contiguous [batch, kv_heads, context, head_dim] beforehand (gathering is not counted), with
-  enable_gqa=True;
-- torch folded: the same with the query heads of a group folded into rows of one head, for decode;
+- torch SDPA: torch.nn.functional.scaled_dot_product_attention with enable_gqa=True on keys and
+  values as a gather of the pages gives them, [batch, context, kv_heads, head_dim], seen head first
+  through transpose(1, 2); the gather itself is not counted;
+- torch head-major: the same on keys and values copied to contiguous [batch, kv_heads, context,
+  head_dim] beforehand, which is not counted either;
+- torch folded: head-major, with the query heads of a group folded into rows of one head, for
+  decode;
 - jnp gather: the same from the paged cache by indexing and einsum, jitted;
 - read bandwidth: all cores search a 1 GiB array for a byte that it does not hold (memchr of libc);
   the mean of two medians of eight, taken right before and right after each decode of ours, since
@@ -84,18 +87,16 @@ def time_jnp(p: Problem, args: dict[str, jax.Array], budget: float) -> float:
     return median_seconds(lambda: jax.block_until_ready(step(args)), budget)
 
 
-NAMES = ("ours", "torch SDPA", "torch folded", "jnp gather")
+NAMES = ("ours", "torch SDPA", "torch head-major", "torch folded", "jnp gather")
 
 
-def time_torch(
-    p: Problem, args: dict[str, jax.Array], budget: float
-) -> tuple[float | None, float | None]:
-    """Seconds of SDPA with enable_gqa, and with each group's heads as query rows of one head.
+def time_torch(p: Problem, args: dict[str, jax.Array], budget: float) -> dict[str, float]:
+    """Seconds of each form of SDPA by its name; none where torch is not installed.
 
-    None where torch is not installed; the second also for prefill, whose rows have masks.
+    Prefill, whose rows have masks, has no folded form.
     """
     if importlib.util.find_spec("torch") is None:
-        return None, None
+        return {}
     import torch
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -105,28 +106,34 @@ def time_torch(
     def to_torch(array: jax.Array) -> torch.Tensor:
         return torch.from_numpy(np.array(array.astype(jnp.float32))).to(dtype)
 
-    k, v = (to_torch(a).transpose(1, 2).contiguous() for a in p.gathered(args))
+    gathered = [to_torch(a).transpose(1, 2) for a in p.gathered(args)]
+    head_major = [a.contiguous() for a in gathered]
     q = to_torch(args["query"]).reshape(p.batch, p.query_len, p.q_heads, p.head_dim)
     q = q.transpose(1, 2).contiguous()
+    forms = {"torch SDPA": (q, gathered), "torch head-major": (q, head_major)}
+    if not p.prefill:
+        forms["torch folded"] = q.reshape(p.batch, p.kv_heads, -1, p.head_dim), head_major
     with torch.inference_mode():
-        gqa = median_seconds(
-            lambda: sdpa(q, k, v, scale=p.scale, is_causal=p.prefill, enable_gqa=True), budget
-        )
-        if p.prefill:
-            return gqa, None
-        rows = q.reshape(p.batch, p.kv_heads, -1, p.head_dim)
-        return gqa, median_seconds(lambda: sdpa(rows, k, v, scale=p.scale), budget)
+        return {
+            name: median_seconds(
+                lambda q=q, kv=kv: sdpa(
+                    q, *kv, scale=p.scale, is_causal=p.prefill, enable_gqa=True
+                ),
+                budget,
+            )
+            for name, (q, kv) in forms.items()
+        }
 
 
 def measure(p: Problem, budget: float, gibibytes: float) -> dict[str, object]:
     args = jax.block_until_ready(p.make())
-    sdpa, folded = time_torch(p, args, budget)
+    torch = time_torch(p, args, budget)
     before = read_bandwidth(gibibytes)
     ours = time_ours(p, args, budget)
     bandwidth = (before + read_bandwidth(gibibytes)) / 2
-    seconds = dict(zip(NAMES, (ours, sdpa, folded, time_jnp(p, args, budget)), strict=True))
+    seconds = {"ours": ours, **torch, "jnp gather": time_jnp(p, args, budget)}
     amount = p.flops() if p.prefill else p.kv_bytes()
-    rates = {name: amount / s / 1e9 if s else None for name, s in seconds.items()}
+    rates = {name: amount / s / 1e9 for name, s in seconds.items()}
     return {"problem": p, "rates": rates, "bandwidth": bandwidth}
 
 
@@ -149,7 +156,7 @@ def table(rows: list[dict[str, object]]) -> list[str]:
             header += ["read bandwidth", "ours / read bandwidth"]
         lines += ["", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
         for row in chosen:
-            ours, *others = (row["rates"][name] for name in NAMES)
+            ours, *others = (row["rates"].get(name) for name in NAMES)
             cells = [str(row["problem"]), _rate(ours), *map(_rate, others)]
             cells += [_ratio(ours, other) for other in others]
             if not prefill:
@@ -171,8 +178,8 @@ def plot(rows: list[dict[str, object]], path: pathlib.Path) -> None:
     for axis, prefill, unit in ((axes[0], False, "GB/s of KV"), (axes[1], True, "GFLOP/s")):
         chosen = [row for row in rows if row["problem"].prefill == prefill]
         for i, name in enumerate(NAMES):
-            heights = [row["rates"][name] or 0.0 for row in chosen]
-            axis.bar(np.arange(len(chosen)) + 0.2 * (i - 1.5), heights, 0.19, label=name)
+            heights = [row["rates"].get(name, 0.0) for row in chosen]
+            axis.bar(np.arange(len(chosen)) + 0.17 * (i - 2), heights, 0.16, label=name)
         axis.set_xticks(range(len(chosen)), [str(row["problem"]) for row in chosen], fontsize=8)
         axis.set_ylabel(unit)
         if not prefill:
@@ -201,7 +208,7 @@ def main(argv: list[str] | None = None) -> None:
         rows = []
         for problem in problems:
             rows.append(measure(problem, budget, 1.0 / shrink))
-            rates = {n: round(r, 2) if r else r for n, r in rows[-1]["rates"].items()}
+            rates = {n: round(r, 2) for n, r in rows[-1]["rates"].items()}
             print(f"{problem}: {rates}, reading {rows[-1]['bandwidth']:.2f}", flush=True)
         call = overhead.measure()
 
@@ -220,10 +227,12 @@ def main(argv: list[str] | None = None) -> None:
         *table(rows),
         "",
         "What is compared: `ours` is one jitted `xla_gpu.jax.paged_attention` on the paged cache. "
-        "`torch SDPA` gets keys and values gathered into contiguous tensors beforehand, which is "
-        "not counted, and is called with `enable_gqa=True`; `torch folded` is the same with the "
-        "query heads of a group folded into rows of one head, which a user must know to do and "
-        "which prefill's mask rules out. `jnp gather` indexes the pages and uses einsum and "
+        "`torch SDPA` gets keys and values as a gather of the pages gives them, seen head first "
+        "through `transpose(1, 2)`, and `enable_gqa=True`; `torch head-major` gets them copied to "
+        "contiguous [batch, kv_heads, context, head_dim]; neither the gather nor the copy is "
+        "counted. `torch folded` is head-major with the query heads of a group folded into rows "
+        "of one head, which a user must know to do and which prefill's mask rules out. "
+        "`jnp gather` indexes the pages and uses einsum and "
         "softmax, jitted. `read bandwidth`: all cores search 1 GiB for a byte, right before and "
         "right after ours. Medians.",
         "",
