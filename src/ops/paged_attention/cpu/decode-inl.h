@@ -209,9 +209,18 @@ class SplitDecoder {
     }
   }
 
+  // Leaves the sums, until now as tiles keep them, and the states as Partial has them.
   void WriteStates() const {
     constexpr size_t kKeys = kLanes / kHeads;
     const int64_t heads = Partial::NumHeads(p_, span_.rows);
+    const int64_t tile_size = kHeads * padded_;
+    DecodeTile<T, kHeads> tile;
+    tile.acc = q_;  // the queries have served
+    for (float* acc = task_.partial.acc; acc != task_.partial.acc + heads * padded_;
+         acc += tile_size) {
+      std::copy(acc, acc + tile_size, tile.acc);
+      tile.StoreRows(padded_, acc);
+    }
     for (int64_t i = 0; i < heads; ++i) {
       const int64_t lane = i / kHeads * kLanes + i % kHeads * kKeys;
       float sum = 0;

@@ -88,16 +88,26 @@ class DecodeTile {
   HeadRows<Raw> far_k, far_v;
   float logit_factor;  // where T::kDot; else it is in the queries
   size_t begin, end;   // the keys of the block that the tile sees
-  float* acc;          // [kHeads][padded]
+  float* acc;          // sums of values, [chunk of ForEachChunk][kHeads][vector]
 
   // Logits of the keys that are seen, -inf in lanes past the last of them; and their maximum.
   HWY_INLINE void Score(const float* q, size_t padded, float soft_cap2) {
     const F32 df;
     VF32 all_max = hn::Set(df, kMinusInf);
     float* to = weights_;
+#if XLA_GPU_HAVE_BF16_DOT
+    if constexpr (T::kDot) {
+      DotBF16<kHeads, kKeys>(reinterpret_cast<const uint16_t*>(q), k.From(begin),
+                             near_k.From(begin), far_k.From(begin), padded, end - begin, to);
+    }
+#endif
     for (size_t first = begin; first < end; first += kKeys, to += kLanes) {
-      VF32 x = Dots(q, padded, first);
-      if constexpr (T::kDot) x = hn::Mul(hn::Set(df, logit_factor), x);
+      VF32 x;
+      if constexpr (T::kDot) {
+        x = hn::Mul(hn::Set(df, logit_factor), hn::Load(df, to));
+      } else {
+        x = Dots(q, padded, first);
+      }
       if (soft_cap2 > 0) x = hn::Mul(hn::Set(df, soft_cap2), Tanh(x));
       if (end - first < kKeys) x = HideKeysFrom(end - first, x);
       hn::Store(x, df, to);
@@ -136,28 +146,44 @@ class DecodeTile {
   }
 
   HWY_INLINE void AddValues(size_t padded) const {
-    size_t d = 0;
-    constexpr size_t kWide = HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86 ? 4 : 2;
-    for (; d + kWide * kLanes <= padded; d += kWide * kLanes) AddValuesAt<kWide>(padded, d);
-    if (d + 2 * kLanes <= padded) {
-      AddValuesAt<2>(padded, d);
-      d += 2 * kLanes;
-    }
-    if (d < padded) AddValuesAt<1>(padded, d);
+    ForEachChunk(padded, [&](auto wide, size_t d)
+                             XLA_GPU_INLINE_LAMBDA { AddValuesAt<decltype(wide)::value>(d); });
+  }
+
+  // Copies `acc` to rows, [kHeads][padded].
+  void StoreRows(size_t padded, float* rows) const {
+    const F32 df;
+    ForEachChunk(padded, [&](auto wide, size_t d) XLA_GPU_INLINE_LAMBDA {
+      const float* from = acc + d * kHeads;
+      for (size_t i = 0; i < kHeads * wide; ++i, from += kLanes) {
+        hn::Store(hn::Load(df, from), df, rows + i / wide * padded + d + i % wide * kLanes);
+      }
+    });
   }
 
  private:
   // In units of log2: weights up to 2^8 keep the sums of a split far from the largest f32.
   static constexpr float kMaxGrowth = 8.0f;
 
+  // Calls f(number of vectors, first element) for the chunks of a row that AddValues takes at a
+  // time. All heads' sums of a chunk lie together, so that one pointer reaches them.
+  template <class F>
+  static HWY_INLINE void ForEachChunk(size_t padded, const F& f) {
+    constexpr size_t kWide = HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86 ? 4 : 2;
+    size_t d = 0;
+    for (; d + kWide * kLanes <= padded; d += kWide * kLanes) {
+      f(std::integral_constant<size_t, kWide>(), d);
+    }
+    if (d + 2 * kLanes <= padded) {
+      f(std::integral_constant<size_t, 2>(), d);
+      d += 2 * kLanes;
+    }
+    if (d < padded) f(std::integral_constant<size_t, 1>(), d);
+  }
+
   // The dot products of all queries and the keys from `first` on.
   HWY_INLINE VF32 Dots(const float* q, size_t padded, size_t first) const {
     const HeadRows<Raw> keys = k.From(first), near = near_k.From(first), far = far_k.From(first);
-#if XLA_GPU_HAVE_BF16_DOT
-    if constexpr (T::kDot) {
-      return DotBF16<kHeads, kKeys>(reinterpret_cast<const uint16_t*>(q), keys, near, far, padded);
-    }
-#endif
     const F32 df;
     VF32 sums[kLanes];
     Unrolled<kLanes>([&](auto i) XLA_GPU_INLINE_LAMBDA { sums[i] = hn::Zero(df); });
@@ -223,24 +249,23 @@ class DecodeTile {
     const F32 df;
     HWY_ALIGN float factors[kLanes];
     hn::Store(alpha, df, factors);
-    for (size_t h = 0; h < kHeads; ++h) {
-      const VF32 factor = hn::Set(df, factors[h * kKeys]);
-      for (float* x = acc + h * padded; x != acc + (h + 1) * padded; x += kLanes) {
-        hn::Store(hn::Mul(factor, hn::Load(df, x)), df, x);
+    ForEachChunk(padded, [&](auto wide, size_t d) XLA_GPU_INLINE_LAMBDA {
+      float* x = acc + d * kHeads;
+      for (size_t i = 0; i < kHeads * wide; ++i, x += kLanes) {
+        hn::Store(hn::Mul(hn::Set(df, factors[i / wide * kKeys]), hn::Load(df, x)), df, x);
       }
-    }
+    });
   }
 
-  // acc[h][d ...] += sum over keys of weight * value, for kWide vectors of the head dim. A function
-  // of its own, of few variables, so that compilers keep its sums in registers.
+  // Adds weight * value of all keys to the sums of the chunk of kWide vectors from element d on. A
+  // function of its own, of few variables, so that compilers keep its sums in registers.
   template <size_t kWide>
-  HWY_NOINLINE void AddValuesAt(size_t padded, size_t d) const {
+  HWY_NOINLINE void AddValuesAt(size_t d) const {
     const F32 df;
-    float* const to = acc + d;
+    float* const to = acc + d * kHeads;
     VF32 sums[kHeads * kWide];
-    Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA {
-      sums[i] = hn::Load(df, to + i / kWide * padded + i % kWide * kLanes);
-    });
+    Unrolled<kHeads * kWide>(
+        [&](auto i) XLA_GPU_INLINE_LAMBDA { sums[i] = hn::Load(df, to + i * kLanes); });
     const HeadRows<Raw> rows = v.From(begin), near = near_v.From(begin), far = far_v.From(begin);
     const size_t n = end - begin;
     const float* const weights = weights_;
@@ -264,9 +289,8 @@ class DecodeTile {
         });
       });
     }
-    Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA {
-      hn::Store(sums[i], df, to + i / kWide * padded + i % kWide * kLanes);
-    });
+    Unrolled<kHeads * kWide>(
+        [&](auto i) XLA_GPU_INLINE_LAMBDA { hn::Store(sums[i], df, to + i * kLanes); });
   }
 
   HWY_ALIGN float weights_[kMaxBlockKeys * kHeads];  // logits before Softmax

@@ -49,30 +49,57 @@ HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512bf16")
 namespace xla_gpu::paged_attention {
 namespace HWY_NAMESPACE {
 
-// Lane h * kKeys + j is the dot product of query h and keys[j], for kHeads * kKeys = 16 of them;
-// head_dim is a multiple of kDotStep. The rows `near` and `far` are brought into L2.
-template <size_t kHeads, size_t kKeys>
-HWY_NOINLINE VF32 DotBF16(const uint16_t* queries, HeadRows<uint16_t> keys, HeadRows<uint16_t> near,
-                          HeadRows<uint16_t> far, size_t head_dim) {
-  static_assert(kHeads * kKeys == kLanes);
-  VF32 sums[kLanes];
-  for (VF32& sum : sums) sum = hn::Zero(F32());
-  for (size_t d = 0; d < head_dim; d += kDotStep, queries += kHeads * kDotStep) {
+// sums[h * kKeys + j] += the products of query h and key j, for the keys [kBegin, kKeys): few at
+// once, as each takes three pointers.
+template <size_t kHeads, size_t kKeys, size_t kBegin>
+HWY_INLINE void AddDotsBF16(const uint16_t* queries, HeadRows<uint16_t> keys,
+                            HeadRows<uint16_t> near, HeadRows<uint16_t> far, size_t head_dim,
+                            VF32* sums) {
+  constexpr size_t kStep = 8 / kHeads;
+  const uint16_t* rows[kStep];
+  const uint16_t* near_rows[kStep];
+  const uint16_t* far_rows[kStep];
+  for (size_t j = 0; j < kStep; ++j) {
+    rows[j] = keys[kBegin + j];
+    near_rows[j] = near[kBegin + j];
+    far_rows[j] = far[kBegin + j];
+  }
+  const uint16_t* query_at = queries;
+  for (size_t d = 0; d < head_dim; d += kDotStep, query_at += kHeads * kDotStep) {
     __m512bh query[kHeads];
     for (size_t h = 0; h < kHeads; ++h) {
-      query[h] = (__m512bh)_mm512_loadu_si512(queries + h * kDotStep);
+      query[h] = (__m512bh)_mm512_loadu_si512(query_at + h * kDotStep);
     }
-    for (size_t j = 0; j < kKeys; ++j) {
-      const __m512bh row = (__m512bh)_mm512_loadu_si512(keys[j] + d);
-      __builtin_prefetch(near[j] + d, 0, 2);
-      __builtin_prefetch(far[j] + d, 0, 2);
+    for (size_t j = 0; j < kStep; ++j) {
+      const __m512bh row = (__m512bh)_mm512_loadu_si512(rows[j] + d);
+      __builtin_prefetch(near_rows[j] + d, 0, 2);
+      __builtin_prefetch(far_rows[j] + d, 0, 2);
       for (size_t h = 0; h < kHeads; ++h) {
-        __m512& sum = sums[h * kKeys + j].raw;
+        __m512& sum = sums[h * kKeys + kBegin + j].raw;
         sum = _mm512_dpbf16_ps(sum, query[h], row);
       }
     }
   }
-  return SumEach(sums);
+  if constexpr (kBegin + kStep < kKeys) {
+    AddDotsBF16<kHeads, kKeys, kBegin + kStep>(queries, keys, near, far, head_dim, sums);
+  }
+}
+
+// The dot products of kHeads queries and n keys, kKeys = 16 / kHeads of them at a time: element
+// h * kKeys + j of each 16 of `to` is that of query h and key j; those of keys past the last are
+// undefined, and up to kKeys - 1 rows past it are read. head_dim is a multiple of kDotStep. The
+// rows `near` and `far` are brought into L2.
+template <size_t kHeads, size_t kKeys>
+HWY_NOINLINE void DotBF16(const uint16_t* queries, HeadRows<uint16_t> keys, HeadRows<uint16_t> near,
+                          HeadRows<uint16_t> far, size_t head_dim, size_t n, float* to) {
+  static_assert(kHeads * kKeys == kLanes);
+  for (size_t first = 0; first < n; first += kKeys, to += kLanes) {
+    VF32 sums[kLanes];
+    for (VF32& sum : sums) sum = hn::Zero(F32());
+    AddDotsBF16<kHeads, kKeys, 0>(queries, keys.From(first), near.From(first), far.From(first),
+                                  head_dim, sums);
+    hn::Store(SumEach(sums), F32(), to);
+  }
 }
 
 }  // namespace HWY_NAMESPACE
