@@ -177,7 +177,8 @@ TEST(Doctor, Compiler) {
   EXPECT_EQ(VerdictOn(Diagnose(f), "NVRTC"), "yes: from pip package => ");
   f.cuda.nvrtcs[0].version = "13.0";
   EXPECT_THAT(VerdictOn(Diagnose(f), "NVRTC 13.0"),
-              AllOf(HasSubstr("C7517"), HasSubstr("nvidia-cuda-nvrtc>=13.5")));
+              AllOf(HasSubstr("from pip package; "), HasSubstr("C7517"),
+                    HasSubstr("nvidia-cuda-nvrtc>=13.5")));
   f.cuda.nvrtcs = {};
   f.cuda.nvrtc = Unavailable("looked in /usr/local/cuda");
   EXPECT_THAT(VerdictOn(Diagnose(f), "NVRTC"),

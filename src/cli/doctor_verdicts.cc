@@ -74,8 +74,9 @@ void JudgeCompiler(const Findings& f, std::vector<Verdict>& out) {
           {subject, wanted && !c.nvrtc.ok() ? Fit::kNo : Fit::kPartly, nvrtc.problem, ""});
     } else if (CompareVersions(nvrtc.version, "13.0") == 0) {
       out.push_back({subject, Fit::kPartly,
-                     "this version crashes on some kernels (ptxas information C7517); the crash is "
-                     "caught and reported as an error",
+                     StrCat("from ", nvrtc.origin,
+                            "; this version crashes on some kernels (ptxas information C7517); the "
+                            "crash is caught and reported as an error"),
                      nvrtc.chosen ? "pip install 'nvidia-cuda-nvrtc>=13.5'" : ""});
     } else {
       out.push_back({subject, Fit::kYes, StrCat("from ", nvrtc.origin), ""});
