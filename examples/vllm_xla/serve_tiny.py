@@ -62,8 +62,7 @@ def ask(url: str, **question: object) -> urllib.request.Request:
     )
 
 
-def main() -> None:
-    folder = tempfile.mkdtemp(prefix="tiny-llama-")
+def main(folder: str) -> None:
     model = make_checkpoint(folder)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -121,4 +120,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory(prefix="tiny-llama-", ignore_cleanup_errors=True) as folder:
+        main(folder)

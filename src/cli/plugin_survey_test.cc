@@ -4,13 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
+
+#include "src/cuda/test_util.h"
 
 namespace xla_gpu::cli {
 namespace {
 
-namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -22,17 +21,13 @@ std::string Program() {
 // A program that stands in for ours and answers as `script` does.
 class FakeProgram {
  public:
-  explicit FakeProgram(const std::string& script) {
-    std::string name = (fs::temp_directory_path() / "xla_gpu_test_XXXXXX").string();
-    folder_ = mkdtemp(name.data());
-    std::ofstream(path()) << "#!/bin/sh\n" << script << "\n";
-    fs::permissions(path(), fs::perms::owner_all);
-  }
-  ~FakeProgram() { fs::remove_all(folder_); }
-  std::string path() const { return (folder_ / "program").string(); }
+  explicit FakeProgram(const std::string& script)
+      : path_(folder_.WriteScript("program", script + "\n")) {}
+  const std::string& path() const { return path_; }
 
  private:
-  fs::path folder_;
+  cuda::TempFolder folder_;
+  std::string path_;
 };
 
 TEST(SurveyPlugin, WhatIsNoPluginIsAProblem) {

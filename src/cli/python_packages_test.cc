@@ -3,9 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
+
+#include "src/cuda/test_util.h"
 
 namespace xla_gpu::cli {
 namespace {
@@ -17,28 +17,15 @@ using ::testing::IsEmpty;
 // A folder of its own for each test, removed at its end.
 class PythonPackages : public ::testing::Test {
  protected:
-  PythonPackages() {
-    std::string name = (fs::temp_directory_path() / "xla_gpu_test_XXXXXX").string();
-    root_ = mkdtemp(name.data());
-  }
-  ~PythonPackages() override { fs::remove_all(root_); }
-
-  std::string Write(const std::string& path, const std::string& text) {
-    const fs::path file = root_ / path;
-    fs::create_directories(file.parent_path());
-    std::ofstream(file) << text;
-    return file.string();
-  }
-
   void AddPackage(const std::string& site, const std::string& name, const std::string& version) {
-    Write(site + "/" + name + "-" + version + ".dist-info/METADATA",
-          "Metadata-Version: 2.1\nName: " + name + "\nVersion: " + version +
-              "\nSummary: x\n\nName: not this\nVersion: 9\n");
+    folder_.Write(site + "/" + name + "-" + version + ".dist-info/METADATA",
+                  "Metadata-Version: 2.1\nName: " + name + "\nVersion: " + version +
+                      "\nSummary: x\n\nName: not this\nVersion: 9\n");
   }
 
   std::vector<std::string> Find(const std::vector<std::string>& sites) {
     std::vector<std::string> folders;
-    for (const std::string& site : sites) folders.push_back((root_ / site).string());
+    for (const std::string& site : sites) folders.push_back(folder_.path(site));
     std::vector<std::string> found;
     for (const PythonPackage& package : FindPythonPackages(folders)) {
       found.push_back(fs::path(package.folder).filename().string() + " " + package.name + " " +
@@ -47,7 +34,7 @@ class PythonPackages : public ::testing::Test {
     return found;
   }
 
-  fs::path root_;
+  cuda::TempFolder folder_;
 };
 
 TEST_F(PythonPackages, ListsThoseThatMatterFolderByFolder) {
@@ -63,23 +50,24 @@ TEST_F(PythonPackages, ListsThoseThatMatterFolderByFolder) {
 }
 
 TEST_F(PythonPackages, NamesAreNormalised) {
-  Write("s/Torch_XLA-2.9.0.dist-info/METADATA", "Name: Torch.XLA\r\nVersion: 2.9.0\r\n\r\n");
+  folder_.Write("s/Torch_XLA-2.9.0.dist-info/METADATA",
+                "Name: Torch.XLA\r\nVersion: 2.9.0\r\n\r\n");
   EXPECT_THAT(Find({"s"}), ElementsAre("s torch-xla 2.9.0"));
 }
 
 TEST_F(PythonPackages, BrokenMetadataIsNoPackage) {
-  Write("s/jax-1.dist-info/METADATA", "");
-  Write("s/jaxlib-1.dist-info/METADATA", "Name: jaxlib\n\nVersion: 1\n");
-  Write("s/torch-1.dist-info/OTHER", "Name: torch\nVersion: 1\n");
-  fs::create_directories(root_ / "s/vllm-1.dist-info/METADATA");
+  folder_.Write("s/jax-1.dist-info/METADATA", "");
+  folder_.Write("s/jaxlib-1.dist-info/METADATA", "Name: jaxlib\n\nVersion: 1\n");
+  folder_.Write("s/torch-1.dist-info/OTHER", "Name: torch\nVersion: 1\n");
+  fs::create_directories(folder_.path("s/vllm-1.dist-info/METADATA"));
   EXPECT_THAT(Find({"s"}), IsEmpty());
 }
 
 TEST_F(PythonPackages, ReadsTheFfiVersionOfJaxlib) {
-  Write("s/jaxlib/include/xla/ffi/api/c_api.h",
-        "#define XLA_FFI_API_MAJOR 0\n// more\n#define XLA_FFI_API_MINOR 3\n");
-  EXPECT_EQ(FfiVersionOfJaxlib((root_ / "s").string()), "0.3");
-  EXPECT_EQ(FfiVersionOfJaxlib((root_ / "missing").string()), std::nullopt);
+  folder_.Write("s/jaxlib/include/xla/ffi/api/c_api.h",
+                "#define XLA_FFI_API_MAJOR 0\n// more\n#define XLA_FFI_API_MINOR 3\n");
+  EXPECT_EQ(FfiVersionOfJaxlib(folder_.path("s")), "0.3");
+  EXPECT_EQ(FfiVersionOfJaxlib(folder_.path("missing")), std::nullopt);
 }
 
 TEST(CompareVersions, ComparesNumbersNotText) {
