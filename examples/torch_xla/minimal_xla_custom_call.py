@@ -40,9 +40,9 @@ def ffi_headers() -> list[str]:
     return [str(folder) for folder in folders if folder.is_dir()][:1]
 
 
-def build(include: list[str]) -> str:
-    """The path of the compiled library: by nvcc, or without a GPU by g++."""
-    out = str(pathlib.Path(tempfile.mkdtemp()) / "minimal_xla_custom_call.so")
+def build(folder: str, include: list[str]) -> str:
+    """The path of the library, compiled into the folder: by nvcc, or without a GPU by g++."""
+    out = f"{folder}/minimal_xla_custom_call.so"
     flags = [*(f"-I{folder}" for folder in include), *(["-DWITH_XLA_FFI"] if include else [])]
     if xla_gpu.torch_xla.platform() == "CUDA":
         nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
@@ -77,7 +77,8 @@ def main() -> None:
             "a typed handler needs XLA's FFI headers: pip install jaxlib, or --ffi-include"
         )
 
-    handler = capsule(build(options.ffi_include), SYMBOLS[version])
+    with tempfile.TemporaryDirectory() as folder:  # a library that is loaded needs no file
+        handler = capsule(build(folder, options.ffi_include), SYMBOLS[version])
     if version == 1:  # as it always was
         torch_xla._XLAC._xla_register_custom_call_target("XlaGpuSimpleAdd", handler, platform)
     else:

@@ -21,13 +21,11 @@ std::string Program() {
 // A program that stands in for ours and answers as `script` does.
 class FakeProgram {
  public:
-  explicit FakeProgram(const std::string& script)
-      : path_(folder_.WriteScript("program", script + "\n")) {}
-  const std::string& path() const { return path_; }
+  explicit FakeProgram(const std::string& script) { folder_.WriteScript("program", script); }
+  std::string path() const { return folder_.path("program"); }
 
  private:
   cuda::TempFolder folder_;
-  std::string path_;
 };
 
 TEST(SurveyPlugin, WhatIsNoPluginIsAProblem) {

@@ -4,11 +4,11 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "src/cli/child_process.h"
 #include "src/cli/npy.h"
+#include "src/cuda/test_util.h"
 #include "src/xla/testing/pjrt_test_plugin.h"
 
 namespace xla_gpu::cli {
@@ -45,47 +45,39 @@ class ProgramsTest : public ::testing::Test {
       GTEST_SKIP() << "needs xla-cpu-pjrt (XLA_GPU_TEST_SITE_PACKAGES) and XLA_GPU_PROGRAM, which "
                       "ctest sets";
     }
-    folder_ = ::testing::TempDir() + "xla_gpu_programs_" +
-              ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    std::filesystem::create_directories(folder_);
-  }
-
-  std::string Write(const std::string& name, const std::string& text) const {
-    const std::string path = folder_ + "/" + name;
-    std::ofstream(path, std::ios::binary) << text;
-    return path;
   }
 
   std::string Npy(const std::string& name, DType dtype, std::vector<int64_t> shape,
                   uint8_t fill) const {
     HostTensor tensor = HostTensor::Zeros(dtype, std::move(shape));
     for (size_t i = 0; i < tensor.data.size(); ++i) tensor.data[i] = fill;
-    EXPECT_TRUE(WriteNpy(folder_ + "/" + name, tensor).ok());
-    return folder_ + "/" + name;
+    EXPECT_TRUE(WriteNpy(folder_.path(name), tensor).ok());
+    return folder_.path(name);
   }
 
   // a + b by a custom call of this API version, on tensors of this type.
   std::string AddModule(int api_version, const std::string& type = "tensor<4xi32>",
                         const std::string& target = "XlaGpuSimpleAdd") const {
-    return Write("add.mlir", "module {\n  func.func public @main(%a: " + type + ", %b: " + type +
-                                 ") -> " + type + " {\n    %c = stablehlo.custom_call @" + target +
-                                 "(%a, %b) {api_version = " + std::to_string(api_version) +
-                                 " : i32, backend_config = " + (api_version == 4 ? "{}" : "\"\"") +
-                                 "} : (" + type + ", " + type + ") -> " + type +
-                                 "\n    return %c : " + type + "\n  }\n}\n");
+    return folder_.Write(
+        "add.mlir", "module {\n  func.func public @main(%a: " + type + ", %b: " + type + ") -> " +
+                        type + " {\n    %c = stablehlo.custom_call @" + target +
+                        "(%a, %b) {api_version = " + std::to_string(api_version) +
+                        " : i32, backend_config = " + (api_version == 4 ? "{}" : "\"\"") + "} : (" +
+                        type + ", " + type + ") -> " + type + "\n    return %c : " + type +
+                        "\n  }\n}\n");
   }
 
   std::string plugin_;
-  std::string folder_;
+  cuda::TempFolder folder_;
 };
 
 TEST_F(ProgramsTest, RunsAModule) {
   const std::string a = Npy("a.npy", DType::kI32, {4}, 1);
   const Output output = Program({"run", AddModule(4), "--plugin", plugin_, "--input", a, "--input",
-                                 a, "--output-dir", folder_ + "/out"});
+                                 a, "--output-dir", folder_.path("out")});
   EXPECT_EQ(output.code, 0) << output.err;
   EXPECT_EQ(output.out, "output 0: i32[4] = 33686018 33686018 33686018 33686018\n");
-  const auto result = ReadNpy(folder_ + "/out/output_0.npy", DType::kInvalid);
+  const auto result = ReadNpy(folder_.path("out/output_0.npy"), DType::kInvalid);
   ASSERT_TRUE(result.ok()) << result.status().ToString();
   EXPECT_EQ(result->data, std::vector<uint8_t>(16, 2));
 }
@@ -96,10 +88,10 @@ TEST_F(ProgramsTest, RunsBf16AndFp8) {
       {"run", AddModule(4, "tensor<2x3xbf16>"), "--plugin", plugin_, "--input", a, "--input", a});
   EXPECT_EQ(add.code, 0) << add.err;
   EXPECT_THAT(add.out, HasSubstr("bf16[2,3] = 1.4921875"));
-  const std::string identity =
-      Write("fp8.mlir",
-            "func.func @main(%a: tensor<3xf8E4M3FN>) -> tensor<3xf8E4M3FN> {\n  return %a : "
-            "tensor<3xf8E4M3FN>\n}\n");
+  const std::string identity = folder_.Write(
+      "fp8.mlir",
+      "func.func @main(%a: tensor<3xf8E4M3FN>) -> tensor<3xf8E4M3FN> {\n  return %a : "
+      "tensor<3xf8E4M3FN>\n}\n");
   const Output fp8 = Program(
       {"run", identity, "--plugin", plugin_, "--input", Npy("f.npy", DType::kF8E4M3FN, {3}, 0x38)});
   EXPECT_EQ(fp8.code, 0) << fp8.err;
@@ -111,9 +103,9 @@ TEST_F(ProgramsTest, RunRefusesWhatIsWrong) {
   const std::string wrong_shape = Npy("b.npy", DType::kI32, {5}, 1);
   const std::string wrong_type = Npy("c.npy", DType::kF32, {4}, 1);
   const std::string module = AddModule(4);
-  const std::string text = Write("text.txt", "this is no module @main(");
+  const std::string text = folder_.Write("text.txt", "this is no module @main(");
   const std::string broken =
-      Write("broken.mlir", "func.func @main() -> tensor<f32> { return %x : tensor<f32> }");
+      folder_.Write("broken.mlir", "func.func @main() -> tensor<f32> { return %x : tensor<f32> }");
   const struct {
     std::vector<std::string> args;
     int code;
@@ -124,7 +116,7 @@ TEST_F(ProgramsTest, RunRefusesWhatIsWrong) {
       {{module, "--what"}, 2, "option --what is unknown"},
       {{module, "--input"}, 2, "--input needs a value"},
       {{"/no/such.mlir"}, 1, "/no/such.mlir: cannot be read: No such file"},
-      {{folder_}, 1, "is a folder"},
+      {{folder_.path()}, 1, "is a folder"},
       {{text}, 1, "no func.func @main"},
       {{broken}, 1, "use of undeclared SSA value"},
       {{module, "--input", good}, 1, "@main takes 2 arguments (i32[4], i32[4]) but 1 --input came"},
@@ -181,11 +173,11 @@ TEST_F(ProgramsTest, HloListsCustomCallsAndSeesFoldedOnes) {
   EXPECT_THAT(kept.out, HasSubstr("// 1 custom call:"));
   EXPECT_THAT(kept.out, HasSubstr("XlaGpuSimpleAdd, API version 4 (typed FFI), result s32[4]{0}"));
 
-  const std::string unused =
-      Write("unused.mlir",
-            "func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {\n"
-            "  %c = stablehlo.custom_call @XlaGpuSimpleAdd(%a, %a) {api_version = 4 : i32} : "
-            "(tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>\n  return %a : tensor<4xf32>\n}\n");
+  const std::string unused = folder_.Write(
+      "unused.mlir",
+      "func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {\n"
+      "  %c = stablehlo.custom_call @XlaGpuSimpleAdd(%a, %a) {api_version = 4 : i32} : "
+      "(tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>\n  return %a : tensor<4xf32>\n}\n");
   const Output folded =
       Program({"hlo", unused, "--plugin", plugin_, "--expect", "XlaGpuSimpleAdd"});
   EXPECT_EQ(folded.code, 1);
@@ -194,18 +186,18 @@ TEST_F(ProgramsTest, HloListsCustomCallsAndSeesFoldedOnes) {
 }
 
 TEST_F(ProgramsTest, HloReadsADumpFolder) {
-  Write("module_0001.main.cpu_after_optimizations.txt",
-        "HloModule m\n  ROOT %c = (f32[2]{0}, u8[16]{0}) custom-call(%a), "
-        "custom_call_target=\"X\", output_to_operand_aliasing={{0}: (0, {})}, "
-        "api_version=API_VERSION_STATUS_RETURNING_UNIFIED\n");
-  Write("module_0001.main.before_optimizations.txt", "%d = f32[] custom-call(), x");
-  const Output output = Program({"hlo", folder_, "--expect", "X"});
+  folder_.Write("module_0001.main.cpu_after_optimizations.txt",
+                "HloModule m\n  ROOT %c = (f32[2]{0}, u8[16]{0}) custom-call(%a), "
+                "custom_call_target=\"X\", output_to_operand_aliasing={{0}: (0, {})}, "
+                "api_version=API_VERSION_STATUS_RETURNING_UNIFIED\n");
+  folder_.Write("module_0001.main.before_optimizations.txt", "%d = f32[] custom-call(), x");
+  const Output output = Program({"hlo", folder_.path(), "--expect", "X"});
   EXPECT_EQ(output.code, 0) << output.err;
   EXPECT_THAT(output.out, HasSubstr("%c: X, API version 3 (status returning, unified), result "
                                     "(f32[2]{0}, u8[16]{0}), aliasing {0}: (0, {})"));
   EXPECT_THAT(output.out, Not(HasSubstr("%d")));
-  std::filesystem::create_directories(folder_ + "/empty");
-  EXPECT_THAT(Program({"hlo", folder_ + "/empty"}).err, HasSubstr("--xla_dump_hlo_as_text"));
+  std::filesystem::create_directories(folder_.path("empty"));
+  EXPECT_THAT(Program({"hlo", folder_.path("empty")}).err, HasSubstr("--xla_dump_hlo_as_text"));
 }
 
 TEST_F(ProgramsTest, BenchTimesTheShapeThatIsAsked) {
