@@ -28,7 +28,8 @@ def test_probe_tries_jax(environment):
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, **environment, "JAX_PLATFORMS": "cpu"},
+        env=dict(os.environ, JAX_PLATFORMS="cpu", PYTHONPATH=os.pathsep.join(sys.path))
+        | environment,
     )
     assert run.returncode == 0, run.stderr
     runtimes = {runtime["runtime"]: runtime for runtime in json.loads(run.stdout)}
