@@ -26,6 +26,27 @@ struct alignas(kCount * sizeof(T)) Vector {
   T x[kCount];
 };
 
+// Stores to global memory in one instruction; `to` is aligned to the whole vector. Of an assignment
+// compilers make one store an element where elements are narrow.
+template <typename T, int kCount>
+__device__ __forceinline__ void StoreVector(void* to, const Vector<T, kCount>& vector) {
+  constexpr int kBytes = kCount * sizeof(T);
+  const auto at = __cvta_generic_to_global(to);
+  const auto* words = reinterpret_cast<const unsigned*>(&vector);
+  if constexpr (kBytes == 16) {
+    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(words[0]), "r"(words[1]),
+                 "r"(words[2]), "r"(words[3])
+                 : "memory");
+  } else if constexpr (kBytes == 8) {
+    asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(at), "r"(words[0]), "r"(words[1])
+                 : "memory");
+  } else if constexpr (kBytes == 4) {
+    asm volatile("st.global.b32 [%0], %1;" ::"l"(at), "r"(words[0]) : "memory");
+  } else {
+    *static_cast<Vector<T, kCount>*>(to) = vector;
+  }
+}
+
 template <typename A, typename B>
 constexpr bool kSameType = false;
 template <typename A>
@@ -78,7 +99,7 @@ __device__ __forceinline__ F16 FromFloat<F16>(float x) {
   return y;
 }
 
-// fp8 of |x|: `kMantissa` bits, `kBias`, the largest finite value and its code.
+// fp8 of x: `kMantissa` bits, `kBias`, the largest finite value and its code.
 template <int kMantissa, int kBias>
 __device__ __forceinline__ unsigned char FloatToF8(float x, float largest, unsigned largest_code) {
   const unsigned bits = __float_as_uint(x);
@@ -87,6 +108,17 @@ __device__ __forceinline__ unsigned char FloatToF8(float x, float largest, unsig
   unsigned code;
   if (magnitude > 0x7f800000u) {
     code = 0x7fu;  // NaN
+#if __CUDA_ARCH__ >= 890
+  } else if constexpr (kMantissa == 3) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(fabsf(x)));
+    code = pair;
+  } else {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(fabsf(x)));
+    code = pair;
+  }
+#else
   } else if (__uint_as_float(magnitude) >= largest) {
     code = largest_code;
   } else if (magnitude < (128u - kBias) << 23) {  // below the least normal value, 2^(1 - bias)
@@ -98,6 +130,7 @@ __device__ __forceinline__ unsigned char FloatToF8(float x, float largest, unsig
     magnitude += (1u << (kDropped - 1)) - 1u + ((magnitude >> kDropped) & 1u);
     code = (magnitude >> kDropped) - ((127u - kBias) << kMantissa);
   }
+#endif
   return static_cast<unsigned char>(code | sign);
 }
 

@@ -16,9 +16,6 @@ CacheParams MakeCacheParams(const paged_attention::CacheLayout& layout, int64_t 
                             int64_t scale_size) {
   CacheParams p{};
   p.base = static_cast<char*>(cache) + layout.offset * element_bytes;
-  p.page_stride = layout.page_stride;
-  p.token_stride = layout.token_stride;
-  p.head_stride = layout.head_stride;
   p.input = input;
   p.scale = scale;
   p.scale_step = scale_size > 1 ? 1 : 0;
@@ -61,6 +58,9 @@ UpdateParams MakeUpdateParams(const UpdateProblem& problem, const UpdateBuffers&
                         problem.k_scale_size);
   p.v = MakeCacheParams(cache.v, element, buffers.v_cache_out, buffers.value, buffers.v_scale,
                         problem.v_scale_size);
+  p.page_stride = cache.k.page_stride;
+  p.token_stride = cache.k.token_stride;
+  p.head_stride = cache.k.head_stride;
   p.tokens = problem.tokens;
   p.num_slots = problem.num_slots();
   p.page_size = cache.page_size;

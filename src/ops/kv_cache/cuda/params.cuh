@@ -5,14 +5,10 @@
 namespace xla_gpu::kv_cache {
 
 inline constexpr int kUpdateThreads = 256;
-inline constexpr int kMaxTokensPerBlock = 16;
+inline constexpr int kMaxTokensPerBlock = kUpdateThreads;
 
-// Strides in elements; `base` has the layout's offset applied.
 struct CacheParams {
-  void* base;
-  long long page_stride;
-  long long token_stride;
-  long long head_stride;
+  void* base;          // with the layout's offset applied
   const void* input;   // [tokens, kv_heads, head_dim]
   const float* scale;  // null: 1
   int scale_step;      // 0: one scale for all heads, 1: one a head
@@ -21,6 +17,10 @@ struct CacheParams {
 struct UpdateParams {
   CacheParams k;
   CacheParams v;
+  // Of the cache in elements, the same for K and V.
+  long long page_stride;
+  long long token_stride;
+  long long head_stride;
   const void* slot_mapping;
   long long tokens;
   long long num_slots;

@@ -13,35 +13,80 @@ using Slot = long long;
 using Slot = int;
 #endif
 
+// The slots of a block's tokens, each with its newest token: a hash table without removal, at most
+// a quarter full.
+struct SlotTable {
+  static constexpr int kEntries = 4 * kMaxTokensPerBlock;
+  static constexpr Slot kEmpty = -1;
+  static constexpr int kInLaterBlock = 0x7fffffff;
+
+  Slot slots[kEntries];
+  int newest[kEntries];  // token of the block, or kInLaterBlock
+
+  __device__ void Clear() {
+    for (int i = threadIdx.x; i < kEntries; i += kUpdateThreads) slots[i] = kEmpty, newest[i] = -1;
+  }
+
+  static __device__ int FirstEntry(Slot slot) {
+    return static_cast<int>((static_cast<unsigned>(slot) * 0x9e3779b1u) >> 16) % kEntries;
+  }
+
+  __device__ int Insert(Slot slot, int token) {
+    int entry = FirstEntry(slot);
+    for (;; entry = (entry + 1) % kEntries) {
+      const Slot found = CompareAndSwap(&slots[entry], slot);
+      if (found == kEmpty || found == slot) break;
+    }
+    atomicMax(&newest[entry], token);
+    return entry;
+  }
+
+  // A token of a later block has this slot.
+  __device__ void Overwrite(Slot slot) {
+    for (int entry = FirstEntry(slot);; entry = (entry + 1) % kEntries) {
+      const Slot found = slots[entry];
+      if (found == kEmpty) return;
+      if (found == slot) {
+        newest[entry] = kInLaterBlock;
+        return;
+      }
+    }
+  }
+
+ private:
+  static __device__ int CompareAndSwap(int* at, int slot) { return atomicCAS(at, kEmpty, slot); }
+  static __device__ long long CompareAndSwap(long long* at, long long slot) {
+    return static_cast<long long>(atomicCAS(reinterpret_cast<unsigned long long*>(at),
+                                            static_cast<unsigned long long>(kEmpty),
+                                            static_cast<unsigned long long>(slot)));
+  }
+};
+
 }  // namespace
 
 // A block writes tokens_per_block tokens. Where two tokens name one slot the later one must stay,
 // whatever the order in which blocks run: so a token that a later one overwrites is not written.
 extern "C" __global__ void __launch_bounds__(kUpdateThreads)
     update_kv_cache(const __grid_constant__ UpdateParams p) {
+  __shared__ SlotTable table;
   __shared__ long long slots[kMaxTokensPerBlock];
   const Slot* mapping = static_cast<const Slot*>(p.slot_mapping);
   const long long first = static_cast<long long>(blockIdx.x) * p.tokens_per_block;
-  if (threadIdx.x < kMaxTokensPerBlock) {
-    const long long token = first + threadIdx.x;
-    const bool exists = threadIdx.x < p.tokens_per_block && token < p.tokens;
-    const long long slot = exists ? static_cast<long long>(mapping[token]) : -1;
-    slots[threadIdx.x] = slot >= 0 && slot < p.num_slots ? slot : -1;
+  const int token = threadIdx.x;  // of the block
+  Slot slot = -1;
+  if (token < p.tokens_per_block && first + token < p.tokens) slot = mapping[first + token];
+  const bool in_cache = slot >= 0 && slot < p.num_slots;
+  table.Clear();
+  __syncthreads();
+  const int entry = in_cache ? table.Insert(slot, token) : 0;
+  __syncthreads();
+#pragma unroll 8
+  for (long long later = first + p.tokens_per_block + threadIdx.x; later < p.tokens;
+       later += kUpdateThreads) {
+    table.Overwrite(mapping[later]);
   }
   __syncthreads();
-  bool overwritten[kMaxTokensPerBlock] = {};
-  for (long long later = first + 1 + threadIdx.x; later < p.tokens; later += kUpdateThreads) {
-    const long long slot = mapping[later];
-#pragma unroll
-    for (int i = 0; i < kMaxTokensPerBlock; ++i) {
-      overwritten[i] |= slot == slots[i] && later > first + i;
-    }
-  }
-  __syncthreads();  // the slots are read
-#pragma unroll
-  for (int i = 0; i < kMaxTokensPerBlock; ++i) {
-    if (overwritten[i]) slots[i] = -1;
-  }
+  slots[token] = in_cache && table.newest[entry] == token ? slot : -1;
   __syncthreads();
 
   WriteTokens(p, first, slots);

@@ -20,40 +20,83 @@ __device__ __forceinline__ long long Quotient(long long a, long long b) {
   return static_cast<unsigned>(a) / static_cast<unsigned>(b);
 }
 
-// Elements [d, d + VECTOR) of one head of one token.
-__device__ __forceinline__ void WriteVector(const UpdateParams& p, const CacheParams& cache,
-                                            long long token, long long slot, int head, int d) {
-  const Input* from =
-      static_cast<const Input*>(cache.input) + (token * p.kv_heads + head) * HEAD_DIM + d;
-  const long long page = Quotient(slot, p.page_size);
-  Cache* to = static_cast<Cache*>(cache.base) + page * cache.page_stride +
-              (slot - page * p.page_size) * cache.token_stride + head * cache.head_stride + d;
-  const auto in = *reinterpret_cast<const Vector<Input, VECTOR>*>(from);
-  if (kSameType<Input, Cache> && cache.scale == nullptr) {  // bit for bit
-    *reinterpret_cast<Vector<Input, VECTOR>*>(to) = in;
-    return;
+// What a thread moves at once.
+using InputVector = Vector<Input, VECTOR>;
+
+__device__ __forceinline__ InputVector Load(const CacheParams& cache, long long element) {
+  return *reinterpret_cast<const InputVector*>(static_cast<const Input*>(cache.input) + element);
+}
+
+__device__ __forceinline__ void Store(const CacheParams& cache, long long element, int head,
+                                      const InputVector& in) {
+  Cache* to = static_cast<Cache*>(cache.base) + element;
+  if constexpr (kSameType<Input, Cache>) {
+    if (cache.scale == nullptr) return StoreVector(to, in);  // bit for bit
   }
   const float scale = cache.scale == nullptr ? 1.0f : cache.scale[head * cache.scale_step];
   Vector<Cache, VECTOR> out;
 #pragma unroll
-  for (int j = 0; j < VECTOR; ++j) out.x[j] = FromFloat<Cache>(ToFloat(in.x[j]) / scale);
-  *reinterpret_cast<Vector<Cache, VECTOR>*>(to) = out;
+  for (int j = 0; j < VECTOR; ++j) {
+    const float x = ToFloat(in.x[j]);
+    out.x[j] = FromFloat<Cache>(scale == 1.0f ? x : x / scale);
+  }
+  StoreVector(to, out);
 }
 
+// Where the next vector of a thread lies: vectors of a token lie side by side, tokens follow.
+struct Position {
+  int token;   // in the block
+  int column;  // vector in the token
+};
+
 // Tokens [first, first + tokens_per_block) into slots[0 ...], by a whole block; those with a
-// negative slot are skipped.
+// negative slot are skipped. Leaves the tokens' places in the cache in `slots`.
 __device__ __forceinline__ void WriteTokens(const UpdateParams& p, long long first,
-                                            const long long* slots) {
+                                            long long* slots) {
+  for (int i = threadIdx.x; i < p.tokens_per_block; i += blockDim.x) {
+    if (slots[i] < 0) continue;
+    const long long page = Quotient(slots[i], p.page_size);
+    slots[i] = page * p.page_stride + (slots[i] - page * p.page_size) * p.token_stride;
+  }
+  __syncthreads();
+
   constexpr int kPerHead = HEAD_DIM / VECTOR;
   const int per_token = p.kv_heads * kPerHead;
-#pragma unroll 2
-  for (int i = threadIdx.x; i < p.tokens_per_block * per_token; i += blockDim.x) {
-    const int token = i / per_token;
-    const long long slot = slots[token];
-    if (slot < 0) continue;
-    const int head = (i - token * per_token) / kPerHead, d = i % kPerHead * VECTOR;
-    WriteVector(p, p.k, first + token, slot, head, d);
-    WriteVector(p, p.v, first + token, slot, head, d);
+  const int token_step = static_cast<int>(blockDim.x) / per_token;
+  const int column_step = static_cast<int>(blockDim.x) - token_step * per_token;
+  Position next = {static_cast<int>(threadIdx.x) / per_token,
+                   static_cast<int>(threadIdx.x) % per_token};
+  const auto advance = [&] {
+    const Position at = next;
+    next.token += token_step;
+    next.column += column_step;
+    if (next.column >= per_token) next.column -= per_token, ++next.token;
+    return at;
+  };
+  constexpr int kAtOnce = 2;  // of keys and of values: their loads are all under way before a store
+  while (next.token < p.tokens_per_block) {
+    Position at[kAtOnce];
+    long long place[kAtOnce];
+    InputVector k[kAtOnce], v[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      at[i] = advance();
+      place[i] = at[i].token < p.tokens_per_block ? slots[at[i].token] : -1;
+      if (place[i] < 0) continue;
+      const long long from =
+          ((first + at[i].token) * per_token + at[i].column) * static_cast<long long>(VECTOR);
+      k[i] = Load(p.k, from);
+      v[i] = Load(p.v, from);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (place[i] < 0) continue;
+      const int head = at[i].column / kPerHead;
+      const long long to =
+          place[i] + head * p.head_stride + at[i].column % kPerHead * static_cast<long long>(VECTOR);
+      Store(p.k, to, head, k[i]);
+      Store(p.v, to, head, v[i]);
+    }
   }
 }
 

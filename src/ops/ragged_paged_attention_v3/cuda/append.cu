@@ -39,13 +39,12 @@ __device__ void Append(const AppendParams& p, long long first) {
   __shared__ int owners[kMaxTokensPerBlock];
   __shared__ long long slots[kMaxTokensPerBlock];
   const long long end = min(first + p.update.tokens_per_block, p.update.tokens);
-  if (threadIdx.x < kMaxTokensPerBlock) owners[threadIdx.x] = -1;
+  for (int i = threadIdx.x; i < p.update.tokens_per_block; i += blockDim.x) owners[i] = -1;
   __syncthreads();
   FindOwners(p, first, end, owners);
   __syncthreads();
-  if (threadIdx.x < kMaxTokensPerBlock) {
-    const int owner = owners[threadIdx.x];
-    slots[threadIdx.x] = owner < 0 ? -1 : SlotOf(p, owner, first + threadIdx.x);
+  for (int i = threadIdx.x; i < p.update.tokens_per_block; i += blockDim.x) {
+    slots[i] = owners[i] < 0 ? -1 : SlotOf(p, owners[i], first + i);
   }
   __syncthreads();
   kv_cache::WriteTokens(p.update, first, slots);
