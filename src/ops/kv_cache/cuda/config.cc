@@ -94,7 +94,7 @@ int VectorElements(DType input, DType cache, int64_t head_dim) {
 
 int TokensPerBlock(int64_t tokens, int num_sms) {
   return static_cast<int>(
-      std::clamp<int64_t>(tokens / (int64_t{8} * std::max(num_sms, 1)), 1, kMaxTokensPerBlock));
+      std::clamp<int64_t>(tokens / (int64_t{3} * std::max(num_sms, 1)), 1, kMaxTokensPerBlock));
 }
 
 std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {

@@ -20,7 +20,7 @@ TEST(VectorElements, FillsSixteenBytesWithinAHead) {
 TEST(TokensPerBlock, GrowsWithTheTokens) {
   EXPECT_EQ(TokensPerBlock(0, 132), 1);
   EXPECT_EQ(TokensPerBlock(64, 132), 1);
-  EXPECT_EQ(TokensPerBlock(4096, 132), 3);
+  EXPECT_EQ(TokensPerBlock(4096, 132), 10);
   EXPECT_EQ(TokensPerBlock(1 << 20, 132), kMaxTokensPerBlock);
 }
 
