@@ -9,8 +9,10 @@ namespace {
 
 #ifdef SLOT_TYPE_64
 using Slot = long long;
+using SlotBits = unsigned long long;  // what atomicCAS takes
 #else
 using Slot = int;
+using SlotBits = unsigned;
 #endif
 
 // The slots of a block's tokens, each with its newest token: a hash table without removal, at most
@@ -34,7 +36,9 @@ struct SlotTable {
   __device__ int Insert(Slot slot, int token) {
     int entry = FirstEntry(slot);
     for (;; entry = (entry + 1) % kEntries) {
-      const Slot found = CompareAndSwap(&slots[entry], slot);
+      const Slot found =
+          static_cast<Slot>(atomicCAS(reinterpret_cast<SlotBits*>(&slots[entry]),
+                                      static_cast<SlotBits>(kEmpty), static_cast<SlotBits>(slot)));
       if (found == kEmpty || found == slot) break;
     }
     atomicMax(&newest[entry], token);
@@ -51,14 +55,6 @@ struct SlotTable {
         return;
       }
     }
-  }
-
- private:
-  static __device__ int CompareAndSwap(int* at, int slot) { return atomicCAS(at, kEmpty, slot); }
-  static __device__ long long CompareAndSwap(long long* at, long long slot) {
-    return static_cast<long long>(atomicCAS(reinterpret_cast<unsigned long long*>(at),
-                                            static_cast<unsigned long long>(kEmpty),
-                                            static_cast<unsigned long long>(slot)));
   }
 };
 
