@@ -7,6 +7,8 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 
 from xla_gpu import _ops
 from xla_gpu._errors import make_error
@@ -25,23 +27,34 @@ _NO_GRADIENT = {
 }
 
 
-def _no_gradient(name: str) -> Exception:
+def _no_gradient(name: str, forward_mode: bool = False) -> Exception:
     why = _NO_GRADIENT.get(name, "it writes a cache for inference")
+    what = "forward-mode derivative" if forward_mode else "gradient"
+    no_grad = "" if forward_mode else "torch.no_grad() or "  # which forward mode does not heed
     return make_error(
         12,
-        f"xla_gpu::{name} has no gradient ({why}); call it under torch.no_grad() or "
-        "torch.inference_mode(), or detach() its inputs",
+        f"xla_gpu::{name} has no {what} ({why}); call it under {no_grad}torch.inference_mode(), "
+        "or detach() its inputs",
     )
 
 
-class _NoGradient(torch.autograd.Function):
-    """The op, with a backward that says what to do: many models run forward with gradients on."""
+class _NoGradient(torch.autograd.function._SingleLevelFunction):
+    """The op, with a backward that says what to do: many models run forward with gradients on.
+
+    Of a single level, as any autograd kernel: functorch calls it once for each of its transforms,
+    and those that wait below must find differentiation switched on.
+    """
 
     @staticmethod
     def forward(ctx: Any, op: Any, names: tuple[str, ...], *values: Any) -> Any:
         ctx.op_name = op.name().split("::")[1].split(".")[0]
         split = len(values) - len(names)
-        return op(*values[:split], **dict(zip(names, values[split:])))
+        with (
+            torch.enable_grad(),
+            forward_ad._set_fwd_grad_enabled(True),
+            torch._C._AutoDispatchBelowAutograd(),
+        ):
+            return op(*values[:split], **dict(zip(names, values[split:])))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -60,6 +73,15 @@ def _wants_grad(tensors: _kernels.Tensors) -> bool:
     return torch.is_grad_enabled() and any(map(_requires_grad, tensors))
 
 
+def _has_tangent(tensors: _kernels.Tensors) -> bool:
+    """Whether torch differentiates forward through one of them."""
+    return (
+        forward_ad._current_level >= 0
+        and torch._C._is_fwd_grad_enabled()
+        and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+    )
+
+
 def is_plain(run: _kernels.Kernel, tensors: _kernels.Tensors) -> bool:
     """Whether nothing below autograd would see the call but the CPU or CUDA kernel."""
     return (
@@ -67,6 +89,7 @@ def is_plain(run: _kernels.Kernel, tensors: _kernels.Tensors) -> bool:
         and _PLAIN.issuperset(map(type, tensors))
         and _interpreter() is None
         and not _wants_grad(tensors)
+        and forward_ad._current_level < 0
         # Views with the sign flipped, which the dispatcher resolves; only floats have them.
         and not (tensors[0].is_neg() or tensors[1].is_neg())
         and not (run.floats == 3 and tensors[2].is_neg())
@@ -81,10 +104,13 @@ def _below_autograd(name: str, inputs: Callable[..., _kernels.Inputs]) -> Callab
     def kernel(*args: Any, **kwargs: Any) -> Any:
         run, tensors, _ = inputs(*args, **kwargs)
         run.check_present(tensors)
+        if _has_tangent(tensors):
+            raise _no_gradient(name, forward_mode=True)
         if _wants_grad(tensors):
             if run.written:
                 raise _no_gradient(name)
-            return _NoGradient.apply(op, tuple(kwargs), *args, *kwargs.values())
+            with enable_single_level_autograd_function():
+                return _NoGradient.apply(op, tuple(kwargs), *args, *kwargs.values())
         with torch._C._AutoDispatchBelowAutograd():
             result = op(*args, **kwargs)
         bump_versions(run, tensors)
