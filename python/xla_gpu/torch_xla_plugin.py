@@ -18,6 +18,7 @@ import pathlib
 import warnings
 from typing import Any
 
+import torch_xla
 from torch_xla.experimental import plugins
 
 from xla_gpu import _lib
@@ -26,6 +27,7 @@ from xla_gpu._errors import make_error
 DEVICE = "XLA_GPU"
 PLUGIN_NAME = "libxla_gpu_pjrt.so"
 _PJRT_DEVICE = "PJRT_DEVICE"
+_PLATFORM = "XLAGPU"  # what libxla_gpu_pjrt.so calls its platform, as torch_xla writes it
 
 # `import torch_xla` chooses a device where the user has not, after it has loaded the entry points.
 # So this tells whether the user has, if this module is loaded as one of them or before.
@@ -111,18 +113,39 @@ class XlaGpuPlugin(plugins.DevicePlugin):
         """Nothing: one process sees every device."""
 
 
+@functools.cache
+def _running_device() -> str:
+    """The device of torch_xla's client, which is made once and never changes."""
+    name, _, _ = torch_xla._XLAC._xla_real_devices(["xla:0"])[0].partition(":")
+    return DEVICE if name == _PLATFORM else name
+
+
+def device() -> str:
+    """What torch_xla runs on, or will at its first use of a device, as PJRT_DEVICE names it."""
+    if torch_xla._XLAC._xla_runtime_is_initialized():
+        return _running_device()
+    return os.environ.get(_PJRT_DEVICE, "")
+
+
 def register() -> None:
     """Makes the device known to torch_xla, and the default where the user has chosen none.
 
     Raises:
-      RuntimeError: torch_xla runs already.
+      XlaGpuError: FAILED_PRECONDITION where torch_xla runs on another device already.
     """
+    if torch_xla._XLAC._xla_runtime_is_initialized() and device() != DEVICE:
+        raise make_error(
+            9,
+            f"torch_xla has taken the device {device()} already and keeps it while the process "
+            "lives: import xla_gpu.torch_xla before torch_xla, or at least before the first use "
+            f"of a device; or start the process with PJRT_DEVICE={DEVICE}",
+        )
     if DEVICE not in plugins._plugin_registry:
         plugins.use_dynamic_plugins()
         plugins.register_plugin(DEVICE, XlaGpuPlugin())
     if not _device_was_chosen:
         os.environ[_PJRT_DEVICE] = DEVICE
-    if os.environ.get(_PJRT_DEVICE) == "CPU":
+    if device() == "CPU":
         warnings.warn(
             "torch_xla runs on its own CPU client (PJRT_DEVICE=CPU), which calls no custom kernel; "
             "import xla_gpu.torch_xla before torch_xla, or set PJRT_DEVICE=XLA_GPU",

@@ -300,6 +300,52 @@ def test_another_device_of_the_users_stays():
     assert "PJRT_DEVICE=XLA_GPU" in out
 
 
+TAKEN = "torch_xla has taken the device CPU already"
+CANNOT = "PyTorch/XLA runs on PJRT_DEVICE=CPU, whose client this library can register no handlers"
+
+
+@pytest.mark.parametrize("chosen", [None, "CPU"])
+def test_an_import_after_torch_xla_has_taken_the_cpu_is_refused(chosen):
+    out, err = run(
+        """
+        import os, torch, torch_xla
+        x = torch.ones(3, device="xla")
+        for attempt in range(2):
+            try:
+                import xla_gpu.torch_xla
+            except RuntimeError as e:
+                print("no error of the library", e)
+            except Exception as e:
+                print(type(e).__name__, e)
+        print(os.environ["PJRT_DEVICE"], (x + 1).cpu().tolist())
+        """,
+        PJRT_DEVICE=chosen,
+    )
+    *refusals, last = out.splitlines()
+    assert len(refusals) == 2 and all(f"XlaGpuError {TAKEN}" in line for line in refusals), out
+    assert "before the first use of a device" in refusals[0]
+    assert last == "CPU [2.0, 2.0, 2.0]" and "the device XLA_GPU is" not in err
+
+
+def test_a_device_that_is_named_too_late_is_not_believed():
+    out, _ = run(
+        """
+        import os, warnings
+        warnings.simplefilter("ignore")
+        import xla_gpu.torch_xla
+        import torch
+        x = torch.ones(3, device="xla").cpu().to("xla")
+        os.environ["PJRT_DEVICE"] = "XLA_GPU"
+        try:
+            torch.ops.xla_gpu.simple_add(x, x).cpu()
+        except Exception as e:
+            print(e)
+        """,
+        PJRT_DEVICE="CPU",
+    )
+    assert CANNOT in out
+
+
 def test_the_entry_point_alone_is_enough(tmp_path):
     """As after `pip install`: no import of this package, in whatever order."""
     info = tmp_path / "xla_gpu-0.1.0.dist-info"

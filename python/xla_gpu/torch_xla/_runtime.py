@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
 from xla_gpu import _register, torch_xla_plugin
@@ -17,11 +16,11 @@ def _plugin() -> dict[str, Any]:
 
 def _stock_plugin() -> str:
     """The path of the stock plugin that runs (or will run) PyTorch/XLA's computations."""
-    device = os.environ.get("PJRT_DEVICE", "")
+    device = torch_xla_plugin.device()
     if device != torch_xla_plugin.DEVICE:
         raise XlaGpuError(
             f"PyTorch/XLA runs on PJRT_DEVICE={device or '(unset)'}, whose client this library can "
-            f"register no handlers in; set PJRT_DEVICE={torch_xla_plugin.DEVICE}, or import "
+            f"register no handlers in; start with PJRT_DEVICE={torch_xla_plugin.DEVICE}, or import "
             "xla_gpu.torch_xla before torch_xla",
             9,
         )
