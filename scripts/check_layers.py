@@ -1,7 +1,8 @@
 """Holds the rules of the house that no compiler checks (docs/design.md).
 
 Which folder may include which, which Python module may import which framework, how long a file may
-be, and that no file names a path of one machine. Prints each breach; the exit code is their number
+be, that no file names a path of one machine, and that none tells to install a name that is not
+registered. Prints each breach; the exit code is their number
 (at most 1).
 """
 
@@ -51,6 +52,13 @@ FRAMEWORK_PACKAGES = {
 }
 MACHINE_PATH = re.compile(
     r"(?<![\w.$}/])/(root|work|home/\w+|Users/\w+)/\w|index-url|pypi\.org/simple"
+)
+# "pip install xla-gpu": until this project is published, whoever registers the name runs code on
+# the machines of those who follow. From a checkout it is '.[EXTRA]', else the wheel's file. A
+# command may go on past the end of a line, and a C++ or Python string past its quotes.
+UNREGISTERED = re.compile(
+    r"""\b(?:re)?install\b(?:[^\n`;&|(]|\\\n|"\s*\n\s*f?")*?"""
+    r"""(?<=[\s'"])xla[-_.]gpu(?=[\[\s'"`),;=<>~!]|$)"""
 )
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
 LIMITED_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".cmake", ".cpp"}
@@ -113,14 +121,18 @@ def check_imports(path: PurePosixPath, text: str) -> list[str]:
 
 
 def check_text(path: PurePosixPath, text: str) -> list[str]:
-    """The length of a source file, and paths that exist on one machine only."""
+    """A source file's length, paths of one machine, the installation of an unregistered name."""
     problems = []
     lines = text.count("\n") + 1
     if path.suffix in LIMITED_SUFFIXES and lines > MAX_LINES:
         problems.append(f"{path}: {lines} lines; a file has at most {MAX_LINES}")
-    for match in MACHINE_PATH.finditer(text):
-        line = text.count("\n", 0, match.start()) + 1
-        problems.append(f"{path}:{line}: names {match.group()!r}, which is of one machine")
+    for pattern, why in (
+        (MACHINE_PATH, "which is of one machine"),
+        (UNREGISTERED, "a name that is not registered in the package index"),
+    ):
+        for match in pattern.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            problems.append(f"{path}:{line}: names {match.group()!r}, {why}")
     return problems
 
 

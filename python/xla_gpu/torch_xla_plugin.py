@@ -40,7 +40,7 @@ def plugin_path() -> str:
     path = pathlib.Path(_lib.library_path()).with_name(PLUGIN_NAME)
     if not path.is_file():
         raise make_error(
-            5, f"{path} does not exist; reinstall xla-gpu, or run 'make build' in a checkout"
+            5, f"{path} does not exist; install the wheel again, or run 'make build' in a checkout"
         )
     return str(path)
 

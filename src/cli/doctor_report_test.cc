@@ -100,7 +100,7 @@ TEST(Doctor, JaxOnAMachineWithAGpu) {
 TEST(Doctor, TorchXlaNeedsAPlugin) {
   EXPECT_THAT(VerdictOn(Diagnose(WithPackage("torch-xla", "2.9.0")), "torch-xla"),
               AllOf(HasSubstr("partly: "), HasSubstr("no CUDA since 2.9"),
-                    HasSubstr("pip install 'xla-gpu[torch-xla]'")));
+                    HasSubstr("'jax-cuda12-pjrt>=0.7.2,<0.12'")));
   EXPECT_THAT(VerdictOn(Diagnose(WithPackage("torch-xla", "2.5.1")), "torch-xla"),
               HasSubstr("never tried"));
   Findings f = WithPackage("torch-xla", "2.9.0");

@@ -92,7 +92,7 @@ void JudgeCompiler(const Findings& f, std::vector<Verdict>& out) {
   if (!c.compiler.ok()) {
     out.push_back({"xla-gpu-compile", Fit::kNo,
                    StrCat("no kernel can be compiled: ", c.compiler.message()),
-                   "reinstall xla-gpu, or set XLA_GPU_COMPILER to the program"});
+                   "install the wheel again, or set XLA_GPU_COMPILER to the program"});
   }
   if (!c.cache.status.ok()) {
     out.push_back({"kernel cache", Fit::kPartly,
@@ -213,7 +213,7 @@ void JudgeTorchXla(const Findings& f, const PythonPackage& torch_xla, std::vecto
         {subject, Fit::kPartly,
          "its own XLA has no CUDA since 2.9, and no registry for custom calls; it needs a "
          "stock PJRT plugin, and none is there",
-         "pip install 'xla-gpu[torch-xla]'"});
+         "pip install xla-cpu-pjrt==0.0.1, and for an NVIDIA GPU 'jax-cuda12-pjrt>=0.7.2,<0.12'"});
   }
 }
 

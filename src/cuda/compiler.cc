@@ -72,9 +72,10 @@ StatusOr<std::string> FindCompilerProgram() {
   for (const std::string& place : places) {
     if (IsProgram(place + kProgram)) return place + kProgram;
   }
-  return FailedPrecondition(StrCat(
-      "cuda: the helper program ", kProgram, ", which compiles kernels, was not found in ",
-      StrJoin(places, ", "), "; reinstall xla_gpu, or set XLA_GPU_COMPILER to the program's path"));
+  return FailedPrecondition(
+      StrCat("cuda: the helper program ", kProgram, ", which compiles kernels, was not found in ",
+             StrJoin(places, ", "),
+             "; install the wheel again, or set XLA_GPU_COMPILER to the program's path"));
 }
 
 StatusOr<CompileResult> CompileInChild(const CompileRequest& request, const std::string& name) {

@@ -3,7 +3,7 @@
 A block of ```python, ```sh or ```cpp is run unless a marker in the line before its fence says
 otherwise:
 
-  <!-- test: setup -->           commands of a set-up: only the make targets are checked to exist
+  <!-- test: setup -->           commands of a set-up: only that its make targets and extras exist
   <!-- test: gpu -->             run only where there is an NVIDIA GPU
   <!-- test: needs MODULES -->   run only where these Python modules are installed
   <!-- test: fails TEXT -->      it must fail, and say TEXT
@@ -155,6 +155,9 @@ class PageRunner:
                 subprocess.run(
                     ["make", "--dry-run", *command[1:]], cwd=ROOT, check=True, capture_output=True
                 )
+            for extra in re.findall(r"'\.\[([\w-]+)\]'", line):
+                extras = (ROOT / "pyproject.toml").read_text()
+                assert f"\n{extra} = [" in extras, f"pyproject.toml has no extra '{extra}'"
 
     def _file(self, block: Block) -> None:
         file = self.folder / block.argument

@@ -85,6 +85,9 @@ def test_unknown_markers_and_make_targets_are_found(tmp_path):
         runner.run(Block(1, "sh", "skip", "", ""))
     with pytest.raises(subprocess.CalledProcessError):
         runner.run(Block(1, "sh", "setup", "", "make nothing\n"))
+    runner.run(Block(1, "sh", "setup", "", "pip install '.[torch-xla]'\n"))
+    with pytest.raises(AssertionError, match="no extra 'torch_xla'"):
+        runner.run(Block(1, "sh", "setup", "", "pip install '.[torch_xla]'\n"))
     with pytest.raises(AssertionError, match="not in"):
         runner.run(Block(1, "cpp", "excerpt", "README.md", "no such text\n"))
 

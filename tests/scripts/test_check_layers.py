@@ -49,6 +49,12 @@ def problems(tmp_path, name, text):
         ("src/core/long.cc", "\n" * 600, "601 lines"),
         ("docs/a.md", "see /root/x\n", "of one machine"),
         ("scripts/a.sh", "pip install --index-url x\n", "of one machine"),
+        ("docs/a.md", "`pip install 'xla-gpu[torch-xla]'`\n", "not registered"),
+        ("docs/a.md", "pip install xla_gpu\n", "not registered"),
+        ("docs/a.md", "python -m pip install -U jax \\\n  xla-gpu==0.1\n", "not registered"),
+        ("src/cli/a.cc", 'Warn("reinstall xla-gpu, or set");\n', "not registered"),
+        ("src/cli/a.cc", 'Warn("pip install "\n     "xla-gpu");\n', "not registered"),
+        ("python/xla_gpu/a.py", 'f"pip install "\nf"xla-gpu[{x}]"\n', "not registered"),
     ],
 )
 def test_breach_is_found(tmp_path, name, text, expected):
@@ -71,6 +77,9 @@ def test_breach_is_found(tmp_path, name, text, expected):
         ("tests/jax/test_x.py", "import jax, torch\n"),
         ("docs/a.md", "/usr/lib, $HOME/root/x, build/work/y\n"),
         ("docs/benchmarks/table.md", "\n" * 900),
+        ("docs/a.md", "pip install '.[torch-xla]'; pip install dist/xla_gpu-0.1.0-x.whl\n"),
+        ("docs/a.md", "xla-gpu is not installed; `pip install jax`, then `xla-gpu doctor`\n"),
+        ("CMakeLists.txt", "install(TARGETS xla-gpu RUNTIME)\n"),
     ],
 )
 def test_allowed(tmp_path, name, text):

@@ -77,6 +77,8 @@ BACKWARD = {
         func.grad(lambda x: f(x).sum()), backend="aot_eager"
     )(A),
 }  # fmt: skip
+if torch.__version__ < "2.5":  # its Dynamo follows func.grad into kernels and fails, aloud
+    del BACKWARD["compiled grad"]
 
 
 @pytest.mark.filterwarnings("ignore")

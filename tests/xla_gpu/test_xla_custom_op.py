@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 if importlib.util.find_spec("torch_xla") is None:
-    pytest.skip("PyTorch/XLA is not installed (pip install xla-gpu[torch-xla])", True)
+    pytest.skip("PyTorch/XLA is not installed (make test-torch)", True)
 
 HAS_GPU = pathlib.Path("/dev/nvidiactl").exists()
 
