@@ -128,7 +128,7 @@ Status RefuseNewer(const std::string& name, Version handler, Version runtime) {
   return FailedPrecondition(StrCat(
       "handler '", name, "' was built against XLA FFI ", handler.ToString(),
       " but the runtime has FFI ", runtime.ToString(),
-      ": it takes handlers of its own version or older and would drop this one without a word. "
+      ": it takes handlers of its own version or older. "
       "Build the handler against older headers (jaxlib 0.7.2's jaxlib/include has FFI 0.1, which "
       "every runtime since jaxlib 0.4.38 takes) or use a newer runtime"));
 }

@@ -12,6 +12,27 @@ from pages import BUILD, ROOT, blocks_of, environment
 
 PAGE = ROOT / "docs" / "add-an-op.md"
 GTEST = ["-lgtest", "-lgtest_main", "-lpthread"]
+# The kernel that the page lists for compiling ahead compiles, and no number lies in its defines.
+KERNEL_TEST = """
+#include <gtest/gtest.h>
+#include "src/cuda/kernel_specs.h"
+#include "src/cuda/nvrtc.h"
+
+TEST(Axpy, ItsKernelCompiles) {
+  namespace cuda = xla_gpu::cuda;
+  int listed = 0;
+  for (const cuda::RegisteredSpec& known : cuda::AllKernelSpecs("sm_80")) {
+    if (known.op != "axpy") continue;
+    ++listed;
+    for (const std::string& define : known.spec.defines) EXPECT_EQ(define, "THREADS=256");
+    if (!cuda::SelectNvrtc(0).ok()) continue;
+    const auto compiled = cuda::CompileKernel(known.spec, "sm_80");
+    ASSERT_TRUE(compiled.ok()) << compiled.status().ToString();
+    EXPECT_EQ(compiled->log, "");
+  }
+  EXPECT_EQ(listed, 1);
+}
+"""
 
 
 def compile_flags():
@@ -83,9 +104,11 @@ def test_add_an_op(tmp_path):
     libraries = ["-ldl", "-lpthread"]
     everything = [*objects, *link_words()]
     test = tmp_path / "axpy_test"
-    source = tmp_path / "src/ops/axpy/axpy_test.cc"
-    run([*flags, source, *everything, "-o", test, *GTEST, *libraries])
-    assert "PASSED" in run([test])
+    sources = [tmp_path / "src/ops/axpy/axpy_test.cc", tmp_path / "axpy_kernel_test.cc"]
+    sources[1].write_text(KERNEL_TEST)
+    run([*flags, *sources, *everything, "-o", test, *GTEST, *libraries])
+    env = {**environment(), "XLA_GPU_CACHE_DIR": "", "XLA_GPU_COMPILER": BUILD / "xla-gpu-compile"}
+    assert "PASSED" in run([test], env=env)
 
     library = tmp_path / "libxla_gpu.so"
     run([flags[0], "-shared", *everything, "-o", library, "-Wl,--no-undefined", *libraries])
