@@ -33,7 +33,7 @@ $(STAMPS)/%: requirements/%.txt scripts/setup.sh | build/.stamps/system-build
 	@scripts/setup.sh venv $*
 	@mkdir -p $(@D) && touch $@
 
-$(STAMPS)/gpu: $(STAMPS)/test
+$(STAMPS)/gpu: $(STAMPS)/test requirements/cuda12.txt requirements/cuda13.txt
 	@scripts/setup.sh gpu
 	@touch $@
 

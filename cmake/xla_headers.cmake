@@ -3,19 +3,22 @@
 #                        accepted by every runtime since jaxlib 0.4.38; newer headers are not)
 #   PJRT_INCLUDE_DIR     pjrt_c_api.h of xla-cpu-pjrt 0.0.1 (PJRT 0.81)
 # Looked for in the Python that configures (scikit-build-core installs them there), else fetched by
-# pip into build/deps, once.
+# pip into build/deps, once, with the hashes of requirements/headers.txt: headers for any Python.
 set(XLA_GPU_DEPS_DIR "${PROJECT_SOURCE_DIR}/build/deps" CACHE PATH "Where pip puts the XLA headers")
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 
-function(fetch_python_package requirement)
-  message(STATUS "Fetching ${requirement} into ${XLA_GPU_DEPS_DIR}")
+function(fetch_headers)
+  set(requirements "${PROJECT_SOURCE_DIR}/requirements/headers.txt")
+  message(STATUS "Fetching the packages of ${requirements} into ${XLA_GPU_DEPS_DIR}")
   execute_process(
     COMMAND ${Python3_EXECUTABLE} -m pip install --quiet --no-deps --only-binary=:all: --no-compile
-      --upgrade --target ${XLA_GPU_DEPS_DIR} ${requirement}
+      --python-version 3.11 --upgrade --target ${XLA_GPU_DEPS_DIR} --require-hashes
+      -r ${requirements}
     RESULT_VARIABLE failed)
   if(failed)
-    message(FATAL_ERROR "pip could not install ${requirement}; install it yourself and pass "
-      "-DXLA_FFI_INCLUDE_DIR=.../jaxlib/include and -DPJRT_INCLUDE_DIR=.../xla_cpu_pjrt/include")
+    message(FATAL_ERROR "pip could not install the packages of ${requirements}; install them "
+      "yourself and pass -DXLA_FFI_INCLUDE_DIR=.../jaxlib/include and "
+      "-DPJRT_INCLUDE_DIR=.../xla_cpu_pjrt/include")
   endif()
 endfunction()
 
@@ -35,7 +38,7 @@ if(NOT XLA_FFI_INCLUDE_DIR)
 endif()
 if(NOT XLA_FFI_INCLUDE_DIR)
   if(NOT EXISTS ${XLA_GPU_DEPS_DIR}/jaxlib/include/xla/ffi/api/c_api.h)
-    fetch_python_package(jaxlib==0.7.2)
+    fetch_headers()
   endif()
   set(XLA_FFI_INCLUDE_DIR ${XLA_GPU_DEPS_DIR}/jaxlib/include CACHE PATH "XLA FFI headers" FORCE)
 endif()
@@ -45,7 +48,7 @@ if(NOT PJRT_INCLUDE_DIR)
 endif()
 if(NOT PJRT_INCLUDE_DIR)
   if(NOT EXISTS ${XLA_GPU_DEPS_DIR}/xla_plugins/xla_cpu_pjrt/include/pjrt_c_api.h)
-    fetch_python_package(xla-cpu-pjrt==0.0.1)
+    fetch_headers()
   endif()
   set(PJRT_INCLUDE_DIR ${XLA_GPU_DEPS_DIR}/xla_plugins/xla_cpu_pjrt/include CACHE PATH "PJRT C API"
     FORCE)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What a fresh machine lacks, in steps that may be repeated. Usage:
+# What a fresh machine lacks, in steps that may be repeated. Python packages are those of
+# requirements/*.txt alone, whose hashes pip compares (scripts/lock.sh makes the files). Usage:
 #   scripts/setup.sh system GROUP...  Debian/Ubuntu packages of requirements/apt-GROUP.txt
 #   scripts/setup.sh venv FILE...     the Python environment .venv with requirements/FILE.txt
 #   scripts/setup.sh torch            another, .venv-torch, with requirements/torch.txt (6 GB)
@@ -35,10 +36,13 @@ system() {
   sudo apt-get install ${missing[*]}"
     as_root=(sudo)
   fi
-  say "installing ${missing[*]}"
   local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300)
+  say "missing packages: ${missing[*]}; reading the package lists with: ${as_root[*]} apt-get update"
   "${apt[@]}" update
-  "${apt[@]}" install --yes --no-install-recommends "${missing[@]}" >/dev/null
+  local install=(install --yes --no-install-recommends "${missing[@]}") brings
+  brings=$("${apt[@]}" --simulate "${install[@]}" | awk '/^Inst /{printf " %s", $2}')
+  say "installing with ${as_root[*]} apt-get, with all that they need:$brings"
+  "${apt[@]}" "${install[@]}" >/dev/null
 }
 
 # make_venv FOLDER FILE...: the environment FOLDER with requirements/FILE.txt, of the Python that
@@ -47,6 +51,8 @@ make_venv() {
   local folder=$1 files=() name base=${BASE_PYTHON:-python3}
   shift
   if ! "$folder/bin/python" -c 'import pip' 2>/dev/null; then
+    "$base" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+      die "$base is $("$base" --version); requirements/*.txt are for 3.11 and newer (set BASE_PYTHON=python3.12)"
     say "making $folder with $("$base" --version)"
     rm -rf "$folder"
     "$base" -m venv "$folder"
@@ -68,8 +74,10 @@ PY
   fi
   for name in "$@"; do files+=(-r "requirements/$name.txt"); done
   say "installing Python packages of ${files[*]} in $folder"
-  "$folder/bin/python" -m pip install --quiet --disable-pip-version-check ${PIP_OPTIONS:-} "${files[@]}"
+  install "$folder" ${PIP_OPTIONS:-} "${files[@]}"
 }
+
+install() { "$1/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes "${@:2}"; }
 
 venv() { make_venv .venv "$@"; }
 torch() { make_venv .venv-torch torch; }
@@ -92,17 +100,16 @@ vllm() {
 # The plugin is of jaxlib's own version, and of a CUDA that the driver runs.
 gpu() {
   [[ -e /dev/nvidiactl ]] || return 0
-  local driver cuda=cuda12 jax
+  local driver cuda=cuda12
   driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)
   ((${driver%%.*} >= 580)) 2>/dev/null && cuda=cuda13
-  jax=$(.venv/bin/python -c 'import importlib.metadata as m; print(m.version("jax"))')
-  say "installing JAX's plugin for the GPU: jax[$cuda]==$jax"
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check "jax[$cuda]==$jax"
+  say "installing JAX's plugin for the GPU of requirements/$cuda.txt"
+  install .venv -r "requirements/$cuda.txt"
 }
 
 step=${1:-}
 shift || true
 case $step in
   system | venv | torch | vllm | gpu) "$step" "$@" ;;
-  *) sed -n '2,8s/^# //p' "$0" >&2; exit 2 ;;
+  *) sed -n '2,9s/^# //p' "$0" >&2; exit 2 ;;
 esac
