@@ -30,18 +30,18 @@ system() {
   fi
   for package in $all; do installed "$package" || missing+=("$package"); done
   ((${#missing[@]})) || return 0
-  local as_root=()
+  local as_root=() root=
   if [[ $(id -u) != 0 ]]; then
     sudo -n true 2>/dev/null || die "packages are missing and this user may not install them; run
   sudo apt-get install ${missing[*]}"
-    as_root=(sudo)
+    as_root=(sudo) root="sudo "
   fi
   local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300)
-  say "missing packages: ${missing[*]}; reading the package lists with: ${as_root[*]} apt-get update"
+  say "missing packages: ${missing[*]}; reading the package lists with ${root}apt-get update"
   "${apt[@]}" update
   local install=(install --yes --no-install-recommends "${missing[@]}") brings
   brings=$("${apt[@]}" --simulate "${install[@]}" | awk '/^Inst /{printf " %s", $2}')
-  say "installing with ${as_root[*]} apt-get, with all that they need:$brings"
+  say "installing with ${root}apt-get, with all that they need:$brings"
   "${apt[@]}" "${install[@]}" >/dev/null
 }
 
