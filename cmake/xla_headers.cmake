@@ -12,8 +12,8 @@ function(fetch_headers)
   message(STATUS "Fetching the packages of ${requirements} into ${XLA_GPU_DEPS_DIR}")
   execute_process(
     COMMAND ${Python3_EXECUTABLE} -m pip install --quiet --no-deps --only-binary=:all: --no-compile
-      --python-version 3.11 --upgrade --target ${XLA_GPU_DEPS_DIR} --require-hashes
-      -r ${requirements}
+      --python-version 3.11 --ignore-requires-python --upgrade --target ${XLA_GPU_DEPS_DIR}
+      --require-hashes -r ${requirements}
     RESULT_VARIABLE failed)
   if(failed)
     message(FATAL_ERROR "pip could not install the packages of ${requirements}; install them "
