@@ -77,12 +77,13 @@ struct Buffers {
 // invalid, and its query rows (those that exist) become NaN (lse NaN), if
 //   - query_start_loc[s] > query_start_loc[s + 1], or either lies outside [0, tokens], or
 //   - context_lens[s] < 0 or > max_context, or
-//   - context_lens[s] < query_len (a query that stands before the first token), or
 //   - one of the block_tables[s][0 .. ceil(context_len / page_size)) that the sequence reads lies
 //     outside [0, num_pages).
 // A table entry past context_len, or wholly outside the sliding window of every query row of the
 // sequence, need not be read and then does not count. num_seqs is clamped to [0, max_seqs].
-// Rows that belong to no sequence are 0 (lse -inf). Where sequences overlap because
+// Rows that belong to no sequence are 0 (lse -inf). So are rows that see no key, such as those that
+// stand before the first token because context_lens[s] < query_len; of these the sink counts (lse is
+// the sink's logit). Where sequences overlap because
 // query_start_loc is not monotonic, a valid sequence keeps its rows against invalid ones; of two
 // valid ones each kernel may choose whose result a row gets.
 

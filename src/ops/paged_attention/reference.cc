@@ -48,12 +48,12 @@ class Reference {
     const int64_t end = b_.query_start_loc[s + 1];
     const int64_t context = b_.context_lens[s];
     if (begin < 0 || begin > end || end > p_.tokens) return false;
-    if (context < end - begin || context > p_.max_context()) return false;
+    if (context < 0 || context > p_.max_context()) return false;
     if (begin == end) return true;  // reads nothing
     // The first query row sees the earliest key.
     const int64_t first_pos = context - (end - begin);
-    int64_t first_key = 0;
-    while (!Sees(first_pos, first_key)) ++first_key;  // ends at first_pos at the latest
+    const int64_t first_key =
+        p_.sliding_window == 0 ? 0 : std::max<int64_t>(0, first_pos - p_.sliding_window + 1);
     for (int64_t i = first_key / p_.page_size; i * p_.page_size < context; ++i) {
       if (Page(s, i) < 0 || Page(s, i) >= p_.num_pages) return false;
     }
@@ -107,7 +107,7 @@ class Reference {
     std::fill_n(out, p_.head_dim, 0.0);
     double* lse = lse_ == nullptr ? nullptr : lse_ + row * p_.q_heads + head;
     if (keys.empty()) {
-      if (lse != nullptr) *lse = -kInf;
+      if (lse != nullptr) *lse = p_.has_sinks ? static_cast<double>(b_.sinks[head]) : -kInf;
       return;
     }
     double max = p_.has_sinks ? static_cast<double>(b_.sinks[head]) : -kInf;
