@@ -46,8 +46,11 @@ Op MakeOp() {
           "stands at pos = context_len - query_len + i and sees keys k <= pos (all of the "
           "sequence's keys if causal is false), with a window only those with pos - k < "
           "sliding_window. Logits are scale*q.k, then soft_cap*tanh(x/soft_cap) if set; a sink "
-          "adds one logit per head to the denominator. Rows of no sequence are 0 (lse -inf). A "
-          "sequence with an index out of range gives NaN rows; the others are untouched.",
+          "adds one logit per head to the denominator. Rows of no sequence are 0 (lse -inf), "
+          "as are rows that see no key, which is so where context_len < query_len (lse: the sink's "
+          "logit, if any). A sequence with an index that cannot be meant (a length below 0 or past "
+          "the block table, a page outside the cache, starts that descend or lie outside) gives "
+          "NaN rows; the others are untouched.",
       .args = {{"query",
                 "f32, bf16 or f16 [tokens, q_heads, head_dim]: the queries of all "
                 "sequences, one after the other"},
@@ -66,11 +69,12 @@ Op MakeOp() {
                    "included; only with return_lse",
                    true},
                   {"workspace", "u8 [n], on CUDA only: scratch, its content means nothing", true}},
-      .attrs = {{"scale", AttrType::kFloat, "", "factor of the logits, often 1/sqrt(head_dim)"},
+      .attrs = {{"scale", AttrType::kFloat, "",
+                 "factor of the logits, often 1/sqrt(head_dim); -1e20 to 1e20"},
                 {"sliding_window", AttrType::kInt, "0",
                  "keys a query sees, itself included; 0: "
                  "all"},
-                {"soft_cap", AttrType::kFloat, "0", "cap of the logits; 0: none"},
+                {"soft_cap", AttrType::kFloat, "0", "cap of the logits, 1e-20 to 1e20; 0: none"},
                 {"causal", AttrType::kBool, "true", "false: queries see later keys too"},
                 {"return_lse", AttrType::kBool, "false", "also give lse"},
                 {"out_dtype", AttrType::kString, "\"\"", "f32, bf16 or f16; empty: the query's"}},
@@ -146,17 +150,17 @@ Status ParseIndices(const std::vector<const TensorView*>& args, Problem& problem
   return CheckIndices("num_seqs", *args[kNumSeqs], {1}, "(one number)");
 }
 
-// A float attribute that is a finite f32 and, if `not_negative`, at least 0.
-StatusOr<float> FiniteAttribute(std::string_view op, const Attributes& attributes,
-                                std::string_view name, bool not_negative) {
+// A float attribute that is at least `smallest`, or 0 if that is positive, and at most kMaxFactor.
+// Beyond, f32 numbers leave their range on the way to the logits.
+StatusOr<float> FactorAttribute(std::string_view op, const Attributes& attributes,
+                                std::string_view name, double smallest) {
   const double given = attributes.GetFloat(name, 0.0);
   const float value = static_cast<float>(given);
-  if (!std::isfinite(value) || (not_negative && value < 0)) {
-    return InvalidArgument(StrCat(op, ": attribute '", name, "' is ", given,
-                                  "; it must be a finite f32 number",
-                                  not_negative ? " >= 0 (0: none)" : ""));
-  }
-  return value;
+  const bool none = smallest > 0 && given == 0;
+  if (none || (value >= float(smallest) && value <= float(kMaxFactor))) return value;
+  return InvalidArgument(StrCat(op, ": attribute '", name, "' is ", given,
+                                "; it must be a finite number from ", smallest, " to ", kMaxFactor,
+                                smallest > 0 ? ", or 0 for none" : ""));
 }
 
 Status Infer(const Call& call, Platform platform, std::vector<TensorSpec>* results) {
@@ -209,8 +213,10 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
 
 Status ParseOptions(std::string_view op, const OptionNames& names, const Attributes& attributes,
                     Problem& problem) {
-  XLA_GPU_ASSIGN_OR_RETURN(problem.scale, FiniteAttribute(op, attributes, names.scale, false));
-  XLA_GPU_ASSIGN_OR_RETURN(problem.soft_cap, FiniteAttribute(op, attributes, "soft_cap", true));
+  XLA_GPU_ASSIGN_OR_RETURN(problem.scale,
+                           FactorAttribute(op, attributes, names.scale, -kMaxFactor));
+  XLA_GPU_ASSIGN_OR_RETURN(problem.soft_cap,
+                           FactorAttribute(op, attributes, "soft_cap", 1 / kMaxFactor));
   const int64_t window = attributes.GetInt("sliding_window", 0);
   if (window < 0) {
     return InvalidArgument(StrCat(op, ": attribute 'sliding_window' is ", window,

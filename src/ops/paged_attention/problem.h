@@ -81,11 +81,23 @@ struct Buffers {
 //     outside [0, num_pages).
 // A table entry past context_len, or wholly outside the sliding window of every query row of the
 // sequence, need not be read and then does not count. num_seqs is clamped to [0, max_seqs].
-// Rows that belong to no sequence are 0 (lse -inf). So are rows that see no key, such as those that
-// stand before the first token because context_lens[s] < query_len; of these the sink counts (lse is
-// the sink's logit). Where sequences overlap because
+// Rows that belong to no sequence are 0 (lse -inf). Where sequences overlap because
 // query_start_loc is not monotonic, a valid sequence keeps its rows against invalid ones; of two
 // valid ones each kernel may choose whose result a row gets.
+//
+// What a row of a valid sequence gives:
+//   - A row that sees no key is 0, such as those that stand before the first token because
+//     context_len < query_len. The sink counts: lse is the sink's logit, -inf without sinks. A row
+//     of whose keys every logit is -inf, and the sink too, is such a row.
+//   - A key whose logit is -inf has weight 0; 0 times a value of NaN or infinity is NaN. A NaN or
+//     +inf among a row's logits, sink included, makes the row NaN (lse NaN). With a soft cap, q.k
+//     of +-inf is +-soft_cap.
+//   - q.k and the sums of weight * value are f32. As long as they are finite, any finite scales and
+//     sinks give the right row: factors of the logits are not to overflow before a row's maximum
+//     has been subtracted, and log2(e) * sink not at all. lse is -+inf where it exceeds an f32.
+//   - The error of f32 results does not grow with the number of keys.
+// ParseOptions refuses scales above kMaxFactor and soft caps outside [1 / kMaxFactor, kMaxFactor].
+inline constexpr double kMaxFactor = 1e20;
 
 }  // namespace xla_gpu::paged_attention
 

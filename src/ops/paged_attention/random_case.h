@@ -3,7 +3,10 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_RANDOM_CASE_H_
 #define XLA_GPU_OPS_PAGED_ATTENTION_RANDOM_CASE_H_
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -36,6 +39,11 @@ struct OwnedTensor {
   std::unique_ptr<char[]> data;
 };
 
+// Whether two numbers are the same one that is not finite, or both NaN.
+inline bool SameNonFinite(double a, double b) {
+  return std::isnan(a) ? std::isnan(b) : std::isinf(a) && a == b;
+}
+
 enum class Layout { kInterleaved, kPair, kStacked };
 
 // What a case is made of; Fill makes the tensors.
@@ -62,6 +70,8 @@ struct CaseSpec {
   bool sinks = false;
   int64_t k_scale_size = 0;
   int64_t v_scale_size = 0;
+  int64_t non_finite = 0;  // elements of keys and values that are NaN or infinite
+  bool disorder = false;   // Disorder of the indices
 
   std::string ToString() const {
     return StrCat("query ", DTypeName(query_dtype), " cache ", DTypeName(cache_dtype), " out '",
@@ -70,7 +80,54 @@ struct CaseSpec {
                   " max_pages ", max_pages, " query_lens ", StrJoin(query_lens, ","),
                   " context_lens ", StrJoin(context_lens, ","), " scale ", scale, " window ",
                   sliding_window, " cap ", soft_cap, " causal ", causal, " sinks ", sinks,
-                  " k_scale ", k_scale_size, " v_scale ", v_scale_size);
+                  " k_scale ", k_scale_size, " v_scale ", v_scale_size, " non_finite ", non_finite,
+                  " disorder ", disorder);
+  }
+};
+
+// Makes the starts of the sequences descend at one place, so that two come to overlap. Which result
+// a row of two right sequences gets is not promised, so one of them is given a wrong length.
+inline void Disorder(int32_t* starts, int32_t* context_lens, int64_t used, std::mt19937_64& rng) {
+  if (used < 2) return;
+  const auto in = [&rng](int64_t lo, int64_t hi) {
+    return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
+  };
+  const int64_t s = in(1, used - 1);
+  starts[s] = static_cast<int32_t>(in(-1, starts[s]));
+  if (in(0, 1) == 0) {
+    context_lens[s] = -1;
+    return;
+  }
+  for (int64_t i = 0; i < s; ++i) {
+    if (starts[i + 1] > starts[s]) context_lens[i] = INT32_MAX;
+  }
+}
+
+// A key or value that is not finite at a token that the last query row of a sequence sees, if any
+// row does, and most rows before it do not: one of the new ones.
+struct NonFinite {
+  size_t seq;
+  int64_t token;  // position in the sequence
+  bool in_key;
+  int64_t head;
+  int64_t dim;
+  double value;
+
+  static std::vector<NonFinite> Choose(const CaseSpec& s, std::mt19937_64& rng) {
+    const auto in = [&rng](int64_t lo, int64_t hi) {
+      return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
+    };
+    constexpr double kInf = std::numeric_limits<double>::infinity();
+    const double values[] = {std::nan(""), kInf, -kInf};
+    std::vector<NonFinite> chosen;
+    for (int64_t i = 0; i < s.non_finite && !s.query_lens.empty(); ++i) {
+      const auto seq = static_cast<size_t>(in(0, static_cast<int64_t>(s.query_lens.size()) - 1));
+      const int64_t fresh = std::min(s.query_lens[seq], s.context_lens[seq]);
+      if (fresh == 0) continue;
+      chosen.push_back({seq, s.context_lens[seq] - in(1, fresh), in(0, 1) == 0,
+                        in(0, s.kv_heads - 1), in(0, s.head_dim - 1), values[in(0, 2)]});
+    }
+    return chosen;
   }
 };
 
@@ -176,6 +233,10 @@ class Case {
         block_tables.ints()[i * s.max_pages + j] = read ? pages[next++] : wild[(i + j) % 4];
       }
     }
+    if (s.disorder) {
+      Disorder(query_start_loc.ints(), context_lens.ints(),
+               static_cast<int64_t>(s.query_lens.size()), rng);
+    }
   }
 
   // Real keys and values for the tokens of each context alone.
@@ -184,20 +245,24 @@ class Case {
     MakeCall();
     const Problem p = *ProblemFromCall(call());
     OwnedTensor& values = spec_.layout == Layout::kPair ? v_cache : kv_cache;
+    const auto at = [&](const CacheLayout& layout, size_t s, int64_t t, int64_t h, int64_t d) {
+      const int64_t page = block_tables.ints()[s * p.max_pages_per_seq + t / p.page_size];
+      return layout.offset + page * layout.page_stride + t % p.page_size * layout.token_stride +
+             h * layout.head_stride + d;
+    };
     for (size_t s = 0; s < spec_.context_lens.size(); ++s) {
       for (int64_t t = 0; t < spec_.context_lens[s]; ++t) {
-        const int64_t page = block_tables.ints()[s * p.max_pages_per_seq + t / p.page_size];
         for (int64_t h = 0; h < p.kv_heads; ++h) {
           for (int64_t d = 0; d < p.head_dim; ++d) {
-            const auto at = [&](const CacheLayout& layout) {
-              return layout.offset + page * layout.page_stride +
-                     t % p.page_size * layout.token_stride + h * layout.head_stride + d;
-            };
-            kv_cache.Set(at(p.k), normal(rng));
-            values.Set(at(p.v), normal(rng));
+            kv_cache.Set(at(p.k, s, t, h, d), normal(rng));
+            values.Set(at(p.v, s, t, h, d), normal(rng));
           }
         }
       }
+    }
+    for (const NonFinite& x : NonFinite::Choose(spec_, rng)) {
+      (x.in_key ? kv_cache : values)
+          .Set(at(x.in_key ? p.k : p.v, x.seq, x.token, x.head, x.dim), x.value);
     }
   }
 
@@ -266,11 +331,15 @@ inline CaseSpec RandomSpec(std::mt19937_64& rng) {
   int64_t longest = 1;
   for (int64_t i = 0; i < used; ++i) {
     const int64_t share = std::max<int64_t>(budget / (used * 2), 1);
-    int64_t rows = chance(50) ? 1 : (chance(60) ? in(0, 6) : in(0, 160));
+    int64_t rows = chance(10) ? 0 : chance(50) ? 1 : (chance(60) ? in(0, 6) : in(0, 160));
     rows = std::min(rows, share);
     const int64_t most = std::min<int64_t>(700, share / std::max<int64_t>(rows, 1));
     s.query_lens.push_back(rows);
-    s.context_lens.push_back(rows + (chance(15) ? 0 : in(0, std::max<int64_t>(most, 1))));
+    // Some sequences have nothing in the cache, or less than their query rows, as padding has.
+    s.context_lens.push_back(chance(10)   ? 0
+                             : chance(15) ? in(0, rows)
+                             : chance(15) ? rows
+                                          : rows + in(0, std::max<int64_t>(most, 1)));
     longest = std::max(longest, s.context_lens.back());
   }
   s.max_pages = (longest + s.page_size - 1) / s.page_size + in(0, 2);
@@ -285,6 +354,8 @@ inline CaseSpec RandomSpec(std::mt19937_64& rng) {
   const bool fp8 = IsFloat8(s.cache_dtype);
   if (chance(fp8 ? 80 : 10)) s.k_scale_size = chance(50) ? 1 : s.kv_heads;
   if (chance(fp8 ? 80 : 10)) s.v_scale_size = chance(50) ? 1 : s.kv_heads;
+  if (chance(25)) s.non_finite = in(1, 4);
+  s.disorder = chance(15);
   return s;
 }
 

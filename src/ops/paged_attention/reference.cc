@@ -70,6 +70,7 @@ class Reference {
       return;
     }
     for (int64_t row = begin; row < end; ++row) {
+      SetRow(row, 0.0, -kInf);
       const int64_t pos = b_.context_lens[s] - end + row;
       for (int64_t head = 0; head < p_.q_heads; ++head) RunRow(s, row, head, pos);
     }
@@ -103,26 +104,23 @@ class Reference {
       keys.push_back(k);
       logits.push_back(x);
     }
-    double* out = out_ + q;
-    std::fill_n(out, p_.head_dim, 0.0);
-    double* lse = lse_ == nullptr ? nullptr : lse_ + row * p_.q_heads + head;
-    if (keys.empty()) {
-      if (lse != nullptr) *lse = p_.has_sinks ? static_cast<double>(b_.sinks[head]) : -kInf;
-      return;
-    }
-    double max = p_.has_sinks ? static_cast<double>(b_.sinks[head]) : -kInf;
+    const double sink = p_.has_sinks ? static_cast<double>(b_.sinks[head]) : -kInf;
+    double max = sink;
     for (double x : logits) max = std::isnan(x) ? x : std::max(max, x);
-    double sum = p_.has_sinks ? std::exp(b_.sinks[head] - max) : 0.0;
-    for (double x : logits) sum += std::exp(x - max);
+    if (max == -kInf) return;  // sees nothing
+    double* out = out_ + q;
+    double sum = std::exp(sink - max);
     for (size_t i = 0; i < keys.size(); ++i) {
-      const double weight =
-          std::exp(logits[i] - max) / sum * Scale(b_.v_scale, p_.v_scale_size, kv_head);
+      const double weight = std::exp(logits[i] - max);
       const int64_t index = CacheIndex(p_.v, s, keys[i], kv_head);
       for (int64_t d = 0; d < p_.head_dim; ++d) {
         out[d] += weight * LoadAsDouble(b_.v_cache, p_.cache_dtype, index + d);
       }
+      sum += weight;
     }
-    if (lse != nullptr) *lse = max + std::log(sum);
+    const double v_scale = Scale(b_.v_scale, p_.v_scale_size, kv_head);
+    for (int64_t d = 0; d < p_.head_dim; ++d) out[d] *= v_scale / sum;
+    if (lse_ != nullptr) lse_[row * p_.q_heads + head] = max + std::log(sum);
   }
 
   const Problem& p_;

@@ -34,7 +34,8 @@ Buffers BuffersFromCall(const Problem& problem, const Call& call);
 
 // Where a new token is written: position context_len - query_len + i of its sequence, looked up in
 // block_tables. Nothing is written for a token of no sequence, of a sequence with wrong lengths
-// (paged_attention/problem.h), or whose own page lies outside the cache. Where sequences overlap
+// (paged_attention/problem.h), whose position is negative (context_len < query_len), or whose own
+// page lies outside the cache. Where sequences overlap
 // because query_start_loc is not monotonic, a token goes to the last sequence with right lengths
 // that has it. Where two tokens meet in one slot, which a right batch never does, one of them
 // stays.

@@ -42,7 +42,7 @@ void ExpectRight(Case& c, bool in_place, const std::string& what) {
       problem.attention, BuffersFromCall(problem, c.call()).attention, expected.data(), nullptr);
   for (int64_t i = 0; i < c.out.size(); ++i) {
     const double want = expected[static_cast<size_t>(i)], got = c.out.Get(i);
-    if (std::isnan(want) && std::isnan(got)) continue;
+    if (paged_attention::SameNonFinite(want, got)) continue;
     ASSERT_LE(std::fabs(got - want), Tolerance(c.out.dtype) * std::max(1.0, std::fabs(want)))
         << what << ": out[" << i << "] is " << got << ", expected " << want;
   }

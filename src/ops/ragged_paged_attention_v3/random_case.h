@@ -68,10 +68,11 @@ class Case {
       for (int64_t s = num_seqs - 1; s >= 0; --s) {  // the last that has the token
         const int64_t begin = cu_q_lens.ints()[s], end = cu_q_lens.ints()[s + 1];
         const int64_t context = kv_lens.ints()[s];
-        const bool right = begin >= 0 && begin <= end && end <= p.tokens &&
-                           context >= end - begin && context <= p.max_context();
+        const bool right = begin >= 0 && begin <= end && end <= p.tokens && context >= 0 &&
+                           context <= p.max_context();
         if (!right || token < begin || token >= end) continue;
         const int64_t position = context - (end - token);
+        if (position < 0) break;
         const int64_t page = page_indices.ints()[s * p.max_pages_per_seq + position / p.page_size];
         if (page >= 0 && page < p.num_pages) {
           WriteRow(p, p.k, keys, token, page, position % p.page_size, cache);
@@ -160,6 +161,7 @@ class Case {
         page_indices.ints()[i * s.max_pages + j] = read ? pages[next++] : wild[(i + j) % 4];
       }
     }
+    if (s.disorder) paged_attention::Disorder(cu_q_lens.ints(), kv_lens.ints(), used, rng);
   }
 
   // Numbers for the tokens that are there before the call, NaN everywhere else.
@@ -167,18 +169,29 @@ class Case {
     for (int64_t i = 0; i < kv_cache.size(); ++i) kv_cache.Set(i, std::nan(""));
     std::normal_distribution<double> normal(0, 1);
     const paged_attention::Problem p = problem().attention;
+    const auto at = [&](const paged_attention::CacheLayout& layout, size_t s, int64_t t,
+                        int64_t head, int64_t d) {
+      const int64_t page = page_indices.ints()[s * p.max_pages_per_seq + t / p.page_size];
+      return layout.offset + page * layout.page_stride + t % p.page_size * layout.token_stride +
+             head * layout.head_stride + d;
+    };
     for (size_t s = 0; s < spec_.context_lens.size(); ++s) {
       const int64_t there = spec_.context_lens[s] - (update_ ? spec_.query_lens[s] : 0);
       for (int64_t t = 0; t < there; ++t) {
-        const int64_t page = page_indices.ints()[s * p.max_pages_per_seq + t / p.page_size];
         for (const auto& layout : {p.k, p.v}) {
           for (int64_t i = 0; i < p.kv_heads * p.head_dim; ++i) {
-            kv_cache.Set(layout.offset + page * layout.page_stride +
-                             t % p.page_size * layout.token_stride +
-                             i / p.head_dim * layout.head_stride + i % p.head_dim,
-                         normal(rng));
+            kv_cache.Set(at(layout, s, t, i / p.head_dim, i % p.head_dim), normal(rng));
           }
         }
+      }
+    }
+    for (const auto& x : paged_attention::NonFinite::Choose(spec_, rng)) {
+      if (update_) {
+        const int64_t row = cu_q_lens.ints()[x.seq + 1] - spec_.context_lens[x.seq] + x.token;
+        if (row < 0 || row >= p.tokens) continue;  // of a sequence in disorder
+        (x.in_key ? keys : values).Set((row * p.kv_heads + x.head) * p.head_dim + x.dim, x.value);
+      } else {
+        kv_cache.Set(at(x.in_key ? p.k : p.v, x.seq, x.token, x.head, x.dim), x.value);
       }
     }
   }

@@ -12,7 +12,7 @@ bool IsValid(const Problem& p, const Buffers& b, int64_t seq) {
   const int64_t end = b.query_start_loc[seq + 1];
   const int64_t context = b.context_lens[seq];
   if (begin < 0 || begin > end || end > p.tokens) return false;
-  if (context < end - begin || context > p.max_context()) return false;
+  if (context < 0 || context > p.max_context()) return false;
   if (begin == end) return true;
   const int32_t* pages = b.block_tables + seq * p.max_pages_per_seq;
   const Span span{pages, context, begin, end - begin, context - (end - begin)};

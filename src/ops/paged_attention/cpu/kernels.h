@@ -19,7 +19,7 @@ struct Span {
   int64_t pos;  // where the first row stands
 };
 
-// Keys [begin, end) that the query at `pos` sees.
+// Keys [begin, end) that the query at `pos` sees: none where it stands before the first token.
 struct KeyRange {
   int64_t begin;
   int64_t end;
@@ -28,7 +28,7 @@ struct KeyRange {
 inline KeyRange VisibleKeys(const Problem& problem, const Span& span, int64_t pos) {
   const int64_t window = problem.sliding_window;
   return {window == 0 ? 0 : std::max<int64_t>(0, pos - window + 1),
-          problem.causal ? pos + 1 : span.context};
+          problem.causal ? std::max<int64_t>(0, pos + 1) : span.context};
 }
 
 // Rows of f32 scratch are padded to whole vectors of every target.

@@ -17,13 +17,15 @@ void FindSlots(const paged_attention::Problem& p, const paged_attention::Buffers
     const int64_t begin = b.query_start_loc[seq], end = b.query_start_loc[seq + 1];
     const int64_t context = b.context_lens[seq];
     if (begin < 0 || begin > end || end > p.tokens) continue;
-    if (context < end - begin || context > p.max_context()) continue;
+    if (context < 0 || context > p.max_context()) continue;
     const int32_t* pages = b.block_tables + seq * p.max_pages_per_seq;
     for (int64_t token = begin; token < end; ++token) {
       const int64_t position = context - end + token;
+      slots[token] = -1;
+      if (position < 0) continue;
       const int64_t page = pages[position / p.page_size];
-      const bool exists = page >= 0 && page < p.num_pages;
-      slots[token] = exists ? page * p.page_size + position % p.page_size : -1;
+      if (page < 0 || page >= p.num_pages) continue;
+      slots[token] = page * p.page_size + position % p.page_size;
     }
   }
 }
