@@ -125,7 +125,8 @@ struct NonFinite {
       const int64_t fresh = std::min(s.query_lens[seq], s.context_lens[seq]);
       if (fresh == 0) continue;
       chosen.push_back({seq, s.context_lens[seq] - in(1, fresh), in(0, 1) == 0,
-                        in(0, s.kv_heads - 1), in(0, s.head_dim - 1), values[in(0, 2)]});
+                        in(0, s.kv_heads - 1), in(0, s.head_dim - 1),
+                        values[IsFloat8(s.cache_dtype) ? 0 : in(0, 2)]});  // fp8 saturates
     }
     return chosen;
   }

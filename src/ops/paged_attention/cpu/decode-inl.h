@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "hwy/highway.h"
 #include "src/ops/paged_attention/cpu/decode_block-inl.h"
@@ -38,11 +39,21 @@ class SplitDecoder {
     const int64_t heads = Partial::NumHeads(p_, span_.rows);
     const int64_t states = heads / kHeads * kLanes;
     const int64_t staged = staging() ? kBlock * padded_ : 0;
-    q_ = ThreadScratch(ScratchSlot::kKernel, heads * padded_ + 2 * states + 2 * staged);
-    max_ = q_ + heads * padded_;
-    sum_ = max_ + states;
-    staged_k_ = sum_ + states;
-    staged_v_ = staged_k_ + staged;
+    const int64_t longs = has_long_sums() ? heads * padded_ + states : 0;
+    float* memory = ThreadScratch(ScratchSlot::kKernel, heads * padded_ + 2 * longs + 2 * states +
+                                                            2 * staged + 3 * p_.kv_heads);
+    const auto take = [&memory](int64_t n) { return std::exchange(memory, memory + n); };
+    q_ = take(heads * padded_);
+    long_acc_ = reinterpret_cast<double*>(take(2 * longs));
+    long_sum_ = long_acc_ + heads * padded_;
+    max_ = take(states);
+    sum_ = take(states);
+    staged_k_ = take(staged);
+    staged_v_ = take(staged);
+    static_assert(sizeof(LogitScale) == 3 * sizeof(float));
+    scales_ = reinterpret_cast<LogitScale*>(take(3 * p_.kv_heads));
+    for (int64_t i = 0; i < p_.kv_heads; ++i) scales_[i] = LogitScaleOf<T>(p_, b_, i);
+    std::fill(long_acc_, long_acc_ + longs, 0.0);
     std::fill(max_, max_ + states, kMinusInf);
     std::fill(sum_, sum_ + states, 0.0f);
     std::fill(task.partial.acc, task.partial.acc + heads * padded_, 0.0f);
@@ -53,9 +64,11 @@ class SplitDecoder {
     Block blocks[2];
     Block* block = &blocks[0];
     Block* next = &blocks[1];
+    short_begin_ = task_.keys.begin;
     FindBlock(task_.keys.begin, block);
     for (; block->n > 0; std::swap(block, next)) {
       FindBlock(block->begin + block->n, next);
+      if (block->begin - short_begin_ >= kShortKeys) MoveToLongSums(block->begin);
       for (int64_t head = 0; head < p_.kv_heads; ++head) {
         if (staging()) {
           RunStaged(*block, head);
@@ -71,9 +84,20 @@ class SplitDecoder {
   using Raw = typename T::Raw;
   using Block = BlockRows<Raw>;
   static constexpr int64_t kBlock = kBlockKeys<Raw, kHeads>;
+  // Sums of f32 over more keys would lose digits: they go on in f64.
+  static constexpr int64_t kShortKeys = 512;
 
   // Rows that are no whole number of vectors are copied, so that no load passes their end.
   bool staging() const { return padded_ != p_.head_dim; }
+
+  bool has_long_sums() const { return task_.keys.end - task_.keys.begin > kShortKeys; }
+
+  void MoveToLongSums(int64_t key) {
+    const int64_t heads = Partial::NumHeads(p_, span_.rows);
+    MoveInto(task_.partial.acc, heads * padded_, long_acc_);
+    MoveInto(sum_, heads / kHeads * kLanes, long_sum_);
+    short_begin_ = key;
+  }
 
   // Whether q_ and acc hold pairs of vectors as LoadPair gives them.
   bool even_odd() const { return T::kEvenOdd && !staging(); }
@@ -129,7 +153,7 @@ class SplitDecoder {
     const int64_t group = p_.group_size();
     for (int64_t row = 0; row < span_.rows; ++row) {
       for (int64_t kv_head = 0; kv_head < p_.kv_heads; ++kv_head) {
-        const float factor = QueryFactor<T>(p_, b_, kv_head);
+        const float factor = scales_[kv_head].query;
         float* to = q_ + TileIndex(row, kv_head, 0) * kHeads * padded_;
         if (tiles_ * int64_t{kHeads} > group) std::fill(to, to + tiles_ * kHeads * padded_, 0.0f);
         for (int64_t g = 0; g < group; ++g, to += padded_) {
@@ -139,7 +163,7 @@ class SplitDecoder {
             const int64_t h = g % kHeads;
             const auto* query = static_cast<const uint16_t*>(b_.query);
             StoreDotQuery(query + (q_row * p_.q_heads + q_head) * p_.head_dim, p_.head_dim, kHeads,
-                          h, reinterpret_cast<uint16_t*>(to - h * padded_));
+                          h, factor < 0, reinterpret_cast<uint16_t*>(to - h * padded_));
           } else {
             LoadQuery(p_, b_, q_row, q_head, factor, to, padded_);
             if (even_odd()) ToEvenOdd(to);
@@ -156,7 +180,6 @@ class SplitDecoder {
     // Rows of eight keys of all heads ahead, what is asked for will be there in time.
     const int64_t ahead = (8 * p_.kv_heads + kBlock - 1) / kBlock;
     FindRows(block, next, head + ahead, &tile.far_k, &tile.far_v);
-    tile.logit_factor = T::kDot ? QueryFactor<T>(p_, b_, head) : 1.0f;
     RunTiles(tile, block, head);
   }
 
@@ -191,7 +214,8 @@ class SplitDecoder {
   // may be NaN.
   template <class Tile>
   void RunTiles(Tile& tile, const Block& block, int64_t head) {
-    const float soft_cap2 = SoftCap2(p_);
+    tile.scale = scales_[head];
+    tile.max_growth = MaxGrowth(tile.scale);
     for (int64_t row = 0; row < span_.rows; ++row) {
       const KeyRange seen = VisibleKeys(p_, span_, span_.pos + row);
       const int64_t begin = std::max(seen.begin - block.begin, int64_t{0});
@@ -202,17 +226,23 @@ class SplitDecoder {
       for (int64_t i = 0; i < tiles_; ++i) {
         const int64_t index = TileIndex(row, head, i);
         tile.acc = task_.partial.acc + index * kHeads * padded_;
-        tile.Score(q_ + index * kHeads * padded_, padded_, soft_cap2);
-        tile.Softmax(max_ + index * kLanes, sum_ + index * kLanes, padded_);
+        tile.long_acc = has_long_sums() ? long_acc_ + index * kHeads * padded_ : nullptr;
+        tile.Score(q_ + index * kHeads * padded_, padded_);
+        tile.Softmax(max_ + index * kLanes, sum_ + index * kLanes, long_sum_ + index * kLanes,
+                     padded_);
         tile.AddValues(padded_);
       }
     }
   }
 
   // Leaves the sums, until now as tiles keep them, and the states as Partial has them.
-  void WriteStates() const {
+  void WriteStates() {
     constexpr size_t kKeys = kLanes / kHeads;
     const int64_t heads = Partial::NumHeads(p_, span_.rows);
+    if (has_long_sums()) {
+      MoveToLongSums(task_.keys.end);
+      RoundInto(long_acc_, heads * padded_, task_.partial.acc);
+    }
     const int64_t tile_size = kHeads * padded_;
     DecodeTile<T, kHeads> tile;
     tile.acc = q_;  // the queries have served
@@ -223,10 +253,12 @@ class SplitDecoder {
     }
     for (int64_t i = 0; i < heads; ++i) {
       const int64_t lane = i / kHeads * kLanes + i % kHeads * kKeys;
-      float sum = 0;
-      for (size_t j = 0; j < kKeys; ++j) sum += sum_[lane + j];
+      double sum = 0;
+      for (size_t j = 0; j < kKeys; ++j) {
+        sum += has_long_sums() ? long_sum_[lane + j] : sum_[lane + j];
+      }
       if (even_odd()) ToElementOrder(task_.partial.acc + i * padded_);
-      task_.partial.sum[i] = sum;
+      task_.partial.sum[i] = static_cast<float>(sum);
       task_.partial.max[i] = max_[lane];
     }
   }
@@ -238,10 +270,14 @@ class SplitDecoder {
   const int64_t padded_;
   const int64_t tiles_;  // of heads, in a group
   float* q_;
+  double* long_acc_;  // as partial.acc, of the keys before short_begin_; where has_long_sums()
+  double* long_sum_;
   float* max_;
   float* sum_;
   float* staged_k_;
   float* staged_v_;
+  LogitScale* scales_;  // of each kv head
+  int64_t short_begin_ = 0;
 };
 
 template <class T>
@@ -256,26 +292,30 @@ void DecodeSplitAs(const DecodeTask& task) {
   }
 }
 
-void DecodeSplit(const DecodeTask& task) {
+// Calls f with the element type that decode takes the cache as.
+template <class F>
+HWY_INLINE void WithDecodeType(const Problem& p, const F& f) {
 #if XLA_GPU_HAVE_BF16_DOT
-  const Problem& p = *task.problem;
   if (p.query_dtype == DType::kBF16 && p.cache_dtype == DType::kBF16 && p.head_dim % 32 == 0 &&
       MayUse(InstructionSet::kAvx3BF16)) {
-    return DecodeSplitAs<DotBF16Cache>(task);
+    return f(DotBF16Cache());
   }
 #endif
-  WithCacheType(task.problem->cache_dtype,
-                [&](auto type) HWY_ATTR { DecodeSplitAs<decltype(type)>(task); });
+  WithCacheType(p.cache_dtype, f);
 }
 
-// The weight of each split is exp2(its max - the common one); the order of addition is fixed.
+void DecodeSplit(const DecodeTask& task) {
+  WithDecodeType(*task.problem, [&](auto type) HWY_ATTR { DecodeSplitAs<decltype(type)>(task); });
+}
+
+// The weight of each split is that of its max below the common one; the order of addition is fixed.
 template <class T>
 HWY_INLINE void MergeHead(const MergeTask& task, int64_t row, int64_t kv_head, int64_t g) {
-  const F32 df;
   const Problem& p = *task.problem;
   const int64_t padded = PadHeadDim(p.head_dim);
   const int64_t index = (row * p.kv_heads + kv_head) * PadGroup(p.group_size()) + g;
   const int64_t stride = Partial::NumFloats(p, task.span->rows);
+  const LogitScale scale = LogitScaleOf<T>(p, *task.buffers, kv_head);
   const auto split = [&](int64_t i) HWY_ATTR {
     return Partial::At(p, task.span->rows, task.partials + i * stride);
   };
@@ -285,25 +325,23 @@ HWY_INLINE void MergeHead(const MergeTask& task, int64_t row, int64_t kv_head, i
     if (std::isnan(m) || m > max) max = m;
   }
   const float base = FiniteBase(max);
-  float* acc = split(0).acc + index * padded;
-  float sum = 0;
+  HWY_ALIGN double acc[kMaxHeadDim];
+  HWY_ALIGN float out[kMaxHeadDim];
+  std::fill(acc, acc + padded, 0.0);
+  double sum = 0;
   for (int64_t i = 0; i < task.num_splits; ++i) {
     const Partial partial = split(i);
-    const float weight = Exp2(partial.max[index] - base);
+    const double weight = Exp2((partial.max[index] - base) * scale.unit);
     sum += weight * partial.sum[index];
-    const VF32 w = hn::Set(df, weight);
-    const float* from = partial.acc + index * padded;
-    for (int64_t d = 0; d < padded; d += kLanes) {
-      const VF32 x = hn::Load(df, from + d);
-      hn::Store(i == 0 ? hn::Mul(w, x) : hn::MulAdd(w, x, hn::Load(df, acc + d)), df, acc + d);
-    }
+    AddScaled(weight, partial.acc + index * padded, padded, acc);
   }
-  FinishRow<T>(p, *task.buffers, task.span->row_begin + row, kv_head * p.group_size() + g, acc, sum,
-               max);
+  RoundInto(acc, padded, out);
+  FinishRow<T>(p, *task.buffers, task.span->row_begin + row, kv_head * p.group_size() + g, out, sum,
+               max, scale);
 }
 
 void MergeRow(const MergeTask& task, int64_t row) {
-  WithCacheType(task.problem->cache_dtype, [&](auto type) HWY_ATTR {
+  WithDecodeType(*task.problem, [&](auto type) HWY_ATTR {
     for (int64_t kv_head = 0; kv_head < task.problem->kv_heads; ++kv_head) {
       for (int64_t g = 0; g < task.problem->group_size(); ++g) {
         MergeHead<decltype(type)>(task, row, kv_head, g);

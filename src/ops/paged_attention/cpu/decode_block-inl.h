@@ -86,12 +86,15 @@ class DecodeTile {
   HeadRows<Raw> k, v;
   HeadRows<Raw> near_k, near_v;
   HeadRows<Raw> far_k, far_v;
-  float logit_factor;  // where T::kDot; else it is in the queries
-  size_t begin, end;   // the keys of the block that the tile sees
-  float* acc;          // sums of values, [chunk of ForEachChunk][kHeads][vector]
+  LogitScale scale;
+  float max_growth;   // MaxGrowth(scale)
+  size_t begin, end;  // the keys of the block that the tile sees
+  float* acc;         // sums of values, [chunk of ForEachChunk][kHeads][vector]
+  double* long_acc;   // as acc, of earlier keys; null where there is none
 
-  // Logits of the keys that are seen, -inf in lanes past the last of them; and their maximum.
-  HWY_INLINE void Score(const float* q, size_t padded, float soft_cap2) {
+  // x (LogitScale) of the keys that are seen, -inf in lanes past the last of them; and their
+  // maximum.
+  HWY_INLINE void Score(const float* q, size_t padded) {
     const F32 df;
     VF32 all_max = hn::Set(df, kMinusInf);
     float* to = weights_;
@@ -104,11 +107,11 @@ class DecodeTile {
     for (size_t first = begin; first < end; first += kKeys, to += kLanes) {
       VF32 x;
       if constexpr (T::kDot) {
-        x = hn::Mul(hn::Set(df, logit_factor), hn::Load(df, to));
+        x = hn::Load(df, to);
       } else {
         x = Dots(q, padded, first);
       }
-      if (soft_cap2 > 0) x = hn::Mul(hn::Set(df, soft_cap2), Tanh(x));
+      if (scale.inner > 0) x = Tanh(hn::Mul(hn::Set(df, scale.inner), x));
       if (end - first < kKeys) x = HideKeysFrom(end - first, x);
       hn::Store(x, df, to);
       all_max = hn::Max(all_max, x);
@@ -116,29 +119,29 @@ class DecodeTile {
     hn::Store(all_max, df, max_);
   }
 
-  // Logits become weights, exp2(logit - max). `max` and `sum` are vectors with kKeys lanes for each
-  // head.
+  // Each x becomes a weight. `max` and `sum` are vectors with kKeys lanes for each head, `long_sum`
+  // as sum, of the keys of long_acc.
   //
-  // `max` follows the largest logit only where that is far above it. A weight may exceed 1 as well
-  // as not, and most blocks then neither scale old sums nor wait for their maximum: a processor
-  // goes on as if it had seen that it is not larger.
-  HWY_INLINE void Softmax(float* max, float* sum, size_t padded) {
+  // `max` follows only what is above it by more than MaxGrowth: a processor goes on as if it had
+  // seen that nothing is.
+  HWY_INLINE void Softmax(float* max, float* sum, double* long_sum, size_t padded) {
     const F32 df;
+    const VF32 unit = hn::Set(df, scale.unit);
     const VF32 old_max = hn::Load(df, max);
     const VF32 block_max = hn::Load(df, max_);
     VF32 base = FiniteBase(old_max);
     VF32 total = hn::Load(df, sum);
-    if (!hn::AllTrue(df, hn::Le(block_max, hn::Add(old_max, hn::Set(df, kMaxGrowth))))) {
+    if (!hn::AllTrue(df, hn::Le(block_max, hn::Add(old_max, hn::Set(df, max_growth))))) {
       const VF32 new_max = hn::Max(old_max, MaxOfEach<kKeys>(block_max));
       base = FiniteBase(new_max);
-      const VF32 alpha = Exp2(hn::Sub(old_max, base));
+      const VF32 alpha = Exp2(hn::Mul(hn::Sub(old_max, base), unit));
       hn::Store(new_max, df, max);
       total = hn::Mul(total, alpha);
-      Rescale(alpha, padded);
+      Rescale(alpha, long_sum, padded);
     }
     float* weights = weights_;
     for (size_t first = begin; first < end; first += kKeys, weights += kLanes) {
-      const VF32 e = Exp2(hn::Sub(hn::Load(df, weights), base));
+      const VF32 e = Exp2(hn::Mul(hn::Sub(hn::Load(df, weights), base), unit));
       hn::Store(e, df, weights);
       total = hn::Add(total, e);
     }
@@ -162,9 +165,6 @@ class DecodeTile {
   }
 
  private:
-  // In units of log2: weights up to 2^8 keep the sums of a split far from the largest f32.
-  static constexpr float kMaxGrowth = 8.0f;
-
   // Calls f(number of vectors, first element) for the chunks of a row that AddValues takes at a
   // time. All heads' sums of a chunk lie together, so that one pointer reaches them.
   template <class F>
@@ -245,27 +245,30 @@ class DecodeTile {
     return hn::Load(df, values);
   }
 
-  HWY_NOINLINE void Rescale(VF32 alpha, size_t padded) const {
+  HWY_NOINLINE void Rescale(VF32 alpha, double* long_sum, size_t padded) const {
     const F32 df;
     HWY_ALIGN float factors[kLanes];
     hn::Store(alpha, df, factors);
     ForEachChunk(padded, [&](auto wide, size_t d) XLA_GPU_INLINE_LAMBDA {
-      float* x = acc + d * kHeads;
-      for (size_t i = 0; i < kHeads * wide; ++i, x += kLanes) {
-        hn::Store(hn::Mul(hn::Set(df, factors[i / wide * kKeys]), hn::Load(df, x)), df, x);
+      size_t at = d * kHeads;
+      for (size_t i = 0; i < kHeads * wide; ++i, at += kLanes) {
+        const float factor = factors[i / wide * kKeys];
+        ScaleBy(df, factor, acc + at, kLanes);
+        if (long_acc != nullptr) ScaleBy(F64(), factor, long_acc + at, kLanes);
       }
     });
+    for (size_t i = 0; long_acc != nullptr && i < kLanes; ++i) long_sum[i] *= factors[i];
   }
 
-  // Adds weight * value of all keys to the sums of the chunk of kWide vectors from element d on. A
+  // Adds weight * value of all keys to the sums of the chunk of kWide vectors from element d on:
+  // those of a block are summed from zero, since adding each to what many left rounds more. A
   // function of its own, of few variables, so that compilers keep its sums in registers.
   template <size_t kWide>
   HWY_NOINLINE void AddValuesAt(size_t d) const {
     const F32 df;
     float* const to = acc + d * kHeads;
     VF32 sums[kHeads * kWide];
-    Unrolled<kHeads * kWide>(
-        [&](auto i) XLA_GPU_INLINE_LAMBDA { sums[i] = hn::Load(df, to + i * kLanes); });
+    Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA { sums[i] = hn::Zero(df); });
     const HeadRows<Raw> rows = v.From(begin), near = near_v.From(begin), far = far_v.From(begin);
     const size_t n = end - begin;
     const float* const weights = weights_;
@@ -289,8 +292,9 @@ class DecodeTile {
         });
       });
     }
-    Unrolled<kHeads * kWide>(
-        [&](auto i) XLA_GPU_INLINE_LAMBDA { hn::Store(sums[i], df, to + i * kLanes); });
+    Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+      hn::Store(hn::Add(sums[i], hn::Load(df, to + i * kLanes)), df, to + i * kLanes);
+    });
   }
 
   HWY_ALIGN float weights_[kMaxBlockKeys * kHeads];  // logits before Softmax

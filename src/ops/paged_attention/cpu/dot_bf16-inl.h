@@ -34,9 +34,10 @@ namespace HWY_NAMESPACE {
 // would cost as much as the products.
 constexpr size_t kDotStep = 32;
 inline void StoreDotQuery(const uint16_t* query, size_t head_dim, size_t heads, size_t h,
-                          uint16_t* to) {
-  for (size_t d = 0; d < head_dim; d += kDotStep) {
-    std::memcpy(to + d * heads + h * kDotStep, query + d, kDotStep * sizeof(*to));
+                          bool negative, uint16_t* to) {
+  const uint16_t sign = negative ? 0x8000 : 0;
+  for (size_t d = 0; d < head_dim; ++d) {
+    to[d / kDotStep * kDotStep * heads + h * kDotStep + d % kDotStep] = query[d] ^ sign;
   }
 }
 

@@ -32,6 +32,7 @@ inline KeyRange VisibleKeys(const Problem& problem, const Span& span, int64_t po
 }
 
 // Rows of f32 scratch are padded to whole vectors of every target.
+inline constexpr int64_t kMaxHeadDim = 256;
 constexpr int64_t PadHeadDim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
 // Decode takes the q heads of one kv head in tiles of this many.
@@ -41,9 +42,9 @@ constexpr int64_t PadGroup(int64_t group_size) {
   return (group_size + tile - 1) / tile * tile;
 }
 
-// Unnormalised attention over some keys: for each (row of the span, kv head, padded group head) a
-// sum of exp2(logit2 - max) * value in `acc`, the sum of the weights, and `max`: the largest logit2
-// or little below it. logit2 is the logit times log2(e).
+// Unnormalised attention over some keys: for each (row of the span, kv head, padded group head) the
+// sum of weight * value in `acc`, the sum of the weights, and `max`: the largest x or little below
+// it (x and weight: LogitScale in logits-inl.h).
 struct Partial {
   float* acc;  // [rows, kv_heads, PadGroup, PadHeadDim]
   float* sum;  // [rows, kv_heads, PadGroup]

@@ -292,12 +292,51 @@ HWY_INLINE void StoreF16(VF32 x, uint16_t* to) {
 #endif
 }
 
-// out[0, n) = row * factor in the type `dtype`; `row` is readable up to a multiple of kLanes.
-HWY_INLINE void StoreRow(const float* row, size_t n, float factor, DType dtype, void* out) {
+// Sums of f32 that grow with the context are taken into f64 now and then.
+using F64 = hn::ScalableTag<double>;
+using HalfF32 = hn::Rebind<float, F64>;
+
+// to[0, n) += from, then from = 0; n is a multiple of kLanes.
+HWY_INLINE void MoveInto(float* from, size_t n, double* to) {
+  const F64 d;
+  const HalfF32 half;
+  for (size_t i = 0; i < n; i += hn::Lanes(d)) {
+    hn::Store(hn::Add(hn::Load(d, to + i), hn::PromoteTo(d, hn::Load(half, from + i))), d, to + i);
+    hn::Store(hn::Zero(half), half, from + i);
+  }
+}
+
+// to[0, n) += factor * from.
+HWY_INLINE void AddScaled(double factor, const float* from, size_t n, double* to) {
+  const F64 d;
+  const auto scale = hn::Set(d, factor);
+  for (size_t i = 0; i < n; i += hn::Lanes(d)) {
+    const auto x = hn::PromoteTo(d, hn::Load(HalfF32(), from + i));
+    hn::Store(hn::MulAdd(scale, x, hn::Load(d, to + i)), d, to + i);
+  }
+}
+
+// to[0, n) = from. Highway's emulated DemoteTo would make infinities the largest finite numbers.
+HWY_INLINE void RoundInto(const double* from, size_t n, float* to) {
+  for (size_t i = 0; i < n; ++i) to[i] = static_cast<float>(from[i]);
+}
+
+// x[0, n) *= factor, for vectors of tag D.
+template <class D>
+HWY_INLINE void ScaleBy(D d, hn::TFromD<D> factor, hn::TFromD<D>* x, size_t n) {
+  for (size_t i = 0; i < n; i += hn::Lanes(d)) {
+    hn::Store(hn::Mul(hn::Set(d, factor), hn::Load(d, x + i)), d, x + i);
+  }
+}
+
+// out[0, n) = row * first * second in the type `dtype`; `row` is readable up to a multiple of
+// kLanes. The product of the factors may leave the range of f32.
+HWY_INLINE void StoreRow(const float* row, size_t n, float first, float second, DType dtype,
+                         void* out) {
   const F32 df;
-  const VF32 scale = hn::Set(df, factor);
   for (size_t i = 0; i < n; i += kLanes) {
-    const VF32 x = hn::Mul(hn::LoadU(df, row + i), scale);
+    const VF32 x =
+        hn::Mul(hn::Mul(hn::LoadU(df, row + i), hn::Set(df, first)), hn::Set(df, second));
     const size_t left = n - i < kLanes ? n - i : kLanes;
     if (dtype == DType::kF32) {
       HWY_ALIGN float tail[kLanes];

@@ -2,8 +2,8 @@
 //
 // A task takes up to kPrefillRows rows (query tokens x heads of one kv head) and walks the keys
 // they see in blocks. A block's K is packed transposed and its V as it is, both into panels of
-// kPanel columns; then S = Q K^T, an online softmax over the rows of S, and O = O * alpha + P V,
-// the two products by one register-tiled microkernel.
+// kPanel columns; then S = Q K^T, an online softmax over the rows of S, and O = O + P V, the two
+// products by one register-tiled microkernel.
 #if defined(XLA_GPU_OPS_PAGED_ATTENTION_CPU_PREFILL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef XLA_GPU_OPS_PAGED_ATTENTION_CPU_PREFILL_INL_H_
 #undef XLA_GPU_OPS_PAGED_ATTENTION_CPU_PREFILL_INL_H_
@@ -12,7 +12,7 @@
 #endif
 
 #include <algorithm>
-#include <cmath>
+#include <utility>
 
 #include "hwy/highway.h"
 #include "src/ops/paged_attention/cpu/kernels.h"
@@ -24,6 +24,8 @@ namespace xla_gpu::paged_attention {
 namespace HWY_NAMESPACE {
 
 constexpr int64_t kPrefillBlock = 128;  // keys
+constexpr int64_t kShortBlocks = 16;    // sums of f32 over more blocks would lose digits
+constexpr int64_t kSummedKeys = 64;     // that are added up before they are added to what is there
 constexpr int64_t kPanel = 2 * kLanes;  // columns
 // Rows of a register tile: with two vectors a row it fills 32 or 16 registers.
 #if !HWY_ARCH_X86 || HWY_TARGET <= HWY_AVX3
@@ -33,41 +35,38 @@ constexpr int64_t kTileRows = 6;
 #endif
 static_assert(kPrefillBlock % kPanel == 0 && kPrefillRows % kTileRows == 0);
 
-// c[i][0, kPanel) = alpha[i] * c[i] + sum over k of a[i][k] * b[k][0, kPanel), i < kRows; without
-// kAccumulate the first term is left out.
+// c[i][0, kPanel) = c[i] + sum over k of a[i][k] * b[k][0, kPanel), i < kRows; without kAccumulate
+// the first term is left out.
 template <int64_t kRows, bool kAccumulate>
 HWY_NOINLINE void MultiplyTile(const float* HWY_RESTRICT a, int64_t lda,
-                               const float* HWY_RESTRICT b, int64_t depth,
-                               const float* HWY_RESTRICT alpha, float* HWY_RESTRICT c,
+                               const float* HWY_RESTRICT b, int64_t depth, float* HWY_RESTRICT c,
                                int64_t ldc) {
   const F32 df;
-  VF32 c0[kRows];
-  VF32 c1[kRows];
-  HWY_UNROLL(12)
-  for (int64_t i = 0; i < kRows; ++i) {
-    if constexpr (kAccumulate) {
-      const VF32 factor = hn::Set(df, alpha[i]);
-      c0[i] = hn::Mul(factor, hn::Load(df, c + i * ldc));
-      c1[i] = hn::Mul(factor, hn::Load(df, c + i * ldc + kLanes));
-    } else {
+  for (int64_t k = 0; k < depth;) {
+    const int64_t end = kAccumulate ? std::min(depth, k + kSummedKeys) : depth;
+    VF32 c0[kRows];
+    VF32 c1[kRows];
+    HWY_UNROLL(12)
+    for (int64_t i = 0; i < kRows; ++i) {
       c0[i] = hn::Zero(df);
       c1[i] = hn::Zero(df);
     }
-  }
-  for (int64_t k = 0; k < depth; ++k) {
-    const VF32 b0 = hn::Load(df, b + k * kPanel);
-    const VF32 b1 = hn::Load(df, b + k * kPanel + kLanes);
+    for (; k < end; ++k) {
+      const VF32 b0 = hn::Load(df, b + k * kPanel);
+      const VF32 b1 = hn::Load(df, b + k * kPanel + kLanes);
+      HWY_UNROLL(12)
+      for (int64_t i = 0; i < kRows; ++i) {
+        const VF32 x = hn::Set(df, a[i * lda + k]);
+        c0[i] = hn::MulAdd(x, b0, c0[i]);
+        c1[i] = hn::MulAdd(x, b1, c1[i]);
+      }
+    }
     HWY_UNROLL(12)
     for (int64_t i = 0; i < kRows; ++i) {
-      const VF32 x = hn::Set(df, a[i * lda + k]);
-      c0[i] = hn::MulAdd(x, b0, c0[i]);
-      c1[i] = hn::MulAdd(x, b1, c1[i]);
+      float* to = c + i * ldc;
+      hn::Store(kAccumulate ? hn::Add(c0[i], hn::Load(df, to)) : c0[i], df, to);
+      hn::Store(kAccumulate ? hn::Add(c1[i], hn::Load(df, to + kLanes)) : c1[i], df, to + kLanes);
     }
-  }
-  HWY_UNROLL(12)
-  for (int64_t i = 0; i < kRows; ++i) {
-    hn::Store(c0[i], df, c + i * ldc);
-    hn::Store(c1[i], df, c + i * ldc + kLanes);
   }
 }
 
@@ -102,16 +101,19 @@ class Prefill {
         kv_head_(task.first_head / p_.group_size()),
         padded_(PadHeadDim(p_.head_dim)),
         padded_v_((p_.head_dim + kPanel - 1) / kPanel * kPanel),
+        scale_(LogitScaleOf<T>(p_, b_, kv_head_)),
+        max_growth_(MaxGrowth(scale_)),
         rows_(task.rows * task.num_heads),
         tiled_rows_((rows_ + kTileRows - 1) / kTileRows * kTileRows) {
-    float* memory = ThreadScratch(ScratchSlot::kKernel,
-                                  kPrefillRows * (padded_ + padded_v_ + kPrefillBlock + 3) +
-                                      kPrefillBlock * (padded_ + padded_v_) + 16 * padded_);
-    const auto take = [&memory](int64_t n) {
-      float* taken = memory;
-      memory += n;
-      return taken;
-    };
+    const KeyRange first_row = VisibleKeys(p_, span_, span_.pos + task_.first_row);
+    const KeyRange last_row = VisibleKeys(p_, span_, span_.pos + task_.first_row + task_.rows - 1);
+    keys_ = {first_row.begin, last_row.end};
+    const bool is_long = keys_.end - keys_.begin > kShortBlocks * kPrefillBlock;
+    float* memory =
+        ThreadScratch(ScratchSlot::kKernel,
+                      kPrefillRows * (padded_ + (is_long ? 3 : 1) * padded_v_ + kPrefillBlock + 3) +
+                          kPrefillBlock * (padded_ + padded_v_) + 16 * padded_);
+    const auto take = [&memory](int64_t n) { return std::exchange(memory, memory + n); };
     q_ = take(kPrefillRows * padded_);
     o_ = take(kPrefillRows * padded_v_);
     s_ = take(kPrefillRows * kPrefillBlock);
@@ -119,30 +121,38 @@ class Prefill {
     v_ = take(kPrefillBlock * padded_v_);
     staged_ = take(4 * padded_);
     max_ = take(kPrefillRows);
-    sum_ = take(kPrefillRows);
-    alpha_ = take(kPrefillRows);
+    sum_ = reinterpret_cast<double*>(take(2 * kPrefillRows));
+    if (is_long) long_o_ = reinterpret_cast<double*>(take(2 * kPrefillRows * padded_v_));
   }
 
   void Run() {
     LoadQueries();
     std::fill(max_, max_ + tiled_rows_, kMinusInf);
-    std::fill(sum_, sum_ + tiled_rows_, 0.0f);
+    std::fill(sum_, sum_ + tiled_rows_, 0.0);
     std::fill(o_, o_ + tiled_rows_ * padded_v_, 0.0f);
-    const int64_t first = VisibleKeys(p_, span_, span_.pos + task_.first_row).begin;
-    const int64_t end = VisibleKeys(p_, span_, span_.pos + task_.first_row + task_.rows - 1).end;
+    if (long_o_ != nullptr) std::fill(long_o_, long_o_ + tiled_rows_ * padded_v_, 0.0);
     // Blocks lie at multiples of their size, wherever the window begins.
-    for (int64_t key = first / kPrefillBlock * kPrefillBlock; key < end; key += kPrefillBlock) {
+    const int64_t first = keys_.begin / kPrefillBlock * kPrefillBlock;
+    for (int64_t key = first, blocks = 0; key < keys_.end; key += kPrefillBlock, ++blocks) {
+      if (blocks == kShortBlocks && long_o_ != nullptr) {
+        MoveInto(o_, tiled_rows_ * padded_v_, long_o_);
+        blocks = 0;
+      }
       block_ = key;
-      block_begin_ = std::max(first - key, int64_t{0});
-      block_end_ = std::min(end - key, kPrefillBlock);
+      block_begin_ = std::max(keys_.begin - key, int64_t{0});
+      block_end_ = std::min(keys_.end - key, kPrefillBlock);
       PackBlock();
       MultiplyQK();
       for (int64_t row = 0; row < rows_; ++row) Softmax(row);
       values_finite_ ? MultiplyPV() : MultiplyPVExactly();
     }
+    if (long_o_ != nullptr) {
+      MoveInto(o_, tiled_rows_ * padded_v_, long_o_);
+      RoundInto(long_o_, tiled_rows_ * padded_v_, o_);
+    }
     for (int64_t row = 0; row < rows_; ++row) {
       FinishRow<T>(p_, b_, QueryRow(row), QueryHead(row), o_ + row * padded_v_, sum_[row],
-                   max_[row]);
+                   max_[row], scale_);
     }
   }
 
@@ -168,9 +178,8 @@ class Prefill {
   }
 
   void LoadQueries() {
-    const float factor = QueryFactor<T>(p_, b_, kv_head_);
     for (int64_t row = 0; row < rows_; ++row) {
-      LoadQuery(p_, b_, QueryRow(row), QueryHead(row), factor, q_ + row * padded_, padded_);
+      LoadQuery(p_, b_, QueryRow(row), QueryHead(row), scale_.query, q_ + row * padded_, padded_);
     }
     std::fill(q_ + rows_ * padded_, q_ + tiled_rows_ * padded_, 0.0f);
   }
@@ -240,7 +249,7 @@ class Prefill {
       for (int64_t row = 0; row < tiled_rows_; row += kTileRows) {
         const KeyRange seen = SeenByTile(row);
         if (seen.end <= panel * kPanel || seen.begin >= (panel + 1) * kPanel) continue;
-        MultiplyTile<kTileRows, false>(q_ + row * padded_, padded_, b, p_.head_dim, nullptr,
+        MultiplyTile<kTileRows, false>(q_ + row * padded_, padded_, b, p_.head_dim,
                                        s_ + row * kPrefillBlock + panel * kPanel, kPrefillBlock);
       }
     }
@@ -253,38 +262,40 @@ class Prefill {
     float* s = s_ + row * kPrefillBlock;
     if (seen.begin >= seen.end) {
       std::fill(s, s + kPrefillBlock, 0.0f);
-      alpha_[row] = 1.0f;
       return;
+    }
+    const int64_t begin = seen.begin / kLanes * kLanes;
+    if (scale_.inner > 0) {
+      const VF32 inner = hn::Set(df, scale_.inner);
+      for (int64_t k = begin; k < seen.end; k += kLanes) {
+        hn::Store(Tanh(hn::Mul(inner, hn::Load(df, s + k))), df, s + k);
+      }
     }
     std::fill(s, s + seen.begin, kMinusInf);
     std::fill(s + seen.end, s + kPrefillBlock, kMinusInf);
-    const int64_t begin = seen.begin / kLanes * kLanes;
-    const VF32 cap = hn::Set(df, SoftCap2(p_));
     VF32 max = hn::Set(df, kMinusInf);
-    for (int64_t k = begin; k < seen.end; k += kLanes) {
-      VF32 x = hn::Load(df, s + k);
-      if (p_.soft_cap > 0) {
-        // tanh(-inf) is -1: hidden keys are hidden again.
-        const auto hidden = hn::Eq(x, hn::Set(df, kMinusInf));
-        x = hn::IfThenElse(hidden, x, hn::Mul(cap, Tanh(x)));
-        hn::Store(x, df, s + k);
-      }
-      max = hn::Max(max, x);
-    }
+    for (int64_t k = begin; k < seen.end; k += kLanes) max = hn::Max(max, hn::Load(df, s + k));
     const float block_max = hn::GetLane(hn::MaxOfLanes(df, max));
-    const float new_max = std::max(max_[row], block_max);
-    const float base = FiniteBase(new_max);
-    const VF32 bases = hn::Set(df, base);
+    if (!(block_max <= max_[row] + max_growth_)) Rescale(row, std::max(max_[row], block_max));
+    const VF32 unit = hn::Set(df, scale_.unit);
+    const VF32 bases = hn::Set(df, FiniteBase(max_[row]));
     VF32 sum = hn::Zero(df);
     for (int64_t k = begin; k < seen.end; k += kLanes) {
-      const VF32 e = Exp2(hn::Sub(hn::Load(df, s + k), bases));
+      const VF32 e = Exp2(hn::Mul(hn::Sub(hn::Load(df, s + k), bases), unit));
       sum = hn::Add(sum, e);
       hn::Store(e, df, s + k);
     }
     std::fill(s, s + begin, 0.0f);
     std::fill(s + (seen.end + kLanes - 1) / kLanes * kLanes, s + kPrefillBlock, 0.0f);
-    alpha_[row] = max_[row] == new_max ? 1.0f : Exp2(max_[row] - base);
-    sum_[row] = sum_[row] * alpha_[row] + hn::GetLane(hn::SumOfLanes(df, sum));
+    sum_[row] += hn::GetLane(hn::SumOfLanes(df, sum));
+  }
+
+  // The row's sums become what they are with another `max`.
+  HWY_NOINLINE void Rescale(int64_t row, float new_max) {
+    const float alpha = Exp2((max_[row] - FiniteBase(new_max)) * scale_.unit);
+    ScaleBy(F32(), alpha, o_ + row * padded_v_, padded_v_);
+    if (long_o_ != nullptr) ScaleBy(F64(), alpha, long_o_ + row * padded_v_, padded_v_);
+    sum_[row] *= alpha;
     max_[row] = new_max;
   }
 
@@ -296,7 +307,7 @@ class Prefill {
         if (seen.begin >= seen.end) continue;
         MultiplyTile<kTileRows, true>(s_ + row * kPrefillBlock + seen.begin, kPrefillBlock,
                                       panel + seen.begin * kPanel, seen.end - seen.begin,
-                                      alpha_ + row, o_ + row * padded_v_ + d, padded_v_);
+                                      o_ + row * padded_v_ + d, padded_v_);
       }
     }
   }
@@ -305,10 +316,11 @@ class Prefill {
   void MultiplyPVExactly() {
     for (int64_t row = 0; row < rows_; ++row) {
       const KeyRange seen = Seen(row);
+      if (seen.begin >= seen.end) continue;
       for (int64_t d = 0; d < padded_v_; d += kPanel) {
         MultiplyTile<1, true>(s_ + row * kPrefillBlock + seen.begin, kPrefillBlock,
                               v_ + d * kPrefillBlock + seen.begin * kPanel, seen.end - seen.begin,
-                              alpha_ + row, o_ + row * padded_v_ + d, padded_v_);
+                              o_ + row * padded_v_ + d, padded_v_);
       }
     }
   }
@@ -320,17 +332,20 @@ class Prefill {
   const int64_t kv_head_;
   const int64_t padded_;    // floats of a row of q_
   const int64_t padded_v_;  // floats of a row of o_
+  const LogitScale scale_;
+  const float max_growth_;
   const int64_t rows_;
   const int64_t tiled_rows_;
+  KeyRange keys_;  // that any row sees
   float* q_;
   float* o_;
-  float* s_;  // [row][kPrefillBlock]: logits, then weights
+  float* s_;  // [row][kPrefillBlock]: x (LogitScale), then weights
   float* k_;
   float* v_;
   float* staged_;
   float* max_;
-  float* sum_;
-  float* alpha_;
+  double* sum_;
+  double* long_o_ = nullptr;  // as o_, of earlier blocks; where there are more than kShortBlocks
 
   // The block at hand: its first key, and the keys in it that any row sees.
   int64_t block_ = 0;
