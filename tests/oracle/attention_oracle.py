@@ -18,7 +18,7 @@ def split_cache(kv_cache, v_cache=None):
 
 
 def _is_valid(start, end, context, tokens, max_context):
-    return 0 <= start <= end <= tokens and end - start <= context <= max_context
+    return 0 <= start <= end <= tokens and 0 <= context <= max_context
 
 
 def paged_attention(
@@ -86,17 +86,22 @@ def paged_attention(
         if sliding_window:
             visible &= pos - key_pos < sliding_window
         logits = np.where(visible[:, None, :], logits, -np.inf)
-        if sinks is not None:  # one more logit, without a value
-            sink = np.broadcast_to(sinks.astype(np.float64)[None, :, None], (*logits.shape[:2], 1))
-            logits = np.concatenate([logits, sink], axis=2)
-        top = logits.max(axis=2, keepdims=True) if logits.shape[2] else np.full((1, 1, 1), -np.inf)
-        top = np.where(np.isfinite(top), top, 0.0)
-        weights = np.exp(logits - top)
-        total = weights.sum(axis=2, keepdims=True)
-        with np.errstate(divide="ignore"):
+        sink = np.full(logits.shape[1], -np.inf) if sinks is None else sinks.astype(np.float64)
+        # One more logit, without a value; without sinks, one of no weight.
+        logits = np.concatenate(
+            [logits, np.broadcast_to(sink[None, :, None], (*logits.shape[:2], 1))], axis=2
+        )
+        top = logits.max(axis=2, keepdims=True)
+        top = np.where(np.isneginf(top), 0.0, top)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            weights = np.exp(logits - top)
+            total = weights.sum(axis=2, keepdims=True)
             lse[rows] = (np.log(total) + top)[:, :, 0]
-        weights = weights / np.where(total == 0, 1.0, total)
-        out[rows] = np.einsum("qhk,khd->qhd", weights[:, :, :context], v)
+            for q in range(end - start):  # what a row does not see may be NaN
+                seen = visible[q]
+                sums = np.einsum("hk,khd->hd", weights[q][:, :-1][:, seen], v[seen])
+                nothing = total[q] == 0
+                out[start + q] = np.where(nothing, 0.0, sums / np.where(nothing, 1.0, total[q]))
     return out, lse
 
 

@@ -15,7 +15,7 @@ import numpy as np
 FLOATS = ("float32", "bfloat16", "float16")
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 LAYOUTS = ("interleaved", "pair", "stacked")
-BAD = ("page", "context_long", "context_short", "context_negative", "rows_past_end", "num_seqs")
+BAD = ("page", "context_long", "context_negative", "rows_past_end", "num_seqs")
 
 
 def np_dtype(name: str) -> np.dtype:
@@ -135,7 +135,7 @@ def _random_cache(s: Static, rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 def _random_lengths(s: Static, rng: np.random.Generator, num_seqs: int):
-    """Query lengths that fit into the rows, and contexts at least as long."""
+    """Query lengths that fit into the rows, and contexts: at times shorter, as padding has them."""
     kind = rng.choice(["decode", "prefill", "mixed"])
     left, queries, contexts = s.tokens, [], []
     for _ in range(num_seqs):
@@ -146,6 +146,8 @@ def _random_lengths(s: Static, rng: np.random.Generator, num_seqs: int):
             length = int(rng.integers(min(1, most), most + 1)) if rng.random() < 0.9 else 0
         high = s.max_pages * s.page_size
         context = length if kind == "prefill" else int(rng.integers(length, high + 1))
+        if rng.random() < 0.15:
+            context = int(rng.integers(0, length + 1)) if rng.random() < 0.5 else 0
         queries.append(length)
         contexts.append(context)
         left -= length
@@ -212,9 +214,6 @@ def _put_wrong(case: Case, rng: np.random.Generator, num_seqs: int) -> None:
         args["block_tables"][i, last] = rng.choice([-1, s.pages, 2**31 - 1, -(2**31)])
     elif case.bad == "context_long":
         args["context_lens"][i] = s.max_pages * s.page_size + int(rng.choice([1, 2**30]))
-    elif case.bad == "context_short":
-        query_len = int(args["query_start_loc"][i + 1] - args["query_start_loc"][i])
-        args["context_lens"][i] = query_len - 1
     elif case.bad == "context_negative":
         args["context_lens"][i] = rng.choice([-1, -(2**31)])
     elif case.bad == "rows_past_end":  # of the last sequence, lest rows belong to two

@@ -99,6 +99,8 @@ def append(case: V3Case) -> np.ndarray:
             continue
         for token in range(begin, end):
             position = context - end + token
+            if position < 0:
+                continue
             page = int(tables[seq, position // s.page_size])
             if 0 <= page < s.pages:
                 keys[page, position % s.page_size] = args["keys"][token]
@@ -214,7 +216,7 @@ def v3_case(static: V3Static, rng: np.random.Generator) -> V3Case:
     keys, values = unpack(cache, s, static.hd64)
     for i in range(num_seqs):
         # What the call itself writes need not be there.
-        there = contexts[i] - (queries[i] if static.update_kv_cache else 0)
+        there = max(contexts[i] - (queries[i] if static.update_kv_cache else 0), 0)
         token = np.arange(there)
         where = (tables[i, token // s.page_size], token % s.page_size)
         for part in (keys, values):

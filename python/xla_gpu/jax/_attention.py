@@ -135,9 +135,10 @@ def paged_attention(
     """Attention of a ragged batch over a paged KV cache: prefill, decode or both in one call.
 
     Query i of a sequence stands at pos = context_len - query_len + i and sees keys k <= pos; with a
-    window only those with pos - k < sliding_window. Rows that belong to no sequence are 0; a
-    sequence with a wrong index (a page outside the cache, ...) gives NaN rows, the others are
-    untouched. Softmax and sums are in f32 or better.
+    window only those with pos - k < sliding_window. Rows that belong to no sequence are 0,
+    and so are rows that see no key, as before the first token where context_len < query_len. A
+    sequence with an index that cannot be meant (a negative length, a page outside the cache, ...)
+    gives NaN rows, the others are untouched. Softmax and sums are in f32 or better.
 
     Args:
       query: bf16, f16 or f32 [tokens, q_heads, head_dim], all sequences one after the other.
@@ -148,9 +149,9 @@ def paged_attention(
       block_tables: i32 [max_seqs, max_pages], page numbers.
       query_start_loc: i32 [max_seqs + 1], first query row of each sequence.
       num_seqs: i32 [1], sequences in use (the rest is padding); or a Python int.
-      scale: factor of the logits, e.g. head_dim ** -0.5.
+      scale: factor of the logits, e.g. head_dim ** -0.5; -1e20 to 1e20.
       sliding_window: keys that a query sees, itself included; None for all.
-      soft_cap: logits become soft_cap * tanh(logits / soft_cap); None for none.
+      soft_cap: logits become soft_cap * tanh(logits / soft_cap), 1e-20 to 1e20; None for none.
       sinks: f32 [q_heads], one more logit a head in the softmax's denominator.
       k_scale: f32 [1] or [kv_heads], factor of the stored keys (fp8 caches).
       v_scale: as k_scale, of the stored values.
@@ -160,7 +161,7 @@ def paged_attention(
 
     Returns:
       out [tokens, q_heads, head_dim]; with return_lse, (out, lse) with lse f32 [tokens, q_heads]
-      (natural log; -inf where a row sees nothing).
+      (natural log; where a row sees nothing the sink's logit, -inf without sinks).
 
     Raises:
       ValueError: for wrong shapes, dtypes or attributes, while the call is traced.

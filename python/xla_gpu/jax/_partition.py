@@ -319,7 +319,7 @@ def _localize_rows(
 
     page_size, num_pages = kv.shape[cache.pages_dim + 1], kv.shape[cache.pages_dim]
     bad = (begin > end) | (begin < 0) | (end > num_rows)
-    bad |= (context_lens < length) | (context_lens > tables.shape[1] * page_size)
+    bad |= (context_lens < 0) | (context_lens > tables.shape[1] * page_size)
     page = jnp.arange(tables.shape[1], dtype=tables.dtype)
     used = page < ((context_lens + page_size - 1) // page_size)[:, None]
     if window:
@@ -331,8 +331,8 @@ def _localize_rows(
         return jnp.clip(row, first_row, first_row + local_rows)
 
     contexts = context_lens - (end - cut(end)) if causal else context_lens
-    # A sequence none of whose rows are here has nothing to see; do not let it look wrong.
-    contexts = jnp.where(cut(end) > cut(begin), contexts, 0)
+    # Sequences that have no rows here, or none that sees a key, must not look wrong.
+    contexts = jnp.where(cut(end) > cut(begin), jnp.maximum(contexts, 0), 0)
     args[_CONTEXT_LENS] = jnp.where(bad, -1, contexts)
     args[_QUERY_START] = cut(starts) - first_row
     return args

@@ -150,7 +150,8 @@ class _Places:
         """The cache with `new` [tokens, heads, width] at the tokens' rows."""
         sequence, position, valid = self.of(jnp.arange(new.shape[0]))
         page = self.tables[sequence, jnp.maximum(position, 0) // self.page_size]
-        page = jnp.where(valid, page, kv_cache.shape[0])  # out of range: not written
+        # Out of range is not written: of no sequence, or before its first token.
+        page = jnp.where(valid & (position >= 0), page, kv_cache.shape[0])
         heads = kv_cache.shape[2] * kv_cache.shape[3]
         padding = (heads - new.shape[1], kv_cache.shape[4] - new.shape[2])
         new = jnp.pad(new, ((0, 0), (0, padding[0]), (0, padding[1])))
