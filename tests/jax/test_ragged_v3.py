@@ -1,6 +1,7 @@
 """ragged_paged_attention_v3 and its head_dim-64 variant through JAX on the CPU."""
 
 import dataclasses
+import functools
 import inspect
 import re
 
@@ -23,6 +24,7 @@ from xla_gpu.jax import (
     ragged_paged_attention_v3,
     register_all,
 )
+from xla_gpu.vllm_xla import _plain_attention
 
 GROUPS = 40
 CASES_A_GROUP = 12
@@ -55,6 +57,22 @@ def good_case(static, seed=0):
         if not case.bad and case.args["cu_q_lens"][case.args["distribution"][2]] > 1:
             return case
     raise AssertionError("no such case")
+
+
+@pytest.mark.parametrize(
+    "kernel", [ragged_paged_attention_hd64, _plain_attention.ragged_paged_attention_hd64]
+)
+def test_rows_before_the_first_token_are_0_and_not_written(kernel):
+    """Also in the plain form, which vLLM's tests compare with."""
+    case = good_case(HD64)
+    case.args["cu_q_lens"][:] = [0, 3, 5, 5]
+    case.args["kv_lens"][:] = [1, 0, -1]
+    case.args["page_indices"][:] = range(9)
+    case.args["distribution"][:] = [0, 0, 2]
+    arguments = [case.args[name] for name in (*TENSORS, "attention_sink")]
+    out, cache = jax.jit(functools.partial(kernel, **HD64.kwargs()))(*arguments)
+    ragged_v3.check(case, out, cache)
+    assert np.array_equal(np.any(np.asarray(out), axis=(1, 2)), [False, False, True, False, False])
 
 
 def hlo(call, *args):
