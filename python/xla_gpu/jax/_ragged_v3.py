@@ -95,7 +95,7 @@ def ragged_paged_attention_v3(
     The signature of tpu-inference's `kernels.ragged_paged_attention.v3.kernel`
     (`ragged_paged_attention`, 0.32.0): code written for TPUs runs unchanged. The cache is updated
     in place where it is donated or a temporary of the program, else on a copy. Only the slots of
-    new tokens are written, never the padding of heads or head_dim. Rows of no sequence are 0, and so
+    new tokens are written, never the padding of heads or head_dim. Rows of no sequence are 0, as
     are those before a sequence's first token (kv_len < query_len), whose keys are not written; a
     sequence with an index that cannot be meant gives NaN rows and never writes outside the cache.
 

@@ -120,8 +120,9 @@ def paged_attention(
     window only those with pos - k < sliding_window. Rows that belong to no sequence are 0,
     and so are rows that see no key, as before the first token where context_len < query_len. A
     sequence with an index that cannot be meant (a negative length, a page outside the cache, ...)
-    gives NaN rows, the others are untouched. Softmax and sums are in f32 or better. On CUDA: on the current stream, without
-    synchronisation, and capturable in a CUDA graph after one call of the same types.
+    gives NaN rows, the others are untouched. Softmax and sums are in f32 or better. On CUDA: on the
+    current stream, without synchronisation, and capturable in a CUDA graph after one call of the
+    same types.
 
     Args:
       query: bf16, f16 or f32 [tokens, q_heads, head_dim], all sequences one after the other.
