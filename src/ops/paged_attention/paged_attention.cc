@@ -156,8 +156,9 @@ StatusOr<float> FactorAttribute(std::string_view op, const Attributes& attribute
                                 std::string_view name, double smallest) {
   const double given = attributes.GetFloat(name, 0.0);
   const float value = static_cast<float>(given);
-  const bool none = smallest > 0 && given == 0;
-  if (none || (value >= float(smallest) && value <= float(kMaxFactor))) return value;
+  const bool in_range =
+      value >= static_cast<float>(smallest) && value <= static_cast<float>(kMaxFactor);
+  if (in_range || (smallest > 0 && given == 0)) return value;
   return InvalidArgument(StrCat(op, ": attribute '", name, "' is ", given,
                                 "; it must be a finite number from ", smallest, " to ", kMaxFactor,
                                 smallest > 0 ? ", or 0 for none" : ""));

@@ -18,6 +18,7 @@
 #include "src/core/strings.h"
 #include "src/ops/paged_attention/paged_attention.h"
 #include "src/ops/paged_attention/problem.h"
+#include "src/ops/paged_attention/reference.h"
 
 namespace xla_gpu::paged_attention {
 
@@ -301,6 +302,18 @@ class Case {
   std::vector<TensorView> arg_views_;
   std::vector<TensorView> result_views_;
   Attributes attributes_;
+};
+
+// What the fp64 reference says of a case.
+struct Expected {
+  explicit Expected(const Case& c)
+      : out(static_cast<size_t>(c.out.size())),
+        lse(static_cast<size_t>(c.out.shape[0] * c.out.shape[1])) {
+    const Problem problem = *ProblemFromCall(c.call());
+    PagedAttentionReference(problem, BuffersFromCall(problem, c.call()), out.data(), lse.data());
+  }
+  std::vector<double> out;
+  std::vector<double> lse;
 };
 
 // A case from the whole space of features, small enough for the fp64 reference.

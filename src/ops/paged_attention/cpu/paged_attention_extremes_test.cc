@@ -14,7 +14,6 @@
 
 #include "src/ops/paged_attention/cpu/for_each_target.h"
 #include "src/ops/paged_attention/random_case.h"
-#include "src/ops/paged_attention/reference.h"
 
 namespace xla_gpu::paged_attention {
 namespace {
@@ -157,11 +156,10 @@ TEST(PagedAttentionExtremes, RisingLogitsDoNotDriftEither) {
         c.kv_cache.Set(at, rise * static_cast<double>(t));
       }
       ASSERT_TRUE(c.Run(DefaultThreadPool()).ok());
-      const Problem problem = *ProblemFromCall(c.call());
-      std::vector<double> want(static_cast<size_t>(c.out.size()));
-      PagedAttentionReference(problem, BuffersFromCall(problem, c.call()), want.data(), nullptr);
+      const Expected expected(c);
       for (int64_t i = 0; i < rows * 16; ++i) {
-        ASSERT_NEAR(c.out.Get(i), want[static_cast<size_t>(i)], 2e-6) << rows << ", " << rise;
+        ASSERT_NEAR(c.out.Get(i), expected.out[static_cast<size_t>(i)], 2e-6)
+            << rows << ", " << rise;
       }
     }
   }
@@ -197,17 +195,16 @@ void ExpectRight(const Extreme& extreme, DType query, DType cache, int64_t rows,
   for (int64_t i = 0; spec.sinks && i < c.sinks.size(); i += 2) c.sinks.Set(i, extreme.sink);
   for (int64_t i = 0; i < c.query.size(); ++i) c.query.Set(i, c.query.Get(i) * extreme.query);
   ASSERT_TRUE(c.Run(DefaultThreadPool()).ok());
-  const Problem problem = *ProblemFromCall(c.call());
-  std::vector<double> out(static_cast<size_t>(c.out.size())), lse(size_t(c.lse.size()));
-  PagedAttentionReference(problem, BuffersFromCall(problem, c.call()), out.data(), lse.data());
+  const Expected expected(c);
   const std::string what = StrCat(target, ": ", extreme.name, ", ", c.spec().ToString());
   for (int64_t i = 0; i < c.out.size(); ++i) {
     // Large logits keep the relative error of q.k; no two of them are so near.
-    ASSERT_NEAR(c.out.Get(i) / extreme.v_scale, out[static_cast<size_t>(i)] / extreme.v_scale, 1e-4)
+    ASSERT_NEAR(c.out.Get(i) / extreme.v_scale,
+                expected.out[static_cast<size_t>(i)] / extreme.v_scale, 1e-4)
         << "out[" << i << "], " << what;
   }
   for (int64_t i = 0; i < c.lse.size(); ++i) {
-    const double want = lse[static_cast<size_t>(i)];
+    const double want = expected.lse[static_cast<size_t>(i)];
     const double rounded = std::fabs(want) > 3.4e38 ? std::copysign(kInf, want) : want;
     if (SameNonFinite(rounded, c.lse.Get(i))) continue;
     ASSERT_NEAR(c.lse.Get(i), want, 1e-4 * std::max(1.0, std::fabs(want))) << "lse, " << what;
@@ -263,11 +260,10 @@ TEST(PagedAttentionExtremes, AKeyOfMinusInfinity) {
       for (int64_t i = 0; i < c.query.size(); ++i) c.query.Set(i, std::fabs(c.query.Get(i)));
       c.kv_cache.Set(c.block_tables.ints()[0] * 16 * 64, -kInf);
       ASSERT_TRUE(c.Run(DefaultThreadPool()).ok());
-      const Problem problem = *ProblemFromCall(c.call());
-      std::vector<double> out(static_cast<size_t>(c.out.size())), lse(size_t(c.lse.size()));
-      PagedAttentionReference(problem, BuffersFromCall(problem, c.call()), out.data(), lse.data());
+      const Expected expected(c);
       for (int64_t i = 0; i < c.out.size(); ++i) {
-        ASSERT_NEAR(c.out.Get(i), out[static_cast<size_t>(i)], 1e-5) << rows << ", " << soft_cap;
+        ASSERT_NEAR(c.out.Get(i), expected.out[static_cast<size_t>(i)], 1e-5)
+            << rows << ", " << soft_cap;
       }
       EXPECT_EQ(c.out.Get(0) == 0, soft_cap == 0);
       EXPECT_EQ(c.lse.Get(0) == -kInf, soft_cap == 0);

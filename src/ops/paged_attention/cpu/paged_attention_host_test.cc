@@ -19,21 +19,9 @@
 
 #include "src/ops/paged_attention/cpu/for_each_target.h"
 #include "src/ops/paged_attention/random_case.h"
-#include "src/ops/paged_attention/reference.h"
 
 namespace xla_gpu::paged_attention {
 namespace {
-
-struct Expected {
-  explicit Expected(const Case& c)
-      : out(static_cast<size_t>(c.out.size())),
-        lse(static_cast<size_t>(c.out.shape[0] * c.out.shape[1])) {
-    const Problem problem = *ProblemFromCall(c.call());
-    PagedAttentionReference(problem, BuffersFromCall(problem, c.call()), out.data(), lse.data());
-  }
-  std::vector<double> out;
-  std::vector<double> lse;
-};
 
 // The spacing of an output type's numbers near 1.
 double Epsilon(DType dtype) {
