@@ -35,9 +35,10 @@ namespace HWY_NAMESPACE {
 constexpr size_t kDotStep = 32;
 inline void StoreDotQuery(const uint16_t* query, size_t head_dim, size_t heads, size_t h,
                           bool negative, uint16_t* to) {
-  const uint16_t sign = negative ? 0x8000 : 0;
-  for (size_t d = 0; d < head_dim; ++d) {
-    to[d / kDotStep * kDotStep * heads + h * kDotStep + d % kDotStep] = query[d] ^ sign;
+  for (size_t d = 0; d < head_dim; d += kDotStep) {
+    uint16_t* const step = to + d * heads + h * kDotStep;
+    std::memcpy(step, query + d, kDotStep * sizeof(*to));
+    for (size_t i = 0; negative && i < kDotStep; ++i) step[i] ^= 0x8000;
   }
 }
 
