@@ -165,10 +165,13 @@ XLA_GPU_EXPORT xla_gpu_status* xla_gpu_opaque(const xla_gpu_call* call, char** t
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_alias(const char* op, const char* platform, int api_version,
                                              const char* opaque, void** handler);
 
-/* Checks what XLA would refuse without a word: that `handler` is a function, that a typed one
- * (api_version 4) answers XLA's metadata call, and that the FFI version it was built against is not
- * newer than the runtime's (runtime_ffi_major, runtime_ffi_minor; -1 where it is not known). Gives,
- * unless info_json is NULL, {"ffi":"0.1","command_buffer":true}, for untyped handlers {}. */
+/* Checks what XLA would refuse without a word, or crash by: that `handler` is a function, that a
+ * typed one (api_version 4) answers XLA's metadata call and an untyped one does not, and that the
+ * FFI version it was built against is not newer than the runtime's (runtime_ffi_major,
+ * runtime_ffi_minor; -1 where it is not known). What is not a handler of this library is asked in a
+ * forked child, for some seconds at most, because a function that is no handler may crash, exit or
+ * hang. Gives, unless info_json is NULL, {"ffi":"0.1","command_buffer":true}, for untyped handlers
+ * {}. */
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_check_handler(const char* name, const void* handler,
                                                      const char* platform, int api_version,
                                                      int runtime_ffi_major, int runtime_ffi_minor,

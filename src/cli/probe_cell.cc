@@ -48,7 +48,13 @@ Status RegisterCell(const xla::PjrtPlugin& plugin, const ProbeCell& cell,
   if (facts.gpu_custom_call && cell.platform == "CUDA") {
     route = xla::RegistrationRoute::kGpuCustomCall;
   }
-  return xla::RegisterUnchecked(plugin, route, registration, typed);
+  uint32_t traits = 0;
+  if (typed) {
+    XLA_GPU_ASSIGN_OR_RETURN(const xla::HandlerMetadata metadata,
+                             xla::AskHandler(stages.execute, platform, cell.api_version));
+    traits = metadata.traits;
+  }
+  return xla::RegisterUnchecked(plugin, route, registration, typed, traits);
 }
 
 std::string Module(const ProbeCell& cell, const std::string& opaque) {

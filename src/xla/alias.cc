@@ -1,7 +1,9 @@
 #include "src/xla/alias.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -128,6 +130,13 @@ class AliasTable {
     return addresses_[signature][next];
   }
 
+  bool IsBound(Signature signature, const void* handler) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto& addresses = addresses_[signature];
+    const auto end = addresses.begin() + static_cast<std::ptrdiff_t>(known_[signature].size());
+    return std::find(addresses.begin(), end, handler) != end;
+  }
+
  private:
   const Addresses addresses_ = MakeAddresses(std::make_index_sequence<kMaxAliases>{});
   std::mutex mutex_;
@@ -163,6 +172,10 @@ StatusOr<void*> AliasHandler(const Op& op, Platform platform, int api_version,
   }
   XLA_GPU_RETURN_IF_ERROR(CheckSite(op, platform, api_version, **site));
   return AliasTable::Global().Bind(SignatureOf(platform, api_version), *std::move(site));
+}
+
+bool IsAlias(const void* handler, Platform platform, int api_version) {
+  return AliasTable::Global().IsBound(SignatureOf(platform, api_version), handler);
 }
 
 }  // namespace xla_gpu::xla

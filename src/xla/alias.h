@@ -25,6 +25,9 @@ inline constexpr size_t kMaxAliases = 1024;
 StatusOr<void*> AliasHandler(const Op& op, Platform platform, int api_version,
                              std::string_view opaque);
 
+// Whether the function is an alias that AliasHandler has given for this platform and version.
+bool IsAlias(const void* handler, Platform platform, int api_version);
+
 }  // namespace xla_gpu::xla
 
 #endif  // XLA_GPU_XLA_ALIAS_H_

@@ -1,23 +1,44 @@
 #include "src/xla/handler_metadata.h"
 
+#include <dlfcn.h>
+
+#include <chrono>
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <utility>
 
+#include "src/core/forked_call.h"
 #include "src/core/strings.h"
+#include "src/xla/handlers.h"
 #include "src/xla/registration.h"
 #include "xla/ffi/api/c_api.h"
 
 // XLA's opaque error type, of which this file makes its own for handlers that it asks.
 struct XLA_FFI_Error {
   std::string message;
+  XLA_FFI_Error* next;
 };
 
 namespace xla_gpu::xla {
 namespace {
+
+constexpr int kTypedApiVersion = 4;
+// A handler answers in microseconds; the rest is for a machine that is busy elsewhere.
+constexpr std::chrono::seconds kAskLimit{5};
+// No answer is expected from an untyped function, which may well wait for ever.
+constexpr std::chrono::seconds kUntypedAskLimit{2};
+
+// The errors that a handler has made while it was asked. What else it returns is no error of ours,
+// and not to be looked into: the function is no handler.
+thread_local XLA_FFI_Error* errors_made = nullptr;
+
+void FreeErrors() {
+  while (errors_made != nullptr) delete std::exchange(errors_made, errors_made->next);
+}
 
 // The little of XLA_FFI_Api that a handler may use while it answers.
 XLA_FFI_Api MakeAnswerApi() {
@@ -26,12 +47,13 @@ XLA_FFI_Api MakeAnswerApi() {
   api.api_version = {XLA_FFI_Api_Version_STRUCT_SIZE, nullptr, XLA_FFI_API_MAJOR,
                      XLA_FFI_API_MINOR};
   api.XLA_FFI_Error_Create = [](XLA_FFI_Error_Create_Args* args) {
-    return new XLA_FFI_Error{args->message == nullptr ? "" : args->message};
+    return errors_made =
+               new XLA_FFI_Error{args->message == nullptr ? "" : args->message, errors_made};
   };
   api.XLA_FFI_Error_GetMessage = [](XLA_FFI_Error_GetMessage_Args* args) {
     args->message = args->error->message.c_str();
   };
-  api.XLA_FFI_Error_Destroy = [](XLA_FFI_Error_Destroy_Args* args) { delete args->error; };
+  api.XLA_FFI_Error_Destroy = [](XLA_FFI_Error_Destroy_Args*) {};  // FreeErrors does
   return api;
 }
 
@@ -62,11 +84,96 @@ XLA_FFI_Error* ProbeHandler(XLA_FFI_CallFrame* frame) {
   return nullptr;
 }
 
-}  // namespace
+// What a function does when it is asked as a typed handler; bytes, to cross from a child.
+struct Answer {
+  enum Kind : int32_t { kSilent, kTold, kRefused, kNoError } kind;
+  Version ffi;
+  uint32_t traits;
+  char complaint[512];
+};
 
+// Calls the function as XLA calls a typed handler for its metadata.
+Answer Ask(const void* handler) {
+  static const XLA_FFI_Api api = MakeAnswerApi();
+  // With nulls for what an untyped signature would read further, that it not be of this call's.
+  using Function = XLA_FFI_Error*(XLA_FFI_CallFrame*, void*, void*, void*, void*, void*);
+  auto* function = reinterpret_cast<Function*>(const_cast<void*>(handler));
+  Answer answer{};
+  size_t frame_size = XLA_FFI_CallFrame_STRUCT_SIZE;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    PaddedMetadata told;
+    told.metadata.struct_size = sizeof(told);
+    told.metadata.api_version.struct_size = XLA_FFI_Api_Version_STRUCT_SIZE;
+    told.metadata.api_version.major_version = -1;
+    XLA_FFI_Metadata_Extension extension{};
+    extension.extension_base = {XLA_FFI_Metadata_Extension_STRUCT_SIZE, XLA_FFI_Extension_Metadata,
+                                nullptr};
+    extension.metadata = &told.metadata;
+    PaddedFrame padded;
+    padded.frame.struct_size = frame_size;
+    padded.frame.extension_start = &extension.extension_base;
+    padded.frame.api = &api;
+    padded.frame.stage = XLA_FFI_ExecutionStage_EXECUTE;
+    const XLA_FFI_Error* error =
+        function(&padded.frame, nullptr, nullptr, nullptr, nullptr, nullptr);
+    if (error == nullptr) {
+      const XLA_FFI_Api_Version& version = told.metadata.api_version;
+      answer.kind = version.major_version < 0 ? Answer::kSilent : Answer::kTold;
+      answer.ffi = {version.major_version, version.minor_version};
+      answer.traits = told.metadata.traits;
+      break;
+    }
+    const XLA_FFI_Error* known = errors_made;
+    while (known != nullptr && known != error) known = known->next;
+    if (known == nullptr) {
+      answer.kind = Answer::kNoError;
+      break;
+    }
+    answer.kind = Answer::kRefused;
+    error->message.copy(answer.complaint, sizeof(answer.complaint) - 1);
+    // Handlers want the call frame of just their version and name its size when it differs.
+    const std::string wanted = "XLA_FFI_CallFrame size: expected ";
+    const size_t at = error->message.find(wanted);
+    if (at == std::string::npos) break;
+    frame_size = std::strtoul(error->message.c_str() + at + wanted.size(), nullptr, 10);
+    if (frame_size > sizeof(PaddedFrame)) break;
+  }
+  FreeErrors();
+  return answer;
+}
+
+StatusOr<HandlerMetadata> Read(const Answer& answer) {
+  switch (answer.kind) {
+    case Answer::kTold:
+      return HandlerMetadata{answer.ffi, answer.traits};
+    case Answer::kRefused:
+      return InvalidArgument(StrCat("it refuses XLA's metadata call: ", answer.complaint));
+    case Answer::kNoError:
+      return InvalidArgument("it answers XLA's metadata call with what is no XLA_FFI_Error");
+    case Answer::kSilent:
+      break;
+  }
+  return InvalidArgument("it did not answer XLA's metadata call");
+}
+
+StatusOr<HandlerMetadata> AskInChild(const void* handler, std::chrono::milliseconds limit) {
+  StatusOr<ForkedAnswer<Answer>> asked =
+      CallForked<Answer>([handler] { return Ask(handler); }, limit);
+  if (!asked.ok()) {
+    return Status(asked.status().code(),
+                  StrCat("it must be asked for XLA's metadata in a child process, but ",
+                         asked.status().message()));
+  }
+  if (asked->answer.has_value()) return Read(*asked->answer);
+  return InvalidArgument(
+      StrCat("a child process that asked it for XLA's metadata ", asked->end.HowItEnded()));
+}
+
+// An error unless `address` lies in memory that this process may execute.
 Status CheckIsCode(const void* address) {
   const auto wanted = reinterpret_cast<uintptr_t>(address);
   std::ifstream maps("/proc/self/maps");
+  if (!maps) return OkStatus();  // no /proc here: nothing can be said
   for (std::string line; std::getline(maps, line);) {
     uintptr_t begin = 0;
     uintptr_t end = 0;
@@ -82,53 +189,75 @@ Status CheckIsCode(const void* address) {
       StrCat("address ", address, " is no function: it does not lie in executable memory"));
 }
 
+// "getpid of /lib/libc.so.6", or what else can be said of an address.
+std::string DescribeFunction(const void* address) {
+  Dl_info info{};
+  if (dladdr(address, &info) == 0 || info.dli_fname == nullptr) {
+    return StrCat("the function at ", address);
+  }
+  if (info.dli_sname != nullptr && info.dli_saddr == address) {
+    return StrCat(info.dli_sname, " of ", info.dli_fname);
+  }
+  const auto offset = static_cast<const char*>(address) - static_cast<const char*>(info.dli_fbase);
+  return StrCat("the function at offset ", offset, " of ", info.dli_fname);
+}
+
+// This library's own handlers need no asking, and can be told where XLA would call them wrongly.
+struct OwnHandler {
+  bool is_own = false;
+  Platform platform = Platform::kHost;
+  int api_version = 0;
+};
+
+// As `platform` and `api_version` want it, where it serves so.
+OwnHandler FindOwnHandler(const void* handler, Platform platform, int api_version) {
+  if (IsOwnHandler(handler, platform, api_version)) return {true, platform, api_version};
+  for (const Platform other : {Platform::kHost, Platform::kCuda}) {
+    for (int version = 1; version <= kTypedApiVersion; ++version) {
+      if (IsOwnHandler(handler, other, version)) return {true, other, version};
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
 const void* VersionProbeHandler() { return reinterpret_cast<const void*>(&ProbeHandler); }
 
 VersionProbeScope::VersionProbeScope(VersionProbeResult* result) { probe_result = result; }
 VersionProbeScope::~VersionProbeScope() { probe_result = nullptr; }
 
-StatusOr<HandlerMetadata> AskHandler(const void* handler) {
+StatusOr<HandlerMetadata> AskHandler(const void* handler, Platform platform, int api_version) {
   XLA_GPU_RETURN_IF_ERROR(CheckIsCode(handler));
-  static const XLA_FFI_Api api = MakeAnswerApi();
-  auto* function = reinterpret_cast<XLA_FFI_Handler*>(const_cast<void*>(handler));
-
-  size_t frame_size = XLA_FFI_CallFrame_STRUCT_SIZE;
-  std::string complaint;
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    PaddedMetadata answer;
-    answer.metadata.struct_size = sizeof(answer);
-    answer.metadata.api_version.struct_size = XLA_FFI_Api_Version_STRUCT_SIZE;
-    answer.metadata.api_version.major_version = -1;
-    XLA_FFI_Metadata_Extension extension{};
-    extension.extension_base = {XLA_FFI_Metadata_Extension_STRUCT_SIZE, XLA_FFI_Extension_Metadata,
-                                nullptr};
-    extension.metadata = &answer.metadata;
-    PaddedFrame padded;
-    padded.frame.struct_size = frame_size;
-    padded.frame.extension_start = &extension.extension_base;
-    padded.frame.api = &api;
-    padded.frame.stage = XLA_FFI_ExecutionStage_EXECUTE;
-    XLA_FFI_Error* error = function(&padded.frame);
-    if (error == nullptr) {
-      const XLA_FFI_Api_Version& version = answer.metadata.api_version;
-      if (version.major_version < 0) {
-        return InvalidArgument(
-            "the function did not answer XLA's metadata call, so it is no typed FFI handler of "
-            "jaxlib 0.4.38 or newer; is its API version 1, 2 or 3 (untyped)?");
-      }
-      return HandlerMetadata{{version.major_version, version.minor_version},
-                             answer.metadata.traits};
+  const bool typed = api_version == kTypedApiVersion;
+  const OwnHandler own = FindOwnHandler(handler, platform, api_version);
+  if (own.is_own) {
+    if (own.platform == platform && own.api_version == api_version) {
+      return typed ? Read(Ask(handler)) : HandlerMetadata();
     }
-    complaint = error->message;
-    delete error;
-    // Handlers want the call frame of just their version and name its size when it differs.
-    const std::string wanted = "XLA_FFI_CallFrame size: expected ";
-    const size_t at = complaint.find(wanted);
-    if (at == std::string::npos) break;
-    frame_size = std::strtoul(complaint.c_str() + at + wanted.size(), nullptr, 10);
-    if (frame_size > sizeof(PaddedFrame)) break;
+    return InvalidArgument(StrCat("it is this library's handler for platform ",
+                                  PlatformName(own.platform), " and api_version ", own.api_version,
+                                  ", not for ", PlatformName(platform), " and ", api_version));
   }
-  return InvalidArgument(StrCat("the handler refuses XLA's metadata call: ", complaint));
+  const StatusOr<HandlerMetadata> metadata =
+      AskInChild(handler, typed ? kAskLimit : kUntypedAskLimit);
+  if (typed && metadata.status().code() == StatusCode::kResourceExhausted) {
+    return metadata.status();  // it could not be asked
+  }
+  if (typed && !metadata.ok()) {
+    return InvalidArgument(
+        StrCat(DescribeFunction(handler),
+               " is no typed FFI handler (api_version 4): ", metadata.status().message(),
+               "; give a symbol of XLA_FFI_DEFINE_HANDLER_SYMBOL (headers of jaxlib 0.4.38 or "
+               "newer), or api_version 1, 2 or 3 if its signature is an untyped one"));
+  }
+  if (!typed && metadata.ok()) {
+    return InvalidArgument(StrCat(DescribeFunction(handler),
+                                  " is a typed FFI handler (it answers XLA's metadata call), which "
+                                  "a call of api_version ",
+                                  api_version, " would crash; register it with api_version 4"));
+  }
+  return typed ? *metadata : HandlerMetadata();
 }
 
 }  // namespace xla_gpu::xla

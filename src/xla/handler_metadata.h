@@ -7,9 +7,6 @@
 
 namespace xla_gpu::xla {
 
-// An error unless `address` lies in memory that this process may execute.
-Status CheckIsCode(const void* address);
-
 // A typed handler that runs nothing; when a runtime asks its metadata (at registration), it notes
 // the FFI version that the runtime shows of itself.
 const void* VersionProbeHandler();

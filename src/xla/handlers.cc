@@ -1,6 +1,8 @@
 #include "src/xla/handlers.h"
 
+#include "src/core/op_registry.h"
 #include "src/core/strings.h"
+#include "src/xla/alias.h"
 #include "src/xla/legacy.h"
 #include "src/xla/typed_ffi.h"
 
@@ -18,6 +20,14 @@ StatusOr<void*> HandlerAddress(const Op& op, Platform platform, int api_version)
       return InvalidArgument(StrCat("api_version is ", api_version,
                                     "; allowed are 1, 2, 3 (legacy) and 4 (typed FFI)"));
   }
+}
+
+bool IsOwnHandler(const void* handler, Platform platform, int api_version) {
+  for (const auto& op : OpRegistry::Global().ops()) {
+    const StatusOr<void*> own = HandlerAddress(*op, platform, api_version);
+    if (own.ok() && *own == handler) return true;
+  }
+  return IsAlias(handler, platform, api_version);
 }
 
 }  // namespace xla_gpu::xla

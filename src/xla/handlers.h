@@ -9,6 +9,9 @@ namespace xla_gpu::xla {
 // api_version 1, 2, 3: the legacy calls (Host 1 and 2 need an alias: alias.h); 4: typed FFI.
 StatusOr<void*> HandlerAddress(const Op& op, Platform platform, int api_version);
 
+// Whether the function is one of these, or an alias that is bound.
+bool IsOwnHandler(const void* handler, Platform platform, int api_version);
+
 }  // namespace xla_gpu::xla
 
 #endif  // XLA_GPU_XLA_HANDLERS_H_

@@ -168,7 +168,7 @@ StatusOr<HandlerMetadata> CheckHandler(const std::string& name, const HandlerSta
                                        const std::optional<Version>& runtime_ffi) {
   if (name.empty())
     return InvalidArgument("a handler's name is empty; it is the target of the call");
-  XLA_GPU_RETURN_IF_ERROR(ParseXlaPlatform(platform).status());
+  XLA_GPU_ASSIGN_OR_RETURN(const Platform parsed, ParseXlaPlatform(platform));
   if (api_version < 1 || api_version > kTypedApiVersion) {
     return InvalidArgument(StrCat("handler '", name, "': api_version is ", api_version,
                                   "; allowed are 1, 2, 3 (untyped) and 4 (typed FFI)"));
@@ -183,19 +183,17 @@ StatusOr<HandlerMetadata> CheckHandler(const std::string& name, const HandlerSta
                                   " and more than one stage; untyped handlers have execute only"));
   }
   HandlerMetadata result;
+  const void* asked = nullptr;
   for (const void* stage :
-       {stages.instantiate, stages.prepare, stages.initialize, stages.execute}) {
-    if (stage == nullptr) continue;
-    if (api_version != kTypedApiVersion) {
-      XLA_GPU_RETURN_IF_ERROR(CheckIsCode(stage));
-      continue;
-    }
-    StatusOr<HandlerMetadata> metadata = AskHandler(stage);
+       {stages.prepare, stages.initialize, stages.instantiate, stages.execute}) {
+    if (stage == nullptr || stage == asked) continue;
+    asked = stage;
+    StatusOr<HandlerMetadata> metadata = AskHandler(stage, parsed, api_version);
     if (!metadata.ok()) {
       return Status(metadata.status().code(),
                     StrCat("handler '", name, "': ", metadata.status().message()));
     }
-    if (runtime_ffi.has_value() &&
+    if (runtime_ffi.has_value() && api_version == kTypedApiVersion &&
         (metadata->ffi.major != runtime_ffi->major || metadata->ffi.minor > runtime_ffi->minor)) {
       return RefuseNewer(name, metadata->ffi, *runtime_ffi);
     }
@@ -229,16 +227,8 @@ RegistrationRoute DefaultRoute(const RuntimeFacts& facts) {
 }
 
 Status RegisterUnchecked(const PjrtPlugin& plugin, RegistrationRoute route,
-                         const Registration& registration, bool typed) {
+                         const Registration& registration, bool typed, uint32_t traits) {
   XLA_GPU_ASSIGN_OR_RETURN(RuntimeFacts facts, LearnRuntime(plugin));
-  uint32_t traits = 0;
-  if (typed) {
-    // Newer plugins take the traits from here, older ones ask the handler.
-    if (StatusOr<HandlerMetadata> metadata = AskHandler(registration.stages.execute);
-        metadata.ok()) {
-      traits = metadata->traits;
-    }
-  }
   if (route == RegistrationRoute::kGpuCustomCall) {
     const GpuCustomCallExtension* extension = FindGpu(plugin);
     if (extension == nullptr) {
@@ -267,10 +257,10 @@ Status RegisterUnchecked(const PjrtPlugin& plugin, RegistrationRoute route,
 Status Register(const PjrtPlugin& plugin, const Registration& r) {
   XLA_GPU_ASSIGN_OR_RETURN(RuntimeFacts facts, LearnRuntime(plugin));
   const bool typed = r.api_version == kTypedApiVersion;
-  XLA_GPU_RETURN_IF_ERROR(
+  XLA_GPU_ASSIGN_OR_RETURN(
+      const HandlerMetadata metadata,
       CheckHandler(r.name, r.stages, r.platform, r.api_version,
-                   facts.takes_typed() ? std::optional<Version>(facts.ffi) : std::nullopt)
-          .status());
+                   facts.takes_typed() ? std::optional<Version>(facts.ffi) : std::nullopt));
   const std::string who =
       StrCat("handler '", r.name, "': plugin ", plugin.path(),
              plugin.path().empty() ? "(PJRT " : " (PJRT ", plugin.pjrt_version().ToString(), ") ");
@@ -315,7 +305,8 @@ Status Register(const PjrtPlugin& plugin, const Registration& r) {
   }
   Registration canonical = r;
   canonical.platform = PlatformName(platform);
-  XLA_GPU_RETURN_IF_ERROR(RegisterUnchecked(plugin, DefaultRoute(facts), canonical, typed));
+  XLA_GPU_RETURN_IF_ERROR(
+      RegisterUnchecked(plugin, DefaultRoute(facts), canonical, typed, metadata.traits));
   registered->emplace(key, r.stages);
   return OkStatus();
 }

@@ -38,9 +38,11 @@ struct HandlerMetadata {
   uint32_t traits = 0;  // XLA_FFI_HANDLER_TRAITS_*: 1 = command-buffer compatible
 };
 
-// The typed handler's answer to XLA's metadata call. Fails for what is no code, and for a function
-// that gives no answer. (A function with another signature cannot be told from a handler.)
-StatusOr<HandlerMetadata> AskHandler(const void* handler);
+// The typed handler's answer to XLA's metadata call; for an untyped one nothing. Fails for what is
+// no code, for a function that as a typed handler gives no answer, and for one that as an untyped
+// handler gives it. What is not this library's own is called in a child process, as it may crash,
+// exit or hang.
+StatusOr<HandlerMetadata> AskHandler(const void* handler, Platform platform, int api_version);
 
 // The functions of a typed handler by stage; null where it has none. An untyped one has execute
 // only.
@@ -90,9 +92,10 @@ enum class RegistrationRoute { kFfi, kGpuCustomCall };
 RegistrationRoute DefaultRoute(const RuntimeFacts& facts);
 
 // Registers with no check and no record: for `xla-gpu probe`, which wants to see XLA's own answer.
-// `typed` as the extension knows it. An error of the plugin, or a route that it does not have.
+// `typed` as the extension knows it; `traits` are the handler's (older plugins ask it). An error of
+// the plugin, or a route that it does not have.
 Status RegisterUnchecked(const PjrtPlugin& plugin, RegistrationRoute route,
-                         const Registration& registration, bool typed);
+                         const Registration& registration, bool typed, uint32_t traits);
 
 }  // namespace xla_gpu::xla
 

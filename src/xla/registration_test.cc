@@ -332,7 +332,7 @@ TEST(RegistrationTest, HandlersOfThisLibraryServeInstantiateToo) {
   for (const Platform platform : {Platform::kHost, Platform::kCuda}) {
     const void* handler = *HandlerAddress(*op, platform, 4);
     EXPECT_EQ(StagesOf(handler).instantiate, handler);
-    const auto metadata = AskHandler(handler);
+    const auto metadata = AskHandler(handler, platform, 4);
     ASSERT_TRUE(metadata.ok()) << metadata.status().ToString();
     EXPECT_EQ(metadata->ffi, (Version{0, 1}));
     EXPECT_EQ(metadata->traits, platform == Platform::kCuda ? 1u : 0u);

@@ -75,6 +75,9 @@ extern "C" XLA_FFI_Error* FromTheFuture(XLA_FFI_CallFrame* frame) { return Handl
 extern "C" void Untyped(void* out, const void** in) {
   for (int i = 0; i < 4; ++i) ((float*)out)[i] = 3 * ((const float*)in[0])[i];
 }
+#include <cstdlib>
+extern "C" void Exits() { std::exit(0); }
+extern "C" void* Stranger() { return (void*)1; }
 """
 
 
@@ -130,7 +133,7 @@ def test_the_same_again_is_fine_and_another_is_not(library):
 
 
 def test_a_cuda_handler_may_be_registered_without_a_gpu():
-    xla_gpu.register(fresh(), simple_add_address(), platform="CUDA")
+    xla_gpu.register(fresh(), xla_gpu.handler("simple_add", platform="CUDA"), platform="CUDA")
     assert jnp.ones(1).sum() == 1
 
 
@@ -159,6 +162,35 @@ def test_bad_calls(name):
     handler, target = call.pop("handler"), call.pop("name")
     with pytest.raises(kind, match=message):
         xla_gpu.register(target, handler, **call)
+
+
+NO_HANDLERS = {
+    "untyped": ("Untyped", 4, "Untyped of .* is no typed FFI handler"),
+    "exits": ("Exits", 4, "Exits of .* ended with exit code 0"),
+    "returns something": ("Stranger", 4, "what is no XLA_FFI_Error; .* api_version 1, 2 or 3"),
+    "typed": ("Twice", 3, "Twice of .* is a typed FFI handler .* register it with api_version 4"),
+}
+
+
+@pytest.mark.parametrize("form", ["text", "capsule", "ctypes function", "stages"])
+@pytest.mark.parametrize("name", NO_HANDLERS)
+def test_what_is_no_handler_does_not_harm_this_process(name, form, library):
+    symbol, api_version, message = NO_HANDLERS[name]
+    function = ctypes.CDLL(library)[symbol]
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    handler = {
+        "text": f"{library}:{symbol}",
+        "capsule": capsule(address),
+        "ctypes function": function,
+        "stages": {"execute": address},
+    }[form]
+    with pytest.raises(ValueError, match=message):
+        xla_gpu.register(fresh(), handler, platform="Host", api_version=api_version)
+
+
+def test_a_function_of_libc_is_no_handler():
+    with pytest.raises(ValueError, match="getpid of .*libc.* is no typed FFI handler"):
+        xla_gpu.register(fresh(), ctypes.CDLL("libc.so.6").getpid, platform="Host")
 
 
 def test_a_text_file_is_no_library(tmp_path):
