@@ -231,7 +231,8 @@ XLA_GPU_EXPORT const char* xla_gpu_client_platform(const xla_gpu_client* client)
 XLA_GPU_EXPORT const void* xla_gpu_client_pjrt_api(const xla_gpu_client* client);
 
 /* Compiles the module (once; kept by its text), with this library's handlers registered for the ops
- * that it calls, and runs it on tensors in host memory. The results are the caller's. */
+ * that it calls, and runs it on tensors in host memory, which must be of the types that its @main
+ * takes. The results are the caller's. */
 typedef struct xla_gpu_results xla_gpu_results;
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_client_run(xla_gpu_client* client, const char* mlir,
                                                   const xla_gpu_tensor* args, size_t num_args,

@@ -46,17 +46,23 @@ Status RunModule(xla_gpu_client& client, const std::string& mlir, const xla_gpu_
                  size_t num_args, xla_gpu_results& results) {
   TensorView views[kMaxTensors];
   XLA_GPU_RETURN_IF_ERROR(ReadTensors("argument", args, num_args, views));
-  XLA_GPU_ASSIGN_OR_RETURN(const auto executable, GetExecutable(client, mlir));
-  std::vector<xla::DeviceBuffer> buffers;
   for (size_t i = 0; i < num_args; ++i) {
     if (DTypeSize(views[i].dtype) == 0) {
-      return InvalidArgument(StrCat("argument ", i, " has dtype number ", args[i].dtype,
-                                    "; allowed are XLA_GPU_DTYPE_*"));
+      return InvalidArgument(
+          StrCat("argument ", i, " has a dtype number that is none of ", "XLA_GPU_DTYPE_*"));
+    }
+    if (const std::string_view problem = TypeProblem(views[i]); !problem.empty()) {
+      return InvalidArgument(StrCat("argument ", i, " is ", views[i].ToString(), "; ", problem));
     }
     if (views[i].data == nullptr && views[i].num_elements() != 0) {
       return InvalidArgument(
           StrCat("argument ", i, " (", views[i].ToString(), ") has a null data pointer"));
     }
+  }
+  XLA_GPU_ASSIGN_OR_RETURN(const auto executable, GetExecutable(client, mlir));
+  XLA_GPU_RETURN_IF_ERROR(executable->CheckArguments({views, views + num_args}));
+  std::vector<xla::DeviceBuffer> buffers;
+  for (size_t i = 0; i < num_args; ++i) {
     XLA_GPU_ASSIGN_OR_RETURN(xla::DeviceBuffer buffer, client.client->ToDevice(views[i]));
     buffers.push_back(std::move(buffer));
   }

@@ -64,9 +64,41 @@ TEST(XlaClientTest, ErrorsComeAsExceptions) {
   EXPECT_THAT(MessageOf([&] {
                 client.Run(client.StableHlo("simple_add", {a, a}), {a, b});
               }),
-              HasSubstr("execution: "));
+              HasSubstr("argument 1 is f32[2] but @main of the module takes f32[3]"));
   EXPECT_THAT(MessageOf([&] { client.Register("f", nullptr); }), HasSubstr("'f' is NULL"));
   EXPECT_THAT(MessageOf([&] { client.Register("f", &a); }), HasSubstr("is no function"));
+}
+
+// XLA's CPU plugin reads the bytes of another type as if they were of the module's.
+TEST(XlaClientTest, ArgumentsAreComparedWithTheModule) {
+  XLA_GPU_REQUIRE_CPU_PLUGIN(plugin);
+  Xla client(plugin->path());
+  const std::string mlir =
+      "func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> { return %a : tensor<4xf32> }";
+  const auto message = [&](const std::vector<Tensor>& args) {
+    return MessageOf([&] { client.Run(mlir, args); });
+  };
+  EXPECT_EQ(message({Tensor({4}, std::vector<float>(4))}), "no error");
+  EXPECT_THAT(message({Tensor({4}, std::vector<int32_t>(4))}), HasSubstr("argument 0 is i32[4]"));
+  EXPECT_THAT(message({Tensor({2, 2}, std::vector<float>(4))}), HasSubstr("is f32[2,2]"));
+  EXPECT_THAT(message({Tensor({2}, std::vector<double>(2))}), HasSubstr("is f64[2]"));
+  EXPECT_THAT(message({}), HasSubstr("takes 1 arguments (f32[4]) but 0 came"));
+  float data[4] = {};
+  int64_t dims[] = {-4, 4};
+  xla_gpu_tensor tensor{sizeof(tensor), data, XLA_GPU_DTYPE_F32, 1, dims};
+  xla_gpu_client* c_client = nullptr;
+  Check(xla_gpu_client_create(plugin->path().c_str(), &c_client));
+  const auto c_message = [&] {
+    xla_gpu_results* results = nullptr;
+    return MessageOf(
+        [&] { Check(xla_gpu_client_run(c_client, mlir.c_str(), &tensor, 1, &results)); });
+  };
+  EXPECT_THAT(c_message(), HasSubstr("dimensions must not be negative"));
+  tensor.rank = 2, dims[0] = INT64_MAX;
+  EXPECT_THAT(c_message(), HasSubstr("does not fit 63 bits"));
+  dims[0] = 1, tensor.dtype = 99;
+  EXPECT_THAT(c_message(), HasSubstr("XLA_GPU_DTYPE_*"));
+  xla_gpu_client_free(c_client);
 }
 
 TEST(XlaClientTest, TheCAbiRefusesNullAndBadStructs) {

@@ -110,6 +110,9 @@ Status RunProgram(const std::string& file, const std::string& plugin_name,
   XLA_GPU_RETURN_IF_ERROR(xla::RegisterOpsOf(*plugin, mlir));
   XLA_GPU_ASSIGN_OR_RETURN(auto client, xla::PjrtClient::Create(plugin));
   XLA_GPU_ASSIGN_OR_RETURN(const xla::PjrtExecutable executable, client->Compile(mlir));
+  std::vector<TensorView> views;
+  for (const HostTensor& input : inputs) views.push_back(input.view());
+  XLA_GPU_RETURN_IF_ERROR(executable.CheckArguments(views));
 
   std::vector<xla::DeviceBuffer> buffers;
   for (const HostTensor& input : inputs) {

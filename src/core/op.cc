@@ -1,7 +1,6 @@
 #include "src/core/op.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "src/core/strings.h"
 
@@ -55,27 +54,16 @@ Status CheckAttributes(const Op& op, const Attributes& attributes) {
   return OkStatus();
 }
 
-// Dimensions that are not negative and a byte size that int64 holds, so that ops may multiply.
 Status CheckTensor(const Op& op, std::string_view kind, std::string_view name,
                    const TensorView& view) {
-  const int64_t element = DTypeSize(view.dtype);
-  if (element == 0) {
+  if (DTypeSize(view.dtype) == 0) {
     return InvalidArgument(StrCat(op.name, ": ", kind, " '", name, "' has a dtype (number ",
                                   static_cast<int>(view.dtype), ") that xla_gpu does not know"));
   }
-  int64_t bytes = element;
-  for (int64_t d : view.shape) {
-    if (d < 0) {
-      return InvalidArgument(StrCat(op.name, ": ", kind, " '", name, "' is ", view.ToString(),
-                                    "; dimensions must not be negative"));
-    }
-    if (d > 0 && bytes > std::numeric_limits<int64_t>::max() / d) {
-      return InvalidArgument(StrCat(op.name, ": ", kind, " '", name, "' is ", view.ToString(),
-                                    "; its size in bytes does not fit 63 bits"));
-    }
-    bytes *= d;
-  }
-  return OkStatus();
+  const std::string_view problem = TypeProblem(view);
+  if (problem.empty()) return OkStatus();
+  return InvalidArgument(
+      StrCat(op.name, ": ", kind, " '", name, "' is ", view.ToString(), "; ", problem));
 }
 
 Status CheckTensors(const Op& op, const Call& call) {

@@ -1,6 +1,7 @@
 #include "src/core/tensor_view.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "src/core/strings.h"
 
@@ -14,6 +15,19 @@ int64_t TensorView::num_elements() const {
   int64_t n = 1;
   for (int64_t d : shape) n *= d;
   return n;
+}
+
+std::string_view TypeProblem(const TensorView& view) {
+  int64_t bytes = DTypeSize(view.dtype);
+  if (bytes == 0) return "xla_gpu does not know its dtype";
+  for (const int64_t d : view.shape) {
+    if (d < 0) return "dimensions must not be negative";
+    if (d > 0 && bytes > std::numeric_limits<int64_t>::max() / d) {
+      return "its size in bytes does not fit 63 bits";
+    }
+    bytes *= d;
+  }
+  return "";
 }
 
 bool TensorSpec::Matches(const TensorView& view) const {

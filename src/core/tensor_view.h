@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/core/dtype.h"
@@ -32,6 +33,10 @@ struct TensorView {
     return static_cast<T*>(data);
   }
 };
+
+// Why no tensor is of this type, which may be anything; "" where dimensions are not negative and
+// int64 holds the size in bytes, so that one may multiply.
+std::string_view TypeProblem(const TensorView& view);
 
 struct TensorSpec {
   DType dtype = DType::kInvalid;

@@ -4,6 +4,7 @@
 
 #include "pjrt_c_api.h"
 #include "src/core/strings.h"
+#include "src/xla/hlo_proto.h"
 #include "src/xla/pjrt_args.h"
 
 namespace xla_gpu::xla {
@@ -139,8 +140,17 @@ StatusOr<HostTensor> DeviceBuffer::ToHost() const {
 
 // ---- PjrtExecutable ----
 
+PjrtExecutable::PjrtExecutable(const PjrtPlugin* plugin, PJRT_LoadedExecutable* executable)
+    : plugin_(plugin), executable_(executable) {
+  std::string format;
+  const StatusOr<std::string> program = OptimizedProgram(&format);
+  if (program.ok()) parameters_ = HloParameters(*program, format == "hlo_with_config");
+}
+
 PjrtExecutable::PjrtExecutable(PjrtExecutable&& other) noexcept
-    : plugin_(other.plugin_), executable_(std::exchange(other.executable_, nullptr)) {}
+    : plugin_(other.plugin_),
+      executable_(std::exchange(other.executable_, nullptr)),
+      parameters_(std::move(other.parameters_)) {}
 
 PjrtExecutable::~PjrtExecutable() {
   if (executable_ == nullptr) return;
@@ -172,6 +182,27 @@ StatusOr<size_t> PjrtExecutable::num_outputs() const {
   if (!status.ok()) return status;
   if (!freed.ok()) return freed;
   return args->num_outputs;
+}
+
+Status PjrtExecutable::CheckArguments(const std::vector<TensorView>& args) const {
+  if (!parameters_.has_value()) return OkStatus();
+  const auto type = [](const std::optional<TensorSpec>& spec) {
+    return spec.has_value() ? spec->ToString() : "a type that is not told";
+  };
+  if (args.size() != parameters_->size()) {
+    std::vector<std::string> types;
+    for (const auto& spec : *parameters_) types.push_back(type(spec));
+    return InvalidArgument(StrCat("@main of the module takes ", types.size(), " arguments (",
+                                  StrJoin(types, ", "), ") but ", args.size(), " came"));
+  }
+  for (size_t i = 0; i < args.size(); ++i) {
+    const std::optional<TensorSpec>& spec = (*parameters_)[i];
+    if (!spec.has_value() || spec->Matches(args[i])) continue;
+    return InvalidArgument(StrCat("argument ", i, " is ", args[i].ToString(),
+                                  " but @main of the module takes ", type(spec),
+                                  "; give that, or change the module"));
+  }
+  return OkStatus();
 }
 
 StatusOr<std::vector<DeviceBuffer>> PjrtExecutable::Execute(

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,13 +48,16 @@ class DeviceBuffer {
 
 class PjrtExecutable {
  public:
-  PjrtExecutable(const PjrtPlugin* plugin, PJRT_LoadedExecutable* executable)
-      : plugin_(plugin), executable_(executable) {}
+  PjrtExecutable(const PjrtPlugin* plugin, PJRT_LoadedExecutable* executable);
   PjrtExecutable(PjrtExecutable&& other) noexcept;
   PjrtExecutable& operator=(PjrtExecutable&&) = delete;
   ~PjrtExecutable();
 
   StatusOr<size_t> num_outputs() const;
+  // An error unless the arguments are of the number and types that the module takes; some plugins
+  // read the bytes of another type as if they were of the right one. Passes what the plugin does
+  // not tell the types of.
+  Status CheckArguments(const std::vector<TensorView>& args) const;
   // Runs on one device and waits until it is done. No argument is donated.
   StatusOr<std::vector<DeviceBuffer>> Execute(const std::vector<const DeviceBuffer*>& args) const;
   // The optimised module as XLA holds it: a serialised HloModuleProto, or HloModuleProtoWithConfig
@@ -65,6 +69,8 @@ class PjrtExecutable {
 
   const PjrtPlugin* plugin_;
   PJRT_LoadedExecutable* executable_;
+  // Nothing where the plugin does not tell.
+  std::optional<std::vector<std::optional<TensorSpec>>> parameters_;
 };
 
 class PjrtClient {

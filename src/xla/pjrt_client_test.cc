@@ -52,5 +52,48 @@ TEST(PjrtClientTest, RunsACustomCallOfOurs) {
   EXPECT_NE(program->find("XlaGpuSimpleAdd"), std::string::npos);
 }
 
+// Whatever way the module is written, its arguments are known where the plugin tells.
+TEST(PjrtClientTest, ChecksArgumentsAgainstTheModule) {
+  XLA_GPU_REQUIRE_CPU_PLUGIN(plugin);
+  auto client = PjrtClient::Create(plugin);
+  ASSERT_TRUE(client.ok()) << client.status().ToString();
+  const int64_t four[] = {4}, square[] = {2, 2}, three[] = {3};
+  const TensorView f32{nullptr, DType::kF32, four};
+  const TensorView i32{nullptr, DType::kI32, four};
+  const TensorView scalar{nullptr, DType::kI8, {}};
+  constexpr char kPretty[] =
+      "func.func @main(%a: tensor<4xf32>, %b: tensor<i8>) -> tensor<4xf32> { return %a : "
+      "tensor<4xf32> }";
+  constexpr char kAlias[] =
+      "!t = tensor<4xf32>\n// @main(%x: tensor<9xf32>)\n"
+      "module { func.func public @main (%a: !t {mhlo.sharding = \"{replicated}\"}, %b: tensor<i8>) "
+      "-> (!t) { return %a : !t } }";
+  constexpr char kGeneric[] =
+      "\"builtin.module\"() ({ \"func.func\"() <{function_type = (tensor<4xf32>, tensor<i8>) -> "
+      "tensor<4xf32>, sym_name = \"main\"}> ({ ^bb0(%a: tensor<4xf32>, %b: tensor<i8>): "
+      "\"func.return\"(%a) : (tensor<4xf32>) -> () }) : () -> () }) : () -> ()";
+  for (const char* mlir : {kPretty, kAlias, kGeneric}) {
+    const auto executable = (*client)->Compile(mlir);
+    ASSERT_TRUE(executable.ok()) << executable.status().ToString();
+    EXPECT_TRUE(executable->CheckArguments({f32, scalar}).ok());
+    EXPECT_EQ(executable->CheckArguments({i32, scalar}).message(),
+              "argument 0 is i32[4] but @main of the module takes f32[4]; give that, or change the "
+              "module");
+    for (const TensorView& wrong : {TensorView{nullptr, DType::kF32, square},
+                                    TensorView{nullptr, DType::kF32, three}, scalar}) {
+      EXPECT_FALSE(executable->CheckArguments({wrong, scalar}).ok());
+    }
+    EXPECT_EQ(executable->CheckArguments({f32}).message(),
+              "@main of the module takes 2 arguments (f32[4], i8[]) but 1 came");
+  }
+  const auto none = (*client)->Compile(
+      "func.func @main() -> tensor<f32> { %c = stablehlo.constant dense<1.0> : tensor<f32>\n "
+      "return "
+      "%c : tensor<f32> }");
+  ASSERT_TRUE(none.ok()) << none.status().ToString();
+  EXPECT_TRUE(none->CheckArguments({}).ok());
+  EXPECT_FALSE(none->CheckArguments({f32}).ok());
+}
+
 }  // namespace
 }  // namespace xla_gpu::xla
