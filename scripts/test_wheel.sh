@@ -34,6 +34,11 @@ try_python() {
     bin/xla-gpu doctor || [[ $? == 1 ]]
     { bin/xla-gpu doctor --json || [[ $? == 1 ]]; } |
       bin/python -c 'import json, sys; assert json.load(sys.stdin)["library"]'
+    package=$(bin/python -c 'import pathlib, xla_gpu; print(pathlib.Path(xla_gpu.__file__).parent)')
+    exported=$(nm --dynamic --defined-only --format=just-symbols "$package/libxla_gpu.so")
+    [[ -n $exported && -z $(grep -v '^xla_gpu_' <<<"$exported") ]] ||
+      { echo "wheel: libxla_gpu.so exports more than its C ABI: $exported" >&2; exit 1; }
+    readelf --wide --dynamic "$package/libxla_gpu.so" | grep -q 'NOW.*NODELETE'
     bin/python - <<'PY'
 import pathlib
 import sys
