@@ -105,7 +105,8 @@ typedef struct xla_gpu_call {
 } xla_gpu_call;
 
 /* Runs the op: on the Host before it returns, on CUDA by enqueueing on the stream (the context of
- * the stream's device must be current). */
+ * the stream's device must be current). A result may share no memory with another tensor, but for
+ * one argument of its type, whole: the one that it is an alias of, if the schema names one. */
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_run(const xla_gpu_call* call);
 
 /* Checks the call without running it (data pointers and results are not read) and gives the types

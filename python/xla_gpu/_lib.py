@@ -57,6 +57,36 @@ class Call(ctypes.Structure):
     ]
 
 
+# ctypes cuts an int that does not fit its field, and a text at its first NUL.
+
+
+def c_int(value: int, what: str, low: int = -(1 << 63), high: int = (1 << 63) - 1) -> int:
+    """The int, for a field that holds `low` to `high`; InvalidArgumentError names `what`."""
+    if not low <= value <= high:
+        raise make_error(3, f"{what} is {value}; it must be {low} to {high}")
+    return value
+
+
+def c_address(value: int, what: str) -> int:
+    """The address, stream or handle, which fits a pointer."""
+    return c_int(value, what, 0, (1 << 64) - 1)
+
+
+def c_text(text: str, what: str) -> bytes:
+    """The text as C takes it; InvalidArgumentError where C would see another."""
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError as e:
+        raise make_error(3, f"{what} is {text!r}: {e.reason}; it must be text") from None
+    if b"\0" in encoded:
+        raise make_error(3, f"{what} is {text!r}; it must not hold a NUL character")
+    return encoded
+
+
+def _c_api_version(value: int) -> int:
+    return c_int(value, "api_version", -(1 << 31), (1 << 31) - 1)
+
+
 def library_candidates() -> list[pathlib.Path]:
     """Where the library is looked for, in order.
 
@@ -150,7 +180,12 @@ def handler_address(op: str, platform: str, api_version: int) -> int:
     """The address of the function that XLA calls for `op` (see xla_gpu_handler in xla_gpu.h)."""
     handler = ctypes.c_void_p()
     check(
-        load().xla_gpu_handler(op.encode(), platform.encode(), api_version, ctypes.byref(handler))
+        load().xla_gpu_handler(
+            c_text(op, "op"),
+            c_text(platform, "platform"),
+            _c_api_version(api_version),
+            ctypes.byref(handler),
+        )
     )
     assert handler.value is not None  # a Status of success comes with an address
     return handler.value
@@ -161,7 +196,11 @@ def alias_address(op: str, platform: str, api_version: int, opaque: str) -> int:
     handler = ctypes.c_void_p()
     check(
         load().xla_gpu_alias(
-            op.encode(), platform.encode(), api_version, opaque.encode(), ctypes.byref(handler)
+            c_text(op, "op"),
+            c_text(platform, "platform"),
+            _c_api_version(api_version),
+            c_text(opaque, "opaque"),
+            ctypes.byref(handler),
         )
     )
     assert handler.value is not None  # a Status of success comes with an address

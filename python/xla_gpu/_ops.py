@@ -86,33 +86,40 @@ def spec_of(array: Any) -> TensorSpec:
     return TensorSpec(name, tuple(array.shape))
 
 
+def _c_ints(values: Sequence[int], what: str) -> Sequence[int]:
+    for value in values:
+        _lib.c_int(value, what)
+    return values
+
+
 def _c_tensors(tensors: Sequence[TensorRef], keep: list[Any]) -> ctypes.Array[_lib.Tensor]:
     out = (_lib.Tensor * max(1, len(tensors)))()
     for slot, tensor in zip(out, tensors, strict=False):
-        dims = (ctypes.c_int64 * max(1, len(tensor.spec.shape)))(*tensor.spec.shape)
+        shape = tensor.spec.shape
+        dims = (ctypes.c_int64 * max(1, len(shape)))(*_c_ints(shape, "a dimension"))
         keep.append(dims)
         slot.struct_size = ctypes.sizeof(_lib.Tensor)
-        slot.data = tensor.address
+        slot.data = _lib.c_address(tensor.address, "a tensor's address")
         slot.dtype = DTYPES.get(tensor.spec.dtype, 0)
-        slot.rank = len(tensor.spec.shape)
+        slot.rank = len(shape)
         slot.dims = dims
     return out
 
 
 def _c_attr(slot: _lib.Attr, name: str, value: AttrValue, keep: list[Any]) -> None:
     slot.struct_size = ctypes.sizeof(_lib.Attr)
-    slot.name = name.encode()
+    slot.name = _lib.c_text(name, "an attribute's name")
     if isinstance(value, bool):  # before int: a bool is one
         slot.type, slot.i = 0, int(value)
     elif isinstance(value, int):
-        slot.type, slot.i = 1, value
+        slot.type, slot.i = 1, _lib.c_int(value, f"attribute '{name}'")
     elif isinstance(value, float):
         slot.type, slot.f = 2, value
     elif isinstance(value, str):
         text = value.encode()
         slot.type, slot.s, slot.s_size = 3, text, len(text)
     else:
-        ints = (ctypes.c_int64 * max(1, len(value)))(*value)
+        ints = (ctypes.c_int64 * max(1, len(value)))(*_c_ints(value, f"attribute '{name}'"))
         keep.append(ints)
         slot.type, slot.ints, slot.ints_size = 4, ints, len(value)
 
@@ -135,9 +142,9 @@ class CCall:
             _c_attr(slot, name, value, self._keep)
         self.struct = _lib.Call(
             struct_size=ctypes.sizeof(_lib.Call),
-            op=op.encode(),
-            platform=platform.encode(),
-            stream=stream,
+            op=_lib.c_text(op, "op"),
+            platform=_lib.c_text(platform, "platform"),
+            stream=_lib.c_address(stream, "stream"),
             args=_c_tensors(args, self._keep),
             num_args=len(args),
             results=_c_tensors(results, self._keep),

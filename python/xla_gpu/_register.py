@@ -72,6 +72,7 @@ def register(
             f"register: api_version is {api_version!r}; allowed are 1, 2, 3 (untyped) and 4 "
             "(typed FFI)",
         )
+    _lib.c_text(name, "register: name")  # before anything is registered anywhere
     stages = _handlers.stages_of(handler)
     if api_version != 4 and list(stages) != ["execute"]:
         raise make_error(

@@ -1,6 +1,7 @@
 // The C ABI: turns C structs into core types and Status into xla_gpu_status, nothing else.
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -19,12 +20,16 @@
 #include "xla_gpu/xla_gpu.h"
 
 namespace xla_gpu {
-namespace {
 
 Status BadStruct(const char* name, size_t came, size_t needed) {
   return InvalidArgument(StrCat(name, ".struct_size is ", came, " but must be at least ", needed,
                                 " (sizeof(", name, "))"));
 }
+
+namespace {
+
+// No struct of a later header is larger; what claims to be is not initialised.
+constexpr size_t kMaxStructSize = 4096;
 
 StatusOr<Platform> ParsePlatform(const char* name) {
   const std::string_view text = name == nullptr ? "" : name;
@@ -40,12 +45,18 @@ const T& ElementAt(const T* array, size_t i) {
   return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + i * array->struct_size);
 }
 
-// The struct sizes of an array: large enough, and one for all, because they give the stride.
+// The struct sizes of an array: large enough, and one for all, because they give the stride. Each
+// is looked at before what it leads to.
 template <typename T>
 Status CheckStructSizes(const char* name, const T* array, size_t count) {
   if (count == 0) return OkStatus();
   const size_t size = array->struct_size;
   if (size < sizeof(T)) return BadStruct(name, size, sizeof(T));
+  if (size > kMaxStructSize || size % alignof(T) != 0) {
+    return InvalidArgument(StrCat(name, ".struct_size is ", size, " but must be sizeof(", name,
+                                  "), a multiple of ", alignof(T), " and at most ",
+                                  kMaxStructSize));
+  }
   for (size_t i = 1; i < count; ++i) {
     const size_t other = ElementAt(array, i).struct_size;
     if (other != size) {
@@ -74,7 +85,8 @@ Status ReadTensors(const char* kind, const xla_gpu_tensor* tensors, size_t count
                                     t.rank > 0 && t.dims == nullptr ? " but dims is NULL" : "",
                                     "; rank must be 0 to ", kMaxRank, ", with as many dims"));
     }
-    out[i] = TensorView{t.data, DTypeFromInt(t.dtype), Shape(t.dims, static_cast<size_t>(t.rank))};
+    std::construct_at(out + i, t.data, DTypeFromInt(t.dtype),
+                      Shape(t.dims, static_cast<size_t>(t.rank)));
   }
   return OkStatus();
 }
@@ -115,6 +127,10 @@ Status Decode(const xla_gpu_call* c, bool with_results, DecodedCall& out) {
   const size_t num_results = with_results ? c->num_results : 0;
   XLA_GPU_RETURN_IF_ERROR(ReadTensors("result", c->results, num_results, out.results));
   if (c->num_attrs > 0 && c->attrs == nullptr) return InvalidArgument("call.attrs is NULL");
+  if (c->num_attrs > Attributes::kMaxAttributes) {
+    return InvalidArgument(StrCat(c->num_attrs, " attributes came; at most ",
+                                  Attributes::kMaxAttributes, " attributes are allowed"));
+  }
   XLA_GPU_RETURN_IF_ERROR(CheckStructSizes("xla_gpu_attr", c->attrs, c->num_attrs));
   for (size_t i = 0; i < c->num_attrs; ++i) {
     XLA_GPU_RETURN_IF_ERROR(ReadAttribute(ElementAt(c->attrs, i), out.attributes));
@@ -281,7 +297,7 @@ xla_gpu_status* xla_gpu_pjrt_compat_info(char** info_json) {
     if (!compat.ok()) return compat.status();
     const xla::PjrtPlugin& wrapped = *(*compat).wrapped;
     *info_json = CopyString(nlohmann::json{
-        {"path", wrapped.path()},
+        {"path", ValidUtf8(wrapped.path())},
         {"platform", PlatformName(wrapped.is_gpu() ? Platform::kCuda : Platform::kHost)},
         {"pjrt", wrapped.pjrt_version().ToString()},
         {"problem", (*compat).registration_problem}}

@@ -42,16 +42,25 @@ inline char* CopyString(const std::string& text) {
   return copy;
 }
 
+// The error for a struct that is smaller than this header's.
+Status BadStruct(const char* name, size_t came, size_t needed);
+
 // Checks the structs and fills out[0 .. count); `kind` ("argument") is for messages. `out` has room
 // for kMaxTensors. The views point into the caller's memory.
 Status ReadTensors(const char* kind, const xla_gpu_tensor* tensors, size_t count, TensorView* out);
 
 // A C call decoded onto the stack; it points into the caller's memory.
 struct DecodedCall {
+  DecodedCall() {}  // NOLINT(modernize-use-equals-default): it would be deleted
   const Op* op = nullptr;
   Platform platform = Platform::kHost;
-  TensorView args[kMaxTensors];
-  TensorView results[kMaxTensors];
+  // Made by ReadTensors, as many as come: clearing all would be a third of a small call's time.
+  union {
+    TensorView args[kMaxTensors];
+  };
+  union {
+    TensorView results[kMaxTensors];
+  };
   Attributes attributes;
   Call call;
 };

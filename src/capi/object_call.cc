@@ -1,7 +1,6 @@
 // xla_gpu_run_objects: the C ABI's door for tensors inside Python objects.
 #include <cstddef>
 #include <memory>
-#include <span>
 
 #include "src/capi/dlpack.h"
 #include "src/capi/internal.h"
@@ -80,8 +79,7 @@ Status CheckArray(const char* name, const xla_gpu_tensor* tensors, size_t count)
 Status CheckObjectCall(const xla_gpu_object_call* c, const void* tuple) {
   if (c == nullptr || tuple == nullptr) return InvalidArgument("call or tuple is NULL");
   if (c->struct_size < sizeof(*c)) {
-    return InvalidArgument(StrCat("xla_gpu_object_call.struct_size is ", c->struct_size,
-                                  " but must be at least ", sizeof(*c)));
+    return BadStruct("xla_gpu_object_call", c->struct_size, sizeof(*c));
   }
   if (c->call == nullptr || c->none == nullptr || c->exchange_api == nullptr ||
       c->tuple_item == nullptr || c->release_gil == nullptr || c->acquire_gil == nullptr) {
@@ -91,6 +89,9 @@ Status CheckObjectCall(const xla_gpu_object_call* c, const void* tuple) {
   if (api.major_version != dlpack::kMajorVersion) {
     return Unimplemented(
         StrCat("the framework's DLPack has version ", api.major_version, "; 1 is supported"));
+  }
+  if (c->call->struct_size < sizeof(*c->call)) {
+    return BadStruct("xla_gpu_call", c->call->struct_size, sizeof(*c->call));
   }
   if (c->call->num_args > kMaxTensors || c->call->num_results > kMaxTensors - c->call->num_args) {
     return InvalidArgument(StrCat("at most ", kMaxTensors, " tensors are allowed"));
@@ -118,21 +119,6 @@ bool ReadObjects(const xla_gpu_object_call& c, void* tuple, size_t first,
   return true;
 }
 
-// Whether an argument overlaps a result without being it: what is read would change under way.
-bool Overlap(std::span<const TensorView> args, std::span<const TensorView> results) {
-  for (const TensorView& result : results) {
-    const char* begin = static_cast<const char*>(result.data);
-    const char* end = begin + result.size_bytes();
-    size_t same = 0;
-    for (const TensorView& arg : args) {
-      const char* data = static_cast<const char*>(arg.data);
-      if (data == begin && ++same == 1) continue;
-      if (data < end && begin < data + arg.size_bytes()) return true;
-    }
-  }
-  return false;
-}
-
 class WithoutGil {
  public:
   explicit WithoutGil(const xla_gpu_object_call& c)
@@ -148,14 +134,16 @@ class WithoutGil {
 
 // What the first run keeps for the later ones.
 struct ObjectPlan {
+  const Op* op = nullptr;
   Attributes attributes;  // its texts are the caller's
   Platform platform = Platform::kHost;
   std::shared_ptr<const Plan> plan;
 };
 
-// Runs a call whose types are c->call's; makes the plan at the first run.
+// Runs a call whose types are c->call's, unless results overlap what they may not; makes the plan
+// at the first run.
 Status RunViews(xla_gpu_object_call* c, const TensorView* args, const TensorView* results,
-                void* stream) {
+                void* stream, Outcome& outcome) {
   auto* kept = static_cast<ObjectPlan*>(c->plan);
   Call call{{args, c->call->num_args}, {results, c->call->num_results}, nullptr};
   std::unique_ptr<ObjectPlan> made;
@@ -163,6 +151,7 @@ Status RunViews(xla_gpu_object_call* c, const TensorView* args, const TensorView
     auto decoded = std::make_unique<DecodedCall>();
     XLA_GPU_RETURN_IF_ERROR(Decode(c->call, /*with_results=*/true, *decoded));
     made = std::make_unique<ObjectPlan>();
+    made->op = decoded->op;
     made->attributes = decoded->attributes;
     made->platform = decoded->platform;
     call.attributes = &made->attributes;
@@ -172,6 +161,8 @@ Status RunViews(xla_gpu_object_call* c, const TensorView* args, const TensorView
     c->plan = made.release();
   }
   call.attributes = &kept->attributes;
+  outcome = CheckOverlap(*kept->op, call).ok() ? kRan : kOther;
+  if (outcome == kOther) return OkStatus();
   ExecutionContext context;
   context.stream = stream;
   if (kept->platform == Platform::kHost) context.thread_pool = &DefaultThreadPool();
@@ -194,8 +185,7 @@ int xla_gpu_run_objects(xla_gpu_object_call* c, void* tuple, xla_gpu_status** st
   TensorView tensors[kMaxTensors];
   TensorView* results = tensors + c->call->num_args;
   if (!ReadObjects(*c, tuple, 0, c->call->args, c->call->num_args, tensors) ||
-      !ReadObjects(*c, tuple, c->call->num_args, c->call->results, c->call->num_results, results) ||
-      Overlap({tensors, c->call->num_args}, {results, c->call->num_results})) {
+      !ReadObjects(*c, tuple, c->call->num_args, c->call->results, c->call->num_results, results)) {
     return kOther;
   }
   void* stream = nullptr;
@@ -204,8 +194,9 @@ int xla_gpu_run_objects(xla_gpu_object_call* c, void* tuple, xla_gpu_status** st
   if (c->device_type == kCuda && api.current_stream(kCuda, c->device_id, &stream) != 0) {
     return kOther;
   }
-  *status = Guard([&] { return RunViews(c, tensors, results, stream); });
-  return *status == nullptr ? kRan : kFailed;
+  Outcome outcome = kRan;
+  *status = Guard([&] { return RunViews(c, tensors, results, stream, outcome); });
+  return *status == nullptr ? outcome : kFailed;
 }
 
 void xla_gpu_object_call_clear(xla_gpu_object_call* c) {

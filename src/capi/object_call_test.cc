@@ -146,7 +146,7 @@ TEST_F(ObjectCallTest, WrongCalls) {
   xla_gpu_status_free(status);
   object_call.struct_size = 8;
   ExpectError("xla_gpu_object_call.struct_size is 8 but must be at least " +
-              std::to_string(sizeof(object_call)));
+              std::to_string(sizeof(object_call)) + " (sizeof(xla_gpu_object_call))");
   object_call.struct_size = sizeof(object_call);
   object_call.release_gil = nullptr;
   ExpectError("a pointer in xla_gpu_object_call is NULL");

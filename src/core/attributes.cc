@@ -1,5 +1,7 @@
 #include "src/core/attributes.h"
 
+#include <algorithm>
+
 #include "src/core/strings.h"
 
 namespace xla_gpu {
@@ -10,13 +12,17 @@ std::string_view AttrTypeName(const AttrValue& value) {
 }
 
 std::string AttrToString(const AttrValue& value) {
+  static constexpr size_t kShown = 100;  // of what may be long
   struct Printer {
     std::string operator()(bool v) const { return v ? "true" : "false"; }
     std::string operator()(int64_t v) const { return std::to_string(v); }
     std::string operator()(double v) const { return StrCat(v); }
-    std::string operator()(std::string_view v) const { return StrCat('"', v, '"'); }
+    std::string operator()(std::string_view v) const {
+      return StrCat('"', v.substr(0, kShown), v.size() > kShown ? "..." : "", '"');
+    }
     std::string operator()(std::span<const int64_t> v) const {
-      return StrCat("[", StrJoin(v, ","), "]");
+      return StrCat("[", StrJoin(v.first(std::min(v.size(), kShown)), ","),
+                    v.size() > kShown ? ",..." : "", "]");
     }
   };
   return std::visit(Printer{}, value);

@@ -30,11 +30,16 @@ constexpr std::array kDTypes = {
     DTypeInfo{DType::kF8E4M3FN, "f8e4m3fn", "f8E4M3FN", 1},
 };
 
+// By the dtype's number, because every call asks.
+constexpr auto kByNumber = [] {
+  std::array<const DTypeInfo*, 32> table{};
+  for (const DTypeInfo& info : kDTypes) table[static_cast<size_t>(info.dtype)] = &info;
+  return table;
+}();
+
 const DTypeInfo* Find(DType dtype) {
-  for (const DTypeInfo& info : kDTypes) {
-    if (info.dtype == dtype) return &info;
-  }
-  return nullptr;
+  const auto number = static_cast<size_t>(dtype);
+  return number < kByNumber.size() ? kByNumber[number] : nullptr;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "src/core/op.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "src/core/strings.h"
 
@@ -75,6 +76,20 @@ Status CheckTensors(const Op& op, const Call& call) {
   return OkStatus();
 }
 
+// Whether result `r` may be argument `i`, both as they stand in the call.
+bool MayShare(const Op& op, const Call& call, size_t r, size_t i) {
+  if (r >= op.results.size() || op.results[r].alias_of.empty()) return true;
+  std::string_view present = call.attributes->GetString(kOptionalArgsAttribute, "");
+  for (const ArgSpec& spec : op.args) {
+    if (spec.optional) {
+      if (present.substr(0, present.find(',')) != spec.name) continue;
+      present.remove_prefix(std::min(present.size(), spec.name.size() + 1));
+    }
+    if (i-- == 0) return spec.name == op.results[r].alias_of;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::string_view PlatformName(Platform platform) {
@@ -147,6 +162,42 @@ Status CheckCall(const Op& op, Platform platform, const Call& call) {
     if (!expected[i].Matches(call.results[i])) {
       return InvalidArgument(StrCat(op.name, ": result ", i, " is ", call.results[i].ToString(),
                                     " but must be ", expected[i].ToString()));
+    }
+  }
+  return OkStatus();
+}
+
+Status CheckOverlap(const Op& op, const Call& call) {
+  for (size_t r = 0; r < call.results.size(); ++r) {
+    const TensorView& result = call.results[r];
+    const auto begin = reinterpret_cast<uintptr_t>(result.data);
+    const auto size = static_cast<uintptr_t>(result.size_bytes());
+    // As numbers, since comparing pointers into different arrays is undefined, and without sums,
+    // which could overflow.
+    const auto overlaps = [begin, size](const TensorView& other) {
+      const auto at = reinterpret_cast<uintptr_t>(other.data);
+      if (at >= begin) return at - begin < size && other.size_bytes() != 0;
+      return size != 0 && begin - at < static_cast<uintptr_t>(other.size_bytes());
+    };
+    const auto refuse = [&](std::string_view kind, size_t i, const TensorView& other) {
+      return InvalidArgument(StrCat(op.name, ": result ", r, " (", result.ToString(), ") overlaps ",
+                                    kind, " ", i, " (", other.ToString(),
+                                    ") in memory; give it memory of its own",
+                                    r < op.results.size() && !op.results[r].alias_of.empty()
+                                        ? StrCat(", or that of ", op.results[r].alias_of, ", whole")
+                                        : ""));
+    };
+    for (size_t i = r + 1; i < call.results.size(); ++i) {
+      if (overlaps(call.results[i])) return refuse("result", i, call.results[i]);
+    }
+    bool is_argument = false;
+    for (size_t i = 0; i < call.args.size(); ++i) {
+      const TensorView& arg = call.args[i];
+      if (!overlaps(arg)) continue;
+      const bool whole = arg.data == result.data && arg.dtype == result.dtype &&
+                         std::ranges::equal(arg.shape, result.shape);
+      if (!whole || is_argument || !MayShare(op, call, r, i)) return refuse("argument", i, arg);
+      is_argument = true;
     }
   }
   return OkStatus();

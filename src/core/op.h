@@ -103,6 +103,11 @@ StatusOr<std::vector<const TensorView*>> BindArguments(const Op& op, const Call&
 // argument count, tensor types (Op::infer), result types.
 Status CheckCall(const Op& op, Platform platform, const Call& call);
 
+// An error where a result shares bytes with another tensor of the call, so that what is read would
+// change under way. A result may be an argument of its own type, whole: the one that the schema
+// says it is an alias of, if it says so. Allocates nothing unless it fails.
+Status CheckOverlap(const Op& op, const Call& call);
+
 // As CheckCall, but the results are not known yet: gives their types.
 StatusOr<std::vector<TensorSpec>> InferResults(const Op& op, Platform platform, const Call& call);
 

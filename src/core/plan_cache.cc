@@ -115,6 +115,7 @@ Status RunOp(const Op& op, Platform platform, const Call& call, const ExecutionC
                            PlanCache::Global().GetOrCreate(op, platform, call));
   XLA_GPU_RETURN_IF_ERROR(CheckData(op, "argument", call.args));
   XLA_GPU_RETURN_IF_ERROR(CheckData(op, "result", call.results));
+  XLA_GPU_RETURN_IF_ERROR(CheckOverlap(op, call));
   return plan->Run(call, context);
 }
 

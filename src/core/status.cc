@@ -1,5 +1,7 @@
 #include "src/core/status.h"
 
+#include "src/core/strings.h"
+
 namespace xla_gpu {
 
 std::string_view StatusCodeName(StatusCode code) {
@@ -33,6 +35,9 @@ std::string_view StatusCodeName(StatusCode code) {
   }
   return "UNKNOWN";
 }
+
+Status::Status(StatusCode code, std::string message)
+    : code_(code), message_(ValidUtf8(std::move(message))) {}
 
 std::string Status::ToString() const {
   if (ok()) return "OK";

@@ -1,4 +1,4 @@
-// StrCat and StrJoin: the little string building that error messages need.
+// The little string building that error messages need.
 #ifndef XLA_GPU_CORE_STRINGS_H_
 #define XLA_GPU_CORE_STRINGS_H_
 
@@ -24,6 +24,9 @@ std::string StrJoin(const Range& range, const char* separator) {
   }
   return std::move(out).str();
 }
+
+// The text with U+FFFD in place of every byte that is no part of well-formed UTF-8.
+std::string ValidUtf8(std::string text);
 
 }  // namespace xla_gpu
 

@@ -14,27 +14,37 @@
 namespace xla_gpu::xla {
 namespace {
 
-// The decoded text of every call site met so far. A look-up allocates nothing.
+// The decoded text of every call site met so far whose call the op takes: what is refused may come
+// in ever new texts. A look-up allocates nothing.
 class SiteCache {
  public:
   // More call sites than a program has; past it the cache starts anew.
   static constexpr size_t kMaxSites = 4096;
+  static constexpr size_t kMaxBytes = size_t{64} << 20;  // of texts
 
   static SiteCache& Global() {
     static auto* cache = new SiteCache;
     return *cache;
   }
 
-  StatusOr<std::shared_ptr<const LegacySite>> GetOrDecode(std::string_view opaque) {
+  StatusOr<std::shared_ptr<const LegacySite>> GetOrDecode(std::string_view opaque,
+                                                          Platform platform) {
     {
       std::shared_lock<std::shared_mutex> lock(mutex_);
       auto found = sites_.find(opaque);
       if (found != sites_.end()) return found->second;
     }
     XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const LegacySite> site, MakeLegacySite(opaque));
+    // The call tells the error.
+    if (!CheckCall(*site->op, platform, site->AsCall()).ok()) return site;
     std::unique_lock<std::shared_mutex> lock(mutex_);
-    if (sites_.size() >= kMaxSites) sites_.clear();
-    return sites_.try_emplace(std::string(opaque), std::move(site)).first->second;
+    if (sites_.size() >= kMaxSites || bytes_ + opaque.size() > kMaxBytes) {
+      sites_.clear();
+      bytes_ = 0;
+    }
+    const auto [kept, is_new] = sites_.try_emplace(std::string(opaque), std::move(site));
+    if (is_new) bytes_ += opaque.size();
+    return kept->second;
   }
 
  private:
@@ -44,6 +54,7 @@ class SiteCache {
   };
 
   std::shared_mutex mutex_;
+  size_t bytes_ = 0;
   std::unordered_map<std::string, std::shared_ptr<const LegacySite>, Hash, std::equal_to<>> sites_;
 };
 
@@ -97,7 +108,7 @@ void RunLegacyText(size_t slot, Platform platform, const char* opaque, size_t op
   Status status;
   try {
     const std::string_view text = opaque == nullptr ? "" : std::string_view(opaque, opaque_len);
-    auto site = SiteCache::Global().GetOrDecode(text);
+    auto site = SiteCache::Global().GetOrDecode(text, platform);
     if (site.ok() && (*site)->op == &op) {
       RunLegacySite(**site, platform, buffers, caller);
       return;

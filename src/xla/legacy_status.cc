@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <unordered_set>
@@ -18,9 +19,10 @@ constexpr size_t kMaxReported = 256;
 // A model calls a failing site thousands of times a second; a log wants the text once.
 void PrintOnce(const std::string& text) {
   static std::mutex mutex;
-  static auto* reported = new std::unordered_set<std::string>;
+  static auto* reported = new std::unordered_set<size_t>;  // hashes: a text may be long
   std::lock_guard<std::mutex> lock(mutex);
-  if (reported->size() >= kMaxReported || !reported->insert(text).second) return;
+  if (reported->size() >= kMaxReported || !reported->insert(std::hash<std::string>{}(text)).second)
+    return;
   std::fprintf(stderr, "xla_gpu: %s\n", text.c_str());
   if (reported->size() == kMaxReported) {
     std::fprintf(stderr, "xla_gpu: further errors of legacy custom calls are not shown\n");

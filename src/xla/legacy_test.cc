@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <atomic>
@@ -252,6 +253,27 @@ TEST_F(LegacyTest, TheSameErrorIsPrintedOnce) {
   EXPECT_THAT(log, HasSubstr("xla_gpu: INVALID_ARGUMENT: test_sum_difference: unknown attribute"));
   EXPECT_THAT(log, HasSubstr("the results are NaN"));
   EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1);
+}
+
+// A host may make up texts without end; one that is refused leaves nothing.
+TEST_F(LegacyTest, RefusedTextsAreNotKept) {
+  constexpr size_t kSize = 500'000;
+  const size_t before = mallinfo2().uordblks;
+  for (int i = 0; i < 20; ++i) {
+    const std::string filler(kSize, 'x');
+    const std::string refused[] = {
+        Opaque("test_sum_difference", 2, StrCat(R"({"note":")", filler, i, "\"}")),
+        Opaque("simple_add", 1, StrCat(R"({"note":")", filler, i, "\"}")),
+        Opaque("test_sum_difference", 2, StrCat("{\"", filler, i, "\":1}")),
+        StrCat("{\"op\":\"", filler, i)};
+    for (const std::string& opaque : refused) {
+      status_ = {};
+      Run(TestOp(), Platform::kHost, 3, opaque, /*by_alias=*/false);
+      EXPECT_TRUE(status_.message.has_value());
+    }
+  }
+  status_ = {};  // the last message
+  EXPECT_LT(mallinfo2().uordblks, before + 10 * kSize);
 }
 
 TEST_F(LegacyTest, ManyThreadsMeetNewAndKnownSites) {

@@ -281,6 +281,61 @@ def test_ctypes_struct_sizes_are_checked():
         _lib.check(library.xla_gpu_run(None))
 
 
+# What ctypes would cut to another value, without a word.
+LOST = {
+    "attribute": (lambda: window(2**64 + 3), "attribute 'sliding_window' is 18446744073709551619"),
+    "negative attribute": (lambda: window(-(2**63) - 1), "attribute 'sliding_window' is -92"),
+    "ints": (
+        lambda: _ops.infer("simple_add", "Host", [], {"x": [1, 2**63]}),
+        "attribute 'x' is 9223372036854775808; it must be",
+    ),
+    "dimension": (
+        lambda: _ops.infer("simple_add", "Host", [spec("f32", 2**64 + 2)] * 2, {}),
+        "a dimension is 18446744073709551618",
+    ),
+    "address": (
+        lambda: _ops.run("simple_add", "Host", [_ops.TensorRef(spec("f32", 1), 2**64)], [], {}),
+        "a tensor's address is 18446744073709551616",
+    ),
+    "stream": (lambda: _ops.run("simple_add", "CUDA", [], [], {}, stream=-1), "stream is -1"),
+    "api_version": (
+        lambda: xla_gpu.handler("simple_add", platform="Host", api_version=2**32 + 4),
+        "api_version is 4294967300",
+    ),
+    "NUL in an op": (lambda: _ops.infer("simple_add\0x", "Host", [], {}), "NUL"),
+    "NUL in a platform": (
+        lambda: xla_gpu.handler("simple_add", platform="Host\0"),
+        r"platform is 'Host\\x00'; it must not hold a NUL",
+    ),
+    "NUL in an attribute's name": (lambda: _ops.infer("simple_add", "Host", [], {"a\0": 1}), "NUL"),
+    "NUL in an opaque": (lambda: _lib.alias_address("simple_add", "Host", 3, "{}\0"), "opaque is"),
+    "NUL in a target": (
+        lambda: xla_gpu.register(
+            "a\0b", xla_gpu.handler("simple_add", platform="Host"), platform="Host"
+        ),
+        r"register: name is 'a\\x00b'",
+    ),
+    "a surrogate": (lambda: xla_gpu.handler("\ud800", platform="Host"), "op is"),
+}
+
+
+def window(value):
+    return _ops.infer("paged_attention", "Host", [], {"scale": 1.0, "sliding_window": value})
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_what_ctypes_would_cut_is_refused(name):
+    call, message = LOST[name]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_messages_of_bytes_that_are_no_text():
+    with pytest.raises(LookupError, match="no op is named 'caf\ufffd'"):
+        call = _lib.Call(struct_size=ctypes.sizeof(_lib.Call), op=b"caf\xe9", platform=b"Host")
+        _lib.check(_lib.load().xla_gpu_run(ctypes.byref(call)))
+
+
 def test_a_missing_library_says_where_it_was_looked_for(monkeypatch):
     monkeypatch.setenv("XLA_GPU_LIBRARY", "/no/such/libxla_gpu.so")
     with pytest.raises(LookupError, match=r"tried /no/such/libxla_gpu.so.*XLA_GPU_LIBRARY"):
