@@ -1,5 +1,6 @@
 #include "src/cuda/compile_protocol.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -10,6 +11,8 @@ namespace {
 // built together and run on one machine, so numbers are native.
 constexpr std::string_view kRequestTag = "xla-gpu compile request 1\n";
 constexpr std::string_view kResponseTag = "xla-gpu compile response 1\n";
+
+constexpr size_t kMaxRequestStrings = 1 << 16;
 
 std::string EncodeStrings(std::string_view tag, const std::vector<std::string_view>& strings) {
   std::string bytes(tag);
@@ -24,8 +27,9 @@ std::string EncodeStrings(std::string_view tag, const std::vector<std::string_vi
   return bytes;
 }
 
-std::optional<std::vector<std::string>> DecodeStrings(std::string_view tag,
-                                                      std::string_view bytes) {
+// At most `max_count`, so that a wrong count takes no memory.
+std::optional<std::vector<std::string>> DecodeStrings(std::string_view tag, std::string_view bytes,
+                                                      size_t max_count) {
   if (!bytes.starts_with(tag)) return std::nullopt;
   bytes.remove_prefix(tag.size());
   auto read = [&bytes](uint64_t& n) {
@@ -35,7 +39,8 @@ std::optional<std::vector<std::string>> DecodeStrings(std::string_view tag,
     return true;
   };
   uint64_t count = 0;
-  if (!read(count) || count > bytes.size() / sizeof(uint64_t)) return std::nullopt;
+  max_count = std::min(max_count, bytes.size() / sizeof(uint64_t));
+  if (!read(count) || count > max_count) return std::nullopt;
   std::vector<std::string> strings(count);
   for (std::string& s : strings) {
     uint64_t size = 0;
@@ -61,7 +66,7 @@ std::string Encode(const CompileRequest& request) {
 }
 
 std::optional<CompileRequest> DecodeRequest(std::string_view bytes) {
-  auto strings = DecodeStrings(kRequestTag, bytes);
+  auto strings = DecodeStrings(kRequestTag, bytes, kMaxRequestStrings);
   if (!strings || strings->size() < 3) return std::nullopt;
   auto& list = *strings;
   const size_t num_options = std::strtoull(list[2].c_str(), nullptr, 10);
@@ -84,7 +89,7 @@ std::string Encode(const CompileResponse& response) {
 }
 
 std::optional<CompileResponse> DecodeResponse(std::string_view bytes) {
-  auto strings = DecodeStrings(kResponseTag, bytes);
+  auto strings = DecodeStrings(kResponseTag, bytes, 3);
   if (!strings || strings->size() != 3) return std::nullopt;
   auto& list = *strings;
   if (list[0].size() != 1 || list[0][0] < '0' || list[0][0] > '3') return std::nullopt;
