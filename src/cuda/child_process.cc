@@ -4,12 +4,14 @@
 #include <poll.h>
 #include <spawn.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "src/core/strings.h"
@@ -121,7 +123,32 @@ class Conversation {
   std::string_view input_;
 };
 
+// Collects the child's status; false if the deadline came first.
+bool WaitUntil(Clock::time_point deadline, pid_t pid, ChildResult& result) {
+  for (auto pause = std::chrono::microseconds(100);;
+       pause = std::min(pause * 2, std::chrono::microseconds(20'000))) {
+    int status = 0;
+    const pid_t got = waitpid(pid, &status, WNOHANG);
+    if (got == pid) {
+      if (WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
+      if (WIFSIGNALED(status)) result.signal = WTERMSIG(status);
+      return true;
+    }
+    if (got < 0 && errno != EINTR) return true;  // ECHILD: somebody else has collected it
+    if (Clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(pause);
+  }
+}
+
 }  // namespace
+
+std::string ChildResult::HowItEnded() const {
+  if (timed_out) return "did not end in time and was killed";
+  if (signal >= 0) return StrCat("was killed by signal ", signal, " (", strsignal(signal), ")");
+  if (exit_code >= 0) return StrCat("ended with exit code ", exit_code);
+  return "ended in a way unknown here, because this process does not collect its children "
+         "(SIGCHLD)";
+}
 
 StatusOr<ChildResult> RunChild(const std::vector<std::string>& command, std::string_view input,
                                std::chrono::milliseconds timeout) {
@@ -146,10 +173,10 @@ StatusOr<ChildResult> RunChild(const std::vector<std::string>& command, std::str
 
   ChildResult result;
   Conversation conversation(std::move(ours[0]), std::move(ours[1]), std::move(ours[2]), input);
-  if (!conversation.RunUntil(deadline, result) || !WaitForChild(deadline, pid, result)) {
+  if (!conversation.RunUntil(deadline, result) || !WaitUntil(deadline, pid, result)) {
     result.timed_out = true;
     kill(-pid, SIGKILL);
-    WaitForChild(Clock::now() + std::chrono::seconds(10), pid, result);
+    WaitUntil(Clock::now() + std::chrono::seconds(10), pid, result);
   }
   return result;
 }

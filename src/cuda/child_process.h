@@ -8,14 +8,21 @@
 #include <string_view>
 #include <vector>
 
-#include "src/core/forked_call.h"
 #include "src/core/status.h"
 
 namespace xla_gpu::cuda {
 
-struct ChildResult : ChildEnd {
+struct ChildResult {
   std::string out;
   std::string err;  // at most its first 64 KiB
+  bool timed_out = false;
+  // How it ended: -1 where unknown, because the host process ignores SIGCHLD or waits for every
+  // child itself.
+  int exit_code = -1;
+  int signal = -1;
+
+  // "was killed by signal 11 (Segmentation fault)".
+  std::string HowItEnded() const;
 };
 
 // The error is that of starting it; how the program fares is in the result. Past the timeout it is
