@@ -57,6 +57,9 @@ XLA_FFI_Api MakeAnswerApi() {
   return api;
 }
 
+// Made beforehand: the child that asks must find no first use under way in another thread.
+const XLA_FFI_Api answer_api = MakeAnswerApi();
+
 // Structs with room behind them: handlers of newer headers write members that ours do not have.
 struct PaddedMetadata {
   XLA_FFI_Metadata metadata{};
@@ -94,7 +97,6 @@ struct Answer {
 
 // Calls the function as XLA calls a typed handler for its metadata.
 Answer Ask(const void* handler) {
-  static const XLA_FFI_Api api = MakeAnswerApi();
   // With nulls for what an untyped signature would read further, that it not be of this call's.
   using Function = XLA_FFI_Error*(XLA_FFI_CallFrame*, void*, void*, void*, void*, void*);
   auto* function = reinterpret_cast<Function*>(const_cast<void*>(handler));
@@ -112,7 +114,7 @@ Answer Ask(const void* handler) {
     PaddedFrame padded;
     padded.frame.struct_size = frame_size;
     padded.frame.extension_start = &extension.extension_base;
-    padded.frame.api = &api;
+    padded.frame.api = &answer_api;
     padded.frame.stage = XLA_FFI_ExecutionStage_EXECUTE;
     const XLA_FFI_Error* error =
         function(&padded.frame, nullptr, nullptr, nullptr, nullptr, nullptr);
