@@ -17,7 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 
 std::string Take(xla_gpu_status* status) {
-  const std::string message = xla_gpu_status_message(status);
+  std::string message = xla_gpu_status_message(status);
   xla_gpu_status_free(status);
   return message;
 }

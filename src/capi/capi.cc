@@ -85,8 +85,8 @@ Status ReadTensors(const char* kind, const xla_gpu_tensor* tensors, size_t count
                                     t.rank > 0 && t.dims == nullptr ? " but dims is NULL" : "",
                                     "; rank must be 0 to ", kMaxRank, ", with as many dims"));
     }
-    std::construct_at(out + i, t.data, DTypeFromInt(t.dtype),
-                      Shape(t.dims, static_cast<size_t>(t.rank)));
+    std::construct_at(out + i, TensorView{t.data, DTypeFromInt(t.dtype),
+                                          Shape(t.dims, static_cast<size_t>(t.rank))});
   }
   return OkStatus();
 }
