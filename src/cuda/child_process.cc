@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "src/core/strings.h"
-#include "src/cuda/unique_fd.h"
+#include "src/core/unique_fd.h"
 
 extern char** environ;
 

@@ -18,15 +18,19 @@
 #include <thread>
 #include <utility>
 
+#include "src/core/file.h"
 #include "src/core/strings.h"
 
 namespace xla_gpu::cuda {
 namespace {
 
+// The folder may hold files of others', since the user names it: a file is ours only if its whole
+// name is one that is made here.
+constexpr std::string_view kPrefix = "xla_gpu-";
 constexpr std::string_view kEntrySuffix = ".kernel";
 constexpr std::string_view kLockSuffix = ".lock";
-constexpr std::string_view kTempPrefix = "tmp.";
-constexpr off_t kMaxEntryBytes = off_t{1} << 30;
+constexpr std::string_view kTempSuffix = ".tmp";
+constexpr uint64_t kMaxEntryBytes = uint64_t{1} << 30;
 constexpr time_t kHour = 3600;
 constexpr time_t kDay = 24 * kHour;
 constexpr time_t kKeepUnused = 90 * kDay;  // entries of versions long gone
@@ -34,14 +38,23 @@ constexpr time_t kKeepTemp = kHour;        // files that a killed process left b
 
 std::string ErrnoText() { return std::strerror(errno); }
 
-std::string EntryName(const Sha256::Digest& key) { return Sha256::Hex(key).append(kEntrySuffix); }
-
-bool IsHexName(std::string_view name, std::string_view suffix) {
-  return name.size() == 64 + suffix.size() && name.ends_with(suffix) &&
-         name.find_first_not_of("0123456789abcdef") == 64;
+std::string NameOf(const Sha256::Digest& key, std::string_view suffix) {
+  return std::string(kPrefix).append(Sha256::Hex(key)).append(suffix);
 }
 
-bool IsTempName(std::string_view name) { return name.starts_with(kTempPrefix); }
+std::string EntryName(const Sha256::Digest& key) { return NameOf(key, kEntrySuffix); }
+
+// xla_gpu-KEY.SUFFIX, and for temporary files xla_gpu-KEY.PID.TIME.COUNT.tmp
+bool IsOurs(std::string_view name, std::string_view suffix) {
+  if (!name.starts_with(kPrefix) || !name.ends_with(suffix)) return false;
+  name.remove_prefix(kPrefix.size());
+  if (name.size() < 64 + suffix.size()) return false;
+  const std::string_view middle = name.substr(64, name.size() - suffix.size() - 64);
+  return name.substr(0, 64).find_first_not_of("0123456789abcdef") == name.npos &&
+         middle.find_first_not_of(".0123456789") == middle.npos &&
+         std::ranges::count(middle, '.') == (suffix == kTempSuffix ? 3 : 0) &&
+         (middle.empty() || middle.front() == '.');
+}
 
 std::string HomeFolder() {
   if (const char* home = std::getenv("HOME"); home != nullptr && *home == '/') return home;
@@ -82,16 +95,6 @@ Status CheckPrivate(const std::string& folder, const struct stat& info) {
   return OkStatus();
 }
 
-bool WriteAll(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    bytes.remove_prefix(static_cast<size_t>(n));
-  }
-  return true;
-}
-
 bool SameFile(const struct stat& a, const struct stat& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
@@ -108,8 +111,10 @@ std::string DiskCache::DefaultFolder() {
 }
 
 StatusOr<DiskCache> DiskCache::Open(const std::string& given) {
-  // "x/" names the same folder as "x", but its parent would be "x".
-  const std::string folder = given.substr(0, given.find_last_not_of('/') + 1);
+  // "x/" and "x/." name the same folder as "x", but their parent would be "x", and a link would be
+  // followed.
+  std::string folder = given;
+  while (folder.size() > 1 && (folder.ends_with('/') || folder.ends_with("/."))) folder.pop_back();
   if (folder.empty()) {
     return FailedPrecondition(
         "cuda: there is no disk cache: XLA_GPU_CACHE_DIR is empty, or no home folder is known");
@@ -121,8 +126,14 @@ StatusOr<DiskCache> DiskCache::Open(const std::string& given) {
     return FailedPrecondition(StrCat("cuda: cache folder ", folder, " could not be made: ",
                                      ErrnoText(), "; set XLA_GPU_CACHE_DIR to another"));
   }
-  UniqueFd fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   struct stat info {};
+  if (lstat(folder.c_str(), &info) == 0 && S_ISLNK(info.st_mode)) {
+    return FailedPrecondition(
+        StrCat("cuda: cache folder ", folder,
+               " is a link, which somebody else may have put there to a folder of yours; set "
+               "XLA_GPU_CACHE_DIR to the folder itself"));
+  }
+  UniqueFd fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!fd.open() || fstat(fd.get(), &info) != 0) {
     return FailedPrecondition(StrCat("cuda: cache folder ", folder, " could not be opened: ",
                                      ErrnoText(), "; set XLA_GPU_CACHE_DIR to another"));
@@ -132,24 +143,13 @@ StatusOr<DiskCache> DiskCache::Open(const std::string& given) {
 }
 
 std::optional<std::string> DiskCache::ReadFile(const std::string& name, bool mark_used) const {
-  // O_NONBLOCK: a FIFO somebody put there must not block us.
-  UniqueFd fd(openat(fd_.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  struct stat info {};
-  if (!fd.open() || fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode) ||
-      info.st_size > kMaxEntryBytes) {
-    return std::nullopt;
+  const StatusOr<RegularFile> file = RegularFile::OpenAt(fd_.get(), name);
+  if (!file.ok()) return std::nullopt;
+  if (mark_used && std::time(nullptr) - file->info().st_mtime > kDay) {
+    futimens(file->fd(), nullptr);
   }
-  if (mark_used && std::time(nullptr) - info.st_mtime > kDay) futimens(fd.get(), nullptr);
-  std::string bytes(static_cast<size_t>(info.st_size), '\0');
-  size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t n = read(fd.get(), bytes.data() + done, bytes.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;  // cut short while we read: the entry's check will tell
-    done += static_cast<size_t>(n);
-  }
-  bytes.resize(done);
-  return bytes;
+  StatusOr<std::string> bytes = file->ReadAll(kMaxEntryBytes);
+  return bytes.ok() ? std::optional<std::string>(*std::move(bytes)) : std::nullopt;
 }
 
 std::optional<CacheEntry> DiskCache::Read(const Sha256::Digest& key) const {
@@ -158,15 +158,20 @@ std::optional<CacheEntry> DiskCache::Read(const Sha256::Digest& key) const {
   if (!bytes) return std::nullopt;
   std::optional<CacheEntry> entry = ParseCacheEntry(*bytes);
   if (entry && entry->key == key) return entry;
-  unlinkat(fd_.get(), name.c_str(), 0);
+  Remove(key);
   return std::nullopt;
+}
+
+void DiskCache::Remove(const Sha256::Digest& key) const {
+  unlinkat(fd_.get(), EntryName(key).c_str(), 0);
 }
 
 Status DiskCache::Write(const CacheEntry& entry) const {
   RemoveOutdated();
   static std::atomic<uint64_t> counter = 0;
   const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
-  const std::string temp = StrCat(kTempPrefix, getpid(), ".", now, ".", counter++);
+  const std::string temp =
+      NameOf(entry.key, StrCat(".", getpid(), ".", now, ".", counter++, kTempSuffix));
   auto failed = [&](const char* what) {
     Status status = FailedPrecondition(StrCat("cuda: a kernel could not be kept in cache folder ",
                                               folder_, ": ", what, ": ", ErrnoText(),
@@ -191,7 +196,7 @@ DiskCache::KeyLock DiskCache::Lock(const Sha256::Digest& key,
                                    std::chrono::milliseconds timeout) const {
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + timeout;
-  KeyLock lock(fd_.get(), Sha256::Hex(key).append(kLockSuffix));
+  KeyLock lock(fd_.get(), NameOf(key, kLockSuffix));
   auto pause = std::chrono::milliseconds(1);
   do {
     UniqueFd fd(openat(fd_.get(), lock.name_.c_str(),
@@ -227,8 +232,8 @@ void DiskCache::RemoveOutdated() const {
   const time_t now = std::time(nullptr);
   for (const std::string& name : Names(fd_.get())) {
     time_t keep = 0;
-    if (IsTempName(name)) keep = kKeepTemp;
-    if (IsHexName(name, kEntrySuffix)) keep = kKeepUnused;
+    if (IsOurs(name, kTempSuffix)) keep = kKeepTemp;
+    if (IsOurs(name, kEntrySuffix)) keep = kKeepUnused;
     struct stat info {};
     if (keep != 0 && fstatat(fd_.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
         now - info.st_mtime > keep) {
@@ -241,7 +246,7 @@ std::vector<DiskCache::File> DiskCache::List() const {
   std::vector<File> files;
   for (const std::string& name : Names(fd_.get())) {
     struct stat info {};
-    if (!IsHexName(name, kEntrySuffix) ||
+    if (!IsOurs(name, kEntrySuffix) ||
         fstatat(fd_.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
       continue;
     }
@@ -259,9 +264,9 @@ std::vector<DiskCache::File> DiskCache::List() const {
 StatusOr<int> DiskCache::Clear() const {
   int removed = 0;
   for (const std::string& name : Names(fd_.get())) {
-    const bool entry = IsHexName(name, kEntrySuffix);
+    const bool entry = IsOurs(name, kEntrySuffix);
     // A lock file that is removed while held costs a second compilation at most.
-    if (!entry && !IsTempName(name) && !IsHexName(name, kLockSuffix)) continue;
+    if (!entry && !IsOurs(name, kTempSuffix) && !IsOurs(name, kLockSuffix)) continue;
     if (unlinkat(fd_.get(), name.c_str(), 0) != 0 && errno != ENOENT) {
       return FailedPrecondition(
           StrCat("cuda: ", folder_, "/", name, " could not be removed: ", ErrnoText()));

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "src/core/status.h"
+#include "src/core/unique_fd.h"
 #include "src/cuda/cache_entry.h"
-#include "src/cuda/unique_fd.h"
 
 namespace xla_gpu::cuda {
 
@@ -24,11 +24,12 @@ class DiskCache {
   static std::string DefaultFolder();
 
   // Makes the folder (mode 0700) where it is missing. Refuses one that belongs to another user or
-  // that others may write to.
+  // that others may write to, and a link, whose maker need not be its folder's owner.
   static StatusOr<DiskCache> Open(const std::string& folder);
 
   // The entry with this key. A damaged file is removed and is as good as none.
   std::optional<CacheEntry> Read(const Sha256::Digest& key) const;
+  void Remove(const Sha256::Digest& key) const;
 
   // Puts the entry in place at once or not at all.
   Status Write(const CacheEntry& entry) const;

@@ -30,8 +30,25 @@ class DiskCacheTest : public testing::Test {
     EXPECT_TRUE(cache.ok()) << cache.status().ToString();
     return *std::move(cache);
   }
+  static std::string Name(const Sha256::Digest& key) { return "xla_gpu-" + Sha256::Hex(key); }
   std::string File(const CacheEntry& entry, const std::string& suffix = ".kernel") {
-    return folder_.path("cache/" + Sha256::Hex(entry.key) + suffix);
+    return folder_.path("cache/" + Name(entry.key) + suffix);
+  }
+
+  // Files of the user's in the folder, under names that resemble ours.
+  std::vector<std::string> Foreign() {
+    const std::string hex = Sha256::Hex(Sha256::Of("f"));
+    std::vector<std::string> paths;
+    for (const std::string& name : std::vector<std::string>{
+             "mine.txt", "tmp.1.2.3", "tmp.tar", hex + ".kernel", hex + ".lock", "xla_gpu-" + hex,
+             "xla_gpu-" + hex + ".kernel.txt", "xla_gpu-" + hex + "0.kernel",
+             "xla_gpu-" + hex.substr(1) + ".kernel", "xla_gpu-" + hex.substr(1) + "g.kernel",
+             "xla_gpu-" + hex + ".1.2.tmp", "xla_gpu-" + hex + ".1.2.3.4.tmp",
+             "xla_gpu-" + hex + ".1.2.x.tmp", "xla_gpu-" + hex + "1.2.3.tmp", "xla_gpu-notes.tmp",
+             "my-xla_gpu-" + hex + ".kernel"}) {
+      paths.push_back(folder_.Write("cache/" + name, "not the cache's"));
+    }
+    return paths;
   }
 
   TempFolder folder_;
@@ -67,6 +84,18 @@ TEST_F(DiskCacheTest, AFolderOfAnotherUserIsRefused) {
               HasSubstr("belongs to user"));
 }
 
+TEST_F(DiskCacheTest, ALinkAsTheFolderIsRefused) {
+  fs::create_directory(folder_.path("mine"));
+  fs::permissions(folder_.path("mine"), fs::perms::owner_all);
+  fs::create_directory_symlink(folder_.path("mine"), folder_.path("cache"));
+  for (const char* end : {"", "/", "/.", "//./"}) {
+    EXPECT_THAT(DiskCache::Open(folder_.path("cache") + end).status().message(),
+                HasSubstr("is a link"))
+        << end;
+    EXPECT_TRUE(DiskCache::Open(folder_.path("mine") + end).ok()) << end;
+  }
+}
+
 TEST_F(DiskCacheTest, AFolderThatCannotBeMadeIsAnError) {
   folder_.Write("file", "");
   EXPECT_THAT(DiskCache::Open(folder_.path("file/cache")).status().message(),
@@ -99,7 +128,7 @@ TEST_F(DiskCacheTest, DamagedEntriesAreRemovedWhereverTheDamageIs) {
     std::string changed = good;
     changed[i] = static_cast<char>(~changed[i]);
     for (const std::string& bad : {changed, good.substr(0, i)}) {
-      folder_.Write("cache/" + Sha256::Hex(entry.key) + ".kernel", bad);
+      folder_.Write("cache/" + Name(entry.key) + ".kernel", bad);
       EXPECT_FALSE(cache.Read(entry.key).has_value()) << i;
       EXPECT_FALSE(fs::exists(File(entry))) << i;
     }
@@ -141,6 +170,29 @@ TEST_F(DiskCacheTest, AFullDiskLeavesNothingBehind) {
             }),
             0);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_.path("cache")), {}), 1);
+}
+
+TEST_F(DiskCacheTest, AReadOnlyFolderIsReadAndSaidToBeSo) {
+  ASSERT_TRUE(Open().Write(EntryOf("a")).ok());
+  fs::permissions(folder_.path("cache"), fs::perms(0500));
+  EXPECT_EQ(
+      RunForked([&] {
+        if (geteuid() == 0) {  // root may write anywhere
+          constexpr uid_t kNobody = 65534;
+          const std::string parent = folder_.path();
+          for (const std::string& path : {parent, folder_.path("cache"), File(EntryOf("a"))}) {
+            if (chown(path.c_str(), kNobody, kNobody) != 0) return false;
+          }
+          if (seteuid(kNobody) != 0) return false;
+        }
+        const DiskCache cache = Open();
+        const Status status = cache.Write(EntryOf("b"));
+        return status.message().find("create: Permission denied") != std::string::npos &&
+               cache.Read(EntryOf("a").key).has_value() &&
+               !cache.Lock(EntryOf("b").key, milliseconds(100)).held() && !cache.Clear().ok();
+      }),
+      0);
+  fs::permissions(folder_.path("cache"), fs::perms(0700));
 }
 
 TEST_F(DiskCacheTest, WritersAndReadersAtOnceSeeWholeEntriesOnly) {
@@ -247,9 +299,10 @@ TEST_F(DiskCacheTest, ListAndClear) {
   const DiskCache cache = Open();
   ASSERT_TRUE(cache.Write(EntryOf("a")).ok());
   ASSERT_TRUE(cache.Write(EntryOf("b")).ok());
-  folder_.Write("cache/" + Sha256::Hex(Sha256::Of("b")) + ".kernel", "damaged");
-  folder_.Write("cache/tmp.1.2.3", "left behind");
-  folder_.Write("cache/mine.txt", "not the cache's");
+  folder_.Write("cache/" + Name(Sha256::Of("b")) + ".kernel", "damaged");
+  folder_.Write("cache/" + Name(Sha256::Of("c")) + ".1.2.3.tmp", "left behind");
+  folder_.Write("cache/" + Name(Sha256::Of("c")) + ".lock", "");
+  const std::vector<std::string> foreign = Foreign();
   const auto files = cache.List();
   ASSERT_EQ(files.size(), 2u);
   for (const DiskCache::File& file : files) {
@@ -257,8 +310,8 @@ TEST_F(DiskCacheTest, ListAndClear) {
     EXPECT_GT(file.bytes, 0);
   }
   EXPECT_EQ(*cache.Clear(), 2);
-  EXPECT_EQ(std::distance(fs::directory_iterator(folder_.path("cache")), {}), 1);
-  EXPECT_TRUE(fs::exists(folder_.path("cache/mine.txt")));
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_.path("cache")), {}), foreign.size());
+  for (const std::string& path : foreign) EXPECT_TRUE(fs::exists(path)) << path;
 }
 
 TEST_F(DiskCacheTest, OutdatedFilesGoWhenAnEntryIsWritten) {
@@ -268,19 +321,20 @@ TEST_F(DiskCacheTest, OutdatedFilesGoWhenAnEntryIsWritten) {
     fs::last_write_time(folder_.Write("cache/" + name, ""), now - age);
     return folder_.path("cache/" + name);
   };
-  const std::string unused =
-      write(Sha256::Hex(Sha256::Of("x")) + ".kernel", std::chrono::hours(24 * 91));
-  const std::string used =
-      write(Sha256::Hex(Sha256::Of("y")) + ".kernel", std::chrono::hours(24 * 89));
-  const std::string dead_temp = write("tmp.1.2.3", std::chrono::hours(2));
-  const std::string live_temp = write("tmp.1.2.4", std::chrono::hours(0));
-  const std::string foreign = write("mine.txt", std::chrono::hours(24 * 1000));
+  const std::string unused = write(Name(Sha256::Of("x")) + ".kernel", std::chrono::hours(24 * 91));
+  const std::string used = write(Name(Sha256::Of("y")) + ".kernel", std::chrono::hours(24 * 89));
+  const std::string dead_temp = write(Name(Sha256::Of("z")) + ".1.2.3.tmp", std::chrono::hours(2));
+  const std::string live_temp = write(Name(Sha256::Of("z")) + ".1.2.4.tmp", std::chrono::hours(0));
+  const std::vector<std::string> foreign = Foreign();
+  for (const std::string& path : foreign) {
+    fs::last_write_time(path, now - std::chrono::hours(24 * 1000));
+  }
   ASSERT_TRUE(cache.Write(EntryOf("a")).ok());
   EXPECT_FALSE(fs::exists(unused));
   EXPECT_TRUE(fs::exists(used));
   EXPECT_FALSE(fs::exists(dead_temp));
   EXPECT_TRUE(fs::exists(live_temp));
-  EXPECT_TRUE(fs::exists(foreign));
+  for (const std::string& path : foreign) EXPECT_TRUE(fs::exists(path)) << path;
 }
 
 TEST_F(DiskCacheTest, ReadingMarksAnEntryAsUsed) {

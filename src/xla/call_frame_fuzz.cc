@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
+#include "src/core/fuzz_seeds.h"
 #include "src/core/op_registry.h"
 #include "src/xla/fake_ffi_runtime.h"
-#include "src/xla/fuzz_seeds.h"
 #include "src/xla/legacy.h"
 #include "src/xla/opaque.h"
 #include "src/xla/typed_ffi.h"

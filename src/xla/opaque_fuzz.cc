@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "src/core/fuzz_seeds.h"
 #include "src/core/op_registry.h"
-#include "src/xla/fuzz_seeds.h"
 #include "src/xla/legacy.h"
 #include "src/xla/opaque.h"
 

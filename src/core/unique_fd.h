@@ -1,12 +1,12 @@
-// A file descriptor that closes itself. Internal to src/cuda.
-#ifndef XLA_GPU_CUDA_UNIQUE_FD_H_
-#define XLA_GPU_CUDA_UNIQUE_FD_H_
+// A file descriptor that closes itself.
+#ifndef XLA_GPU_CORE_UNIQUE_FD_H_
+#define XLA_GPU_CORE_UNIQUE_FD_H_
 
 #include <unistd.h>
 
 #include <utility>
 
-namespace xla_gpu::cuda {
+namespace xla_gpu {
 
 class UniqueFd {
  public:
@@ -21,6 +21,7 @@ class UniqueFd {
 
   int get() const { return fd_; }
   bool open() const { return fd_ >= 0; }
+  int Release() { return std::exchange(fd_, -1); }
   void Close() {
     if (fd_ >= 0) close(fd_);
     fd_ = -1;
@@ -30,6 +31,6 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-}  // namespace xla_gpu::cuda
+}  // namespace xla_gpu
 
-#endif  // XLA_GPU_CUDA_UNIQUE_FD_H_
+#endif  // XLA_GPU_CORE_UNIQUE_FD_H_

@@ -1,6 +1,6 @@
 // Seeds of a fuzz target, made by code: `TARGET --write-seeds FOLDER` writes them and exits.
-#ifndef XLA_GPU_XLA_FUZZ_SEEDS_H_
-#define XLA_GPU_XLA_FUZZ_SEEDS_H_
+#ifndef XLA_GPU_CORE_FUZZ_SEEDS_H_
+#define XLA_GPU_CORE_FUZZ_SEEDS_H_
 
 #include <cstdio>
 #include <cstdlib>
@@ -28,4 +28,4 @@ inline void WriteSeedsIfAsked(int argc, char** argv, const std::vector<std::stri
 
 }  // namespace xla_gpu
 
-#endif  // XLA_GPU_XLA_FUZZ_SEEDS_H_
+#endif  // XLA_GPU_CORE_FUZZ_SEEDS_H_

@@ -1,0 +1,109 @@
+#include "src/core/file.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+
+namespace xla_gpu {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class FileTest : public testing::Test {
+ protected:
+  FileTest() {
+    std::string pattern = (fs::temp_directory_path() / "xla_gpu_file.XXXXXX").string();
+    folder_ = mkdtemp(pattern.data());
+  }
+  ~FileTest() override { fs::remove_all(folder_); }
+  std::string Path(const std::string& name) const { return folder_ + "/" + name; }
+
+  std::string folder_;
+};
+
+TEST_F(FileTest, WhatIsWrittenIsRead) {
+  const std::string bytes("a\0b\nc", 5);
+  ASSERT_TRUE(WriteFile(Path("f"), "longer than what follows").ok());
+  ASSERT_TRUE(WriteFile(Path("f"), bytes).ok());
+  EXPECT_EQ(*ReadFile(Path("f"), 5), bytes);
+  EXPECT_THAT(ReadFile(Path("f"), 4).status().message(), HasSubstr("has 5 bytes; at most 4"));
+  EXPECT_THAT(ReadFile(Path("g"), 4).status().message(), HasSubstr("No such file"));
+  const auto file = RegularFile::Open(Path("f"));
+  ASSERT_TRUE(file.ok());
+  EXPECT_EQ(*file->ReadAt(3, 100), "\nc");
+  EXPECT_EQ(*file->ReadAt(100, 1), "");
+}
+
+TEST_F(FileTest, AFileThatTellsNoSizeIsReadToItsEnd) {
+  const auto status = ReadFile("/proc/self/status", 1 << 20);
+  ASSERT_TRUE(status.ok());
+  EXPECT_THAT(*status, HasSubstr("Pid:"));
+  EXPECT_FALSE(ReadFile("/proc/self/status", 10).ok());
+}
+
+TEST_F(FileTest, WhatIsNoRegularFileIsRefusedAtOnce) {
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
+  fs::create_symlink("pipe", Path("link"));
+  for (const auto& [path, kind] :
+       std::vector<std::pair<std::string, std::string>>{{folder_, "a folder"},
+                                                        {Path("pipe"), "a pipe"},
+                                                        {Path("link"), "a pipe"},
+                                                        {"/dev/zero", "a device"}}) {
+    EXPECT_THAT(ReadFile(path, 100).status().message(), HasSubstr(path + " is " + kind));
+    EXPECT_FALSE(WriteFile(path, "x").ok()) << path;
+  }
+  EXPECT_TRUE(fs::exists(Path("pipe")));
+}
+
+TEST_F(FileTest, ALinkIsNotFollowedWithinAFolder) {
+  ASSERT_TRUE(WriteFile(Path("f"), "x").ok());
+  fs::create_symlink("f", Path("link"));
+  const UniqueFd folder(open(folder_.c_str(), O_RDONLY | O_DIRECTORY));
+  EXPECT_TRUE(RegularFile::OpenAt(folder.get(), "f").ok());
+  EXPECT_FALSE(RegularFile::OpenAt(folder.get(), "link").ok());
+}
+
+TEST_F(FileTest, AFullDiskLeavesNoHalfFile) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    signal(SIGXFSZ, SIG_IGN);
+    const rlimit small = {1000, 1000};
+    setrlimit(RLIMIT_FSIZE, &small);
+    const Status status = WriteFile(Path("f"), std::string(5000, 'x'));
+    _exit(status.message().find("File too large") == std::string::npos ? 1 : 0);
+  }
+  int status = -1;
+  waitpid(pid, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_FALSE(fs::exists(Path("f")));
+}
+
+TEST_F(FileTest, FoldersAndLines) {
+  ASSERT_TRUE(WriteFile(Path("b"), "").ok() && WriteFile(Path("a"), "").ok());
+  EXPECT_THAT(ListFolder(folder_), ElementsAre(Path("a"), Path("b")));
+  EXPECT_THAT(ListFolder(Path("none")), ElementsAre());
+  EXPECT_THAT(Lines("a\r\n\nb"), ElementsAre("a", "", "b"));
+  EXPECT_THAT(Lines(""), ElementsAre());
+}
+
+TEST_F(FileTest, OwnersOfLinksAndOfWhatTheyLeadTo) {
+  ASSERT_TRUE(WriteFile(Path("f"), "").ok());
+  fs::create_symlink("f", Path("link"));
+  EXPECT_TRUE(OwnedByUserOrRoot(Path("link")));
+  EXPECT_TRUE(OwnedByUserOrRoot("/"));
+  EXPECT_FALSE(OwnedByUserOrRoot(Path("none")));
+  if (lchown(Path("link").c_str(), geteuid() + 1, getegid()) != 0) return;  // only root can
+  EXPECT_FALSE(OwnedByUserOrRoot(Path("link")));
+}
+
+}  // namespace
+}  // namespace xla_gpu
