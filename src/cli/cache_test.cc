@@ -56,6 +56,22 @@ TEST_F(CacheCommand, AKernelThatFailsIsCountedAndTheRestGoesOn) {
   EXPECT_THAT(warm.err, HasSubstr("signal 11"));
 }
 
+TEST_F(CacheCommand, AFullDiskEndsWarmingWithItsReason) {
+  if (auto nvrtc = cuda::SelectNvrtc(0); !nvrtc.ok()) GTEST_SKIP() << nvrtc.status().message();
+  const auto warm =
+      cuda::RunChild({"/bin/sh", "-c",
+                      "trap '' XFSZ; ulimit -f 1; exec \"$0\" cache warm --arch sm_80 --op "
+                      "simple_add --jobs 1",
+                      std::getenv("XLA_GPU_PROGRAM")},
+                     "", std::chrono::seconds(300));
+  ASSERT_TRUE(warm.ok());
+  EXPECT_EQ(warm->exit_code, 1) << warm->out;
+  EXPECT_THAT(warm->err,
+              HasSubstr("xla-gpu cache: cuda: a kernel could not be kept in cache folder " +
+                        folder_.path("cache") + ": write: File too large"));
+  EXPECT_THAT(warm->out, testing::Not(HasSubstr("failed")));
+}
+
 TEST_F(CacheCommand, WrongUsageAndFailuresHaveTheirExitCodes) {
   for (const std::vector<std::string>& args :
        std::vector<std::vector<std::string>>{{},

@@ -68,10 +68,16 @@ StatusOr<WarmResult> WarmCache(const std::vector<std::string>& archs,
   std::mutex mutex;
   std::atomic<size_t> next = 0;
   size_t done = 0;
+  Status kept;
   auto work = [&] {
     for (size_t i = next++; i < jobs.size(); i = next++) {
       const StatusOr<CompiledKernel> kernel = CompileKernel(jobs[i].spec.spec, jobs[i].arch);
       std::lock_guard<std::mutex> lock(mutex);
+      if (kernel.ok() && !kernel->kept.ok()) {  // what follows would be compiled in vain
+        kept = kernel->kept;
+        next = jobs.size();
+        continue;
+      }
       int& counter = !kernel.ok()        ? result.failed
                      : kernel->from_disk ? result.present
                                          : result.compiled;
@@ -83,6 +89,7 @@ StatusOr<WarmResult> WarmCache(const std::vector<std::string>& archs,
   for (int i = 1; i < num_threads; ++i) threads.emplace_back(work);
   work();
   threads.clear();  // joins
+  XLA_GPU_RETURN_IF_ERROR(kept);
   return result;
 }
 

@@ -129,9 +129,20 @@ Status DriverStatus(const DriverApi& driver, CUresult result, const std::string&
   std::string message =
       StrCat("cuda: ", what, " failed: ", name == nullptr ? "error" : name, " ", result, " (",
              text == nullptr ? "unknown to this driver" : text, ")", Remedy(result));
-  if (result == 2) return ResourceExhausted(std::move(message));
-  if (result == kCudaErrorNoDevice) return Unavailable(std::move(message));
-  return Internal(std::move(message));
+  switch (result) {
+    case 2:
+      return ResourceExhausted(std::move(message));
+    case kCudaErrorNoDevice:
+      return Unavailable(std::move(message));
+    case kCudaErrorInvalidImage:
+    case kCudaErrorNoBinaryForGpu:
+    case kCudaErrorUnsupportedPtxVersion:
+      return FailedPrecondition(std::move(message));
+    case kCudaErrorNotFound:
+      return NotFound(std::move(message));
+    default:
+      return Internal(std::move(message));
+  }
 }
 
 StatusOr<CUcontext> PrimaryContext(const DriverApi& driver, int ordinal) {

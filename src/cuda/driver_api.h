@@ -26,6 +26,7 @@ inline constexpr CUresult kCudaErrorNoDevice = 100;
 inline constexpr CUresult kCudaErrorInvalidImage = 200;
 inline constexpr CUresult kCudaErrorNoBinaryForGpu = 209;
 inline constexpr CUresult kCudaErrorUnsupportedPtxVersion = 222;
+inline constexpr CUresult kCudaErrorNotFound = 500;
 
 enum DeviceAttribute : int {
   kMultiprocessorCount = 16,
@@ -82,6 +83,7 @@ struct DriverApi {
 StatusOr<const DriverApi*> GetDriver();
 
 // "cuda: <what> failed: CUDA_ERROR_X (text)", with a remedy where one is known; OK for success.
+// FAILED_PRECONDITION and NOT_FOUND mean machine code that does not fit, or lacks what is sought.
 Status DriverStatus(const DriverApi& driver, CUresult result, const std::string& what);
 
 // The device's primary context (which XLA and PyTorch use too), retained once and kept.

@@ -102,6 +102,10 @@ class LoadedKernel final : public Kernel {
   uint32_t max_shared_ = 0;  // guarded by mutex_
 };
 
+bool IsFaultOfImage(const Status& loaded) {
+  return loaded.code() == StatusCode::kFailedPrecondition || loaded.code() == StatusCode::kNotFound;
+}
+
 std::string KeyOf(const KernelSpec& spec, int ordinal) {
   std::string key = StrCat(ordinal, '\n', spec.source, '\n', spec.entry);
   for (const std::string& define : spec.defines) key.append(1, '\n').append(define);
@@ -127,11 +131,15 @@ StatusOr<std::shared_ptr<const Kernel>> GetKernel(const KernelSpec& spec, int de
   }
   using Loaded = std::shared_ptr<LoadedKernel>;
   auto load = [&]() -> StatusOr<Loaded> {
-    XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const KernelImage> image,
-                             GetKernelImage(spec, device->Arch(), driver->version));
-    auto kernel = std::make_shared<LoadedKernel>(*driver, spec.entry, device_ordinal);
-    XLA_GPU_RETURN_IF_ERROR(kernel->Load(image->cubin));
-    return kernel;
+    for (bool again = false;; again = true) {
+      XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const KernelImage> image,
+                               GetKernelImage(spec, device->Arch(), driver->version));
+      auto kernel = std::make_shared<LoadedKernel>(*driver, spec.entry, device_ordinal);
+      const Status loaded = kernel->Load(image->cubin);
+      if (loaded.ok()) return kernel;
+      if (again || !image->from_disk || !IsFaultOfImage(loaded)) return loaded;
+      ForgetKernelImage(*image);
+    }
   };
   XLA_GPU_ASSIGN_OR_RETURN(Loaded kernel, LoadedKernels().Get(KeyOf(spec, device_ordinal), load));
   XLA_GPU_RETURN_IF_ERROR(kernel->AllowShared(max_dynamic_shared_bytes));

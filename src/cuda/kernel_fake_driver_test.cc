@@ -39,7 +39,7 @@ class FakeDriverTest : public testing::Test {
     folder_.Write("nvrtc/libnvrtc.so.12", "");
     folder_.Write("nvrtc/libnvrtc-builtins.so.12.8", "");
     const std::string answer = folder_.Write(
-        "answer", Encode(CompileResponse{CompileResponse::Outcome::kOk, "", "cubin"}));
+        "answer", Encode(CompileResponse{CompileResponse::Outcome::kOk, "", TinyCubin("cubin")}));
     nvrtc_.emplace("XLA_GPU_NVRTC", folder_.path("nvrtc"));
     cache_.emplace("XLA_GPU_CACHE_DIR", "");
     compiler_.emplace("XLA_GPU_COMPILER",
@@ -59,6 +59,8 @@ class FakeDriverTest : public testing::Test {
               }),
               0);
   }
+  // What the fake driver shows of an image.
+  static std::string Image(const char* name = "cubin") { return TinyCubin(name).c_str(); }
   // What the driver was asked since the last call of this.
   static std::string Log() {
     static size_t seen = 0;
@@ -85,10 +87,11 @@ TEST_F(FakeDriverTest, ANewDriverLoadsEverythingBeforeTheFirstLaunch) {
   InProcess("12080", "", [] {
     auto kernel = GetKernel(kSpec, 1, 100'000);
     if (!kernel.ok()) return Equal(kernel.status().ToString(), "OK");
-    return Equal(Log(),
-                 "cuInit\ncuDeviceGetCount\ncuDevicePrimaryCtxRetain 1\ncuLibraryLoadData cubin\n"
-                 "cuLibraryGetKernel simple_add\ncuKernelGetFunction context=2\n"
-                 "cuKernelSetAttribute 8=100000 device=1\n") &&
+    return Equal(Log(), "cuInit\ncuDeviceGetCount\ncuDevicePrimaryCtxRetain 1\ncuLibraryLoadData " +
+                            Image() +
+                            "\n"
+                            "cuLibraryGetKernel simple_add\ncuKernelGetFunction context=2\n"
+                            "cuKernelSetAttribute 8=100000 device=1\n") &&
            Launch(**kernel, 50'000).ok() &&
            Equal(Log(), StrCat("cuLaunchKernel function=", 0x201,
                                " grid=7 block=256 shared=50000 stream=99\n")) &&
@@ -107,7 +110,9 @@ TEST_F(FakeDriverTest, AnOldDriverLoadsAModuleIntoThePrimaryContext) {
     auto kernel = GetKernel(kSpec, 1, 100'000);
     return kernel.ok() && Launch(**kernel).ok() &&
            Equal(Log(), StrCat("cuInit\ncuDeviceGetCount\ncuDevicePrimaryCtxRetain 1\n"
-                               "cuModuleLoadData cubin context=2\ncuModuleGetFunction simple_add\n"
+                               "cuModuleLoadData ",
+                               Image(),
+                               " context=2\ncuModuleGetFunction simple_add\n"
                                "cuFuncSetAttribute 8=100000 context=2\ncuLaunchKernel function=",
                                0x101, " grid=7 block=256 shared=0 stream=99\n"));
   });
@@ -124,6 +129,26 @@ TEST_F(FakeDriverTest, AKernelIsLoadedOnceADeviceAndItsSharedMemoryOnlyGrows) {
     auto other_device = GetKernel(kSpec, 1, 0);
     return other_device.ok() && *other_device != *first && Has(Log(), "cuLibraryLoadData");
   });
+}
+
+TEST_F(FakeDriverTest, AnImageFromDiskThatIsRefusedIsMadeAgain) {
+  ScopedEnv cache("XLA_GPU_CACHE_DIR", folder_.path("cache"));
+  InProcess("12080", "", [] { return GetKernel(kSpec, 0, 0).ok() && Has(Log(), Image()); });
+  // From now on the compiler makes another.
+  folder_.Write("answer",
+                Encode(CompileResponse{CompileResponse::Outcome::kOk, "", TinyCubin("new")}));
+  InProcess("12080", "", [] { return GetKernel(kSpec, 0, 0).ok() && Has(Log(), Image()); });
+  {
+    ScopedEnv refuse("FAKE_CUDA_REFUSE", Image());
+    InProcess("12080", "", [] { return GetKernel(kSpec, 0, 0).ok() && Has(Log(), Image("new")); });
+  }
+  ScopedEnv no_compiler("XLA_GPU_COMPILER", "/no/such/program");
+  InProcess("12080", "", [] { return GetKernel(kSpec, 0, 0).ok() && Has(Log(), Image("new")); });
+  // What is not the image's fault costs no entry.
+  InProcess("12080", "cuLibraryLoadData=2", [] {
+    return GetKernel(kSpec, 0, 0).status().code() == StatusCode::kResourceExhausted;
+  });
+  InProcess("12080", "", [] { return GetKernel(kSpec, 0, 0).ok() && Has(Log(), Image("new")); });
 }
 
 TEST_F(FakeDriverTest, TheCurrentDeviceIsThatOfTheContext) {

@@ -1,17 +1,19 @@
 #include "src/cuda/kernel_image.h"
 
+#include <elf.h>
+
 #include <cstdio>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <string_view>
 
+#include "src/core/elf.h"
 #include "src/core/strings.h"
 #include "src/cuda/compiler.h"
 #include "src/cuda/disk_cache.h"
 #include "src/cuda/embedded_sources.h"
 #include "src/cuda/nvrtc.h"
-#include "src/cuda/sha256.h"
 #include "src/cuda/single_flight.h"
 
 namespace xla_gpu::cuda {
@@ -89,25 +91,37 @@ std::optional<DiskCache> OpenDiskCache() {
   return std::nullopt;
 }
 
-StatusOr<KernelImage> Compile(const CompileRequest& request, const std::string& name) {
+// What a full disk or a compiler that was killed leaves need not be machine code.
+bool IsCubin(std::string_view bytes) { return IsWholeElf(bytes, EM_CUDA); }
+
+StatusOr<KernelImage> Compile(const CompileRequest& request, const Sha256::Digest& key,
+                              const std::string& name) {
   XLA_GPU_ASSIGN_OR_RETURN(CompileResult result, CompileInChild(request, name));
-  return KernelImage{std::move(result.cubin), std::move(result.log)};
+  if (!IsCubin(result.cubin)) {
+    return Internal(StrCat("cuda: what the compiler made of kernel ", name, " (",
+                           result.cubin.size(), " bytes) is no whole machine code (", request.nvrtc,
+                           "); reinstall NVRTC, or set XLA_GPU_NVRTC to another\n", result.log));
+  }
+  return KernelImage{.key = key, .cubin = std::move(result.cubin), .log = std::move(result.log)};
 }
 
 StatusOr<KernelImage> ReadOrCompile(const CompileRequest& request, const Sha256::Digest& key,
                                     const std::string& name) {
   std::optional<DiskCache> cache = OpenDiskCache();
-  if (!cache) return Compile(request, name);
-  auto from_disk = [](CacheEntry&& entry) { return KernelImage{std::move(entry.cubin), "", true}; };
-  if (auto entry = cache->Read(key)) return from_disk(*std::move(entry));
+  if (!cache) return Compile(request, key, name);
+  auto read = [&]() -> std::optional<KernelImage> {
+    std::optional<CacheEntry> entry = cache->Read(key);
+    if (!entry || !IsCubin(entry->cubin)) return std::nullopt;
+    return KernelImage{.key = key, .cubin = std::move(entry->cubin), .from_disk = true};
+  };
+  if (auto image = read()) return *std::move(image);
   XLA_GPU_ASSIGN_OR_RETURN(std::chrono::milliseconds timeout, CompileTimeout());
   DiskCache::KeyLock lock = cache->Lock(key, timeout + std::chrono::seconds(10));
   // Another process may have compiled it while we waited.
-  if (auto entry = cache->Read(key)) return from_disk(*std::move(entry));
-  XLA_GPU_ASSIGN_OR_RETURN(KernelImage image, Compile(request, name));
-  if (Status written = cache->Write({key, name, image.cubin}); !written.ok()) {
-    WarnOnce(written.message());
-  }
+  if (auto image = read()) return *std::move(image);
+  XLA_GPU_ASSIGN_OR_RETURN(KernelImage image, Compile(request, key, name));
+  image.kept = cache->Write({key, name, image.cubin});
+  if (!image.kept.ok()) WarnOnce(image.kept.message());
   return image;
 }
 
@@ -161,6 +175,11 @@ StatusOr<Image> GetKernelImage(const KernelSpec& spec, const std::string& arch,
     // This NVRTC does not open: on to the next one, under a key of its own.
     MarkNvrtcUnusable(nvrtc.path, image.status().message());
   }
+}
+
+void ForgetKernelImage(const KernelImage& image) {
+  if (std::optional<DiskCache> cache = OpenDiskCache()) cache->Remove(image.key);
+  ImagesInMemory().Forget(Sha256::Hex(image.key));
 }
 
 }  // namespace xla_gpu::cuda

@@ -9,13 +9,16 @@
 
 #include "src/core/status.h"
 #include "src/cuda/kernel.h"
+#include "src/cuda/sha256.h"
 
 namespace xla_gpu::cuda {
 
 struct KernelImage {
+  Sha256::Digest key;
   std::string cubin;
   std::string log;  // the compiler's warnings; empty when it came from disk
   bool from_disk = false;
+  Status kept;  // why it is not on disk, where that was to be
 };
 
 // "src/ops/simple_add/cuda/simple_add.cu:simple_add_f32 [T=float] for sm_90a".
@@ -30,6 +33,10 @@ StatusOr<std::vector<std::pair<std::string, std::string>>> CollectSources(const 
 StatusOr<std::shared_ptr<const KernelImage>> GetKernelImage(const KernelSpec& spec,
                                                             const std::string& arch,
                                                             int driver_version);
+
+// Removes an image that the driver refuses from memory and disk: the next one who asks for it has
+// it compiled.
+void ForgetKernelImage(const KernelImage& image);
 
 }  // namespace xla_gpu::cuda
 

@@ -6,6 +6,7 @@
 
 #include <thread>
 
+#include "src/cuda/compile_protocol.h"
 #include "src/cuda/compiler.h"
 #include "src/cuda/disk_cache.h"
 #include "src/cuda/nvrtc.h"
@@ -110,6 +111,34 @@ TEST_F(KernelImageTest, ADamagedEntryIsMadeAgain) {
   EXPECT_EQ(ReadWhole(Entries()[0]).size(), good.size());
   ASSERT_TRUE(GetInNewProcess(spec));
   EXPECT_EQ(NumCompilations(), 2u);
+}
+
+// With a compiler that answers, and ends as it should, but makes no machine code.
+TEST_F(KernelImageTest, WhatIsNoMachineCodeIsNotKept) {
+  const std::string whole = TinyCubin();
+  for (const std::string& cubin : {std::string(), std::string("junk"), std::string(5000, '\0'),
+                                   whole.substr(0, whole.size() - 1), whole.substr(0, 64)}) {
+    const std::string answer =
+        folder_.Write("answer", Encode(CompileResponse{CompileResponse::Outcome::kOk, "", cubin}));
+    ScopedEnv env("XLA_GPU_COMPILER", folder_.WriteScript("fake", "cat >/dev/null; cat " + answer));
+    const Status status = GetKernelImage(FreshSpec(), "sm_80", 0).status();
+    EXPECT_EQ(status.code(), StatusCode::kInternal);
+    EXPECT_THAT(status.message(), HasSubstr("(" + std::to_string(cubin.size()) + " bytes) is no"));
+  }
+  EXPECT_EQ(Entries().size(), 0u);
+}
+
+TEST_F(KernelImageTest, AnEntryThatHoldsNoMachineCodeIsMadeAgain) {
+  const KernelSpec spec = FreshSpec();
+  ASSERT_TRUE(GetInNewProcess(spec));
+  ASSERT_EQ(Entries().size(), 1u);
+  std::optional<CacheEntry> entry = ParseCacheEntry(ReadWhole(Entries()[0]));
+  ASSERT_TRUE(entry.has_value());
+  entry->cubin = "junk";
+  std::ofstream(Entries()[0], std::ios::binary) << SerializeCacheEntry(*entry);
+  ASSERT_TRUE(GetInNewProcess(spec));
+  EXPECT_EQ(NumCompilations(), 2u);
+  EXPECT_THAT(ParseCacheEntry(ReadWhole(Entries()[0]))->cubin, testing::StartsWith("\177ELF"));
 }
 
 TEST_F(KernelImageTest, WithoutAFolderItWorksAndWarnsOnce) {

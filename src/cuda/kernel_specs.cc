@@ -52,7 +52,7 @@ StatusOr<CompiledKernel> CompileKernel(const KernelSpec& spec, const std::string
   StatusOr<const DriverApi*> driver = GetDriver();
   XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const KernelImage> image,
                            GetKernelImage(spec, arch, driver.ok() ? (*driver)->version : 0));
-  return CompiledKernel{image->cubin.size(), image->log, image->from_disk};
+  return CompiledKernel{image->cubin.size(), image->log, image->from_disk, image->kept};
 }
 
 }  // namespace xla_gpu::cuda

@@ -33,6 +33,7 @@ struct CompiledKernel {
   size_t cubin_bytes = 0;
   std::string log;         // the compiler's warnings; empty when it came from disk
   bool from_disk = false;  // it was in the disk cache already
+  Status kept;             // why it is not in the disk cache now
 };
 
 // Brings the kernel into the disk cache. Needs NVRTC but no GPU.

@@ -4,13 +4,13 @@
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <sstream>
 #include <utility>
 
+#include "src/core/file.h"
 #include "src/core/strings.h"
 #include "src/cuda/own_location.h"
 
@@ -20,6 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using Version = std::pair<int, int>;
 
+constexpr uint64_t kMaxLoaderConfig = 1 << 20;
 constexpr Version kOldest = {12, 0};  // the first that knows sm_90a and C++20
 
 struct Place {
@@ -39,11 +40,12 @@ std::vector<std::string> SplitColons(const char* text) {
 // The folders that the system's loader is told of.
 std::vector<std::string> LoaderFolders() {
   std::vector<std::string> folders = SplitColons(std::getenv("LD_LIBRARY_PATH"));
-  for (const std::string& path : Glob("/etc/ld.so.conf.d/*.conf")) {
-    std::ifstream file(path);
-    for (std::string line; std::getline(file, line);) {
-      if (line.starts_with('/'))
-        folders.push_back(line.substr(0, line.find_last_not_of(" \t\r") + 1));
+  for (const std::string& path : Glob("/etc/ld.so.conf.d", "/*.conf")) {
+    const StatusOr<std::string> text = ReadFile(path, kMaxLoaderConfig);
+    if (!text.ok()) continue;
+    for (const std::string_view line : Lines(*text)) {
+      if (!line.starts_with('/')) continue;
+      folders.emplace_back(line.substr(0, line.find_last_not_of(" \t") + 1));
     }
   }
   for (const char* folder : {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu",
@@ -57,7 +59,7 @@ std::vector<Place> Places() {
   std::vector<Place> places;
   for (const std::string& site : SitePackages()) {
     for (const char* pattern : {"/nvidia/cu[0-9]*/lib", "/nvidia/cuda_nvrtc/lib"}) {
-      for (std::string& folder : Glob(site + pattern)) {
+      for (std::string& folder : Glob(site, pattern)) {
         places.push_back({std::move(folder), "pip package"});
       }
     }
@@ -71,7 +73,8 @@ std::vector<Place> Places() {
   }
   for (const char* pattern :
        {"/usr/local/cuda*/lib64", "/usr/local/cuda*/lib", "/opt/cuda/lib64"}) {
-    for (std::string& folder : Glob(pattern)) places.push_back({std::move(folder), "CUDA toolkit"});
+    for (std::string& folder : Glob("", pattern))
+      places.push_back({std::move(folder), "CUDA toolkit"});
   }
   for (std::string& folder : LoaderFolders()) {
     places.push_back({std::move(folder), "system library path"});
@@ -99,15 +102,15 @@ NvrtcLibrary Inspect(const fs::path& path, std::string origin) {
   const auto named = VersionOfName(path.filename().string(), "libnvrtc.so.");
   std::optional<Version> best;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(path.parent_path(), error)) {
-    auto version = VersionOfName(entry.path().filename().string(), "libnvrtc-builtins.so.");
-    if (!version || version->second < 0) continue;
+  for (const std::string& entry : ListFolder(path.parent_path().string())) {
+    auto version = VersionOfName(fs::path(entry).filename().string(), "libnvrtc-builtins.so.");
+    if (!version || version->second < 0 || !fs::is_regular_file(entry, error)) continue;
     if (named && named->first != version->first) continue;
     // 12.x names its file by the exact version; 11.x and pip packages by the ABI only.
     const bool exact = named && named->second == version->second;
     if (best && !exact && *version <= *best) continue;
     best = version;
-    library.builtins = entry.path().string();
+    library.builtins = entry;
     if (exact) break;
   }
   const Version version = best.value_or(named.value_or(Version{0, -1}));
@@ -123,7 +126,7 @@ NvrtcLibrary Inspect(const fs::path& path, std::string origin) {
 }
 
 void AddFolder(const Place& place, std::vector<NvrtcLibrary>& found) {
-  for (const std::string& name : Glob(place.folder + "/libnvrtc.so.*")) {
+  for (const std::string& name : Glob(place.folder, "/libnvrtc.so.*")) {
     std::error_code error;
     const fs::path path = fs::canonical(name, error);  // one library has several names
     if (error || !fs::is_regular_file(path, error)) continue;
@@ -143,6 +146,7 @@ std::vector<NvrtcLibrary> FromEnvironment(const std::vector<std::string>& paths)
     } else if (!error &&
                std::ranges::find(found, path.string(), &NvrtcLibrary::path) == found.end()) {
       found.push_back(Inspect(path, "XLA_GPU_NVRTC"));
+      if (!fs::is_regular_file(path, error)) found.back().problem = "it is no regular file";
     } else if (error) {
       found.push_back({.path = given, .origin = "XLA_GPU_NVRTC", .problem = error.message()});
     }

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "src/cuda/test_util.h"
 
@@ -107,6 +108,28 @@ TEST_F(FakeNvrtcs, PipPackagesAndCudaHomeAreSearched) {
   EXPECT_EQ(found[0].Version() + " " + found[0].origin, "99.1 pip package");
   EXPECT_EQ(found[1].Version() + " " + found[1].origin, "98.1 CUDA_HOME");
   EXPECT_EQ(found[2].Version() + " " + found[2].origin, "97.1 pip package");
+}
+
+TEST_F(FakeNvrtcs, FoldersMayHaveAnyName) {
+  ScopedEnv none("XLA_GPU_NVRTC", nullptr);
+  for (const char* name : {"a [b] c", "*", "q?", "back\\slash", "{x,y}", "~"}) {
+    const std::string prefix = folder_.path(name);
+    const std::string lib = std::string(name) + "/lib/python3.11/site-packages/nvidia/cu99/lib/";
+    folder_.Write(lib + "libnvrtc.so.99", "");
+    folder_.Write(lib + "libnvrtc-builtins.so.99.1", "");
+    ScopedEnv venv("VIRTUAL_ENV", prefix);
+    EXPECT_THAT(FindNvrtcs().at(0).path, HasSubstr(prefix)) << name;
+    std::filesystem::remove_all(prefix);
+  }
+}
+
+TEST_F(FakeNvrtcs, APipeIsNoLibrary) {
+  Add("pipe", "libnvrtc.so.13", "");
+  ASSERT_EQ(mkfifo(folder_.path("pipe/libnvrtc-builtins.so.13.5").c_str(), 0600), 0);
+  ASSERT_EQ(mkfifo(folder_.path("pipe/libnvrtc.so").c_str(), 0600), 0);
+  EXPECT_THAT(FindNvrtcs().at(0).problem, HasSubstr("libnvrtc-builtins.so is not beside it"));
+  ScopedEnv env("XLA_GPU_NVRTC", folder_.path("pipe/libnvrtc.so"));
+  EXPECT_EQ(FindNvrtcs().at(0).problem, "it is no regular file");
 }
 
 TEST(Nvrtc, WhatIsInstalledIsFound) {

@@ -42,7 +42,13 @@ std::string OwnFolder() {
   return error ? "" : file.parent_path().string();
 }
 
-std::vector<std::string> Glob(const std::string& pattern) {
+std::vector<std::string> Glob(const std::string& folder, const std::string& below) {
+  std::string pattern;
+  for (const char c : folder) {
+    if (std::string_view("\\[]*?").find(c) != std::string_view::npos) pattern += '\\';
+    pattern += c;
+  }
+  pattern += below;
   std::vector<std::string> paths;
   glob_t found{};
   if (glob(pattern.c_str(), 0, nullptr, &found) == 0) {
@@ -69,7 +75,7 @@ std::vector<std::string> SitePackages() {
   if (own.ends_with("/bin")) prefixes.push_back(own.substr(0, own.size() - 4));
   if (const char* env = std::getenv("VIRTUAL_ENV"); env != nullptr) prefixes.push_back(env);
   for (const std::string& prefix : prefixes) {
-    for (std::string& path : Glob(prefix + "/lib/python3*/site-packages")) {
+    for (std::string& path : Glob(prefix, "/lib/python3*/site-packages")) {
       AddUnique(folders, std::move(path));
     }
   }

@@ -15,8 +15,8 @@ std::string OwnFolder();
 // environment whose bin/ holds this program, and that of VIRTUAL_ENV.
 std::vector<std::string> SitePackages();
 
-// Paths that match a shell pattern, sorted.
-std::vector<std::string> Glob(const std::string& pattern);
+// The paths below `folder`, which is taken as it is, that match a shell pattern; sorted.
+std::vector<std::string> Glob(const std::string& folder, const std::string& pattern);
 
 }  // namespace xla_gpu::cuda
 

@@ -43,12 +43,13 @@ class SingleFlight {
     }
   }
 
- private:
+  // Whoever asks for `key` from now on has it made anew.
   void Forget(const std::string& key) {
     std::lock_guard<std::mutex> lock(mutex_);
     flights_.erase(key);
   }
 
+ private:
   std::mutex mutex_;
   std::unordered_map<std::string, std::shared_future<StatusOr<Value>>> flights_;
 };

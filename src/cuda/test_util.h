@@ -2,6 +2,7 @@
 #ifndef XLA_GPU_CUDA_TEST_UTIL_H_
 #define XLA_GPU_CUDA_TEST_UTIL_H_
 
+#include <elf.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -77,6 +78,19 @@ class ScopedEnv {
   const char* name_;
   std::optional<std::string> old_;
 };
+
+// The smallest file that passes for machine code of a GPU; `name` makes it another.
+inline std::string TinyCubin(const std::string& name = "") {
+  Elf64_Ehdr header{};
+  const std::string ident = ELFMAG "\2\1\1" + name.substr(0, 8);  // 64 bits, little-endian, version
+  ident.copy(reinterpret_cast<char*>(header.e_ident), ident.size());
+  header.e_machine = EM_CUDA;
+  header.e_shoff = sizeof(header);
+  header.e_shentsize = sizeof(Elf64_Shdr);
+  header.e_shnum = 1;
+  return std::string(reinterpret_cast<const char*>(&header), sizeof(header)) +
+         std::string(sizeof(Elf64_Shdr), '\0');
+}
 
 // Runs `body` in a process of its own; 0 if it returned true.
 template <typename Body>

@@ -2,7 +2,8 @@
 // asked of it, so that the order of loading and launching is tested on machines that have no GPU.
 //
 // FAKE_CUDA_VERSION (12080): what cuDriverGetVersion says. FAKE_CUDA_FAIL ("cuLaunchKernel=1"):
-// this function gives this error. It has two devices of compute capability 9.0.
+// this function gives this error. FAKE_CUDA_REFUSE ("text"): machine code that is this text
+// up to its first zero is refused as no image. It has two devices of compute capability 9.0.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -26,6 +27,11 @@ int Called(const char* function, const std::string& details = "") {
   const bool fails =
       fail != nullptr && std::strncmp(fail, function, length) == 0 && fail[length] == '=';
   return fails ? std::atoi(fail + length + 1) : 0;
+}
+
+bool Refused(const void* image) {
+  const char* text = std::getenv("FAKE_CUDA_REFUSE");
+  return text != nullptr && std::strcmp(static_cast<const char*>(image), text) == 0;
 }
 
 std::string Context() { return "context=" + std::to_string(depth == 0 ? 0 : stack[depth - 1]); }
@@ -86,6 +92,7 @@ FAKE int cuCtxPopCurrent_v2(void** context) {
 
 FAKE int cuModuleLoadData(void** module, const void* image) {
   *module = reinterpret_cast<void*>(0x100);
+  if (Refused(image)) return 200;
   return Called("cuModuleLoadData", std::string(static_cast<const char*>(image)) + " " + Context());
 }
 FAKE int cuModuleUnload(void*) { return Called("cuModuleUnload"); }
@@ -100,6 +107,7 @@ FAKE int cuFuncSetAttribute(void*, int attribute, int value) {
 FAKE int cuLibraryLoadData(void** library, const void* code, int*, void**, unsigned, int*, void**,
                            unsigned) {
   *library = reinterpret_cast<void*>(0x200);
+  if (Refused(code)) return 200;
   return Called("cuLibraryLoadData", static_cast<const char*>(code));
 }
 FAKE int cuLibraryUnload(void*) { return Called("cuLibraryUnload"); }
