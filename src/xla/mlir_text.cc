@@ -1,7 +1,9 @@
 #include "src/xla/mlir_text.h"
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <utility>
 
 #include "src/core/strings.h"
 
@@ -26,28 +28,47 @@ size_t SkipSpace(std::string_view text, size_t at) {
   return at;
 }
 
-// The position after the bracket that closes the one at `open`; kNone if none does. Brackets in
-// string literals and comments do not count, nor does the > of an arrow.
-size_t AfterClosing(std::string_view text, size_t open) {
-  int depth = 0;
-  for (size_t i = open; i < text.size(); ++i) {
-    const char c = text[i];
-    if (c == '"') {
-      for (++i; i < text.size() && text[i] != '"'; ++i) {
-        if (text[i] == '\\') ++i;
+// Which bracket of a text closes which, found in one pass: the text may hold as many brackets as it
+// likes, closed or not. Brackets in string literals and comments do not count, nor do the < and >
+// of arrows and comparisons.
+class Brackets {
+ public:
+  explicit Brackets(std::string_view text) {
+    std::vector<size_t> open;  // indices into pairs_
+    for (size_t i = 0; i < text.size(); ++i) {
+      const char c = text[i];
+      if (c == '"') {
+        for (++i; i < text.size() && text[i] != '"'; ++i) {
+          if (text[i] == '\\') ++i;
+        }
+      } else if (c == '/' && text.substr(i).starts_with("//")) {
+        i = std::min(text.find('\n', i), text.size() - 1);
+      } else if (c == '(' || c == '{' || c == '[' || c == '<') {
+        open.push_back(pairs_.size());
+        pairs_.emplace_back(i, kNone);
+      } else if (c == '-' && text.substr(i).starts_with("->")) {
+        ++i;
+      } else if (c == ')' || c == '}' || c == ']' || c == '>') {
+        const char opener = c == ')' ? '(' : c == '}' ? '{' : c == ']' ? '[' : '<';
+        const auto top = [&] { return open.empty() ? '\0' : text[pairs_[open.back()].first]; };
+        while (opener != '<' && top() == '<') open.pop_back();
+        if (top() != opener) continue;
+        pairs_[open.back()].second = i + 1;
+        open.pop_back();
       }
-    } else if (c == '/' && text.substr(i).starts_with("//")) {
-      i = std::min(text.find('\n', i), text.size() - 1);
-    } else if (c == '(' || c == '{' || c == '[' || c == '<') {
-      ++depth;
-    } else if (c == '-' && text.substr(i).starts_with("->")) {
-      ++i;
-    } else if (c == ')' || c == '}' || c == ']' || c == '>') {
-      if (--depth == 0) return i + 1;
     }
   }
-  return kNone;
-}
+
+  // The position after the bracket that closes the one at `open`; kNone if none does.
+  size_t AfterClosing(size_t open) const {
+    const auto found = std::ranges::lower_bound(pairs_, open, {}, &Pair::first);
+    return found == pairs_.end() || found->first != open ? kNone : found->second;
+  }
+
+ private:
+  using Pair = std::pair<size_t, size_t>;
+  std::vector<Pair> pairs_;  // by their first
+};
 
 // The symbol at `at`: @name or @"name"; empty if there is none. Moves `at` behind it.
 std::string TakeSymbol(std::string_view text, size_t* at) {
@@ -81,38 +102,38 @@ int ApiVersion(std::string_view attributes) {
   return value;
 }
 
-// "stablehlo.custom_call"(%a) <{api_version = 4 : i32, call_target_name = "X"}> : ...
-MlirCustomCall GenericCall(std::string_view rest) {
-  MlirCustomCall call;
-  const size_t open = rest.find('(');
-  const size_t operands = open == kNone ? kNone : AfterClosing(rest, open);
-  if (operands == kNone) return call;
-  const size_t begin = SkipSpace(rest, operands);
-  if (begin >= rest.size() || (rest[begin] != '<' && rest[begin] != '{')) return call;
-  const size_t end = AfterClosing(rest, begin);
-  const std::string_view attributes = rest.substr(begin, end == kNone ? kNone : end - begin);
-  call.api_version = ApiVersion(attributes);
+// call_target_name = "X" in an attribute dictionary; empty if there is none.
+std::string TargetName(std::string_view attributes) {
   const std::string_view key = "call_target_name = \"";
   const size_t at = attributes.find(key);
-  if (at == kNone) return call;
-  const size_t name = at + key.size();
-  call.target = attributes.substr(name, attributes.find('"', name) - name);
-  return call;
+  if (at == kNone) return "";
+  attributes.remove_prefix(at + key.size());
+  return std::string(attributes.substr(0, attributes.find('"')));
 }
 
-// stablehlo.custom_call @X(%a) {api_version = 4 : i32} : ...
-MlirCustomCall PrettyCall(std::string_view rest) {
+// What follows "custom_call" at `at`, in one of the forms
+//   @X(%a) {api_version = 4 : i32} : ...
+//   "(%a) <{api_version = 4 : i32, call_target_name = "X"}> : ...
+// Moves `at` behind what it has read, so that no text is read twice.
+MlirCustomCall TakeCall(std::string_view text, const Brackets& brackets, size_t* at) {
   MlirCustomCall call;
-  size_t at = SkipSpace(rest, 0);
-  call.target = TakeSymbol(rest, &at);
-  at = SkipSpace(rest, at);
-  if (call.target.empty() || at >= rest.size() || rest[at] != '(') return call;
-  const size_t operands = AfterClosing(rest, at);
-  if (operands == kNone) return call;
-  const size_t begin = SkipSpace(rest, operands);
-  if (begin >= rest.size() || rest[begin] != '{') return call;
-  const size_t end = AfterClosing(rest, begin);
-  call.api_version = ApiVersion(rest.substr(begin, end == kNone ? kNone : end - begin));
+  const bool generic = *at < text.size() && text[*at] == '"';
+  *at = SkipSpace(text, *at + (generic ? 1 : 0));
+  if (!generic) {
+    call.target = TakeSymbol(text, at);
+    *at = SkipSpace(text, *at);
+  }
+  const size_t operands =
+      *at < text.size() && text[*at] == '(' ? brackets.AfterClosing(*at) : kNone;
+  if (operands == kNone) return {};  // a comment, or no module that XLA takes
+  const size_t begin = *at = SkipSpace(text, operands);
+  if (begin >= text.size() || (text[begin] != '{' && (!generic || text[begin] != '<'))) return call;
+  const size_t end = brackets.AfterClosing(begin);
+  if (end == kNone) return call;
+  *at = end;
+  const std::string_view attributes = text.substr(begin, end - begin);
+  call.api_version = ApiVersion(attributes);
+  if (generic) call.target = TargetName(attributes);
   return call;
 }
 
@@ -124,9 +145,10 @@ std::vector<MlirCustomCall> FindMlirCustomCalls(std::string_view mlir) {
   static constexpr std::string_view kOp = "custom_call";
   std::vector<MlirCustomCall> calls;
   if (IsMlirBytecode(mlir)) return calls;
-  for (size_t at = mlir.find(kOp); at != kNone; at = mlir.find(kOp, at + 1)) {
-    const std::string_view rest = mlir.substr(at + kOp.size());
-    MlirCustomCall call = rest.starts_with("\"") ? GenericCall(rest) : PrettyCall(rest);
+  const Brackets brackets(mlir);
+  for (size_t at = mlir.find(kOp); at != kNone; at = mlir.find(kOp, at)) {
+    at += kOp.size();
+    MlirCustomCall call = TakeCall(mlir, brackets, &at);
     if (!call.target.empty()) calls.push_back(std::move(call));
   }
   return calls;
@@ -158,31 +180,30 @@ StatusOr<TensorSpec> ParseMlirTensorType(std::string_view text) {
 StatusOr<std::vector<TensorSpec>> MainArguments(std::string_view mlir) {
   static constexpr std::string_view kMain = "@main(";
   static constexpr std::string_view kTensor = "tensor<";
+  // Calls of @main, if any, have no func shortly before them.
+  const auto declares = [mlir](size_t at) {
+    constexpr size_t kBefore = 40;
+    const size_t begin = at < kBefore ? 0 : at - kBefore;
+    return mlir.substr(begin, at - begin).find("func") != kNone;
+  };
   size_t at = mlir.find(kMain);
-  // Calls of @main, if any, have no func before them.
-  while (at != kNone && mlir.substr(0, at).rfind("func") + 40 < at) at = mlir.find(kMain, at + 1);
+  while (at != kNone && !declares(at)) at = mlir.find(kMain, at + 1);
+  const Brackets brackets(mlir);
   const size_t open = at == kNone ? kNone : at + kMain.size() - 1;
-  const size_t end = open == kNone ? kNone : AfterClosing(mlir, open);
+  const size_t end = open == kNone ? kNone : brackets.AfterClosing(open);
   if (end == kNone) return InvalidArgument("the module has no func.func @main");
-  const std::string_view signature = mlir.substr(open, end - open);
   std::vector<TensorSpec> arguments;
-  for (size_t i = 0; i < signature.size();) {
-    if (signature[i] == '{' && i > 0) {  // an argument's attributes may hold types too
-      i = AfterClosing(signature, i);
-      if (i == kNone) break;
-      continue;
+  for (size_t i = open + 1; i < end;) {
+    const bool tensor = mlir.substr(i, end - i).starts_with(kTensor);
+    const size_t begin = i + (tensor ? kTensor.size() : 1);
+    // An argument's attributes may hold types too.
+    const size_t close = tensor || mlir[i] == '{' ? brackets.AfterClosing(begin - 1) : kNone;
+    if (tensor && close != kNone) {
+      XLA_GPU_ASSIGN_OR_RETURN(TensorSpec spec,
+                               ParseMlirTensorType(mlir.substr(begin, close - 1 - begin)));
+      arguments.push_back(std::move(spec));
     }
-    if (!signature.substr(i).starts_with(kTensor)) {
-      ++i;
-      continue;
-    }
-    const size_t begin = i + kTensor.size();
-    const size_t close = AfterClosing(signature, begin - 1);
-    if (close == kNone) break;
-    XLA_GPU_ASSIGN_OR_RETURN(TensorSpec spec,
-                             ParseMlirTensorType(signature.substr(begin, close - 1 - begin)));
-    arguments.push_back(std::move(spec));
-    i = close;
+    i = close == kNone ? begin : close;
   }
   return arguments;
 }

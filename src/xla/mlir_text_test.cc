@@ -26,6 +26,37 @@ TEST(MlirTextTest, FindsCustomCallsInBothForms) {
   }
 }
 
+TEST(MlirTextTest, CommentsAndStringsMakeNoCalls) {
+  const auto calls = FindMlirCustomCalls(R"mlir(
+    // %0 = stablehlo.custom_call @comment(%x) : (tensor<f32>) -> tensor<f32>
+    #set = affine_set<(d0) : (d0 - 1 >= 0, 5 <= d0)>
+    %1 = "x.op"() {text = "custom_call @string()"} : () -> ()
+    %2 = stablehlo.custom_call @a(%x) {backend_config = "custom_call @b()", api_version = 4 : i32})mlir");
+  ASSERT_EQ(calls.size(), 1u);
+  EXPECT_EQ(calls[0].target, "a");
+  EXPECT_EQ(calls[0].api_version, 4);
+}
+
+// Each would take minutes if a text were read once for each of its calls.
+TEST(MlirTextTest, TimeGrowsWithTheTextOnly) {
+  const auto repeated = [](std::string_view part, size_t count, std::string_view end = "") {
+    std::string text;
+    for (size_t i = 0; i < count; ++i) text += part;
+    for (size_t i = 0; i < count; ++i) text += end;
+    return text;
+  };
+  for (const char* part :
+       {"custom_call @a(", "custom_call @a() {", "custom_call\"", "@main(", "custom_call @\"",
+        "func @main(tensor<", "custom_call\"() <{", "<", ")"}) {
+    for (const char* end : {"", ")", "}", ">"}) {
+      const std::string text = repeated(part, 200'000, end);
+      FindMlirCustomCalls(text);
+      (void)MainArguments(text).ok();
+    }
+  }
+  EXPECT_EQ(FindMlirCustomCalls(repeated("custom_call @a() {", 200'000, "}")).size(), 1u);
+}
+
 TEST(MlirTextTest, ReadsTheArgumentsOfMain) {
   const auto arguments = MainArguments(R"(module @jit_f {
     func.func private @helper(%a: tensor<7xf64>) -> tensor<7xf64>
@@ -59,6 +90,8 @@ TEST(MlirTextTest, RefusesWhatItCannotRead) {
               HasSubstr("complex"));
   EXPECT_THAT(ParseMlirTensorType("99999999999999999999xf32").status().message(),
               HasSubstr("no type"));
+  EXPECT_EQ(MainArguments("func.func @main(%a: tensor<f32> loc(\"{\"), %b: tensor<i8>)")->size(),
+            2u);
   for (const char* text :
        {"custom_call", "custom_call @", "custom_call @\"", "custom_call @a(", "custom_call @a() {",
         "\"x.custom_call\"", "\"x.custom_call\"(", "\"x.custom_call\"() {call_target_name = \""}) {

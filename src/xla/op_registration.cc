@@ -1,5 +1,9 @@
 #include "src/xla/op_registration.h"
 
+#include <set>
+#include <string>
+#include <utility>
+
 #include "src/core/op_registry.h"
 #include "src/xla/handlers.h"
 #include "src/xla/mlir_text.h"
@@ -24,10 +28,12 @@ Status RegisterOp(const PjrtPlugin& plugin, const Op& op, int api_version) {
 
 Status RegisterOpsOf(const PjrtPlugin& plugin, std::string_view mlir) {
   if (IsMlirBytecode(mlir)) return RegisterAllOps(plugin);
+  std::set<std::pair<std::string, int>> seen;
   for (const MlirCustomCall& call : FindMlirCustomCalls(mlir)) {
     const Op* op = OpRegistry::Global().Find(call.target);
     // Other targets are XLA's own or the user's; so is one that is an op's mere name.
     if (op == nullptr || op->target != call.target) continue;
+    if (!seen.emplace(call.target, call.api_version).second) continue;
     XLA_GPU_RETURN_IF_ERROR(RegisterOp(plugin, *op, call.api_version));
   }
   return OkStatus();
