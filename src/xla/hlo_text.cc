@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <utility>
 
+#include "src/core/file.h"
 #include "src/core/strings.h"
 
 namespace xla_gpu::xla {
@@ -96,17 +96,13 @@ std::string ApiVersionText(int api_version) {
 }
 
 StatusOr<std::vector<HloModuleText>> ReadHloDump(const std::string& folder) {
-  namespace fs = std::filesystem;
-  std::error_code error;
+  constexpr uint64_t kMaxText = uint64_t{1} << 30;
   std::vector<HloModuleText> modules;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    if (!name.ends_with("after_optimizations.txt")) continue;
-    std::ifstream file(it->path(), std::ios::binary);
-    modules.push_back({name, std::string(std::istreambuf_iterator<char>(file), {})});
+  for (const std::string& path : ListFolder(folder)) {
+    if (!path.ends_with("after_optimizations.txt")) continue;
+    XLA_GPU_ASSIGN_OR_RETURN(std::string text, ReadFile(path, kMaxText));
+    modules.push_back({std::filesystem::path(path).filename().string(), std::move(text)});
   }
-  if (error) return NotFound(StrCat("dump folder ", folder, ": ", error.message()));
-  std::ranges::sort(modules, {}, &HloModuleText::file);
   if (modules.empty()) {
     return NotFound(StrCat("dump folder ", folder,
                            " holds no *after_optimizations.txt; make it with XLA_FLAGS="

@@ -1,7 +1,6 @@
 #include "src/xla/pjrt_discovery.h"
 
 #include <dlfcn.h>
-#include <elf.h>
 #include <link.h>
 
 #include <algorithm>
@@ -9,11 +8,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <memory>
 #include <sstream>
 
+#include "src/core/elf.h"
+#include "src/core/file.h"
 #include "src/core/strings.h"
 
 namespace xla_gpu::xla {
@@ -21,6 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr uint64_t kMaxListing = 64 << 20;  // torch's RECORD has 2 MB
 constexpr char kEntryPoint[] = "GetPjrtApi";
 // What libxla_gpu_pjrt.so imports, and no other plugin: it forwards to a plugin and is none itself.
 constexpr char kForwarder[] = "xla_gpu_pjrt_compat_api";
@@ -31,41 +30,13 @@ std::string Env(const char* name) {
 }
 
 std::vector<fs::path> List(const fs::path& folder) {
-  std::error_code error;
-  std::vector<fs::path> entries;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    entries.push_back(it->path());
-  }
-  std::ranges::sort(entries);  // the order must not depend on the file system
-  return entries;
+  const std::vector<std::string> entries = ListFolder(folder.string());
+  return {entries.begin(), entries.end()};
 }
 
-// The names of a shared object's dynamic symbols, each between two zeros; empty if it is none.
-// Reads its headers only: a CUDA plugin has 300 MB, and loading one to look is what this avoids.
 std::string DynamicNames(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  Elf64_Ehdr header{};
-  if (!file.read(reinterpret_cast<char*>(&header), sizeof(header))) return "";
-  if (std::string_view(reinterpret_cast<char*>(header.e_ident), SELFMAG) != ELFMAG ||
-      header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_shentsize != sizeof(Elf64_Shdr)) {
-    return "";
-  }
-  std::vector<Elf64_Shdr> sections(header.e_shnum);
-  file.seekg(static_cast<std::streamoff>(header.e_shoff));
-  if (!file.read(reinterpret_cast<char*>(sections.data()),
-                 static_cast<std::streamsize>(sections.size() * sizeof(Elf64_Shdr)))) {
-    return "";
-  }
-  for (const Elf64_Shdr& section : sections) {
-    if (section.sh_type != SHT_DYNSYM || section.sh_link >= sections.size()) continue;
-    const Elf64_Shdr& names = sections[section.sh_link];
-    if (names.sh_size > (64u << 20)) return "";  // no plugin has 64 MB of exported names
-    std::string text(names.sh_size, '\0');
-    file.seekg(static_cast<std::streamoff>(names.sh_offset));
-    if (!file.read(text.data(), static_cast<std::streamsize>(text.size()))) return "";
-    return text;
-  }
-  return "";
+  const StatusOr<RegularFile> file = RegularFile::Open(path.string());
+  return file.ok() ? ElfDynamicNames(*file) : "";
 }
 
 bool Names(const std::string& names, const char* symbol) {
@@ -102,6 +73,14 @@ void AddSplit(std::vector<std::string>& folders, const std::string& text, char s
   }
 }
 
+// A checkout of this project with a .venv of this user's or root's. Anyone may put a .venv into
+// /tmp, and plugins are code.
+bool HasVenvOfCheckout(const fs::path& folder) {
+  std::error_code error;
+  return fs::exists(folder / "include/xla_gpu/xla_gpu.h", error) &&
+         OwnedByUserOrRoot(folder.string()) && OwnedByUserOrRoot((folder / ".venv").string());
+}
+
 // What lies around this library: site-packages/xla_gpu/libxla_gpu.so, VENV/bin/xla-gpu, or a
 // checkout's build/release with its .venv two folders up.
 void AddOwnFolders(std::vector<std::string>& folders) {
@@ -114,7 +93,7 @@ void AddOwnFolders(std::vector<std::string>& folders) {
   if (folder.parent_path().filename() == "site-packages") AddFolder(folders, folder.parent_path());
   if (folder.filename() == "bin") AddPrefix(folders, folder.parent_path());
   for (int up = 0; up < 3; ++up, folder = folder.parent_path()) {
-    AddPrefix(folders, folder / ".venv");
+    if (HasVenvOfCheckout(folder)) AddPrefix(folders, folder / ".venv");
   }
 }
 
@@ -147,14 +126,15 @@ std::vector<fs::path> EntryPointFolders(const fs::path& site) {
   std::vector<fs::path> folders;
   for (const fs::path& entry : List(site)) {
     if (entry.extension() != ".dist-info") continue;
-    std::ifstream file(entry / "entry_points.txt");
+    const StatusOr<std::string> text = ReadFile((entry / "entry_points.txt").string(), kMaxListing);
+    if (!text.ok()) continue;
     bool in_group = false;
-    for (std::string line; std::getline(file, line);) {
+    for (const std::string_view line : Lines(*text)) {
       if (line.starts_with("[")) in_group = line.starts_with("[jax_plugins]");
       const size_t equals = line.find('=');
-      if (!in_group || equals == std::string::npos) continue;
-      std::string module = line.substr(line.find_first_not_of(" \t", equals + 1));
-      module = module.substr(0, module.find_first_of(": \t\r"));
+      const size_t begin = line.find_first_not_of(" \t", equals + 1);
+      if (!in_group || equals == line.npos || begin == line.npos) continue;
+      std::string module(line.substr(begin, line.find_first_of(": \t", begin) - begin));
       std::ranges::replace(module, '.', '/');
       folders.push_back(site / module);
     }
@@ -168,8 +148,9 @@ void FillPackage(const fs::path& site, FoundPlugin& plugin) {
   const std::string relative = fs::relative(plugin.path, site, error).string() + ",";
   for (const fs::path& entry : List(site)) {
     if (entry.extension() != ".dist-info") continue;
-    std::ifstream record(entry / "RECORD");
-    for (std::string line; std::getline(record, line);) {
+    const StatusOr<std::string> record = ReadFile((entry / "RECORD").string(), kMaxListing);
+    if (!record.ok()) continue;
+    for (const std::string_view line : Lines(*record)) {
       if (!line.starts_with(relative)) continue;
       const std::string stem = entry.stem().string();  // jax_cuda13_pjrt-0.11.2
       const size_t dash = stem.rfind('-');
@@ -366,6 +347,8 @@ void PreloadNvidiaLibraries(const std::string& plugin_path) {
             rest.find('.', 1) != std::string_view::npos) {
           continue;
         }
+        std::error_code error;
+        if (!fs::is_regular_file(file, error)) continue;  // a pipe would be waited for
         // A library that will not load is the plugin's to report, when it needs it.
         dlopen(file.c_str(), RTLD_LAZY | RTLD_LOCAL);
       }
