@@ -7,6 +7,7 @@
 #include "src/cli/attention_batch.h"
 #include "src/cli/batch_runner.h"
 #include "src/cli/cli.h"
+#include "src/cli/json.h"
 #include "src/cli/options.h"
 #include "src/cli/program.h"
 
@@ -113,7 +114,7 @@ Status RunBench(const Options& options, const std::vector<AttentionBatch>& batch
                 1e6 * times[0], batch.kv_bytes() / median / 1e9, batch.flops() / median / 1e9);
     std::fflush(stdout);
   }
-  if (options.json) std::printf("%s\n", report.dump(2).c_str());
+  if (options.json) std::printf("%s\n", JsonText(report, 2).c_str());
   return OkStatus();
 }
 

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "src/cli/cli.h"
+#include "src/cli/json.h"
 #include "src/cuda/cache_admin.h"
 #include "src/cuda/device.h"
 
@@ -57,9 +58,7 @@ int List(const Args& args) {
   }
   if (json) {
     const nlohmann::ordered_json all = {{"folder", listing->folder}, {"kernels", kernels}};
-    // Descriptions come from files: bytes that are no UTF-8 must not stop the listing.
-    std::printf("%s\n",
-                all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
+    std::printf("%s\n", JsonText(all, 2).c_str());
   } else {
     std::printf("%zu kernels, %.1f MB in %s\n", listing->kernels.size(),
                 static_cast<double>(total) / 1e6, listing->folder.c_str());

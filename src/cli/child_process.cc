@@ -56,7 +56,7 @@ std::string ChildEnd::ToString() const {
 }
 
 StatusOr<ChildEnd> RunChild(const std::vector<std::string>& command, int timeout_s,
-                            const std::function<void(const std::string&)>& on_line) {
+                            const std::function<bool(const std::string&)>& on_line) {
   Pipe out;
   Pipe err;
   if (!out.ok() || !err.ok()) return Unavailable(StrCat("pipe: ", std::strerror(errno)));

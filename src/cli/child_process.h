@@ -22,7 +22,7 @@ struct ChildEnd {
 // Runs `command` (found on PATH) and calls `on_line` for each line of its standard output as it
 // comes. A child that writes no line for `timeout_s` seconds is killed.
 StatusOr<ChildEnd> RunChild(const std::vector<std::string>& command, int timeout_s,
-                            const std::function<void(const std::string&)>& on_line);
+                            const std::function<bool(const std::string&)>& on_line);
 
 // This program, to run itself as a child.
 std::string SelfPath();

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <exception>
+#include <new>
 
 namespace xla_gpu::cli {
 namespace {
@@ -23,12 +25,7 @@ int Help(FILE* out) {
   return out == stdout ? 0 : 2;
 }
 
-}  // namespace
-
-CommandRegistration::CommandRegistration(const Command& command) { Commands().push_back(command); }
-
-int Main(int argc, char** argv) {
-  const Args all(argv + 1, argv + argc);
+int Dispatch(const Args& all) {
   if (all.empty()) return Help(stderr);
   if (all[0] == "help" || all[0] == "--help" || all[0] == "-h") return Help(stdout);
   if (all[0] == "--version") {
@@ -46,6 +43,25 @@ int Main(int argc, char** argv) {
   }
   std::fprintf(stderr, "xla-gpu: no command is named '%s'\n\n", all[0].c_str());
   return Help(stderr);
+}
+
+}  // namespace
+
+CommandRegistration::CommandRegistration(const Command& command) { Commands().push_back(command); }
+
+int Main(int argc, char** argv) {
+  int code = 1;
+  try {
+    code = Dispatch(Args(argv + std::min(argc, 1), argv + argc));
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "xla-gpu: there is not enough memory for this input\n");
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "xla-gpu: %s\n", error.what());
+  }
+  // What was printed is the result: a full disk must not look like success.
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  std::fprintf(stderr, "xla-gpu: the output could not be written (is the disk full?)\n");
+  return code == 0 ? 1 : code;
 }
 
 }  // namespace xla_gpu::cli

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "src/cli/json.h"
 #include "src/core/strings.h"
 
 namespace xla_gpu::cli {
@@ -143,8 +144,7 @@ std::string ReportToJson(const Report& report) {
                                 {"reason", verdict.reason},
                                 {"remedy", verdict.remedy}});
   }
-  // Paths and library messages need not be UTF-8: what is not is replaced.
-  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+  return JsonText(json, 2);
 }
 
 }  // namespace xla_gpu::cli

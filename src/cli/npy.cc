@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 
+#include "src/core/file.h"
 #include "src/core/strings.h"
 
 namespace xla_gpu::cli {
@@ -268,22 +266,16 @@ std::string FormatNpy(const HostTensor& tensor) {
   return bytes;
 }
 
-StatusOr<HostTensor> ReadNpy(const std::string& path, DType expected) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return NotFound(StrCat(path, ": cannot be read: ", std::strerror(errno)));
-  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+StatusOr<HostTensor> ReadNpy(const std::string& path, DType expected, uint64_t max_data) {
+  const uint64_t limit = max_data + kMaxHeader + 12;
+  XLA_GPU_ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path, limit));
   StatusOr<HostTensor> tensor = ParseNpy(bytes, expected);
   if (!tensor.ok()) return InFile(tensor.status(), path);
   return tensor;
 }
 
 Status WriteNpy(const std::string& path, const HostTensor& tensor) {
-  const std::string bytes = FormatNpy(tensor);
-  std::ofstream file(path, std::ios::binary);
-  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  file.close();
-  if (!file) return Unavailable(StrCat(path, ": cannot be written: ", std::strerror(errno)));
-  return OkStatus();
+  return WriteFile(path, FormatNpy(tensor));
 }
 
 }  // namespace xla_gpu::cli

@@ -6,6 +6,7 @@
 #ifndef XLA_GPU_CLI_NPY_H_
 #define XLA_GPU_CLI_NPY_H_
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -20,8 +21,11 @@ namespace xla_gpu::cli {
 StatusOr<HostTensor> ParseNpy(std::string_view bytes, DType expected);
 std::string FormatNpy(const HostTensor& tensor);
 
-// As above, with a file; errors name it.
-StatusOr<HostTensor> ReadNpy(const std::string& path, DType expected);
+// As above, with a file; errors name it. One with more than `max_data` bytes of data (and the
+// largest header) is not read.
+constexpr uint64_t kMaxNpyData = uint64_t{1} << 36;
+StatusOr<HostTensor> ReadNpy(const std::string& path, DType expected,
+                             uint64_t max_data = kMaxNpyData);
 Status WriteNpy(const std::string& path, const HostTensor& tensor);
 
 }  // namespace xla_gpu::cli

@@ -1,8 +1,9 @@
 #include "src/cli/plugin_survey.h"
 
-#include <nlohmann/json.hpp>
+#include <utility>
 
 #include "src/cli/child_process.h"
+#include "src/cli/json.h"
 #include "src/core/strings.h"
 #include "src/xla/pjrt_plugin.h"
 #include "src/xla/registration.h"
@@ -14,11 +15,27 @@ using Json = nlohmann::json;
 
 constexpr int kSeconds = 120;  // a CUDA plugin on a cold disk has 300 MB to read
 
+// False for a line that is no answer of DescribePlugin: a plugin may print lines of its own.
+bool ReadAnswer(const Json& json, PluginFinding* finding) {
+  PluginFinding read = *finding;
+  if (ReadMember(json, "pjrt", &read.pjrt)) {
+    const bool told =
+        ReadMember(json, "gpu", &read.is_gpu) && ReadMember(json, "extensions", &read.extensions) &&
+        ReadMember(json, "ffi", &read.ffi) && ReadMember(json, "typed", &read.takes_typed) &&
+        ReadMember(json, "legacy", &read.takes_legacy);
+    if (!ReadMember(json, "problem", &read.problem) && !told) return false;
+  } else if (!ReadMember(json, "problem", &read.problem)) {
+    return false;
+  }
+  *finding = std::move(read);
+  return true;
+}
+
 }  // namespace
 
 std::string DescribePlugin(const std::string& path) {
   const auto plugin = xla::PjrtPlugin::Load(path);
-  if (!plugin.ok()) return Json{{"problem", plugin.status().message()}}.dump();
+  if (!plugin.ok()) return JsonText(Json{{"problem", plugin.status().message()}});
   Json json = {{"gpu", (*plugin)->is_gpu()}, {"pjrt", (*plugin)->pjrt_version().ToString()}};
   json["extensions"] = Json::array();
   for (const auto& extension : (*plugin)->extensions()) {
@@ -32,7 +49,7 @@ std::string DescribePlugin(const std::string& path) {
     json["typed"] = facts->takes_typed();
     json["legacy"] = facts->takes_untyped();
   }
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return JsonText(json);
 }
 
 PluginFinding SurveyPlugin(const xla::FoundPlugin& plugin, const std::string& program) {
@@ -44,25 +61,17 @@ PluginFinding SurveyPlugin(const xla::FoundPlugin& plugin, const std::string& pr
   finding.problem = plugin.unusable;
   if (!finding.problem.empty()) return finding;
 
-  Json json;
+  bool answered = false;
   const auto end = RunChild({program, "doctor", "--plugin", plugin.path}, kSeconds,
-                            [&json](const std::string& line) {
-                              // A plugin may print lines of its own.
-                              const Json read = Json::parse(line, nullptr, /*exceptions=*/false);
-                              if (read.is_object()) json = read;
+                            [&](const std::string& line) {
+                              answered |= ReadAnswer(ParseObject(line), &finding);
+                              return false;
                             });
-  if (!end.ok() || !json.is_object()) {
-    finding.problem = StrCat("loading it failed: ",
-                             end.ok() ? end->ToString() : std::string(end.status().message()));
-    return finding;
+  if (!end.ok()) {
+    finding.problem = StrCat("loading it failed: ", end.status().message());
+  } else if (!answered) {
+    finding.problem = StrCat("loading it failed: ", end->ToString());
   }
-  finding.is_gpu = json.value("gpu", finding.is_gpu);
-  finding.pjrt = json.value("pjrt", "");
-  finding.ffi = json.value("ffi", "");
-  finding.extensions = json.value("extensions", std::vector<std::string>());
-  finding.takes_typed = json.value("typed", false);
-  finding.takes_legacy = json.value("legacy", false);
-  finding.problem = json.value("problem", "");
   return finding;
 }
 

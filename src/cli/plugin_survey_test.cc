@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 
 #include "src/cuda/test_util.h"
@@ -49,11 +50,37 @@ TEST(SurveyPlugin, ACrashIsAProblem) {
 
 TEST(SurveyPlugin, LinesOfThePluginItselfAreSkipped) {
   const FakeProgram noisy(
-      R"(echo "loading..."; echo '{"pjrt": "0.115", "typed": true}'; echo bye)");
+      R"(echo "loading..."; echo '{"pjrt": "0.115", "gpu": false, "ffi": "0.1", "typed": true, )"
+      R"("legacy": false, "extensions": ["FFI"]}'; echo bye; echo '{"pjrt": 7}')");
   const PluginFinding finding = SurveyPlugin({.path = "/x.so"}, noisy.path());
   EXPECT_EQ(finding.problem, "");
   EXPECT_EQ(finding.pjrt, "0.115");
   EXPECT_TRUE(finding.takes_typed);
+}
+
+TEST(SurveyPlugin, StrangeJsonIsNoAnswer) {
+  for (const char* line :
+       {"null", "[]", "3", "{}", R"({"pjrt": 1})", R"({"problem": []})", R"({"pjrt": "0.1"})",
+        R"({"pjrt": "0.1", "gpu": 1, "ffi": "0.1", "typed": true, "legacy": false, )"
+        R"("extensions": []})",
+        R"({"pjrt": "0.1", "gpu": true, "ffi": "0.1", "typed": true, "legacy": false, )"
+        R"("extensions": [[1]]})"}) {
+    const FakeProgram strange("echo '" + std::string(line) + "'");
+    EXPECT_EQ(SurveyPlugin({.path = "/x.so"}, strange.path()).pjrt, "") << line;
+    EXPECT_THAT(SurveyPlugin({.path = "/x.so"}, strange.path()).problem,
+                StartsWith("loading it failed"))
+        << line;
+  }
+}
+
+TEST(SurveyPlugin, OutputWithoutEndIsAProblem) {
+  for (const char* script : {"exec yes", "exec cat /dev/zero", "exec yes '{\"a\": 1}'"}) {
+    const FakeProgram endless(script);
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_THAT(SurveyPlugin({.path = "/x.so"}, endless.path()).problem,
+                HasSubstr("more output than"));
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30)) << script;
+  }
 }
 
 TEST(SurveyPlugin, ARealPlugin) {

@@ -9,10 +9,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "src/cli/child_process.h"
 #include "src/cli/cli.h"
+#include "src/cli/json.h"
 #include "src/cli/options.h"
 #include "src/cli/probe_cell.h"
 #include "src/cli/program.h"
@@ -31,8 +31,7 @@ constexpr int kCellTimeoutS = 120;  // a CUDA client on a loaded machine takes l
 // ---- The child ----
 
 void Say(const json& message) {
-  // XLA's texts quote what they were given, which need not be UTF-8.
-  std::printf("%s\n", message.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+  std::printf("%s\n", JsonText(message).c_str());
   std::fflush(stdout);
 }
 
@@ -108,22 +107,30 @@ void Probe(Runtime& runtime, const std::function<void(size_t)>& progress) {
     std::vector<std::string> command = runtime.command;
     command.push_back(StrCat(next));
     const auto end = RunChild(command, kCellTimeoutS, [&](const std::string& line) {
-      const json message = json::parse(line, nullptr, /*allow_exceptions=*/false);
-      if (!message.is_object()) return;  // a library's own chatter
-      if (message.contains("runtime")) {
+      const json message = ParseObject(line);  // empty for a library's own chatter
+      if (message.contains("runtime") && message["runtime"].is_object()) {
         runtime.facts = message["runtime"];
         ready = true;
       }
-      if (message.contains("unusable")) runtime.unusable = message["unusable"].get<std::string>();
-      if (message.contains("begin")) current = message["begin"].get<size_t>();
-      if (!message.contains("cell")) return;
-      const size_t cell = message["cell"].get<size_t>();
-      if (cell >= count) return;
-      runtime.outcomes[cell] = {message["ok"].get<bool>(), message["result"].get<std::string>(),
-                                message["message"].get<std::string>()};
+      ReadMember(message, "unusable", &runtime.unusable);
+      size_t cell = 0;
+      if (ReadMember(message, "begin", &cell)) {
+        const bool begins = cell == next && current == count;
+        if (begins) current = cell;
+        return begins;
+      }
+      ProbeOutcome outcome;
+      if (!ReadMember(message, "cell", &cell) || cell != current ||
+          !ReadMember(message, "ok", &outcome.ok) ||
+          !ReadMember(message, "result", &outcome.result) ||
+          !ReadMember(message, "message", &outcome.message)) {
+        return false;
+      }
+      runtime.outcomes[cell] = std::move(outcome);
       next = cell + 1;
       current = count;
       progress(next);
+      return true;
     });
     if (!end.ok()) {
       runtime.unusable = end.status().message();
@@ -132,7 +139,7 @@ void Probe(Runtime& runtime, const std::function<void(size_t)>& progress) {
     if (!runtime.unusable.empty() || next >= count) return;
     const std::string log = ErrorLines(end->errors);
     const std::string how = StrCat(end->ToString(), log.empty() ? "" : "\n", log);
-    if (current >= count || current < next) {  // it ended between cells
+    if (current == count) {  // it ended between cells
       runtime.unusable =
           StrCat(ready ? "the probe ended early: " : "its client does not start: ", how);
       return;
@@ -175,12 +182,17 @@ void PrintMatrix(const Runtime& runtime) {
 void Print(const Runtime& runtime) {
   std::printf("%s\n", runtime.title.c_str());
   if (!runtime.path.empty()) std::printf("  %s\n", runtime.path.c_str());
-  const auto text = [&](const char* key) { return runtime.facts.value(key, std::string()); };
+  const auto text = [&](const char* key) {
+    std::string value;
+    ReadMember(runtime.facts, key, &value);
+    return value;
+  };
+  bool ffi_told = true;
+  ReadMember(runtime.facts, "ffi_told", &ffi_told);
   if (!runtime.facts.empty()) {
     std::string line = text("pjrt").empty() ? text("version") : StrCat("PJRT ", text("pjrt"));
     if (!text("ffi").empty()) {
-      line += StrCat(", FFI ", text("ffi"),
-                     runtime.facts.value("ffi_told", true) ? "" : " (concluded from its age)");
+      line += StrCat(", FFI ", text("ffi"), ffi_told ? "" : " (concluded from its age)");
     }
     if (!text("platform").empty()) {
       line += StrCat(", platform '", text("platform"), "', device '", text("device"), "'");
@@ -234,14 +246,21 @@ std::string ActivePython() {
 // JAX's own runtimes, where a Python with jax and this package is there.
 void AddJax(std::vector<Runtime>& runtimes) {
   const std::string python = ActivePython();
-  const auto there =
-      RunChild({python, "-c", "import jax, xla_gpu.jax"}, kCellTimeoutS, [](const std::string&) {});
+  // `python -c` and `-m` look for modules in the current folder first, where a jax.py may lie. (The
+  // option for this, -P, is not in Python 3.10.)
+  const std::string safe_path = "import sys\nif sys.path[:1] == ['']: del sys.path[0]\n";
+  const auto there = RunChild({python, "-c", safe_path + "import jax, xla_gpu.jax"}, kCellTimeoutS,
+                              [](const std::string&) { return false; });
   if (!there.ok() || there->signal != 0 || there->exit_code != 0) return;
   for (const char* backend : {"cpu", "cuda"}) {
     if (std::string(backend) == "cuda" && !xla::MachineHasNvidiaGpu()) continue;
     Runtime runtime;
     runtime.title = StrCat("JAX, backend ", backend);
-    runtime.command = {python, "-m", "xla_gpu.jax._probe", backend};
+    runtime.command = {python, "-c",
+                       safe_path +
+                           "import runpy\n"
+                           "runpy.run_module('xla_gpu.jax._probe', run_name='__main__')",
+                       backend};
     runtimes.push_back(std::move(runtime));
   }
 }
@@ -288,7 +307,7 @@ int ProbeMain(const Args& args) {
       Print(runtime);
     }
   }
-  if (as_json) std::printf("%s\n", all.dump(2).c_str());
+  if (as_json) std::printf("%s\n", JsonText(all, 2).c_str());
   return any ? 0 : 1;
 }
 

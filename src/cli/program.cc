@@ -2,14 +2,11 @@
 
 #include <dlfcn.h>
 
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
+#include "src/core/file.h"
 #include "src/core/strings.h"
 #include "src/xla/pjrt_discovery.h"
 #include "src/xla/registration.h"
@@ -27,13 +24,8 @@ int FailUsage(const char* command, const std::string& message) {
 }
 
 StatusOr<std::string> ReadTextFile(const std::string& path) {
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) {
-    return InvalidArgument(StrCat(path, " is a folder; a StableHLO file (.mlir) is wanted"));
-  }
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return NotFound(StrCat(path, ": cannot be read: ", std::strerror(errno)));
-  return std::string(std::istreambuf_iterator<char>(file), {});
+  constexpr uint64_t kMaxModule = uint64_t{1} << 31;  // XLA takes no larger one
+  return ReadFile(path, kMaxModule);
 }
 
 void QuietXla() { setenv("TF_CPP_MIN_LOG_LEVEL", "2", /*overwrite=*/0); }
@@ -62,6 +54,11 @@ Status RegisterUserHandler(const xla::PjrtPlugin& plugin, const std::string& tex
     api_version = version[0] - '0';
     symbol.resize(second);
   }
+  std::error_code error;
+  const bool is_path = library.find('/') != std::string::npos;
+  if (is_path && !std::filesystem::is_regular_file(library, error)) {
+    return bad(StrCat(library, " is no file"));  // a pipe would be waited for
+  }
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) return bad(dlerror());
   void* handler = dlsym(handle, symbol.c_str());
@@ -73,15 +70,22 @@ Status RegisterUserHandler(const xla::PjrtPlugin& plugin, const std::string& tex
 
 HloDump::HloDump() {
   std::error_code error;
-  std::string name = (std::filesystem::temp_directory_path(error) / "xla-gpu-hlo-XXXXXX").string();
-  if (mkdtemp(name.data()) == nullptr) return;
+  const std::filesystem::path temporary = std::filesystem::temp_directory_path(error);
+  std::string name = (temporary / "xla-gpu-hlo-XXXXXX").string();
+  if (error || mkdtemp(name.data()) == nullptr) return;
   folder_ = name;
+  // XLA splits its flags at blanks, but for what stands in quotes.
+  std::string quoted;
+  for (const char c : folder_) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
+  }
   const char* flags = std::getenv("XLA_FLAGS");
-  setenv(
-      "XLA_FLAGS",
-      StrCat(flags == nullptr ? "" : flags, " --xla_dump_to=", folder_, " --xla_dump_hlo_as_text")
-          .c_str(),
-      /*overwrite=*/1);
+  setenv("XLA_FLAGS",
+         StrCat(flags == nullptr ? "" : flags, " --xla_dump_to=\"", quoted,
+                "\" --xla_dump_hlo_as_text")
+             .c_str(),
+         /*overwrite=*/1);
 }
 
 HloDump::~HloDump() {

@@ -4,9 +4,9 @@
 #include <cctype>
 #include <charconv>
 #include <filesystem>
-#include <fstream>
 #include <tuple>
 
+#include "src/core/file.h"
 #include "src/core/strings.h"
 
 namespace xla_gpu::cli {
@@ -14,6 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr uint64_t kMaxText = 16 << 20;
 constexpr std::string_view kNames[] = {
     "jax",       "jaxlib",   "torch",         "torch-xla",         "vllm",
     "xla-gpu",   "vllm-tpu", "tpu-inference", "nvidia-cuda-nvrtc", "numpy",
@@ -43,10 +44,10 @@ std::string NormalizeName(std::string_view name) {
 
 // The name and version in METADATA's header, which ends at the first empty line.
 std::optional<PythonPackage> ReadMetadata(const fs::path& file, const std::string& folder) {
-  std::ifstream in(file);
+  const StatusOr<std::string> text = ReadFile(file.string(), kMaxText);
+  if (!text.ok()) return std::nullopt;
   PythonPackage package{.name = {}, .version = {}, .folder = folder};
-  for (std::string line; std::getline(in, line);) {
-    if (line.ends_with('\r')) line.pop_back();
+  for (const std::string_view line : Lines(*text)) {
     if (line.empty()) break;
     if (line.starts_with("Name: ")) package.name = NormalizeName(line.substr(6));
     if (line.starts_with("Version: ")) package.version = line.substr(9);
@@ -78,15 +79,14 @@ std::vector<PythonPackage> FindPythonPackages(const std::vector<std::string>& si
   std::vector<PythonPackage> all;
   for (const std::string& folder : site_packages) {
     std::vector<PythonPackage> found;
-    std::error_code error;
-    for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-      const std::string entry = it->path().filename().string();
+    for (const fs::path path : ListFolder(folder)) {
+      const std::string entry = path.filename().string();
       // The folder's name spares reading the metadata of packages that do not matter.
       if (!entry.ends_with(".dist-info") ||
           !Matters(NormalizeName(entry.substr(0, entry.find('-'))))) {
         continue;
       }
-      if (auto package = ReadMetadata(it->path() / "METADATA", folder)) found.push_back(*package);
+      if (auto package = ReadMetadata(path / "METADATA", folder)) found.push_back(*package);
     }
     std::ranges::sort(found, [](const PythonPackage& a, const PythonPackage& b) {
       return std::tie(a.name, a.version) < std::tie(b.name, b.version);
@@ -106,10 +106,12 @@ int CompareVersions(std::string_view a, std::string_view b) {
 }
 
 std::optional<std::string> FfiVersionOfJaxlib(const std::string& site_packages) {
-  std::ifstream header(fs::path(site_packages) / "jaxlib/include/xla/ffi/api/c_api.h");
+  const StatusOr<std::string> header =
+      ReadFile(StrCat(site_packages, "/jaxlib/include/xla/ffi/api/c_api.h"), kMaxText);
+  if (!header.ok()) return std::nullopt;
   std::string major;
   std::string minor;
-  for (std::string line; std::getline(header, line) && (major.empty() || minor.empty());) {
+  for (const std::string_view line : Lines(*header)) {
     constexpr std::string_view kMajor = "#define XLA_FFI_API_MAJOR ";
     constexpr std::string_view kMinor = "#define XLA_FFI_API_MINOR ";
     if (line.starts_with(kMajor)) major = line.substr(kMajor.size());

@@ -71,6 +71,15 @@ void PrintTensor(size_t index, const HostTensor& tensor) {
               static_cast<long long>(nans));
 }
 
+// Of a tensor of this type; a module may name sizes that no memory has.
+uint64_t DataBytes(const TensorSpec& spec) {
+  auto bytes = static_cast<uint64_t>(DTypeSize(spec.dtype));
+  for (const int64_t dim : spec.shape) {
+    if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(dim), &bytes)) return kMaxNpyData;
+  }
+  return std::min(bytes, kMaxNpyData);
+}
+
 StatusOr<std::vector<HostTensor>> ReadInputs(const std::string& mlir,
                                              const std::vector<std::string>& paths) {
   std::vector<TensorSpec> wanted;
@@ -88,7 +97,8 @@ StatusOr<std::vector<HostTensor>> ReadInputs(const std::string& mlir,
   std::vector<HostTensor> inputs;
   for (size_t i = 0; i < paths.size(); ++i) {
     XLA_GPU_ASSIGN_OR_RETURN(HostTensor tensor,
-                             ReadNpy(paths[i], known ? wanted[i].dtype : DType::kInvalid));
+                             known ? ReadNpy(paths[i], wanted[i].dtype, DataBytes(wanted[i]))
+                                   : ReadNpy(paths[i], DType::kInvalid));
     if (known && !wanted[i].Matches(tensor.view())) {
       return InvalidArgument(StrCat("--input ", paths[i], " is ", tensor.ToString(),
                                     " but argument ", i, " of @main is ", wanted[i].ToString()));
