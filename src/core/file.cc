@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -133,14 +134,14 @@ std::vector<std::string_view> Lines(std::string_view text) {
   return lines;
 }
 
-bool OwnedByUserOrRoot(const std::string& path) {
-  const auto trusted = [](const struct stat& info) {
-    return info.st_uid == geteuid() || info.st_uid == 0;
-  };
-  struct stat link {
-  }, target{};
-  return lstat(path.c_str(), &link) == 0 && stat(path.c_str(), &target) == 0 && trusted(link) &&
-         trusted(target);
+bool HasTrustedOwner(const std::string& path, const std::string& own) {
+  struct stat trusted {
+  }, link{}, target{};
+  if (lstat(path.c_str(), &link) != 0 || stat(path.c_str(), &target) != 0) return false;
+  if (own.empty() || stat(own.c_str(), &trusted) != 0) trusted.st_uid = 0;
+  return std::ranges::all_of(std::array{link.st_uid, target.st_uid}, [&](uid_t owner) {
+    return owner == geteuid() || owner == 0 || owner == trusted.st_uid;
+  });
 }
 
 }  // namespace xla_gpu

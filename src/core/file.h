@@ -55,9 +55,10 @@ std::vector<std::string> ListFolder(const std::string& folder);
 // The lines of a text, without their ends ("\n", "\r\n").
 std::vector<std::string_view> Lines(std::string_view text);
 
-// True if the path, and what it leads to where it is a link, belongs to this user or to root: code
-// from there is code that this user chose to run.
-bool OwnedByUserOrRoot(const std::string& path);
+// True if the path, and what it leads to where it is a link, belongs to this user, to root or to
+// the owner of `own`, a file or folder that is trusted already: code from there is code that this
+// user chose to run.
+bool HasTrustedOwner(const std::string& path, const std::string& own = "");
 
 }  // namespace xla_gpu
 

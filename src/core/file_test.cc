@@ -98,11 +98,15 @@ TEST_F(FileTest, FoldersAndLines) {
 TEST_F(FileTest, OwnersOfLinksAndOfWhatTheyLeadTo) {
   ASSERT_TRUE(WriteFile(Path("f"), "").ok());
   fs::create_symlink("f", Path("link"));
-  EXPECT_TRUE(OwnedByUserOrRoot(Path("link")));
-  EXPECT_TRUE(OwnedByUserOrRoot("/"));
-  EXPECT_FALSE(OwnedByUserOrRoot(Path("none")));
+  EXPECT_TRUE(HasTrustedOwner(Path("link")));
+  EXPECT_TRUE(HasTrustedOwner("/"));
+  EXPECT_FALSE(HasTrustedOwner(Path("none")));
   if (lchown(Path("link").c_str(), geteuid() + 1, getegid()) != 0) return;  // only root can
-  EXPECT_FALSE(OwnedByUserOrRoot(Path("link")));
+  EXPECT_FALSE(HasTrustedOwner(Path("link")));
+  ASSERT_TRUE(WriteFile(Path("own"), "").ok());
+  EXPECT_FALSE(HasTrustedOwner(Path("link"), Path("own")));
+  ASSERT_EQ(chown(Path("own").c_str(), geteuid() + 1, getegid()), 0);
+  EXPECT_TRUE(HasTrustedOwner(Path("link"), Path("own")));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "src/core/file.h"
 #include "src/core/strings.h"
 #include "src/cuda/child_process.h"
 #include "src/cuda/own_location.h"
@@ -65,8 +66,11 @@ StatusOr<std::string> FindCompilerProgram() {
   }
   std::vector<std::string> places;
   if (const std::string own = OwnFolder(); !own.empty()) {
-    for (const char* relative : {"/", "/bin/", "/../bin/", "/../"})
-      places.push_back(own + relative);
+    for (const char* relative : {"/", "/bin/"}) places.push_back(own + relative);
+    // The folder above may be /tmp, where anyone may put a program of this name.
+    for (const char* relative : {"/../bin/", "/../"}) {
+      if (HasTrustedOwner(own + relative + kProgram, own)) places.push_back(own + relative);
+    }
   }
   for (const std::string& site : SitePackages()) places.push_back(site + "/xla_gpu/bin/");
   for (const std::string& place : places) {
@@ -90,9 +94,9 @@ StatusOr<CompileResult> CompileInChild(const CompileRequest& request, const std:
                            Tail(child.err)));
   }
   std::optional<CompileResponse> response = DecodeResponse(child.out);
-  if (!response) {
+  if (!response || child.exit_code > 0 || child.signal >= 0) {
     return Internal(StrCat("cuda: the compiler of kernel ", name, " ", child.HowItEnded(),
-                           " without an answer (", request.nvrtc,
+                           response ? " (" : " without an answer (", request.nvrtc,
                            "; NVRTC 13.0 is known to crash on valid kernels, newer ones not: "
                            "pip install -U nvidia-cuda-nvrtc)\n",
                            Tail(child.err)));

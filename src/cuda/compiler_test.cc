@@ -74,6 +74,14 @@ TEST_F(FakeCompiler, OneThatTakesTooLongIsKilled) {
               AllOf(HasSubstr("within 0.3 s"), HasSubstr("XLA_GPU_COMPILE_TIMEOUT")));
 }
 
+TEST_F(FakeCompiler, AnAnswerOfOneThatFailsIsNotTaken) {
+  const std::string answer =
+      folder_.Write("answer", Encode(CompileResponse{CompileResponse::Outcome::kOk, "", "code"}));
+  EXPECT_TRUE(CompileWith("cat >/dev/null; cat " + answer).ok());
+  EXPECT_THAT(CompileWith("cat " + answer + "; exit 3").message(), HasSubstr("exit code 3"));
+  EXPECT_THAT(CompileWith("cat " + answer + "; kill -BUS $$").message(), HasSubstr("signal 7"));
+}
+
 TEST_F(FakeCompiler, NonsenseIsNoAnswer) {
   EXPECT_THAT(CompileWith("echo hello").message(), HasSubstr("exit code 0 without an answer"));
   EXPECT_THAT(CompileWith("printf 'xla-gpu compile response 1\\n'").message(),

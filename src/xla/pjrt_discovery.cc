@@ -78,7 +78,7 @@ void AddSplit(std::vector<std::string>& folders, const std::string& text, char s
 bool HasVenvOfCheckout(const fs::path& folder) {
   std::error_code error;
   return fs::exists(folder / "include/xla_gpu/xla_gpu.h", error) &&
-         OwnedByUserOrRoot(folder.string()) && OwnedByUserOrRoot((folder / ".venv").string());
+         HasTrustedOwner(folder.string()) && HasTrustedOwner((folder / ".venv").string());
 }
 
 // What lies around this library: site-packages/xla_gpu/libxla_gpu.so, VENV/bin/xla-gpu, or a
