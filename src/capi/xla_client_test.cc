@@ -162,11 +162,14 @@ TEST(XlaClientTest, TheExampleRuns) {
     GTEST_SKIP() << "needs XLA_GPU_EXAMPLES (set by ctest) and xla-cpu-pjrt";
   }
   std::string out;
-  const auto end = cli::RunChild(
+  const auto end = cli::RunLines(
       {"env", "XLA_GPU_PJRT_PLUGIN=" + plugin, std::string(folder) + "/example_paged_attention"},
-      60, [&](const std::string& line) { out += line; });
+      60, [&](const std::string& line) {
+        out += line;
+        return false;
+      });
   ASSERT_TRUE(end.ok());
-  EXPECT_EQ(end->exit_code, 0) << end->errors;
+  EXPECT_EQ(end->exit_code, 0) << end->err;
   EXPECT_EQ(out, "on Host: 20.0000 2.0000 22.0334 2.2033");
 }
 

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "src/cuda/child_process.h"
+#include "src/core/child_process.h"
 #include "src/cuda/nvrtc.h"
 #include "src/cuda/test_util.h"
 
@@ -18,11 +18,11 @@ class CacheCommand : public testing::Test {
   void SetUp() override {
     if (std::getenv("XLA_GPU_PROGRAM") == nullptr) GTEST_SKIP() << "run this test through ctest";
   }
-  static cuda::ChildResult Run(std::vector<std::string> args) {
+  static ChildResult Run(std::vector<std::string> args) {
     args.insert(args.begin(), {std::getenv("XLA_GPU_PROGRAM"), "cache"});
-    auto child = cuda::RunChild(args, "", std::chrono::seconds(300));
+    auto child = RunChild(args, "", std::chrono::seconds(300));
     EXPECT_TRUE(child.ok()) << child.status().ToString();
-    return child.ok() ? *child : cuda::ChildResult();
+    return child.ok() ? *child : ChildResult();
   }
 
   cuda::TempFolder folder_;
@@ -58,12 +58,11 @@ TEST_F(CacheCommand, AKernelThatFailsIsCountedAndTheRestGoesOn) {
 
 TEST_F(CacheCommand, AFullDiskEndsWarmingWithItsReason) {
   if (auto nvrtc = cuda::SelectNvrtc(0); !nvrtc.ok()) GTEST_SKIP() << nvrtc.status().message();
-  const auto warm =
-      cuda::RunChild({"/bin/sh", "-c",
-                      "trap '' XFSZ; ulimit -f 1; exec \"$0\" cache warm --arch sm_80 --op "
-                      "simple_add --jobs 1",
-                      std::getenv("XLA_GPU_PROGRAM")},
-                     "", std::chrono::seconds(300));
+  const auto warm = RunChild({"/bin/sh", "-c",
+                              "trap '' XFSZ; ulimit -f 1; exec \"$0\" cache warm --arch sm_80 --op "
+                              "simple_add --jobs 1",
+                              std::getenv("XLA_GPU_PROGRAM")},
+                             "", std::chrono::seconds(300));
   ASSERT_TRUE(warm.ok());
   EXPECT_EQ(warm->exit_code, 1) << warm->out;
   EXPECT_THAT(warm->err,

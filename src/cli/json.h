@@ -18,6 +18,7 @@ std::string JsonText(const Json& json, int indent = -1) {
 
 // The object that a line holds, or one without members.
 inline nlohmann::json ParseObject(std::string_view line) {
+  if (!line.starts_with('{')) return nlohmann::json::object();
   nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   return json.is_object() ? json : nlohmann::json::object();
 }

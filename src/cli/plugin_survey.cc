@@ -62,7 +62,7 @@ PluginFinding SurveyPlugin(const xla::FoundPlugin& plugin, const std::string& pr
   if (!finding.problem.empty()) return finding;
 
   bool answered = false;
-  const auto end = RunChild({program, "doctor", "--plugin", plugin.path}, kSeconds,
+  const auto end = RunLines({program, "doctor", "--plugin", plugin.path}, kSeconds,
                             [&](const std::string& line) {
                               answered |= ReadAnswer(ParseObject(line), &finding);
                               return false;
@@ -70,7 +70,7 @@ PluginFinding SurveyPlugin(const xla::FoundPlugin& plugin, const std::string& pr
   if (!end.ok()) {
     finding.problem = StrCat("loading it failed: ", end.status().message());
   } else if (!answered) {
-    finding.problem = StrCat("loading it failed: ", end->ToString());
+    finding.problem = StrCat("loading it failed: it ", end->HowItEnded());
   }
   return finding;
 }

@@ -42,10 +42,10 @@ TEST(SurveyPlugin, AKnownProblemNeedsNoLoading) {
 TEST(SurveyPlugin, ACrashIsAProblem) {
   const FakeProgram crash("kill -SEGV $$");
   EXPECT_THAT(SurveyPlugin({.path = "/x.so"}, crash.path()).problem,
-              StartsWith("loading it failed: signal 11"));
+              StartsWith("loading it failed: it was killed by signal 11"));
   const FakeProgram silent("exit 3");
   EXPECT_EQ(SurveyPlugin({.path = "/x.so"}, silent.path()).problem,
-            "loading it failed: exit code 3");
+            "loading it failed: it ended with exit code 3");
 }
 
 TEST(SurveyPlugin, LinesOfThePluginItselfAreSkipped) {

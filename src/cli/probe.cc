@@ -106,7 +106,7 @@ void Probe(Runtime& runtime, const std::function<void(size_t)>& progress) {
     bool ready = false;
     std::vector<std::string> command = runtime.command;
     command.push_back(StrCat(next));
-    const auto end = RunChild(command, kCellTimeoutS, [&](const std::string& line) {
+    const auto end = RunLines(command, kCellTimeoutS, [&](const std::string& line) {
       const json message = ParseObject(line);  // empty for a library's own chatter
       if (message.contains("runtime") && message["runtime"].is_object()) {
         runtime.facts = message["runtime"];
@@ -137,8 +137,8 @@ void Probe(Runtime& runtime, const std::function<void(size_t)>& progress) {
       return;
     }
     if (!runtime.unusable.empty() || next >= count) return;
-    const std::string log = ErrorLines(end->errors);
-    const std::string how = StrCat(end->ToString(), log.empty() ? "" : "\n", log);
+    const std::string log = ErrorLines(end->err);
+    const std::string how = StrCat("it ", end->HowItEnded(), log.empty() ? "" : "\n", log);
     if (current == count) {  // it ended between cells
       runtime.unusable =
           StrCat(ready ? "the probe ended early: " : "its client does not start: ", how);
@@ -249,9 +249,9 @@ void AddJax(std::vector<Runtime>& runtimes) {
   // `python -c` and `-m` look for modules in the current folder first, where a jax.py may lie. (The
   // option for this, -P, is not in Python 3.10.)
   const std::string safe_path = "import sys\nif sys.path[:1] == ['']: del sys.path[0]\n";
-  const auto there = RunChild({python, "-c", safe_path + "import jax, xla_gpu.jax"}, kCellTimeoutS,
+  const auto there = RunLines({python, "-c", safe_path + "import jax, xla_gpu.jax"}, kCellTimeoutS,
                               [](const std::string&) { return false; });
-  if (!there.ok() || there->signal != 0 || there->exit_code != 0) return;
+  if (!there.ok() || there->exit_code != 0) return;
   for (const char* backend : {"cpu", "cuda"}) {
     if (std::string(backend) == "cuda" && !xla::MachineHasNvidiaGpu()) continue;
     Runtime runtime;

@@ -21,15 +21,15 @@ struct Output {
 // A command, to its end; being killed, by a crash or for taking too long, is a failure.
 inline Output RunToEnd(const std::vector<std::string>& command, int timeout_s = 120) {
   Output output;
-  const auto end = RunChild(command, timeout_s, [&](const std::string& line) {
+  const auto end = RunLines(command, timeout_s, [&](const std::string& line) {
     output.out += line + "\n";
     return false;
   });
   EXPECT_TRUE(end.ok()) << end.status().ToString();
   if (!end.ok()) return output;
-  EXPECT_EQ(end->signal, 0) << end->ToString() << "\n" << end->errors;
+  EXPECT_GE(end->exit_code, 0) << end->HowItEnded() << "\n" << end->err;
   output.code = end->exit_code;
-  output.err = end->errors;
+  output.err = end->err;
   return output;
 }
 

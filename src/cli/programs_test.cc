@@ -233,15 +233,15 @@ TEST_F(ProgramsTest, ProbeTriesEveryCell) {
 }
 
 TEST(ChildProcessTest, CrashesAndHangsAreSurvived) {
-  const auto crash = RunChild({"sh", "-c", "echo one; echo oops >&2; kill -SEGV $$"}, 20,
+  const auto crash = RunLines({"sh", "-c", "echo one; echo oops >&2; kill -SEGV $$"}, 20,
                               [](const std::string& line) { return line != "one"; });
   ASSERT_TRUE(crash.ok());
-  EXPECT_EQ(crash->ToString(), "signal 11 (Segmentation fault)");
-  EXPECT_EQ(crash->errors, "oops\n");
-  const auto hang = RunChild({"sleep", "600"}, 1, [](const std::string&) { return false; });
+  EXPECT_EQ(crash->HowItEnded(), "was killed by signal 11 (Segmentation fault)");
+  EXPECT_EQ(crash->err, "oops\n");
+  const auto hang = RunLines({"sleep", "600"}, 1, [](const std::string&) { return false; });
   ASSERT_TRUE(hang.ok());
   EXPECT_TRUE(hang->timed_out);
-  EXPECT_FALSE(RunChild({"/no/such/program"}, 1, [](const std::string&) { return false; }).ok());
+  EXPECT_FALSE(RunLines({"/no/such/program"}, 1, [](const std::string&) { return false; }).ok());
 }
 
 }  // namespace

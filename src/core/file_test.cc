@@ -5,11 +5,11 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
+
+#include "src/core/test_util.h"
 
 namespace xla_gpu {
 namespace {
@@ -20,14 +20,10 @@ using testing::HasSubstr;
 
 class FileTest : public testing::Test {
  protected:
-  FileTest() {
-    std::string pattern = (fs::temp_directory_path() / "xla_gpu_file.XXXXXX").string();
-    folder_ = mkdtemp(pattern.data());
-  }
-  ~FileTest() override { fs::remove_all(folder_); }
-  std::string Path(const std::string& name) const { return folder_ + "/" + name; }
+  std::string Path(const std::string& name) const { return temp_.path(name); }
 
-  std::string folder_;
+  TempFolder temp_;
+  const std::string folder_ = temp_.path();
 };
 
 TEST_F(FileTest, WhatIsWrittenIsRead) {
@@ -73,17 +69,14 @@ TEST_F(FileTest, ALinkIsNotFollowedWithinAFolder) {
 }
 
 TEST_F(FileTest, AFullDiskLeavesNoHalfFile) {
-  const pid_t pid = fork();
-  if (pid == 0) {
-    signal(SIGXFSZ, SIG_IGN);
-    const rlimit small = {1000, 1000};
-    setrlimit(RLIMIT_FSIZE, &small);
-    const Status status = WriteFile(Path("f"), std::string(5000, 'x'));
-    _exit(status.message().find("File too large") == std::string::npos ? 1 : 0);
-  }
-  int status = -1;
-  waitpid(pid, &status, 0);
-  EXPECT_EQ(status, 0);
+  EXPECT_EQ(RunForked([&] {
+              signal(SIGXFSZ, SIG_IGN);
+              const rlimit small = {1000, 1000};
+              setrlimit(RLIMIT_FSIZE, &small);
+              const Status status = WriteFile(Path("f"), std::string(5000, 'x'));
+              return status.message().find("File too large") != std::string::npos;
+            }),
+            0);
   EXPECT_FALSE(fs::exists(Path("f")));
 }
 

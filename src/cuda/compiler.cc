@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include "src/core/child_process.h"
 #include "src/core/file.h"
 #include "src/core/strings.h"
-#include "src/cuda/child_process.h"
 #include "src/cuda/own_location.h"
 
 namespace xla_gpu::cuda {

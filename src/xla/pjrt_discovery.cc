@@ -4,12 +4,12 @@
 #include <link.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <sstream>
 
+#include "src/core/child_process.h"
 #include "src/core/elf.h"
 #include "src/core/file.h"
 #include "src/core/strings.h"
@@ -107,18 +107,6 @@ int AddFolderOfModule(dl_phdr_info* info, size_t, void* folders) {
     AddFolder(*static_cast<std::vector<std::string>*>(folders), name.substr(0, at + site.size()));
   }
   return 0;
-}
-
-std::string OutputOf(const char* command) {
-  std::string text;
-  FILE* pipe = popen(command, "r");
-  if (pipe == nullptr) return text;
-  std::array<char, 4096> buffer;
-  while (const size_t size = std::fread(buffer.data(), 1, buffer.size(), pipe)) {
-    text.append(buffer.data(), size);
-  }
-  pclose(pipe);
-  return text;
 }
 
 // Modules that the entry points of group `jax_plugins` in this folder name, as folders below it.
@@ -252,10 +240,10 @@ std::vector<std::string> SitePackages() {
 
 std::vector<std::string> PythonSysPath() {
   std::vector<std::string> folders;
-  AddSplit(folders,
-           OutputOf("python3 -c 'import sys; print(\"\\n\".join(p for p in sys.path if p))' "
-                    "2>/dev/null </dev/null"),
-           '\n');
+  const auto python =
+      RunChild({"python3", "-c", "import sys; print('\\n'.join(p for p in sys.path if p))"}, "",
+               ChildLimits{.timeout = std::chrono::seconds(30), .max_out = 1 << 20});
+  if (python.ok() && python->exit_code == 0) AddSplit(folders, python->out, '\n');
   return folders;
 }
 

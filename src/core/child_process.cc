@@ -1,4 +1,4 @@
-#include "src/cuda/child_process.h"
+#include "src/core/child_process.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -19,13 +19,12 @@
 
 extern char** environ;
 
-namespace xla_gpu::cuda {
+namespace xla_gpu {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxErr = 64 << 10;
-constexpr size_t kMaxOut = size_t{1} << 30;
 
 // Both ends above the standard descriptors, which the host may have closed and the child's dup2
 // would then overwrite.
@@ -33,19 +32,19 @@ Status MakeChannel(UniqueFd& ours, UniqueFd& childs) {
   // Sockets, not pipes: send() can be told not to raise SIGPIPE.
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-    return Internal(StrCat("cuda: socketpair failed: ", std::strerror(errno)));
+    return Internal(StrCat("socketpair failed: ", std::strerror(errno)));
   }
   UniqueFd first(ends[0]), second(ends[1]);
   ours = UniqueFd(fcntl(first.get(), F_DUPFD_CLOEXEC, 3));
   childs = UniqueFd(fcntl(second.get(), F_DUPFD_CLOEXEC, 3));
   if (!ours.open() || !childs.open()) {
-    return ResourceExhausted(StrCat("cuda: no file descriptor is left: ", std::strerror(errno)));
+    return ResourceExhausted(StrCat("no file descriptor is left: ", std::strerror(errno)));
   }
   return OkStatus();
 }
 
 struct SpawnSettings {
-  SpawnSettings() {
+  explicit SpawnSettings(bool same_group) {
     posix_spawn_file_actions_init(&actions);
     posix_spawnattr_init(&attributes);
     sigset_t none, all;
@@ -54,8 +53,9 @@ struct SpawnSettings {
     posix_spawnattr_setsigmask(&attributes, &none);
     posix_spawnattr_setsigdefault(&attributes, &all);
     posix_spawnattr_setpgroup(&attributes, 0);  // so that it can be killed with what it started
+    const int flags = POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF;
     posix_spawnattr_setflags(
-        &attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
+        &attributes, static_cast<short>(same_group ? flags : flags | POSIX_SPAWN_SETPGROUP));
   }
   ~SpawnSettings() {
     posix_spawn_file_actions_destroy(&actions);
@@ -71,7 +71,8 @@ struct SpawnSettings {
 // A process started here: how it ended goes into `result`, and it does not outlive this.
 class Child {
  public:
-  Child(pid_t pid, ChildResult& result) : pid_(pid), result_(result) {}
+  Child(pid_t pid, bool same_group, ChildResult& result)
+      : pid_(pid), same_group_(same_group), result_(result) {}
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
   ~Child() { Kill(); }
@@ -100,12 +101,13 @@ class Child {
 
   void Kill() {
     if (ended_) return;
-    kill(-pid_, SIGKILL);
+    kill(same_group_ ? pid_ : -pid_, SIGKILL);
     WaitUntil(Clock::now() + std::chrono::seconds(10));
   }
 
  private:
   const pid_t pid_;
+  const bool same_group_;
   ChildResult& result_;
   bool ended_ = false;
 };
@@ -117,17 +119,23 @@ class Child {
 // and the look whether the child still runs.
 class Conversation {
  public:
-  Conversation(UniqueFd in, UniqueFd out, UniqueFd err, std::string_view input)
-      : in_(std::move(in)), out_(std::move(out)), err_(std::move(err)), input_(input) {
+  Conversation(UniqueFd in, UniqueFd out, UniqueFd err, std::string_view input,
+               const ChildLimits& limits, ChildResult& result)
+      : in_(std::move(in)),
+        out_(std::move(out)),
+        err_(std::move(err)),
+        input_(input),
+        limits_(limits),
+        result_(result) {
     if (input_.empty()) CloseInput();
   }
 
-  // Until the child has closed its output or has ended; false if the deadline came first.
-  bool RunUntil(Clock::time_point deadline, Child& child, ChildResult& result) {
+  // Until the child has closed its output or has ended; false if a limit came first.
+  bool Run(Child& child) {
     constexpr int64_t kLookMs = 20;
     for (bool ended = false; out_.open() || err_.open();) {
       const auto left =
-          std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+          std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
       if (left <= 0) return false;
       // poll skips entries whose descriptor is -1.
       pollfd entries[3] = {
@@ -142,11 +150,13 @@ class Conversation {
       }
       if (ready <= 0) continue;
       if (entries[0].revents != 0) Send();
-      if (entries[1].revents != 0) Receive(out_, result.out, kMaxOut);
-      if (entries[2].revents != 0) Receive(err_, result.err, kMaxErr);
+      if (entries[1].revents != 0 && !TakeOut(Receive(out_))) return false;
+      if (entries[2].revents != 0) TakeErr(Receive(err_));
     }
     return true;
   }
+
+  Clock::time_point deadline() const { return deadline_; }
 
  private:
   void CloseInput() {
@@ -165,25 +175,44 @@ class Conversation {
     if (input_.empty()) CloseInput();
   }
 
-  // What is past `limit` is read, so that the child does not block, and dropped.
-  static void Receive(UniqueFd& fd, std::string& into, size_t limit) {
-    char buffer[1 << 16];
-    const ssize_t n = recv(fd.get(), buffer, sizeof(buffer), MSG_DONTWAIT);
-    if (n < 0 && (errno == EINTR || errno == EAGAIN)) return;
-    if (n <= 0) {
-      fd.Close();
-      return;
+  std::string_view Receive(UniqueFd& fd) {
+    const ssize_t n = recv(fd.get(), buffer_, sizeof(buffer_), MSG_DONTWAIT);
+    if (n > 0) return {buffer_, static_cast<size_t>(n)};
+    if (n == 0 || (errno != EINTR && errno != EAGAIN)) fd.Close();
+    return {};
+  }
+
+  // False if that is too much.
+  bool TakeOut(std::string_view bytes) {
+    taken_ += bytes.size();
+    result_.wrote_too_much = taken_ > limits_.max_out;
+    if (result_.wrote_too_much) return false;
+    if (!limits_.on_out) {
+      result_.out += bytes;
+    } else if (limits_.on_out(bytes)) {
+      deadline_ = Clock::now() + limits_.timeout;
     }
-    into.append(buffer, std::min(static_cast<size_t>(n), limit - into.size()));
+    return true;
+  }
+
+  void TakeErr(std::string_view bytes) {
+    result_.err += bytes;
+    if (result_.err.size() > kMaxErr) result_.err.erase(0, result_.err.size() - kMaxErr);
   }
 
   UniqueFd in_, out_, err_;
   std::string_view input_;
+  const ChildLimits& limits_;
+  ChildResult& result_;
+  Clock::time_point deadline_ = Clock::now() + limits_.timeout;
+  size_t taken_ = 0;
+  char buffer_[1 << 16];
 };
 
 }  // namespace
 
 std::string ChildResult::HowItEnded() const {
+  if (wrote_too_much) return "wrote more output than it may and was killed";
   if (timed_out) return "did not end in time and was killed";
   if (signal >= 0) return StrCat("was killed by signal ", signal, " (", strsignal(signal), ")");
   if (exit_code >= 0) return StrCat("ended with exit code ", exit_code);
@@ -192,10 +221,9 @@ std::string ChildResult::HowItEnded() const {
 }
 
 StatusOr<ChildResult> RunChild(const std::vector<std::string>& command, std::string_view input,
-                               std::chrono::milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
+                               const ChildLimits& limits) {
   UniqueFd ours[3], childs[3];
-  SpawnSettings settings;
+  SpawnSettings settings(limits.same_group);
   for (int i = 0; i < 3; ++i) {
     XLA_GPU_RETURN_IF_ERROR(MakeChannel(ours[i], childs[i]));
     posix_spawn_file_actions_adddup2(&settings.actions, childs[i].get(), i);
@@ -204,21 +232,21 @@ StatusOr<ChildResult> RunChild(const std::vector<std::string>& command, std::str
   for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
   pid_t pid = 0;
-  if (int error =
-          posix_spawn(&pid, argv[0], &settings.actions, &settings.attributes, argv.data(), environ);
+  if (int error = posix_spawnp(&pid, argv[0], &settings.actions, &settings.attributes, argv.data(),
+                               environ);
       error != 0) {
-    return FailedPrecondition(
-        StrCat("cuda: ", command[0], " could not be started: ", std::strerror(error)));
+    return FailedPrecondition(StrCat(command[0], " could not be started: ", std::strerror(error)));
   }
   ChildResult result;
-  Child child(pid, result);
+  Child child(pid, limits.same_group, result);
   for (UniqueFd& fd : childs) fd.Close();
-  Conversation conversation(std::move(ours[0]), std::move(ours[1]), std::move(ours[2]), input);
-  if (!conversation.RunUntil(deadline, child, result) || !child.WaitUntil(deadline)) {
-    result.timed_out = true;
+  Conversation conversation(std::move(ours[0]), std::move(ours[1]), std::move(ours[2]), input,
+                            limits, result);
+  if (!conversation.Run(child) || !child.WaitUntil(conversation.deadline())) {
+    result.timed_out = !result.wrote_too_much;
     child.Kill();
   }
   return result;
 }
 
-}  // namespace xla_gpu::cuda
+}  // namespace xla_gpu

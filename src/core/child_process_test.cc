@@ -1,4 +1,4 @@
-#include "src/cuda/child_process.h"
+#include "src/core/child_process.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -9,9 +9,9 @@
 #include <cerrno>
 #include <thread>
 
-#include "src/cuda/test_util.h"
+#include "src/core/test_util.h"
 
-namespace xla_gpu::cuda {
+namespace xla_gpu {
 namespace {
 
 using std::chrono::milliseconds;
@@ -47,10 +47,52 @@ TEST(ChildProcess, MuchGoesBothWaysAtOnce) {
 }
 
 TEST(ChildProcess, TooMuchOnStderrIsDroppedAndDoesNotBlock) {
-  auto child = Shell("head -c 5000000 /dev/zero >&2; echo done");
+  auto child = Shell("head -c 5000000 /dev/zero >&2; echo last >&2; echo done");
   ASSERT_TRUE(child.ok());
   EXPECT_EQ(child->out, "done\n");
   EXPECT_EQ(child->err.size(), 65536u);
+  EXPECT_THAT(child->err, testing::EndsWith("last\n"));
+}
+
+TEST(ChildProcess, OneThatWritesTooMuchIsKilled) {
+  const ChildLimits limits{.timeout = kLong, .max_out = 100'000};
+  const auto start = std::chrono::steady_clock::now();
+  auto child = RunChild({"/bin/sh", "-c", "cat /dev/zero"}, "", limits);
+  ASSERT_TRUE(child.ok());
+  EXPECT_TRUE(child->wrote_too_much);
+  EXPECT_FALSE(child->timed_out);
+  EXPECT_THAT(child->HowItEnded(), HasSubstr("more output than"));
+  EXPECT_LE(child->out.size(), 100'000u);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, seconds(20));
+  EXPECT_TRUE(HasNoChildren());
+  EXPECT_EQ(RunChild({"/bin/sh", "-c", "head -c 100000 /dev/zero"}, "", limits)->out.size(),
+            100'000u);
+}
+
+TEST(ChildProcess, OnlyProgressBeginsTheTimeoutAnew) {
+  std::string seen;
+  bool progress = true;
+  const ChildLimits limits{.timeout = milliseconds(1000), .on_out = [&](std::string_view bytes) {
+                             seen += bytes;
+                             return progress;
+                           }};
+  const std::string script = "for i in 1 2 3 4 5 6; do sleep 0.3; echo $i; done";
+  auto child = RunChild({"sh", "-c", script}, "", limits);
+  ASSERT_TRUE(child.ok());
+  EXPECT_EQ(child->exit_code, 0) << child->HowItEnded();
+  EXPECT_EQ(seen, "1\n2\n3\n4\n5\n6\n");
+  EXPECT_EQ(child->out, "");
+  progress = false;
+  EXPECT_TRUE(RunChild({"sh", "-c", script}, "", limits)->timed_out);
+}
+
+TEST(ChildProcess, OneInTheSameGroupIsKilledToo) {
+  auto child = RunChild({"/bin/sh", "-c", "exec sleep 60"}, "",
+                        ChildLimits{.timeout = milliseconds(200), .same_group = true});
+  ASSERT_TRUE(child.ok());
+  EXPECT_TRUE(child->timed_out);
+  EXPECT_EQ(child->signal, SIGKILL);
+  EXPECT_TRUE(HasNoChildren());
 }
 
 TEST(ChildProcess, OneThatDoesNotReadCausesNoSigpipe) {
@@ -190,4 +232,4 @@ TEST(ChildProcess, ManyAtOnceLeakNoDescriptor) {
 }
 
 }  // namespace
-}  // namespace xla_gpu::cuda
+}  // namespace xla_gpu
