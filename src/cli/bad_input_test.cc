@@ -90,6 +90,25 @@ TEST_F(BadInputTest, WhatIsNoPluginAndNoHandler) {
   }
 }
 
+TEST_F(BadInputTest, AFunctionThatIsNoHandler) {
+  if (Plugin().empty()) GTEST_SKIP() << "needs xla-cpu-pjrt";
+  const std::string module = folder_.Write(
+      "call.mlir",
+      "func.func @main(%a: tensor<4xi32>) -> tensor<4xi32> {\n"
+      "  %c = stablehlo.custom_call @x(%a) {api_version = 4 : i32} : (tensor<4xi32>) -> "
+      "tensor<4xi32>\n  return %c : tensor<4xi32>\n}\n");
+  for (const char* symbol : {"getpid", "abort", "_exit", "pause", "environ"}) {
+    for (const char* command : {"run", "hlo"}) {
+      std::vector<std::string> args = {command,  module,      "--plugin",
+                                       Plugin(), "--handler", std::string("x=libc.so.6:") + symbol};
+      if (std::string(command) == "run") args.insert(args.end(), {"--input", NpyFile()});
+      const Output output = Program(args, /*timeout_s=*/60);
+      EXPECT_EQ(output.code, 1) << symbol;
+      EXPECT_THAT(output.err, HasSubstr("handler 'x'")) << symbol;
+    }
+  }
+}
+
 TEST_F(BadInputTest, WhatIsNoDump) {
   ASSERT_EQ(mkfifo(folder_.path("m.after_optimizations.txt").c_str(), 0600), 0);
   const Output output = Program({"hlo", folder_.path()}, kSeconds);
