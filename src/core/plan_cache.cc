@@ -2,6 +2,7 @@
 
 #include <mutex>
 
+#include "src/core/fork.h"
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
 
@@ -69,12 +70,11 @@ Status CheckData(const Op& op, std::string_view kind, std::span<const TensorView
   return OkStatus();
 }
 
+constinit PerProcess<PlanCache> global;
+
 }  // namespace
 
-PlanCache& PlanCache::Global() {
-  static PlanCache* cache = new PlanCache;
-  return *cache;
-}
+PlanCache& PlanCache::Global() { return global.Get(); }
 
 StatusOr<std::shared_ptr<const Plan>> PlanCache::GetOrCreate(const Op& op, Platform platform,
                                                              const Call& call) {

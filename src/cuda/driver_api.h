@@ -78,8 +78,9 @@ struct DriverApi {
   bool has_libraries() const { return cuLibraryLoadData != nullptr; }
 };
 
-// Opens libcuda and calls cuInit, once. The error says what is missing and what to do.
-StatusOr<const DriverApi*> GetDriver();
+// Opens libcuda and calls cuInit, once. The error says what is missing and what to do. In a child
+// forked from a process that used CUDA it is an error too.
+const StatusOr<const DriverApi*>& GetDriver();
 
 // "cuda: <what> failed: CUDA_ERROR_X (text)", with a remedy where one is known; OK for success.
 Status DriverStatus(const DriverApi& driver, CUresult result, const std::string& what);

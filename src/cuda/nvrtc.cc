@@ -11,6 +11,7 @@
 #include <sstream>
 #include <utility>
 
+#include "src/core/fork.h"
 #include "src/core/strings.h"
 #include "src/cuda/own_location.h"
 
@@ -155,10 +156,7 @@ struct Unusable {
   std::map<std::string, std::string> problems;
 };
 
-Unusable& UnusableNvrtcs() {
-  static auto* unusable = new Unusable;
-  return *unusable;
-}
+constinit PerProcess<Unusable> unusable_nvrtcs;
 
 Status NothingUsable(const std::vector<NvrtcLibrary>& found, int driver_version) {
   std::string seen;
@@ -198,7 +196,7 @@ std::vector<NvrtcLibrary> FindNvrtcs() {
     for (const Place& place : Places()) AddFolder(place, found);
   }
   {
-    Unusable& unusable = UnusableNvrtcs();
+    Unusable& unusable = unusable_nvrtcs.Get();
     std::lock_guard<std::mutex> lock(unusable.mutex);
     for (NvrtcLibrary& library : found) {
       auto problem = unusable.problems.find(library.path);
@@ -222,7 +220,7 @@ StatusOr<NvrtcLibrary> SelectNvrtc(int driver_version) {
 }
 
 void MarkNvrtcUnusable(const std::string& path, const std::string& problem) {
-  Unusable& unusable = UnusableNvrtcs();
+  Unusable& unusable = unusable_nvrtcs.Get();
   std::lock_guard<std::mutex> lock(unusable.mutex);
   unusable.problems[path] = problem;
 }

@@ -62,6 +62,8 @@ XLA_FFI_Error* ProbeHandler(XLA_FFI_CallFrame* frame) {
   return nullptr;
 }
 
+const XLA_FFI_Api answer_api = MakeAnswerApi();
+
 }  // namespace
 
 Status CheckIsCode(const void* address) {
@@ -89,7 +91,6 @@ VersionProbeScope::~VersionProbeScope() { probe_result = nullptr; }
 
 StatusOr<HandlerMetadata> AskHandler(const void* handler) {
   XLA_GPU_RETURN_IF_ERROR(CheckIsCode(handler));
-  static const XLA_FFI_Api api = MakeAnswerApi();
   auto* function = reinterpret_cast<XLA_FFI_Handler*>(const_cast<void*>(handler));
 
   size_t frame_size = XLA_FFI_CallFrame_STRUCT_SIZE;
@@ -106,7 +107,7 @@ StatusOr<HandlerMetadata> AskHandler(const void* handler) {
     PaddedFrame padded;
     padded.frame.struct_size = frame_size;
     padded.frame.extension_start = &extension.extension_base;
-    padded.frame.api = &api;
+    padded.frame.api = &answer_api;
     padded.frame.stage = XLA_FFI_ExecutionStage_EXECUTE;
     XLA_FFI_Error* error = function(&padded.frame);
     if (error == nullptr) {

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "src/core/fork.h"
 #include "src/core/op_registry.h"
 #include "src/core/plan_cache.h"
 #include "src/core/strings.h"
@@ -19,11 +20,6 @@ class SiteCache {
  public:
   // More call sites than a program has; past it the cache starts anew.
   static constexpr size_t kMaxSites = 4096;
-
-  static SiteCache& Global() {
-    static auto* cache = new SiteCache;
-    return *cache;
-  }
 
   StatusOr<std::shared_ptr<const LegacySite>> GetOrDecode(std::string_view opaque) {
     {
@@ -46,6 +42,7 @@ class SiteCache {
   std::shared_mutex mutex_;
   std::unordered_map<std::string, std::shared_ptr<const LegacySite>, Hash, std::equal_to<>> sites_;
 };
+constinit PerProcess<SiteCache> site_cache;
 
 // The call's tensors with their data, on the stack.
 struct BoundCall {
@@ -97,7 +94,7 @@ void RunLegacyText(size_t slot, Platform platform, const char* opaque, size_t op
   Status status;
   try {
     const std::string_view text = opaque == nullptr ? "" : std::string_view(opaque, opaque_len);
-    auto site = SiteCache::Global().GetOrDecode(text);
+    auto site = site_cache.Get().GetOrDecode(text);
     if (site.ok() && (*site)->op == &op) {
       RunLegacySite(**site, platform, buffers, caller);
       return;

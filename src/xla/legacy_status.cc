@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "src/core/fill.h"
+#include "src/core/fork.h"
 #include "src/core/strings.h"
 
 namespace xla_gpu::xla {
@@ -15,14 +16,19 @@ namespace {
 
 constexpr size_t kMaxReported = 256;
 
+struct Reports {
+  std::mutex mutex;
+  std::unordered_set<std::string> texts;
+};
+constinit PerProcess<Reports> reports;
+
 // A model calls a failing site thousands of times a second; a log wants the text once.
 void PrintOnce(const std::string& text) {
-  static std::mutex mutex;
-  static auto* reported = new std::unordered_set<std::string>;
+  auto& [mutex, texts] = reports.Get();
   std::lock_guard<std::mutex> lock(mutex);
-  if (reported->size() >= kMaxReported || !reported->insert(text).second) return;
+  if (texts.size() >= kMaxReported || !texts.insert(text).second) return;
   std::fprintf(stderr, "xla_gpu: %s\n", text.c_str());
-  if (reported->size() == kMaxReported) {
+  if (texts.size() == kMaxReported) {
     std::fprintf(stderr, "xla_gpu: further errors of legacy custom calls are not shown\n");
   }
 }
