@@ -27,7 +27,8 @@ class PerProcess {
  public:
   T& Get() {
     Made* made = made_.load(std::memory_order_acquire);
-    if (made != nullptr && made->generation == ForkGeneration()) [[likely]] return made->value;
+    if (made != nullptr && made->generation == ForkGeneration()) [[likely]]
+      return made->value;
     return Make(made);
   }
 

@@ -71,7 +71,7 @@ Status LoadSymbols(void* library, DriverApi& api) {
   return OkStatus();
 }
 
-#define XLA_GPU_CUDA_AFTER_FORK                                                               \
+#define XLA_GPU_CUDA_AFTER_FORK                                                                \
   "CUDA cannot be used in a forked child of a process that used it: start the child with the " \
   "'spawn' method"
 

@@ -131,7 +131,8 @@ StatusOr<std::shared_ptr<const Kernel>> GetKernel(const KernelSpec& spec, int de
     XLA_GPU_RETURN_IF_ERROR(kernel->Load(image->cubin));
     return kernel;
   };
-  XLA_GPU_ASSIGN_OR_RETURN(Loaded kernel, loaded_kernels.Get().Get(KeyOf(spec, device_ordinal), load));
+  XLA_GPU_ASSIGN_OR_RETURN(Loaded kernel,
+                           loaded_kernels.Get().Get(KeyOf(spec, device_ordinal), load));
   XLA_GPU_RETURN_IF_ERROR(kernel->AllowShared(max_dynamic_shared_bytes));
   return std::shared_ptr<const Kernel>(std::move(kernel));
 }
