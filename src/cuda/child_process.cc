@@ -68,25 +68,78 @@ struct SpawnSettings {
   posix_spawnattr_t attributes;
 };
 
+// A process started here: how it ended goes into `result`, and it does not outlive this.
+class Child {
+ public:
+  Child(pid_t pid, ChildResult& result) : pid_(pid), result_(result) {}
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  ~Child() { Kill(); }
+
+  bool HasEnded() {
+    if (ended_) return true;
+    int status = 0;
+    const pid_t got = waitpid(pid_, &status, WNOHANG);
+    if (got == 0 || (got < 0 && errno == EINTR)) return false;
+    ended_ = true;
+    if (got < 0) return true;  // ECHILD: somebody else has collected it
+    if (WIFEXITED(status)) result_.exit_code = WEXITSTATUS(status);
+    if (WIFSIGNALED(status)) result_.signal = WTERMSIG(status);
+    return true;
+  }
+
+  // False if the deadline came first.
+  bool WaitUntil(Clock::time_point deadline) {
+    for (auto pause = std::chrono::microseconds(100); !HasEnded();
+         pause = std::min(pause * 2, std::chrono::microseconds(20'000))) {
+      if (Clock::now() >= deadline) return false;
+      std::this_thread::sleep_for(pause);
+    }
+    return true;
+  }
+
+  void Kill() {
+    if (ended_) return;
+    kill(-pid_, SIGKILL);
+    WaitUntil(Clock::now() + std::chrono::seconds(10));
+  }
+
+ private:
+  const pid_t pid_;
+  ChildResult& result_;
+  bool ended_ = false;
+};
+
 // The child's three channels, served from one thread by poll.
+//
+// A process that another thread of the host forks meanwhile has copies of all descriptors, so that
+// closing one ends nothing and the end of the child's output may never come: hence the shutdown,
+// and the look whether the child still runs.
 class Conversation {
  public:
   Conversation(UniqueFd in, UniqueFd out, UniqueFd err, std::string_view input)
       : in_(std::move(in)), out_(std::move(out)), err_(std::move(err)), input_(input) {
-    if (input_.empty()) in_.Close();
+    if (input_.empty()) CloseInput();
   }
 
-  // Until the child has closed its output; false if the deadline came first.
-  bool RunUntil(Clock::time_point deadline, ChildResult& result) {
-    while (out_.open() || err_.open()) {
+  // Until the child has closed its output or has ended; false if the deadline came first.
+  bool RunUntil(Clock::time_point deadline, Child& child, ChildResult& result) {
+    constexpr int64_t kLookMs = 20;
+    for (bool ended = false; out_.open() || err_.open();) {
       const auto left =
           std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
       if (left <= 0) return false;
       // poll skips entries whose descriptor is -1.
       pollfd entries[3] = {
           {in_.get(), POLLOUT, 0}, {out_.get(), POLLIN, 0}, {err_.get(), POLLIN, 0}};
-      const int ready = poll(entries, 3, static_cast<int>(std::min<int64_t>(left, 60'000)));
+      const int ready =
+          poll(entries, 3, ended ? 0 : static_cast<int>(std::min<int64_t>(left, kLookMs)));
       if (ready < 0 && errno != EINTR) return false;
+      if (ready == 0) {
+        if (ended) return true;  // all that it wrote has been read
+        ended = child.HasEnded();
+        if (ended) CloseInput();
+      }
       if (ready <= 0) continue;
       if (entries[0].revents != 0) Send();
       if (entries[1].revents != 0) Receive(out_, result.out, kMaxOut);
@@ -96,15 +149,20 @@ class Conversation {
   }
 
  private:
+  void CloseInput() {
+    if (in_.open()) shutdown(in_.get(), SHUT_WR);
+    in_.Close();
+  }
+
   void Send() {
     const ssize_t n = send(in_.get(), input_.data(), input_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0) {
       if (errno != EINTR && errno != EAGAIN)
-        in_.Close();  // the child does not read: its answer tells
+        CloseInput();  // the child does not read: its answer tells
       return;
     }
     input_.remove_prefix(static_cast<size_t>(n));
-    if (input_.empty()) in_.Close();
+    if (input_.empty()) CloseInput();
   }
 
   // What is past `limit` is read, so that the child does not block, and dropped.
@@ -122,23 +180,6 @@ class Conversation {
   UniqueFd in_, out_, err_;
   std::string_view input_;
 };
-
-// Collects the child's status; false if the deadline came first.
-bool WaitUntil(Clock::time_point deadline, pid_t pid, ChildResult& result) {
-  for (auto pause = std::chrono::microseconds(100);;
-       pause = std::min(pause * 2, std::chrono::microseconds(20'000))) {
-    int status = 0;
-    const pid_t got = waitpid(pid, &status, WNOHANG);
-    if (got == pid) {
-      if (WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
-      if (WIFSIGNALED(status)) result.signal = WTERMSIG(status);
-      return true;
-    }
-    if (got < 0 && errno != EINTR) return true;  // ECHILD: somebody else has collected it
-    if (Clock::now() >= deadline) return false;
-    std::this_thread::sleep_for(pause);
-  }
-}
 
 }  // namespace
 
@@ -169,14 +210,13 @@ StatusOr<ChildResult> RunChild(const std::vector<std::string>& command, std::str
     return FailedPrecondition(
         StrCat("cuda: ", command[0], " could not be started: ", std::strerror(error)));
   }
-  for (UniqueFd& fd : childs) fd.Close();
-
   ChildResult result;
+  Child child(pid, result);
+  for (UniqueFd& fd : childs) fd.Close();
   Conversation conversation(std::move(ours[0]), std::move(ours[1]), std::move(ours[2]), input);
-  if (!conversation.RunUntil(deadline, result) || !WaitUntil(deadline, pid, result)) {
+  if (!conversation.RunUntil(deadline, child, result) || !child.WaitUntil(deadline)) {
     result.timed_out = true;
-    kill(-pid, SIGKILL);
-    WaitUntil(Clock::now() + std::chrono::seconds(10), pid, result);
+    child.Kill();
   }
   return result;
 }

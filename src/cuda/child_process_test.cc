@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <atomic>
 #include <cerrno>
 #include <thread>
 
@@ -122,6 +123,49 @@ TEST(ChildProcess, TheChildHasDefaultSignalsWhateverTheHostIgnores) {
   signal(SIGTERM, old);
   ASSERT_TRUE(child.ok());
   EXPECT_EQ(child->signal, SIGTERM);
+}
+
+// A process that another thread of the host forks keeps a copy of each descriptor that is open
+// then, for as long as it lives: it must not keep us waiting.
+TEST(ChildProcess, AStrangerForkedMeanwhileDelaysNothing) {
+  std::vector<pid_t> strangers;
+  const auto fork_stranger = [&strangers] {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      pause();
+      _exit(0);
+    }
+    strangers.push_back(pid);
+  };
+  // Forked while the child reads and writes.
+  std::thread talk([] {
+    auto child = Shell("sleep 0.3; wc -c", std::string(1'000'000, 'x'), seconds(10));
+    EXPECT_TRUE(child.ok() && !child->timed_out && child->exit_code == 0);
+    EXPECT_EQ(child->out, "1000000\n");
+  });
+  std::this_thread::sleep_for(milliseconds(100));
+  fork_stranger();
+  talk.join();
+  // Forked at any time, also before we have closed the child's ends.
+  std::atomic<bool> stop{false};
+  std::thread many([&stop] {
+    for (int i = 0; i < 200 && !testing::Test::HasFailure(); ++i) {
+      auto child = Shell("cat; echo err >&2; exit 3", "hello", seconds(10));
+      EXPECT_TRUE(child.ok() && !child->timed_out && child->exit_code == 3);
+      EXPECT_EQ(child->out, "hello");
+      EXPECT_EQ(child->err, "err\n");
+    }
+    stop = true;
+  });
+  while (!stop) {
+    if (strangers.size() < 200) fork_stranger();
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  many.join();
+  for (pid_t pid : strangers) {
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+  }
 }
 
 TEST(ChildProcess, ManyAtOnceLeakNoDescriptor) {
