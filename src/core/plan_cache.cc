@@ -1,5 +1,6 @@
 #include "src/core/plan_cache.h"
 
+#include <exception>
 #include <mutex>
 
 #include "src/core/fork.h"
@@ -110,12 +111,15 @@ void PlanCache::Clear() {
   plans_.clear();
 }
 
-Status RunOp(const Op& op, Platform platform, const Call& call, const ExecutionContext& context) {
+Status RunOp(const Op& op, Platform platform, const Call& call,
+             const ExecutionContext& context) try {
   XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const Plan> plan,
                            PlanCache::Global().GetOrCreate(op, platform, call));
   XLA_GPU_RETURN_IF_ERROR(CheckData(op, "argument", call.args));
   XLA_GPU_RETURN_IF_ERROR(CheckData(op, "result", call.results));
   return plan->Run(call, context);
+} catch (const std::exception&) {
+  return StatusFromException(op.name);
 }
 
 }  // namespace xla_gpu

@@ -103,8 +103,8 @@ void RunLegacyText(size_t slot, Platform platform, const char* opaque, size_t op
                  ? InvalidArgument(StrCat(op.name, ": opaque names the op '", (*site)->op->name,
                                           "' but the target is that of ", op.name))
                  : Status(site.status().code(), StrCat(op.name, ": ", site.status().message()));
-  } catch (const std::exception& e) {  // nothing may unwind into the runtime
-    status = Internal(StrCat(op.name, ": ", e.what()));
+  } catch (const std::exception&) {  // nothing may unwind into the runtime
+    status = StatusFromException(op.name);
   }
   ReportFailure(status, platform, {}, caller);
 }
@@ -164,8 +164,8 @@ void RunLegacySite(const LegacySite& site, Platform platform, const LegacyBuffer
   try {
     Bind(site, platform, buffers, bound);
     status = RunBound(site, platform, bound, caller.stream);
-  } catch (const std::exception& e) {  // nothing may unwind into the runtime
-    status = Internal(StrCat(site.op->name, ": ", e.what()));
+  } catch (const std::exception&) {  // nothing may unwind into the runtime
+    status = StatusFromException(site.op->name);
   }
   if (!status.ok()) ReportFailure(status, platform, bound.results_span(), caller);
 }

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <exception>
 #include <mutex>
 #include <string>
 #include <unordered_set>
@@ -55,20 +56,31 @@ SetFailureFn FindSetFailure(const void* address) {
 }
 
 void ReportFailure(const Status& error, Platform platform, std::span<const TensorView> results,
-                   const LegacyCaller& caller) {
-  const std::string text = error.ToString();
-  if (caller.status != nullptr) {
-    if (SetFailureFn set_failure = FindSetFailure(caller.return_address)) {
+                   const LegacyCaller& caller) noexcept {
+  const SetFailureFn set_failure =
+      caller.status == nullptr ? nullptr : FindSetFailure(caller.return_address);
+  try {
+    // Before the text is put together, for which memory may be missing.
+    Status poisoned;
+    if (set_failure == nullptr) poisoned = PoisonResults(platform, results, caller.stream);
+    const std::string text = error.ToString();
+    if (set_failure != nullptr) {
       set_failure(caller.status, text.data(), text.size());
       return;
     }
+    const char* outcome = results.empty() ? "the results are undefined, as their types are unknown"
+                                          : "the results are NaN (zeros if ints)";
+    PrintOnce(poisoned.ok() ? StrCat(text, " [legacy custom call: ", outcome, "]")
+                            : StrCat(text, " [legacy custom call: the results are undefined: ",
+                                     poisoned.message(), "]"));
+  } catch (const std::exception&) {
+    const std::string text = StatusFromException("").message();
+    if (set_failure != nullptr) {
+      set_failure(caller.status, text.data(), text.size());
+    } else {
+      std::fprintf(stderr, "xla_gpu: a legacy custom call failed: %s\n", text.c_str());
+    }
   }
-  const Status poisoned = PoisonResults(platform, results, caller.stream);
-  const char* outcome = results.empty() ? "the results are undefined, as their types are unknown"
-                                        : "the results are NaN (zeros if ints)";
-  PrintOnce(poisoned.ok() ? StrCat(text, " [legacy custom call: ", outcome, "]")
-                          : StrCat(text, " [legacy custom call: the results are undefined: ",
-                                   poisoned.message(), "]"));
 }
 
 }  // namespace xla_gpu::xla
