@@ -151,6 +151,22 @@ TEST(ThreadPool, WhatATaskThrowsIsTheCallers) {
                std::bad_alloc);
 }
 
+TEST(ThreadPool, WhatAHelperThrowsIsTheCallersToo) {
+  const auto pool = MakeThreadPool(2);
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<bool> throwing{false};
+  const auto task = [&](int64_t) {
+    if (std::this_thread::get_id() != caller) {
+      throwing = true;
+      throw std::bad_alloc();
+    }
+    for (int i = 0; i < 5000 && !throwing; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  };
+  EXPECT_THROW(pool->ParallelFor(2, task), std::bad_alloc);
+}
+
 // The caller's own task throws while a helper still works on what lies on the caller's stack.
 TEST(ThreadPool, TheCallerWaitsForItsHelpersBeforeItThrows) {
   const auto pool = MakeThreadPool(2);
