@@ -2,8 +2,9 @@
  *
  * Everything else (Python, C++ hosts, other languages) stands on this header. All functions are
  * thread-safe. Structs begin with struct_size, which the caller sets to sizeof(the struct), so that
- * later versions may append members. No function throws, or aborts on bad input or for want of memory
- * or threads. A child of fork() may call all that needs no CUDA and no client of its parent's.
+ * later versions may append members. No function throws, or aborts on bad input or for want of
+ * memory or threads. A child of fork() may call all that needs no CUDA and no client of its
+ * parent's.
  */
 #ifndef XLA_GPU_XLA_GPU_H_
 #define XLA_GPU_XLA_GPU_H_
