@@ -13,8 +13,9 @@
 namespace xla_gpu {
 namespace {
 
-TEST(Fork, AChildForkedWhileThreadsRunOpsRunsThemToo) {
-  if (kThreadSanitizer) GTEST_SKIP() << "TSan ends a forked child that starts threads";
+using ForkTest = ForkingTest;
+
+TEST_F(ForkTest, AChildForkedWhileThreadsRunOpsRunsThemToo) {
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -50,8 +51,7 @@ int64_t ResidentKilobytes() {
   return read == 2 ? resident * (sysconf(_SC_PAGESIZE) / 1024) : 0;
 }
 
-TEST(Fork, AChildsCallsLeaveNothingBehind) {
-  if (kThreadSanitizer) GTEST_SKIP() << "TSan ends a forked child that starts threads";
+TEST_F(ForkTest, AChildsCallsLeaveNothingBehind) {
   AttentionCall call;
   ASSERT_EQ(call.Run(1.0), "");  // the parent has its pool
   EXPECT_EQ(InChild([&call] {
@@ -63,8 +63,7 @@ TEST(Fork, AChildsCallsLeaveNothingBehind) {
             0);
 }
 
-TEST(Fork, GrandchildrenRunOpsToo) {
-  if (kThreadSanitizer) GTEST_SKIP() << "TSan ends a forked child that starts threads";
+TEST_F(ForkTest, GrandchildrenRunOpsToo) {
   AttentionCall call;
   ASSERT_EQ(call.Run(1.0), "");
   EXPECT_EQ(InChild([&call] {

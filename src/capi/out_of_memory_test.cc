@@ -56,11 +56,12 @@ void operator delete[](void* memory, size_t, std::align_val_t) noexcept { std::f
 namespace xla_gpu {
 namespace {
 
+using OutOfMemoryTest = ForkingTest;
+
 // Makes `call` (which gives an xla_gpu_status*) in a fresh process with its first, second, ...
 // allocation failing, until it needs no more. `right`: whether what it did without is right.
 template <typename Call, typename Right>
 void FailEachAllocation(Call call, Right right) {
-  if (kThreadSanitizer) GTEST_SKIP() << "TSan ends a forked child that starts threads";
   for (const Mode tried : {Mode::kOneFails, Mode::kAllFailFromThere}) {
     enum { kDone, kRefused, kWrong };
     int end = kRefused;
@@ -91,19 +92,19 @@ void FailEachAllocation(Call call, Right right) {
 
 bool Done() { return true; }
 
-TEST(OutOfMemory, Decode) {
+TEST_F(OutOfMemoryTest, Decode) {
   AttentionCall attention;
   FailEachAllocation([&] { return xla_gpu_run(attention.WithScale(1.0)); },
                      [&] { return attention.IsRight(); });
 }
 
-TEST(OutOfMemory, Prefill) {
+TEST_F(OutOfMemoryTest, Prefill) {
   AttentionCall attention(16);
   FailEachAllocation([&] { return xla_gpu_run(attention.WithScale(1.0)); },
                      [&] { return attention.IsRight(); });
 }
 
-TEST(OutOfMemory, CallsWithoutData) {
+TEST_F(OutOfMemoryTest, CallsWithoutData) {
   AttentionCall attention;
   const xla_gpu_call* call = attention.WithScale(1.0);
   char* text = nullptr;
@@ -134,7 +135,7 @@ xla_gpu_status* RunFrame(xla::FakeCallFrame& frame) {
   return code == static_cast<int>(StatusCode::kResourceExhausted) ? OutOfMemory() : nullptr;
 }
 
-TEST(OutOfMemory, TypedCall) {
+TEST_F(OutOfMemoryTest, TypedCall) {
   constexpr int64_t kSize = 1 << 18;
   std::vector<float> a(kSize, 1.0f), b(kSize, 2.0f), c(kSize);
   xla::FakeCallFrame frame(XLA_FFI_ExecutionStage_EXECUTE);
@@ -147,7 +148,7 @@ TEST(OutOfMemory, TypedCall) {
 }
 
 // A legacy call has no way to tell its error, but results of which the types are known say it.
-TEST(OutOfMemory, LegacyCall) {
+TEST_F(OutOfMemoryTest, LegacyCall) {
   AttentionCall attention;
   const xla_gpu_call* call = attention.WithScale(1.0);
   char* text = nullptr;
@@ -169,7 +170,7 @@ TEST(OutOfMemory, LegacyCall) {
   xla_gpu_string_free(text);
 }
 
-TEST(OutOfMemory, Schema) {
+TEST_F(OutOfMemoryTest, Schema) {
   FailEachAllocation(
       [] {
         char* text = xla_gpu_ops_json();

@@ -2,6 +2,7 @@
 #ifndef XLA_GPU_CAPI_TEST_UTIL_H_
 #define XLA_GPU_CAPI_TEST_UTIL_H_
 
+#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -113,6 +114,14 @@ class AttentionCall {
   std::vector<xla_gpu_tensor> args_, results_;
   xla_gpu_attr attr_ = {};
   xla_gpu_call call_ = {};
+};
+
+// Of tests whose children start threads.
+class ForkingTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (kThreadSanitizer) GTEST_SKIP() << "TSan ends a forked child that starts threads";
+  }
 };
 
 // Runs `body` in a child: its exit code, which `body` returns, or minus the signal that ended it;
