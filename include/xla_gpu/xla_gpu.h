@@ -2,7 +2,9 @@
  *
  * Everything else (Python, C++ hosts, other languages) stands on this header. All functions are
  * thread-safe. Structs begin with struct_size, which the caller sets to sizeof(the struct), so that
- * later versions may append members. No function throws or aborts on bad input.
+ * later versions may append members. No function throws, or aborts on bad input or for want of
+ * memory or threads. A child of fork() may call all that needs no CUDA and no client of its
+ * parent's.
  */
 #ifndef XLA_GPU_XLA_GPU_H_
 #define XLA_GPU_XLA_GPU_H_
@@ -25,8 +27,8 @@ extern "C" {
 /* NULL is success. Any other value is owned by the caller and freed with xla_gpu_status_free. */
 typedef struct xla_gpu_status xla_gpu_status;
 
-/* The canonical code (3 INVALID_ARGUMENT, 5 NOT_FOUND, 9 FAILED_PRECONDITION, 12 UNIMPLEMENTED,
- * 13 INTERNAL, ...); 0 for NULL. */
+/* The canonical code (3 INVALID_ARGUMENT, 5 NOT_FOUND, 8 RESOURCE_EXHAUSTED,
+ * 9 FAILED_PRECONDITION, 12 UNIMPLEMENTED, 13 INTERNAL, ...); 0 for NULL. */
 XLA_GPU_EXPORT int xla_gpu_status_code(const xla_gpu_status* status);
 /* UTF-8, valid until the status is freed; "" for NULL. */
 XLA_GPU_EXPORT const char* xla_gpu_status_message(const xla_gpu_status* status);
@@ -140,7 +142,7 @@ XLA_GPU_EXPORT int xla_gpu_run_objects(xla_gpu_object_call* c, void* tuple,
 /* Frees what the runs of `c` kept. No run of it may be under way. */
 XLA_GPU_EXPORT void xla_gpu_object_call_clear(xla_gpu_object_call* c);
 
-/* Every op with its schema and platforms, as JSON. */
+/* Every op with its schema and platforms, as JSON; NULL where there is no memory for it. */
 XLA_GPU_EXPORT char* xla_gpu_ops_json(void);
 
 /* ---- Handlers for XLA custom calls -------------------------------------------------------- */

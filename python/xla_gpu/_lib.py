@@ -6,10 +6,20 @@ import ctypes
 import functools
 import os
 import pathlib
+import threading
 
 from xla_gpu._errors import XlaGpuError, make_error
 
 LIBRARY_NAME = "libxla_gpu.so"
+
+# Held while a handler is registered, in whatever runtime, and while the process forks, so that no
+# child finds it taken. One for all, and reentrant, because registrations call one another.
+registration_lock = threading.RLock()
+os.register_at_fork(
+    before=registration_lock.acquire,
+    after_in_parent=registration_lock.release,
+    after_in_child=registration_lock.release,
+)
 
 
 class Tensor(ctypes.Structure):

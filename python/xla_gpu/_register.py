@@ -6,7 +6,6 @@ import ctypes
 import functools
 import importlib.util
 import os
-import threading
 from typing import Any
 
 from xla_gpu import _handlers, _lib
@@ -24,7 +23,6 @@ _PLATFORMS = {
 _JAX = "jax"
 _LOADED_PLUGIN = ""
 
-_lock = threading.Lock()
 # (runtime, name, platform) -> (api_version, stages)
 _registered: dict[tuple[str, str, str], tuple[int, dict[str, int]]] = {}
 
@@ -85,7 +83,7 @@ def register(
     else:
         runtime = _LOADED_PLUGIN if importlib.util.find_spec("jax") is None else _JAX
     key = (runtime, name, _PLATFORMS[platform])
-    with _lock:
+    with _lib.registration_lock:
         if _is_known(key, api_version, stages):
             return
         if runtime == _JAX:

@@ -153,7 +153,12 @@ Status RegisterInPlugin(const void* pjrt_api, const char* plugin_path, const cha
   return xla::Register(**plugin, {name, stages, platform, api_version});
 }
 
+xla_gpu_status& out_of_memory = *new xla_gpu_status{ResourceExhausted("out of memory")};
+
 }  // namespace
+
+xla_gpu_status* OutOfMemory() { return &out_of_memory; }
+
 }  // namespace xla_gpu
 
 using namespace xla_gpu;  // NOLINT: this file only implements the C ABI
@@ -168,7 +173,9 @@ const char* xla_gpu_status_message(const xla_gpu_status* status) {
   return status == nullptr ? "" : status->status.message().c_str();
 }
 
-void xla_gpu_status_free(xla_gpu_status* status) { delete status; }
+void xla_gpu_status_free(xla_gpu_status* status) {
+  if (status != OutOfMemory()) delete status;
+}
 
 void xla_gpu_string_free(char* text) { delete[] text; }
 
@@ -197,7 +204,13 @@ xla_gpu_status* xla_gpu_infer(const xla_gpu_call* c, char** results_json) {
   });
 }
 
-char* xla_gpu_ops_json(void) { return CopyString(OpsToJson(OpRegistry::Global())); }
+char* xla_gpu_ops_json(void) {
+  try {
+    return CopyString(OpsToJson(OpRegistry::Global()));
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
 
 xla_gpu_status* xla_gpu_handler(const char* op, const char* platform, int api_version,
                                 void** handler) {

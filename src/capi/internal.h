@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <exception>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -21,9 +22,13 @@ namespace xla_gpu {
 inline constexpr size_t kMaxTensors = 64;
 inline constexpr int32_t kMaxRank = 16;
 
+// The status there always is memory for; xla_gpu_status_free leaves it.
+xla_gpu_status* OutOfMemory();
+
 inline xla_gpu_status* Wrap(Status status) {
   if (status.ok()) return nullptr;
-  return new xla_gpu_status{std::move(status)};
+  auto* wrapped = new (std::nothrow) xla_gpu_status{std::move(status)};
+  return wrapped == nullptr ? OutOfMemory() : wrapped;
 }
 
 // Runs `body` (which returns a Status) so that nothing is thrown through the C ABI.
@@ -31,8 +36,8 @@ template <typename Body>
 xla_gpu_status* Guard(Body body) {
   try {
     return Wrap(body());
-  } catch (const std::exception& e) {
-    return Wrap(Internal(e.what()));
+  } catch (const std::exception&) {
+    return Wrap(StatusFromException(""));
   }
 }
 

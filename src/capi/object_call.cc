@@ -179,7 +179,7 @@ extern "C" {
 
 int xla_gpu_run_objects(xla_gpu_object_call* c, void* tuple, xla_gpu_status** status) {
   if (status == nullptr) return kFailed;
-  *status = Wrap(CheckObjectCall(c, tuple));
+  *status = Guard([&] { return CheckObjectCall(c, tuple); });
   if (*status != nullptr) return kFailed;
 
   TensorView tensors[kMaxTensors];

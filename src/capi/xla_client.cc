@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "src/capi/internal.h"
+#include "src/core/fork.h"
 #include "src/core/strings.h"
 #include "src/xla/op_registration.h"
 #include "src/xla/pjrt_client.h"
@@ -14,6 +15,7 @@ using namespace xla_gpu;  // NOLINT: this file only implements the C ABI
 
 struct xla_gpu_client {
   std::unique_ptr<xla::PjrtClient> client;
+  const int64_t generation = ForkGeneration();
   std::mutex mutex;
   // By the module's text; guarded by `mutex`. A shared_ptr, so that a run outlives a clearing.
   std::map<std::string, std::shared_ptr<const xla::PjrtExecutable>> executables;
@@ -93,7 +95,10 @@ xla_gpu_status* xla_gpu_client_create(const char* plugin, xla_gpu_client** clien
   });
 }
 
-void xla_gpu_client_free(xla_gpu_client* client) { delete client; }
+void xla_gpu_client_free(xla_gpu_client* client) {
+  // A child cannot end its parent's client: that would wait for threads that it lacks.
+  if (client != nullptr && client->generation == ForkGeneration()) delete client;
+}
 
 const char* xla_gpu_client_platform(const xla_gpu_client* client) {
   if (client == nullptr) return "";
@@ -110,6 +115,11 @@ xla_gpu_status* xla_gpu_client_run(xla_gpu_client* client, const char* mlir,
   return Guard([&]() -> Status {
     if (client == nullptr || mlir == nullptr || results == nullptr) {
       return InvalidArgument("client, mlir or results is NULL");
+    }
+    if (client->generation != ForkGeneration()) {
+      return FailedPrecondition(
+          "the client was made by the process that this one was forked from, and a fork does not "
+          "copy its threads; start processes by 'spawn', or fork before the client is made");
     }
     auto made = std::make_unique<xla_gpu_results>();
     XLA_GPU_RETURN_IF_ERROR(RunModule(*client, mlir, args, num_args, *made));

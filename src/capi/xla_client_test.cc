@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <functional>
 
+#include "src/capi/test_util.h"
 #include "src/cli/child_process.h"
 #include "src/xla/testing/pjrt_test_plugin.h"
 #include "xla_gpu/xla_gpu.hpp"
@@ -99,6 +100,21 @@ TEST(XlaClientTest, ArgumentsAreComparedWithTheModule) {
   dims[0] = 1, tensor.dtype = 99;
   EXPECT_THAT(c_message(), HasSubstr("XLA_GPU_DTYPE_*"));
   xla_gpu_client_free(c_client);
+}
+
+// Its threads exist in the parent alone: to wait for them would be to wait for ever.
+TEST(XlaClientTest, AForkedChildIsRefusedItsParentsClient) {
+  XLA_GPU_REQUIRE_CPU_PLUGIN(plugin);
+  auto client = std::make_unique<Xla>(plugin->path());
+  const Tensor a({3}, std::vector<float>{1, 2, 3});
+  ASSERT_EQ(client->Call("simple_add", {a, a}).size(), 1u);
+  EXPECT_EQ(InChild([&] {
+              const std::string message = MessageOf([&] { client->Call("simple_add", {a, a}); });
+              client.reset();
+              return message.find("start processes by 'spawn'") == std::string::npos ? 1 : 0;
+            }),
+            0);
+  EXPECT_EQ(client->Call("simple_add", {a, a}).size(), 1u);
 }
 
 TEST(XlaClientTest, TheCAbiRefusesNullAndBadStructs) {

@@ -1,7 +1,9 @@
 #include "src/core/plan_cache.h"
 
+#include <exception>
 #include <mutex>
 
+#include "src/core/fork.h"
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
 
@@ -69,12 +71,11 @@ Status CheckData(const Op& op, std::string_view kind, std::span<const TensorView
   return OkStatus();
 }
 
+constinit PerProcess<PlanCache> global;
+
 }  // namespace
 
-PlanCache& PlanCache::Global() {
-  static PlanCache* cache = new PlanCache;
-  return *cache;
-}
+PlanCache& PlanCache::Global() { return global.Get(); }
 
 StatusOr<std::shared_ptr<const Plan>> PlanCache::GetOrCreate(const Op& op, Platform platform,
                                                              const Call& call) {
@@ -110,13 +111,16 @@ void PlanCache::Clear() {
   plans_.clear();
 }
 
-Status RunOp(const Op& op, Platform platform, const Call& call, const ExecutionContext& context) {
+Status RunOp(const Op& op, Platform platform, const Call& call,
+             const ExecutionContext& context) try {
   XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const Plan> plan,
                            PlanCache::Global().GetOrCreate(op, platform, call));
   XLA_GPU_RETURN_IF_ERROR(CheckData(op, "argument", call.args));
   XLA_GPU_RETURN_IF_ERROR(CheckData(op, "result", call.results));
   XLA_GPU_RETURN_IF_ERROR(CheckOverlap(op, call));
   return plan->Run(call, context);
+} catch (const std::exception&) {
+  return StatusFromException(op.name);
 }
 
 }  // namespace xla_gpu

@@ -39,7 +39,7 @@ class PlanCache {
 };
 
 // CheckCall and the plan on a miss, a check of the data pointers, then Plan::Run: what every door
-// calls.
+// calls. Throws nothing.
 Status RunOp(const Op& op, Platform platform, const Call& call, const ExecutionContext& context);
 
 }  // namespace xla_gpu

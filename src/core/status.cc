@@ -1,5 +1,8 @@
 #include "src/core/status.h"
 
+#include <exception>
+#include <new>
+
 #include "src/core/strings.h"
 
 namespace xla_gpu {
@@ -60,6 +63,23 @@ Status Unavailable(std::string message) {
 }
 Status ResourceExhausted(std::string message) {
   return Status(StatusCode::kResourceExhausted, std::move(message));
+}
+
+Status StatusFromException(std::string_view who) noexcept {
+  try {
+    const std::string_view separator = who.empty() ? "" : ": ";
+    try {
+      throw;
+    } catch (const std::bad_alloc&) {
+      return ResourceExhausted(StrCat(who, separator,
+                                      "out of memory on the host: an allocation failed; free "
+                                      "memory, or raise the limit of this process (ulimit -v)"));
+    } catch (const std::exception& e) {
+      return Internal(StrCat(who, separator, e.what()));
+    }
+  } catch (const std::exception&) {
+    return ResourceExhausted("out of memory");  // short enough for std::string to allocate nothing
+  }
 }
 
 }  // namespace xla_gpu

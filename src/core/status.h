@@ -58,6 +58,10 @@ Status Internal(std::string message);
 Status Unavailable(std::string message);
 Status ResourceExhausted(std::string message);
 
+// The exception that is being handled (a std::exception) as a Status, for where nothing may be
+// thrown. `who`, an op's name or nothing, begins the message. It does without memory if it must.
+Status StatusFromException(std::string_view who) noexcept;
+
 // A value or the error that stands in its place.
 template <typename T>
 class [[nodiscard]] StatusOr {

@@ -10,6 +10,7 @@ namespace xla_gpu {
 template <typename... Args>
 std::string StrCat(const Args&... args) {
   std::ostringstream out;
+  out.exceptions(std::ios_base::badbit);  // a text is whole, or memory is short
   (out << ... << args);
   return std::move(out).str();
 }
@@ -17,6 +18,7 @@ std::string StrCat(const Args&... args) {
 template <typename Range>
 std::string StrJoin(const Range& range, const char* separator) {
   std::ostringstream out;
+  out.exceptions(std::ios_base::badbit);
   const char* between = "";
   for (const auto& item : range) {
     out << between << item;

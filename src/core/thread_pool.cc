@@ -4,10 +4,13 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "src/core/fork.h"
 
 namespace xla_gpu {
 namespace {
@@ -21,11 +24,19 @@ struct Loop {
   std::atomic<int64_t> done{0};
   std::mutex mutex;
   std::condition_variable all_done;
+  std::exception_ptr error;  // the first that a task threw; guarded by mutex until all is done
 
   void Work() {
     int64_t finished = 0;
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) {
-      (*task)(i);
+      try {
+        (*task)(i);
+      } catch (...) {
+        // The tasks that nobody has begun count as done.
+        finished += n - std::min(n, next.exchange(n, std::memory_order_relaxed));
+        std::lock_guard<std::mutex> lock(mutex);
+        if (error == nullptr) error = std::current_exception();
+      }
       ++finished;
     }
     if (finished == 0) return;
@@ -44,8 +55,13 @@ struct Loop {
 
 class OwnThreadPool final : public ThreadPool {
  public:
+  // Of at most `num_threads` threads: as many as the system grants.
   explicit OwnThreadPool(int num_threads) {
-    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this] { Serve(); });
+    try {
+      for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this] { Serve(); });
+    } catch (const std::exception&) {
+      // No more threads, or no memory for them.
+    }
   }
 
   ~OwnThreadPool() override {
@@ -88,6 +104,11 @@ class OwnThreadPool final : public ThreadPool {
   std::vector<std::thread> threads_;
 };
 
+struct DefaultPool {
+  OwnThreadPool pool{std::max(1, static_cast<int>(std::thread::hardware_concurrency()))};
+};
+constinit PerProcess<DefaultPool> default_pool;
+
 }  // namespace
 
 void ThreadPool::ParallelFor(int64_t n, const std::function<void(int64_t)>& task) {
@@ -99,17 +120,17 @@ void ThreadPool::ParallelFor(int64_t n, const std::function<void(int64_t)>& task
   auto loop = std::make_shared<Loop>();
   loop->n = n;
   loop->task = &task;
-  for (int64_t i = 0; i < helpers; ++i) Schedule([loop] { loop->Work(); });
+  try {
+    for (int64_t i = 0; i < helpers; ++i) Schedule([loop] { loop->Work(); });
+  } catch (const std::exception&) {
+    // Out of memory. The helpers that are on their way need this stack, and fewer will do.
+  }
   loop->Work();
   loop->Wait();
+  if (loop->error != nullptr) std::rethrow_exception(std::move(loop->error));
 }
 
-ThreadPool& DefaultThreadPool() {
-  // Never destroyed: kernels may still run in other threads while the process exits.
-  static ThreadPool* pool =
-      new OwnThreadPool(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
-  return *pool;
-}
+ThreadPool& DefaultThreadPool() { return default_pool.Get().pool; }
 
 std::unique_ptr<ThreadPool> MakeThreadPool(int num_threads) {
   return std::make_unique<OwnThreadPool>(std::max(1, num_threads));

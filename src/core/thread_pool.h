@@ -17,6 +17,8 @@ class ThreadPool {
 
   // Runs task(0) ... task(n - 1), each once, in any order and on any thread, and returns when all
   // are done. The caller's thread works too, so a pool with no free thread still makes progress.
+  // Where a task throws, the rest may be left out, and the first exception is thrown here when no
+  // task runs any more.
   void ParallelFor(int64_t n, const std::function<void(int64_t)>& task);
 
  protected:
@@ -24,10 +26,12 @@ class ThreadPool {
   virtual void Schedule(std::function<void()> helper) = 0;
 };
 
-// The process's own pool, one thread a core; made at first use.
+// The process's own pool, one thread a core or as many as can be had; made at first use, a forked
+// child's anew.
 ThreadPool& DefaultThreadPool();
 
-// A pool of `num_threads` threads, the caller's included.
+// A pool of `num_threads` threads, the caller's included, or as many as can be had. A forked child
+// must not use it.
 std::unique_ptr<ThreadPool> MakeThreadPool(int num_threads);
 
 }  // namespace xla_gpu

@@ -1,8 +1,15 @@
 #include "src/core/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <fstream>
+#include <new>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -57,7 +64,7 @@ TEST(ThreadPool, ManyCallersShareOne) {
 }
 
 // A runtime's pool that hands helpers out when it likes: they are kept, and run (or dropped) later.
-class LatePool final : public ThreadPool {
+class LatePool : public ThreadPool {
  public:
   int num_threads() const override { return 4; }
   std::vector<std::function<void()>> helpers;
@@ -112,6 +119,118 @@ TEST(ThreadPool, HelpersRaceWithTheEndOfTheLoop) {
     ASSERT_EQ(runs.load(), 3);
   }
 }
+
+// Whoever throws, in whatever thread: the caller gets it when no task runs any more.
+TEST(ThreadPool, WhatATaskThrowsIsTheCallers) {
+  const auto pool = MakeThreadPool(4);
+  for (int round = 0; round < 200; ++round) {
+    std::atomic<int> running{0};
+    std::atomic<int> runs{0};
+    const auto task = [&](int64_t i) {
+      ++running;
+      ++runs;
+      if (i % 16 == round % 16) {
+        --running;
+        throw std::runtime_error("task");
+      }
+      --running;
+    };
+    try {
+      pool->ParallelFor(64, task);
+      FAIL() << "nothing was thrown";
+    } catch (const std::runtime_error& e) {
+      EXPECT_STREQ(e.what(), "task");
+    }
+    EXPECT_EQ(running, 0);
+    EXPECT_LE(runs, 64);
+    std::atomic<int> after{0};
+    pool->ParallelFor(8, [&](int64_t) { ++after; });
+    EXPECT_EQ(after, 8);
+  }
+  EXPECT_THROW(MakeThreadPool(1)->ParallelFor(3, [](int64_t) { throw std::bad_alloc(); }),
+               std::bad_alloc);
+}
+
+TEST(ThreadPool, WhatAHelperThrowsIsTheCallersToo) {
+  const auto pool = MakeThreadPool(2);
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<bool> throwing{false};
+  const auto task = [&](int64_t) {
+    if (std::this_thread::get_id() != caller) {
+      throwing = true;
+      throw std::bad_alloc();
+    }
+    for (int i = 0; i < 5000 && !throwing; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  };
+  EXPECT_THROW(pool->ParallelFor(2, task), std::bad_alloc);
+}
+
+// The caller's own task throws while a helper still works on what lies on the caller's stack.
+TEST(ThreadPool, TheCallerWaitsForItsHelpersBeforeItThrows) {
+  const auto pool = MakeThreadPool(2);
+  const std::thread::id caller = std::this_thread::get_id();
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<bool> helping{false};
+    std::atomic<bool> helped{false};
+    const auto task = [&](int64_t) {
+      if (std::this_thread::get_id() == caller) {
+        for (int i = 0; i < 1000 && !helping; ++i) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        throw std::bad_alloc();
+      }
+      helping = true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      helped = true;
+    };
+    EXPECT_THROW(pool->ParallelFor(2, task), std::bad_alloc);
+    EXPECT_EQ(helped, helping);
+  }
+}
+
+// Not even the helpers can be scheduled: the caller does their work.
+TEST(ThreadPool, APoolThatThrowsLeavesTheWorkToTheCaller) {
+  class FullPool final : public LatePool {
+   protected:
+    void Schedule(std::function<void()> helper) override {
+      if (helpers.size() == 2) throw std::bad_alloc();
+      LatePool::Schedule(std::move(helper));
+    }
+  };
+  FullPool pool;
+  int runs = 0;
+  pool.ParallelFor(10, [&runs](int64_t) { ++runs; });
+  EXPECT_EQ(runs, 10);
+  EXPECT_EQ(pool.helpers.size(), 2);
+}
+
+#ifndef XLA_GPU_SANITIZED  // sanitizers reserve far more address space than any limit
+rlim_t MappedBytes() {
+  rlim_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE));
+}
+
+// Threads run out after the first few: the pool makes do with those.
+TEST(ThreadPool, TakesTheThreadsThatThereAre) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    rlimit limit{};
+    // Each thread maps a stack of 8 MB or so.
+    limit.rlim_cur = limit.rlim_max = MappedBytes() + (rlim_t{100} << 20);
+    if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
+    const auto pool = MakeThreadPool(1000);
+    std::atomic<int> runs{0};
+    pool->ParallelFor(1000, [&runs](int64_t) { ++runs; });
+    _exit(pool->num_threads() < 1000 && runs == 1000 ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(pid, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+#endif
 
 TEST(DefaultThreadPool, IsOnePool) {
   EXPECT_EQ(&DefaultThreadPool(), &DefaultThreadPool());

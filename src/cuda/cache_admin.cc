@@ -1,13 +1,12 @@
 #include "src/cuda/cache_admin.h"
 
 #include <algorithm>
-#include <atomic>
 #include <mutex>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "src/core/strings.h"
+#include "src/core/thread_pool.h"
 #include "src/cuda/disk_cache.h"
 
 namespace xla_gpu::cuda {
@@ -66,29 +65,26 @@ StatusOr<WarmResult> WarmCache(const std::vector<std::string>& archs,
 
   WarmResult result;
   std::mutex mutex;
-  std::atomic<size_t> next = 0;
   size_t done = 0;
   Status kept;
-  auto work = [&] {
-    for (size_t i = next++; i < jobs.size(); i = next++) {
-      const StatusOr<CompiledKernel> kernel = CompileKernel(jobs[i].spec.spec, jobs[i].arch);
+  MakeThreadPool(num_threads)->ParallelFor(static_cast<int64_t>(jobs.size()), [&](int64_t i) {
+    {
       std::lock_guard<std::mutex> lock(mutex);
-      if (kernel.ok() && !kernel->kept.ok()) {  // what follows would be compiled in vain
-        kept = kernel->kept;
-        next = jobs.size();
-        continue;
-      }
-      int& counter = !kernel.ok()        ? result.failed
-                     : kernel->from_disk ? result.present
-                                         : result.compiled;
-      ++counter;
-      progress(++done, jobs.size(), jobs[i].spec, jobs[i].arch, kernel);
+      if (!kept.ok()) return;  // what follows would be compiled in vain
     }
-  };
-  std::vector<std::jthread> threads;
-  for (int i = 1; i < num_threads; ++i) threads.emplace_back(work);
-  work();
-  threads.clear();  // joins
+    const Job& job = jobs[i];
+    const StatusOr<CompiledKernel> kernel = CompileKernel(job.spec.spec, job.arch);
+    std::lock_guard<std::mutex> lock(mutex);
+    if (kernel.ok() && !kernel->kept.ok()) {
+      kept = kernel->kept;
+      return;
+    }
+    int& counter = !kernel.ok()        ? result.failed
+                   : kernel->from_disk ? result.present
+                                       : result.compiled;
+    ++counter;
+    progress(++done, jobs.size(), job.spec, job.arch, kernel);
+  });
   XLA_GPU_RETURN_IF_ERROR(kept);
   return result;
 }

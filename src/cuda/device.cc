@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "src/core/fill.h"
+#include "src/core/fork.h"
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
 #include "src/cuda/driver_api.h"
@@ -45,13 +46,17 @@ StatusOr<DeviceInfo> ReadDevice(const DriverApi& driver, int ordinal) {
   return info;
 }
 
+struct KnownDevices {
+  std::mutex mutex;
+  std::map<int, std::unique_ptr<const DeviceInfo>> devices;
+};
+constinit PerProcess<KnownDevices> known_devices;
+
 // The device of this thread's context; 0 where there is none, as while XLA instantiates a call.
 int CurrentCudaDevice() {
-  static const DriverApi* driver = [] {
-    StatusOr<const DriverApi*> opened = GetDriver();
-    return opened.ok() ? *opened : nullptr;
-  }();
-  if (driver == nullptr) return 0;
+  const StatusOr<const DriverApi*>& opened = GetDriver();
+  if (!opened.ok()) return 0;
+  const DriverApi* driver = *opened;
   CUcontext context = nullptr;
   // Asking for the device without a context would be an error, which debuggers report.
   if (driver->cuCtxGetCurrent(&context) != kCudaSuccess || context == nullptr) return 0;
@@ -91,11 +96,10 @@ StatusOr<int> DeviceCount() {
 }
 
 StatusOr<const DeviceInfo*> GetDeviceInfo(int ordinal) {
-  static auto* mutex = new std::mutex;
-  static auto* devices = new std::map<int, std::unique_ptr<const DeviceInfo>>;
   XLA_GPU_ASSIGN_OR_RETURN(const DriverApi* driver, GetDriver());
-  std::lock_guard<std::mutex> lock(*mutex);
-  if (auto found = devices->find(ordinal); found != devices->end()) return found->second.get();
+  auto& [mutex, devices] = known_devices.Get();
+  std::lock_guard<std::mutex> lock(mutex);
+  if (auto found = devices.find(ordinal); found != devices.end()) return found->second.get();
   XLA_GPU_ASSIGN_OR_RETURN(int count, DeviceCount());
   if (ordinal < 0 || ordinal >= count) {
     return InvalidArgument(StrCat("cuda: device ", ordinal, " does not exist; this process sees ",
@@ -103,7 +107,7 @@ StatusOr<const DeviceInfo*> GetDeviceInfo(int ordinal) {
   }
   XLA_GPU_ASSIGN_OR_RETURN(DeviceInfo info, ReadDevice(*driver, ordinal));
   auto kept = std::make_unique<const DeviceInfo>(std::move(info));
-  return devices->emplace(ordinal, std::move(kept)).first->second.get();
+  return devices.emplace(ordinal, std::move(kept)).first->second.get();
 }
 
 }  // namespace xla_gpu::cuda

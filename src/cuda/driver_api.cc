@@ -2,9 +2,11 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 
+#include "src/core/fork.h"
 #include "src/core/strings.h"
 #include "src/cuda/device.h"
 
@@ -69,7 +71,18 @@ Status LoadSymbols(void* library, DriverApi& api) {
   return OkStatus();
 }
 
-StatusOr<const DriverApi*> OpenDriver() {
+#define XLA_GPU_CUDA_AFTER_FORK                                                                \
+  "CUDA cannot be used in a forked child of a process that used it: start the child with the " \
+  "'spawn' method"
+
+// The ForkGeneration of the process that called cuInit; -1: none has.
+constinit std::atomic<int64_t> initialized_in{-1};
+
+StatusOr<const DriverApi*> OpenDriver(DriverApi& api) {
+  // Not left to the driver, whose locks may be held by threads that a child lacks.
+  if (const int64_t user = initialized_in.load(); user >= 0 && user != ForkGeneration()) {
+    return FailedPrecondition("cuda: " XLA_GPU_CUDA_AFTER_FORK);
+  }
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
@@ -79,9 +92,10 @@ StatusOr<const DriverApi*> OpenDriver() {
                "); install the driver, or run the container with the GPU passed through "
                "(docker run --gpus all), or add libcuda's folder to LD_LIBRARY_PATH"));
   }
-  static DriverApi api{};
   XLA_GPU_RETURN_IF_ERROR(LoadSymbols(library, api));
+  initialized_in.store(ForkGeneration());
   if (CUresult result = api.cuInit(0); result != kCudaSuccess) {
+    initialized_in.store(-1);
     return DriverStatus(api, result, "cuInit");
   }
   XLA_GPU_RETURN_IF_ERROR(
@@ -96,8 +110,7 @@ const char* Remedy(CUresult result) {
     case 2:  // CUDA_ERROR_OUT_OF_MEMORY
       return "; free device memory, or let XLA take less of it (XLA_PYTHON_CLIENT_MEM_FRACTION)";
     case 3:  // CUDA_ERROR_NOT_INITIALIZED
-      return "; CUDA cannot be used in a forked child of a process that used it: start the child "
-             "with the 'spawn' method";
+      return "; " XLA_GPU_CUDA_AFTER_FORK;
     case kCudaErrorNoDevice:
       return "; no GPU is visible: look at nvidia-smi and CUDA_VISIBLE_DEVICES";
     case kCudaErrorInvalidImage:
@@ -113,12 +126,21 @@ const char* Remedy(CUresult result) {
   }
 }
 
+struct Driver {
+  DriverApi api{};
+  const StatusOr<const DriverApi*> opened = OpenDriver(api);
+};
+constinit PerProcess<Driver> driver;
+
+struct PrimaryContexts {
+  std::mutex mutex;
+  std::map<int, CUcontext> contexts;
+};
+constinit PerProcess<PrimaryContexts> primary_contexts;
+
 }  // namespace
 
-StatusOr<const DriverApi*> GetDriver() {
-  static const auto* driver = new StatusOr<const DriverApi*>(OpenDriver());
-  return *driver;
-}
+const StatusOr<const DriverApi*>& GetDriver() { return driver.Get().opened; }
 
 Status DriverStatus(const DriverApi& driver, CUresult result, const std::string& what) {
   if (result == kCudaSuccess) return OkStatus();
@@ -146,17 +168,16 @@ Status DriverStatus(const DriverApi& driver, CUresult result, const std::string&
 }
 
 StatusOr<CUcontext> PrimaryContext(const DriverApi& driver, int ordinal) {
-  static auto* mutex = new std::mutex;
-  static auto* contexts = new std::map<int, CUcontext>;
-  std::lock_guard<std::mutex> lock(*mutex);
-  if (auto found = contexts->find(ordinal); found != contexts->end()) return found->second;
+  auto& [mutex, contexts] = primary_contexts.Get();
+  std::lock_guard<std::mutex> lock(mutex);
+  if (auto found = contexts.find(ordinal); found != contexts.end()) return found->second;
   CUdevice device = 0;
   XLA_GPU_RETURN_IF_ERROR(DriverStatus(driver, driver.cuDeviceGet(&device, ordinal),
                                        StrCat("cuDeviceGet of device ", ordinal)));
   CUcontext context = nullptr;
   XLA_GPU_RETURN_IF_ERROR(DriverStatus(driver, driver.cuDevicePrimaryCtxRetain(&context, device),
                                        StrCat("cuDevicePrimaryCtxRetain of device ", ordinal)));
-  contexts->emplace(ordinal, context);
+  contexts.emplace(ordinal, context);
   return context;
 }
 

@@ -79,8 +79,9 @@ struct DriverApi {
   bool has_libraries() const { return cuLibraryLoadData != nullptr; }
 };
 
-// Opens libcuda and calls cuInit, once. The error says what is missing and what to do.
-StatusOr<const DriverApi*> GetDriver();
+// Opens libcuda and calls cuInit, once. The error says what is missing and what to do. In a child
+// forked from a process that used CUDA it is an error too.
+const StatusOr<const DriverApi*>& GetDriver();
 
 // "cuda: <what> failed: CUDA_ERROR_X (text)", with a remedy where one is known; OK for success.
 // FAILED_PRECONDITION and NOT_FOUND mean machine code that does not fit, or lacks what is sought.

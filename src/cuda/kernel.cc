@@ -3,6 +3,7 @@
 #include <mutex>
 #include <utility>
 
+#include "src/core/fork.h"
 #include "src/core/strings.h"
 #include "src/cuda/device.h"
 #include "src/cuda/driver_api.h"
@@ -112,10 +113,7 @@ std::string KeyOf(const KernelSpec& spec, int ordinal) {
   return key;
 }
 
-SingleFlight<std::shared_ptr<LoadedKernel>>& LoadedKernels() {
-  static auto* kernels = new SingleFlight<std::shared_ptr<LoadedKernel>>;
-  return *kernels;
-}
+constinit PerProcess<SingleFlight<std::shared_ptr<LoadedKernel>>> loaded_kernels;
 
 }  // namespace
 
@@ -141,7 +139,8 @@ StatusOr<std::shared_ptr<const Kernel>> GetKernel(const KernelSpec& spec, int de
       ForgetKernelImage(*image);
     }
   };
-  XLA_GPU_ASSIGN_OR_RETURN(Loaded kernel, LoadedKernels().Get(KeyOf(spec, device_ordinal), load));
+  XLA_GPU_ASSIGN_OR_RETURN(Loaded kernel,
+                           loaded_kernels.Get().Get(KeyOf(spec, device_ordinal), load));
   XLA_GPU_RETURN_IF_ERROR(kernel->AllowShared(max_dynamic_shared_bytes));
   return std::shared_ptr<const Kernel>(std::move(kernel));
 }

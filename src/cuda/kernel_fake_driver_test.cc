@@ -158,6 +158,23 @@ TEST_F(FakeDriverTest, TheCurrentDeviceIsThatOfTheContext) {
   });
 }
 
+// Its calls would fail, or wait for locks of threads that a child lacks.
+TEST_F(FakeDriverTest, AForkedChildLeavesTheDriverAlone) {
+  InProcess("12080", "", [] {
+    if (!GetKernel(kSpec, 0, 0).ok()) return false;
+    const std::string calls = log_();
+    return RunForked([&] {
+             const auto kernel = GetKernel(kSpec, 0, 0);
+             return kernel.status().code() == StatusCode::kFailedPrecondition &&
+                    Has(kernel.status().message(), "start the child with the 'spawn' method") &&
+                    CurrentDevice(Platform::kCuda) == 0 && Equal(log_(), calls);
+           }) == 0 &&
+           GetKernel(kSpec, 0, 0).ok();
+  });
+  // One forked before is a process like any other.
+  InProcess("12080", "", [] { return RunForked([] { return GetKernel(kSpec, 0, 0).ok(); }) == 0; });
+}
+
 TEST_F(FakeDriverTest, ErrorsSayWhatWasTriedAndLeaveNothingLoaded) {
   InProcess("12080", "cuInit=100", [] {
     return Has(DeviceCount().status().message(), "cuInit failed: CUDA_ERROR_FAKE 100") &&

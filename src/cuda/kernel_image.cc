@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "src/core/elf.h"
+#include "src/core/fork.h"
 #include "src/core/strings.h"
 #include "src/cuda/compiler.h"
 #include "src/cuda/disk_cache.h"
@@ -75,11 +76,16 @@ Sha256::Digest KeyOf(const CompileRequest& request, const NvrtcLibrary& nvrtc) {
   return hash.Finish();
 }
 
+struct Warnings {
+  std::mutex mutex;
+  std::set<std::string> said;
+};
+constinit PerProcess<Warnings> warnings;
+
 void WarnOnce(const std::string& message) {
-  static auto* mutex = new std::mutex;
-  static auto* said = new std::set<std::string>;
-  std::lock_guard<std::mutex> lock(*mutex);
-  if (said->insert(message).second) std::fprintf(stderr, "xla_gpu: warning: %s\n", message.c_str());
+  auto& [mutex, said] = warnings.Get();
+  std::lock_guard<std::mutex> lock(mutex);
+  if (said.insert(message).second) std::fprintf(stderr, "xla_gpu: warning: %s\n", message.c_str());
 }
 
 std::optional<DiskCache> OpenDiskCache() {
@@ -127,10 +133,7 @@ StatusOr<KernelImage> ReadOrCompile(const CompileRequest& request, const Sha256:
 
 using Image = std::shared_ptr<const KernelImage>;
 
-SingleFlight<Image>& ImagesInMemory() {
-  static auto* images = new SingleFlight<Image>;
-  return *images;
-}
+constinit PerProcess<SingleFlight<Image>> images_in_memory;
 
 }  // namespace
 
@@ -167,7 +170,7 @@ StatusOr<Image> GetKernelImage(const KernelSpec& spec, const std::string& arch,
     request.nvrtc = nvrtc.path;
     request.builtins = nvrtc.builtins;
     const Sha256::Digest key = KeyOf(request, nvrtc);
-    StatusOr<Image> image = ImagesInMemory().Get(Sha256::Hex(key), [&]() -> StatusOr<Image> {
+    StatusOr<Image> image = images_in_memory.Get().Get(Sha256::Hex(key), [&]() -> StatusOr<Image> {
       XLA_GPU_ASSIGN_OR_RETURN(KernelImage made, ReadOrCompile(request, key, Describe(spec, arch)));
       return Image(std::make_shared<KernelImage>(std::move(made)));
     });
@@ -179,7 +182,7 @@ StatusOr<Image> GetKernelImage(const KernelSpec& spec, const std::string& arch,
 
 void ForgetKernelImage(const KernelImage& image) {
   if (std::optional<DiskCache> cache = OpenDiskCache()) cache->Remove(image.key);
-  ImagesInMemory().Forget(Sha256::Hex(image.key));
+  images_in_memory.Get().Forget(Sha256::Hex(image.key));
 }
 
 }  // namespace xla_gpu::cuda

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "src/core/file.h"
+#include "src/core/fork.h"
 #include "src/core/strings.h"
 #include "src/cuda/own_location.h"
 
@@ -159,10 +160,7 @@ struct Unusable {
   std::map<std::string, std::string> problems;
 };
 
-Unusable& UnusableNvrtcs() {
-  static auto* unusable = new Unusable;
-  return *unusable;
-}
+constinit PerProcess<Unusable> unusable_nvrtcs;
 
 Status NothingUsable(const std::vector<NvrtcLibrary>& found, int driver_version) {
   std::string seen;
@@ -202,7 +200,7 @@ std::vector<NvrtcLibrary> FindNvrtcs() {
     for (const Place& place : Places()) AddFolder(place, found);
   }
   {
-    Unusable& unusable = UnusableNvrtcs();
+    Unusable& unusable = unusable_nvrtcs.Get();
     std::lock_guard<std::mutex> lock(unusable.mutex);
     for (NvrtcLibrary& library : found) {
       auto problem = unusable.problems.find(library.path);
@@ -226,7 +224,7 @@ StatusOr<NvrtcLibrary> SelectNvrtc(int driver_version) {
 }
 
 void MarkNvrtcUnusable(const std::string& path, const std::string& problem) {
-  Unusable& unusable = UnusableNvrtcs();
+  Unusable& unusable = unusable_nvrtcs.Get();
   std::lock_guard<std::mutex> lock(unusable.mutex);
   unusable.problems[path] = problem;
 }

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "src/core/fork.h"
 #include "src/core/strings.h"
 #include "src/xla/legacy.h"
 #include "src/xla/typed_ffi.h"
@@ -103,17 +104,12 @@ Addresses MakeAddresses(std::index_sequence<i...>) {
 // Which trampoline serves which call.
 class AliasTable {
  public:
-  static AliasTable& Global() {
-    static auto* table = new AliasTable;
-    return *table;
-  }
-
   StatusOr<void*> Bind(Signature signature, std::unique_ptr<const LegacySite> site) {
     // Written anew, so that blanks and the op's two names make no difference.
     OpaqueCall canonical = site->call;
     canonical.op = site->op->name;
     XLA_GPU_ASSIGN_OR_RETURN(std::string key, EncodeOpaque(canonical));
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard lock(mutex_);
     auto& known = known_[signature];
     if (auto found = known.find(key); found != known.end()) {
       return addresses_[signature][found->second];
@@ -139,9 +135,10 @@ class AliasTable {
 
  private:
   const Addresses addresses_ = MakeAddresses(std::make_index_sequence<kMaxAliases>{});
-  std::mutex mutex_;
+  ForkSafeMutex mutex_;
   std::array<std::unordered_map<std::string, size_t>, kNumSignatures> known_;
 };
+auto& aliases = *new AliasTable;
 
 // A legacy call cannot tell its errors well (legacy_status.h), so they are found here.
 Status CheckSite(const Op& op, Platform platform, int api_version, const LegacySite& site) {
@@ -171,7 +168,7 @@ StatusOr<void*> AliasHandler(const Op& op, Platform platform, int api_version,
     return Status(site.status().code(), StrCat(op.name, ": ", site.status().message()));
   }
   XLA_GPU_RETURN_IF_ERROR(CheckSite(op, platform, api_version, **site));
-  return AliasTable::Global().Bind(SignatureOf(platform, api_version), *std::move(site));
+  return aliases.Bind(SignatureOf(platform, api_version), *std::move(site));
 }
 
 bool IsAlias(const void* handler, Platform platform, int api_version) {

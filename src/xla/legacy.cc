@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "src/core/fork.h"
 #include "src/core/op_registry.h"
 #include "src/core/plan_cache.h"
 #include "src/core/strings.h"
@@ -21,11 +22,6 @@ class SiteCache {
   // More call sites than a program has; past it the cache starts anew.
   static constexpr size_t kMaxSites = 4096;
   static constexpr size_t kMaxBytes = size_t{64} << 20;  // of texts
-
-  static SiteCache& Global() {
-    static auto* cache = new SiteCache;
-    return *cache;
-  }
 
   StatusOr<std::shared_ptr<const LegacySite>> GetOrDecode(std::string_view opaque,
                                                           Platform platform) {
@@ -57,6 +53,7 @@ class SiteCache {
   size_t bytes_ = 0;
   std::unordered_map<std::string, std::shared_ptr<const LegacySite>, Hash, std::equal_to<>> sites_;
 };
+constinit PerProcess<SiteCache> site_cache;
 
 // The call's tensors with their data, on the stack.
 struct BoundCall {
@@ -108,7 +105,7 @@ void RunLegacyText(size_t slot, Platform platform, const char* opaque, size_t op
   Status status;
   try {
     const std::string_view text = opaque == nullptr ? "" : std::string_view(opaque, opaque_len);
-    auto site = SiteCache::Global().GetOrDecode(text, platform);
+    auto site = site_cache.Get().GetOrDecode(text, platform);
     if (site.ok() && (*site)->op == &op) {
       RunLegacySite(**site, platform, buffers, caller);
       return;
@@ -117,8 +114,8 @@ void RunLegacyText(size_t slot, Platform platform, const char* opaque, size_t op
                  ? InvalidArgument(StrCat(op.name, ": opaque names the op '", (*site)->op->name,
                                           "' but the target is that of ", op.name))
                  : Status(site.status().code(), StrCat(op.name, ": ", site.status().message()));
-  } catch (const std::exception& e) {  // nothing may unwind into the runtime
-    status = Internal(StrCat(op.name, ": ", e.what()));
+  } catch (const std::exception&) {  // nothing may unwind into the runtime
+    status = StatusFromException(op.name);
   }
   ReportFailure(status, platform, {}, caller);
 }
@@ -178,8 +175,8 @@ void RunLegacySite(const LegacySite& site, Platform platform, const LegacyBuffer
   try {
     Bind(site, platform, buffers, bound);
     status = RunBound(site, platform, bound, caller.stream);
-  } catch (const std::exception& e) {  // nothing may unwind into the runtime
-    status = Internal(StrCat(site.op->name, ": ", e.what()));
+  } catch (const std::exception&) {  // nothing may unwind into the runtime
+    status = StatusFromException(site.op->name);
   }
   if (!status.ok()) ReportFailure(status, platform, bound.results_span(), caller);
 }

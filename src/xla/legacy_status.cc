@@ -3,12 +3,14 @@
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <string>
 #include <unordered_set>
 
 #include "src/core/fill.h"
+#include "src/core/fork.h"
 #include "src/core/strings.h"
 
 namespace xla_gpu::xla {
@@ -16,15 +18,19 @@ namespace {
 
 constexpr size_t kMaxReported = 256;
 
+struct Reports {
+  std::mutex mutex;
+  std::unordered_set<size_t> hashes;  // of texts, which may be long
+};
+constinit PerProcess<Reports> reports;
+
 // A model calls a failing site thousands of times a second; a log wants the text once.
 void PrintOnce(const std::string& text) {
-  static std::mutex mutex;
-  static auto* reported = new std::unordered_set<size_t>;  // hashes: a text may be long
+  auto& [mutex, hashes] = reports.Get();
   std::lock_guard<std::mutex> lock(mutex);
-  if (reported->size() >= kMaxReported || !reported->insert(std::hash<std::string>{}(text)).second)
-    return;
+  if (hashes.size() >= kMaxReported || !hashes.insert(std::hash<std::string>{}(text)).second) return;
   std::fprintf(stderr, "xla_gpu: %s\n", text.c_str());
-  if (reported->size() == kMaxReported) {
+  if (hashes.size() == kMaxReported) {
     std::fprintf(stderr, "xla_gpu: further errors of legacy custom calls are not shown\n");
   }
 }
@@ -51,20 +57,31 @@ SetFailureFn FindSetFailure(const void* address) {
 }
 
 void ReportFailure(const Status& error, Platform platform, std::span<const TensorView> results,
-                   const LegacyCaller& caller) {
-  const std::string text = error.ToString();
-  if (caller.status != nullptr) {
-    if (SetFailureFn set_failure = FindSetFailure(caller.return_address)) {
+                   const LegacyCaller& caller) noexcept {
+  const SetFailureFn set_failure =
+      caller.status == nullptr ? nullptr : FindSetFailure(caller.return_address);
+  try {
+    // Before the text is put together, for which memory may be missing.
+    Status poisoned;
+    if (set_failure == nullptr) poisoned = PoisonResults(platform, results, caller.stream);
+    const std::string text = error.ToString();
+    if (set_failure != nullptr) {
       set_failure(caller.status, text.data(), text.size());
       return;
     }
+    const char* outcome = results.empty() ? "the results are undefined, as their types are unknown"
+                                          : "the results are NaN (zeros if ints)";
+    PrintOnce(poisoned.ok() ? StrCat(text, " [legacy custom call: ", outcome, "]")
+                            : StrCat(text, " [legacy custom call: the results are undefined: ",
+                                     poisoned.message(), "]"));
+  } catch (const std::exception&) {
+    const std::string text = StatusFromException("").message();
+    if (set_failure != nullptr) {
+      set_failure(caller.status, text.data(), text.size());
+    } else {
+      std::fprintf(stderr, "xla_gpu: a legacy custom call failed: %s\n", text.c_str());
+    }
   }
-  const Status poisoned = PoisonResults(platform, results, caller.stream);
-  const char* outcome = results.empty() ? "the results are undefined, as their types are unknown"
-                                        : "the results are NaN (zeros if ints)";
-  PrintOnce(poisoned.ok() ? StrCat(text, " [legacy custom call: ", outcome, "]")
-                          : StrCat(text, " [legacy custom call: the results are undefined: ",
-                                   poisoned.message(), "]"));
 }
 
 }  // namespace xla_gpu::xla

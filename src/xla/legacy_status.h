@@ -33,7 +33,7 @@ struct LegacyCaller {
 
 // `results`: what the call should have written, with data; empty if that is not known.
 void ReportFailure(const Status& error, Platform platform, std::span<const TensorView> results,
-                   const LegacyCaller& caller);
+                   const LegacyCaller& caller) noexcept;
 
 }  // namespace xla_gpu::xla
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "src/core/schema_json.h"
 #include "src/core/strings.h"
 
 namespace xla_gpu::xla {
@@ -357,13 +358,15 @@ Status CheckTensors(std::string_view where, const std::vector<TensorSpec>& specs
   return OkStatus();
 }
 
-nlohmann::ordered_json TensorsToJson(const std::vector<TensorSpec>& specs) {
-  auto json = nlohmann::ordered_json::array();
-  for (const TensorSpec& spec : specs) {
-    json.push_back({{"dtype", DTypeName(spec.dtype)}, {"shape", spec.shape}});
+// Of single values alone: see schema_json.cc.
+struct ValueToJson {
+  std::string operator()(const auto& value) const { return nlohmann::json(value).dump(); }
+  std::string operator()(const std::vector<int64_t>& values) const {
+    std::vector<std::string> items;
+    for (const int64_t value : values) items.push_back(std::to_string(value));
+    return StrCat('[', StrJoin(items, ","), ']');
   }
-  return json;
-}
+};
 
 }  // namespace
 
@@ -420,16 +423,16 @@ StatusOr<std::string> EncodeOpaque(const OpaqueCall& call) {
   XLA_GPU_RETURN_IF_ERROR(CheckTensors("args", call.args));
   XLA_GPU_RETURN_IF_ERROR(CheckTensors("results", call.results));
   XLA_GPU_RETURN_IF_ERROR(CheckAttrs(call));
-  nlohmann::ordered_json json = {{"op", call.op},
-                                 {"args", TensorsToJson(call.args)},
-                                 {"results", TensorsToJson(call.results)}};
-  json["attrs"] = nlohmann::ordered_json::object();
-  for (const OpaqueCall::Attr& attr : call.attrs) {
-    std::visit([&](const auto& value) { json["attrs"][attr.name] = value; }, attr.value);
-  }
+  const ValueToJson to_json;
   std::string text;
   try {
-    text = json.dump();
+    std::vector<std::string> attrs;
+    for (const OpaqueCall::Attr& attr : call.attrs) {
+      attrs.push_back(StrCat(to_json(attr.name), ':', std::visit(to_json, attr.value)));
+    }
+    text = StrCat(R"({"op":)", to_json(call.op), R"(,"args":)", TensorSpecsToJson(call.args),
+                  R"(,"results":)", TensorSpecsToJson(call.results), R"(,"attrs":{)",
+                  StrJoin(attrs, ","), "}}");
   } catch (const nlohmann::json::exception&) {  // type_error 316, the only one dump knows
     return Bad("the op's name, an attribute's name or a string attribute is not UTF-8");
   }

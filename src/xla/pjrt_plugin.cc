@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "pjrt_c_api.h"
+#include "src/core/fork.h"
 #include "src/core/strings.h"
 #include "src/xla/pjrt_args.h"
 #include "src/xla/pjrt_discovery.h"
@@ -20,22 +21,11 @@ constexpr int kMaxExtensions = 64;
 // Since PJRT 0.57 PJRT_Api only grows at its end (jaxlib 0.4.36).
 constexpr int kOldestMinor = 57;
 
-std::mutex& Mutex() {
-  static auto* mutex = new std::mutex;
-  return *mutex;
-}
-
-// Every plugin adopted, by its PJRT_Api; guarded by Mutex().
-std::map<const PJRT_Api*, std::unique_ptr<PjrtPlugin>>& Plugins() {
-  static auto* plugins = new std::map<const PJRT_Api*, std::unique_ptr<PjrtPlugin>>;
-  return *plugins;
-}
-
-// Our tables that stand for a plugin; guarded by Mutex().
-std::map<const PJRT_Api*, const PjrtPlugin*>& Forwarders() {
-  static auto* forwarders = new std::map<const PJRT_Api*, const PjrtPlugin*>;
-  return *forwarders;
-}
+ForkSafeMutex mutex;
+// Every plugin adopted, by its PJRT_Api; guarded by mutex.
+auto& plugins = *new std::map<const PJRT_Api*, std::unique_ptr<PjrtPlugin>>;
+// Our tables that stand for a plugin; guarded by mutex.
+auto& forwarders = *new std::map<const PJRT_Api*, const PjrtPlugin*>;
 
 std::string PathOfAddress(const void* address) {
   Dl_info info;
@@ -87,10 +77,10 @@ Status PjrtPlugin::TakeError(PJRT_Error* error, const char* what) const {
 }
 
 StatusOr<const PjrtPlugin*> PjrtPlugin::Adopt(const PJRT_Api* api, std::string path) {
-  if (auto forwarder = Forwarders().find(api); forwarder != Forwarders().end()) {
+  if (auto forwarder = forwarders.find(api); forwarder != forwarders.end()) {
     return forwarder->second;
   }
-  if (auto known = Plugins().find(api); known != Plugins().end()) return known->second.get();
+  if (auto known = plugins.find(api); known != plugins.end()) return known->second.get();
   if (api->struct_size < offsetof(PJRT_Api, PJRT_Error_Destroy)) {
     return InvalidArgument(
         StrCat("the PJRT_Api given has struct_size ", api->struct_size, "; that is no PJRT_Api"));
@@ -103,13 +93,13 @@ StatusOr<const PjrtPlugin*> PjrtPlugin::Adopt(const PJRT_Api* api, std::string p
   }
   std::unique_ptr<PjrtPlugin> plugin(new PjrtPlugin(api, std::move(path)));
   const PjrtPlugin* result = plugin.get();
-  Plugins().emplace(api, std::move(plugin));
+  plugins.emplace(api, std::move(plugin));
   return result;
 }
 
 StatusOr<const PjrtPlugin*> PjrtPlugin::FromApi(const void* api) {
   if (api == nullptr) return InvalidArgument("the PJRT_Api pointer is NULL");
-  std::lock_guard<std::mutex> lock(Mutex());
+  std::lock_guard lock(mutex);
   // Every plugin's PJRT_Api is a static object of its .so, so the path follows from the address.
   return Adopt(static_cast<const PJRT_Api*>(api), PathOfAddress(api));
 }
@@ -137,7 +127,7 @@ StatusOr<const PjrtPlugin*> PjrtPlugin::Load(const std::string& path) {
   const PJRT_Api* api = get_api();
   if (api == nullptr) return Internal(StrCat("GetPjrtApi of ", absolute, " returned NULL"));
   StatusOr<const PjrtPlugin*> adopted = [&] {
-    std::lock_guard<std::mutex> lock(Mutex());
+    std::lock_guard lock(mutex);
     return Adopt(api, absolute);
   }();
   if (!adopted.ok()) return adopted;
@@ -153,8 +143,8 @@ StatusOr<const PjrtPlugin*> PjrtPlugin::Load(const std::string& path) {
 }
 
 void PjrtPlugin::AddForwarder(const PJRT_Api* forwarder, const PjrtPlugin* plugin) {
-  std::lock_guard<std::mutex> lock(Mutex());
-  Forwarders()[forwarder] = plugin;
+  std::lock_guard lock(mutex);
+  forwarders[forwarder] = plugin;
 }
 
 std::string ExtensionTypeName(int type) {

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "pjrt_c_api.h"
+#include "src/core/fork.h"
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
 #include "src/xla/compat/compat_plugin.h"
@@ -18,10 +19,13 @@ namespace {
 
 constexpr int kTypedApiVersion = 4;
 
-std::mutex& Mutex() {
-  static auto* mutex = new std::mutex;
-  return *mutex;
-}
+ForkSafeMutex facts_mutex;
+auto& known_facts = *new std::map<const PJRT_Api*, RuntimeFacts>;  // guarded by facts_mutex
+
+// XLA keeps typed and untyped handlers apart, so one name may have one of each.
+using HandlerKey = std::tuple<const PJRT_Api*, std::string, Platform, bool>;
+ForkSafeMutex registered_mutex;
+auto& registered = *new std::map<HandlerKey, HandlerStages>;  // guarded by registered_mutex
 
 const FfiExtension* FindFfi(const PjrtPlugin& plugin) {
   const auto* base = plugin.FindExtension(kFfiExtension);
@@ -136,11 +140,10 @@ Status RefuseNewer(const std::string& name, Version handler, Version runtime) {
 }  // namespace
 
 StatusOr<RuntimeFacts> LearnRuntime(const PjrtPlugin& plugin) {
-  static auto* known = new std::map<const PJRT_Api*, RuntimeFacts>;
-  std::lock_guard<std::mutex> lock(Mutex());
-  if (auto found = known->find(plugin.api()); found != known->end()) return found->second;
+  std::lock_guard lock(facts_mutex);
+  if (auto found = known_facts.find(plugin.api()); found != known_facts.end()) return found->second;
   XLA_GPU_ASSIGN_OR_RETURN(RuntimeFacts facts, Learn(plugin));
-  known->emplace(plugin.api(), facts);
+  known_facts.emplace(plugin.api(), facts);
   return facts;
 }
 
@@ -226,9 +229,10 @@ RegistrationRoute DefaultRoute(const RuntimeFacts& facts) {
   return facts.gpu_custom_call ? RegistrationRoute::kGpuCustomCall : RegistrationRoute::kFfi;
 }
 
-Status RegisterUnchecked(const PjrtPlugin& plugin, RegistrationRoute route,
-                         const Registration& registration, bool typed, uint32_t traits) {
-  XLA_GPU_ASSIGN_OR_RETURN(RuntimeFacts facts, LearnRuntime(plugin));
+namespace {
+
+Status RegisterKnowing(const RuntimeFacts& facts, const PjrtPlugin& plugin, RegistrationRoute route,
+                       const Registration& registration, bool typed, uint32_t traits) {
   if (route == RegistrationRoute::kGpuCustomCall) {
     const GpuCustomCallExtension* extension = FindGpu(plugin);
     if (extension == nullptr) {
@@ -252,6 +256,14 @@ Status RegisterUnchecked(const PjrtPlugin& plugin, RegistrationRoute route,
   }
   return RegisterThroughFfi(plugin, *FindFfi(plugin), facts.ffi_layout, registration, typed,
                             traits);
+}
+
+}  // namespace
+
+Status RegisterUnchecked(const PjrtPlugin& plugin, RegistrationRoute route,
+                         const Registration& registration, bool typed, uint32_t traits) {
+  XLA_GPU_ASSIGN_OR_RETURN(RuntimeFacts facts, LearnRuntime(plugin));
+  return RegisterKnowing(facts, plugin, route, registration, typed, traits);
 }
 
 Status Register(const PjrtPlugin& plugin, const Registration& r) {
@@ -290,13 +302,9 @@ Status Register(const PjrtPlugin& plugin, const Registration& r) {
                                 "handler's other stages would never be called; do their work in "
                                 "execute, or use JAX's own runtime (jax.ffi)"));
   }
-  // XLA keeps typed and untyped handlers apart, so one name may have one of each.
-  using Key = std::tuple<const PJRT_Api*, std::string, Platform, bool>;
-  static auto* registered = new std::map<Key, HandlerStages>;
-  static auto* mutex = new std::mutex;
-  std::lock_guard<std::mutex> lock(*mutex);
-  const Key key{plugin.api(), r.name, platform, typed};
-  if (auto found = registered->find(key); found != registered->end()) {
+  std::lock_guard lock(registered_mutex);
+  const HandlerKey key{plugin.api(), r.name, platform, typed};
+  if (auto found = registered.find(key); found != registered.end()) {
     if (found->second == r.stages) return OkStatus();
     return Status(StatusCode::kAlreadyExists,
                   StrCat(who, "already has another ", typed ? "typed" : "untyped",
@@ -306,8 +314,8 @@ Status Register(const PjrtPlugin& plugin, const Registration& r) {
   Registration canonical = r;
   canonical.platform = PlatformName(platform);
   XLA_GPU_RETURN_IF_ERROR(
-      RegisterUnchecked(plugin, DefaultRoute(facts), canonical, typed, metadata.traits));
-  registered->emplace(key, r.stages);
+      RegisterKnowing(facts, plugin, DefaultRoute(facts), canonical, typed, metadata.traits));
+  registered.emplace(key, r.stages);
   return OkStatus();
 }
 

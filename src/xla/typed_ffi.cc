@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <utility>
 
 #include "src/core/op_registry.h"
@@ -196,18 +197,24 @@ class FfiThreadPool final : public ThreadPool {
 
  protected:
   void Schedule(std::function<void()> helper) override {
-    auto* task = new Task{std::move(helper)};
+    auto task = std::make_unique<Task>();
+    task->helper = std::move(helper);
     task->ready.store(true, std::memory_order_release);
     XLA_FFI_ThreadPool_Schedule_Args args{};
     args.struct_size = XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE;
     args.ctx = ctx_;
-    args.data = task;
+    args.data = task.get();
     args.task = [](void* data) {
       std::unique_ptr<Task> owned(static_cast<Task*>(data));
       if (owned->ready.load(std::memory_order_acquire)) owned->helper();
     };
     // A pool that refuses the helper leaves the work to the caller's thread.
-    if (!TakeError(api_, api_->XLA_FFI_ThreadPool_Schedule(&args)).ok()) delete task;
+    XLA_FFI_Error* error = api_->XLA_FFI_ThreadPool_Schedule(&args);
+    if (error == nullptr) {
+      (void)task.release();
+    } else {
+      (void)TakeError(api_, error);
+    }
   }
 
  private:
@@ -308,8 +315,8 @@ XLA_FFI_Error* HandleTypedCall(const Op& op, Platform platform, XLA_FFI_CallFram
   Status status;
   try {
     status = Dispatch(op, platform, *frame, preset);
-  } catch (const std::exception& e) {  // nothing may unwind into the runtime
-    status = Internal(StrCat(op.name, ": ", e.what()));
+  } catch (const std::exception&) {  // nothing may unwind into the runtime
+    status = StatusFromException(op.name);
   }
   return status.ok() ? nullptr : MakeError(frame->api, status);
 }

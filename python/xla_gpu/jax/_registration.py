@@ -6,7 +6,6 @@ import ctypes
 import functools
 import pathlib
 import re
-import threading
 from typing import Any
 
 import jaxlib.version
@@ -15,7 +14,6 @@ from jaxlib import xla_client
 from xla_gpu import _lib, _ops
 from xla_gpu.jax import _compat
 
-_lock = threading.Lock()
 _registered: set[tuple[str, str]] = set()
 
 
@@ -66,7 +64,7 @@ def runtime_ffi_version() -> tuple[str, tuple[int, int]]:
 
 def register_op(op: str, platform: str) -> None:
     """Registers an op of the library by typed FFI, once per process and platform."""
-    with _lock:
+    with _lib.registration_lock:
         if (op, platform) in _registered:
             return
         address = _lib.handler_address(op, platform, 4)

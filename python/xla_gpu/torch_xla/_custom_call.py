@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 import torch_xla
 from torch_xla.core import xla_builder
 
-from xla_gpu import _handlers, _ops
+from xla_gpu import _handlers, _lib, _ops
 from xla_gpu._errors import make_error
 from xla_gpu.torch import _schema
 from xla_gpu.torch_xla import _hlo, _runtime
@@ -50,7 +49,6 @@ class _Target:
     platform: str
 
 
-_lock = threading.Lock()
 # The user's name -> typed or not -> what it stands for.
 _targets: dict[str, dict[bool, _Target]] = {}
 _xla_custom_call: Any = None  # PyTorch/XLA's own, once replaced
@@ -82,7 +80,7 @@ def register_custom_call_target(
     if isinstance(name, bytes):
         name = name.decode()
     handler = _handlers.address_of(capsule)
-    with _lock:
+    with _lib.registration_lock:
         xla_name = _runtime.register_handler(name, handler, platform, api_version)
         target = _Target(xla_name, api_version, _runtime.platform())
         _targets.setdefault(name, {})[api_version == _TYPED] = target
@@ -325,7 +323,7 @@ def install() -> None:
     """
     global _xla_custom_call
     xlac = torch_xla._XLAC
-    with _lock:
+    with _lib.registration_lock:
         if _xla_custom_call is None:
             _xla_custom_call = xlac._xla_custom_call
         xlac._xla_custom_call = _replacement

@@ -57,17 +57,14 @@ Op MakeOp() {
   };
 }
 
-const Op& Schema() {
-  static const Op* op = new Op(MakeOp());
-  return *op;
-}
+const Op& schema = *new Op(MakeOp());
 
-XLA_GPU_REGISTER_OP(MakeOp());
+XLA_GPU_REGISTER_OP(schema);
 
 }  // namespace
 
 StatusOr<UpdateProblem> UpdateProblemFromCall(const Call& call) {
-  XLA_GPU_ASSIGN_OR_RETURN(const auto args, BindArguments(Schema(), call));
+  XLA_GPU_ASSIGN_OR_RETURN(const auto args, BindArguments(schema, call));
   UpdateProblem problem;
   XLA_GPU_ASSIGN_OR_RETURN(problem.cache, ParseCacheShape(kName, *args[kKvCache], args[kVCache]));
   const TensorView& key = *args[kKey];

@@ -82,10 +82,7 @@ Op MakeOp() {
   };
 }
 
-const Op& Schema() {
-  static const Op* op = new Op(MakeOp());
-  return *op;
-}
+const Op& schema = *new Op(MakeOp());
 
 Status Wrong(const char* name, const TensorView& view, const std::string& rule) {
   return InvalidArgument(StrCat(kName, ": ", name, " is ", view.ToString(), "; ", rule));
@@ -173,12 +170,12 @@ Status Infer(const Call& call, Platform platform, std::vector<TensorSpec>* resul
   return OkStatus();
 }
 
-XLA_GPU_REGISTER_OP(MakeOp());
+XLA_GPU_REGISTER_OP(schema);
 
 }  // namespace
 
 StatusOr<Problem> ProblemFromCall(const Call& call) {
-  XLA_GPU_ASSIGN_OR_RETURN(const auto args, BindArguments(Schema(), call));
+  XLA_GPU_ASSIGN_OR_RETURN(const auto args, BindArguments(schema, call));
   XLA_GPU_RETURN_IF_ERROR(CheckQueriesAndKeys(args));
   const TensorView& queries = *args[kQueries];
   const TensorView& keys = *args[kKeys];

@@ -1,7 +1,5 @@
 #include "src/xla/compat/api_table.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "pjrt_c_api.h"
+#include "src/core/fork.h"
 #include "src/core/strings.h"
 #include "src/xla/compat/bridge.h"
 #include "src/xla/compat/own_error.h"
@@ -75,19 +74,18 @@ struct Rename<kFunction> {
 };
 
 // In a child that fork() made, none of the client's threads exist: work would wait for ever.
-std::atomic<bool> has_client{false};
-std::atomic<bool> is_orphan{false};
+std::atomic<int64_t> client_generation{-1};  // ForkGeneration() of the clients; -1: there is none
+
+bool IsOrphan() {
+  const int64_t generation = client_generation.load(std::memory_order_relaxed);
+  return generation >= 0 && generation != ForkGeneration();
+}
 
 PJRT_Error* RefuseOrphan() {
   return MakeOwnError(FailedPrecondition(
       "xla_gpu: this process was forked from one that had opened a device of XLA, whose threads a "
       "fork does not copy; start processes by 'spawn' (torch_xla.launch does), or fork before the "
       "first use of a device"));
-}
-
-void WatchForks() {
-  static const int once = pthread_atfork(nullptr, nullptr, [] { is_orphan = has_client.load(); });
-  static_cast<void>(once);
 }
 
 // Work for the client's threads is refused where there are none.
@@ -97,10 +95,10 @@ template <typename Args, Function<Args> PJRT_Api::*kFunction>
 struct Guard<kFunction> {
   static inline Function<Args> next = nullptr;  // the plugin's function, or another thunk
   static PJRT_Error* Call(Args* args) {
-    if (is_orphan) return RefuseOrphan();
+    if (IsOrphan()) return RefuseOrphan();
     PJRT_Error* error = next(args);
     if constexpr (std::is_same_v<Args, PJRT_Client_Create_Args>) {
-      if (error == nullptr) has_client = true;
+      if (error == nullptr) client_generation = ForkGeneration();
     }
     return error;
   }
@@ -212,7 +210,6 @@ const PJRT_Api* MakeForwardingApi(const PJRT_Api* wrapped) {
   InstallGuard<&PJRT_Api::PJRT_Buffer_ToHostBuffer>(table);
   InstallGuard<&PJRT_Api::PJRT_Event_Await>(table);
   InstallGuard<&PJRT_Api::PJRT_Event_OnReady>(table);
-  WatchForks();
 
   wrapped_api.store(wrapped);
   return table;
