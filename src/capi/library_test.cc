@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/cli/child_process.h"
+#include "src/core/child_process.h"
 #include "xla_gpu/xla_gpu.h"
 
 namespace xla_gpu {
@@ -36,11 +36,10 @@ std::string Library(const char* variable) {
   if (path.empty()) GTEST_SKIP() << variable << " is not set (ctest sets it)"
 
 std::string Readelf(const std::string& what, const std::string& path) {
-  std::string out;
-  const auto end = cli::RunChild({"readelf", "--wide", what, path}, 60,
-                                 [&out](const std::string& line) { out += line + "\n"; });
-  EXPECT_TRUE(end.ok() && end->exit_code == 0) << "readelf " << what << " " << path;
-  return out;
+  const auto child = RunChild({"readelf", "--wide", what, path}, "",
+                              ChildLimits{.timeout = std::chrono::minutes(1)});
+  EXPECT_TRUE(child.ok() && child->exit_code == 0) << "readelf " << what << " " << path;
+  return child.ok() ? child->out : "";
 }
 
 // The names of the dynamic symbols that the library defines, or those that it wants of others.

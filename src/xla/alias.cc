@@ -127,7 +127,7 @@ class AliasTable {
   }
 
   bool IsBound(Signature signature, const void* handler) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard lock(mutex_);
     const auto& addresses = addresses_[signature];
     const auto end = addresses.begin() + static_cast<std::ptrdiff_t>(known_[signature].size());
     return std::find(addresses.begin(), end, handler) != end;
@@ -172,7 +172,7 @@ StatusOr<void*> AliasHandler(const Op& op, Platform platform, int api_version,
 }
 
 bool IsAlias(const void* handler, Platform platform, int api_version) {
-  return AliasTable::Global().IsBound(SignatureOf(platform, api_version), handler);
+  return aliases.IsBound(SignatureOf(platform, api_version), handler);
 }
 
 }  // namespace xla_gpu::xla
