@@ -2,7 +2,7 @@
 // or of fp8.
 //
 // Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (BF16, F16, E4M3, E5M2, float), HEAD_DIM,
-// SOFT_CAP (0, 1), TILE_ROWS (64, 128), TILE_KEYS (a multiple of 16), MIN_BLOCKS (an SM should
+// SOFT_CAP (0: none, 1, 2: with the exact tanh), TILE_ROWS (64, 128), TILE_KEYS (a multiple of 16), MIN_BLOCKS (an SM should
 // hold), WGMMA (1: prefill by Hopper's warpgroup instructions, sm_90a).
 #include "src/ops/paged_attention/cuda/decode.cuh"
 #include "src/ops/paged_attention/cuda/prefill.cuh"

@@ -4,7 +4,7 @@
 // A block holds 16 rows; eight threads share a row: each of them computes the logits of every
 // eighth key, and sums every eighth group of four head dimensions of the values.
 //
-// Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (float, BF16, F16, E4M3, E5M2), HEAD_DIM, SOFT_CAP.
+// Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (float, BF16, F16, E4M3, E5M2), HEAD_DIM, SOFT_CAP (0: none, 2).
 #include "src/ops/paged_attention/cuda/attend.cuh"
 
 namespace xla_gpu::paged_attention {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
   float* keys = query + kRows * kStride;
   float* values = keys + kTileFloats;
   const Visible visible = VisibleKeys(p, tile, row);
-  const float scale = LogitScale(p, tile.head);
+  const LogitFactor logit = MakeLogitFactor(p, tile.head);
   LoadRows<Query, kRows>(query, [&](int r) {
     return r < tile.num_rows ? static_cast<const Query*>(p.query) + QueryRow(p, tile, r) * kHeadDim
                              : nullptr;
@@ -108,8 +108,9 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
 #pragma unroll
     for (int i = 0; i < kKeys / kLanes; ++i) {
       const int key = lane + i * kLanes;
-      float x = Dot(query + row * kStride, keys + key * kStride) * scale;
-      if (SOFT_CAP) x = p.soft_cap * tanhf(x / p.soft_cap);
+      float x = Dot(query + row * kStride, keys + key * kStride);
+      if (logit.negate) x = -x;
+      if (SOFT_CAP) x = Capped(x, logit.cap_in);
       s[i] = key0 + key >= visible.begin && key0 + key < visible.end ? x : -Infinity();
       new_max = fmaxf(new_max, s[i]);
     }
@@ -118,12 +119,12 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
       new_max = fmaxf(new_max, __shfl_xor_sync(kAllLanes, new_max, step));
     }
     const float base = new_max == -Infinity() ? 0.0f : new_max;
-    const float rescale = expf(max - base);
+    const float rescale = exp2f((max - base) * logit.factor);
     max = new_max;
     sum *= rescale;
 #pragma unroll
     for (int i = 0; i < kKeys / kLanes; ++i) {
-      const float weight = expf(s[i] - base);
+      const float weight = exp2f((s[i] - base) * logit.factor);
       sum += weight;
       extra.weights[row][lane + i * kLanes] = weight;
     }
@@ -154,7 +155,7 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
   for (int step = 1; step < kLanes; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
   if (row >= tile.num_rows) return;
   const bool split = tile.splits > 1;
-  float factor = 1.0f;
+  RowEnd end = {};
   float* partial = nullptr;
   Out* out = nullptr;
   if (split) {
@@ -167,11 +168,9 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
   } else {
     const long long query_row = QueryRow(p, tile, row);
     out = static_cast<Out*>(p.out) + query_row * kHeadDim;
-    float lse;
-    factor = FinishRow(p, tile, query_row, max, sum, &lse);
-    if (p.lse != nullptr && lane == 0) p.lse[query_row] = lse;
+    end = FinishRow(p, tile, query_row, max, sum);
+    if (p.lse != nullptr && lane == 0) p.lse[query_row] = end.lse;
   }
-  const bool sees_nothing = sum == 0.0f;
 #pragma unroll
   for (int j = 0; j < kOwnQuads; ++j) {
     const float x[4] = {o[j].x, o[j].y, o[j].z, o[j].w};
@@ -182,7 +181,7 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
       if (split) {
         partial[d] = x[i];
       } else {
-        out[d] = FromFloat<Out>(sees_nothing ? 0.0f : x[i] * factor);
+        out[d] = FromFloat<Out>(end.Value(x[i]));
       }
     }
   }

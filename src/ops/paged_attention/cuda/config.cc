@@ -78,13 +78,20 @@ bool FitTensorCore(const Problem& problem, const cuda::DeviceInfo& device, Confi
   return false;
 }
 
+// The short form of tanh has an absolute error of 2^-23, which a large cap would multiply.
+bool ExactTanh(const Problem& problem, const Config& config) {
+  return config.family == Family::kSimt || problem.soft_cap > 256;
+}
+
 std::vector<std::string> AttendDefines(const Problem& problem, const Config& config) {
   std::vector<std::string> defines = {
       StrCat("QUERY_TYPE=", cuda::DeviceType(problem.query_dtype)),
       StrCat("CACHE_TYPE=", cuda::DeviceType(problem.cache_dtype)),
       StrCat("OUT_TYPE=", cuda::DeviceType(problem.out_dtype)),
       StrCat("HEAD_DIM=", problem.head_dim),
-      StrCat("SOFT_CAP=", problem.soft_cap > 0 ? 1 : 0),
+      StrCat("SOFT_CAP=", problem.soft_cap == 0     ? 0
+                          : ExactTanh(problem, config) ? 2
+                                                       : 1),
   };
   if (config.family == Family::kTensorCore) {
     defines.push_back(StrCat("TILE_ROWS=", config.tile_rows));

@@ -137,7 +137,7 @@ __device__ __forceinline__ void AddKeys(const Params& p, const unsigned (&q)[kBl
     Mma<Operand>(s[0], q[block], b[0], b[1]);
     Mma<Operand>(s[1], q[block], b[2], b[3]);
   }
-  if constexpr (SOFT_CAP) Cap(p, s, cap_in);
+  if constexpr (SOFT_CAP) Cap(s, cap_in);
   Mask(s, key0, visible);
   float rescale[2];
   Weigh(s, rows, rescale);
@@ -166,8 +166,8 @@ __device__ __forceinline__ void AddKeys(const Params& p, const unsigned (&q)[kBl
 // The factors of the four warps' sums of values in a row's result. If `write`, also writes what the
 // row has besides its values.
 __device__ __forceinline__ void WeighWarps(const Params& p, const Tile& tile,
-                                           const DecodeShared& extra, int row, bool write,
-                                           float (&factors)[kWarps]) {
+                                           const DecodeShared& extra, int row, float logit_factor,
+                                           bool write, float (&factors)[kWarps]) {
   float max = extra.max[row][0];
 #pragma unroll
   for (int w = 1; w < kWarps; ++w) max = fmaxf(max, extra.max[row][w]);
@@ -175,7 +175,7 @@ __device__ __forceinline__ void WeighWarps(const Params& p, const Tile& tile,
   float sum = 0.0f;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
-    factors[w] = Exp2((extra.max[row][w] - base) * kLog2E);
+    factors[w] = Exp2((extra.max[row][w] - base) * logit_factor);
     sum += extra.sum[row][w] * factors[w];
   }
   if (tile.splits > 1) {
@@ -186,18 +186,17 @@ __device__ __forceinline__ void WeighWarps(const Params& p, const Tile& tile,
     return;
   }
   const long long query_row = QueryRow(p, tile, row);
-  float lse;
-  const float end = FinishRow(p, tile, query_row, max, sum, &lse);
-  if (p.lse != nullptr && write) p.lse[query_row] = lse;
+  const RowEnd end = FinishRow(p, tile, query_row, max, sum);
+  if (p.lse != nullptr && write) p.lse[query_row] = end.lse;
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) factors[w] *= end;
+  for (int w = 0; w < kWarps; ++w) factors[w] = end.Value(factors[w]);
 }
 
 // Merges the four warps' results, in a fixed order, and writes the rows. Each warp puts those rows
 // that exist where its stages were.
 __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, char* shared,
                                            DecodeShared& extra, const RowState (&rows)[2],
-                                           const float (&o)[kOutTiles][4]) {
+                                           float logit_factor, const float (&o)[kOutTiles][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const auto merge_row = [&](int w, int row) {
     return reinterpret_cast<float*>(shared + w * (kStages * kStageBytes)) + row * kMergeStride;
@@ -229,7 +228,7 @@ __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, ch
   for (int i = threadIdx.x; i < tile.num_rows * kVectors; i += kThreads) {
     const int row = i / kVectors, d = i % kVectors * kVector;
     float factors[kWarps];
-    WeighWarps(p, tile, extra, row, d == 0, factors);
+    WeighWarps(p, tile, extra, row, logit_factor, d == 0, factors);
     Vector<float, kVector> value = {};
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
@@ -293,7 +292,7 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     visible[h] = VisibleKeys(p, tile, lane / 4 + h * 8);
-    rows[h].factor = SOFT_CAP ? logit.factor : logit.factor * query_scale[h];
+    rows[h] = MakeRowState(logit, query_scale[h]);
     cap_in[h] = logit.cap_in * query_scale[h];
   }
 
@@ -310,7 +309,7 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
   WaitCopies<0>();
-  MergeWarps(p, tile, shared, extra, rows, o);
+  MergeWarps(p, tile, shared, extra, rows, logit.factor, o);
 }
 
 }  // namespace xla_gpu::paged_attention

@@ -29,57 +29,55 @@ __device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile) {
   constexpr int kDims = (kHeadDim + 31) / 32;  // of a lane
   const int lane = threadIdx.x % 32;
   const int warps = blockDim.x / 32;
+  const float factor = MakeLogitFactor(p, tile.head).factor;
   for (int row = threadIdx.x / 32; row < tile.num_rows; row += warps) {
-    const long long query_row = QueryRow(p, tile, row);
     const long long first = PartialRow(p, tile, 0, row);
-    const float sink =
-        p.sinks == nullptr ? -Infinity() : p.sinks[static_cast<int>(query_row % p.q_heads)];
-    float max = sink;
+    float max = -Infinity();
     for (int i = lane; i < tile.splits; i += 32) {
       max = fmaxf(max, __ldcg(p.partial_max + first + static_cast<long long>(i) * tile.rows));
     }
     max = WarpReduce(max, [](float a, float b) { return fmaxf(a, b); });
-    if (max == -Infinity()) max = 0.0f;  // sees nothing
+    const float base = max == -Infinity() ? 0.0f : max;
 
-    float keys_sum = 0.0f;
+    float sum = 0.0f;
     float values[kDims] = {};
-    for (int base = 0; base < tile.splits; base += 32) {
-      const int count = min(32, tile.splits - base);
+    for (int from = 0; from < tile.splits; from += 32) {
+      const int count = min(32, tile.splits - from);
       float weight = 0.0f;
       if (lane < count) {
-        const long long at = first + static_cast<long long>(base + lane) * tile.rows;
-        weight = expf(__ldcg(p.partial_max + at) - max);
-        keys_sum += __ldcg(p.partial_sum + at) * weight;
+        const long long at = first + static_cast<long long>(from + lane) * tile.rows;
+        weight = exp2f((__ldcg(p.partial_max + at) - base) * factor);
+        sum += __ldcg(p.partial_sum + at) * weight;
       }
-      const float* from =
-          p.partial_out + (first + static_cast<long long>(base) * tile.rows) * kHeadDim + lane;
+      const float* partial =
+          p.partial_out + (first + static_cast<long long>(from) * tile.rows) * kHeadDim + lane;
       const long long step = static_cast<long long>(tile.rows) * kHeadDim;
+      float part[kDims] = {};  // each 32 from zero: what is lost does not grow with their number
 #pragma unroll 8
       for (int i = 0; i < count; ++i) {
         const float w = __shfl_sync(kAllLanes, weight, i);
 #pragma unroll
         for (int j = 0; j < kDims; ++j) {
           if (kHeadDim % 32 == 0 || lane + 32 * j < kHeadDim) {
-            values[j] += __ldcg(from + i * step + 32 * j) * w;
+            part[j] += __ldcg(partial + i * step + 32 * j) * w;
           }
         }
       }
+#pragma unroll
+      for (int j = 0; j < kDims; ++j) values[j] += part[j];
     }
-    keys_sum = WarpReduce(keys_sum, [](float a, float b) { return a + b; });
+    sum = WarpReduce(sum, [](float a, float b) { return a + b; });
 
-    const float sum = keys_sum + (p.sinks == nullptr ? 0.0f : expf(sink - max));
-    const float v_scale = p.v_scale == nullptr ? 1.0f : p.v_scale[tile.head * p.v_scale_step];
-    const bool sees_nothing = keys_sum == 0.0f;
+    const long long query_row = QueryRow(p, tile, row);
+    const RowEnd end = FinishRow(p, tile, query_row, max, sum);
     Out* out = static_cast<Out*>(p.out) + query_row * kHeadDim + lane;
 #pragma unroll
     for (int j = 0; j < kDims; ++j) {
       if (kHeadDim % 32 == 0 || lane + 32 * j < kHeadDim) {
-        out[32 * j] = FromFloat<Out>(sees_nothing ? 0.0f : values[j] * (v_scale / sum));
+        out[32 * j] = FromFloat<Out>(end.Value(values[j]));
       }
     }
-    if (p.lse != nullptr && lane == 0) {
-      p.lse[query_row] = sees_nothing ? -Infinity() : max + logf(sum);
-    }
+    if (p.lse != nullptr && lane == 0) p.lse[query_row] = end.lse;
   }
 }
 

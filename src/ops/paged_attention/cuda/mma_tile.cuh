@@ -63,10 +63,10 @@ __device__ __forceinline__ void CopyChunk(unsigned shared, const char* row, int 
     CopyAsync<kChunk>(shared + chunk * kChunk, from, read);
   } else if constexpr (kChunk == 2) {
     const unsigned short value = read ? *reinterpret_cast<const unsigned short*>(from) : 0;
-    asm volatile("st.shared.b16 [%0], %1;" ::"r"(shared + chunk * 2), "h"(value) : "memory");
+    StoreShared(shared + chunk * 2, value);
   } else {
-    const unsigned value = read ? *reinterpret_cast<const unsigned char*>(from) : 0;
-    asm volatile("st.shared.b8 [%0], %1;" ::"r"(shared + chunk), "r"(value) : "memory");
+    const unsigned char value = read ? *reinterpret_cast<const unsigned char*>(from) : 0;
+    StoreShared(shared + chunk, value);
   }
 }
 
@@ -181,11 +181,8 @@ __device__ __forceinline__ void QueryFragment(unsigned (&a)[4], unsigned shared,
     LoadMatrix4(a, shared + (lane % 16) * kQueryStride + block * 32 + (lane / 16) * 16);
   } else {
     const unsigned at = shared + (lane / 4) * kQueryStride + block * 32 + (lane % 4) * 8;
-    asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(a[0]), "=r"(a[2]) : "r"(at) : "memory");
-    asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];"
-                 : "=r"(a[1]), "=r"(a[3])
-                 : "r"(at + 8 * kQueryStride)
-                 : "memory");
+    const uint2 low = LoadShared<uint2>(at), high = LoadShared<uint2>(at + 8 * kQueryStride);
+    a[0] = low.x, a[1] = high.x, a[2] = low.y, a[3] = high.y;
   }
 }
 
@@ -200,8 +197,7 @@ __device__ __forceinline__ void KeyFragment(unsigned (&b)[4], unsigned shared, i
     for (int half = 0; half < 2; ++half) {
       const unsigned at =
           shared + (lane / 4 + half * 8) * kCacheStride + block * 16 + (lane % 4) * 4;
-      unsigned bytes;
-      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bytes) : "r"(at) : "memory");
+      const unsigned bytes = LoadShared<unsigned>(at);
       b[2 * half] = F8PairToF16Pair<Cache>(bytes & 0xffffu);
       b[2 * half + 1] = F8PairToF16Pair<Cache>(bytes >> 16);
     }
@@ -235,13 +231,6 @@ __device__ __forceinline__ int DimOf(int tile, int column) {
   const int t = threadIdx.x % 4;
   if constexpr (!kFloat8) return tile * 8 + t * 2 + column;
   return tile / 2 * 16 + t * 4 + column * 2 + tile % 2;
-}
-
-// Logits in units of log2 before the row's maximum is known: see the kernels' use of `factor`.
-__device__ __forceinline__ float Capped(const Params& p, float dot, float factor) {
-  // soft_cap * tanh(x) with tanh(x) = 1 - 2 / (exp(2x) + 1), which keeps its absolute precision.
-  const float e = Exp2(dot * factor * (2.0f * kLog2E));
-  return p.soft_cap * kLog2E * (1.0f - __fdividef(2.0f, e + 1.0f));
 }
 
 }  // namespace xla_gpu::paged_attention

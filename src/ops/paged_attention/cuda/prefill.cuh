@@ -109,10 +109,8 @@ __device__ __forceinline__ void WritePrefillRow(const Params& p, const Tile& til
     return;
   }
   const long long query_row = QueryRow(p, tile, row);
-  float lse;
-  const float factor = FinishRow(p, tile, query_row, max_logit, sum, &lse);
-  const bool sees_nothing = sum == 0.0f;
-  if (p.lse != nullptr && first_lane) p.lse[query_row] = lse;
+  const RowEnd end = FinishRow(p, tile, query_row, max_logit, sum);
+  if (p.lse != nullptr && first_lane) p.lse[query_row] = end.lse;
   Out* out = static_cast<Out*>(p.out) + query_row * kHeadDim;
   // Pairs of neighbours go out together: (t, 0) and (t, 1), in fp8's order (t, c) and (t + 1, c).
 #pragma unroll
@@ -121,10 +119,9 @@ __device__ __forceinline__ void WritePrefillRow(const Params& p, const Tile& til
     for (int c = 0; c < 2; ++c) {
       if ((kFloat8 ? t % 2 : c) != 0) continue;
       const int d = DimOf(t, c);
-      float x = o[t][2 * half + c];
-      float y = kFloat8 ? o[kFloat8 ? t + 1 : t][2 * half + c] : o[t][2 * half + 1];
-      x = sees_nothing ? 0.0f : x * factor;
-      y = sees_nothing ? 0.0f : y * factor;
+      const float x = end.Value(o[t][2 * half + c]);
+      const float y =
+          end.Value(kFloat8 ? o[kFloat8 ? t + 1 : t][2 * half + c] : o[t][2 * half + 1]);
       if constexpr (kHeadDim % 2 == 0 && sizeof(Out) == 2) {
         if (d < kHeadDim) *reinterpret_cast<unsigned*>(out + d) = Pack2<Out>(x, y);
       } else {
@@ -179,7 +176,7 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
       const int row = warp_row + m * 16 + h * 8 + lane / 4;
       const float scale = kScaledQuery ? extra.row_scale[row] : 1.0f;
       visible[m][h] = VisibleKeys(p, tile, row);
-      rows[m][h].factor = SOFT_CAP ? logit.factor : logit.factor * scale;
+      rows[m][h] = MakeRowState(logit, scale);
       cap_in[m][h] = logit.cap_in * scale;
     }
   }
@@ -205,7 +202,7 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
     const bool mask = key0 < last_row.begin || key0 + kTileKeys > first_row.end;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
-      if constexpr (SOFT_CAP) Cap(p, s[m], cap_in[m]);
+      if constexpr (SOFT_CAP) Cap(s[m], cap_in[m]);
       if (mask) Mask(s[m], key0, visible[m]);
       float rescale[2];
       Weigh(s[m], rows[m], rescale);

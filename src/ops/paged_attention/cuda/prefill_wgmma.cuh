@@ -84,7 +84,7 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       visible[m][h] = VisibleKeys(p, tile, m * 64 + warp * 16 + h * 8 + lane / 4);
-      rows[m][h].factor = logit.factor;
+      rows[m][h] = MakeRowState(logit, 1.0f);
     }
   }
   // What every row of the tile sees; beyond it keys must be masked.
@@ -127,7 +127,7 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
 #pragma unroll
     for (int m = 0; m < kHalves; ++m) {
       WarpgroupWait<kHalves == 1 ? 0 : 1>();  // this half's logits, the newest group may still run
-      if constexpr (SOFT_CAP) Cap(p, s[m], cap_in);
+      if constexpr (SOFT_CAP) Cap(s[m], cap_in);
       if (mask) Mask(s[m], key0, visible[m]);
       float rescale[2];
       Weigh(s[m], rows[m], rescale);

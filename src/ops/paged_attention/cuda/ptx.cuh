@@ -10,6 +10,16 @@ __device__ __forceinline__ unsigned SharedAddress(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
+// Ordinary accesses by shared address.
+template <typename T>
+__device__ __forceinline__ T LoadShared(unsigned shared) {
+  return *static_cast<const T*>(__cvta_shared_to_generic(shared));
+}
+template <typename T>
+__device__ __forceinline__ void StoreShared(unsigned shared, T value) {
+  *static_cast<T*>(__cvta_shared_to_generic(shared)) = value;
+}
+
 // Copies kBytes from global to shared memory in the background; writes zeros and reads nothing if
 // `read` is false.
 template <int kBytes>

@@ -72,7 +72,7 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
     const Lengths lengths = base == 0 ? first : ReadLengths(p, s);
     const int begin = lengths.begin, end = lengths.end, context = lengths.context;
     const bool valid = used && begin >= 0 && begin <= end && end <= p.tokens && context >= 0 &&
-                       context <= p.max_context && context >= end - begin;
+                       context <= p.max_context;
     // The greatest end so far, this sequence's included, and before it.
     int inclusive = valid ? end : 0;
 #pragma unroll

@@ -7,29 +7,42 @@
 
 namespace xla_gpu::paged_attention {
 
-// log2 of a weight is logit * factor - max * factor: the running maximum is kept in the units of
-// the raw dot product (or of the capped logit), so that scaling costs one FMA. The factor is
-// positive: a negative scale is turned into the query's sign, and 0 into a factor that is nearly 0.
+// log2 of a weight is logit * factor - max * factor, which costs one FMA, in the units of tile.cuh's
+// LogitFactor. bf16 rows over fp8 are scaled by a power of two, `unit`, which is part of the factor.
 struct RowState {
   float max = -__int_as_float(0x7f800000);
   float sum = 0.0f;  // of this thread's elements only, until ReduceSum
   float factor = 1.0f;
+  float unit = 1.0f;
 };
 
-struct LogitFactor {
-  bool negate;   // the query's sign
-  float cap_in;  // with a soft cap: from dot product to tanh's argument
-  float factor;  // from what the maximum is kept in to log2 units
-};
+__device__ __forceinline__ RowState MakeRowState(const LogitFactor& logit, float query_scale) {
+  RowState row;
+  if constexpr (SOFT_CAP) {
+    row.factor = logit.factor;
+  } else {
+    row.unit = query_scale;
+    row.factor = kScaledQuery ? fminf(fmaxf(logit.factor * query_scale, 1e-45f), 3.4028235e38f)
+                              : logit.factor;
+  }
+  return row;
+}
 
-__device__ __forceinline__ LogitFactor MakeLogitFactor(const Params& p, int head) {
-  const float scale = LogitScale(p, head);
-  LogitFactor result;
-  result.negate = scale < 0.0f;
-  const float magnitude = scale == 0.0f ? 1e-30f : (scale < 0.0f ? -scale : scale);
-  result.cap_in = SOFT_CAP ? magnitude / p.soft_cap : 0.0f;
-  result.factor = SOFT_CAP ? 1.0f : magnitude * kLog2E;
-  return result;
+// The maximum in the units that rows share between items.
+__device__ __forceinline__ float MaxLogit(const RowState& row) {
+  return kScaledQuery && row.max != -Infinity() ? row.max * row.unit : row.max;
+}
+
+// Past this, max * factor is not subtracted as a product: its rounding would show in the weights.
+inline constexpr float kFarLogit = 8192.0f;
+__device__ __forceinline__ bool IsNear(float base) { return fabsf(base) < kFarLogit; }
+
+// What sums of weights relative to the maximum `from` are multiplied by when it becomes `to`. The
+// products are those of Weigh, never part of an FMA: sums that stay relative to one maximum stay.
+__device__ __forceinline__ float Rescale(float from, float to, float factor) {
+  const float base = __fmul_rn(to, factor);
+  if (IsNear(base)) return Exp2(__fmul_rn(from, factor) - base);
+  return Exp2((from - (to == -Infinity() ? 0.0f : to)) * factor);
 }
 
 // Hides the keys that the two rows do not see: keys key0 + 8 * tile + column.
@@ -52,24 +65,39 @@ __device__ __forceinline__ void Mask(float (&s)[kTiles][4], int key0, const Visi
 template <int kTiles>
 __device__ __forceinline__ void Weigh(float (&s)[kTiles][4], RowState (&rows)[2],
                                       float (&rescale)[2]) {
+  float max[2], base[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    max[h] = rows[h].max;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      max[h] = fmaxf(max[h], fmaxf(s[tile][2 * h], s[tile][2 * h + 1]));
+    }
+    max[h] = fmaxf(max[h], __shfl_xor_sync(kAllLanes, max[h], 1));
+    max[h] = fmaxf(max[h], __shfl_xor_sync(kAllLanes, max[h], 2));
+    base[h] = __fmul_rn(max[h], rows[h].factor);
+    rescale[h] = Exp2(__fmul_rn(rows[h].max, rows[h].factor) - base[h]);
+  }
+  if (!IsNear(fmaxf(fabsf(base[0]), fabsf(base[1])))) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (IsNear(base[h])) continue;
+      rescale[h] = Rescale(rows[h].max, max[h], rows[h].factor);
+      const float from = max[h] == -Infinity() ? 0.0f : max[h];
+      base[h] = 0.0f;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) s[tile][2 * h] -= from, s[tile][2 * h + 1] -= from;
+    }
+  }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     RowState& row = rows[h];
-    float max = row.max;
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      max = fmaxf(max, fmaxf(s[tile][2 * h], s[tile][2 * h + 1]));
-    }
-    max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 1));
-    max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 2));
-    const float base = max == -Infinity() ? 0.0f : max * row.factor;
-    rescale[h] = Exp2(row.max * row.factor - base);
-    row.max = max;
+    row.max = max[h];
     float sum = 0.0f;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      s[tile][2 * h] = Exp2(s[tile][2 * h] * row.factor - base);
-      s[tile][2 * h + 1] = Exp2(s[tile][2 * h + 1] * row.factor - base);
+      s[tile][2 * h] = Exp2(s[tile][2 * h] * row.factor - base[h]);
+      s[tile][2 * h + 1] = Exp2(s[tile][2 * h + 1] * row.factor - base[h]);
       sum += s[tile][2 * h] + s[tile][2 * h + 1];
     }
     row.sum = row.sum * rescale[h] + sum;
@@ -81,19 +109,13 @@ __device__ __forceinline__ float QuadSum(float x) {
   return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
-// The maximal logit in natural units.
-__device__ __forceinline__ float MaxLogit(const RowState& row) {
-  return row.max == -Infinity() ? row.max : row.max * row.factor * kLn2;
-}
-
 // Applies the soft cap to a tile of dot products.
 template <int kTiles>
-__device__ __forceinline__ void Cap(const Params& p, float (&s)[kTiles][4],
-                                    const float (&cap_in)[2]) {
+__device__ __forceinline__ void Cap(float (&s)[kTiles][4], const float (&cap_in)[2]) {
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) s[tile][i] = Capped(p, s[tile][i], cap_in[i / 2]);
+    for (int i = 0; i < 4; ++i) s[tile][i] = Capped(s[tile][i], cap_in[i / 2]);
   }
 }
 

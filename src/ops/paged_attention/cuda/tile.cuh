@@ -89,26 +89,63 @@ __device__ __forceinline__ long long PartialRow(const Params& p, const Tile& til
   return PartialRow(p, tile, tile.split, row);
 }
 
-// The end of a row that one item did alone: its maximal logit (natural units) and the sum of
-// exp(logit - max) give the factor for its sum of values, and its lse.
-__device__ __forceinline__ float FinishRow(const Params& p, const Tile& tile, long long query_row,
-                                           float max_logit, float sum, float* lse) {
-  const bool sees_nothing = sum == 0.0f;  // one that sees a key has a sum of at least 1
-  float factor = p.v_scale == nullptr ? 1.0f : p.v_scale[tile.head * p.v_scale_step];
-  if (p.sinks != nullptr && !sees_nothing) {
-    const float sink = p.sinks[query_row % p.q_heads];
-    const float larger = fmaxf(sink, max_logit);
-    const float keep = expf(max_logit - larger);
-    sum = sum * keep + expf(sink - larger);
-    factor *= keep;
-    max_logit = larger;
-  }
-  *lse = sees_nothing ? -Infinity() : max_logit + logf(sum);
-  return sees_nothing ? 0.0f : factor / sum;
+// A logit is dot product * scales, or soft_cap * tanh of that. Kernels keep maxima in the units of the
+// dot product (of the tanh, where there is a cap; the query's sign makes the scales positive) and
+// scale differences: no factor overflows before the maximum is subtracted.
+struct LogitFactor {
+  bool negate;   // the query's sign
+  float cap_in;  // with a soft cap: from dot product to Capped's argument
+  float factor;  // from the maxima's units to log2 units, positive
+};
+
+__device__ __forceinline__ LogitFactor MakeLogitFactor(const Params& p, int head) {
+  const float k_scale = p.k_scale == nullptr ? 1.0f : p.k_scale[head * p.k_scale_step];
+  // What overflows f32 is far beyond any difference of dot products; 0 times -infinity, the logit of
+  // a hidden key, would be NaN. NaN if the scale is not finite.
+  const auto factor = [&](float of_scale) {
+    constexpr float kLeast = 1e-45f, kMost = 3.4028235e38f;
+    return fminf(fmaxf(of_scale * fabsf(k_scale), kLeast), kMost) + 0.0f * k_scale;
+  };
+  const float scale = fabsf(p.scale);
+  LogitFactor result;
+  result.negate = (p.scale < 0.0f) != (k_scale < 0.0f);
+  result.cap_in = SOFT_CAP ? factor(scale / p.soft_cap * (SOFT_CAP == 1 ? 2.0f * kLog2E : 1.0f))
+                           : 0.0f;
+  result.factor = SOFT_CAP ? p.soft_cap * kLog2E : factor(scale * kLog2E);
+  return result;
 }
 
-__device__ __forceinline__ float LogitScale(const Params& p, int head) {
-  return p.scale * (p.k_scale == nullptr ? 1.0f : p.k_scale[head * p.k_scale_step]);
+// tanh of a logit / soft_cap: 1 - 2 / (exp(2x) + 1) keeps its absolute precision, enough for small
+// caps; large ones need the relative one.
+__device__ __forceinline__ float Capped(float dot, float cap_in) {
+  if constexpr (SOFT_CAP == 2) return tanhf(dot * cap_in);
+  return 1.0f - __fdividef(2.0f, Exp2(dot * cap_in) + 1.0f);
+}
+
+// How a row ends, from its maximum (in the units above) and the sum of weights relative to it.
+struct RowEnd {
+  float factor;  // of the sum of weight * value
+  float lse;
+  bool sees_nothing;
+
+  __device__ __forceinline__ float Value(float x) const { return sees_nothing ? 0.0f : x * factor; }
+};
+
+__device__ __forceinline__ RowEnd FinishRow(const Params& p, const Tile& tile, long long query_row,
+                                            float max, float sum) {
+  const float sink =
+      p.sinks == nullptr ? -Infinity() : p.sinks[static_cast<int>(query_row % p.q_heads)];
+  const float to_natural = MakeLogitFactor(p, tile.head).factor * kLn2;
+  const float max_logit = max == -Infinity() ? max : max * to_natural;  // may be infinite
+  RowEnd end;
+  end.sees_nothing = sum == 0.0f && sink == -Infinity();
+  const float larger = end.sees_nothing ? 0.0f : fmaxf(sink, max_logit);
+  const float keep = max_logit == larger ? 1.0f : expf(max_logit - larger);
+  sum = sum * keep + expf(sink - larger);
+  end.lse = end.sees_nothing ? -Infinity() : larger + logf(sum);
+  const float v_scale = p.v_scale == nullptr ? 1.0f : p.v_scale[tile.head * p.v_scale_step];
+  end.factor = v_scale * keep / sum;
+  return end;
 }
 
 }  // namespace xla_gpu::paged_attention

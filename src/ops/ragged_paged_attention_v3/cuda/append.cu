@@ -18,7 +18,7 @@ __device__ void FindOwners(const AppendParams& p, long long first, long long end
     const long long from = p.query_start_loc[seq], to = p.query_start_loc[seq + 1];
     const long long context = p.context_lens[seq];
     if (seq >= *p.num_seqs || from < 0 || from > to || to > p.update.tokens) continue;
-    if (context < to - from || context > p.max_context) continue;
+    if (context < 0 || context > p.max_context) continue;
     const long long begin = from > first ? from : first;
     for (long long token = begin; token < (to < end ? to : end); ++token) {
       atomicMax(&owners[token - first], seq);
@@ -28,6 +28,7 @@ __device__ void FindOwners(const AppendParams& p, long long first, long long end
 
 __device__ long long SlotOf(const AppendParams& p, int seq, long long token) {
   const long long position = p.context_lens[seq] - p.query_start_loc[seq + 1] + token;
+  if (position < 0) return -1;
   const long long in_table = kv_cache::Quotient(position, p.update.page_size);
   const long long page = p.block_tables[seq * p.max_pages + in_table];
   if (page < 0 || page >= p.num_pages) return -1;
