@@ -133,8 +133,11 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
     for (int j = 0; j < kOwnQuads; ++j) {
       o[j].x *= rescale, o[j].y *= rescale, o[j].z *= rescale, o[j].w *= rescale;
     }
+    // Keys that the row does not see are left out: 0 times a value that is not finite is NaN.
+    const int first_seen = visible.begin > key0 ? visible.begin - key0 : 0;
+    const int seen_end = min(visible.end - key0, kKeys);
 #pragma unroll 4
-    for (int key = 0; key < kKeys; ++key) {
+    for (int key = first_seen; key < seen_end; ++key) {
       const float weight = extra.weights[row][key];
 #pragma unroll
       for (int j = 0; j < kOwnQuads; ++j) {

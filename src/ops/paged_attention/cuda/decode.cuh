@@ -4,7 +4,7 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_CUH_
 
-#include "src/ops/paged_attention/cuda/softmax.cuh"
+#include "src/ops/paged_attention/cuda/non_finite.cuh"
 
 namespace xla_gpu::paged_attention {
 
@@ -163,9 +163,9 @@ __device__ __forceinline__ void AddKeys(const Params& p, const unsigned (&q)[kBl
   }
 }
 
-// The factors of the four warps' sums of values in a row's result. If `write`, also writes what the
-// row has besides its values.
-__device__ __forceinline__ void WeighWarps(const Params& p, const Tile& tile,
+// The factors of the four warps' sums of values in a row's result, which is 0 if it is false. If
+// `write`, also writes what the row has besides its values.
+__device__ __forceinline__ bool WeighWarps(const Params& p, const Tile& tile,
                                            const DecodeShared& extra, int row, float logit_factor,
                                            bool write, float (&factors)[kWarps]) {
   float max = extra.max[row][0];
@@ -183,13 +183,14 @@ __device__ __forceinline__ void WeighWarps(const Params& p, const Tile& tile,
       p.partial_max[PartialRow(p, tile, row)] = max;
       p.partial_sum[PartialRow(p, tile, row)] = sum;
     }
-    return;
+    return true;
   }
   const long long query_row = QueryRow(p, tile, row);
   const RowEnd end = FinishRow(p, tile, query_row, max, sum);
   if (p.lse != nullptr && write) p.lse[query_row] = end.lse;
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) factors[w] = end.Value(factors[w]);
+  for (int w = 0; w < kWarps; ++w) factors[w] *= end.factor;
+  return !end.sees_nothing;
 }
 
 // Merges the four warps' results, in a fixed order, and writes the rows. Each warp puts those rows
@@ -228,7 +229,7 @@ __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, ch
   for (int i = threadIdx.x; i < tile.num_rows * kVectors; i += kThreads) {
     const int row = i / kVectors, d = i % kVectors * kVector;
     float factors[kWarps];
-    WeighWarps(p, tile, extra, row, logit_factor, d == 0, factors);
+    const bool sees = WeighWarps(p, tile, extra, row, logit_factor, d == 0, factors);
     Vector<float, kVector> value = {};
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
@@ -242,7 +243,7 @@ __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, ch
     } else {
       Vector<Out, kVector> out;
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) out.x[j] = FromFloat<Out>(value.x[j]);
+      for (int j = 0; j < kVector; ++j) out.x[j] = FromFloat<Out>(sees ? value.x[j] : 0.0f);
       Out* to = static_cast<Out*>(p.out) + QueryRow(p, tile, row) * kHeadDim + d;
       *reinterpret_cast<Vector<Out, kVector>*>(to) = out;
     }
@@ -296,6 +297,15 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
     cap_in[h] = logit.cap_in * query_scale[h];
   }
 
+  // Steps that have keys which some row does not see; there are none if all are of one token.
+  const Visible all = SeenByAll(p, tile);
+  const auto has_hidden = [&](int step) {
+    const int key = key_of(step);
+    return (key < all.begin && all.begin > tile.key_begin) ||
+           (key + kDecodeKeys > all.end && all.end < tile.key_end);
+  };
+  bool found = false;
+
   float o[kOutTiles][4] = {};
   int stage = 0;
   for (int step = first; step < end; ++step) {
@@ -304,11 +314,21 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
     page = page_of(ahead + 1);
     WaitCopies<kStages - 1>();
     __syncwarp();
+    if (has_hidden(step)) {
+      found |= ZeroNonFinite<kDecodeKeys, kPadded * sizeof(Cache), kCacheStride>(
+          ring + stage * kStageBytes + kDecodeKeys * kCacheStride, lane, 32);
+      __syncwarp();
+    }
     AddKeys(p, q, ring + stage * kStageBytes, key_of(step), visible, cap_in, rows, o);
     __syncwarp();  // before the stage is written again
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
   WaitCopies<0>();
+  if (__any_sync(kAllLanes, found)) {
+    for (int step = first; step < end; ++step) {
+      if (has_hidden(step)) AddNonFinite(p, tile, key_of(step), kDecodeKeys, visible, rows, o);
+    }
+  }
   MergeWarps(p, tile, shared, extra, rows, logit.factor, o);
 }
 

@@ -1,19 +1,17 @@
 // Many query rows of a sequence against its keys: four warps share tiles of keys and values, each
 // warp owns its rows. Two stages: the copies of the next tile run while this one is computed.
-//
-// Keys that no row of the tile sees are never read. Among the others a hidden key has weight 0,
-// which hides any finite value: a NaN or infinity stored inside the context may reach the rows of
-// its tile that do not see it yet.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_CUH_
 
-#include "src/ops/paged_attention/cuda/softmax.cuh"
+#include "src/ops/paged_attention/cuda/non_finite.cuh"
 
 namespace xla_gpu::paged_attention {
 
 struct PrefillShared {
   long long offsets[2][kTileKeys];  // where the rows of a tile lie in the cache; -1: zeros
   float row_scale[kTileRows];
+  Visible all;  // keys that every row of the tile sees
+  bool found;   // values that are not finite, among keys that some row does not see
 };
 
 // Starts the copies of one tile of keys and values.
@@ -160,6 +158,8 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
     CommitCopies();
   };
   LoadQuery(p, tile, logit.negate, shared, extra.row_scale);
+  extra.found = false;
+  extra.all = SeenByAll(p, tile);
   put_offsets(first, page_of(first));
   __syncthreads();
   if (first < end) copy(first);
@@ -185,6 +185,9 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
   Visible last_row = VisibleKeys(p, tile, warp_row + 16 * kRowTiles - 1);
   if (warp_row >= tile.num_rows) last_row.end = 0;  // no row: this warp only helps to copy
 
+  const auto has_hidden = [&](int t) {
+    return t * kTileKeys < extra.all.begin || (t + 1) * kTileKeys > extra.all.end;
+  };
   float o[kRowTiles][kOutTiles][4] = {};
   for (int t = first; t < end; ++t) {
     put_offsets(t + 1, page);
@@ -192,10 +195,17 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
     __syncthreads();  // tile t is here for all, and nobody still computes on tile t - 1
     if (t + 1 < end) copy(t + 1);
     page = page_of(t + 2);
+    const unsigned tile_keys = cache_tiles + t % 2 * (2 * kKeysBytes);
+    if (has_hidden(t)) {
+      if (ZeroNonFinite<kTileKeys, kPadded * sizeof(Cache), kCacheStride>(tile_keys + kKeysBytes,
+                                                                          tid, kThreads)) {
+        extra.found = true;
+      }
+      __syncthreads();
+    }
 
     const int key0 = t * kTileKeys;
     if (key0 >= last_row.end || key0 + kTileKeys <= first_row.begin) continue;
-    const unsigned tile_keys = cache_tiles + t % 2 * (2 * kKeysBytes);
     float s[kRowTiles][kTileKeys / 8][4] = {};
     DotProducts(s, query_tile, tile_keys);
 
@@ -216,6 +226,15 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
   }
 
   WaitCopies<0>();  // the query's, if there was no tile
+  if (extra.found) {
+    for (int t = first; t < end; ++t) {
+      if (!has_hidden(t)) continue;
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        AddNonFinite(p, tile, t * kTileKeys, kTileKeys, visible[m], rows[m], o[m]);
+      }
+    }
+  }
 
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {

@@ -69,6 +69,7 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
   CopyQuery(p, tile, logit.negate, shared, [](int row, int chunk) {
     return chunk / 8 * kQueryPanelBytes + SwizzledChunk(row, chunk % 8);
   });
+  extra.found = false;
   put_offsets(first, page_of(first));
   put_offsets(first + 1, page_of(first + 1));
   __syncthreads();
@@ -87,9 +88,10 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
       rows[m][h] = MakeRowState(logit, 1.0f);
     }
   }
-  // What every row of the tile sees; beyond it keys must be masked.
-  const int seen_by_all_begin = VisibleKeys(p, tile, kTileRows - 1).begin;
-  const int seen_by_all_end = VisibleKeys(p, tile, 0).end;
+  const Visible all = SeenByAll(p, tile);
+  const auto has_hidden = [&](int t) {
+    return t * kTileKeys < all.begin || (t + 1) * kTileKeys > all.end;
+  };
 
   float o[kHalves][kOutTiles][4] = {};
   for (int t = first; t < end; ++t) {
@@ -100,7 +102,7 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
     const unsigned tile_keys = cache_tiles + t % 2 * (2 * kSwizzledKeysBytes);
     const unsigned tile_values = tile_keys + kSwizzledKeysBytes;
     const int key0 = t * kTileKeys;
-    const bool mask = key0 < seen_by_all_begin || key0 + kTileKeys > seen_by_all_end;
+    const bool mask = has_hidden(t);
 
     // Logits of both halves.
     float s[kHalves][kTileKeys / 8][4];
@@ -122,6 +124,13 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
     if (t + 1 < end) copy(t + 1);
     put_offsets(t + 2, page);
     page = page_of(t + 3);
+    if (mask) {
+      if (ZeroNonFinite<kPanels * kTileKeys, 128, 128>(tile_values, tid, kThreads)) {
+        extra.found = true;
+      }
+      FenceForMatrixReads();
+      __syncthreads();
+    }
 
     // Softmax of a half, then its values: they run while the next half is in softmax.
 #pragma unroll
@@ -161,6 +170,15 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
   }
 
   WaitCopies<0>();  // the query's, if there was no tile
+  if (extra.found) {
+    for (int t = first; t < end; ++t) {
+      if (!has_hidden(t)) continue;
+#pragma unroll
+      for (int m = 0; m < kHalves; ++m) {
+        AddNonFinite(p, tile, t * kTileKeys, kTileKeys, visible[m], rows[m], o[m]);
+      }
+    }
+  }
 
 #pragma unroll
   for (int m = 0; m < kHalves; ++m) {

@@ -1,0 +1,93 @@
+// Values that are NaN or infinite, where some rows of a tile see their key and others do not. A
+// matrix instruction would spread them to all rows, since 0 * NaN is NaN. So in the blocks of keys
+// that not every row sees they are zeroed in shared memory, and once the tile is done the rows that
+// do see them get them by hand. Nothing of this is on the way of blocks that all rows see.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_NON_FINITE_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_NON_FINITE_CUH_
+
+#include "src/ops/paged_attention/cuda/softmax.cuh"
+
+namespace xla_gpu::paged_attention {
+
+// Blocks of keys that reach outside of this have keys that some row of the tile does not see.
+__device__ __forceinline__ Visible SeenByAll(const Params& p, const Tile& tile) {
+  return {VisibleKeys(p, tile, tile.num_rows - 1).begin, VisibleKeys(p, tile, 0).end};
+}
+
+// The exponent bits of the cache's type in each element of a word (of E4M3, which has no infinity,
+// all bits but the sign), their lowest, and the sign.
+template <typename T>
+struct ExponentBits {
+  static constexpr unsigned kAll = kSameType<T, BF16>   ? 0x7f807f80u
+                                   : kSameType<T, F16>  ? 0x7c007c00u
+                                   : kSameType<T, E4M3> ? 0x7f7f7f7fu
+                                                        : 0x7c7c7c7cu;
+  static constexpr unsigned kSign = sizeof(T) == 1 ? 0x80808080u : 0x80008000u;
+  static constexpr unsigned kLowest = kAll & ~(kAll << 1);
+};
+
+// The elements of a word that are not finite, as a mask.
+template <typename T>
+__device__ __forceinline__ unsigned NonFiniteMask(unsigned word) {
+  using Bits = ExponentBits<T>;
+  const unsigned signs = ((word & Bits::kAll) + Bits::kLowest) & Bits::kSign;
+  return (signs >> (8 * sizeof(T) - 1)) * ((1u << 8 * sizeof(T)) - 1u);
+}
+
+// Zeroes what is not finite in rows of shared memory, by `threads` threads of which this is number
+// `thread`; true if this one found some. The caller synchronises before and after.
+template <int kRows, int kRowBytes, int kStride>
+__device__ __forceinline__ bool ZeroNonFinite(unsigned shared, int thread, int threads) {
+  constexpr int kRowChunks = kRowBytes / 16;
+  unsigned found = 0;
+#pragma unroll 2
+  for (int i = thread; i < kRows * kRowChunks; i += threads) {
+    const unsigned at = shared + i / kRowChunks * kStride + i % kRowChunks * 16;
+    uint4 x = LoadShared<uint4>(at);
+    const uint4 mask = {NonFiniteMask<Cache>(x.x), NonFiniteMask<Cache>(x.y),
+                        NonFiniteMask<Cache>(x.z), NonFiniteMask<Cache>(x.w)};
+    const unsigned any = mask.x | mask.y | mask.z | mask.w;
+    if (any != 0) {
+      x.x &= ~mask.x, x.y &= ~mask.y, x.z &= ~mask.z, x.w &= ~mask.w;
+      StoreShared(at, x);
+    }
+    found |= any;
+  }
+  return found != 0;
+}
+
+// Gives the rows of a 16-row accumulator tile what ZeroNonFinite took out of keys [key0, key0 +
+// count), once nothing rescales the sums any more: the row's weight, if it is not 0, does not
+// matter. It is 0 where the logit is -infinity, which takes a key (or all of the row's logits) that
+// is not finite; 0 times an infinity is NaN. All lanes of a warp.
+__device__ inline void AddNonFinite(const Params& p, const Tile& tile, int key0, int count,
+                                    const Visible (&visible)[2], const RowState (&rows)[2],
+                                    float (&o)[kOutTiles][4]) {
+  const auto is_finite = [](float x) { return fabsf(x) <= 3.4028235e38f; };
+  const bool no_weight[2] = {QuadSum(rows[0].sum) == 0.0f, QuadSum(rows[1].sum) == 0.0f};
+  const int end = min(key0 + count, tile.key_end);
+#pragma unroll 1
+  for (int key = max(key0, tile.key_begin); key < end; ++key) {
+    const long long offset = KeyOffset(p, tile, key, PageOf(p, tile, key));
+    if (offset < 0) continue;
+    const long long of_head = offset + tile.head * p.head_stride;
+    const Cache* keys = reinterpret_cast<const Cache*>(p.k_cache + of_head);
+    const Cache* values = reinterpret_cast<const Cache*>(p.v_cache + of_head);
+    bool finite_key = true;
+    for (int d = 0; SOFT_CAP == 0 && d < kHeadDim; ++d) finite_key &= is_finite(ToFloat(keys[d]));
+#pragma unroll
+    for (int t = 0; t < kOutTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int d = DimOf(t, i % 2), h = i / 2;
+        const float x = d < kHeadDim ? ToFloat(values[d]) : 0.0f;
+        if (is_finite(x) || key < visible[h].begin || key >= visible[h].end) continue;
+        o[t][i] += finite_key && !no_weight[h] ? x : NaN();
+      }
+    }
+  }
+}
+
+}  // namespace xla_gpu::paged_attention
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_NON_FINITE_CUH_
