@@ -6,6 +6,7 @@
 //
 // Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (float, BF16, F16, E4M3, E5M2), HEAD_DIM, SOFT_CAP (0: none, 2).
 #include "src/ops/paged_attention/cuda/attend.cuh"
+#include "src/ops/paged_attention/cuda/carry.cuh"
 
 namespace xla_gpu::paged_attention {
 namespace {
@@ -24,6 +25,9 @@ constexpr int kStride = kPadded + 4;
 constexpr int kQuads = kPadded / 4;
 constexpr int kOwnQuads = (kQuads + kLanes - 1) / kLanes;
 constexpr int kTileFloats = kKeys * kStride;
+constexpr int kCarryBlocks = kSimtCarryKeys / kKeys;
+// Of a thread: a maximum and, twice, the sums of weights and values.
+constexpr int kCarryFloats = 1 + 2 * (1 + 4 * kOwnQuads);
 
 struct Extra {
   long long offsets[kKeys];
@@ -71,6 +75,19 @@ __device__ __forceinline__ float Dot(const float* a, const float* b) {
   return (sum.x + sum.y) + (sum.z + sum.w);
 }
 
+// Moves the sums of the thread's row to the carry.
+__device__ __forceinline__ void PutCarry(const Carry& carry, float factor, bool first, float max,
+                                         float& sum, float (&o)[kOwnQuads][4]) {
+  const float to = max == -Infinity() ? 0.0f : max;
+  const float rescale = first ? 0.0f : exp2f((carry[0] - to) * factor);
+  carry[0] = max;
+  PutCarry(carry, 1, first, rescale, sum);
+#pragma unroll
+  for (int i = 0; i < 4 * kOwnQuads; ++i) {
+    PutCarry(carry, 3 + 2 * i, first, rescale, o[i / 4][i % 4]);
+  }
+}
+
 template <typename FetchNext>
 __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext fetch_next,
                                     float* shared, Extra& extra) {
@@ -86,9 +103,14 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
   });
   fetch_next();
 
+  const int first = tile.key_begin / kKeys;
+  const int end = tile.key_end > tile.key_begin ? (tile.key_end - 1) / kKeys + 1 : first;
+  const bool carries = end - first > kCarryBlocks;
+  const Carry carry = MakeCarry(p, kThreads, kCarryFloats);
   float max = -Infinity(), sum = 0.0f;
-  float4 o[kOwnQuads] = {};
-  for (int key0 = tile.key_begin / kKeys * kKeys; key0 < tile.key_end; key0 += kKeys) {
+  float o[kOwnQuads][4] = {};
+  for (int block = first; block < end; ++block) {
+    const int key0 = block * kKeys;
     if (threadIdx.x < kKeys) {
       const int key = key0 + static_cast<int>(threadIdx.x);
       extra.offsets[threadIdx.x] = KeyOffset(p, tile, key, PageOf(p, tile, key));
@@ -121,21 +143,19 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
     const float base = new_max == -Infinity() ? 0.0f : new_max;
     const float rescale = exp2f((max - base) * logit.factor);
     max = new_max;
-    sum *= rescale;
+    float block_sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kKeys / kLanes; ++i) {
       const float weight = exp2f((s[i] - base) * logit.factor);
-      sum += weight;
+      block_sum += weight;
       extra.weights[row][lane + i * kLanes] = weight;
     }
+    sum = sum * rescale + block_sum;
     __syncwarp();  // a row's threads are of one warp
-#pragma unroll
-    for (int j = 0; j < kOwnQuads; ++j) {
-      o[j].x *= rescale, o[j].y *= rescale, o[j].z *= rescale, o[j].w *= rescale;
-    }
     // Keys that the row does not see are left out: 0 times a value that is not finite is NaN.
     const int first_seen = visible.begin > key0 ? visible.begin - key0 : 0;
     const int seen_end = min(visible.end - key0, kKeys);
+    float part[kOwnQuads][4] = {};  // from zero, which loses less
 #pragma unroll 4
     for (int key = first_seen; key < seen_end; ++key) {
       const float weight = extra.weights[row][key];
@@ -144,21 +164,34 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
         const int quad = lane + j * kLanes;
         if (kQuads % kLanes == 0 || quad < kQuads) {
           const float4 v = *reinterpret_cast<const float4*>(values + key * kStride + quad * 4);
-          o[j].x = fmaf(weight, v.x, o[j].x);
-          o[j].y = fmaf(weight, v.y, o[j].y);
-          o[j].z = fmaf(weight, v.z, o[j].z);
-          o[j].w = fmaf(weight, v.w, o[j].w);
+          part[j][0] = fmaf(weight, v.x, part[j][0]);
+          part[j][1] = fmaf(weight, v.y, part[j][1]);
+          part[j][2] = fmaf(weight, v.z, part[j][2]);
+          part[j][3] = fmaf(weight, v.w, part[j][3]);
         }
       }
+    }
+#pragma unroll
+    for (int j = 0; j < kOwnQuads; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[j][i] = fmaf(o[j][i], rescale, part[j][i]);
+    }
+    if (carries && ((block - first) % kCarryBlocks == kCarryBlocks - 1 || block + 1 == end)) {
+      PutCarry(carry, logit.factor, block - first < kCarryBlocks, max, sum, o);
     }
     __syncthreads();  // the tile is read
   }
 
+  if (carries) {
+    sum = TakeCarry(carry, 1);
+#pragma unroll
+    for (int i = 0; i < 4 * kOwnQuads; ++i) o[i / 4][i % 4] = TakeCarry(carry, 3 + 2 * i);
+  }
 #pragma unroll
   for (int step = 1; step < kLanes; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
   if (row >= tile.num_rows) return;
   const bool split = tile.splits > 1;
-  RowEnd end = {};
+  RowEnd row_end = {};
   float* partial = nullptr;
   Out* out = nullptr;
   if (split) {
@@ -171,20 +204,19 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
   } else {
     const long long query_row = QueryRow(p, tile, row);
     out = static_cast<Out*>(p.out) + query_row * kHeadDim;
-    end = FinishRow(p, tile, query_row, max, sum);
-    if (p.lse != nullptr && lane == 0) p.lse[query_row] = end.lse;
+    row_end = FinishRow(p, tile, query_row, max, sum);
+    if (p.lse != nullptr && lane == 0) p.lse[query_row] = row_end.lse;
   }
 #pragma unroll
   for (int j = 0; j < kOwnQuads; ++j) {
-    const float x[4] = {o[j].x, o[j].y, o[j].z, o[j].w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int d = (lane + j * kLanes) * 4 + i;
       if (d >= kHeadDim) continue;
       if (split) {
-        partial[d] = x[i];
+        partial[d] = o[j][i];
       } else {
-        out[d] = FromFloat<Out>(end.Value(x[i]));
+        out[d] = FromFloat<Out>(row_end.Value(o[j][i]));
       }
     }
   }
@@ -192,7 +224,7 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
     paged_attention_attend(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) float floats[];
   __shared__ Extra extra;

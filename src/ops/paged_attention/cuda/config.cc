@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 constexpr int kAttendThreads = 128;
 constexpr int kWarps = kAttendThreads / 32;
+constexpr int kSimtLanes = kAttendThreads / kDecodeTileRows;  // of a row
 constexpr int kLeastScheduleThreads = 128;
 constexpr int kMostScheduleThreads = 1024;
 // What the runtime reserves of an SM's shared memory for each block, and our kernels' static part.
@@ -35,18 +36,39 @@ bool TensorCoresTake(const Problem& problem) {
 // Rows of a tensor-core tile. The sums of the rows' values stay in registers, 128 of them a thread.
 int WidestTile(const Problem& problem) { return problem.head_dim <= 128 ? 128 : 64; }
 
+// As mma_tile.cuh computes kPadded.
+int64_t PaddedHeadDim(const Problem& problem) {
+  return RoundUp(problem.head_dim, DTypeSize(problem.cache_dtype) == 1 ? 32 : 16);
+}
+
 // As mma_tile.cuh computes kTilesBytes.
 int64_t TensorCoreSharedBytes(const Problem& problem, int tile_rows, int tile_keys) {
   const int64_t element = DTypeSize(problem.cache_dtype);
-  const int64_t padded = RoundUp(problem.head_dim, element == 1 ? 32 : 16);
+  const int64_t padded = PaddedHeadDim(problem);
   return tile_rows * (padded * 2 + 16) + int64_t{4} * tile_keys * (padded * element + 16);
 }
 
 // As decode.cuh computes kMostStages.
 int64_t DecodeStages(const Problem& problem, int64_t shared_bytes) {
   const int64_t element = DTypeSize(problem.cache_dtype);
-  const int64_t padded = RoundUp(problem.head_dim, element == 1 ? 32 : 16);
+  const int64_t padded = PaddedHeadDim(problem);
   return shared_bytes / kWarps / (int64_t{2} * kDecodeTileRows * (padded * element + 16));
+}
+
+// Blocks of the attend launch at most: more than the largest devices hold.
+int64_t MostWorkers(const Problem& problem) { return TensorCoresTake(problem) ? 320 : 640; }
+
+// As softmax.cuh and attend_simt.cu compute kCarryFloats.
+int64_t CarryFloats(const Problem& problem) {
+  return TensorCoresTake(problem)
+             ? WidestTile(problem) / 64 * (6 + PaddedHeadDim(problem))
+             : 3 + 8 * CeilDiv(problem.head_dim, 4 * kSimtLanes);
+}
+
+int64_t CarryBytes(const Problem& problem) {
+  const int64_t most_keys = TensorCoresTake(problem) ? kCarryKeys : kSimtCarryKeys;
+  if (problem.max_context() <= most_keys) return 0;
+  return MostWorkers(problem) * kAttendThreads * CarryFloats(problem) * int64_t{sizeof(float)};
 }
 
 int64_t SimtSharedBytes(const Problem& problem) {
@@ -132,7 +154,8 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
     config.blocks_per_sm = static_cast<int>(
         std::clamp<int64_t>(per_sm / (config.shared_bytes + kReservedSharedBytes), 1, 4));
   }
-  config.workers = config.blocks_per_sm * device.num_sms;
+  config.workers = static_cast<int>(
+      std::min<int64_t>(config.blocks_per_sm * device.num_sms, MostWorkers(problem)));
   // A thread a sequence; fewer threads have shorter barriers.
   config.schedule_threads = kLeastScheduleThreads;
   while (config.schedule_threads < std::min<int64_t>(problem.max_seqs, kMostScheduleThreads)) {
@@ -181,6 +204,7 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
   layout.partial_sum = take(layout.partial_capacity * 4);
   layout.partial_out = take(layout.partial_capacity * problem.head_dim * 4);
   layout.arrivals = take(layout.partial_capacity * 4);
+  layout.carry = take(CarryBytes(problem));
   layout.total_bytes = end;
   return layout;
 }
@@ -232,6 +256,8 @@ StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const 
   p.partial_max = reinterpret_cast<float*>(workspace + layout.partial_max);
   p.partial_sum = reinterpret_cast<float*>(workspace + layout.partial_sum);
   p.partial_out = reinterpret_cast<float*>(workspace + layout.partial_out);
+  p.carry =
+      CarryBytes(problem) > 0 ? reinterpret_cast<float*>(workspace + layout.carry) : nullptr;
   p.arrivals = reinterpret_cast<unsigned*>(workspace + layout.arrivals);
   p.page_stride = problem.k.page_stride * element;
   p.token_stride = problem.k.token_stride * element;

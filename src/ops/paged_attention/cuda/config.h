@@ -45,6 +45,7 @@ struct WorkspaceLayout {
   int64_t partial_sum = 0;
   int64_t partial_out = 0;
   int64_t arrivals = 0;
+  int64_t carry = 0;
   int64_t partial_capacity = 0;  // rows of partial results
   int64_t item_capacity = 0;
   int64_t total_bytes = 0;

@@ -17,6 +17,8 @@ static_assert(kStages >= 2, "the tiles are too small for decoding");
 inline constexpr int kMergeStride = kPadded + 8;
 static_assert(kDecodeTileRows * kMergeStride * 4 <= kStages * kStageBytes);
 static_assert(kWarps * kDecodeKeys == kSplitTokens);
+inline constexpr int kCarrySteps = kCarryKeys / 2 / kDecodeKeys;
+static_assert(kCarrySteps * kSplitTokens > kCarryKeys);
 
 struct DecodeShared {
   float max[kDecodeTileRows][kWarps];
@@ -306,6 +308,8 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
   };
   bool found = false;
 
+  const bool carries = end - first > kCarrySteps;
+  const Carry carry = MakeCarry(p, kThreads, kCarryFloats);
   float o[kOutTiles][4] = {};
   int stage = 0;
   for (int step = first; step < end; ++step) {
@@ -322,8 +326,12 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
     AddKeys(p, q, ring + stage * kStageBytes, key_of(step), visible, cap_in, rows, o);
     __syncwarp();  // before the stage is written again
     stage = stage + 1 == kStages ? 0 : stage + 1;
+    if (carries && ((step - first) % kCarrySteps == kCarrySteps - 1 || step + 1 == end)) {
+      PutCarry(carry, 0, step - first < kCarrySteps, rows, o);
+    }
   }
   WaitCopies<0>();
+  if (carries) TakeCarry(carry, 0, rows, o);
   if (__any_sync(kAllLanes, found)) {
     for (int step = first; step < end; ++step) {
       if (has_hidden(step)) AddNonFinite(p, tile, key_of(step), kDecodeKeys, visible, rows, o);

@@ -17,6 +17,11 @@ inline constexpr int kSplitTokens = 64;     // KV ranges of splits are multiples
 inline constexpr int kInvariantSplitTokens = 1024;
 inline constexpr int kInvariantMaxSplits = 8;
 
+// Sums over more keys go over a carry in the workspace: see carry.cuh. In f32 the errors of others
+// would not hide those of the sums.
+inline constexpr int kCarryKeys = 8192;
+inline constexpr int kSimtCarryKeys = 4096;
+
 inline constexpr int kFillTokens = 64;  // of a fill item
 
 // A fill item writes the rows of a range of tokens that no sequence owns.
@@ -82,6 +87,7 @@ struct Params {
   float* partial_max;       // [partial_capacity], natural logarithm units
   float* partial_sum;       // [partial_capacity]
   float* partial_out;       // [partial_capacity, head_dim], not normalised
+  float* carry;             // null unless the context may exceed kCarryKeys
   unsigned* arrivals;       // [partial_capacity]: splits done, at the tile's first row of split 0
 
   // Cache strides in bytes, the same for K and V.

@@ -7,6 +7,8 @@
 
 namespace xla_gpu::paged_attention {
 
+inline constexpr int kCarryTiles = (kCarryKeys + kTileKeys - 1) / kTileKeys;
+
 struct PrefillShared {
   long long offsets[2][kTileKeys];  // where the rows of a tile lie in the cache; -1: zeros
   float row_scale[kTileRows];
@@ -188,6 +190,8 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
   const auto has_hidden = [&](int t) {
     return t * kTileKeys < extra.all.begin || (t + 1) * kTileKeys > extra.all.end;
   };
+  const bool carries = end - first > kCarryTiles;
+  const Carry carry = MakeCarry(p, kThreads, kCarryFloats);
   float o[kRowTiles][kOutTiles][4] = {};
   for (int t = first; t < end; ++t) {
     put_offsets(t + 1, page);
@@ -205,27 +209,37 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
     }
 
     const int key0 = t * kTileKeys;
-    if (key0 >= last_row.end || key0 + kTileKeys <= first_row.begin) continue;
-    float s[kRowTiles][kTileKeys / 8][4] = {};
-    DotProducts(s, query_tile, tile_keys);
-
-    const bool mask = key0 < last_row.begin || key0 + kTileKeys > first_row.end;
+    if (key0 < last_row.end && key0 + kTileKeys > first_row.begin) {
+      float s[kRowTiles][kTileKeys / 8][4] = {};
+      DotProducts(s, query_tile, tile_keys);
+      const bool mask = key0 < last_row.begin || key0 + kTileKeys > first_row.end;
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-      if constexpr (SOFT_CAP) Cap(s[m], cap_in[m]);
-      if (mask) Mask(s[m], key0, visible[m]);
-      float rescale[2];
-      Weigh(s[m], rows[m], rescale);
+      for (int m = 0; m < kRowTiles; ++m) {
+        if constexpr (SOFT_CAP) Cap(s[m], cap_in[m]);
+        if (mask) Mask(s[m], key0, visible[m]);
+        float rescale[2];
+        Weigh(s[m], rows[m], rescale);
 #pragma unroll
-      for (int i = 0; i < kOutTiles; ++i) {
+        for (int i = 0; i < kOutTiles; ++i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) o[m][i][j] *= rescale[j / 2];
+          for (int j = 0; j < 4; ++j) o[m][i][j] *= rescale[j / 2];
+        }
+      }
+      AddValues(o, s, tile_keys + kKeysBytes);
+    }
+    if (carries && ((t - first) % kCarryTiles == kCarryTiles - 1 || t + 1 == end)) {
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        PutCarry(carry, m, t - first < kCarryTiles, rows[m], o[m]);
       }
     }
-    AddValues(o, s, tile_keys + kKeysBytes);
   }
 
   WaitCopies<0>();  // the query's, if there was no tile
+  if (carries) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) TakeCarry(carry, m, rows[m], o[m]);
+  }
   if (extra.found) {
     for (int t = first; t < end; ++t) {
       if (!has_hidden(t)) continue;

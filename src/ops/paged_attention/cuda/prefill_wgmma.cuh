@@ -93,6 +93,8 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
     return t * kTileKeys < all.begin || (t + 1) * kTileKeys > all.end;
   };
 
+  const bool carries = end - first > kCarryTiles;
+  const Carry carry = MakeCarry(p, kThreads, kCarryFloats);
   float o[kHalves][kOutTiles][4] = {};
   for (int t = first; t < end; ++t) {
     WaitCopies<0>();
@@ -167,9 +169,19 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
       WarpgroupCommit();
     }
     WarpgroupWait<0>();
+    if (carries && ((t - first) % kCarryTiles == kCarryTiles - 1 || t + 1 == end)) {
+#pragma unroll
+      for (int m = 0; m < kHalves; ++m) {
+        PutCarry(carry, m, t - first < kCarryTiles, rows[m], o[m]);
+      }
+    }
   }
 
   WaitCopies<0>();  // the query's, if there was no tile
+  if (carries) {
+#pragma unroll
+    for (int m = 0; m < kHalves; ++m) TakeCarry(carry, m, rows[m], o[m]);
+  }
   if (extra.found) {
     for (int t = first; t < end; ++t) {
       if (!has_hidden(t)) continue;

@@ -3,6 +3,7 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SOFTMAX_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SOFTMAX_CUH_
 
+#include "src/ops/paged_attention/cuda/carry.cuh"
 #include "src/ops/paged_attention/cuda/mma_tile.cuh"
 
 namespace xla_gpu::paged_attention {
@@ -107,6 +108,43 @@ __device__ __forceinline__ void Weigh(float (&s)[kTiles][4], RowState (&rows)[2]
 __device__ __forceinline__ float QuadSum(float x) {
   x += __shfl_xor_sync(kAllLanes, x, 1);
   return x + __shfl_xor_sync(kAllLanes, x, 2);
+}
+
+// Of a thread for each 16-row tile: for two rows a maximum and, twice, the sums of weights and values.
+inline constexpr int kTileCarryFloats = 2 + 2 * (2 + 4 * kOutTiles);
+inline constexpr int kCarryFloats = kRowTiles * kTileCarryFloats;
+
+// Moves the sums of 16-row tile `m` to the carry, which holds them relative to the rows' maximum.
+__device__ __forceinline__ void PutCarry(const Carry& carry, int m, bool first,
+                                         RowState (&rows)[2], float (&o)[kOutTiles][4]) {
+  const int begin = m * kTileCarryFloats;
+  float rescale[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float& max = carry[begin + h];
+    rescale[h] = first ? 0.0f : Rescale(max, rows[h].max, rows[h].factor);
+    max = rows[h].max;
+    PutCarry(carry, begin + 2 + 2 * h, first, rescale[h], rows[h].sum);
+  }
+#pragma unroll
+  for (int t = 0; t < kOutTiles; ++t) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      PutCarry(carry, begin + 6 + 2 * (4 * t + i), first, rescale[i / 2], o[t][i]);
+    }
+  }
+}
+
+__device__ __forceinline__ void TakeCarry(const Carry& carry, int m, RowState (&rows)[2],
+                                          float (&o)[kOutTiles][4]) {
+  const int begin = m * kTileCarryFloats;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) rows[h].sum = TakeCarry(carry, begin + 2 + 2 * h);
+#pragma unroll
+  for (int t = 0; t < kOutTiles; ++t) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) o[t][i] = TakeCarry(carry, begin + 6 + 2 * (4 * t + i));
+  }
 }
 
 // Applies the soft cap to a tile of dot products.
