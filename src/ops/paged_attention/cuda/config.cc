@@ -183,9 +183,10 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
                                   ? useful
                                   : problem.tokens * problem.q_heads * splits;
   }
-  // Every tile of 16 rows may be an item, begun by any sequence; a split item has at least one row
-  // of partial results for each kv head. Fill items come on top.
-  const int64_t items = problem.tokens * group / kDecodeTileRows + active +
+  // Every tile of 16 rows may be an item, begun by any sequence, and in a contested batch by any
+  // token; a split item has at least one row of partial results for each kv head. Fill items come on
+  // top.
+  const int64_t items = problem.tokens * CeilDiv(group, kDecodeTileRows) + active +
                         layout.partial_capacity / std::max<int64_t>(problem.kv_heads, 1) +
                         CeilDiv(problem.tokens, kFillTokens);
   int64_t end = 0;

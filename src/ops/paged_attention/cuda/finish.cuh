@@ -105,6 +105,16 @@ __device__ __forceinline__ void FillHeads(const Params& p, int token, int first_
 
 // Whether some sequence owns the row of query `token`.
 __device__ inline bool IsOwned(const Params& p, int num_seqs, int token) {
+  const auto has = [&](int s) {
+    const SequenceInfo& info = p.sequences[s];
+    return info.query_begin <= token && token < info.query_begin + info.query_len;
+  };
+  if (p.header->order == kContested) {
+    for (int s = 0; s < num_seqs; ++s) {
+      if (has(s)) return true;
+    }
+    return false;
+  }
   int low = 0, high = num_seqs;
   while (low < high) {  // the first sequence whose end lies behind the token
     const int middle = (low + high) / 2;
@@ -114,10 +124,10 @@ __device__ inline bool IsOwned(const Params& p, int num_seqs, int token) {
       low = middle + 1;
     }
   }
-  return low < num_seqs && p.sequences[low].query_begin <= token;
+  return low < num_seqs && has(low);
 }
 
-// Whether a sequence with invalid lengths claims the row.
+// Whether an invalid sequence claims the row.
 __device__ inline bool IsClaimed(const Params& p, int num_seqs, int token) {
   for (int s = 0; s < num_seqs; ++s) {
     if (p.state[s] == kInvalid && p.query_start_loc[s] <= token &&
@@ -139,7 +149,7 @@ __device__ __forceinline__ void FillUnowned(const Params& p, int begin, int head
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
     Verdict verdict = kOwned;
     if (!IsOwned(p, num_seqs, begin + i)) {
-      const bool claimed = p.header->any_invalid != 0 && IsClaimed(p, num_seqs, begin + i);
+      const bool claimed = p.header->order != kProper && IsClaimed(p, num_seqs, begin + i);
       verdict = claimed ? kClaimed : kPadding;
     }
     verdicts[i] = verdict;
@@ -162,7 +172,7 @@ __device__ __forceinline__ void OverwriteBadPages(const Params& p) {
   for (unsigned s = 0; s < p.header->num_seqs; ++s) {
     if (__ldcg(p.state + s) != kInvalid) continue;
     const SequenceInfo info = p.sequences[s];  // without rows if its lengths are invalid
-    for (int i = info.first_token; i < info.query_len; ++i) {
+    for (int i = 0; i < info.query_len; ++i) {
       FillHeads<Out, kHeadDim>(p, info.query_begin + i, 0, p.q_heads, NaN(), NaN());
     }
   }

@@ -46,19 +46,25 @@ struct alignas(16) WorkItem {
 
 enum SequenceState : int { kUnused = 0, kValid = 1, kInvalid = 2 };
 
-// All zero, so without rows, if the lengths are invalid.
+// All zero, so without rows, if the sequence is invalid.
 struct alignas(16) SequenceInfo {
   int query_begin;  // query_start_loc
   int query_len;
   int context_len;
-  int first_token;  // the first of its query tokens that is its own, counted from query_begin
+};
+
+// What is worst among the sequences.
+enum Order : int {
+  kProper = 0,
+  kSomeInvalid = 1,  // lengths that cannot be meant
+  kContested = 2,    // starts descend and rows may be of several sequences: see contested.cuh
 };
 
 struct WorkHeader {
   unsigned num_items;     // of the list
   unsigned next_item;     // the next (item, kv head) that nobody has taken
   unsigned num_seqs;      // clamped to [0, max_seqs]
-  unsigned any_invalid;   // 1: some sequence has invalid lengths
+  int order;              // Order
   unsigned any_bad_page;  // 1: some item met a page out of range
   unsigned blocks_done;   // of attend
 };
@@ -81,7 +87,7 @@ struct Params {
   // Workspace.
   WorkHeader* header;
   SequenceInfo* sequences;  // [max_seqs]
-  int* owner_end;           // [max_seqs]: end of the rows of valid sequences so far, for searching
+  int* owner_end;           // [max_seqs]: end of the rows of valid sequences so far; not if contested
   int* state;               // [max_seqs]: SequenceState
   WorkItem* items;          // [item_capacity]
   float* partial_max;       // [partial_capacity], natural logarithm units

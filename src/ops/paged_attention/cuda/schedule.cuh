@@ -11,7 +11,7 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SCHEDULE_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SCHEDULE_CUH_
 
-#include "src/ops/paged_attention/cuda/splits.cuh"
+#include "src/ops/paged_attention/cuda/contested.cuh"
 
 namespace xla_gpu::paged_attention {
 namespace {
@@ -19,7 +19,7 @@ namespace {
 __device__ __forceinline__ Totals AddUpWarp(const Totals& x) {
   return {WarpSum(x.decode_tokens),   WarpSum(x.prefill_rows),  WarpSum(x.decode_tiles),
           WarpMax(x.decode_max_span), WarpSum(x.prefill_tiles), WarpMax(x.prefill_max_span),
-          WarpSum(x.owned_tokens),    WarpMax(x.any_invalid)};
+          WarpSum(x.owned_tokens),    WarpMax(x.order)};
 }
 
 // From what the threads found to the totals of the block, for all threads.
@@ -94,9 +94,10 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
 
     SequenceInfo info = {};
     if (valid) {
-      info = {begin, end - begin, context, Min(Max(before - begin, 0), end - begin)};
+      info = {begin, end - begin, context};
+      if (begin < end && before > begin) totals.order = kContested;
       const Shape shape = ShapeOf(p, info);
-      totals.owned_tokens += info.query_len - info.first_token;
+      totals.owned_tokens += info.query_len;
       if (shape.decode && shape.tiles > 0) {
         totals.decode_tokens +=
             static_cast<unsigned long long>(shape.span) * static_cast<unsigned>(shape.tiles);
@@ -108,7 +109,7 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
         totals.prefill_max_span = Max(totals.prefill_max_span, shape.span);
       }
     } else {
-      totals.any_invalid = 1;
+      totals.order = Max(totals.order, kSomeInvalid);
     }
     if (base == 0) infos[s] = info;
     p.sequences[s] = info;
@@ -144,7 +145,7 @@ __device__ __forceinline__ WorkItem MakeItem(const Params& p, int seq, const Seq
   item.kind = shape.decode ? kDecodeItem : kPrefillItem;
   item.seq = seq;
   item.query_begin = info.query_begin;
-  item.first_row = shape.first_row + tile * shape.tile_rows;
+  item.first_row = tile * shape.tile_rows;
   item.num_rows = Min(shape.tile_rows, shape.rows - item.first_row);
   item.rows = shape.rows;
   item.first_pos = info.context_len - info.query_len;
@@ -152,14 +153,8 @@ __device__ __forceinline__ WorkItem MakeItem(const Params& p, int seq, const Seq
   item.splits = splits;
   item.partial_begin = partial_begin;
 
-  const auto token_of = [&](int row) {
-    return static_cast<int>(static_cast<unsigned>(row) / static_cast<unsigned>(p.group_size));
-  };
-  int begin = 0, end = info.context_len;
-  if (p.window > 0) begin = Max(0, item.first_pos + token_of(item.first_row) - p.window + 1);
-  if (p.causal && item.first_row + item.num_rows < shape.rows) {  // else the last token is in it
-    end = item.first_pos + token_of(item.first_row + item.num_rows - 1) + 1;
-  }
+  const Keys keys = KeysOf(p, info, item.first_row, item.num_rows);
+  int begin = keys.begin, end = keys.end;
   if (splits > 1) {  // whole blocks of kSplitTokens each
     const int first = begin / kSplitTokens;
     const int blocks = (end - 1) / kSplitTokens + 1 - first;
@@ -251,18 +246,8 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
     }
     done = done + total;
   }
-  int num_items = done.decode_items;
-  if (totals.owned_tokens < p.tokens) {
-    const int fills = CeilDiv(p.tokens, kFillTokens);
-    for (int i = tid; i < fills; i += kScheduleThreads) {
-      WorkItem item = {};
-      item.kind = kFillItem;
-      item.first_row = i * kFillTokens;
-      p.items[num_items + i] = item;
-    }
-    num_items += fills;
-  }
-  return static_cast<unsigned>(num_items);
+  return static_cast<unsigned>(
+      totals.owned_tokens < p.tokens ? WriteFills(p, done.decode_items) : done.decode_items);
 }
 
 // All of it, by one block of kScheduleThreads.
@@ -278,21 +263,23 @@ __device__ __forceinline__ void Schedule(const Params& p) {
   const Totals totals =
       AddUp(ReadSequences(p, first, num_seqs, chunk.infos, warp_ends), warp_totals);
 
-  Splits chosen;
-  chosen.prefill = ChoosePrefillSplits(p, totals);
-  const long long prefill_partial =
-      chosen.prefill > 1 ? static_cast<long long>(totals.prefill_rows) * p.kv_heads * chosen.prefill
-                         : 0;
-  chosen.decode_tokens = ChooseDecodeSplit(
-      p, totals, num_seqs, p.partial_capacity - prefill_partial, chunk.infos, counts);
-  const unsigned num_items = WriteItems(p, totals, chosen, num_seqs, warp_demands, chunk);
+  unsigned num_items;
+  if (totals.order == kContested) {
+    num_items = WriteContested(p, num_seqs);
+  } else {
+    Splits chosen;
+    chosen.prefill = ChoosePrefillSplits(p, totals);
+    const long long prefill_partial =
+        chosen.prefill > 1
+            ? static_cast<long long>(totals.prefill_rows) * p.kv_heads * chosen.prefill
+            : 0;
+    chosen.decode_tokens = ChooseDecodeSplit(
+        p, totals, num_seqs, p.partial_capacity - prefill_partial, chunk.infos, counts);
+    num_items = WriteItems(p, totals, chosen, num_seqs, warp_demands, chunk);
+  }
   if (threadIdx.x == 0) {
-    *p.header = {num_items,
-                 static_cast<unsigned>(p.workers),
-                 static_cast<unsigned>(num_seqs),
-                 static_cast<unsigned>(totals.any_invalid),
-                 0,
-                 0};
+    *p.header = {num_items, static_cast<unsigned>(p.workers), static_cast<unsigned>(num_seqs),
+                 totals.order, 0, 0};
   }
 }
 

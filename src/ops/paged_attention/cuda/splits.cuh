@@ -43,7 +43,7 @@ struct Totals {
   int prefill_tiles;
   int prefill_max_span;
   int owned_tokens;
-  int any_invalid;
+  int order;  // Order
 };
 
 // How the key ranges are cut.
@@ -55,8 +55,7 @@ struct Splits {
 // What a sequence asks for.
 struct Shape {
   int rows;       // of all its query tokens
-  int first_row;  // the first of them that is its own
-  int tiles;      // over those; 0: no work
+  int tiles;      // 0: no work
   int tile_rows;
   int span;  // keys that some row sees
   bool decode;
@@ -66,12 +65,10 @@ __device__ __forceinline__ Shape ShapeOf(const Params& p, const SequenceInfo& in
   Shape shape;
   shape.rows = info.query_len * p.group_size;
   shape.decode = shape.rows <= p.decode_max_rows;
-  shape.first_row = info.first_token * p.group_size;
   shape.tile_rows = shape.decode ? kDecodeTileRows : p.prefill_tile_rows;
-  const int own = Max(shape.rows - shape.first_row, 0);
-  shape.tiles = shape.decode ? (own + kDecodeTileRows - 1) / kDecodeTileRows
-                             : CeilDiv(own, p.prefill_tile_rows);
-  const int first_pos = info.context_len - info.query_len + info.first_token;
+  shape.tiles = shape.decode ? (shape.rows + kDecodeTileRows - 1) / kDecodeTileRows
+                             : CeilDiv(shape.rows, p.prefill_tile_rows);
+  const int first_pos = info.context_len - info.query_len;
   const int first_key = p.window == 0 ? 0 : Max(0, first_pos - p.window + 1);
   shape.span = Max(info.context_len - first_key, 1);
   return shape;
