@@ -153,6 +153,40 @@ TEST(Workspace, BatchInvariantHoldsEverySplit) {
   EXPECT_EQ(MakeWorkspaceLayout(problem).partial_capacity, 0);
 }
 
+// Long contexts bring the carry of their sums, of a size that no device decides.
+TEST(Workspace, LongContextsCarryTheirSums) {
+  Problem problem = MakeProblem();
+  problem.max_pages_per_seq = 8192 / problem.page_size;
+  const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
+  EXPECT_EQ(layout.carry, layout.total_bytes);
+  ++problem.max_pages_per_seq;
+  EXPECT_GT(WorkspaceBytes(problem), layout.total_bytes);
+  EXPECT_LE(WorkspaceBytes(problem), layout.total_bytes + (48 << 20));
+  // A worker's part is there for every worker.
+  EXPECT_LE(Choose(problem, Device(9, 0, 1000, 227)).workers, 320);
+  problem.query_dtype = problem.cache_dtype = DType::kF32;
+  EXPECT_LE(Choose(problem, Device(9, 0, 1000, 227)).workers, 640);
+}
+
+// Where starts descend, each token may be items of its own.
+TEST(Workspace, HoldsAnItemAToken) {
+  Problem problem = MakeProblem();
+  for (const int64_t group : {1, 4, 16, 17, 250}) {
+    problem.q_heads = group * problem.kv_heads;
+    EXPECT_GE(MakeWorkspaceLayout(problem).item_capacity,
+              problem.tokens * ((group + 15) / 16) + (problem.tokens + 63) / 64);
+  }
+}
+
+TEST(Launches, LargeSoftCapsTakeTheExactTanh) {
+  Problem problem = MakeProblem();
+  problem.soft_cap = 257;
+  EXPECT_THAT(MakeLaunches(problem, Choose(problem, kH200)).attend.defines, Contains("SOFT_CAP=2"));
+  problem = MakeProblem(DType::kF32, DType::kF32);
+  problem.soft_cap = 30;
+  EXPECT_THAT(MakeLaunches(problem, Choose(problem, kH200)).attend.defines, Contains("SOFT_CAP=2"));
+}
+
 TEST(Launches, NamesWhatShapesTheCodeAndNothingElse) {
   Problem problem = MakeProblem();
   const Launches a = MakeLaunches(problem, Choose(problem, kH200));

@@ -188,7 +188,7 @@ __device__ __forceinline__ bool WeighWarps(const Params& p, const Tile& tile,
     return true;
   }
   const long long query_row = QueryRow(p, tile, row);
-  const RowEnd end = FinishRow(p, tile, query_row, max, sum);
+  const RowEnd end = FinishRow(p, tile, query_row, logit_factor, max, sum);
   if (p.lse != nullptr && write) p.lse[query_row] = end.lse;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) factors[w] *= end.factor;
@@ -256,7 +256,6 @@ template <typename FetchNext>
 __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, FetchNext fetch_next,
                                           char* shared, DecodeShared& extra) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const LogitFactor logit = MakeLogitFactor(p, tile.head);
   const char* keys = p.k_cache + tile.head * p.head_stride;
   const long long to_values =
       reinterpret_cast<long long>(p.v_cache) - reinterpret_cast<long long>(p.k_cache);
@@ -287,6 +286,7 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
   int page = pages[kStages - 1];
   fetch_next();
 
+  const LogitFactor logit = MakeLogitFactor(p, tile.head);
   float query_scale[2];
   PrepareQuery(logit.negate, q, query_scale);
   RowState rows[2];

@@ -69,7 +69,7 @@ __device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile) {
     sum = WarpReduce(sum, [](float a, float b) { return a + b; });
 
     const long long query_row = QueryRow(p, tile, row);
-    const RowEnd end = FinishRow(p, tile, query_row, max, sum);
+    const RowEnd end = FinishRow(p, tile, query_row, factor, max, sum);
     Out* out = static_cast<Out*>(p.out) + query_row * kHeadDim + lane;
 #pragma unroll
     for (int j = 0; j < kDims; ++j) {

@@ -12,8 +12,9 @@ inline constexpr int kCarryTiles = (kCarryKeys + kTileKeys - 1) / kTileKeys;
 struct PrefillShared {
   long long offsets[2][kTileKeys];  // where the rows of a tile lie in the cache; -1: zeros
   float row_scale[kTileRows];
-  Visible all;  // keys that every row of the tile sees
-  bool found;   // values that are not finite, among keys that some row does not see
+  Visible all;    // keys that every row of the tile sees
+  unsigned lost;  // pieces of 16 rows that RunPrefillWgmma must leave
+  bool found;     // values that are not finite, among keys that some row does not see
 };
 
 // Starts the copies of one tile of keys and values.
@@ -86,7 +87,7 @@ __device__ __forceinline__ void AddValues(float (&o)[kRowTiles][kOutTiles][4],
 // Writes one row's elements that this thread holds: final ones, or partial sums.
 __device__ __forceinline__ void WritePrefillRow(const Params& p, const Tile& tile, int row,
                                                 const float (&o)[kOutTiles][4], int half,
-                                                const RowState& state) {
+                                                const RowState& state, float logit_factor) {
   const float sum = QuadSum(state.sum);
   if (row >= tile.num_rows) return;
   const float max_logit = MaxLogit(state);
@@ -109,7 +110,7 @@ __device__ __forceinline__ void WritePrefillRow(const Params& p, const Tile& til
     return;
   }
   const long long query_row = QueryRow(p, tile, row);
-  const RowEnd end = FinishRow(p, tile, query_row, max_logit, sum);
+  const RowEnd end = FinishRow(p, tile, query_row, logit_factor, max_logit, sum);
   if (p.lse != nullptr && first_lane) p.lse[query_row] = end.lse;
   Out* out = static_cast<Out*>(p.out) + query_row * kHeadDim;
   // Pairs of neighbours go out together: (t, 0) and (t, 1), in fp8's order (t, c) and (t + 1, c).
@@ -254,7 +255,8 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      WritePrefillRow(p, tile, warp_row + m * 16 + h * 8 + lane / 4, o[m], h, rows[m][h]);
+      WritePrefillRow(p, tile, warp_row + m * 16 + h * 8 + lane / 4, o[m], h, rows[m][h],
+                      logit.factor);
     }
   }
 }

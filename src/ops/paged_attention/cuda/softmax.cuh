@@ -29,14 +29,20 @@ __device__ __forceinline__ RowState MakeRowState(const LogitFactor& logit, float
   return row;
 }
 
+// Past this, max * factor is not subtracted as a product: its rounding would show in the weights.
+inline constexpr float kFarLogit = 8192.0f;
+__device__ __forceinline__ bool IsNear(float base) { return fabsf(base) < kFarLogit; }
+
+// Whether a row came near the end of what Weigh<false> can do: then its sums mean nothing. `sum`: of
+// all of its weights.
+__device__ __forceinline__ bool IsLost(const RowState& row, float sum) {
+  return !(sum < Infinity()) || (row.max != -Infinity() && !IsNear(row.max * row.factor));
+}
+
 // The maximum in the units that rows share between items.
 __device__ __forceinline__ float MaxLogit(const RowState& row) {
   return kScaledQuery && row.max != -Infinity() ? row.max * row.unit : row.max;
 }
-
-// Past this, max * factor is not subtracted as a product: its rounding would show in the weights.
-inline constexpr float kFarLogit = 8192.0f;
-__device__ __forceinline__ bool IsNear(float base) { return fabsf(base) < kFarLogit; }
 
 // What sums of weights relative to the maximum `from` are multiplied by when it becomes `to`. The
 // products are those of Weigh, never part of an FMA: sums that stay relative to one maximum stay.
@@ -62,8 +68,8 @@ __device__ __forceinline__ void Mask(float (&s)[kTiles][4], int key0, const Visi
 }
 
 // Turns logits into weights, updates the two rows' state, and gives the factors that the sums of
-// values so far must be multiplied by.
-template <int kTiles>
+// values so far must be multiplied by. kFar: also where logits are not IsNear; else IsLost tells.
+template <bool kFar = true, int kTiles>
 __device__ __forceinline__ void Weigh(float (&s)[kTiles][4], RowState (&rows)[2],
                                       float (&rescale)[2]) {
   float max[2], base[2];
@@ -77,9 +83,10 @@ __device__ __forceinline__ void Weigh(float (&s)[kTiles][4], RowState (&rows)[2]
     max[h] = fmaxf(max[h], __shfl_xor_sync(kAllLanes, max[h], 1));
     max[h] = fmaxf(max[h], __shfl_xor_sync(kAllLanes, max[h], 2));
     base[h] = __fmul_rn(max[h], rows[h].factor);
+    if (!kFar && max[h] == -Infinity()) base[h] = 0.0f;
     rescale[h] = Exp2(__fmul_rn(rows[h].max, rows[h].factor) - base[h]);
   }
-  if (!IsNear(fmaxf(fabsf(base[0]), fabsf(base[1])))) {
+  if (kFar && !IsNear(fmaxf(fabsf(base[0]), fabsf(base[1])))) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (IsNear(base[h])) continue;

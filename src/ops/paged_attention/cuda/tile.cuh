@@ -132,19 +132,22 @@ struct RowEnd {
 };
 
 __device__ __forceinline__ RowEnd FinishRow(const Params& p, const Tile& tile, long long query_row,
-                                            float max, float sum) {
-  const float sink =
-      p.sinks == nullptr ? -Infinity() : p.sinks[static_cast<int>(query_row % p.q_heads)];
-  const float to_natural = MakeLogitFactor(p, tile.head).factor * kLn2;
-  const float max_logit = max == -Infinity() ? max : max * to_natural;  // may be infinite
+                                            float logit_factor, float max, float sum) {
+  float max_logit = max == -Infinity() ? max : max * (logit_factor * kLn2);  // may be infinite
   RowEnd end;
-  end.sees_nothing = sum == 0.0f && sink == -Infinity();
-  const float larger = end.sees_nothing ? 0.0f : fmaxf(sink, max_logit);
-  const float keep = max_logit == larger ? 1.0f : expf(max_logit - larger);
-  sum = sum * keep + expf(sink - larger);
-  end.lse = end.sees_nothing ? -Infinity() : larger + logf(sum);
-  const float v_scale = p.v_scale == nullptr ? 1.0f : p.v_scale[tile.head * p.v_scale_step];
-  end.factor = v_scale * keep / sum;
+  end.factor = p.v_scale == nullptr ? 1.0f : p.v_scale[tile.head * p.v_scale_step];
+  end.sees_nothing = sum == 0.0f;
+  if (p.sinks != nullptr) {
+    const float sink = p.sinks[static_cast<int>(query_row % p.q_heads)];
+    end.sees_nothing &= sink == -Infinity();
+    const float larger = fmaxf(sink, max_logit);
+    const float keep = max_logit == larger ? 1.0f : expf(max_logit - larger);
+    sum = sum * keep + (sink == -Infinity() ? 0.0f : expf(sink - larger));
+    end.factor *= keep;
+    max_logit = larger;
+  }
+  end.lse = end.sees_nothing ? -Infinity() : max_logit + logf(sum);
+  end.factor /= sum;
   return end;
 }
 

@@ -1,0 +1,296 @@
+// paged_attention on a GPU at its edges: rows that overlap or see nothing, values that are not
+// finite, factors at the ends of f32, contexts of millions of tokens. Skipped where there is no GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "src/cuda/gpu_call_testing.h"
+#include "src/ops/paged_attention/random_case.h"
+#include "src/ops/paged_attention/reference.h"
+
+namespace xla_gpu::paged_attention {
+namespace {
+
+using cuda::Bytes;
+
+struct Kind {
+  DType query, cache;
+  double tolerance;
+};
+
+constexpr Kind kKinds[] = {{DType::kBF16, DType::kBF16, 0.03},
+                           {DType::kF16, DType::kF16, 0.004},
+                           {DType::kBF16, DType::kF8E4M3FN, 0.03},
+                           {DType::kF16, DType::kF8E5M2, 0.03},
+                           {DType::kF32, DType::kF32, 2e-5}};
+
+CaseSpec SpecOf(const Kind& kind, std::vector<int64_t> query_lens,
+                std::vector<int64_t> context_lens) {
+  CaseSpec spec;
+  spec.query_dtype = kind.query;
+  spec.cache_dtype = kind.cache;
+  spec.out_dtype = "f32";
+  spec.head_dim = 64;
+  spec.padding_rows = 0;
+  spec.query_lens = std::move(query_lens);
+  spec.context_lens = std::move(context_lens);
+  spec.max_seqs = static_cast<int64_t>(spec.query_lens.size());
+  return spec;
+}
+
+class PagedAttentionEdgesGpuTest : public cuda::GpuTest {
+ protected:
+  static std::vector<Bytes> Run(const Case& c) {
+    auto got = cuda::RunOnGpu(**OpRegistry::Global().Get("paged_attention"), c.call(), {});
+    if (!got.ok()) ADD_FAILURE() << got.status().ToString();
+    return got.ok() ? *got : std::vector<Bytes>(2);
+  }
+
+  static void ExpectRight(const Case& c, double tolerance, const std::string& what) {
+    const Problem p = *ProblemFromCall(c.call());
+    std::vector<double> out(static_cast<size_t>(c.out.size()));
+    std::vector<double> lse(static_cast<size_t>(p.tokens * p.q_heads));
+    PagedAttentionReference(p, BuffersFromCall(p, c.call()), out.data(), lse.data());
+    const std::vector<Bytes> got = Run(c);
+    if (HasFailure()) return;
+    int wrong = 0;
+    const auto compare = [&](const std::vector<double>& expected, const Bytes& bytes, double allowed,
+                             const char* name) {
+      for (size_t i = 0; i < expected.size(); ++i) {
+        const double value = LoadAsDouble(bytes.data(), DType::kF32, static_cast<int64_t>(i));
+        const double want = static_cast<double>(static_cast<float>(expected[i]));
+        const bool right = SameNonFinite(want, value) ||
+                           std::fabs(value - want) <= allowed * std::max(1.0, std::fabs(want));
+        if (!right && ++wrong <= 3) {
+          ADD_FAILURE() << what << ": " << name << "[" << i << "] (row "
+                        << i / (expected.size() / static_cast<size_t>(p.tokens)) << ") is " << value
+                        << ", expected " << want;
+        }
+      }
+    };
+    compare(out, got[0], tolerance, "out");
+    compare(lse, got[1], std::max(tolerance / 10, 1e-5), "lse");
+    if (wrong > 3) ADD_FAILURE() << what << ": " << wrong << " numbers are wrong";
+  }
+};
+
+TEST_F(PagedAttentionEdgesGpuTest, AValidSequenceKeepsItsRows) {
+  struct Batch {
+    std::vector<int64_t> query_lens, context_lens;  // what the cache holds
+    std::vector<int32_t> starts;                    // what the call says
+    int bad_page_of;                                // a sequence, or -1
+  };
+  const Batch batches[] = {
+      {{4, 1, 1}, {20, 10, 33}, {0, 4, 2, 6}, 0},
+      {{1, 1, 1, 1, 1}, {5, 0, 5, 9, 9}, {0, 1, 2, 3, 0, 4}, -1},
+      {{10, 5, 5}, {20, 10, 33}, {10, 20, 0, 15}, -1},
+      {{10, 5, 5}, {20, 10, 33}, {10, 20, 0, 15}, 0},
+      {{10, 10, 10, 10, 0}, {60, 50, 33, 12, 7}, {0, 40, 5, 12, -1, 9}, 2},
+  };
+  for (const Kind& kind : kKinds) {
+    for (const Batch& batch : batches) {
+      std::mt19937_64 rng(5);
+      Case c(SpecOf(kind, batch.query_lens, batch.context_lens), rng);
+      std::copy(batch.starts.begin(), batch.starts.end(), c.query_start_loc.ints());
+      if (batch.bad_page_of >= 0) {
+        c.block_tables.ints()[batch.bad_page_of * c.spec().max_pages] = 1 << 20;
+      }
+      ExpectRight(c, kind.tolerance, StrCat("starts ", StrJoin(batch.starts, ","), ": ",
+                                            c.spec().ToString()));
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(PagedAttentionEdgesGpuTest, RowsThatSeeNothingAreZero) {
+  for (const Kind& kind : kKinds) {
+    for (const bool sinks : {false, true}) {
+      std::mt19937_64 rng(6);
+      CaseSpec spec = SpecOf(kind, {3, 1, 40, 100, 9}, {0, 0, 7, 99, 120});
+      spec.sinks = sinks;
+      spec.padding_rows = 70;
+      Case c(spec, rng);
+      ExpectRight(c, kind.tolerance, spec.ToString());
+    }
+  }
+}
+
+// The last of 40 keys is not finite in one dimension: the last query alone sees that.
+TEST_F(PagedAttentionEdgesGpuTest, ANonFiniteValueStaysInItsRows) {
+  for (const Kind& kind : kKinds) {
+    for (const int64_t queries : {4, 9, 40}) {
+      for (const int64_t context : {40, 100}) {
+        std::mt19937_64 rng(7);
+        CaseSpec spec = SpecOf(kind, {queries}, {context});
+        Case c(spec, rng);
+        const std::vector<Bytes> before = Run(c);
+        const Problem p = *ProblemFromCall(c.call());
+        const int64_t token = context - 1;
+        const int64_t page = c.block_tables.ints()[token / p.page_size];
+        const int64_t at =
+            p.v.offset + page * p.v.page_stride + token % p.page_size * p.v.token_stride + 1;
+        for (const double value : {std::nan(""), -HUGE_VAL}) {
+          if (std::isinf(value) && IsFloat8(kind.cache)) continue;  // saturates
+          c.kv_cache.Set(at, value);
+          ExpectRight(c, kind.tolerance, StrCat(queries, " queries: ", spec.ToString()));
+          // Rows that do not see the key keep their bits.
+          const std::vector<Bytes> after = Run(c);
+          const auto earlier =
+              static_cast<int64_t>(before[0].size()) / queries * (queries - 1);
+          EXPECT_TRUE(std::equal(before[0].begin(), before[0].begin() + earlier, after[0].begin()))
+              << queries << " queries: " << spec.ToString();
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// Factors and sinks at the ends of what is allowed; logits of 1e10.
+TEST_F(PagedAttentionEdgesGpuTest, ExtremesAreRight) {
+  struct Extreme {
+    double scale, soft_cap;
+    float k_scale, sink;
+    double query;  // factor
+  };
+  const Extreme extremes[] = {{1e20, 0, 1, 0, 1},         {-1e20, 0, 1, 0, 1},
+                              {0.1, 0, 1e38f, 0, 1},      {0.1, 0, -1e38f, 0, 1},
+                              {1e20, 0, 1e38f, 0, 1},     {0, 0, 1, 0, 1},
+                              {0.1, 0, 1, 3.4e38f, 1},    {0.1, 0, 1, -3.4e38f, 1},
+                              {0.1, 1e-20, 1, 0, 1},      {0.1, 1e20, 1, 0, 1},
+                              {1e20, 1e-20, 1e38f, 0, 1}, {0.1, 1e4, 1, 0, 1},
+                              {0.1, 0, 1, 0, 1e10},       {0.1, 30, 1, 0, 1e10}};
+  for (const Kind& kind : kKinds) {
+    for (const Extreme& extreme : extremes) {
+      if (kind.query == DType::kF16 && extreme.query != 1) continue;  // beyond f16
+      // bf16 rounds queries, so that near ties among large logits fall either way: see the keys.
+      std::mt19937_64 rng(8);
+      CaseSpec spec = SpecOf(kind, {1, 40}, {90, 77});
+      spec.scale = extreme.scale;
+      spec.soft_cap = extreme.soft_cap;
+      spec.sinks = extreme.sink != 0;
+      spec.k_scale_size = 1;
+      Case c(spec, rng);
+      for (int64_t i = 0; i < c.query.size(); ++i) c.query.Set(i, c.query.Get(i) * extreme.query);
+      for (int64_t i = 0; spec.sinks && i < c.sinks.size(); ++i) c.sinks.Set(i, extreme.sink);
+      c.k_scale.Set(0, extreme.k_scale);
+      ExpectRight(c, kind.tolerance, spec.ToString());
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// Tables that name the same few pages over and over hold contexts of any length: each of 64 keys is
+// seen so and so often.
+TEST_F(PagedAttentionEdgesGpuTest, SumsDoNotDriftWithTheContext) {
+  constexpr int64_t kPageSize = 1024, kPages = 4, kKeys = kPageSize * kPages;
+  struct Shape {
+    const char* name;
+    int64_t seqs, queries;
+  };
+  const Shape shapes[] = {{"decode", 1, 1}, {"decode", 64, 1}, {"prefill", 1, 128},
+                          {"prefill", 64, 128}};
+  std::printf("largest relative error of f32 results, V = 0.1 and V random in [0, 1)\n");
+  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[4]}) {
+    for (const Shape& shape : shapes) {
+      for (const int64_t context : {int64_t{1} << 15, int64_t{1} << 20, int64_t{1} << 23}) {
+        // Some ten seconds of f32 arithmetic.
+        if (shape.seqs * shape.queries * context > int64_t{1} << 33) continue;
+        if (kind.query == DType::kF32 && shape.seqs * shape.queries * context > int64_t{1} << 31) {
+          continue;
+        }
+        CaseSpec spec = SpecOf(kind, {}, {});
+        spec.kv_heads = 1;
+        spec.group_size = 2;
+        spec.page_size = kPageSize;
+        spec.max_pages = context / kPageSize;
+        spec.spare_pages = 0;
+        spec.max_seqs = 1;
+        spec.return_lse = false;
+        spec.padding_rows = shape.seqs * shape.queries;
+        double worst[2];
+        for (const bool random_values : {false, true}) {
+          std::mt19937_64 rng(9);
+          // The tensors of a small case, but tables and lengths of a long one.
+          CaseSpec small = spec;
+          small.max_pages = kPages;
+          Case c(small, rng);
+          OwnedTensor tables(DType::kI32, {shape.seqs, spec.max_pages});
+          OwnedTensor lens(DType::kI32, {shape.seqs}), starts(DType::kI32, {shape.seqs + 1});
+          for (int64_t i = 0; i < tables.size(); ++i) tables.ints()[i] = static_cast<int>(i % kPages);
+          for (int64_t s = 0; s <= shape.seqs; ++s) {
+            starts.ints()[s] = static_cast<int>(s * shape.queries);
+            if (s < shape.seqs) lens.ints()[s] = static_cast<int>(context);
+          }
+          c.num_seqs.ints()[0] = static_cast<int>(shape.seqs);
+          const Problem p = *ProblemFromCall(c.call());
+          std::normal_distribution<double> normal(0, 1);
+          std::uniform_real_distribution<double> uniform(0, 1);
+          for (int64_t t = 0; t < kKeys; ++t) {
+            for (int64_t d = 0; d < p.head_dim; ++d) {
+              const auto at = [&](const CacheLayout& layout) {
+                return layout.offset + t / kPageSize * layout.page_stride +
+                       t % kPageSize * layout.token_stride + d;
+              };
+              c.kv_cache.Set(at(p.k), normal(rng) / 2);
+              c.kv_cache.Set(at(p.v), random_values ? uniform(rng) : 0.1);
+            }
+          }
+          Call call = c.call();
+          std::vector<TensorView> args(call.args.begin(), call.args.end());
+          args[2] = lens.view(), args[3] = tables.view(), args[4] = starts.view();
+          call.args = args;
+          const auto got =
+              cuda::RunOnGpu(**OpRegistry::Global().Get("paged_attention"), call, {});
+          ASSERT_TRUE(got.ok()) << got.status().ToString();
+          worst[random_values] = 0;
+          for (int64_t row : {int64_t{0}, shape.seqs * shape.queries - 1}) {
+            const int64_t sees = context - shape.queries + row % shape.queries + 1;
+            for (int64_t head = 0; head < 2; ++head) {
+              const int64_t q = (row * 2 + head) * p.head_dim;
+              std::vector<double> sums(static_cast<size_t>(p.head_dim));
+              double sum = 0;
+              for (int64_t t = 0; t < kKeys; ++t) {
+                const auto at = [&](const CacheLayout& layout) {
+                  return layout.offset + t / kPageSize * layout.page_stride +
+                         t % kPageSize * layout.token_stride;
+                };
+                double dot = 0;
+                for (int64_t d = 0; d < p.head_dim; ++d) {
+                  dot += c.query.Get(q + d) * c.kv_cache.Get(at(p.k) + d);
+                }
+                const double weight = std::exp(dot * p.scale) *
+                                      static_cast<double>(sees / kKeys + (t < sees % kKeys));
+                sum += weight;
+                for (int64_t d = 0; d < p.head_dim; ++d) {
+                  sums[static_cast<size_t>(d)] += weight * c.kv_cache.Get(at(p.v) + d);
+                }
+              }
+              for (int64_t d = 0; d < p.head_dim; ++d) {
+                const double want = sums[static_cast<size_t>(d)] / sum;
+                const double value = LoadAsDouble((*got)[0].data(), DType::kF32, q + d);
+                worst[random_values] =
+                    std::max(worst[random_values], std::fabs(value - want) / want);
+              }
+            }
+          }
+        }
+        std::printf("%-4s %s of %2lld sequences, context %7lld: %.1e %.1e\n",
+                    std::string(DTypeName(kind.cache)).c_str(), shape.name,
+                    static_cast<long long>(shape.seqs), static_cast<long long>(context), worst[0],
+                    worst[1]);
+        // Weights are rounded to the cache's type: an error that does not grow.
+        const double allowed = kind.query == DType::kF32    ? 4e-6
+                               : kind.query == DType::kBF16 ? 4e-4
+                                                            : 1e-4;
+        EXPECT_LE(worst[0], allowed);
+        EXPECT_LE(worst[1], allowed);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace xla_gpu::paged_attention
