@@ -2,8 +2,8 @@
 // or of fp8.
 //
 // Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (BF16, F16, E4M3, E5M2, float), HEAD_DIM,
-// SOFT_CAP (0: none, 1, 2: with the exact tanh), TILE_ROWS (64, 128), TILE_KEYS (a multiple of 16), MIN_BLOCKS (an SM should
-// hold), WGMMA (1: prefill by Hopper's warpgroup instructions, sm_90a).
+// SOFT_CAP (0: none, 1, 2: with the exact tanh), TILE_ROWS (64, 128), TILE_KEYS (a multiple of 16),
+// MIN_BLOCKS (an SM should hold), WGMMA (1: prefill by Hopper's warpgroup instructions, sm_90a).
 #include "src/ops/paged_attention/cuda/decode.cuh"
 #include "src/ops/paged_attention/cuda/prefill.cuh"
 #if WGMMA
@@ -22,22 +22,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   ZeroPadding(tiles, kTilesBytes);
   __syncthreads();
   Attend<Out, kHeadDim>(p, [&](const Tile& tile, auto fetch_next) {
-#if WGMMA
-    const bool prefill = tile.kind == kPrefillItem;
-    unsigned pieces = prefill ? RunPrefillWgmma(p, tile, fetch_next, tiles, extra.prefill) : 1u;
-    for (Tile piece = tile; pieces != 0; pieces >>= 1, piece.first_row += kDecodeTileRows) {
-      if ((pieces & 1u) == 0) continue;
-      if (prefill) __syncthreads();  // what the tile or the piece before left is read
-      piece.num_rows = min(tile.first_row + tile.num_rows - piece.first_row, kDecodeTileRows);
-      RunDecode(p, piece, [&] { if (!prefill) fetch_next(); }, tiles, extra.decode);
-    }
-#else
     if (tile.kind == kPrefillItem) {
+#if WGMMA
+      RunPrefillWgmma(p, tile, fetch_next, tiles, extra.prefill);
+#else
       RunPrefill(p, tile, fetch_next, tiles, extra.prefill);
+#endif
     } else {
       RunDecode(p, tile, fetch_next, tiles, extra.decode);
     }
-#endif
     if constexpr (kHeadDim != kPadded) {  // queries and sums lay where the stages' padding is
       __syncthreads();
       ZeroPadding(tiles, kTilesBytes);

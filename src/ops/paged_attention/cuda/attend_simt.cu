@@ -4,7 +4,8 @@
 // A block holds 16 rows; eight threads share a row: each of them computes the logits of every
 // eighth key, and sums every eighth group of four head dimensions of the values.
 //
-// Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (float, BF16, F16, E4M3, E5M2), HEAD_DIM, SOFT_CAP (0: none, 2).
+// Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (float, BF16, F16, E4M3, E5M2), HEAD_DIM,
+// SOFT_CAP (0: none, 2).
 #include "src/ops/paged_attention/cuda/attend.cuh"
 #include "src/ops/paged_attention/cuda/carry.cuh"
 

@@ -60,9 +60,8 @@ int64_t MostWorkers(const Problem& problem) { return TensorCoresTake(problem) ? 
 
 // As softmax.cuh and attend_simt.cu compute kCarryFloats.
 int64_t CarryFloats(const Problem& problem) {
-  return TensorCoresTake(problem)
-             ? WidestTile(problem) / 64 * (6 + PaddedHeadDim(problem))
-             : 3 + 8 * CeilDiv(problem.head_dim, 4 * kSimtLanes);
+  return TensorCoresTake(problem) ? WidestTile(problem) / 64 * (6 + PaddedHeadDim(problem))
+                                  : 3 + 8 * CeilDiv(problem.head_dim, 4 * kSimtLanes);
 }
 
 int64_t CarryBytes(const Problem& problem) {
@@ -111,7 +110,7 @@ std::vector<std::string> AttendDefines(const Problem& problem, const Config& con
       StrCat("CACHE_TYPE=", cuda::DeviceType(problem.cache_dtype)),
       StrCat("OUT_TYPE=", cuda::DeviceType(problem.out_dtype)),
       StrCat("HEAD_DIM=", problem.head_dim),
-      StrCat("SOFT_CAP=", problem.soft_cap == 0     ? 0
+      StrCat("SOFT_CAP=", problem.soft_cap == 0        ? 0
                           : ExactTanh(problem, config) ? 2
                                                        : 1),
   };
@@ -184,8 +183,8 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
                                   : problem.tokens * problem.q_heads * splits;
   }
   // Every tile of 16 rows may be an item, begun by any sequence, and in a contested batch by any
-  // token; a split item has at least one row of partial results for each kv head. Fill items come on
-  // top.
+  // token; a split item has at least one row of partial results for each kv head. Fill items come
+  // on top.
   const int64_t items = problem.tokens * CeilDiv(group, kDecodeTileRows) + active +
                         layout.partial_capacity / std::max<int64_t>(problem.kv_heads, 1) +
                         CeilDiv(problem.tokens, kFillTokens);
@@ -257,8 +256,7 @@ StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const 
   p.partial_max = reinterpret_cast<float*>(workspace + layout.partial_max);
   p.partial_sum = reinterpret_cast<float*>(workspace + layout.partial_sum);
   p.partial_out = reinterpret_cast<float*>(workspace + layout.partial_out);
-  p.carry =
-      CarryBytes(problem) > 0 ? reinterpret_cast<float*>(workspace + layout.carry) : nullptr;
+  p.carry = CarryBytes(problem) > 0 ? reinterpret_cast<float*>(workspace + layout.carry) : nullptr;
   p.arrivals = reinterpret_cast<unsigned*>(workspace + layout.arrivals);
   p.page_stride = problem.k.page_stride * element;
   p.token_stride = problem.k.token_stride * element;

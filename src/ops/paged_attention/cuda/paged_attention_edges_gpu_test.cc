@@ -1,5 +1,6 @@
 // paged_attention on a GPU at its edges: rows that overlap or see nothing, values that are not
-// finite, factors at the ends of f32, contexts of millions of tokens. Skipped where there is no GPU.
+// finite, factors at the ends of f32, contexts of millions of tokens. Skipped where there is no
+// GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -56,8 +57,8 @@ class PagedAttentionEdgesGpuTest : public cuda::GpuTest {
     const std::vector<Bytes> got = Run(c);
     if (HasFailure()) return;
     int wrong = 0;
-    const auto compare = [&](const std::vector<double>& expected, const Bytes& bytes, double allowed,
-                             const char* name) {
+    const auto compare = [&](const std::vector<double>& expected, const Bytes& bytes,
+                             double allowed, const char* name) {
       for (size_t i = 0; i < expected.size(); ++i) {
         const double value = LoadAsDouble(bytes.data(), DType::kF32, static_cast<int64_t>(i));
         const double want = static_cast<double>(static_cast<float>(expected[i]));
@@ -97,8 +98,8 @@ TEST_F(PagedAttentionEdgesGpuTest, AValidSequenceKeepsItsRows) {
       if (batch.bad_page_of >= 0) {
         c.block_tables.ints()[batch.bad_page_of * c.spec().max_pages] = 1 << 20;
       }
-      ExpectRight(c, kind.tolerance, StrCat("starts ", StrJoin(batch.starts, ","), ": ",
-                                            c.spec().ToString()));
+      ExpectRight(c, kind.tolerance,
+                  StrCat("starts ", StrJoin(batch.starts, ","), ": ", c.spec().ToString()));
       if (HasFailure()) return;
     }
   }
@@ -137,8 +138,7 @@ TEST_F(PagedAttentionEdgesGpuTest, ANonFiniteValueStaysInItsRows) {
           ExpectRight(c, kind.tolerance, StrCat(queries, " queries: ", spec.ToString()));
           // Rows that do not see the key keep their bits.
           const std::vector<Bytes> after = Run(c);
-          const auto earlier =
-              static_cast<int64_t>(before[0].size()) / queries * (queries - 1);
+          const auto earlier = static_cast<int64_t>(before[0].size()) / queries * (queries - 1);
           EXPECT_TRUE(std::equal(before[0].begin(), before[0].begin() + earlier, after[0].begin()))
               << queries << " queries: " << spec.ToString();
         }
@@ -155,13 +155,12 @@ TEST_F(PagedAttentionEdgesGpuTest, ExtremesAreRight) {
     float k_scale, sink;
     double query;  // factor
   };
-  const Extreme extremes[] = {{1e20, 0, 1, 0, 1},         {-1e20, 0, 1, 0, 1},
-                              {0.1, 0, 1e38f, 0, 1},      {0.1, 0, -1e38f, 0, 1},
-                              {1e20, 0, 1e38f, 0, 1},     {0, 0, 1, 0, 1},
-                              {0.1, 0, 1, 3.4e38f, 1},    {0.1, 0, 1, -3.4e38f, 1},
-                              {0.1, 1e-20, 1, 0, 1},      {0.1, 1e20, 1, 0, 1},
-                              {1e20, 1e-20, 1e38f, 0, 1}, {0.1, 1e4, 1, 0, 1},
-                              {0.1, 0, 1, 0, 1e10},       {0.1, 30, 1, 0, 1e10}};
+  const Extreme extremes[] = {
+      {1e20, 0, 1, 0, 1},      {-1e20, 0, 1, 0, 1},        {0.1, 0, 1e38f, 0, 1},
+      {0.1, 0, -1e38f, 0, 1},  {1e20, 0, 1e38f, 0, 1},     {0, 0, 1, 0, 1},
+      {0.1, 0, 1, 3.4e38f, 1}, {0.1, 0, 1, -3.4e38f, 1},   {0.1, 1e-20, 1, 0, 1},
+      {0.1, 1e20, 1, 0, 1},    {1e20, 1e-20, 1e38f, 0, 1}, {0.1, 1e4, 1, 0, 1},
+      {0.1, 0, 1, 0, 1e10},    {0.1, 30, 1, 0, 1e10}};
   for (const Kind& kind : kKinds) {
     for (const Extreme& extreme : extremes) {
       if (kind.query == DType::kF16 && extreme.query != 1) continue;  // beyond f16
@@ -190,8 +189,8 @@ TEST_F(PagedAttentionEdgesGpuTest, SumsDoNotDriftWithTheContext) {
     const char* name;
     int64_t seqs, queries;
   };
-  const Shape shapes[] = {{"decode", 1, 1}, {"decode", 64, 1}, {"prefill", 1, 128},
-                          {"prefill", 64, 128}};
+  const Shape shapes[] = {
+      {"decode", 1, 1}, {"decode", 64, 1}, {"prefill", 1, 128}, {"prefill", 64, 128}};
   std::printf("largest relative error of f32 results, V = 0.1 and V random in [0, 1)\n");
   for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[4]}) {
     for (const Shape& shape : shapes) {
@@ -219,7 +218,8 @@ TEST_F(PagedAttentionEdgesGpuTest, SumsDoNotDriftWithTheContext) {
           Case c(small, rng);
           OwnedTensor tables(DType::kI32, {shape.seqs, spec.max_pages});
           OwnedTensor lens(DType::kI32, {shape.seqs}), starts(DType::kI32, {shape.seqs + 1});
-          for (int64_t i = 0; i < tables.size(); ++i) tables.ints()[i] = static_cast<int>(i % kPages);
+          for (int64_t i = 0; i < tables.size(); ++i)
+            tables.ints()[i] = static_cast<int>(i % kPages);
           for (int64_t s = 0; s <= shape.seqs; ++s) {
             starts.ints()[s] = static_cast<int>(s * shape.queries);
             if (s < shape.seqs) lens.ints()[s] = static_cast<int>(context);
@@ -242,8 +242,7 @@ TEST_F(PagedAttentionEdgesGpuTest, SumsDoNotDriftWithTheContext) {
           std::vector<TensorView> args(call.args.begin(), call.args.end());
           args[2] = lens.view(), args[3] = tables.view(), args[4] = starts.view();
           call.args = args;
-          const auto got =
-              cuda::RunOnGpu(**OpRegistry::Global().Get("paged_attention"), call, {});
+          const auto got = cuda::RunOnGpu(**OpRegistry::Global().Get("paged_attention"), call, {});
           ASSERT_TRUE(got.ok()) << got.status().ToString();
           worst[random_values] = 0;
           for (int64_t row : {int64_t{0}, shape.seqs * shape.queries - 1}) {

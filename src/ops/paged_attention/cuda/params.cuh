@@ -87,7 +87,7 @@ struct Params {
   // Workspace.
   WorkHeader* header;
   SequenceInfo* sequences;  // [max_seqs]
-  int* owner_end;           // [max_seqs]: end of the rows of valid sequences so far; not if contested
+  int* owner_end;           // [max_seqs]: rows of valid sequences end here; not if contested
   int* state;               // [max_seqs]: SequenceState
   WorkItem* items;          // [item_capacity]
   float* partial_max;       // [partial_capacity], natural logarithm units

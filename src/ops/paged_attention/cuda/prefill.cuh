@@ -12,9 +12,8 @@ inline constexpr int kCarryTiles = (kCarryKeys + kTileKeys - 1) / kTileKeys;
 struct PrefillShared {
   long long offsets[2][kTileKeys];  // where the rows of a tile lie in the cache; -1: zeros
   float row_scale[kTileRows];
-  Visible all;    // keys that every row of the tile sees
-  unsigned lost;  // pieces of 16 rows that RunPrefillWgmma must leave
-  bool found;     // values that are not finite, among keys that some row does not see
+  Visible all;  // keys that every row of the tile sees
+  bool found;   // values that are not finite, among keys that some row does not see
 };
 
 // Starts the copies of one tile of keys and values.

@@ -40,12 +40,10 @@ __device__ __forceinline__ void CopySwizzledTile(const long long* offsets, const
   }
 }
 
-// Gives the pieces of 16 rows, as bits, that must be done again some other way: their logits are
-// very large, and what Weigh would do about it stands in the way of the matrix instructions.
 template <typename FetchNext>
-__device__ __forceinline__ unsigned RunPrefillWgmma(const Params& p, const Tile& tile,
-                                                    FetchNext fetch_next, char* shared,
-                                                    PrefillShared& extra) {
+__device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& tile,
+                                                FetchNext fetch_next, char* shared,
+                                                PrefillShared& extra) {
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
   const char* keys = p.k_cache + tile.head * p.head_stride;
@@ -72,7 +70,6 @@ __device__ __forceinline__ unsigned RunPrefillWgmma(const Params& p, const Tile&
     return chunk / 8 * kQueryPanelBytes + SwizzledChunk(row, chunk % 8);
   });
   extra.found = false;
-  extra.lost = 0;
   put_offsets(first, page_of(first));
   put_offsets(first + 1, page_of(first + 1));
   __syncthreads();
@@ -144,7 +141,7 @@ __device__ __forceinline__ unsigned RunPrefillWgmma(const Params& p, const Tile&
       if constexpr (SOFT_CAP) Cap(s[m], cap_in);
       if (mask) Mask(s[m], key0, visible[m]);
       float rescale[2];
-      Weigh<false>(s[m], rows[m], rescale);
+      Weigh(s[m], rows[m], rescale);
 #pragma unroll
       for (int i = 0; i < kOutTiles; ++i) {
 #pragma unroll
@@ -197,17 +194,12 @@ __device__ __forceinline__ unsigned RunPrefillWgmma(const Params& p, const Tile&
 
 #pragma unroll
   for (int m = 0; m < kHalves; ++m) {
-    bool lost = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = m * 64 + warp * 16 + h * 8 + lane / 4;
-      lost |= IsLost(rows[m][h], QuadSum(rows[m][h].sum)) && row < tile.num_rows;
-      WritePrefillRow(p, tile, row, o[m], h, rows[m][h], logit.factor);
+      WritePrefillRow(p, tile, m * 64 + warp * 16 + h * 8 + lane / 4, o[m], h, rows[m][h],
+                      logit.factor);
     }
-    if (lost) atomicOr(&extra.lost, 1u << (m * 4 + warp));
   }
-  __syncthreads();
-  return extra.lost;
 }
 
 }  // namespace xla_gpu::paged_attention

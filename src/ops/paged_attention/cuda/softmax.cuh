@@ -8,8 +8,9 @@
 
 namespace xla_gpu::paged_attention {
 
-// log2 of a weight is logit * factor - max * factor, which costs one FMA, in the units of tile.cuh's
-// LogitFactor. bf16 rows over fp8 are scaled by a power of two, `unit`, which is part of the factor.
+// log2 of a weight is logit * factor - max * factor, which costs one FMA, in the units of
+// tile.cuh's LogitFactor. bf16 rows over fp8 are scaled by a power of two, `unit`, which is part of
+// the factor.
 struct RowState {
   float max = -__int_as_float(0x7f800000);
   float sum = 0.0f;  // of this thread's elements only, until ReduceSum
@@ -29,20 +30,14 @@ __device__ __forceinline__ RowState MakeRowState(const LogitFactor& logit, float
   return row;
 }
 
-// Past this, max * factor is not subtracted as a product: its rounding would show in the weights.
-inline constexpr float kFarLogit = 8192.0f;
-__device__ __forceinline__ bool IsNear(float base) { return fabsf(base) < kFarLogit; }
-
-// Whether a row came near the end of what Weigh<false> can do: then its sums mean nothing. `sum`: of
-// all of its weights.
-__device__ __forceinline__ bool IsLost(const RowState& row, float sum) {
-  return !(sum < Infinity()) || (row.max != -Infinity() && !IsNear(row.max * row.factor));
-}
-
 // The maximum in the units that rows share between items.
 __device__ __forceinline__ float MaxLogit(const RowState& row) {
   return kScaledQuery && row.max != -Infinity() ? row.max * row.unit : row.max;
 }
+
+// Past this, max * factor is not subtracted as a product: its rounding would show in the weights.
+inline constexpr float kFarLogit = 8192.0f;
+__device__ __forceinline__ bool IsNear(float base) { return fabsf(base) < kFarLogit; }
 
 // What sums of weights relative to the maximum `from` are multiplied by when it becomes `to`. The
 // products are those of Weigh, never part of an FMA: sums that stay relative to one maximum stay.
@@ -68,8 +63,8 @@ __device__ __forceinline__ void Mask(float (&s)[kTiles][4], int key0, const Visi
 }
 
 // Turns logits into weights, updates the two rows' state, and gives the factors that the sums of
-// values so far must be multiplied by. kFar: also where logits are not IsNear; else IsLost tells.
-template <bool kFar = true, int kTiles>
+// values so far must be multiplied by.
+template <int kTiles>
 __device__ __forceinline__ void Weigh(float (&s)[kTiles][4], RowState (&rows)[2],
                                       float (&rescale)[2]) {
   float max[2], base[2];
@@ -83,10 +78,9 @@ __device__ __forceinline__ void Weigh(float (&s)[kTiles][4], RowState (&rows)[2]
     max[h] = fmaxf(max[h], __shfl_xor_sync(kAllLanes, max[h], 1));
     max[h] = fmaxf(max[h], __shfl_xor_sync(kAllLanes, max[h], 2));
     base[h] = __fmul_rn(max[h], rows[h].factor);
-    if (!kFar && max[h] == -Infinity()) base[h] = 0.0f;
     rescale[h] = Exp2(__fmul_rn(rows[h].max, rows[h].factor) - base[h]);
   }
-  if (kFar && !IsNear(fmaxf(fabsf(base[0]), fabsf(base[1])))) {
+  if (!IsNear(fmaxf(fabsf(base[0]), fabsf(base[1])))) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (IsNear(base[h])) continue;
@@ -117,7 +111,7 @@ __device__ __forceinline__ float QuadSum(float x) {
   return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
-// Of a thread for each 16-row tile: for two rows a maximum and, twice, the sums of weights and values.
+// Of a thread for each 16-row tile: for two rows a maximum and, twice, sums of weights and values.
 inline constexpr int kTileCarryFloats = 2 + 2 * (2 + 4 * kOutTiles);
 inline constexpr int kCarryFloats = kRowTiles * kTileCarryFloats;
 

@@ -89,9 +89,9 @@ __device__ __forceinline__ long long PartialRow(const Params& p, const Tile& til
   return PartialRow(p, tile, tile.split, row);
 }
 
-// A logit is dot product * scales, or soft_cap * tanh of that. Kernels keep maxima in the units of the
-// dot product (of the tanh, where there is a cap; the query's sign makes the scales positive) and
-// scale differences: no factor overflows before the maximum is subtracted.
+// A logit is dot product * scales, or soft_cap * tanh of that. Kernels keep maxima in the units of
+// the dot product (of the tanh, where there is a cap; the query's sign makes the scales positive)
+// and scale differences: no factor overflows before the maximum is subtracted.
 struct LogitFactor {
   bool negate;   // the query's sign
   float cap_in;  // with a soft cap: from dot product to Capped's argument
@@ -100,8 +100,8 @@ struct LogitFactor {
 
 __device__ __forceinline__ LogitFactor MakeLogitFactor(const Params& p, int head) {
   const float k_scale = p.k_scale == nullptr ? 1.0f : p.k_scale[head * p.k_scale_step];
-  // What overflows f32 is far beyond any difference of dot products; 0 times -infinity, the logit of
-  // a hidden key, would be NaN. NaN if the scale is not finite.
+  // What overflows f32 is far beyond any difference of dot products; 0 times -infinity, the logit
+  // of a hidden key, would be NaN. NaN if the scale is not finite.
   const auto factor = [&](float of_scale) {
     constexpr float kLeast = 1e-45f, kMost = 3.4028235e38f;
     return fminf(fmaxf(of_scale * fabsf(k_scale), kLeast), kMost) + 0.0f * k_scale;
@@ -109,8 +109,8 @@ __device__ __forceinline__ LogitFactor MakeLogitFactor(const Params& p, int head
   const float scale = fabsf(p.scale);
   LogitFactor result;
   result.negate = (p.scale < 0.0f) != (k_scale < 0.0f);
-  result.cap_in = SOFT_CAP ? factor(scale / p.soft_cap * (SOFT_CAP == 1 ? 2.0f * kLog2E : 1.0f))
-                           : 0.0f;
+  result.cap_in =
+      SOFT_CAP ? factor(scale / p.soft_cap * (SOFT_CAP == 1 ? 2.0f * kLog2E : 1.0f)) : 0.0f;
   result.factor = SOFT_CAP ? p.soft_cap * kLog2E : factor(scale * kLog2E);
   return result;
 }
