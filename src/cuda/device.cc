@@ -43,6 +43,7 @@ StatusOr<DeviceInfo> ReadDevice(const DriverApi& driver, int ordinal) {
   }
   info.max_shared_memory_per_block = shared;
   info.l2_bytes = l2;
+  info.tensor_maps = info.compute_major >= 9 && driver.cuTensorMapEncodeTiled != nullptr;
   return info;
 }
 

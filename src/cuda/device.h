@@ -19,6 +19,7 @@ struct DeviceInfo {
   int64_t max_shared_memory_per_block = 0;  // bytes, after opting in
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;
+  bool tensor_maps = false;  // it has a tensor copy engine, and its driver describes tensors to it
 
   // What NVRTC is asked for: "sm_90a", "sm_100a" where the architecture has special instructions,
   // else "sm_80", "sm_89", ...

@@ -56,6 +56,7 @@ Status LoadSymbols(void* library, DriverApi& api) {
       Optional("cuLibraryGetKernel", api.cuLibraryGetKernel),
       Optional("cuKernelGetFunction", api.cuKernelGetFunction),
       Optional("cuKernelSetAttribute", api.cuKernelSetAttribute),
+      Optional("cuTensorMapEncodeTiled", api.cuTensorMapEncodeTiled),
   };
   for (const Symbol& symbol : symbols) {
     *symbol.slot = dlsym(library, symbol.name);

@@ -76,6 +76,12 @@ struct DriverApi {
   CUresult (*cuKernelSetAttribute)(FunctionAttribute attribute, int value, CUkernel kernel,
                                    CUdevice device);
 
+  // Driver 12.0 and newer; null in older ones.
+  CUresult (*cuTensorMapEncodeTiled)(void* map, int data_type, uint32_t rank, void* base,
+                                     const uint64_t* dims, const uint64_t* strides,
+                                     const uint32_t* box, const uint32_t* element_strides,
+                                     int interleave, int swizzle, int promotion, int fill);
+
   bool has_libraries() const { return cuLibraryLoadData != nullptr; }
 };
 

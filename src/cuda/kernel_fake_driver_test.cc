@@ -11,6 +11,7 @@
 #include "src/cuda/device.h"
 #include "src/cuda/driver_api.h"
 #include "src/cuda/kernel.h"
+#include "src/cuda/tensor_map.h"
 #include "src/cuda/test_util.h"
 
 namespace xla_gpu::cuda {
@@ -173,6 +174,28 @@ TEST_F(FakeDriverTest, AForkedChildLeavesTheDriverAlone) {
   });
   // One forked before is a process like any other.
   InProcess("12080", "", [] { return RunForked([] { return GetKernel(kSpec, 0, 0).ok(); }) == 0; });
+}
+
+TEST_F(FakeDriverTest, TensorMapsAreMadeWithoutTheDevice) {
+  const TensorMapSpec spec = {{64, 8, 2, 1, 9}, {256, 128, 2048, 2048}, {64, 8, 2, 1, 1}};
+  InProcess("12080", "", [&] {
+    alignas(64) char map[128] = {};
+    GetDriver().status().ok();
+    Log();
+    return EncodeTensorMap(spec, reinterpret_cast<void*>(4096), map).ok() && map[127] == 7 &&
+           Equal(Log(), "cuTensorMapEncodeTiled type=1 rank=5 base=4096 swizzle=3\n") &&
+           (*GetDeviceInfo(0))->tensor_maps;
+  });
+  InProcess("12080", "cuTensorMapEncodeTiled=1", [&] {
+    alignas(64) char map[128] = {};
+    return Has(EncodeTensorMap(spec, nullptr, map).message(), "dimensions 64x8x2x1x9");
+  });
+  InProcess("12080", "", [&] {  // an older libcuda
+    const_cast<DriverApi*>(*GetDriver())->cuTensorMapEncodeTiled = nullptr;
+    alignas(64) char map[128] = {};
+    return !(*GetDeviceInfo(0))->tensor_maps &&
+           Has(EncodeTensorMap(spec, nullptr, map).message(), "install one of CUDA 12");
+  });
 }
 
 TEST_F(FakeDriverTest, ErrorsSayWhatWasTriedAndLeaveNothingLoaded) {

@@ -123,6 +123,15 @@ FAKE int cuKernelSetAttribute(int attribute, int value, void*, int device) {
   return Called("cuKernelSetAttribute", std::to_string(attribute) + "=" + std::to_string(value) +
                                             " device=" + std::to_string(device));
 }
+FAKE int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* base, const uint64_t*,
+                                const uint64_t*, const uint32_t*, const uint32_t*, int, int swizzle,
+                                int, int) {
+  std::memset(map, 7, 128);
+  return Called("cuTensorMapEncodeTiled",
+                "type=" + std::to_string(type) + " rank=" + std::to_string(rank) +
+                    " base=" + std::to_string(reinterpret_cast<intptr_t>(base)) +
+                    " swizzle=" + std::to_string(swizzle));
+}
 FAKE int cuLaunchKernel(void* function, unsigned gx, unsigned, unsigned, unsigned bx, unsigned,
                         unsigned, unsigned shared, void* stream, void**, void**) {
   auto number = [](void* p) { return std::to_string(reinterpret_cast<intptr_t>(p)); };

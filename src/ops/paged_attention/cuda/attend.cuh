@@ -6,10 +6,28 @@
 
 namespace xla_gpu::paged_attention {
 
+// The pieces of work, (item, kv head) pairs: all of the list, or, behind a prefill launch, those
+// that it has left and what comes after the prefill items.
+struct Pieces {
+  unsigned total;
+  unsigned redo;     // the first so many are named one by one
+  unsigned skipped;  // of the list, less those
+};
+
+template <bool kBehindPrefill>
+__device__ __forceinline__ Pieces PiecesOf(const Params& p) {
+  const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
+  const unsigned all = p.header->num_items * kv_heads;
+  if constexpr (!kBehindPrefill) return {all, 0, 0};
+  const unsigned redo = p.header->num_redo;
+  const unsigned skipped = p.header->num_prefill_items * kv_heads - redo;
+  return {all - skipped, redo, skipped};
+}
+
 // `run(tile, fetch_next)`, called by all threads of the block, computes a tile: it writes the rows,
 // or, if the tile is one of several splits, their partial results. Once its first loads are under
 // way it calls `fetch_next()`, so that the next tile is there when this one is done.
-template <typename Out, int kHeadDim, typename RunTile>
+template <typename Out, int kHeadDim, bool kBehindPrefill = false, typename RunTile>
 __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
   __shared__ struct Next {
     WorkItem item;
@@ -17,24 +35,31 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
     int head;
   } next[2];  // while one is read the other may be written: one barrier an item is enough
   const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
-  // It may be no item at all if `work` is past the last.
-  const auto item_of = [&](unsigned work) {
-    return p.items + min(work / kv_heads, static_cast<unsigned>(p.item_capacity) - 1u);
+  Pieces pieces = {};
+  if (kBehindPrefill) pieces = PiecesOf<kBehindPrefill>(p);
+  const auto piece_of = [&](unsigned work) {
+    return work < pieces.redo ? p.redo[work] : work + pieces.skipped;
+  };
+  // It may be no item at all if `piece` is past the last.
+  const auto item_of = [&](unsigned piece) {
+    return p.items + min(piece / kv_heads, static_cast<unsigned>(p.item_capacity) - 1u);
   };
   unsigned work = blockIdx.x;
-  Tile tile{*item_of(work), static_cast<int>(work % kv_heads)};  // beside the total, not after it
-  const unsigned total = p.header->num_items * kv_heads;
-  for (int turn = 0; work < total; turn ^= 1) {
+  const unsigned first = piece_of(work);
+  Tile tile{*item_of(first), static_cast<int>(first % kv_heads)};
+  if (!kBehindPrefill) pieces = PiecesOf<kBehindPrefill>(p);  // beside the item, not before it
+  for (int turn = 0; work < pieces.total; turn ^= 1) {
     unsigned taken = 0;
     if (threadIdx.x == 0) taken = atomicAdd(&p.header->next_item, 1u);
     const auto fetch_next = [&] {
       if (threadIdx.x != 0) return;
-      const char* from = reinterpret_cast<const char*>(item_of(taken));
+      const unsigned piece = piece_of(taken);
+      const char* from = reinterpret_cast<const char*>(item_of(piece));
       const unsigned to = SharedAddress(&next[turn].item);
 #pragma unroll
       for (unsigned i = 0; i < sizeof(WorkItem); i += 16) CopyAsync<16>(to + i, from + i, true);
       next[turn].work = taken;
-      next[turn].head = static_cast<int>(taken % kv_heads);
+      next[turn].head = static_cast<int>(piece % kv_heads);
     };
     if (tile.kind == kFillItem) {
       fetch_next();
@@ -42,7 +67,7 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
     } else {
       run(tile, fetch_next);
       if (tile.splits > 1 && ArriveLast(p.arrivals + PartialRow(p, tile, 0, 0), tile.splits)) {
-        MergeSplits<Out, kHeadDim>(p, tile);
+        MergeSplits<Out, kHeadDim>(p, tile, threadIdx.x / 32, blockDim.x / 32);
       }
     }
     CommitCopies();

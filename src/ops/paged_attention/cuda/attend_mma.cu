@@ -1,9 +1,10 @@
-// paged_attention, second launch, on tensor cores: bf16 or f16 queries over caches of the same type
+// paged_attention, last launch, on tensor cores: bf16 or f16 queries over caches of the same type
 // or of fp8.
 //
 // Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (BF16, F16, E4M3, E5M2, float), HEAD_DIM,
 // SOFT_CAP (0: none, 1, 2: with the exact tanh), TILE_ROWS (64, 128), TILE_KEYS (a multiple of 16),
-// MIN_BLOCKS (an SM should hold), WGMMA (1: prefill by Hopper's warpgroup instructions, sm_90a).
+// MIN_BLOCKS (an SM should hold), WGMMA (1: prefill by Hopper's warpgroup instructions, sm_90a),
+// BEHIND_PREFILL (1: a launch before this one has taken the prefill items, and left some).
 #include "src/ops/paged_attention/cuda/decode.cuh"
 #include "src/ops/paged_attention/cuda/prefill.cuh"
 #if WGMMA
@@ -21,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   } extra;
   ZeroPadding(tiles, kTilesBytes);
   __syncthreads();
-  Attend<Out, kHeadDim>(p, [&](const Tile& tile, auto fetch_next) {
+  Attend<Out, kHeadDim, BEHIND_PREFILL != 0>(p, [&](const Tile& tile, auto fetch_next) {
     if (tile.kind == kPrefillItem) {
 #if WGMMA
       RunPrefillWgmma(p, tile, fetch_next, tiles, extra.prefill);

@@ -8,6 +8,7 @@
 
 #include "src/core/strings.h"
 #include "src/cuda/device_types.h"
+#include "src/ops/paged_attention/cuda/prefill_sm90_shared.cuh"
 
 namespace xla_gpu::paged_attention {
 namespace {
@@ -60,8 +61,8 @@ int64_t MostWorkers(const Problem& problem) { return TensorCoresTake(problem) ? 
 
 // As softmax.cuh and attend_simt.cu compute kCarryFloats.
 int64_t CarryFloats(const Problem& problem) {
-  return TensorCoresTake(problem) ? WidestTile(problem) / 64 * (6 + PaddedHeadDim(problem))
-                                  : 3 + 8 * CeilDiv(problem.head_dim, 4 * kSimtLanes);
+  return TensorCoresTake(problem) ? int64_t{WidestTile(problem)} / 64 * (6 + PaddedHeadDim(problem))
+                                  : 3 + 8 * CeilDiv(problem.head_dim, int64_t{4} * kSimtLanes);
 }
 
 int64_t CarryBytes(const Problem& problem) {
@@ -73,6 +74,38 @@ int64_t CarryBytes(const Problem& problem) {
 int64_t SimtSharedBytes(const Problem& problem) {
   constexpr int64_t kKeys = 32;
   return (kDecodeTileRows + 2 * kKeys) * (RoundUp(problem.head_dim, 4) + 4) * 4;
+}
+
+// Whether a prefill launch could pay, whatever the device: a batch with as many sequences as the
+// problem has room for would decode more than two tokens of each.
+bool HasPrefill(const Problem& problem) { return problem.tokens > 2 * problem.max_seqs; }
+
+int BoxTokens(const Problem& problem) {
+  // Larger boxes load no faster, and bring more of what lies past the end of a sequence.
+  return problem.page_size % 16 == 0 ? 16 : 8;
+}
+
+int64_t PrefillSharedBytes(const Problem& problem) {
+  return problem.head_dim == 128 ? sizeof(sm90::PrefillShared<128>)
+                                 : sizeof(sm90::PrefillShared<64>);
+}
+
+// What prefill_sm90.cuh takes.
+bool PrefillSm90Takes(const Problem& problem, const cuda::DeviceInfo& device) {
+  if (device.Arch() != "sm_90a" || !device.tensor_maps) return false;
+  if (!HasPrefill(problem) || problem.cache_dtype != problem.query_dtype) return false;
+  if (problem.head_dim != 64 && problem.head_dim != 128) return false;
+  // The static part of its shared memory, rounded up to the alignment of the rest, comes on top.
+  if (PrefillSharedBytes(problem) + 1024 > device.max_shared_memory_per_block) return false;
+  // A head's elements lie in whole panels, and pages of whole groups.
+  const CacheLayout& k = problem.k;
+  constexpr int64_t kPanel = sm90::kPanelDims;
+  for (const int64_t stride : {k.page_stride, k.token_stride, k.head_stride}) {
+    if (stride < 0) return false;
+  }
+  const bool whole = problem.page_size % 8 == 0 && k.head_stride % kPanel == 0 &&
+                     k.offset % 8 == 0 && problem.v.offset % 8 == 0;
+  return whole && problem.num_pages <= kMaxInt && cuda::IsAccepted(MakeBoxes(problem));
 }
 
 // The widest tiles with which as many blocks as registers allow fit an SM.
@@ -104,8 +137,8 @@ bool ExactTanh(const Problem& problem, const Config& config) {
   return config.family == Family::kSimt || problem.soft_cap > 256;
 }
 
-std::vector<std::string> AttendDefines(const Problem& problem, const Config& config) {
-  std::vector<std::string> defines = {
+std::vector<std::string> TypeDefines(const Problem& problem, const Config& config) {
+  return {
       StrCat("QUERY_TYPE=", cuda::DeviceType(problem.query_dtype)),
       StrCat("CACHE_TYPE=", cuda::DeviceType(problem.cache_dtype)),
       StrCat("OUT_TYPE=", cuda::DeviceType(problem.out_dtype)),
@@ -114,11 +147,16 @@ std::vector<std::string> AttendDefines(const Problem& problem, const Config& con
                           : ExactTanh(problem, config) ? 2
                                                        : 1),
   };
+}
+
+std::vector<std::string> AttendDefines(const Problem& problem, const Config& config) {
+  std::vector<std::string> defines = TypeDefines(problem, config);
   if (config.family == Family::kTensorCore) {
     defines.push_back(StrCat("TILE_ROWS=", config.tile_rows));
     defines.push_back(StrCat("TILE_KEYS=", config.tile_keys));
     defines.push_back(StrCat("MIN_BLOCKS=", config.blocks_per_sm));
     defines.push_back(StrCat("WGMMA=", config.wgmma ? 1 : 0));
+    defines.push_back(StrCat("BEHIND_PREFILL=", config.prefill_sm90 ? 1 : 0));
   }
   return defines;
 }
@@ -153,8 +191,14 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
     config.blocks_per_sm = static_cast<int>(
         std::clamp<int64_t>(per_sm / (config.shared_bytes + kReservedSharedBytes), 1, 4));
   }
-  config.workers = static_cast<int>(
-      std::min<int64_t>(config.blocks_per_sm * device.num_sms, MostWorkers(problem)));
+  config.workers = config.prefill_workers = static_cast<int>(
+      std::min(int64_t{config.blocks_per_sm} * device.num_sms, MostWorkers(problem)));
+  if (config.family == Family::kTensorCore && PrefillSm90Takes(problem, device)) {
+    config.prefill_sm90 = true;
+    config.prefill_workers = device.num_sms;
+    config.wgmma = false;  // little prefill is left to attend
+    config.decode_max_rows = kDecodeTileRows;
+  }
   // A thread a sequence; fewer threads have shorter barriers.
   config.schedule_threads = kLeastScheduleThreads;
   while (config.schedule_threads < std::min<int64_t>(problem.max_seqs, kMostScheduleThreads)) {
@@ -200,6 +244,7 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
   layout.state = take(problem.max_seqs * 4);
   layout.item_capacity = items;
   layout.items = take(items * static_cast<int64_t>(sizeof(WorkItem)));
+  layout.redo = take(HasPrefill(problem) ? items * problem.kv_heads * 4 : 0);
   layout.partial_max = take(layout.partial_capacity * 4);
   layout.partial_sum = take(layout.partial_capacity * 4);
   layout.partial_out = take(layout.partial_capacity * problem.head_dim * 4);
@@ -213,15 +258,41 @@ int64_t WorkspaceBytes(const Problem& problem) { return MakeWorkspaceLayout(prob
 
 Launches MakeLaunches(const Problem& problem, const Config& config) {
   const std::string folder = "src/ops/paged_attention/cuda/";
-  Launches l;
-  l.schedule = {folder + "schedule.cu", "paged_attention_schedule", ScheduleDefines(config)};
-  l.schedule_launch.block = {static_cast<uint32_t>(config.schedule_threads), 1, 1};
-  l.attend = {folder + (config.family == Family::kTensorCore ? "attend_mma.cu" : "attend_simt.cu"),
-              "paged_attention_attend", AttendDefines(problem, config)};
-  l.attend_launch.grid = {static_cast<uint32_t>(config.workers), 1, 1};
-  l.attend_launch.block = {kAttendThreads, 1, 1};
-  l.attend_launch.dynamic_shared_bytes = static_cast<uint32_t>(config.shared_bytes);
-  return l;
+  const auto blocks = [](int count) { return static_cast<uint32_t>(count); };
+  Launches launches;
+  launches.schedule = {
+      {folder + "schedule.cu", "paged_attention_schedule", ScheduleDefines(config)},
+      {.block = {blocks(config.schedule_threads), 1, 1}}};
+  if (config.prefill_sm90) {
+    std::vector<std::string> defines = TypeDefines(problem, config);
+    defines.push_back(StrCat("TILE_ROWS=", sm90::kRows));
+    defines.push_back(StrCat("TILE_KEYS=", sm90::kKeys));
+    launches.attend.push_back(
+        {{folder + "prefill_sm90.cu", "paged_attention_prefill", std::move(defines)},
+         {.grid = {blocks(config.prefill_workers), 1, 1},
+          .block = {sm90::kThreads, 1, 1},
+          .dynamic_shared_bytes = static_cast<uint32_t>(PrefillSharedBytes(problem))}});
+  }
+  const bool mma = config.family == Family::kTensorCore;
+  launches.attend.push_back({{folder + (mma ? "attend_mma.cu" : "attend_simt.cu"),
+                              "paged_attention_attend", AttendDefines(problem, config)},
+                             {.grid = {blocks(config.workers), 1, 1},
+                              .block = {kAttendThreads, 1, 1},
+                              .dynamic_shared_bytes = static_cast<uint32_t>(config.shared_bytes)}});
+  return launches;
+}
+
+cuda::TensorMapSpec MakeBoxes(const Problem& problem) {
+  constexpr int64_t kPanel = sm90::kPanelDims;
+  const uint64_t element = DTypeSize(problem.cache_dtype);
+  const uint64_t token_bytes = problem.k.token_stride * element;
+  const uint64_t panels = problem.head_dim / kPanel;
+  const uint64_t groups = problem.page_size / 8;
+  return {
+      {kPanel, 8, (problem.kv_heads - 1) * problem.k.head_stride / kPanel + panels, groups,
+       static_cast<uint64_t>(problem.num_pages)},
+      {token_bytes, kPanel * element, 8 * token_bytes, problem.k.page_stride * element},
+      {kPanel, 8, static_cast<uint32_t>(panels), static_cast<uint32_t>(BoxTokens(problem) / 8), 1}};
 }
 
 StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const Buffers& buffers) {
@@ -253,6 +324,7 @@ StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const 
   p.owner_end = reinterpret_cast<int*>(workspace + layout.owner_end);
   p.state = reinterpret_cast<int*>(workspace + layout.state);
   p.items = reinterpret_cast<WorkItem*>(workspace + layout.items);
+  p.redo = reinterpret_cast<unsigned*>(workspace + layout.redo);
   p.partial_max = reinterpret_cast<float*>(workspace + layout.partial_max);
   p.partial_sum = reinterpret_cast<float*>(workspace + layout.partial_sum);
   p.partial_out = reinterpret_cast<float*>(workspace + layout.partial_out);
@@ -277,6 +349,7 @@ StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const 
                                          static_cast<uint64_t>(p.page_size));
     p.page_shift = bits - 1;
   }
+  p.box_tokens = BoxTokens(problem);
   p.max_seqs = static_cast<int>(problem.max_seqs);
   p.max_pages = static_cast<int>(problem.max_pages_per_seq);
   p.k_scale_step = problem.k_scale_size > 1 ? 1 : 0;
@@ -288,6 +361,7 @@ StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const 
   // Positions are 32-bit; the margin keeps the ends of the last tiles from overflowing.
   p.max_context = static_cast<int>(std::min(problem.max_context(), kMaxInt - 4096));
   p.workers = config.workers;
+  p.prefill_workers = config.prefill_workers;
   p.workers_per_sm = config.blocks_per_sm;
   p.prefill_tile_rows = config.tile_rows;
   p.decode_max_rows = config.decode_max_rows;
@@ -308,6 +382,7 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
   device.compute_major = arch.starts_with("sm_8") ? 8 : arch == "sm_90a" ? 9 : 10;
   device.compute_minor = arch == "sm_89" ? 9 : 0;
   device.num_sms = 108;
+  device.tensor_maps = device.compute_major >= 9;
   device.max_shared_memory_per_block = (arch == "sm_80"   ? 163
                                         : arch == "sm_89" ? 99
                                                           : 227) *
@@ -329,12 +404,17 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
     problem.cache_dtype = c.cache;
     problem.out_dtype = c.out;
     problem.tokens = problem.max_seqs = problem.q_heads = problem.kv_heads = 1;
-    problem.num_pages = problem.page_size = problem.max_pages_per_seq = 1;
+    problem.num_pages = problem.max_pages_per_seq = 1;
+    problem.page_size = 8;
     problem.head_dim = c.head_dim;
+    problem.k = problem.v = {0, 8 * c.head_dim, c.head_dim, c.head_dim};
     problem.soft_cap = c.soft_cap;
-    const Launches launches = MakeLaunches(problem, *ChooseConfig(problem, device));
-    add(launches.schedule);
-    add(launches.attend);
+    for (const int64_t tokens : {1, 64}) {  // decode, and what has prefill
+      problem.tokens = tokens;
+      const Launches launches = MakeLaunches(problem, *ChooseConfig(problem, device));
+      add(launches.schedule.spec);
+      for (const KernelLaunch& launch : launches.attend) add(launch.spec);
+    }
   }
   return specs;
 }

@@ -10,6 +10,7 @@
 #include "src/core/status.h"
 #include "src/cuda/device.h"
 #include "src/cuda/kernel.h"
+#include "src/cuda/tensor_map.h"
 #include "src/ops/paged_attention/cuda/params.cuh"
 #include "src/ops/paged_attention/problem.h"
 
@@ -21,13 +22,15 @@ enum class Family { kTensorCore, kSimt };
 
 struct Config {
   Family family = Family::kSimt;
-  int tile_rows = 0;        // query rows of a prefill item
-  int tile_keys = 0;        // keys of a stage of a prefill item (kTensorCore)
-  bool wgmma = false;       // prefill by Hopper's warpgroup instructions (kTensorCore)
-  int blocks_per_sm = 1;    // of the attend launch
-  int workers = 0;          // its blocks
-  int shared_bytes = 0;     // its dynamic shared memory
-  int decode_max_rows = 0;  // sequences of at most so many rows are split over their keys
+  int tile_rows = 0;          // query rows of a prefill item
+  int tile_keys = 0;          // keys of a stage of a prefill item (kTensorCore)
+  bool wgmma = false;         // prefill by Hopper's warpgroup instructions (kTensorCore)
+  bool prefill_sm90 = false;  // a launch of its own for prefill items (prefill_sm90.cuh)
+  int prefill_workers = 0;    // blocks that share the prefill items
+  int blocks_per_sm = 1;      // of the attend launch
+  int workers = 0;            // its blocks
+  int shared_bytes = 0;       // its dynamic shared memory
+  int decode_max_rows = 0;    // sequences of at most so many rows are split over their keys
   int schedule_threads = 0;
 };
 
@@ -41,6 +44,7 @@ struct WorkspaceLayout {
   int64_t owner_end = 0;
   int64_t state = 0;
   int64_t items = 0;
+  int64_t redo = 0;
   int64_t partial_max = 0;
   int64_t partial_sum = 0;
   int64_t partial_out = 0;
@@ -55,12 +59,21 @@ struct WorkspaceLayout {
 WorkspaceLayout MakeWorkspaceLayout(const Problem& problem);
 int64_t WorkspaceBytes(const Problem& problem);
 
-// The two launches of a call, in order.
+struct KernelLaunch {
+  cuda::KernelSpec spec;
+  cuda::LaunchConfig config;
+};
+// The launches of a call, in order: the schedule, then prefill where it is one of its own, and
+// attend. Each takes Params; prefill also the tensor maps of the keys and of the values.
 struct Launches {
-  cuda::KernelSpec schedule, attend;
-  cuda::LaunchConfig schedule_launch, attend_launch;
+  KernelLaunch schedule;
+  std::vector<KernelLaunch> attend;
 };
 Launches MakeLaunches(const Problem& problem, const Config& config);
+
+// The boxes in which the copy engine loads keys, or values: dimensions are 64 elements of a head,
+// tokens of a group of eight, panels of 64 elements, groups of a page, pages.
+cuda::TensorMapSpec MakeBoxes(const Problem& problem);
 
 // The kernels' parameter. An error names a tensor that is not aligned to 16 bytes.
 StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const Buffers& buffers);

@@ -19,6 +19,7 @@ cuda::DeviceInfo Device(int major, int minor, int num_sms, int64_t shared_kib) {
   device.compute_minor = minor;
   device.num_sms = num_sms;
   device.max_shared_memory_per_block = shared_kib * 1024;
+  device.tensor_maps = major >= 9;
   return device;
 }
 
@@ -71,6 +72,105 @@ TEST(Config, OnlyWherePanelsAndTypesFit) {
   EXPECT_FALSE(Choose(MakeProblem(DType::kBF16, DType::kF8E4M3FN), kH200).wgmma);
   EXPECT_FALSE(Choose(MakeProblem(), kA100).wgmma);
   EXPECT_FALSE(Choose(MakeProblem(), kB200).wgmma);
+}
+
+// As MakeProblem, with room for a prefill.
+Problem MakePrefill(DType dtype = DType::kBF16, int64_t head_dim = 128) {
+  Problem problem = MakeProblem(dtype, dtype, head_dim);
+  problem.tokens = 2048;
+  return problem;
+}
+
+TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
+  for (const Problem& problem : {MakePrefill(), MakePrefill(DType::kF16, 64)}) {
+    const Config config = Choose(problem, kH200);
+    EXPECT_TRUE(config.prefill_sm90);
+    EXPECT_EQ(config.prefill_workers, 132);
+    EXPECT_EQ(config.workers, 264);
+    EXPECT_EQ(config.tile_rows, 128);       // of both launches: attend takes what prefill leaves
+    EXPECT_EQ(config.decode_max_rows, 16);  // more rows of a sequence read its keys once
+    const Launches l = MakeLaunches(problem, config);
+    ASSERT_EQ(l.attend.size(), 2u);
+    EXPECT_EQ(l.attend[0].spec.source, "src/ops/paged_attention/cuda/prefill_sm90.cu");
+    EXPECT_EQ(l.attend[0].config.grid[0], 132u);
+    EXPECT_EQ(l.attend[0].config.block[0], 384u);
+    EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
+    EXPECT_THAT(l.attend[1].spec.defines, Contains("BEHIND_PREFILL=1"));
+    EXPECT_THAT(l.attend[1].spec.defines, Contains("WGMMA=0"));
+  }
+}
+
+TEST(Config, DecodeKeepsItsTwoLaunches) {
+  Problem problem = MakePrefill();
+  problem.tokens = 2 * problem.max_seqs;
+  const Config config = Choose(problem, kH200);
+  EXPECT_FALSE(config.prefill_sm90);
+  EXPECT_EQ(config.prefill_workers, config.workers);
+  const Launches l = MakeLaunches(problem, config);
+  ASSERT_EQ(l.attend.size(), 1u);
+  EXPECT_THAT(l.attend[0].spec.defines, Contains("BEHIND_PREFILL=0"));
+}
+
+TEST(Config, PrefillLaunchNeedsPagesThatTheCopyEngineTakes) {
+  const auto takes = [](const Problem& problem, const cuda::DeviceInfo& device = kH200) {
+    return Choose(problem, device).prefill_sm90;
+  };
+  EXPECT_FALSE(takes(MakePrefill(), kA100));
+  EXPECT_FALSE(takes(MakePrefill(), kB200));
+  cuda::DeviceInfo old_driver = kH200;
+  old_driver.tensor_maps = false;
+  EXPECT_FALSE(takes(MakePrefill(), old_driver));
+  EXPECT_FALSE(takes(MakePrefill(DType::kBF16, 96)));
+  EXPECT_FALSE(takes(MakePrefill(DType::kBF16, 256)));
+  EXPECT_FALSE(takes(MakePrefill(DType::kF32)));
+  Problem problem = MakePrefill();
+  problem.cache_dtype = DType::kF8E4M3FN;
+  EXPECT_FALSE(takes(problem));
+  for (const auto& [page_size, taken] :
+       {std::pair{1, false}, {8, true}, {12, false}, {24, true}, {256, true}}) {
+    problem = MakePrefill();
+    problem.page_size = page_size;
+    EXPECT_EQ(takes(problem), taken) << page_size;
+  }
+  problem = MakePrefill();
+  problem.k.page_stride = problem.v.page_stride = int64_t{1} << 40;
+  EXPECT_FALSE(takes(problem));
+  problem = MakePrefill();
+  problem.k.head_stride = problem.v.head_stride = 2 * 128 + 8;
+  EXPECT_FALSE(takes(problem));
+}
+
+// Where the copy engine finds token `token` of `page`, head `head`, element `d`, in bytes from the
+// base: coordinates times strides.
+TEST(Config, BoxesFindEveryElement) {
+  for (const int64_t page_size : {8, 16, 24, 128}) {
+    Problem problem = MakePrefill();
+    problem.page_size = page_size;
+    problem.k.page_stride = page_size * problem.k.token_stride;
+    for (const bool heads_first : {false, true}) {
+      if (heads_first) problem.k = {0, 8 * page_size * 128, 128, page_size * 128};
+      const cuda::TensorMapSpec boxes = MakeBoxes(problem);
+      EXPECT_TRUE(cuda::IsAccepted(boxes));
+      EXPECT_EQ(boxes.dims[4], 4096u);
+      EXPECT_EQ(page_size % (boxes.box[1] * boxes.box[3]), 0u);
+      EXPECT_EQ(boxes.box[0] * boxes.box[2], 128u);
+      for (const uint64_t head : {0, 7}) {
+        for (const uint64_t token : {int64_t{0}, int64_t{5}, page_size - 1}) {
+          for (const uint64_t d : {0, 63, 64, 127}) {
+            const uint64_t coordinates[] = {
+                d % 64, token % 8, head * problem.k.head_stride / 64 + d / 64, token / 8, 3};
+            uint64_t at = coordinates[0] * 2;
+            for (int i = 1; i < 5; ++i) {
+              ASSERT_LT(coordinates[i], boxes.dims[i]) << i;
+              at += coordinates[i] * boxes.strides[i - 1];
+            }
+            EXPECT_EQ(at, 2 * (3 * problem.k.page_stride + token * problem.k.token_stride +
+                               head * problem.k.head_stride + d));
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(Config, TypesChooseTheFamily) {
@@ -135,6 +235,13 @@ TEST(Workspace, IsModestAndOrdered) {
   for (const int64_t begin : begins) EXPECT_EQ(begin % 256, 0);
 }
 
+TEST(Workspace, HasRoomForWhatAPrefillLaunchLeaves) {
+  const Problem problem = MakePrefill();
+  const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
+  EXPECT_GE(layout.partial_max - layout.redo, layout.item_capacity * problem.kv_heads * 4);
+  EXPECT_EQ(layout.redo % 256, 0);
+}
+
 TEST(Workspace, SmallProblemsTakeLittle) {
   Problem problem = MakeProblem();
   problem.tokens = problem.max_seqs = 1;
@@ -178,21 +285,25 @@ TEST(Workspace, HoldsAnItemAToken) {
   }
 }
 
+cuda::KernelSpec Attend(const Problem& problem) {
+  return MakeLaunches(problem, Choose(problem, kH200)).attend.back().spec;
+}
+
 TEST(Launches, LargeSoftCapsTakeTheExactTanh) {
   Problem problem = MakeProblem();
   problem.soft_cap = 257;
-  EXPECT_THAT(MakeLaunches(problem, Choose(problem, kH200)).attend.defines, Contains("SOFT_CAP=2"));
+  EXPECT_THAT(Attend(problem).defines, Contains("SOFT_CAP=2"));
   problem = MakeProblem(DType::kF32, DType::kF32);
   problem.soft_cap = 30;
-  EXPECT_THAT(MakeLaunches(problem, Choose(problem, kH200)).attend.defines, Contains("SOFT_CAP=2"));
+  EXPECT_THAT(Attend(problem).defines, Contains("SOFT_CAP=2"));
 }
 
 TEST(Launches, NamesWhatShapesTheCodeAndNothingElse) {
   Problem problem = MakeProblem();
   const Launches a = MakeLaunches(problem, Choose(problem, kH200));
-  EXPECT_EQ(a.attend.source, "src/ops/paged_attention/cuda/attend_mma.cu");
-  EXPECT_THAT(a.attend.defines, Contains("HEAD_DIM=128"));
-  EXPECT_THAT(a.attend.defines, Contains("SOFT_CAP=0"));
+  EXPECT_EQ(a.attend.back().spec.source, "src/ops/paged_attention/cuda/attend_mma.cu");
+  EXPECT_THAT(a.attend.back().spec.defines, Contains("HEAD_DIM=128"));
+  EXPECT_THAT(a.attend.back().spec.defines, Contains("SOFT_CAP=0"));
   // Sizes, windows, scales and page sizes are parameters: no other kernel is compiled for them.
   problem.page_size = 7;
   problem.sliding_window = 100;
@@ -201,10 +312,10 @@ TEST(Launches, NamesWhatShapesTheCodeAndNothingElse) {
   problem.tokens = 1000;
   problem.causal = false;
   const Launches b = MakeLaunches(problem, Choose(problem, kH200));
-  EXPECT_EQ(a.schedule.defines, b.schedule.defines);
-  EXPECT_EQ(a.attend.defines, b.attend.defines);
+  EXPECT_EQ(a.schedule.spec.defines, b.schedule.spec.defines);
+  EXPECT_EQ(a.attend.back().spec.defines, b.attend.back().spec.defines);
   problem.soft_cap = 30;
-  EXPECT_THAT(MakeLaunches(problem, Choose(problem, kH200)).attend.defines, Contains("SOFT_CAP=1"));
+  EXPECT_THAT(Attend(problem).defines, Contains("SOFT_CAP=1"));
 }
 
 TEST(Launches, GridsDependOnShapesAlone) {
@@ -212,8 +323,8 @@ TEST(Launches, GridsDependOnShapesAlone) {
   for (const int64_t tokens : {1, 8, 64, 1000, 100000}) {
     problem.tokens = tokens;
     const Launches l = MakeLaunches(problem, Choose(problem, kH200));
-    EXPECT_EQ(l.schedule_launch.grid[0], 1u);
-    EXPECT_EQ(l.attend_launch.grid[0], 264u);
+    EXPECT_EQ(l.schedule.config.grid[0], 1u);
+    EXPECT_EQ(l.attend.back().config.grid[0], 264u);
   }
 }
 
@@ -223,8 +334,8 @@ TEST(Launches, TheScheduleHasAThreadASequence) {
        {std::pair{1, 128u}, {128, 128u}, {129, 256u}, {1000, 1024u}, {5000, 1024u}}) {
     problem.max_seqs = seqs;
     const Launches l = MakeLaunches(problem, Choose(problem, kH200));
-    EXPECT_EQ(l.schedule_launch.block[0], threads);
-    EXPECT_THAT(l.schedule.defines, Contains("SCHEDULE_THREADS=" + std::to_string(threads)));
+    EXPECT_EQ(l.schedule.config.block[0], threads);
+    EXPECT_THAT(l.schedule.spec.defines, Contains("SCHEDULE_THREADS=" + std::to_string(threads)));
   }
 }
 

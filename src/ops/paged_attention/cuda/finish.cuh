@@ -8,29 +8,36 @@
 
 namespace xla_gpu::paged_attention {
 
-// Adds one to `counter` when all that the block wrote is visible to the device; true for the block
-// whose arrival is number `count`: it sees what the others wrote. All threads.
-__device__ __forceinline__ bool ArriveLast(unsigned* counter, unsigned count) {
+// Adds one to `counter` when all that the threads which `sync` synchronises wrote is visible to the
+// device; true for those whose arrival is number `count`: they see what the others wrote. One of
+// them is the `leader`.
+template <typename Sync>
+__device__ __forceinline__ bool ArriveLast(unsigned* counter, unsigned count, bool leader,
+                                           Sync sync) {
   __shared__ bool last;
-  __syncthreads();
-  if (threadIdx.x == 0) {
+  sync();
+  if (leader) {
     __threadfence();
     last = atomicAdd(counter, 1u) + 1 == count;
     __threadfence();
   }
-  __syncthreads();
+  sync();
   return last;
 }
+// The same for all threads of the block.
+__device__ __forceinline__ bool ArriveLast(unsigned* counter, unsigned count) {
+  return ArriveLast(counter, count, threadIdx.x == 0, [] { __syncthreads(); });
+}
 
-// Merges the splits of a tile, always in the same order; a warp takes a row. The partial results
-// come from other SMs, so that they are read past this one's L1.
+// Merges the splits of a tile, always in the same order; a warp of `warps` takes a row. The partial
+// results come from other SMs, so that they are read past this one's L1.
 template <typename Out, int kHeadDim>
-__device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile) {
+__device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile, int warp,
+                                            int warps) {
   constexpr int kDims = (kHeadDim + 31) / 32;  // of a lane
   const int lane = threadIdx.x % 32;
-  const int warps = blockDim.x / 32;
   const float factor = MakeLogitFactor(p, tile.head).factor;
-  for (int row = threadIdx.x / 32; row < tile.num_rows; row += warps) {
+  for (int row = warp; row < tile.num_rows; row += warps) {
     const long long first = PartialRow(p, tile, 0, row);
     float max = -Infinity();
     for (int i = lane; i < tile.splits; i += 32) {

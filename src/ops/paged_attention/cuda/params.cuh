@@ -1,8 +1,9 @@
 // What the Host hands to the kernels of one call, and what the kernels hand to each other in the
 // workspace. Included by Host and device code: no header, no type of uncertain size.
 //
-// Two launches make a call:
+// Two or three launches make a call:
 //   schedule  one block reads the lengths and writes the list of work items
+//   prefill   where there is a kernel for it: it takes the prefill items (prefill_sm90.cuh)
 //   attend    as many blocks as the device holds take items from the list until it is empty
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PARAMS_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PARAMS_CUH_
@@ -12,7 +13,8 @@ namespace xla_gpu::paged_attention {
 // A row is one (query token, query head of the group) pair of a sequence and kv head:
 // row = query token * group size + head in group. Items are tiles of consecutive rows.
 inline constexpr int kDecodeTileRows = 16;  // the M of one tensor-core instruction
-inline constexpr int kSplitTokens = 64;     // KV ranges of splits are multiples of this
+inline constexpr int kSplitTokens = 64;     // KV ranges of decode's splits are multiples of this
+inline constexpr int kPrefillSplitTokens = 128;  // and those of prefill's of this
 // Batch-invariant mode: the split of a sequence depends on its own length alone.
 inline constexpr int kInvariantSplitTokens = 1024;
 inline constexpr int kInvariantMaxSplits = 8;
@@ -44,6 +46,11 @@ struct alignas(16) WorkItem {
   int partial_begin;  // the sequence's first row in the partial results, if splits > 1
 };
 
+// One piece of work: an item for one of the kv heads.
+struct Tile : WorkItem {
+  int head;
+};
+
 enum SequenceState : int { kUnused = 0, kValid = 1, kInvalid = 2 };
 
 // All zero, so without rows, if the sequence is invalid.
@@ -67,6 +74,10 @@ struct WorkHeader {
   int order;              // Order
   unsigned any_bad_page;  // 1: some item met a page out of range
   unsigned blocks_done;   // of attend
+  // For a prefill launch. The list begins with the prefill items.
+  unsigned num_prefill_items;
+  unsigned next_prefill;  // the next (item, kv head) of them that nobody has taken
+  unsigned num_redo;      // of Params::redo
 };
 
 struct Params {
@@ -90,6 +101,8 @@ struct Params {
   int* owner_end;           // [max_seqs]: rows of valid sequences end here; not if contested
   int* state;               // [max_seqs]: SequenceState
   WorkItem* items;          // [item_capacity]
+  unsigned* redo;           // [item_capacity * kv_heads]: (item, kv head) pairs that the prefill
+                            // launch leaves to attend
   float* partial_max;       // [partial_capacity], natural logarithm units
   float* partial_sum;       // [partial_capacity]
   float* partial_out;       // [partial_capacity, head_dim], not normalised
@@ -110,6 +123,7 @@ struct Params {
   int page_size;
   unsigned page_magic;  // key / page_size = (key * page_magic) >> (32 + page_shift), if not 1
   int page_shift;
+  int box_tokens;  // of one copy of keys or values by the tensor copy engine
   int max_seqs;
   int max_pages;
   int k_scale_step;  // 0: one scale for all heads, 1: one a head
@@ -123,6 +137,7 @@ struct Params {
   int max_context;
   int workers;  // blocks of the attend launch
   int workers_per_sm;
+  int prefill_workers;  // blocks of the launch that takes the prefill items
   int prefill_tile_rows;
   int decode_max_rows;  // sequences of at most so many rows go the decode way
   int partial_capacity;

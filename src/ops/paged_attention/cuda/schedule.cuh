@@ -155,12 +155,13 @@ __device__ __forceinline__ WorkItem MakeItem(const Params& p, int seq, const Seq
 
   const Keys keys = KeysOf(p, info, item.first_row, item.num_rows);
   int begin = keys.begin, end = keys.end;
-  if (splits > 1) {  // whole blocks of kSplitTokens each
-    const int first = begin / kSplitTokens;
-    const int blocks = (end - 1) / kSplitTokens + 1 - first;
+  if (splits > 1) {  // whole blocks of keys each
+    const int block = shape.decode ? kSplitTokens : kPrefillSplitTokens;
+    const int first = begin / block;
+    const int blocks = (end - 1) / block + 1 - first;
     const int each = CeilDiv(Max(blocks, 0), splits);
-    const long long from = (first + static_cast<long long>(item.split) * each) * kSplitTokens;
-    const long long to = from + static_cast<long long>(each) * kSplitTokens;
+    const long long from = (first + static_cast<long long>(item.split) * each) * block;
+    const long long to = from + static_cast<long long>(each) * block;
     begin = Max(begin, from < end ? static_cast<int>(from) : end);
     end = to < end ? static_cast<int>(to) : end;
   }
@@ -263,7 +264,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
   const Totals totals =
       AddUp(ReadSequences(p, first, num_seqs, chunk.infos, warp_ends), warp_totals);
 
-  unsigned num_items;
+  unsigned num_items, num_prefill_items = 0;
   if (totals.order == kContested) {
     num_items = WriteContested(p, num_seqs);
   } else {
@@ -276,10 +277,18 @@ __device__ __forceinline__ void Schedule(const Params& p) {
     chosen.decode_tokens = ChooseDecodeSplit(
         p, totals, num_seqs, p.partial_capacity - prefill_partial, chunk.infos, counts);
     num_items = WriteItems(p, totals, chosen, num_seqs, warp_demands, chunk);
+    num_prefill_items = static_cast<unsigned>(totals.prefill_tiles * chosen.prefill);
   }
   if (threadIdx.x == 0) {
-    *p.header = {num_items, static_cast<unsigned>(p.workers), static_cast<unsigned>(num_seqs),
-                 totals.order, 0, 0};
+    *p.header = {num_items,
+                 static_cast<unsigned>(p.workers),
+                 static_cast<unsigned>(num_seqs),
+                 totals.order,
+                 0,
+                 0,
+                 num_prefill_items,
+                 static_cast<unsigned>(p.prefill_workers),
+                 0};
   }
 }
 

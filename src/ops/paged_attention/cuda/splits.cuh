@@ -84,12 +84,12 @@ __device__ __forceinline__ int DecodeSplits(const Params& p, const Shape& shape,
 // Prefill tiles are split only where they are too few to fill the device.
 __device__ __forceinline__ int ChoosePrefillSplits(const Params& p, const Totals& totals) {
   const long long pieces = static_cast<long long>(totals.prefill_tiles) * p.kv_heads;
-  if (p.batch_invariant || pieces == 0 || pieces * 2 > p.workers) return 1;
+  if (p.batch_invariant || pieces == 0 || pieces * 2 > p.prefill_workers) return 1;
   const long long rows = static_cast<long long>(totals.prefill_rows) * p.kv_heads;
   const int room = p.partial_capacity / 4 * 3;
   if (rows > room) return 1;
   const int splits =
-      Min(p.workers / static_cast<int>(pieces), Max(1, totals.prefill_max_span / 512));
+      Min(p.prefill_workers / static_cast<int>(pieces), Max(1, totals.prefill_max_span / 512));
   return Max(Min(splits, room / static_cast<int>(rows)), 1);
 }
 

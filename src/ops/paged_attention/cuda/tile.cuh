@@ -22,11 +22,6 @@ __device__ __forceinline__ float WarpReduce(float x, Combine combine) {
   return x;
 }
 
-// One piece of work: an item for one of the kv heads.
-struct Tile : WorkItem {
-  int head;
-};
-
 // Keys [begin, end) that the tile's row sees.
 struct Visible {
   int begin;

@@ -96,8 +96,91 @@ __device__ __forceinline__ void WarpgroupMmaAdd(float (*c)[4], const unsigned (&
   }
 }
 
-#undef XLA_GPU_WGMMA_ACCUMULATORS
 #undef XLA_GPU_WGMMA_REGISTERS
+
+// Wider instructions, with descriptors as two words so that only one of them changes. The upper one
+// says how many bytes lie between groups of eight rows.
+template <int kGroupBytes>
+inline constexpr unsigned kMatrixLayout = 1u << 30 | kGroupBytes >> 4;
+
+// The lower word: the address (of a cluster's block only the place in it), and the bytes between
+// panels of 64 columns where there are several along N.
+__device__ __forceinline__ unsigned MatrixAddress(unsigned shared, int panel_bytes) {
+  return (shared & 0x3ffffu) >> 4 | static_cast<unsigned>(panel_bytes >> 4) << 16;
+}
+
+#define XLA_GPU_WGMMA_ACCUMULATORS128(c) \
+  XLA_GPU_WGMMA_ACCUMULATORS(c), XLA_GPU_WGMMA_ACCUMULATORS((c + 8))
+#define XLA_GPU_WGMMA_REGISTERS128                                                              \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24," \
+  "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,"    \
+  "%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
+
+// c[64x128] (+)= a[64x16] * b[128x16]^T, both from shared memory with rows along K.
+template <typename T, int kGroupBytes>
+__device__ __forceinline__ void WarpgroupDot(float (*c)[4], unsigned a, unsigned b, bool add) {
+#define XLA_GPU_WGMMA(type)                                                        \
+  asm volatile(                                                                    \
+      "{.reg .pred p; .reg .b64 da, db; setp.ne.b32 p, %66, 0;\n"                  \
+      "mov.b64 da, {%64, %67}; mov.b64 db, {%65, %67};\n"                          \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                 \
+      " " XLA_GPU_WGMMA_REGISTERS128 ", da, db, p, 1, 1, 0, 0;}"                   \
+      : XLA_GPU_WGMMA_ACCUMULATORS128(c)                                           \
+      : "r"(a), "r"(b), "r"(static_cast<int>(add)), "n"(kMatrixLayout<kGroupBytes>))
+  if constexpr (kSameType<T, BF16>) {
+    XLA_GPU_WGMMA("bf16");
+  } else {
+    XLA_GPU_WGMMA("f16");
+  }
+#undef XLA_GPU_WGMMA
+}
+
+// c[64x128] += a[64x16] * b[16x128]: a in registers, b from shared memory with rows along N.
+template <typename T, int kGroupBytes>
+__device__ __forceinline__ void WarpgroupAdd(float (*c)[4], const unsigned (&a)[4], unsigned b) {
+#define XLA_GPU_WGMMA(type)                                                          \
+  asm volatile(                                                                      \
+      "{.reg .b64 db; mov.b64 db, {%68, %69};\n"                                     \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                   \
+      " " XLA_GPU_WGMMA_REGISTERS128 ", {%64,%65,%66,%67}, db, 1, 1, 1, 1;}"         \
+      : XLA_GPU_WGMMA_ACCUMULATORS128(c)                                             \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kMatrixLayout<kGroupBytes>))
+  if constexpr (kSameType<T, BF16>) {
+    XLA_GPU_WGMMA("bf16");
+  } else {
+    XLA_GPU_WGMMA("f16");
+  }
+#undef XLA_GPU_WGMMA
+}
+
+// Waits until at most `kPending` groups are under way, and holds what comes after in the program
+// back from the accumulators of those that are done.
+template <int kPending>
+__device__ __forceinline__ void WarpgroupWait(float (&c)[16][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned %64;"
+               : XLA_GPU_WGMMA_ACCUMULATORS128(c)
+               : "n"(kPending)
+               : "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void WarpgroupWait(float (&c)[8][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned %32;"
+               : XLA_GPU_WGMMA_ACCUMULATORS(c)
+               : "n"(kPending)
+               : "memory");
+}
+
+// Keeps what the program does before with these registers before what follows.
+__device__ __forceinline__ void HoldRegisters(float (&c)[16][4]) {
+  asm volatile("" : XLA_GPU_WGMMA_ACCUMULATORS128(c)::"memory");
+}
+__device__ __forceinline__ void HoldRegisters(float (&c)[8][4]) {
+  asm volatile("" : XLA_GPU_WGMMA_ACCUMULATORS(c)::"memory");
+}
+
+#undef XLA_GPU_WGMMA_ACCUMULATORS
+#undef XLA_GPU_WGMMA_ACCUMULATORS128
+#undef XLA_GPU_WGMMA_REGISTERS128
 
 }  // namespace xla_gpu
 

@@ -1,8 +1,7 @@
 // ragged_paged_attention_v3 on CUDA: one launch appends the new tokens and makes paged attention's
-// schedule, one attends.
+// schedule, then those of paged attention attend.
 #include <memory>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "src/cuda/kernel_specs.h"
 #include "src/ops/kv_cache/cuda/config.h"
 #include "src/ops/paged_attention/cuda/config.h"
+#include "src/ops/paged_attention/cuda/launch.h"
 #include "src/ops/ragged_paged_attention_v3/cuda/params.cuh"
 #include "src/ops/ragged_paged_attention_v3/ragged_paged_attention_v3.h"
 
@@ -47,20 +47,20 @@ XLA_GPU_REGISTER_KERNEL_SPECS("ragged_paged_attention_v3", CompileCheckSpecs);
 
 struct Kernels {
   std::shared_ptr<const cuda::Kernel> schedule;  // with the appending, if the problem has it
-  std::shared_ptr<const cuda::Kernel> attend;
   std::shared_ptr<const cuda::Kernel> copy;
 };
 
 class CudaPlan final : public Plan {
  public:
   CudaPlan(const Problem& problem, const paged_attention::Config& config, int num_sms,
-           const paged_attention::Launches& launches, Kernels kernels)
+           const cuda::LaunchConfig& schedule_launch, Kernels kernels,
+           paged_attention::Attention attention)
       : problem_(problem),
         config_(config),
         num_sms_(num_sms),
-        schedule_launch_(launches.schedule_launch),
-        attend_launch_(launches.attend_launch),
-        kernels_(std::move(kernels)) {}
+        schedule_launch_(schedule_launch),
+        kernels_(std::move(kernels)),
+        attention_(std::move(attention)) {}
 
   Status Run(const Call& call, const ExecutionContext& context) const override {
     const Buffers b = BuffersFromCall(problem_, call);
@@ -79,8 +79,7 @@ class CudaPlan final : public Plan {
                              paged_attention::MakeParams(problem_.attention, config_, b.attention));
     XLA_GPU_RETURN_IF_ERROR(problem_.update_kv_cache ? AppendAndSchedule(b, params, context.stream)
                                                      : Schedule(params, context.stream));
-    void* const arguments[] = {&params};
-    return kernels_.attend->Launch(attend_launch_, arguments, context.stream);
+    return attention_.Launch(params, context.stream);
   }
 
  private:
@@ -121,8 +120,8 @@ class CudaPlan final : public Plan {
   const paged_attention::Config config_;
   const int num_sms_;
   const cuda::LaunchConfig schedule_launch_;
-  const cuda::LaunchConfig attend_launch_;
   const Kernels kernels_;
+  const paged_attention::Attention attention_;
 };
 
 }  // namespace
@@ -135,20 +134,20 @@ StatusOr<std::unique_ptr<Plan>> MakeRaggedPagedAttentionV3CudaPlan(const Call& c
   XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
   XLA_GPU_ASSIGN_OR_RETURN(const paged_attention::Config config,
                            paged_attention::ChooseConfig(problem.attention, *device));
-  const paged_attention::Launches launches =
-      paged_attention::MakeLaunches(problem.attention, config);
-  const cuda::KernelSpec schedule = problem.update_kv_cache
-                                        ? v3::AppendSpec(problem.update, launches.schedule)
-                                        : launches.schedule;
+  const paged_attention::KernelLaunch schedule =
+      paged_attention::MakeLaunches(problem.attention, config).schedule;
   v3::Kernels kernels;
-  for (const auto& [kernel, spec, shared_bytes] :
-       {std::tuple{&kernels.schedule, schedule, uint32_t{0}},
-        {&kernels.attend, launches.attend, launches.attend_launch.dynamic_shared_bytes},
-        {&kernels.copy, kv_cache::CopySpec(problem.update), uint32_t{0}}}) {
-    XLA_GPU_ASSIGN_OR_RETURN(*kernel, cuda::GetKernel(spec, device_ordinal, shared_bytes));
+  for (const auto& [kernel, spec] :
+       {std::pair{&kernels.schedule, problem.update_kv_cache
+                                         ? v3::AppendSpec(problem.update, schedule.spec)
+                                         : schedule.spec},
+        {&kernels.copy, kv_cache::CopySpec(problem.update)}}) {
+    XLA_GPU_ASSIGN_OR_RETURN(*kernel, cuda::GetKernel(spec, device_ordinal, 0));
   }
-  return std::unique_ptr<Plan>(std::make_unique<v3::CudaPlan>(problem, config, device->num_sms,
-                                                              launches, std::move(kernels)));
+  XLA_GPU_ASSIGN_OR_RETURN(
+      auto attention, paged_attention::Attention::Load(problem.attention, config, device_ordinal));
+  return std::unique_ptr<Plan>(std::make_unique<v3::CudaPlan>(
+      problem, config, device->num_sms, schedule.config, std::move(kernels), std::move(attention)));
 }
 
 }  // namespace xla_gpu

@@ -1,0 +1,33 @@
+// The kernels of one problem, loaded, and their launches.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_LAUNCH_H_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_LAUNCH_H_
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "src/core/status.h"
+#include "src/cuda/kernel.h"
+#include "src/cuda/tensor_map.h"
+#include "src/ops/paged_attention/cuda/config.h"
+
+namespace xla_gpu::paged_attention {
+
+// What a call launches after its schedule. Launch only enqueues.
+class Attention {
+ public:
+  static StatusOr<Attention> Load(const Problem& problem, const Config& config, int device_ordinal);
+  Status Launch(const Params& params, void* stream) const;
+
+ private:
+  struct Step {
+    std::shared_ptr<const cuda::Kernel> kernel;
+    cuda::LaunchConfig launch;
+  };
+  std::vector<Step> steps_;
+  std::optional<cuda::TensorMapSpec> boxes_;
+};
+
+}  // namespace xla_gpu::paged_attention
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_LAUNCH_H_

@@ -1,0 +1,14 @@
+// paged_attention, prefill items on Hopper: bf16 or f16 queries over a cache of the same type.
+//
+// Defines: those of attend_mma.cu that shape a tile: QUERY_TYPE, CACHE_TYPE (the same), OUT_TYPE,
+// HEAD_DIM (64, 128), SOFT_CAP, TILE_ROWS=128, TILE_KEYS=128.
+#include "src/ops/paged_attention/cuda/prefill_sm90.cuh"
+
+extern "C" __global__ void __launch_bounds__(xla_gpu::paged_attention::sm90::kThreads, 1)
+    paged_attention_prefill(
+        const __grid_constant__ xla_gpu::paged_attention::Params p,
+        const __grid_constant__ xla_gpu::paged_attention::sm90::TensorMap keys,
+        const __grid_constant__ xla_gpu::paged_attention::sm90::TensorMap values) {
+  extern __shared__ __align__(1024) char shared[];
+  xla_gpu::paged_attention::sm90::Prefill(p, keys, values, shared);
+}

@@ -1,0 +1,301 @@
+// Prefill on Hopper: a block of three warpgroups takes pieces of work (128 query rows of a sequence
+// and kv head) until none is left. One warpgroup loads, with few registers: a warp takes pieces,
+// one copies their queries, one keys and one values, 128 keys a stage, by the tensor copy engine, a
+// box a page. Two compute, 64 rows each, from the last
+// keys to the first: while a warpgroup's weights come out of its logits, the tensor cores do its
+// values of the tile before, and the other warpgroup's products.
+//
+// What waits on what: slot_full (a piece is taken) -> query_full, keys_full -> logits ->
+// keys_empty, weights, values_full -> sums -> values_empty, rows written -> query_empty,
+// slot_empty.
+//
+// A row whose result is not finite may have met, with weight 0, a NaN or infinity among keys that
+// it does not see, or a jump of its logits that weights do not hold: such a piece is left to the
+// attend launch, which can tell.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_CUH_
+
+#include "src/ops/paged_attention/cuda/finish.cuh"
+#include "src/ops/paged_attention/cuda/prefill_sm90_load.cuh"
+#include "src/ops/paged_attention/cuda/prefill_sm90_softmax.cuh"
+
+namespace xla_gpu::paged_attention::sm90 {
+
+inline constexpr int kLoadRegisters = 40, kComputeRegisters = 232;
+enum NamedBarrier : int { kRowsDone = 1, kGroupDone };  // kGroupDone: of each warpgroup one
+
+// Issues logits = queries * keys^T.
+__device__ __forceinline__ void IssueLogits(Logits& s, unsigned queries, unsigned keys) {
+  WarpgroupFence();
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    const unsigned at = (block / 4 * 1024 + block % 4 * 32) >> 4;
+    WarpgroupDot<Operand, kGroupBytes>(s, queries + at, keys + at, block > 0);
+  }
+  WarpgroupCommit();
+}
+
+// Issues sums += weights * values.
+__device__ __forceinline__ void IssueValues(Sums& o, const Weights& weights, unsigned values) {
+  WarpgroupFence();
+#pragma unroll
+  for (int block = 0; block < kKeys / 16; ++block) {
+    const unsigned at = values + (block * 2 * kGroupBytes >> 4);
+    if constexpr (kPanels == 2) {
+      WarpgroupAdd<Operand, kGroupBytes>(o, weights[block], at);
+    } else {
+      WarpgroupMmaAdd<Operand>(
+          o, weights[block],
+          static_cast<unsigned long long>(kMatrixLayout<kGroupBytes>) << 32 | at);
+    }
+  }
+  WarpgroupCommit();
+}
+
+// Writes this warp's 16 rows: results, or the partial results of one of several splits. `staging`:
+// the queries' tile, whose rows of this warpgroup are done with. False if a row is not finite, or
+// its weights are not precise.
+__device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int warp_row, Sums& o,
+                                           const Row (&rows)[2], char* staging) {
+  const int lane = threadIdx.x % 32;
+  const float factor = MakeLogitFactor(p, tile.head).factor;
+  RowWalk<8> walk(p, tile, warp_row + lane / 4);
+  float doubt = 0.0f;  // 0, or NaN
+  bool exists[2];
+  long long place[2];  // of the row's results, in rows
+#pragma unroll
+  for (int h = 0; h < 2; ++h, walk.Next()) {
+    const int row = warp_row + h * 8 + lane / 4;
+    const float sum = QuadSum(rows[h].sum), max = rows[h].max;
+    exists[h] = row < tile.num_rows;
+    doubt = fmaf(sum, 0.0f, doubt);
+    if (max != -Infinity() && !IsNear(BaseOf(max, factor))) doubt = NaN();
+    if (tile.splits > 1) {
+      place[h] = PartialRow(p, tile, row);
+      if (exists[h] && lane % 4 == 0) {
+        p.partial_max[place[h]] = max;
+        p.partial_sum[place[h]] = sum;
+      }
+      continue;
+    }
+    place[h] = walk.at;
+    const RowEnd end = FinishRow(p, tile, place[h], factor, max, sum);
+    if (p.lse != nullptr && exists[h] && lane % 4 == 0) p.lse[place[h]] = end.lse;
+#pragma unroll
+    for (int i = 0; i < kOutTiles; ++i) {
+#pragma unroll
+      for (int j = 2 * h; j < 2 * h + 2; ++j) o[i][j] = end.Value(o[i][j]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kOutTiles; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) doubt = fmaf(o[i][j], 0.0f, doubt);
+  }
+  if (sizeof(Out) == 2 && tile.splits == 1) {  // whole rows leave together
+#pragma unroll
+    for (int i = 0; i < kOutTiles; i += 2) {
+      const unsigned packed[4] = {Pack2<Out>(o[i][0], o[i][1]), Pack2<Out>(o[i][2], o[i][3]),
+                                  Pack2<Out>(o[i + 1][0], o[i + 1][1]),
+                                  Pack2<Out>(o[i + 1][2], o[i + 1][3])};
+      StoreMatrix4(SharedAddress(staging) + PlaceInTile(warp_row + lane % 16, i + lane / 16),
+                   packed);
+    }
+    __syncwarp();
+    const int piece = lane % kPieces, first_row = warp_row + lane / kPieces;
+    Out* const out = static_cast<Out*>(p.out) + piece * 8;
+    RowWalk<kRowStep> to(p, tile, first_row);
+#pragma unroll
+    for (int i = 0; i < 16; i += kRowStep, to.Next()) {
+      const uint4 elements =
+          *reinterpret_cast<const uint4*>(staging + PlaceInTile(first_row + i, piece));
+      if (first_row + i < tile.num_rows) {
+        *reinterpret_cast<uint4*>(out + static_cast<long long>(to.at) * kHeadDim) = elements;
+      }
+    }
+  } else {  // f32
+    float* const out = tile.splits > 1 ? p.partial_out : static_cast<float*>(p.out);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (!exists[h]) continue;
+#pragma unroll
+      for (int i = 0; i < kOutTiles; ++i) {
+        *reinterpret_cast<float2*>(out + place[h] * kHeadDim + i * 8 + lane % 4 * 2) =
+            make_float2(o[i][2 * h], o[i][2 * h + 1]);
+      }
+    }
+  }
+  return __all_sync(kAllLanes, doubt == 0.0f);
+}
+
+// A warpgroup: computes 64 rows of each piece.
+__device__ __forceinline__ void Compute(const Params& p, Shared& shared, int warp) {
+  const int lane = threadIdx.x % 32, group = warp / 4, warp_row = warp * 16;
+  const unsigned queries = MatrixAddress(
+      SharedAddress(shared.query) + group * (kRows / 2 / 8 * kGroupBytes), 0);
+  const unsigned keys = MatrixAddress(SharedAddress(shared.keys), 0);
+  const unsigned values = MatrixAddress(SharedAddress(shared.values), 1024);
+  constexpr unsigned kTileStep = kTileBytes >> 4;
+  const auto release = [&](unsigned barrier) {
+    __syncwarp();
+    if (lane == 0) Arrive(barrier);
+  };
+  Level memory;
+  Level* level = &memory;
+  asm volatile("" : "+l"(level));  // else the compiler would keep it in registers
+
+  Place<kStages> key_stage, value_stage;
+  Place<kQueries> query;
+  for (Place<kSlots> at;; at.Next(), query.Next()) {
+    Wait(At(shared.slot_full, at), at.parity);
+    Slot& slot = shared.slots[at.index];
+    if (Uniform(slot.stop) != 0) return;
+    const Tile& tile = slot.tile;
+    const KeyTiles range = TilesOf(tile);
+    const unsigned own_queries = queries + query.index * kTileStep;
+    Logits s;
+    Sums o;
+    Weights weights;
+    Row rows[2];
+    float rescale[2];
+    // The loop in it also keeps the compiler from moving the wait for the values, which it takes
+    // for independent of the weights, in front of their computation.
+    const auto wait_keys = [&](int t) {
+      if (t >= range.first) Wait(At(shared.keys_full, key_stage), key_stage.parity);
+    };
+#pragma unroll
+    for (int i = 0; i < kOutTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) o[i][j] = 0.0f;
+    }
+    Wait(At(shared.query_full, query), query.parity);
+    if (range.first < range.end) {
+      int t = range.end - 1;
+      wait_keys(t);
+      IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
+
+      // Beside the first products: what the rows see.
+      const LogitFactor logit = MakeLogitFactor(p, tile.head);
+      const float cap_in[2] = {logit.cap_in, logit.cap_in};
+      Visible visible[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) visible[h] = VisibleKeys(p, tile, warp_row + h * 8 + lane / 4);
+      // What all rows of the warp see; beyond it keys must be masked.
+      const int seen_begin = __shfl_sync(kAllLanes, visible[1].begin, 31);
+      const int seen_end = __shfl_sync(kAllLanes, visible[0].end, 0);
+      bool based = false;  // all rows of the warp have a maximum
+      const auto weigh = [&](int t) {
+        const int key0 = t * kKeys;
+        if constexpr (SOFT_CAP) Cap(s, cap_in);
+        if (key0 < seen_begin || key0 + kKeys > seen_end) Mask(s, key0, visible);
+        if (based) return WeighByLastMaximum(s, logit.factor, rows, rescale);
+        const bool rose = WeighByMaximum(s, logit.factor, rows, rescale);
+        based = !__any_sync(kAllLanes, fminf(rows[0].max, rows[1].max) == -Infinity());
+        return rose;
+      };
+      int in_level = 0, left = kLevelTiles;
+
+      WarpgroupWait<0>(s);
+      release(At(shared.keys_empty, key_stage));
+      key_stage.Next();
+      weigh(t);
+      PackWeights(weights, s);
+      wait_keys(--t);
+      for (; t >= range.first; --t) {
+        HoldRegisters(o);
+        IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
+        Wait(At(shared.values_full, value_stage), value_stage.parity);
+        IssueValues(o, weights, values + value_stage.index * kTileStep);
+        WarpgroupWait<1>(s);
+        release(At(shared.keys_empty, key_stage));
+        key_stage.Next();
+        const bool rose = weigh(t);
+        HoldRegisters(s);
+        wait_keys(t - 1);
+        WarpgroupWait<0>(o);
+        release(At(shared.values_empty, value_stage));
+        value_stage.Next();
+        PackWeights(weights, s);
+        if (rose) {
+#pragma unroll
+          for (int i = 0; i < kOutTiles; ++i) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) o[i][j] *= rescale[j / 2];
+          }
+        }
+        if (--left == 0) {
+          ToLevel(level, in_level == 0, logit.factor, o, rows);
+          in_level = 1;
+          left = kLevelTiles;
+        }
+      }
+      Wait(At(shared.values_full, value_stage), value_stage.parity);
+      HoldRegisters(o);
+      IssueValues(o, weights, values + value_stage.index * kTileStep);
+      WarpgroupWait<0>(o);
+      release(At(shared.values_empty, value_stage));
+      value_stage.Next();
+      if (in_level != 0) FromLevel(level, logit.factor, o, rows);
+    }
+
+    SyncThreads(kGroupDone + group, 128);  // the queries are read
+    if (!WriteRows(p, tile, warp_row, o, rows, shared.query[query.index]) && lane == 0 &&
+        atomicExch(&slot.redo, 1u) == 0) {
+      p.redo[atomicAdd(&p.header->num_redo, 1u)] = slot.piece;
+    }
+    if (tile.splits > 1) {
+      const auto sync = [] { SyncThreads(kRowsDone, kComputeWarps * 32); };
+      sync();
+      if (slot.redo == 0 && ArriveLast(p.arrivals + PartialRow(p, tile, 0, 0), tile.splits,
+                                       threadIdx.x == kThreads - 1, sync)) {
+        MergeSplits<Out, kHeadDim>(p, tile, warp, kComputeWarps);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) {
+      Arrive(At(shared.query_empty, query));
+      Arrive(At(shared.slot_empty, at));
+    }
+  }
+}
+
+__device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_boxes,
+                                        const TensorMap& value_boxes, char* memory) {
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  const int warp = Uniform(threadIdx.x / 32);
+  if (threadIdx.x == 0) {
+    const auto init = [](const auto& barriers, int count) {
+      for (const Shared::Barrier& barrier : barriers) InitBarrier(SharedAddress(&barrier), count);
+    };
+    init(shared.slot_full, 1);
+    init(shared.slot_empty, kComputeWarps + 3);
+    init(shared.query_full, 1);
+    init(shared.query_empty, kComputeWarps);
+    init(shared.keys_full, 1);
+    init(shared.keys_empty, kComputeWarps);
+    init(shared.values_full, 1);
+    init(shared.values_empty, kComputeWarps);
+    InitBarrier(SharedAddress(&shared.values_raw), 1);
+    FenceBarrierInit();
+  }
+  __syncthreads();
+  if (warp < 4) {
+    KeepRegisters<kLoadRegisters>();
+    if (warp == 0) {
+      TakePieces(p, shared);
+    } else if (warp == 1) {
+      LoadBoxes<false>(p, key_boxes, shared);
+    } else if (warp == 2) {
+      LoadBoxes<true>(p, value_boxes, shared);
+    } else {
+      LoadQueries(p, shared);
+    }
+  } else {
+    TakeRegisters<kComputeRegisters>();
+    Compute(p, shared, warp - 4);
+  }
+}
+
+}  // namespace xla_gpu::paged_attention::sm90
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_CUH_

@@ -1,0 +1,49 @@
+// The shared memory of the Hopper prefill kernel: written once for the device, which uses it, and
+// for the Host, which asks for it.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_SHARED_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_SHARED_CUH_
+
+#include "src/ops/paged_attention/cuda/params.cuh"
+
+namespace xla_gpu::paged_attention::sm90 {
+
+inline constexpr int kRows = 128;      // of a tile: 64 for each of two warpgroups that compute
+inline constexpr int kKeys = 128;      // of a stage
+inline constexpr int kStages = 2;      // of keys, and of values
+inline constexpr int kQueries = 2;     // tiles of queries: one computes, one waits
+inline constexpr int kSlots = 4;       // pieces of work, taken ahead
+inline constexpr int kThreads = 384;   // a warpgroup that loads, two that compute
+inline constexpr int kPanelDims = 64;  // head dimensions in 128 bytes, what the swizzle spans
+
+// CUtensorMap, as the driver writes it.
+struct alignas(64) TensorMap {
+  char bytes[128];
+};
+
+// A tile of rows (queries, keys or values) lies as [row / 8][panel][row % 8], 128 bytes each, whose
+// 16-byte pieces are swizzled: piece c of row r at place c ^ (r % 8).
+template <int kHeadDim>
+struct alignas(1024) PrefillShared {
+  static constexpr int kTileBytes = kKeys * kHeadDim * 2;
+  static_assert(kRows == kKeys && kHeadDim % kPanelDims == 0);
+
+  char query[kQueries][kTileBytes];  // and the results, on their way out
+  char keys[kStages][kTileBytes];
+  char values[kStages][kTileBytes];
+  struct Slot {
+    Tile tile;
+    unsigned piece;
+    unsigned redo;  // some row of it has to be done again
+    int stop;       // no piece: the end
+  } slots[kSlots];
+  using Barrier = unsigned long long;
+  Barrier slot_full[kSlots], slot_empty[kSlots];
+  Barrier query_full[kQueries], query_empty[kQueries];
+  Barrier keys_full[kStages], keys_empty[kStages];
+  Barrier values_full[kStages], values_empty[kStages];
+  Barrier values_raw;  // values that have still to be cut
+};
+
+}  // namespace xla_gpu::paged_attention::sm90
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_SHARED_CUH_

@@ -1,0 +1,174 @@
+// The softmax of the Hopper prefill kernel: from a tile's logits to weights, and sums over many
+// tiles.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_SOFTMAX_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_SOFTMAX_CUH_
+
+#include "src/ops/paged_attention/cuda/prefill_sm90_tile.cuh"
+
+namespace xla_gpu::paged_attention::sm90 {
+
+using Logits = float[kKeys / 8][4];
+using Sums = float[kOutTiles][4];
+using Weights = unsigned[kKeys / 16][4];
+
+// A maximum that rises by less leaves the weights' reference where it is: they stay below 2^8.
+inline constexpr float kLazyRise = 8.0f;
+// So many tiles are added up in the tensor cores' accumulators, whose sums lose a little every
+// time, before they go to a second level.
+inline constexpr int kLevelTiles = 128;
+
+// A row's weights are 2^((logit - max) * factor), where `max` follows the maximum from afar, so
+// that sums need be rescaled only now and then. Those of a thread's two rows, lane / 4 and 8 more.
+struct Row {
+  float max = -Infinity();  // until the row sees a key
+  float sum = 0.0f;         // of this thread's weights
+};
+
+// Never part of an FMA: what is relative to one maximum is so exactly.
+__device__ __forceinline__ float BaseOf(float max, float factor) { return __fmul_rn(max, factor); }
+
+// The weights of row h from its logits; gives their sum.
+__device__ __forceinline__ float Weigh(Logits& s, int h, float factor, float base) {
+  float sum0 = 0.0f, sum1 = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kKeys / 8; ++i) {
+    s[i][2 * h] = Exp2(s[i][2 * h] * factor - base);
+    s[i][2 * h + 1] = Exp2(s[i][2 * h + 1] * factor - base);
+    sum0 += s[i][2 * h];
+    sum1 += s[i][2 * h + 1];
+  }
+  return sum0 + sum1;
+}
+
+// The maximum of row h, of `least` and its elements of the tile.
+__device__ __forceinline__ float Maximum(const Logits& s, int h, float least) {
+  float max = least;
+#pragma unroll
+  for (int i = 0; i < kKeys / 8; ++i) max = fmaxf(max, fmaxf(s[i][2 * h], s[i][2 * h + 1]));
+  max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 1));
+  return fmaxf(max, __shfl_xor_sync(kAllLanes, max, 2));
+}
+
+// Turns logits into weights. True if a row's maximum rose: then the sums so far must be multiplied
+// by `rescale`. All lanes give the same.
+__device__ __forceinline__ bool WeighByMaximum(Logits& s, float factor, Row (&rows)[2],
+                                               float (&rescale)[2]) {
+  float base[2];
+  bool rose = false;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float max = Maximum(s, h, -Infinity());
+    const bool rises = (max - rows[h].max) * factor > kLazyRise;  // not if both are -infinity
+    rose |= rises;
+    rescale[h] = rises ? Exp2(BaseOf(rows[h].max, factor) - BaseOf(max, factor)) : 1.0f;
+    if (rises) rows[h].max = max;
+    base[h] = rows[h].max == -Infinity() ? 0.0f : BaseOf(rows[h].max, factor);
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    rows[h].sum = rows[h].sum * rescale[h] + Weigh(s, h, factor, base[h]);
+  }
+  return __any_sync(kAllLanes, rose);
+}
+
+// The same without looking for a maximum first, for rows that have one: it rises only when weights
+// leave the range in which operands and sums are safe. Logits that jump by more than f32 holds give
+// a sum that is not finite.
+__device__ __forceinline__ bool WeighByLastMaximum(Logits& s, float factor, Row (&rows)[2],
+                                                   float (&rescale)[2]) {
+  constexpr float kSafe = kSameType<Operand, F16> ? 0x1p14f : 0x1p40f;
+  float sum[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    sum[h] = Weigh(s, h, factor, BaseOf(rows[h].max, factor));
+    rescale[h] = 1.0f;
+  }
+  const bool rises = __any_sync(kAllLanes, !(fmaxf(sum[0], sum[1]) < kSafe));
+  if (rises) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float most = Maximum(s, h, 1.0f);
+      const int log2 = static_cast<int>(__float_as_uint(most) >> 23) - 127;
+      if (log2 > 0 && log2 < 128) {
+        const float max = rows[h].max;
+        constexpr int kMostRise = 120;  // whose inverse is a normal number, rounded or not
+        rows[h].max = max + static_cast<float>(min(log2, kMostRise)) / factor;
+        rescale[h] = Exp2(BaseOf(max, factor) - BaseOf(rows[h].max, factor));
+      }
+      rows[h].sum *= rescale[h];
+      sum[h] *= rescale[h];
+#pragma unroll
+      for (int i = 0; i < kKeys / 8; ++i) {
+        s[i][2 * h] *= rescale[h];
+        s[i][2 * h + 1] *= rescale[h];
+      }
+    }
+  }
+  rows[0].sum += sum[0];
+  rows[1].sum += sum[1];
+  return rises;
+}
+
+__device__ __forceinline__ void PackWeights(Weights& weights, const Logits& s) {
+#pragma unroll
+  for (int i = 0; i < kKeys / 8; ++i) {
+    weights[i / 2][i % 2 * 2] = Pack2<Operand>(s[i][0], s[i][1]);
+    weights[i / 2][i % 2 * 2 + 1] = Pack2<Operand>(s[i][2], s[i][3]);
+  }
+}
+
+// The second level of the sums: in this thread's memory, not its registers.
+struct Level {
+  float o[kOutTiles][4];
+  float max[2];
+  float sum[2];
+};
+
+// Moves the registers' sums to the level. `fresh`: there is nothing in it yet.
+__device__ __forceinline__ void ToLevel(Level* level, bool fresh, float factor, Sums& o,
+                                        Row (&rows)[2]) {
+  float keep[2] = {0.0f, 0.0f};
+  if (fresh) {
+#pragma unroll
+    for (int i = 0; i < kOutTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) level->o[i][j] = 0.0f;
+    }
+    level->sum[0] = level->sum[1] = 0.0f;
+  } else {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float before = level->max[h], now = rows[h].max;
+      keep[h] = before == now ? 1.0f : Exp2(BaseOf(before, factor) - BaseOf(now, factor));
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    level->sum[h] = level->sum[h] * keep[h] + rows[h].sum;
+    level->max[h] = rows[h].max;
+    rows[h].sum = 0.0f;
+  }
+#pragma unroll
+  for (int i = 0; i < kOutTiles; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      level->o[i][j] = level->o[i][j] * keep[j / 2] + o[i][j];
+      o[i][j] = 0.0f;
+    }
+  }
+}
+
+__device__ __forceinline__ void FromLevel(Level* level, float factor, Sums& o, Row (&rows)[2]) {
+  ToLevel(level, false, factor, o, rows);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) rows[h].sum = level->sum[h];
+#pragma unroll
+  for (int i = 0; i < kOutTiles; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) o[i][j] = level->o[i][j];
+  }
+}
+
+}  // namespace xla_gpu::paged_attention::sm90
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_SOFTMAX_CUH_

@@ -1,0 +1,83 @@
+// What the warps of the Hopper prefill kernel share: where things lie, and rings of stages.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_TILE_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_TILE_CUH_
+
+#include "src/ops/paged_attention/cuda/prefill_sm90_shared.cuh"
+#include "src/ops/paged_attention/cuda/ptx_sm90.cuh"
+#include "src/ops/paged_attention/cuda/softmax.cuh"
+#include "src/ops/paged_attention/cuda/wgmma.cuh"
+
+namespace xla_gpu::paged_attention::sm90 {
+
+static_assert(kTileRows == kRows && kTileKeys == kKeys);
+static_assert(kSameType<Query, Cache> && !kFloat8);
+
+using Shared = PrefillShared<kHeadDim>;
+using Slot = Shared::Slot;
+inline constexpr int kPanels = kHeadDim / kPanelDims;
+inline constexpr int kGroupBytes = kPanels * 1024;  // eight rows of a tile
+inline constexpr int kTileBytes = Shared::kTileBytes;
+inline constexpr int kPieces = kHeadDim / 8;  // of 16 bytes in a row
+inline constexpr int kComputeWarps = 8;
+
+// Which of a ring's places is next, and the parity of its phase.
+template <int kCount>
+struct Place {
+  int index = 0;
+  unsigned parity = 0;
+  __device__ __forceinline__ void Next() {
+    if (++index == kCount) index = 0, parity ^= 1;
+  }
+};
+
+template <int kCount>
+__device__ __forceinline__ unsigned At(const Shared::Barrier (&barriers)[kCount],
+                                       const Place<kCount>& place) {
+  return SharedAddress(&barriers[0]) + place.index * 8;
+}
+
+// Of all lanes' equal values one that the compiler knows to be equal.
+__device__ __forceinline__ int Uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
+
+__device__ __forceinline__ unsigned PlaceInTile(int row, int piece) {
+  return row / 8 * kGroupBytes + piece / 8 * 1024 + SwizzledChunk(row % 8, piece % 8);
+}
+
+// Tiles [first, end) of kKeys keys.
+struct KeyTiles {
+  int first;
+  int end;
+};
+__device__ __forceinline__ KeyTiles TilesOf(const Tile& tile) {
+  const int first = tile.key_begin / kKeys;
+  const int end = tile.key_end > tile.key_begin ? (tile.key_end - 1) / kKeys + 1 : first;
+  return {Uniform(first), Uniform(end)};
+}
+
+// Goes over every kStep-th row of a tile: where it lies in the query and the output, in rows of
+// those.
+template <int kStep>
+struct RowWalk {
+  __device__ __forceinline__ RowWalk(const Params& p, const Tile& tile, int row)
+      : group(p.group_size), jump(p.q_heads - p.group_size) {
+    const int first = tile.first_row + row;
+    const int token = first / group;
+    in_group = first - token * group;
+    at = (tile.query_begin + token) * p.q_heads + tile.head * group + in_group;
+    const int tokens = kStep / group;
+    rest = kStep - tokens * group;
+    step = tokens * p.q_heads + rest;
+  }
+  __device__ __forceinline__ void Next() {
+    at += step;
+    in_group += rest;
+    if (in_group >= group) in_group -= group, at += jump;
+  }
+  const int group, jump;
+  int in_group, at, rest, step;
+};
+inline constexpr int kRowStep = 32 / kPieces;  // rows that a warp reads or writes at once
+
+}  // namespace xla_gpu::paged_attention::sm90
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_TILE_CUH_
