@@ -28,7 +28,8 @@ constinit PerProcess<Reports> reports;
 void PrintOnce(const std::string& text) {
   auto& [mutex, hashes] = reports.Get();
   std::lock_guard<std::mutex> lock(mutex);
-  if (hashes.size() >= kMaxReported || !hashes.insert(std::hash<std::string>{}(text)).second) return;
+  if (hashes.size() >= kMaxReported || !hashes.insert(std::hash<std::string>{}(text)).second)
+    return;
   std::fprintf(stderr, "xla_gpu: %s\n", text.c_str());
   if (hashes.size() == kMaxReported) {
     std::fprintf(stderr, "xla_gpu: further errors of legacy custom calls are not shown\n");

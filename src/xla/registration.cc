@@ -268,11 +268,6 @@ Status RegisterUnchecked(const PjrtPlugin& plugin, RegistrationRoute route,
 
 Status Register(const PjrtPlugin& plugin, const Registration& r) {
   XLA_GPU_ASSIGN_OR_RETURN(RuntimeFacts facts, LearnRuntime(plugin));
-  const bool typed = r.api_version == kTypedApiVersion;
-  XLA_GPU_ASSIGN_OR_RETURN(
-      const HandlerMetadata metadata,
-      CheckHandler(r.name, r.stages, r.platform, r.api_version,
-                   facts.takes_typed() ? std::optional<Version>(facts.ffi) : std::nullopt));
   const std::string who =
       StrCat("handler '", r.name, "': plugin ", plugin.path(),
              plugin.path().empty() ? "(PJRT " : " (PJRT ", plugin.pjrt_version().ToString(), ") ");
@@ -282,6 +277,11 @@ Status Register(const PjrtPlugin& plugin, const Registration& r) {
                                   ", so a handler for platform '", r.platform,
                                   "' would never be called there"));
   }
+  const bool typed = r.api_version == kTypedApiVersion;
+  XLA_GPU_ASSIGN_OR_RETURN(
+      const HandlerMetadata metadata,
+      CheckHandler(r.name, r.stages, r.platform, r.api_version,
+                   facts.takes_typed() ? std::optional<Version>(facts.ffi) : std::nullopt));
   if (typed ? !facts.takes_typed() : !facts.takes_untyped()) {
     return Unimplemented(
         typed ? StrCat(who,

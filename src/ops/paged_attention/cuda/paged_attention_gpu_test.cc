@@ -163,29 +163,35 @@ void ExpectReference(const Kind& kind, Case& c, Errors& errors) {
   }
 }
 
-TEST_F(PagedAttentionGpuTest, AgreesWithReferenceOnRandomProblems) {
-  int cases = 0;
-  std::printf("error in half ulps of the coarsest type: share up to 1/4, 1/2, 1, 2, 4; worst\n");
-  for (const Kind& kind : kKinds) {
-    Errors errors;
-    for (int i = 0; i < CasesPerKind(); ++i, ++cases) {
-      std::mt19937_64 rng(static_cast<uint64_t>(i) + 1);
-      Case c(SpecOf(kind, rng), rng);
-      ExpectReference(kind, c, errors);
-      ASSERT_FALSE(HasFailure()) << "seed " << i + 1 << "\n" << c.spec().ToString();
-    }
-    double total = 0;
-    for (int64_t n : errors.bins) total += static_cast<double>(n);
-    std::printf("%-8s %-8s %-4s %3lld %s ", std::string(DTypeName(kind.query)).c_str(),
-                std::string(DTypeName(kind.cache)).c_str(), kind.out,
-                static_cast<long long>(kind.head_dim), kind.soft_cap ? "cap" : "   ");
-    for (size_t i = 0; i < 5; ++i) {
-      std::printf(" %8.5f", static_cast<double>(errors.bins[i]) / total);
-    }
-    std::printf("  %.2f\n", errors.worst);
+// One test a kind, so that several processes can share them (GTEST_TOTAL_SHARDS).
+class RandomProblemsGpuTest : public PagedAttentionGpuTest,
+                              public testing::WithParamInterface<Kind> {};
+
+TEST_P(RandomProblemsGpuTest, AgreeWithReference) {
+  const Kind& kind = GetParam();
+  Errors errors;
+  for (int i = 0; i < CasesPerKind(); ++i) {
+    std::mt19937_64 rng(static_cast<uint64_t>(i) + 1);
+    Case c(SpecOf(kind, rng), rng);
+    ExpectReference(kind, c, errors);
+    ASSERT_FALSE(HasFailure()) << "seed " << i + 1 << "\n" << c.spec().ToString();
   }
-  std::printf("%d problems\n", cases);
+  double total = 0;
+  for (int64_t n : errors.bins) total += static_cast<double>(n);
+  std::printf(
+      "%d problems; error in half ulps of the coarsest type, share up to 1/4, 1/2, 1, 2, 4:",
+      CasesPerKind());
+  for (size_t i = 0; i < 5; ++i) {
+    std::printf(" %.5f", static_cast<double>(errors.bins[i]) / total);
+  }
+  std::printf("; worst %.2f\n", errors.worst);
 }
+
+INSTANTIATE_TEST_SUITE_P(, RandomProblemsGpuTest, testing::ValuesIn(kKinds), [](const auto& info) {
+  const Kind& kind = info.param;
+  return StrCat(DTypeName(kind.query), "_", DTypeName(kind.cache), "_", kind.out, "_",
+                kind.head_dim, kind.soft_cap ? "_cap" : "");
+});
 
 // The random problems are small: here prefill walks over many tiles of rows and keys, of pages that
 // the copy engine loads on Hopper, and logits jump by more than weights hold.
