@@ -251,11 +251,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
         MergeSplits<Out, kHeadDim>(p, tile, warp, kComputeWarps);
       }
     }
-    __syncwarp();
-    if (lane == 0) {
-      Arrive(At(shared.query_empty, query));
-      Arrive(At(shared.slot_empty, at));
-    }
+    Arrive(At(shared.query_empty, query));
+    Arrive(At(shared.slot_empty, at));
   }
 }
 
@@ -267,10 +264,11 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     const auto init = [](const auto& barriers, int count) {
       for (const Shared::Barrier& barrier : barriers) InitBarrier(SharedAddress(&barrier), count);
     };
-    init(shared.slot_full, 1);
-    init(shared.slot_empty, kComputeWarps + 3);
-    init(shared.query_full, 1);
-    init(shared.query_empty, kComputeWarps);
+    // What lanes write or read themselves each of them announces.
+    init(shared.slot_full, 32);
+    init(shared.slot_empty, (kComputeWarps + 3) * 32);
+    init(shared.query_full, 32);
+    init(shared.query_empty, kComputeWarps * 32);
     init(shared.keys_full, 1);
     init(shared.keys_empty, kComputeWarps);
     init(shared.values_full, 1);

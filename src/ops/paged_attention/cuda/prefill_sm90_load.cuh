@@ -30,8 +30,7 @@ __device__ __forceinline__ void TakePieces(const Params& p, Shared& shared) {
       slot.redo = 0;
       slot.stop = stop;
     }
-    __syncwarp();
-    if (lane == 0) Arrive(At(shared.slot_full, at));
+    Arrive(At(shared.slot_full, at));
     if (stop) return;
     piece = __shfl_sync(kAllLanes, next, 0);
   }
@@ -54,8 +53,7 @@ __device__ __forceinline__ void LoadQueries(const Params& p, Shared& shared) {
     RowWalk<kRowStep> from(p, slot.tile, first_row);
     const int rows = slot.tile.num_rows;
     const bool negate = MakeLogitFactor(p, slot.tile.head).negate;
-    __syncwarp();
-    if (lane == 0) Arrive(At(shared.slot_empty, at));
+    Arrive(At(shared.slot_empty, at));
 
     char* const tile = shared.query[to.index];
     const unsigned tile_address = SharedAddress(tile);
@@ -75,8 +73,7 @@ __device__ __forceinline__ void LoadQueries(const Params& p, Shared& shared) {
       for (int row = first_row; row < rows; row += kRowStep) Negate(tile + PlaceInTile(row, piece));
     }
     FenceForMatrixReads();
-    __syncwarp();
-    if (lane == 0) Arrive(At(shared.query_full, to));
+    Arrive(At(shared.query_full, to));
   }
 }
 
@@ -109,8 +106,7 @@ __device__ __forceinline__ void LoadBoxes(const Params& p, const TensorMap& map,
     const int seq = slot.tile.seq, panel = slot.tile.head * panels_a_head;
     const int key_begin = slot.tile.key_begin, key_end = slot.tile.key_end;
     const KeyTiles range = TilesOf(slot.tile);
-    __syncwarp();
-    if (lane == 0) Arrive(At(shared.slot_empty, at));
+    Arrive(At(shared.slot_empty, at));
 
     const int* const table = p.block_tables + static_cast<long long>(seq) * p.max_pages;
     const auto reads = [&](int key) {
