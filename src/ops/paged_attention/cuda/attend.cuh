@@ -33,6 +33,7 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
     WorkItem item;
     unsigned work;
     int head;
+    int again;
   } next[2];  // while one is read the other may be written: one barrier an item is enough
   const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
   Pieces pieces = {};
@@ -46,7 +47,7 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
   };
   unsigned work = blockIdx.x;
   const unsigned first = piece_of(work);
-  Tile tile{*item_of(first), static_cast<int>(first % kv_heads)};
+  Tile tile{*item_of(first), static_cast<int>(first % kv_heads), work < pieces.redo};
   if (!kBehindPrefill) pieces = PiecesOf<kBehindPrefill>(p);  // beside the item, not before it
   for (int turn = 0; work < pieces.total; turn ^= 1) {
     unsigned taken = 0;
@@ -60,6 +61,7 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
       for (unsigned i = 0; i < sizeof(WorkItem); i += 16) CopyAsync<16>(to + i, from + i, true);
       next[turn].work = taken;
       next[turn].head = static_cast<int>(piece % kv_heads);
+      next[turn].again = taken < pieces.redo;
     };
     if (tile.kind == kFillItem) {
       fetch_next();
@@ -74,7 +76,7 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
     WaitCopies<0>();
     __syncthreads();  // also: nobody still reads the shared memory of the item
     work = next[turn].work;
-    tile = Tile{next[turn].item, next[turn].head};
+    tile = Tile{next[turn].item, next[turn].head, next[turn].again};
   }
   OverwriteBadPages<Out, kHeadDim>(p);
 }

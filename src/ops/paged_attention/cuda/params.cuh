@@ -49,6 +49,9 @@ struct alignas(16) WorkItem {
 // One piece of work: an item for one of the kv heads.
 struct Tile : WorkItem {
   int head;
+  // 1: the prefill launch has done it; of its rows only those count that it marked (by a NaN in
+  // their first element, or in their sum if there are splits) or that come out not finite.
+  int again;
 };
 
 enum SequenceState : int { kUnused = 0, kValid = 1, kInvalid = 2 };

@@ -83,11 +83,30 @@ __device__ __forceinline__ void AddValues(float (&o)[kRowTiles][kOutTiles][4],
   }
 }
 
+// Whether a row stays as the prefill launch has written it: Tile::again.
+__device__ __forceinline__ bool StaysAsWritten(const Params& p, const Tile& tile, int row,
+                                               const float (&o)[kOutTiles][4], int half,
+                                               float sum) {
+  float doubt = sum * 0.0f;  // 0, or NaN
+#pragma unroll
+  for (int t = 0; t < kOutTiles; ++t) {
+    doubt = fmaf(o[t][2 * half], 0.0f, fmaf(o[t][2 * half + 1], 0.0f, doubt));
+  }
+  doubt = QuadSum(doubt);
+  if (tile.again == 0 || row >= tile.num_rows) return false;
+  const float mark =
+      tile.splits > 1
+          ? __ldcg(p.partial_sum + PartialRow(p, tile, row))
+          : ToFloat(static_cast<const Out*>(p.out)[QueryRow(p, tile, row) * kHeadDim]);
+  return doubt == 0.0f && mark == mark;
+}
+
 // Writes one row's elements that this thread holds: final ones, or partial sums.
 __device__ __forceinline__ void WritePrefillRow(const Params& p, const Tile& tile, int row,
                                                 const float (&o)[kOutTiles][4], int half,
                                                 const RowState& state, float logit_factor) {
   const float sum = QuadSum(state.sum);
+  if (BEHIND_PREFILL && StaysAsWritten(p, tile, row, o, half, sum)) return;
   if (row >= tile.num_rows) return;
   const float max_logit = MaxLogit(state);
   const bool first_lane = threadIdx.x % 4 == 0;

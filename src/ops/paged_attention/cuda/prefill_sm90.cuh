@@ -9,9 +9,9 @@
 // keys_empty, weights, values_full -> sums -> values_empty, rows written -> query_empty,
 // slot_empty.
 //
-// A row whose result is not finite may have met, with weight 0, a NaN or infinity among keys that
-// it does not see, or a jump of its logits that weights do not hold: such a piece is left to the
-// attend launch, which can tell.
+// A row whose result is not finite may have met a jump of its logits that weights do not hold, and
+// values that are not finite lie here as zeros where some row does not see them: such a piece is
+// left to the attend launch, which does those rows again (Tile::again).
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_CUH_
 
@@ -53,14 +53,14 @@ __device__ __forceinline__ void IssueValues(Sums& o, const Weights& weights, uns
 }
 
 // Writes this warp's 16 rows: results, or the partial results of one of several splits. `staging`:
-// the queries' tile, whose rows of this warpgroup are done with. False if a row is not finite, or
-// its weights are not precise.
+// the queries' tile, whose rows of this warpgroup are done with. Marks rows that are not finite or
+// whose weights are not precise, and is false if there are such.
 __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int warp_row, Sums& o,
                                            const Row (&rows)[2], char* staging) {
   const int lane = threadIdx.x % 32;
   const float factor = MakeLogitFactor(p, tile.head).factor;
   RowWalk<8> walk(p, tile, warp_row + lane / 4);
-  float doubt = 0.0f;  // 0, or NaN
+  float doubt[2];  // 0, or NaN
   bool exists[2];
   long long place[2];  // of the row's results, in rows
 #pragma unroll
@@ -68,29 +68,30 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
     const int row = warp_row + h * 8 + lane / 4;
     const float sum = QuadSum(rows[h].sum), max = rows[h].max;
     exists[h] = row < tile.num_rows;
-    doubt = fmaf(sum, 0.0f, doubt);
-    if (max != -Infinity() && !IsNear(BaseOf(max, factor))) doubt = NaN();
+    RowEnd end;
     if (tile.splits > 1) {
       place[h] = PartialRow(p, tile, row);
-      if (exists[h] && lane % 4 == 0) {
-        p.partial_max[place[h]] = max;
-        p.partial_sum[place[h]] = sum;
-      }
-      continue;
+    } else {
+      place[h] = walk.at;
+      end = FinishRow(p, tile, place[h], factor, max, sum);
+      if (p.lse != nullptr && exists[h] && lane % 4 == 0) p.lse[place[h]] = end.lse;
     }
-    place[h] = walk.at;
-    const RowEnd end = FinishRow(p, tile, place[h], factor, max, sum);
-    if (p.lse != nullptr && exists[h] && lane % 4 == 0) p.lse[place[h]] = end.lse;
+    doubt[h] = max != -Infinity() && !IsNear(BaseOf(max, factor)) ? NaN() : sum * 0.0f;
 #pragma unroll
     for (int i = 0; i < kOutTiles; ++i) {
 #pragma unroll
-      for (int j = 2 * h; j < 2 * h + 2; ++j) o[i][j] = end.Value(o[i][j]);
+      for (int j = 2 * h; j < 2 * h + 2; ++j) {
+        if (tile.splits == 1) o[i][j] = end.Value(o[i][j]);
+        doubt[h] = fmaf(o[i][j], 0.0f, doubt[h]);
+      }
     }
-  }
-#pragma unroll
-  for (int i = 0; i < kOutTiles; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) doubt = fmaf(o[i][j], 0.0f, doubt);
+    doubt[h] = QuadSum(doubt[h]);
+    if (lane % 4 != 0) continue;
+    o[0][2 * h] += doubt[h];  // the mark
+    if (tile.splits > 1 && exists[h]) {
+      p.partial_max[place[h]] = max;
+      p.partial_sum[place[h]] = sum + doubt[h];
+    }
   }
   if (sizeof(Out) == 2 && tile.splits == 1) {  // whole rows leave together
 #pragma unroll
@@ -125,7 +126,7 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
       }
     }
   }
-  return __all_sync(kAllLanes, doubt == 0.0f);
+  return __all_sync(kAllLanes, doubt[0] + doubt[1] == 0.0f);
 }
 
 // A warpgroup: computes 64 rows of each piece.
@@ -239,8 +240,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     }
 
     SyncThreads(kGroupDone + group, 128);  // the queries are read
-    if (!WriteRows(p, tile, warp_row, o, rows, shared.query[query.index]) && lane == 0 &&
-        atomicExch(&slot.redo, 1u) == 0) {
+    const bool done = WriteRows(p, tile, warp_row, o, rows, shared.query[query.index]);
+    if (!(done && slot.zeroed == 0) && lane == 0 && atomicExch(&slot.redo, 1u) == 0) {
       p.redo[atomicAdd(&p.header->num_redo, 1u)] = slot.piece;
     }
     if (tile.splits > 1) {

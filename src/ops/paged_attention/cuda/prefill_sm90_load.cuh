@@ -2,6 +2,7 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_LOAD_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_LOAD_CUH_
 
+#include "src/ops/paged_attention/cuda/non_finite.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_tile.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
@@ -27,7 +28,7 @@ __device__ __forceinline__ void TakePieces(const Params& p, Shared& shared) {
     if (lane == 0) {
       slot.tile.head = static_cast<int>(piece % kv_heads);
       slot.piece = piece;
-      slot.redo = 0;
+      slot.redo = slot.zeroed = 0;
       slot.stop = stop;
     }
     Arrive(At(shared.slot_full, at));
@@ -87,7 +88,8 @@ __device__ __forceinline__ void ZeroRows(char* values, int begin, int end) {
 
 // A warp: loads the keys, or the values, of the pieces. A lane copies the box of its tokens. What
 // the piece must not see is not read, or, in a box that it sees a part of, overwritten with zeros
-// where a weight of 0 would not hide it: in the values.
+// where a weight of 0 would not hide it: in the values. So are values that are not finite among keys
+// that not every row sees.
 template <bool kValues>
 __device__ __forceinline__ void LoadBoxes(const Params& p, const TensorMap& map, Shared& shared) {
   const int lane = threadIdx.x % 32;
@@ -101,11 +103,12 @@ __device__ __forceinline__ void LoadBoxes(const Params& p, const TensorMap& map,
   unsigned raw_parity = 0;
   for (Place<kSlots> at;; at.Next()) {
     Wait(At(shared.slot_full, at), at.parity);
-    const Slot& slot = shared.slots[at.index];
+    Slot& slot = shared.slots[at.index];
     if (slot.stop != 0) return;
     const int seq = slot.tile.seq, panel = slot.tile.head * panels_a_head;
     const int key_begin = slot.tile.key_begin, key_end = slot.tile.key_end;
     const KeyTiles range = TilesOf(slot.tile);
+    const Visible by_all = kValues ? SeenByAll(p, slot.tile) : Visible{};
     Arrive(At(shared.slot_empty, at));
 
     const int* const table = p.block_tables + static_cast<long long>(seq) * p.max_pages;
@@ -129,7 +132,9 @@ __device__ __forceinline__ void LoadBoxes(const Params& p, const TensorMap& map,
       }
       const int group = (key - PageIndex(p, key) * p.page_size) / 8;
       const int begin = max(key_begin - t * kKeys, 0), end = min(key_end - t * kKeys, kKeys);
-      const bool cut = kValues && (begin % box_tokens != 0 || end % box_tokens != 0);
+      const bool hidden =  // from some row
+          kValues && (t * kKeys + begin < by_all.begin || t * kKeys + end > by_all.end);
+      const bool cut = kValues && (hidden || begin % box_tokens != 0 || end % box_tokens != 0);
       char* const to = tiles[stage.index];
       Wait(At(empty, stage), stage.parity ^ 1);
       const unsigned barrier = cut ? SharedAddress(&shared.values_raw) : At(full, stage);
@@ -144,6 +149,10 @@ __device__ __forceinline__ void LoadBoxes(const Params& p, const TensorMap& map,
         raw_parity ^= 1;
         ZeroRows(to, begin / box_tokens * box_tokens, begin);
         ZeroRows(to, end, (end + box_tokens - 1) / box_tokens * box_tokens);
+        __syncwarp();
+        if (hidden && ZeroNonFinite<kKeys, kHeadDim * 2, kHeadDim * 2>(SharedAddress(to), lane, 32)) {
+          slot.zeroed = 1;  // the piece is not done before its values are here
+        }
         FenceForMatrixReads();
         __syncwarp();
         if (lane == 0) Arrive(At(full, stage));

@@ -33,7 +33,8 @@ struct alignas(1024) PrefillShared {
   struct Slot {
     Tile tile;
     unsigned piece;
-    unsigned redo;  // some row of it has to be done again
+    unsigned redo;    // some row of it has to be done again
+    unsigned zeroed;  // 1: some row sees a value that is not finite and that lies here as 0
     int stop;       // no piece: the end
   } slots[kSlots];
   using Barrier = unsigned long long;
