@@ -15,12 +15,20 @@
 
 namespace xla_gpu {
 
-#if defined(__SANITIZE_THREAD__)
-inline constexpr bool kThreadSanitizer = true;
-#elif defined(__has_feature)
+#ifdef __has_feature
 inline constexpr bool kThreadSanitizer = __has_feature(thread_sanitizer);
+inline constexpr bool kAddressSanitizer = __has_feature(address_sanitizer);
+#else
+#ifdef __SANITIZE_THREAD__
+inline constexpr bool kThreadSanitizer = true;
 #else
 inline constexpr bool kThreadSanitizer = false;
+#endif
+#ifdef __SANITIZE_ADDRESS__
+inline constexpr bool kAddressSanitizer = true;
+#else
+inline constexpr bool kAddressSanitizer = false;
+#endif
 #endif
 
 // The message of a status, which is freed; "" for success.
