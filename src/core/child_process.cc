@@ -4,14 +4,12 @@
 #include <poll.h>
 #include <spawn.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "src/core/strings.h"
@@ -66,50 +64,6 @@ struct SpawnSettings {
 
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
-};
-
-// A process started here: how it ended goes into `result`, and it does not outlive this.
-class Child {
- public:
-  Child(pid_t pid, bool same_group, ChildResult& result)
-      : pid_(pid), same_group_(same_group), result_(result) {}
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
-  ~Child() { Kill(); }
-
-  bool HasEnded() {
-    if (ended_) return true;
-    int status = 0;
-    const pid_t got = waitpid(pid_, &status, WNOHANG);
-    if (got == 0 || (got < 0 && errno == EINTR)) return false;
-    ended_ = true;
-    if (got < 0) return true;  // ECHILD: somebody else has collected it
-    if (WIFEXITED(status)) result_.exit_code = WEXITSTATUS(status);
-    if (WIFSIGNALED(status)) result_.signal = WTERMSIG(status);
-    return true;
-  }
-
-  // False if the deadline came first.
-  bool WaitUntil(Clock::time_point deadline) {
-    for (auto pause = std::chrono::microseconds(100); !HasEnded();
-         pause = std::min(pause * 2, std::chrono::microseconds(20'000))) {
-      if (Clock::now() >= deadline) return false;
-      std::this_thread::sleep_for(pause);
-    }
-    return true;
-  }
-
-  void Kill() {
-    if (ended_) return;
-    kill(same_group_ ? pid_ : -pid_, SIGKILL);
-    WaitUntil(Clock::now() + std::chrono::seconds(10));
-  }
-
- private:
-  const pid_t pid_;
-  const bool same_group_;
-  ChildResult& result_;
-  bool ended_ = false;
 };
 
 // The child's three channels, served from one thread by poll.
@@ -213,11 +167,7 @@ class Conversation {
 
 std::string ChildResult::HowItEnded() const {
   if (wrote_too_much) return "wrote more output than it may and was killed";
-  if (timed_out) return "did not end in time and was killed";
-  if (signal >= 0) return StrCat("was killed by signal ", signal, " (", strsignal(signal), ")");
-  if (exit_code >= 0) return StrCat("ended with exit code ", exit_code);
-  return "ended in a way unknown here, because this process does not collect its children "
-         "(SIGCHLD)";
+  return ChildEnd::HowItEnded();
 }
 
 StatusOr<ChildResult> RunChild(const std::vector<std::string>& command, std::string_view input,

@@ -10,21 +10,16 @@
 #include <string_view>
 #include <vector>
 
+#include "src/core/child.h"
 #include "src/core/status.h"
 
 namespace xla_gpu {
 
-struct ChildResult {
+struct ChildResult : ChildEnd {
   std::string out;
   std::string err;  // at most its last 64 KiB: an error is told last
-  bool timed_out = false;
   bool wrote_too_much = false;
-  // How it ended: -1 where unknown, because the host process ignores SIGCHLD or waits for every
-  // child itself.
-  int exit_code = -1;
-  int signal = -1;
 
-  // "was killed by signal 11 (Segmentation fault)".
   std::string HowItEnded() const;
 };
 

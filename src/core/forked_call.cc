@@ -5,16 +5,13 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
 #include <cstring>
-#include <thread>
 
 #include "src/core/strings.h"
 
@@ -64,30 +61,6 @@ struct alignas(std::max_align_t) Shared {
 
 }  // namespace
 
-std::string ChildEnd::HowItEnded() const {
-  if (timed_out) return "did not end in time and was killed";
-  if (signal >= 0) return StrCat("was killed by signal ", signal, " (", strsignal(signal), ")");
-  if (exit_code >= 0) return StrCat("ended with exit code ", exit_code);
-  return "ended in a way unknown here, because this process does not collect its children "
-         "(SIGCHLD)";
-}
-
-bool WaitForChild(Clock::time_point deadline, pid_t pid, ChildEnd& end) {
-  for (auto pause = std::chrono::microseconds(100);;
-       pause = std::min(pause * 2, std::chrono::microseconds(20'000))) {
-    int status = 0;
-    const pid_t got = waitpid(pid, &status, WNOHANG);
-    if (got == pid) {
-      if (WIFEXITED(status)) end.exit_code = WEXITSTATUS(status);
-      if (WIFSIGNALED(status)) end.signal = WTERMSIG(status);
-      return true;
-    }
-    if (got < 0 && errno != EINTR) return true;  // ECHILD: somebody else has collected it
-    if (Clock::now() >= deadline) return false;
-    std::this_thread::sleep_for(pause);
-  }
-}
-
 StatusOr<bool> RunForked(const std::function<void(void* answer)>& body, void* answer, size_t size,
                          std::chrono::milliseconds limit, ChildEnd& end) {
   const auto deadline = Clock::now() + limit;
@@ -99,11 +72,9 @@ StatusOr<bool> RunForked(const std::function<void(void* answer)>& body, void* an
   const pid_t pid = fork();
   const int error = errno;
   if (pid == 0) RunChild(body, shared, parent);
-  if (pid > 0 && !WaitForChild(deadline, pid, end)) {
-    end.timed_out = true;
-    kill(-pid, SIGKILL);  // with what it started
-    kill(pid, SIGKILL);   // it may not have had the time to be a group of its own
-    WaitForChild(Clock::now() + std::chrono::seconds(10), pid, end);
+  if (pid > 0) {
+    Child child(pid, /*same_group=*/false, end);
+    end.timed_out = !child.WaitUntil(deadline);
   }
   const bool returned = shared->returned.load();
   if (returned) std::memcpy(answer, shared->answer(), size);

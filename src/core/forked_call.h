@@ -3,31 +3,15 @@
 #ifndef XLA_GPU_CORE_FORKED_CALL_H_
 #define XLA_GPU_CORE_FORKED_CALL_H_
 
-#include <sys/types.h>
-
 #include <chrono>
 #include <functional>
 #include <optional>
-#include <string>
 #include <type_traits>
 
+#include "src/core/child.h"
 #include "src/core/status.h"
 
 namespace xla_gpu {
-
-// How a child process ended.
-struct ChildEnd {
-  bool timed_out = false;
-  // -1 where unknown, because the host process ignores SIGCHLD or waits for every child itself.
-  int exit_code = -1;
-  int signal = -1;
-
-  // "was killed by signal 11 (Segmentation fault)".
-  std::string HowItEnded() const;
-};
-
-// Collects the child; false if the deadline came first.
-bool WaitForChild(std::chrono::steady_clock::time_point deadline, pid_t pid, ChildEnd& end);
 
 // Runs `body` in a forked child, on `answer`: `size` bytes of the caller's, which are as the child
 // left them if `body` returned (the result is true) and untouched otherwise. The child has neither
