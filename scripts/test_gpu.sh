@@ -75,8 +75,8 @@ sanitize() {
   local test
   for test in "${attention_tests[@]}"; do
     XLA_GPU_TEST_GUARDS=0 XLA_GPU_TEST_CASES=${SANITIZE_CASES:-4} timeout 300 \
-      compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 5 "$test" --gtest_brief=1 ||
-      return
+      compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 5 "$test" --gtest_brief=1 \
+      --gtest_filter='-*SumsDoNotDrift*' || return  # contexts of millions of tokens
   done
 }
 step_memcheck() { sanitize memcheck; }
