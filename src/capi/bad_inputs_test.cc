@@ -10,17 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "xla_gpu/xla_gpu.h"
+#include "src/capi/test_util.h"
 
 namespace {
 
 using ::testing::HasSubstr;
-
-std::string Take(xla_gpu_status* status) {
-  std::string message = xla_gpu_status_message(status);
-  xla_gpu_status_free(status);
-  return message;
-}
+using ::xla_gpu::Take;
 
 // One call of update_kv_cache: two tokens into slots 1 and 4 of caches K and V of 8.
 class UpdateCall {

@@ -9,19 +9,13 @@
 #include <thread>
 #include <vector>
 
-#include "xla_gpu/xla_gpu.h"
+#include "src/capi/test_util.h"
 
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-
-// The message of a status, which is freed; "" for success.
-std::string Take(xla_gpu_status* status) {
-  std::string message = xla_gpu_status_message(status);
-  xla_gpu_status_free(status);
-  return message;
-}
+using ::xla_gpu::Take;
 
 // A valid simple_add of f32[2,3] on the Host, which tests then change.
 struct AddCall {

@@ -3,14 +3,13 @@
 #define XLA_GPU_CAPI_TEST_UTIL_H_
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
+#include "src/core/test_util.h"
 #include "xla_gpu/xla_gpu.h"
 
 namespace xla_gpu {
@@ -131,20 +130,6 @@ class ForkingTest : public testing::Test {
     if (kThreadSanitizer) GTEST_SKIP() << "TSan ends a forked child that starts threads";
   }
 };
-
-// Runs `body` in a child: its exit code, which `body` returns, or minus the signal that ended it;
-// one that hangs is ended by SIGALRM.
-template <typename Body>
-int InChild(Body body) {
-  const pid_t pid = fork();
-  if (pid == 0) {
-    alarm(20);
-    _exit(body());
-  }
-  int status = -1;
-  waitpid(pid, &status, 0);
-  return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
-}
 
 }  // namespace xla_gpu
 

@@ -51,7 +51,7 @@ Status RunModule(xla_gpu_client& client, const std::string& mlir, const xla_gpu_
   for (size_t i = 0; i < num_args; ++i) {
     if (DTypeSize(views[i].dtype) == 0) {
       return InvalidArgument(
-          StrCat("argument ", i, " has a dtype number that is none of ", "XLA_GPU_DTYPE_*"));
+          StrCat("argument ", i, " has a dtype number that is none of XLA_GPU_DTYPE_*"));
     }
     if (const std::string_view problem = TypeProblem(views[i]); !problem.empty()) {
       return InvalidArgument(StrCat("argument ", i, " is ", views[i].ToString(), "; ", problem));

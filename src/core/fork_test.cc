@@ -1,29 +1,18 @@
 #include "src/core/fork.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "src/core/test_util.h"
+
 namespace xla_gpu {
 namespace {
 
-// 0 if `body` returned true in a child; one that hangs is ended by SIGALRM.
-template <typename Body>
-int InChild(Body body) {
-  const pid_t pid = fork();
-  if (pid == 0) {
-    alarm(20);
-    _exit(body() ? 0 : 1);
-  }
-  int status = -1;
-  waitpid(pid, &status, 0);
-  return status;
-}
+constexpr unsigned kSeconds = 20;  // of a child that does not hang
 
 struct Counter {
   std::mutex mutex;
@@ -43,11 +32,13 @@ TEST(PerProcess, IsOneInAProcessAndAnotherInAChild) {
     const std::lock_guard<std::mutex> lock(own.mutex);
     return &own != parents && own.value++ == 0 && &own == &counter.Get();
   };
-  EXPECT_EQ(InChild([&] {
-              if (ForkGeneration() != generation + 1 || !is_new(here)) return false;
-              const Counter* childs = &counter.Get();
-              return InChild([&] { return is_new(childs); }) == 0;
-            }),
+  EXPECT_EQ(RunForked(
+                [&] {
+                  if (ForkGeneration() != generation + 1 || !is_new(here)) return false;
+                  const Counter* childs = &counter.Get();
+                  return RunForked([&] { return is_new(childs); }, kSeconds) == 0;
+                },
+                kSeconds),
             0);
   EXPECT_EQ(ForkGeneration(), generation);
   EXPECT_EQ(here, &counter.Get());
@@ -84,11 +75,13 @@ TEST(ForkSafeMutex, IsFreeInEveryChildAndWhatItGuardsIsWhole) {
     });
   }
   for (int i = 0; i < 100; ++i) {
-    ASSERT_EQ(InChild([] {
-                const std::lock_guard lock(mutex);
-                const std::lock_guard second_lock(other);
-                return first == second;
-              }),
+    ASSERT_EQ(RunForked(
+                  [] {
+                    const std::lock_guard lock(mutex);
+                    const std::lock_guard second_lock(other);
+                    return first == second;
+                  },
+                  kSeconds),
               0);
   }
   stop = true;

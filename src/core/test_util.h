@@ -78,14 +78,24 @@ class ScopedEnv {
   std::optional<std::string> old_;
 };
 
-// Runs `body` in a process of its own; 0 if it returned true.
+// Runs `body` in a child: its exit code, which `body` returns, or minus the signal that ended it;
+// one that runs for longer than `seconds` (0: no limit) is ended by SIGALRM.
 template <typename Body>
-int RunForked(Body body) {
+int InChild(Body body, unsigned seconds = 20) {
   const pid_t pid = fork();
-  if (pid == 0) _exit(body() ? 0 : 1);
+  if (pid == 0) {
+    alarm(seconds);
+    _exit(body());
+  }
   int status = -1;
   waitpid(pid, &status, 0);
-  return status;
+  return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+// As InChild; 0 if `body` returned true.
+template <typename Body>
+int RunForked(Body body, unsigned seconds = 0) {
+  return InChild([&body] { return body() ? 0 : 1; }, seconds);
 }
 
 }  // namespace xla_gpu

@@ -49,12 +49,9 @@ __device__ __forceinline__ void CopyBox(unsigned shared, const void* map, unsign
       : "memory");
 }
 
-// Barrier `id` (1 to 15) of `threads` threads: whole warps that wait, or only announce themselves.
+// Barrier `id` (1 to 15) of `threads` threads, which are whole warps.
 __device__ __forceinline__ void SyncThreads(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void ArriveThreads(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // Gives registers of this warpgroup's threads back, or takes more; all its warps call it.
