@@ -39,7 +39,7 @@ class TempFolder {
     return path(name);
   }
   std::string WriteScript(const std::string& name, const std::string& body) const {
-    const std::string file = Write(name, "#!/bin/sh\n" + body);
+    std::string file = Write(name, "#!/bin/sh\n" + body);
     std::filesystem::permissions(file, std::filesystem::perms::owner_all);
     return file;
   }
