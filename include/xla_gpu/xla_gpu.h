@@ -111,8 +111,10 @@ typedef struct xla_gpu_call {
  * one argument of its type, whole: the one that it is an alias of, if the schema names one. */
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_run(const xla_gpu_call* call);
 
-/* Checks the call without running it (data pointers and results are not read) and gives the types
- * of its results as JSON: [{"dtype":"bf16","shape":[8,128]}, ...]. */
+/* Checks the call without running it (data pointers and results are not read) and returns what its
+ * results are as JSON: [{"dtype":"bf16","shape":[8,128],"name":"out","kind":"output",
+ * "alias_of":null}, ...]. Kind is "output"; "alias", with the index of the argument whose buffer it
+ * shares in alias_of; or "scratch", work space of any content, which may be larger than this. */
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_infer(const xla_gpu_call* call, char** results_json);
 
 /* A call whose tensors are Python objects, for frameworks with DLPack's C exchange API (PyTorch

@@ -67,6 +67,23 @@ class TensorSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class Result:
+    """What a result of a call is.
+
+    Attributes:
+      spec: its type.
+      name: as in the schema.
+      kind: "output", "alias" or "scratch" (work space, which no user sees; always last).
+      alias_of: of an alias, the index of the argument whose buffer it shares.
+    """
+
+    spec: TensorSpec
+    name: str
+    kind: str
+    alias_of: int | None
+
+
+@dataclasses.dataclass(frozen=True)
 class TensorRef:
     """A tensor at an address of host memory (platform "Host") or device memory ("CUDA")."""
 
@@ -159,8 +176,8 @@ def infer(
     platform: str,
     args: Sequence[TensorSpec],
     attrs: Mapping[str, AttrValue],
-) -> list[TensorSpec]:
-    """Checks a call by its types and gives the types of its results.
+) -> list[Result]:
+    """Checks a call by its types and returns what its results are.
 
     Args:
       op: the op's name ("paged_attention") or custom-call target.
@@ -175,8 +192,8 @@ def infer(
     text = ctypes.c_void_p()
     _lib.check(_lib.load().xla_gpu_infer(ctypes.byref(call.struct), ctypes.byref(text)))
     return [
-        TensorSpec(result["dtype"], tuple(result["shape"]))
-        for result in json.loads(_lib.take_string(text.value))
+        Result(TensorSpec(r["dtype"], tuple(r["shape"])), r["name"], r["kind"], r["alias_of"])
+        for r in json.loads(_lib.take_string(text.value))
     ]
 
 

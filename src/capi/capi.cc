@@ -197,9 +197,9 @@ xla_gpu_status* xla_gpu_infer(const xla_gpu_call* c, char** results_json) {
     if (results_json == nullptr) return InvalidArgument("results_json is NULL");
     DecodedCall decoded;
     XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/false, decoded));
-    XLA_GPU_ASSIGN_OR_RETURN(std::vector<TensorSpec> results,
+    XLA_GPU_ASSIGN_OR_RETURN(const std::vector<Result> results,
                              InferResults(*decoded.op, decoded.platform, decoded.call));
-    *results_json = CopyString(TensorSpecsToJson(results));
+    *results_json = CopyString(ResultsToJson(results));
     return OkStatus();
   });
 }
@@ -232,7 +232,7 @@ xla_gpu_status* xla_gpu_opaque(const xla_gpu_call* c, char** text) {
         ::xla_gpu::xla::MakeOpaqueCall(decoded.op->name, decoded.call);
     if (decoded.call.results.empty()) {
       XLA_GPU_ASSIGN_OR_RETURN(opaque.results,
-                               InferResults(*decoded.op, decoded.platform, decoded.call));
+                               InferTypes(*decoded.op, decoded.platform, decoded.call));
     } else {
       XLA_GPU_RETURN_IF_ERROR(CheckCall(*decoded.op, decoded.platform, decoded.call));
     }

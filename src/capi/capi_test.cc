@@ -121,7 +121,7 @@ TEST(CApi, InfersTypesWithoutDataOrResults) {
   add.call.results = nullptr;
   char* json = nullptr;
   ASSERT_EQ(Take(xla_gpu_infer(&add.call, &json)), "");
-  EXPECT_STREQ(json, R"([{"dtype":"f32","shape":[2,3]}])");
+  EXPECT_STREQ(json, R"([{"dtype":"f32","shape":[2,3],"name":"c","kind":"output","alias_of":null}])");
   xla_gpu_string_free(json);
 }
 

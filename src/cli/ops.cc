@@ -46,6 +46,22 @@ std::string Cell(const std::string& text) {
 
 std::string Code(std::string_view text) { return StrCat("`", text, "`"); }
 
+std::string Doc(const ArgSpec& arg) { return StrCat(DTypesText(arg.dtypes), " ", arg.doc); }
+
+const char* Optional(const ResultSpec& result) {
+  const bool always = result.only_with.empty() && result.kind != ResultKind::kScratch;
+  return always ? "" : " (optional)";
+}
+
+std::string Default(const AttrSpec& attr) { return AttrToString(*attr.default_value); }
+
+std::string Doc(const AttrSpec& attr) {
+  std::string doc = attr.dtypes.empty() ? "" : StrCat(DTypesText(attr.dtypes), "; ");
+  doc += attr.doc;
+  if (!attr.environment.empty()) doc += StrCat("; ", attr.environment, "=1 makes it the default");
+  return doc;
+}
+
 void PrintMatrix() {
   std::printf("| op | custom-call target | Host | CUDA |\n|---|---|---|---|\n");
   for (const Op* op : SortedOps()) {
@@ -61,22 +77,23 @@ void PrintMarkdown() {
     std::printf("\n| argument | |\n|---|---|\n");
     for (const ArgSpec& arg : op->args) {
       std::printf("| %s%s | %s |\n", Code(arg.name).c_str(), arg.optional ? " (optional)" : "",
-                  Cell(arg.doc).c_str());
+                  Cell(Doc(arg)).c_str());
     }
     std::printf("\n| result | |\n|---|---|\n");
     for (const ResultSpec& result : op->results) {
       const std::string alias =
           result.alias_of.empty() ? "" : StrCat("; shares the buffer of ", Code(result.alias_of));
-      std::printf("| %s%s | %s%s |\n", Code(result.name).c_str(),
-                  result.optional ? " (optional)" : "", Cell(result.doc).c_str(), alias.c_str());
+      std::printf("| %s%s | %s%s |\n", Code(result.name).c_str(), Optional(result),
+                  Cell(result.doc).c_str(), alias.c_str());
     }
     if (op->attrs.empty()) continue;
     std::printf("\n| attribute | type | default | |\n|---|---|---|---|\n");
     for (const AttrSpec& attr : op->attrs) {
-      const std::string fallback = attr.default_text.empty() ? "required" : Code(attr.default_text);
+      const std::string fallback =
+          attr.default_value.has_value() ? Code(Default(attr)) : "required";
       std::printf("| %s | %s | %s | %s |\n", Code(attr.name).c_str(),
                   std::string(AttrTypeName(attr.type)).c_str(), fallback.c_str(),
-                  Cell(attr.doc).c_str());
+                  Cell(Doc(attr)).c_str());
     }
   }
 }
@@ -92,17 +109,17 @@ void PrintText() {
     }
     for (const ArgSpec& arg : op->args) {
       std::printf("  arg     %s%s: %s\n", arg.name.c_str(), arg.optional ? " (optional)" : "",
-                  arg.doc.c_str());
+                  Doc(arg).c_str());
     }
     for (const ResultSpec& result : op->results) {
-      std::printf("  result  %s%s: %s\n", result.name.c_str(), result.optional ? " (optional)" : "",
+      std::printf("  result  %s%s: %s\n", result.name.c_str(), Optional(result),
                   result.doc.c_str());
     }
     for (const AttrSpec& attr : op->attrs) {
       std::printf("  attr    %s (%s, %s): %s\n", attr.name.c_str(),
                   std::string(AttrTypeName(attr.type)).c_str(),
-                  attr.default_text.empty() ? "required" : attr.default_text.c_str(),
-                  attr.doc.c_str());
+                  attr.default_value.has_value() ? Default(attr).c_str() : "required",
+                  Doc(attr).c_str());
     }
     std::printf("\n");
   }

@@ -36,12 +36,13 @@ class Attributes {
   std::span<const Attribute> all() const { return {items_.data(), size_}; }
   const AttrValue* Find(std::string_view name) const;
 
-  // The attribute's value, or `fallback` where it is absent. A value of another type was already
-  // refused against the op's schema (ValidateAttributes); an int stands for a float.
-  bool GetBool(std::string_view name, bool fallback) const;
-  int64_t GetInt(std::string_view name, int64_t fallback) const;
-  double GetFloat(std::string_view name, double fallback) const;
-  std::string_view GetString(std::string_view name, std::string_view fallback) const;
+  // The attribute's value, or `fallback` where it is absent (an op's own calls are complete, see
+  // CompleteAttributes). A value of another type was already refused against the op's schema; an
+  // int stands for a float.
+  bool GetBool(std::string_view name, bool fallback = false) const;
+  int64_t GetInt(std::string_view name, int64_t fallback = 0) const;
+  double GetFloat(std::string_view name, double fallback = 0) const;
+  std::string_view GetString(std::string_view name, std::string_view fallback = "") const;
 
  private:
   std::array<Attribute, kMaxAttributes> items_{};

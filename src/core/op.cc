@@ -17,11 +17,35 @@ bool TypeFits(AttrType type, const AttrValue& value) {
     case AttrType::kFloat:
       return std::holds_alternative<double>(value) || std::holds_alternative<int64_t>(value);
     case AttrType::kString:
+    case AttrType::kDType:
       return std::holds_alternative<std::string_view>(value);
     case AttrType::kIntArray:
       return std::holds_alternative<std::span<const int64_t>>(value);
   }
   return false;
+}
+
+// Visits the schema positions of the arguments that a call with these attributes brings, in order;
+// returns what its `optional_args` names besides.
+template <typename Visit>
+std::string_view VisitPresent(const Op& op, const Attributes& attributes, Visit visit) {
+  std::string_view present = attributes.GetString(kOptionalArgsAttribute, "");
+  for (size_t i = 0; i < op.args.size(); ++i) {
+    const ArgSpec& spec = op.args[i];
+    if (spec.optional) {
+      if (present.substr(0, present.find(',')) != spec.name) continue;
+      present.remove_prefix(std::min(present.size(), spec.name.size() + 1));
+    }
+    visit(i);
+  }
+  return present;
+}
+
+bool IsDTypeOf(const AttrSpec& spec, const AttrValue& value) {
+  const auto name = std::get<std::string_view>(value);
+  if (name.empty()) return spec.default_value.has_value();
+  const auto dtype = DTypeFromName(name);
+  return dtype.has_value() && std::ranges::count(spec.dtypes, *dtype) > 0;
 }
 
 Status CheckAttributes(const Op& op, const Attributes& attributes) {
@@ -45,9 +69,15 @@ Status CheckAttributes(const Op& op, const Attributes& attributes) {
           StrCat(op.name, ": attribute '", attribute.name, "' is ", AttrTypeName(attribute.value),
                  " ", AttrToString(attribute.value), "; it must be ", AttrTypeName(spec->type)));
     }
+    if (spec->type == AttrType::kDType && !IsDTypeOf(*spec, attribute.value)) {
+      return InvalidArgument(
+          StrCat(op.name, ": attribute '", spec->name, "' is ", AttrToString(attribute.value),
+                 "; it must be ", DTypesText(spec->dtypes),
+                 spec->default_value.has_value() ? StrCat(", or ", spec->doc) : ""));
+    }
   }
   for (const AttrSpec& spec : op.attrs) {
-    if (spec.default_text.empty() && attributes.Find(spec.name) == nullptr) {
+    if (!spec.default_value.has_value() && attributes.Find(spec.name) == nullptr) {
       return InvalidArgument(StrCat(op.name, ": attribute '", spec.name, "' (",
                                     AttrTypeName(spec.type), ") is missing; it is required"));
     }
@@ -67,27 +97,48 @@ Status CheckTensor(const Op& op, std::string_view kind, std::string_view name,
       StrCat(op.name, ": ", kind, " '", name, "' is ", view.ToString(), "; ", problem));
 }
 
-Status CheckTensors(const Op& op, const Call& call) {
+Status CheckArguments(const Op& op, const Call& call) {
   XLA_GPU_ASSIGN_OR_RETURN(auto bound, BindArguments(op, call));
   for (size_t i = 0; i < bound.size(); ++i) {
     if (bound[i] == nullptr) continue;
-    XLA_GPU_RETURN_IF_ERROR(CheckTensor(op, "argument", op.args[i].name, *bound[i]));
+    const ArgSpec& spec = op.args[i];
+    XLA_GPU_RETURN_IF_ERROR(CheckTensor(op, "argument", spec.name, *bound[i]));
+    if (!spec.dtypes.empty() && std::ranges::count(spec.dtypes, bound[i]->dtype) == 0) {
+      return InvalidArgument(StrCat(op.name, ": ", spec.name, " is ", bound[i]->ToString(),
+                                    "; its dtype must be ", DTypesText(spec.dtypes)));
+    }
   }
   return OkStatus();
 }
 
-// Whether result `r` may be argument `i`, both as they stand in the call.
-bool MayShare(const Op& op, const Call& call, size_t r, size_t i) {
-  if (r >= op.results.size() || op.results[r].alias_of.empty()) return true;
-  std::string_view present = call.attributes->GetString(kOptionalArgsAttribute, "");
-  for (const ArgSpec& spec : op.args) {
-    if (spec.optional) {
-      if (present.substr(0, present.find(',')) != spec.name) continue;
-      present.remove_prefix(std::min(present.size(), spec.name.size() + 1));
-    }
-    if (i-- == 0) return spec.name == op.results[r].alias_of;
+// The index in the call's arguments of the one of this name, or -1 if the call does not bring it.
+int IndexOf(const Op& op, const Attributes& attributes, std::string_view name) {
+  int index = -1, next = 0;
+  VisitPresent(op, attributes, [&](size_t i) {
+    if (op.args[i].name == name) index = next;
+    ++next;
+  });
+  return index;
+}
+
+// Whether a call has this result; of scratch, whether it may.
+bool IsPresent(const Op& op, const Attributes& attributes, const ResultSpec& spec) {
+  return spec.only_with.empty() || attributes.GetBool(spec.only_with, false) ||
+         IndexOf(op, attributes, spec.only_with) >= 0;
+}
+
+// The schema of result `r` of a call; null where it has fewer.
+const ResultSpec* SpecOfResult(const Op& op, const Attributes& attributes, size_t r) {
+  for (const ResultSpec& spec : op.results) {
+    if (IsPresent(op, attributes, spec) && r-- == 0) return &spec;
   }
-  return false;
+  return nullptr;
+}
+
+// Whether a result of the call may be argument `i`, both as they stand in the call.
+bool MayShare(const Op& op, const Call& call, const ResultSpec* result, size_t i) {
+  return result == nullptr || result->alias_of.empty() ||
+         IndexOf(op, *call.attributes, result->alias_of) == static_cast<int>(i);
 }
 
 }  // namespace
@@ -108,23 +159,46 @@ std::string_view AttrTypeName(AttrType type) {
       return "string";
     case AttrType::kIntArray:
       return "int array";
+    case AttrType::kDType:
+      return "dtype";
   }
   return "unknown";
 }
 
+std::string_view ResultKindName(ResultKind kind) {
+  switch (kind) {
+    case ResultKind::kOutput:
+      return "output";
+    case ResultKind::kAlias:
+      return "alias";
+    case ResultKind::kScratch:
+      return "scratch";
+  }
+  return "unknown";
+}
+
+std::string DTypesText(const DTypes& dtypes) {
+  std::string text;
+  for (size_t i = 0; i < dtypes.size(); ++i) {
+    text += i == 0 ? "" : i + 1 < dtypes.size() ? ", " : " or ";
+    text += DTypeName(dtypes[i]);
+  }
+  return text;
+}
+
+ResultSpec Workspace() {
+  return {.name = "workspace",
+          .doc = "u8 [n], on CUDA only: scratch, its content means nothing",
+          .kind = ResultKind::kScratch};
+}
+
 StatusOr<std::vector<const TensorView*>> BindArguments(const Op& op, const Call& call) {
-  std::string_view present = call.attributes->GetString(kOptionalArgsAttribute, "");
   std::vector<const TensorView*> bound(op.args.size(), nullptr);
   std::vector<std::string_view> expected;
-  for (size_t i = 0; i < op.args.size(); ++i) {
-    const ArgSpec& spec = op.args[i];
-    if (spec.optional) {
-      if (present.substr(0, present.find(',')) != spec.name) continue;
-      present.remove_prefix(std::min(present.size(), spec.name.size() + 1));
-    }
+  const std::string_view present = VisitPresent(op, *call.attributes, [&](size_t i) {
     if (expected.size() < call.args.size()) bound[i] = &call.args[expected.size()];
-    expected.push_back(spec.name);
-  }
+    expected.push_back(op.args[i].name);
+  });
   if (!present.empty()) {
     std::vector<std::string> names;
     for (const ArgSpec& spec : op.args) {
@@ -141,28 +215,60 @@ StatusOr<std::vector<const TensorView*>> BindArguments(const Op& op, const Call&
   return bound;
 }
 
-StatusOr<std::vector<TensorSpec>> InferResults(const Op& op, Platform platform, const Call& call) {
+Attributes CompleteAttributes(const Op& op, const Attributes& attributes) {
+  Attributes complete = attributes;
+  for (const AttrSpec& spec : op.attrs) {
+    if (!spec.default_value.has_value() || complete.Find(spec.name) != nullptr) continue;
+    // There is room: the registry takes no op with more attributes than a call may have.
+    (void)complete.Add(spec.name, *spec.default_value);
+  }
+  return complete;
+}
+
+StatusOr<std::vector<Result>> InferResults(const Op& op, Platform platform, const Call& call) {
   XLA_GPU_RETURN_IF_ERROR(CheckAttributes(op, *call.attributes));
-  XLA_GPU_RETURN_IF_ERROR(CheckTensors(op, call));
-  std::vector<TensorSpec> results;
-  XLA_GPU_RETURN_IF_ERROR(op.infer(call, platform, &results));
+  XLA_GPU_RETURN_IF_ERROR(CheckArguments(op, call));
+  const Attributes attributes = CompleteAttributes(op, *call.attributes);
+  XLA_GPU_ASSIGN_OR_RETURN(std::vector<TensorSpec> types,
+                           op.infer({call.args, call.results, &attributes}, platform));
+  std::vector<Result> results;
+  for (const ResultSpec& spec : op.results) {
+    if (!IsPresent(op, attributes, spec)) continue;
+    if (results.size() == types.size() && spec.kind == ResultKind::kScratch) continue;
+    if (results.size() == types.size()) return Internal(StrCat(op.name, ": infer: no ", spec.name));
+    results.push_back({&spec, std::move(types[results.size()]),
+                       spec.alias_of.empty() ? -1 : IndexOf(op, attributes, spec.alias_of)});
+  }
+  if (results.size() < types.size()) return Internal(StrCat(op.name, ": infer: too many results"));
   return results;
 }
 
+StatusOr<std::vector<TensorSpec>> InferTypes(const Op& op, Platform platform, const Call& call) {
+  XLA_GPU_ASSIGN_OR_RETURN(std::vector<Result> results, InferResults(op, platform, call));
+  std::vector<TensorSpec> types;
+  for (Result& result : results) types.push_back(std::move(result.type));
+  return types;
+}
+
 Status CheckCall(const Op& op, Platform platform, const Call& call) {
-  XLA_GPU_ASSIGN_OR_RETURN(std::vector<TensorSpec> expected, InferResults(op, platform, call));
+  XLA_GPU_ASSIGN_OR_RETURN(std::vector<Result> expected, InferResults(op, platform, call));
   if (call.results.size() != expected.size()) {
     std::vector<std::string> types;
-    for (const TensorSpec& spec : expected) types.push_back(spec.ToString());
+    for (const Result& result : expected) types.push_back(result.type.ToString());
     return InvalidArgument(StrCat(op.name, ": the call has ", call.results.size(),
                                   " results but on ", PlatformName(platform), " it must have ",
                                   expected.size(), ": ", StrJoin(types, ", ")));
   }
   for (size_t i = 0; i < expected.size(); ++i) {
-    if (!expected[i].Matches(call.results[i])) {
-      return InvalidArgument(StrCat(op.name, ": result ", i, " is ", call.results[i].ToString(),
-                                    " but must be ", expected[i].ToString()));
+    const TensorSpec& type = expected[i].type;
+    const TensorView& came = call.results[i];
+    const bool scratch = expected[i].spec->kind == ResultKind::kScratch;
+    if (type.Matches(came)) continue;
+    if (scratch && came.dtype == type.dtype && came.rank() == 1 && came.dim(0) >= type.shape[0]) {
+      continue;
     }
+    return InvalidArgument(StrCat(op.name, ": result ", i, " is ", came.ToString(), " but must be ",
+                                  type.ToString(), scratch ? ", or larger" : ""));
   }
   return OkStatus();
 }
@@ -180,11 +286,12 @@ Status CheckOverlap(const Op& op, const Call& call) {
       return size != 0 && begin - at < static_cast<uintptr_t>(other.size_bytes());
     };
     const auto refuse = [&](std::string_view kind, size_t i, const TensorView& other) {
+      const ResultSpec* spec = SpecOfResult(op, *call.attributes, r);
       return InvalidArgument(StrCat(op.name, ": result ", r, " (", result.ToString(), ") overlaps ",
                                     kind, " ", i, " (", other.ToString(),
                                     ") in memory; give it memory of its own",
-                                    r < op.results.size() && !op.results[r].alias_of.empty()
-                                        ? StrCat(", or that of ", op.results[r].alias_of, ", whole")
+                                    spec != nullptr && !spec->alias_of.empty()
+                                        ? StrCat(", or that of ", spec->alias_of, ", whole")
                                         : ""));
     };
     for (size_t i = r + 1; i < call.results.size(); ++i) {
@@ -196,7 +303,8 @@ Status CheckOverlap(const Op& op, const Call& call) {
       if (!overlaps(arg)) continue;
       const bool whole = arg.data == result.data && arg.dtype == result.dtype &&
                          std::ranges::equal(arg.shape, result.shape);
-      if (!whole || is_argument || !MayShare(op, call, r, i)) return refuse("argument", i, arg);
+      const ResultSpec* spec = SpecOfResult(op, *call.attributes, r);
+      if (!whole || is_argument || !MayShare(op, call, spec, i)) return refuse("argument", i, arg);
       is_argument = true;
     }
   }

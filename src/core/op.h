@@ -1,4 +1,5 @@
-// Op: one operation, declared once and reached through every door (DESIGN 2).
+// Op: one operation, declared once and reached through every door. What its arguments, results and
+// attributes are stands here and nowhere else; every front end is derived from it.
 //
 // The way of one call:
 //   adapter (decode, no allocation) -> PlanCache (CheckCall and the op's plan factory, once per
@@ -49,33 +50,69 @@ class Plan {
   virtual Status Run(const Call& call, const ExecutionContext& context) const = 0;
 };
 
-// Makes the plan of a call that CheckCall accepted; data pointers may be null.
-// `device_ordinal`: the CUDA device (0 on the Host).
+// Makes the plan of a call that CheckCall accepted, whose attributes are complete
+// (CompleteAttributes); data pointers may be null. `device_ordinal`: the CUDA device (0 on the
+// Host).
 using PlanFactory = StatusOr<std::unique_ptr<Plan>> (*)(const Call& call, int device_ordinal);
+
+// What a value may be of; empty: any.
+using DTypes = std::vector<DType>;
+// "f32, bf16 or f16".
+std::string DTypesText(const DTypes& dtypes);
 
 struct ArgSpec {
   std::string name;
-  std::string doc;  // dtype, shape and meaning
+  DTypes dtypes;
+  std::string doc;  // shape and meaning
   // Optional arguments follow the required ones; which of them a call brings is told by the
   // reserved string attribute `optional_args`, their names joined by commas in schema order.
   bool optional = false;
+  // Of rank 1, often of one element: front ends take a 0-d array for it, and for f32 one of any
+  // floating dtype.
+  bool vector = false;
+  // Too large for a copy behind the user's back: front ends refuse what is not dense and row-major.
+  bool no_copy = false;
 };
+
+enum class ResultKind {
+  kOutput,   // new
+  kAlias,    // shares the buffer of an argument, which is updated in place
+  kScratch,  // work space, whose content means nothing: no front end returns it
+};
+std::string_view ResultKindName(ResultKind kind);  // "output", "alias", "scratch"
 
 struct ResultSpec {
   std::string name;
   std::string doc;
-  bool optional = false;      // Op::infer says whether a call has it
-  std::string alias_of = {};  // the argument that shares its buffer (updated in place), or empty
+  ResultKind kind = ResultKind::kOutput;
+  std::string alias_of = {};  // the argument, of an alias
+  // The bool attribute or optional argument with which a call has it; empty: every call. Scratch
+  // follows the others and is there where Op::infer says so.
+  std::string only_with = {};
+  // A front end whose functions have a fixed number of results gives the calls that have this one
+  // to a function of their own: "paged_attention_with_lse".
+  std::string form = {};
 };
 
-enum class AttrType { kBool, kInt, kFloat, kString, kIntArray };
+// The scratch that a kernel asks for: a result, because XLA may replay a call that allocates
+// nothing. A call may bring more than is asked, so that a saved program outlives a change of the
+// layout.
+ResultSpec Workspace();
+
+enum class AttrType { kBool, kInt, kFloat, kString, kIntArray, kDType };
 std::string_view AttrTypeName(AttrType type);
 
 struct AttrSpec {
   std::string name;
   AttrType type;
-  std::string default_text;  // as documentation shows it; empty: the attribute is required
   std::string doc;
+  std::optional<AttrValue> default_value = {};  // none: the attribute is required
+  bool none_is_default = false;  // front ends write the default as None: no window, no cap
+  bool keyword_only = false;     // in front ends that have positional arguments
+  DTypes dtypes = {};            // of a kDType, whose value is a dtype's name, or empty by default
+  // The environment variable whose "1" makes true the default of this bool: for a front end, when
+  // it traces a call; for a call that leaves the attribute out, when the library was loaded.
+  std::string environment = {};
 };
 
 inline constexpr std::string_view kOptionalArgsAttribute = "optional_args";
@@ -87,20 +124,34 @@ struct Op {
   std::vector<ArgSpec> args;
   std::vector<ResultSpec> results;
   std::vector<AttrSpec> attrs;
+  // The remedies that errors of differentiation and of batching (vmap) name.
+  std::string instead_of_gradient;
+  std::string instead_of_batching;
 
-  // Checks dtypes, shapes and attribute values (never data) and gives the results' types, a
-  // workspace included where the platform needs one.
-  Status (*infer)(const Call& call, Platform platform, std::vector<TensorSpec>* results) = nullptr;
+  // Checks shapes and attribute values (never data; dtypes are checked by then, attributes
+  // complete) and returns the types of the results that the call has, a workspace last where the
+  // platform needs one.
+  StatusOr<std::vector<TensorSpec>> (*infer)(const Call& call, Platform platform) = nullptr;
 
   PlanFactory make_plan[kNumPlatforms] = {nullptr, nullptr};
+};
+
+// A result that a call has.
+struct Result {
+  const ResultSpec* spec;
+  TensorSpec type;
+  int alias_of = -1;  // index in Call::args, of an alias
 };
 
 // The call's arguments by schema position, null where an optional one is absent.
 // Fails where the count or the `optional_args` attribute does not fit the schema.
 StatusOr<std::vector<const TensorView*>> BindArguments(const Op& op, const Call& call);
 
+// The call's attributes and the defaults of those that it leaves out.
+Attributes CompleteAttributes(const Op& op, const Attributes& attributes);
+
 // Everything that can be wrong with a call before data is looked at: attributes against the schema,
-// argument count, tensor types (Op::infer), result types.
+// argument count and dtypes, what Op::infer checks, result types.
 Status CheckCall(const Op& op, Platform platform, const Call& call);
 
 // An error where a result shares bytes with another tensor of the call, so that what is read would
@@ -108,8 +159,10 @@ Status CheckCall(const Op& op, Platform platform, const Call& call);
 // says it is an alias of, if it says so. Allocates nothing unless it fails.
 Status CheckOverlap(const Op& op, const Call& call);
 
-// As CheckCall, but the results are not known yet: gives their types.
-StatusOr<std::vector<TensorSpec>> InferResults(const Op& op, Platform platform, const Call& call);
+// As CheckCall, but the results are not known yet: returns what they are.
+StatusOr<std::vector<Result>> InferResults(const Op& op, Platform platform, const Call& call);
+// Their types alone.
+StatusOr<std::vector<TensorSpec>> InferTypes(const Op& op, Platform platform, const Call& call);
 
 }  // namespace xla_gpu
 

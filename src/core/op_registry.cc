@@ -29,6 +29,13 @@ void OpRegistry::Register(Op op) {
   }
   if (op.infer == nullptr) Die(StrCat("op ", op.name, " has no infer function"));
   if (ops_.size() == kMaxOps) Die(StrCat("op ", op.name, " is one too many (kMaxOps)"));
+  // One more, for optional_args.
+  if (op.attrs.size() >= Attributes::kMaxAttributes) Die(StrCat("op ", op.name, ": attributes"));
+  for (AttrSpec& attr : op.attrs) {
+    if (attr.environment.empty()) continue;
+    const char* value = std::getenv(attr.environment.c_str());
+    attr.default_value = value != nullptr && std::string_view(value) == "1";
+  }
   ops_.push_back(std::make_unique<const Op>(std::move(op)));
 }
 

@@ -16,28 +16,28 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // out has x's type; wants `b` and `c` or neither only as far as BindArguments goes.
-Status InferLikeX(const Call& call, Platform platform, std::vector<TensorSpec>* results) {
+StatusOr<std::vector<TensorSpec>> InferLikeX(const Call& call, Platform platform) {
   const TensorView& x = call.args[0];
-  results->push_back({x.dtype, {x.shape.begin(), x.shape.end()}});
-  if (platform == Platform::kCuda) results->push_back({DType::kU8, {64}});
-  return OkStatus();
+  std::vector<TensorSpec> results = {{x.dtype, {x.shape.begin(), x.shape.end()}}};
+  if (platform == Platform::kCuda) results.push_back({DType::kU8, {64}});
+  return results;
 }
 
 Op MakeOp() {
   return Op{.name = "toy",
             .target = "xla_gpu_toy",
             .doc = "For tests.",
-            .args = {{"x", "any"},
-                     {"y", "any"},
-                     {"b", "any", /*optional=*/true},
-                     {"c", "any", /*optional=*/true},
-                     {"bb", "any", /*optional=*/true}},
-            .results = {{"out", "as x"}},
-            .attrs = {{"scale", AttrType::kFloat, "", "required"},
-                      {"n", AttrType::kInt, "3", "optional"},
-                      {"flag", AttrType::kBool, "false", "optional"},
-                      {"label", AttrType::kString, "\"\"", "optional"},
-                      {"axes", AttrType::kIntArray, "[]", "optional"}},
+            .args = {{"x", {DType::kF32, DType::kBF16, DType::kI8}, "any"},
+                     {"y", {}, "any"},
+                     {"b", {}, "any", /*optional=*/true},
+                     {"c", {}, "any", /*optional=*/true},
+                     {"bb", {}, "any", /*optional=*/true}},
+            .results = {{"out", "as x"}, Workspace()},
+            .attrs = {{"scale", AttrType::kFloat, "required"},
+                      {"n", AttrType::kInt, "optional", int64_t{3}},
+                      {"flag", AttrType::kBool, "optional", false},
+                      {"label", AttrType::kString, "optional", std::string_view()},
+                      {"axes", AttrType::kIntArray, "optional", std::span<const int64_t>()}},
             .infer = InferLikeX};
 }
 
@@ -186,6 +186,39 @@ TEST_F(OpTest, ResultCountDependsOnThePlatform) {
             "toy: the call has 1 results but on CUDA it must have 2: f32[2,3], u8[64]");
 }
 
+TEST_F(OpTest, ScratchMayBeLargerThanIsAsked) {
+  Attr("scale", 0.5);
+  std::vector<int64_t> bytes = {64};
+  results_.push_back({nullptr, DType::kU8, bytes});
+  EXPECT_EQ(Error(Platform::kCuda), "");
+  bytes[0] = 65;
+  EXPECT_EQ(Error(Platform::kCuda), "");
+  bytes[0] = 63;
+  EXPECT_EQ(Error(Platform::kCuda), "toy: result 1 is u8[63] but must be u8[64], or larger");
+  results_[1].dtype = DType::kI8;
+  bytes[0] = 65;
+  EXPECT_EQ(Error(Platform::kCuda), "toy: result 1 is i8[65] but must be u8[64], or larger");
+  results_[1].dtype = DType::kU8;
+  const std::vector<int64_t> matrix = {64, 2};
+  results_[1].shape = matrix;
+  EXPECT_EQ(Error(Platform::kCuda), "toy: result 1 is u8[64,2] but must be u8[64], or larger");
+}
+
+TEST_F(OpTest, ArgumentDType) {
+  Attr("scale", 0.5);
+  args_[0].dtype = DType::kI32;
+  EXPECT_EQ(Error(), "toy: x is i32[2,3]; its dtype must be f32, bf16 or i8");
+}
+
+TEST_F(OpTest, AbsentAttributesHaveTheirDefaults) {
+  Attr("n", int64_t{7});
+  const Attributes complete = CompleteAttributes(op_, attributes_);
+  EXPECT_EQ(complete.Find("scale"), nullptr);
+  EXPECT_EQ(complete.GetInt("n"), 7);
+  EXPECT_EQ(std::get<bool>(*complete.Find("flag")), false);
+  EXPECT_EQ(std::get<std::string_view>(*complete.Find("label")), "");
+}
+
 TEST_F(OpTest, ResultType) {
   Attr("scale", 0.5);
   results_[0].dtype = DType::kF16;
@@ -197,9 +230,14 @@ TEST_F(OpTest, InferGivesTheResultsWithoutThem) {
   results_.clear();
   const auto results = InferResults(op_, Platform::kCuda, AsCall());
   ASSERT_TRUE(results.ok());
-  EXPECT_THAT(*results, ElementsAre(TensorSpec{DType::kF32, {2, 3}}, TensorSpec{DType::kU8, {64}}));
-  EXPECT_EQ(TensorSpecsToJson(*results),
+  ASSERT_EQ(results->size(), 2u);
+  EXPECT_EQ((*results)[0].type, (TensorSpec{DType::kF32, {2, 3}}));
+  EXPECT_EQ((*results)[1].type, (TensorSpec{DType::kU8, {64}}));
+  EXPECT_EQ(TensorSpecsToJson({(*results)[0].type, (*results)[1].type}),
             R"([{"dtype":"f32","shape":[2,3]},{"dtype":"u8","shape":[64]}])");
+  EXPECT_EQ(ResultsToJson(*results),
+            R"([{"dtype":"f32","shape":[2,3],"name":"out","kind":"output","alias_of":null},)"
+            R"({"dtype":"u8","shape":[64],"name":"workspace","kind":"scratch","alias_of":null}])");
 }
 
 TEST(OpRegistry, FindsByNameAndByTarget) {
@@ -249,15 +287,20 @@ TEST(OpRegistry, SchemaAsJson) {
   registry.Register(Op{.name = "t",
                        .target = "T",
                        .doc = "d",
-                       .args = {{"x", "any"}},
-                       .results = {{"out", "as x", false, "x"}},
-                       .attrs = {{"n", AttrType::kInt, "3", "count"}},
+                       .args = {{"x", {DType::kF32, DType::kI8}, "any"}},
+                       .results = {{"out", "as x", ResultKind::kAlias, "x"}},
+                       .attrs = {{"n", AttrType::kInt, "count", int64_t{3}}},
+                       .instead_of_gradient = "g",
                        .infer = InferLikeX});
   EXPECT_EQ(OpsToJson(registry),
             R"([{"name":"t","target":"T","doc":"d","platforms":[],)"
-            R"("args":[{"name":"x","optional":false,"doc":"any"}],)"
-            R"("results":[{"name":"out","optional":false,"alias_of":"x","doc":"as x"}],)"
-            R"("attrs":[{"name":"n","type":"int","default":"3","doc":"count"}]}])");
+            R"("args":[{"name":"x","dtypes":["f32","i8"],"optional":false,"vector":false,)"
+            R"("no_copy":false,"doc":"any"}],)"
+            R"("results":[{"name":"out","kind":"alias","alias_of":"x","only_with":"","form":"",)"
+            R"("doc":"as x"}],)"
+            R"("attrs":[{"name":"n","type":"int","default":3,"none_is_default":false,)"
+            R"("keyword_only":false,"dtypes":[],"environment":"","doc":"count"}],)"
+            R"("instead_of_gradient":"g","instead_of_batching":""}])");
 }
 
 TEST(Platform, Names) {

@@ -93,7 +93,9 @@ StatusOr<std::shared_ptr<const Plan>> PlanCache::GetOrCreate(const Op& op, Platf
         StrCat(op.name, ": there is no kernel for platform ", PlatformName(platform)));
   }
   XLA_GPU_RETURN_IF_ERROR(CheckCall(op, platform, call));
-  XLA_GPU_ASSIGN_OR_RETURN(std::unique_ptr<Plan> made, make_plan(call, device));
+  const Attributes attributes = CompleteAttributes(op, *call.attributes);
+  XLA_GPU_ASSIGN_OR_RETURN(std::unique_ptr<Plan> made,
+                           make_plan({call.args, call.results, &attributes}, device));
   // The factory may have run other calls in this thread, so the key is written again.
   WriteKey(op, platform, device, call, key);
   std::unique_lock<std::shared_mutex> lock(mutex_);

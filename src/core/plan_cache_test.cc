@@ -34,25 +34,24 @@ StatusOr<std::unique_ptr<Plan>> MakePlan(const Call& call, int device) {
   return std::unique_ptr<Plan>(std::make_unique<CountingPlan>(device));
 }
 
-Status Infer(const Call& call, Platform, std::vector<TensorSpec>* results) {
+StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform) {
   const TensorView& x = call.args[0];
   if (x.rank() > 4) return InvalidArgument("toy: x has too many dimensions");
-  results->push_back({x.dtype, {x.shape.begin(), x.shape.end()}});
-  return OkStatus();
+  return std::vector<TensorSpec>{{x.dtype, {x.shape.begin(), x.shape.end()}}};
 }
 
 Op MakeToy() {
   return Op{.name = "toy",
             .target = "xla_gpu_toy",
             .doc = "For tests.",
-            .args = {{"x", "any"}},
+            .args = {{"x", {}, "any"}},
             .results = {{"out", "as x"}},
-            .attrs = {{"fail", AttrType::kBool, "false", ""},
-                      {"f", AttrType::kFloat, "0", ""},
-                      {"n", AttrType::kInt, "0", ""},
-                      {"s", AttrType::kString, "\"\"", ""},
-                      {"t", AttrType::kString, "\"\"", ""},
-                      {"a", AttrType::kIntArray, "[]", ""}},
+            .attrs = {{"fail", AttrType::kBool, "", false},
+                      {"f", AttrType::kFloat, "", 0.0},
+                      {"n", AttrType::kInt, "", int64_t{0}},
+                      {"s", AttrType::kString, "", std::string_view()},
+                      {"t", AttrType::kString, "", std::string_view()},
+                      {"a", AttrType::kIntArray, "", std::span<const int64_t>()}},
             .infer = Infer,
             .make_plan = {MakePlan, nullptr}};
 }

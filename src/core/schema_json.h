@@ -12,8 +12,15 @@ namespace xla_gpu {
 // [{"dtype":"bf16","shape":[8,128]}, ...]
 std::string TensorSpecsToJson(const std::vector<TensorSpec>& specs);
 
+// As TensorSpecsToJson, and what each result is:
+// [{"dtype":"bf16","shape":[8,128],"name":"kv_cache","kind":"alias","alias_of":2}, ...]; alias_of
+// is the index of an argument of the call, or null.
+std::string ResultsToJson(const std::vector<Result>& results);
+
+// Everything in Op but its functions, under the names of its members:
 // [{"name":...,"target":...,"doc":...,"platforms":["Host"],"args":[...],"results":[...],
-//   "attrs":[{"name":...,"type":...,"default":...,"doc":...}]}, ...]
+//   "attrs":[...],"instead_of_gradient":...,"instead_of_batching":...}, ...]. The "default" of an
+// attribute is a value, null where it is required.
 std::string OpsToJson(const OpRegistry& registry);
 
 }  // namespace xla_gpu

@@ -37,7 +37,7 @@ inline Bytes HostBytes(const TensorView& view) {
 inline StatusOr<std::vector<Bytes>> RunOnGpu(const Op& op, const Call& host,
                                              std::vector<int> aliases) {
   XLA_GPU_ASSIGN_OR_RETURN(const auto specs,
-                           InferResults(op, Platform::kCuda, {host.args, {}, host.attributes}));
+                           InferTypes(op, Platform::kCuda, {host.args, {}, host.attributes}));
   std::vector<std::unique_ptr<DeviceBuffer<char>>> memory;
   std::vector<TensorView> args, results;
   for (const TensorView& arg : host.args) {

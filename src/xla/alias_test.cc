@@ -36,15 +36,13 @@ Op ScaleOp() {
       .name = "test_scale",
       .target = "XlaGpuTestScale",
       .doc = "",
-      .args = {{"a", ""}},
+      .args = {{"a", {DType::kF32}, ""}},
       .results = {{"out", ""}},
-      .attrs = {{"factor", AttrType::kFloat, "", ""}},
-      .infer =
-          [](const Call& call, Platform, std::vector<TensorSpec>* results) {
-            if (call.args[0].dtype != DType::kF32) return InvalidArgument("test_scale: not f32");
-            *results = {{DType::kF32, {call.args[0].shape.begin(), call.args[0].shape.end()}}};
-            return OkStatus();
-          },
+      .attrs = {{"factor", AttrType::kFloat, ""}},
+      .infer = [](const Call& call, Platform) -> StatusOr<std::vector<TensorSpec>> {
+        return std::vector<TensorSpec>{
+            {DType::kF32, {call.args[0].shape.begin(), call.args[0].shape.end()}}};
+      },
       .make_plan = {[](const Call& call, int) -> StatusOr<std::unique_ptr<Plan>> {
                       return std::unique_ptr<Plan>(
                           std::make_unique<ScalePlan>(call.attributes->GetFloat("factor", 0.0)));
@@ -139,7 +137,7 @@ TEST(Alias, WrongCallsAreRefused) {
       message(
           Platform::kHost, 4,
           R"({"op":"test_scale","args":[{"dtype":"i32","shape":[]}],"results":[],"attrs":{"factor":1}})"),
-      HasSubstr("not f32"));
+      HasSubstr("its dtype must be f32"));
 }
 
 // Last in its process's order of declaration: it takes every alias of this signature.

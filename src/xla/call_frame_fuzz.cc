@@ -231,8 +231,8 @@ class CallBuilder {
     auto attributes = ViewAttributes(call);
     if (!attributes.ok()) return;
     const std::vector<TensorView> args = ViewTensors(call.args);
-    auto results = InferResults(*OpRegistry::Global().Find(call.op), Platform::kHost,
-                                Call{args, {}, &*attributes});
+    auto results = InferTypes(*OpRegistry::Global().Find(call.op), Platform::kHost,
+                              Call{args, {}, &*attributes});
     if (results.ok()) call.results = *results;
     if (!Chance(8)) return;
     if (!call.results.empty() && Chance(2)) {

@@ -64,19 +64,16 @@ Op SumDifferenceOp() {
       .name = "test_sum_difference",
       .target = "XlaGpuTestSumDifference",
       .doc = "",
-      .args = {{"a", ""}, {"b", ""}},
+      .args = {{"a", {DType::kF32}, ""}, {"b", {DType::kF32}, ""}},
       .results = {{"sum", ""}, {"difference", ""}},
-      .attrs = {{"scale", AttrType::kFloat, "1.0", ""}},
-      .infer =
-          [](const Call& call, Platform, std::vector<TensorSpec>* results) {
-            const TensorSpec type{DType::kF32,
-                                  {call.args[0].shape.begin(), call.args[0].shape.end()}};
-            if (!type.Matches(call.args[0]) || !type.Matches(call.args[1])) {
-              return InvalidArgument("test_sum_difference: a and b must be equal f32");
-            }
-            *results = {type, type};
-            return OkStatus();
-          },
+      .attrs = {{"scale", AttrType::kFloat, "", 1.0}},
+      .infer = [](const Call& call, Platform) -> StatusOr<std::vector<TensorSpec>> {
+        const TensorSpec type{DType::kF32, {call.args[0].shape.begin(), call.args[0].shape.end()}};
+        if (!type.Matches(call.args[0]) || !type.Matches(call.args[1])) {
+          return InvalidArgument("test_sum_difference: a and b must be equal f32");
+        }
+        return std::vector{type, type};
+      },
       .make_plan = {make, make},
   };
 }

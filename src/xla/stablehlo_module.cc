@@ -51,17 +51,14 @@ TensorSpec SpecOf(const TensorView& view) {
 }
 
 // [#stablehlo.output_operand_alias<...>] for the results that are updated in place.
-std::string Aliases(const Op& op, const std::vector<const TensorView*>& bound, const Call& call,
-                    size_t num_results) {
+std::string Aliases(const std::vector<Result>& results) {
   std::vector<std::string> aliases;
-  for (size_t r = 0; r < num_results && r < op.results.size(); ++r) {
-    for (size_t a = 0; a < op.args.size(); ++a) {
-      if (op.args[a].name != op.results[r].alias_of || bound[a] == nullptr) continue;
-      const auto operand = bound[a] - call.args.data();
-      const std::string index = num_results == 1 ? "" : StrCat(r);
-      aliases.push_back(StrCat("#stablehlo.output_operand_alias<output_tuple_indices = [", index,
-                               "], operand_index = ", operand, ", operand_tuple_indices = []>"));
-    }
+  for (size_t r = 0; r < results.size(); ++r) {
+    if (results[r].alias_of < 0) continue;
+    const std::string index = results.size() == 1 ? "" : StrCat(r);
+    aliases.push_back(StrCat("#stablehlo.output_operand_alias<output_tuple_indices = [", index,
+                             "], operand_index = ", results[r].alias_of,
+                             ", operand_tuple_indices = []>"));
   }
   return aliases.empty() ? "" : StrCat(", output_operand_aliases = [", StrJoin(aliases, ", "), "]");
 }
@@ -79,30 +76,28 @@ std::string MlirAttribute(const AttrValue& value) {
 
 StatusOr<std::string> StableHloModule(const Op& op, Platform platform, const Call& call,
                                       int chain) {
-  XLA_GPU_ASSIGN_OR_RETURN(const std::vector<TensorSpec> results, InferResults(op, platform, call));
-  XLA_GPU_ASSIGN_OR_RETURN(const auto bound, BindArguments(op, call));
-  // The workspace is the kernel's own: a result of the call, none of the module.
-  size_t returned = results.size();
-  if (returned > 1 && op.results.back().name == "workspace" && platform == Platform::kCuda) {
-    --returned;
+  XLA_GPU_ASSIGN_OR_RETURN(const std::vector<Result> results, InferResults(op, platform, call));
+  std::vector<TensorSpec> types, outputs;
+  for (const Result& result : results) {
+    types.push_back(result.type);
+    if (result.spec->kind != ResultKind::kScratch) outputs.push_back(result.type);
   }
-  if (chain > 1 && !results[0].Matches(call.args[0])) {
+  if (chain > 1 && !types[0].Matches(call.args[0])) {
     return InvalidArgument(StrCat(op.name, ": calls cannot be chained: result 0 is ",
-                                  results[0].ToString(), " but argument 0 is ",
+                                  types[0].ToString(), " but argument 0 is ",
                                   call.args[0].ToString()));
   }
   const auto type = [](const TensorSpec& spec) { return MlirTensorType(spec); };
   const auto arg_type = [](const TensorView& view) { return MlirTensorType(SpecOf(view)); };
-  const std::vector<TensorSpec> outputs(results.begin(),
-                                        results.begin() + static_cast<ptrdiff_t>(returned));
   std::string parameters;
   for (size_t i = 0; i < call.args.size(); ++i) {
     parameters += StrCat(i == 0 ? "" : ", ", "%arg", i, ": ", arg_type(call.args[i]));
   }
-  const std::string config = Joined(call.attributes->all(), [](const Attribute& attribute) {
+  const Attributes attributes = CompleteAttributes(op, *call.attributes);
+  const std::string config = Joined(attributes.all(), [](const Attribute& attribute) {
     return StrCat(attribute.name, " = ", MlirAttribute(attribute.value));
   });
-  const std::string aliases = Aliases(op, bound, call, results.size());
+  const std::string aliases = Aliases(results);
 
   std::string text = StrCat("module {\n  func.func public @main(", parameters, ") -> (",
                             Joined(outputs, type), ") {\n");
@@ -117,10 +112,10 @@ StatusOr<std::string> StableHloModule(const Op& op, Platform platform, const Cal
     }
     text += StrCat(") {api_version = 4 : i32, backend_config = {", config, "}", aliases, "} : (",
                    Joined(call.args, arg_type), ") -> ", results.size() == 1 ? "" : "(",
-                   Joined(results, type), results.size() == 1 ? "" : ")", "\n");
+                   Joined(types, type), results.size() == 1 ? "" : ")", "\n");
   }
   text += "    return ";
-  for (size_t i = 0; i < returned; ++i) text += (i == 0 ? "" : ", ") + value(chain - 1, i);
+  for (size_t i = 0; i < outputs.size(); ++i) text += (i == 0 ? "" : ", ") + value(chain - 1, i);
   return text + " : " + Joined(outputs, type) + "\n  }\n}\n";
 }
 

@@ -79,7 +79,7 @@ def attention_by_name(args, **changes):
     shapes, dtypes = [[2, 4, 16]], [F32]
     if PLATFORM == "CUDA":  # the library's own work space
         specs = [_schema.spec_of("paged_attention", "argument", arg) for arg in args]
-        shapes.append(_ops.infer("paged_attention", "CUDA", specs, attrs)[-1].shape)
+        shapes.append(_ops.infer("paged_attention", "CUDA", specs, attrs)[-1].spec.shape)
         dtypes.append(torch.uint8)
     return custom_call("xla_gpu_paged_attention", args, shapes, dtypes, attributes=attrs, **changes)
 

@@ -45,7 +45,7 @@ def _infer(
     specs: tuple[_ops.TensorSpec, ...],
     optional_args: tuple[str, ...],
     attrs: Attrs,
-) -> tuple[_ops.TensorSpec, ...]:
+) -> tuple[_ops.Result, ...]:
     named = dict(attrs)
     if optional_args:
         named["optional_args"] = ",".join(optional_args)
@@ -116,10 +116,10 @@ class OpPrimitive:
         """The call on one device's shard."""
         return self.primitive.bind(*args, optional_args=optional_args, attrs=attrs, local=True)
 
-    def result_specs(
+    def results(
         self, platform: str, avals: Sequence[Any], optional_args: tuple[str, ...], attrs: Attrs
-    ) -> tuple[_ops.TensorSpec, ...]:
-        """The results' types on "Host" or "CUDA"; ValueError with the library's message."""
+    ) -> tuple[_ops.Result, ...]:
+        """The results on "Host" or "CUDA"; ValueError with the library's message."""
         return _infer(self.op, platform, _operand_specs(self.op, avals), optional_args, attrs)
 
     def _refuse(self, what: str, remedy: str) -> Callable[..., Any]:
@@ -131,9 +131,11 @@ class OpPrimitive:
     def _abstract_eval(
         self, *avals: Any, optional_args: tuple[str, ...], attrs: Attrs, local: bool
     ) -> list[Any]:
-        # On the Host there is no workspace: exactly the results that the user sees.
-        results = self.result_specs("Host", avals, optional_args, attrs)
-        return [_compat.make_aval(r.shape, _numpy_dtype(r.dtype), avals) for r in results]
+        return [
+            _compat.make_aval(r.spec.shape, _numpy_dtype(r.spec.dtype), avals)
+            for r in self.results("Host", avals, optional_args, attrs)
+            if r.kind != "scratch"
+        ]
 
     def _lower(
         self,
@@ -169,29 +171,21 @@ class OpPrimitive:
         optional_args: tuple[str, ...],
         attrs: Attrs,
     ) -> Any:
-        schema = _ops.op_schema(self.op)
         _registration.register_op(self.op, platform)
-        num_visible = len(ctx.avals_out)
-        results = self.result_specs(platform, ctx.avals_in, optional_args, attrs)
-        workspaces = [
-            jax.core.ShapedArray(r.shape, _numpy_dtype(r.dtype)) for r in results[num_visible:]
+        results = self.results(platform, ctx.avals_in, optional_args, attrs)
+        scratch = [
+            jax.core.ShapedArray(r.spec.shape, _numpy_dtype(r.spec.dtype))
+            for r in results
+            if r.kind == "scratch"
         ]
         attributes = {name: _mlir_attribute(value) for name, value in attrs}
         if optional_args:
             attributes["optional_args"] = ",".join(optional_args)
         lowering = _compat.ffi.ffi_lowering(
-            schema["target"], operand_output_aliases=self._aliases(schema, optional_args)
+            _ops.op_schema(self.op)["target"],
+            operand_output_aliases={
+                r.alias_of: i for i, r in enumerate(results) if r.alias_of is not None
+            },
         )
-        full_ctx = ctx.replace(avals_out=[*ctx.avals_out, *workspaces])
-        return list(lowering(full_ctx, *operands, **attributes))[:num_visible]
-
-    def _aliases(self, schema: dict[str, Any], optional_args: tuple[str, ...]) -> dict[int, int]:
-        """Argument index -> index of the result that shares its buffer."""
-        present = [a["name"] for a in schema["args"] if not a["optional"]] + list(optional_args)
-        # Optional results that alias are there exactly when their argument is; others come last.
-        shared = [
-            r["alias_of"]
-            for r in schema["results"]
-            if not r["optional"] or r["alias_of"] in present
-        ]
-        return {present.index(name): i for i, name in enumerate(shared) if name}
+        full_ctx = ctx.replace(avals_out=[*ctx.avals_out, *scratch])
+        return list(lowering(full_ctx, *operands, **attributes))[: len(ctx.avals_out)]

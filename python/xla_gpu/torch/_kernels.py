@@ -108,7 +108,7 @@ class Kernel:
         specs = _schema.specs_of(call)
         args = tuple(_ready(call))
         platform = _PLATFORMS[device.type]
-        results = _ops.infer(call.op, platform, specs, call.attrs)
+        results = [r.spec for r in _ops.infer(call.op, platform, specs, call.attrs)]
         prepared = Prepared(call, specs, results, device, platform, self.written)
         as_given = len(args) == len(tensors) and all(
             a.data_ptr() == t.data_ptr() for a, t in zip(args, tensors)

@@ -21,19 +21,14 @@ def _hlo_call(
     op: str, platform: str, specs: tuple[_ops.TensorSpec, ...], names: tuple[str, ...], attrs: Attrs
 ) -> _hlo.CustomCall:
     """The checked call; ValueError with the library's message."""
-    schema = _ops.op_schema(op)
     results = _ops.infer(op, platform, specs, dict(attrs))
-    # Optional results that alias are there exactly when their argument is; others come last.
-    shared = [
-        r["alias_of"] for r in schema["results"] if not r["optional"] or r["alias_of"] in names
-    ]
     return _hlo.CustomCall(
-        schema["target"],
+        _ops.op_schema(op)["target"],
         specs,
-        tuple(results),
+        tuple(r.spec for r in results),
         api_version=4,
         backend_config=_hlo.attributes_text(dict(attrs)),
-        aliases=tuple((i, names.index(name)) for i, name in enumerate(shared) if name),
+        aliases=tuple((i, r.alias_of) for i, r in enumerate(results) if r.alias_of is not None),
     )
 
 

@@ -22,12 +22,6 @@ void SetStrides(CacheShape& shape, int64_t heads_in_tensor, int64_t v_offset) {
   shape.v = layout;
 }
 
-Status CheckCacheType(std::string_view op, const TensorView& kv_cache) {
-  if (IsComputeType(kv_cache.dtype) || IsFloat8(kv_cache.dtype)) return OkStatus();
-  return InvalidArgument(StrCat(op, ": kv_cache is ", kv_cache.ToString(),
-                                "; its dtype must be f32, bf16, f16, f8e4m3fn or f8e5m2"));
-}
-
 Status CheckPages(std::string_view op, const TensorView& kv_cache, const CacheShape& shape) {
   if (shape.page_size >= 1 && shape.page_size <= kMaxIndex && shape.num_pages <= kMaxIndex) {
     return OkStatus();
@@ -42,13 +36,41 @@ int64_t RoundUp(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
 }  // namespace
 
-bool IsComputeType(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+DTypes ComputeTypes() { return {DType::kF32, DType::kBF16, DType::kF16}; }
+
+DTypes CacheTypes() {
+  return {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3FN, DType::kF8E5M2};
+}
+
+ArgSpec KvCacheArg() {
+  return {.name = "kv_cache",
+          .dtypes = CacheTypes(),
+          .doc =
+              "[pages, page_size, 2*kv_heads, head_dim] with K on even and V on odd heads; or "
+              "[pages, page_size, kv_heads, head_dim], K alone, with v_cache; or [2, pages, "
+              "page_size, kv_heads, head_dim], K then V",
+          .no_copy = true};
+}
+
+ArgSpec VCacheArg() {
+  return {
+      .name = "v_cache",
+      .dtypes = CacheTypes(),
+      .doc = "as kv_cache, [pages, page_size, kv_heads, head_dim]: makes kv_cache the keys alone",
+      .optional = true,
+      .no_copy = true};
+}
+
+ArgSpec ScaleArg(std::string name, std::string_view what) {
+  return {.name = std::move(name),
+          .dtypes = {DType::kF32},
+          .doc = StrCat("[1] or [kv_heads]: ", what),
+          .optional = true,
+          .vector = true};
 }
 
 StatusOr<CacheShape> ParseCacheShape(std::string_view op, const TensorView& kv_cache,
                                      const TensorView* v_cache) {
-  XLA_GPU_RETURN_IF_ERROR(CheckCacheType(op, kv_cache));
   if (v_cache != nullptr &&
       (kv_cache.rank() != 4 ||
        !TensorSpec{kv_cache.dtype, {kv_cache.shape.begin(), kv_cache.shape.end()}}.Matches(
@@ -104,7 +126,6 @@ StatusOr<CacheShape> ParseCacheShape(std::string_view op, const TensorView& kv_c
 StatusOr<CacheShape> ParsePackedCacheShape(std::string_view op, const TensorView& kv_cache,
                                            PackedLayout layout, int64_t kv_heads,
                                            int64_t head_dim) {
-  XLA_GPU_RETURN_IF_ERROR(CheckCacheType(op, kv_cache));
   const bool side_by_side = layout == PackedLayout::kSideBySide;
   const int64_t packing = 4 / DTypeSize(kv_cache.dtype);
   const int64_t heads = RoundUp(side_by_side ? kv_heads : 2 * kv_heads, packing);

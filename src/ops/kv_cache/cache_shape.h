@@ -3,21 +3,23 @@
 #ifndef XLA_GPU_OPS_KV_CACHE_CACHE_SHAPE_H_
 #define XLA_GPU_OPS_KV_CACHE_CACHE_SHAPE_H_
 
+#include <string>
 #include <string_view>
 
+#include "src/core/op.h"
 #include "src/core/status.h"
 #include "src/core/tensor_view.h"
 #include "src/ops/paged_attention/problem.h"
 
 namespace xla_gpu::kv_cache {
 
-// Schema texts shared by the ops that take a cache.
-inline constexpr char kKvCacheDoc[] =
-    "f32, bf16, f16, f8e4m3fn or f8e5m2; [pages, page_size, 2*kv_heads, head_dim] with K on even "
-    "and V on odd heads; or [pages, page_size, kv_heads, head_dim], K alone, with v_cache; or [2, "
-    "pages, page_size, kv_heads, head_dim], K then V";
-inline constexpr char kVCacheDoc[] =
-    "as kv_cache, [pages, page_size, kv_heads, head_dim]: makes kv_cache the keys alone";
+// What the schemas of ops that take a cache share.
+DTypes ComputeTypes();  // f32, bf16, f16: what queries, keys, values and outputs may be
+DTypes CacheTypes();    // those and fp8
+ArgSpec KvCacheArg();
+ArgSpec VCacheArg();  // optional
+// An optional factor of the stored keys or values; `what` says which way.
+ArgSpec ScaleArg(std::string name, std::string_view what);
 
 struct CacheShape {
   DType dtype = DType::kInvalid;
@@ -47,12 +49,9 @@ enum class PackedLayout { kInterleaved, kSideBySide };
 StatusOr<CacheShape> ParsePackedCacheShape(std::string_view op, const TensorView& kv_cache,
                                            PackedLayout layout, int64_t kv_heads, int64_t head_dim);
 
-// A scale argument (null: absent, size 0): f32 [1] or [kv_heads]. Gives its number of elements.
+// A scale argument (null: absent, size 0): f32 [1] or [kv_heads]. Returns its number of elements.
 StatusOr<int64_t> ParseCacheScale(std::string_view op, std::string_view name,
                                   const TensorView* scale, int64_t kv_heads);
-
-// "f32, bf16 or f16": what queries, keys, values and outputs may be.
-bool IsComputeType(DType dtype);
 
 }  // namespace xla_gpu::kv_cache
 

@@ -23,12 +23,11 @@ enum Arg {
   kVScale
 };
 
-Status Infer(const Call& call, Platform platform, std::vector<TensorSpec>* results) {
+StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform) {
   XLA_GPU_ASSIGN_OR_RETURN(const UpdateProblem problem, UpdateProblemFromCall(call));
   const TensorView& kv_cache = call.args[kKvCache];
   const TensorSpec type{kv_cache.dtype, {kv_cache.shape.begin(), kv_cache.shape.end()}};
-  results->assign(problem.cache.separate_v ? 2 : 1, type);
-  return OkStatus();
+  return std::vector(problem.cache.separate_v ? 2 : 1, type);
 }
 
 Op MakeOp() {
@@ -40,18 +39,30 @@ Op MakeOp() {
           "the result shares the argument's buffer. Tokens with a slot out of range are skipped; "
           "where two tokens name one slot, the later one stays. Stored is x / scale, saturated "
           "to the largest finite value in fp8 caches.",
-      .args = {{"key", "f32, bf16 or f16 [tokens, kv_heads, head_dim]"},
-               {"value", "as key"},
-               {"kv_cache", kKvCacheDoc},
+      .args = {{"key", ComputeTypes(), "[tokens, kv_heads, head_dim]"},
+               {"value", ComputeTypes(), "as key"},
+               KvCacheArg(),
                {"slot_mapping",
-                "i32 or i64 [tokens]: page * page_size + offset in the page; "
-                "negative: skip the token"},
-               {"v_cache", kVCacheDoc, true},
-               {"k_scale", "f32 [1] or [kv_heads]: keys are stored divided by it", true},
-               {"v_scale", "f32 [1] or [kv_heads]: values are stored divided by it", true}},
-      .results = {{"kv_cache", "as the argument", false, "kv_cache"},
-                  {"v_cache", "as the argument, where it is given", true, "v_cache"}},
+                {DType::kI32, DType::kI64},
+                "[tokens]: page * page_size + offset in the page; negative: skip the token"},
+               VCacheArg(),
+               ScaleArg("k_scale", "keys are stored divided by it"),
+               ScaleArg("v_scale", "values are stored divided by it")},
+      .results = {{.name = "kv_cache",
+                   .doc = "as the argument",
+                   .kind = ResultKind::kAlias,
+                   .alias_of = "kv_cache"},
+                  {.name = "v_cache",
+                   .doc = "as the argument, where it is given",
+                   .kind = ResultKind::kAlias,
+                   .alias_of = "v_cache",
+                   .only_with = "v_cache",
+                   .form = "pair"}},
       .attrs = {},
+      .instead_of_gradient = "it writes a cache for inference",
+      .instead_of_batching =
+          "a call already takes the tokens of all sequences: give each its slot, "
+          "or loop over the batch",
       .infer = Infer,
       .make_plan = {MakeUpdateKvCacheHostPlan, MakeUpdateKvCacheCudaPlan},
   };
@@ -68,7 +79,7 @@ StatusOr<UpdateProblem> UpdateProblemFromCall(const Call& call) {
   UpdateProblem problem;
   XLA_GPU_ASSIGN_OR_RETURN(problem.cache, ParseCacheShape(kName, *args[kKvCache], args[kVCache]));
   const TensorView& key = *args[kKey];
-  if (!IsComputeType(key.dtype) || key.rank() != 3 || key.dim(1) != problem.cache.kv_heads ||
+  if (key.rank() != 3 || key.dim(1) != problem.cache.kv_heads ||
       key.dim(2) != problem.cache.head_dim) {
     return InvalidArgument(
         StrCat(kName, ": key is ", key.ToString(), "; it must be f32, bf16 or f16 [tokens, ",
@@ -84,8 +95,7 @@ StatusOr<UpdateProblem> UpdateProblemFromCall(const Call& call) {
   problem.input_dtype = key.dtype;
   problem.tokens = key.dim(0);
   const TensorView& slots = *args[kSlotMapping];
-  if ((slots.dtype != DType::kI32 && slots.dtype != DType::kI64) || slots.rank() != 1 ||
-      slots.dim(0) != problem.tokens) {
+  if (slots.rank() != 1 || slots.dim(0) != problem.tokens) {
     return InvalidArgument(StrCat(kName, ": slot_mapping is ", slots.ToString(),
                                   "; it must be i32 or i64 [", problem.tokens,
                                   "], one slot for each token of key ", key.ToString()));

@@ -37,7 +37,7 @@ struct TypedCall {
     }
     Attributes attributes;
     EXPECT_TRUE(attributes.Add("optional_args", std::string_view(optional)).ok());
-    return InferResults(op, Platform::kHost, Call{views, {}, &attributes});
+    return InferTypes(op, Platform::kHost, Call{views, {}, &attributes});
   }
 };
 
@@ -85,7 +85,7 @@ TEST_P(UpdateKvCacheBadInput, GivesItsMessage) {
 
 const BadInput kBadInputs[] = {
     {"KeyDtype", [](TypedCall& c) { c.args["key"].dtype = DType::kF8E4M3FN; },
-     "key is f8e4m3fn[6,2,64]; it must be f32, bf16 or f16 [tokens, 2, 64]"},
+     "key is f8e4m3fn[6,2,64]; its dtype must be f32, bf16 or f16"},
     {"KeyRank",
      [](TypedCall& c) {
        c.args["key"].shape = {6, 128};
@@ -129,7 +129,7 @@ const BadInput kBadInputs[] = {
     {"VCacheHeads", [](TypedCall& c) { c.args["v_cache"] = c.args["kv_cache"]; },
      "it must be f32, bf16 or f16 [tokens, 4, 64]"},
     {"SlotDtype", [](TypedCall& c) { c.args["slot_mapping"].dtype = DType::kU32; },
-     "slot_mapping is u32[6]; it must be i32 or i64 [6], one slot for each token of key"},
+     "slot_mapping is u32[6]; its dtype must be i32 or i64"},
     {"SlotShape", [](TypedCall& c) { c.args["slot_mapping"].shape = {7}; },
      "slot_mapping is i32[7]; it must be i32 or i64 [6]"},
     {"SlotRank",
@@ -141,7 +141,7 @@ const BadInput kBadInputs[] = {
      [](TypedCall& c) {
        c.args["k_scale"] = {DType::kF16, {1}};
      },
-     "k_scale is f16[1]; it must be f32[1] or one for each kv head, f32[2]"},
+     "k_scale is f16[1]; its dtype must be f32"},
     {"VScaleShape",
      [](TypedCall& c) {
        c.args["v_scale"] = {DType::kF32, {3}};

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <string_view>
 #include <utility>
@@ -35,9 +34,10 @@ enum Arg {
   kVScale,
 };
 
-Status Infer(const Call& call, Platform platform, std::vector<TensorSpec>* results);
+StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform);
 
 Op MakeOp() {
+  const DTypes kI32 = {DType::kI32};
   return Op{
       .name = kName,
       .target = "xla_gpu_paged_attention",
@@ -51,33 +51,40 @@ Op MakeOp() {
           "logit, if any). A sequence with an index that cannot be meant (a length below 0 or past "
           "the block table, a page outside the cache, starts that descend or lie outside) gives "
           "NaN rows; the others are untouched.",
-      .args = {{"query",
-                "f32, bf16 or f16 [tokens, q_heads, head_dim]: the queries of all "
-                "sequences, one after the other"},
-               {"kv_cache", kv_cache::kKvCacheDoc},
-               {"context_lens", "i32 [max_seqs]: tokens in the cache, the new ones included"},
-               {"block_tables", "i32 [max_seqs, max_pages]: page numbers"},
-               {"query_start_loc", "i32 [max_seqs + 1]: first query row of each sequence"},
-               {"num_seqs", "i32 [1]: sequences in use; the rest is padding"},
-               {"v_cache", kv_cache::kVCacheDoc, true},
-               {"sinks", "f32 [q_heads]: one more logit in each head's denominator", true},
-               {"k_scale", "f32 [1] or [kv_heads]: keys are stored value * k_scale", true},
-               {"v_scale", "f32 [1] or [kv_heads]: values are stored value * v_scale", true}},
+      .args = {{"query", kv_cache::ComputeTypes(),
+                "[tokens, q_heads, head_dim]: the queries of all sequences, one after the other"},
+               kv_cache::KvCacheArg(),
+               {"context_lens", kI32, "[max_seqs]: tokens in the cache, the new ones included"},
+               {"block_tables", kI32, "[max_seqs, max_pages]: page numbers"},
+               {"query_start_loc", kI32, "[max_seqs + 1]: first query row of each sequence"},
+               {.name = "num_seqs",
+                .dtypes = kI32,
+                .doc = "[1]: sequences in use; the rest is padding",
+                .vector = true},
+               kv_cache::VCacheArg(),
+               {.name = "sinks",
+                .dtypes = {DType::kF32},
+                .doc = "[q_heads]: one more logit in each head's denominator",
+                .optional = true,
+                .vector = true},
+               kv_cache::ScaleArg("k_scale", "keys are stored value * k_scale"),
+               kv_cache::ScaleArg("v_scale", "values are stored value * v_scale")},
       .results = {{"out", "[tokens, q_heads, head_dim] of out_dtype"},
-                  {"lse",
-                   "f32 [tokens, q_heads]: natural logarithm of the denominator, sink "
-                   "included; only with return_lse",
-                   true},
-                  {"workspace", "u8 [n], on CUDA only: scratch, its content means nothing", true}},
-      .attrs = {{"scale", AttrType::kFloat, "",
-                 "factor of the logits, often 1/sqrt(head_dim); -1e20 to 1e20"},
-                {"sliding_window", AttrType::kInt, "0",
-                 "keys a query sees, itself included; 0: "
-                 "all"},
-                {"soft_cap", AttrType::kFloat, "0", "cap of the logits, 1e-20 to 1e20; 0: none"},
-                {"causal", AttrType::kBool, "true", "false: queries see later keys too"},
-                {"return_lse", AttrType::kBool, "false", "also give lse"},
-                {"out_dtype", AttrType::kString, "\"\"", "f32, bf16 or f16; empty: the query's"}},
+                  {.name = "lse",
+                   .doc = "f32 [tokens, q_heads]: natural logarithm of the denominator, sink "
+                          "included; only with return_lse",
+                   .only_with = "return_lse",
+                   .form = "with_lse"},
+                  Workspace()},
+      .attrs = AttentionAttrs({"scale", "causal"}, {{.name = "return_lse",
+                                                     .type = AttrType::kBool,
+                                                     .doc = "also give lse",
+                                                     .default_value = false,
+                                                     .keyword_only = true}}),
+      .instead_of_gradient = "it is an op for inference",
+      .instead_of_batching =
+          "a call already takes a batch of sequences: give each its row of "
+          "block_tables, or loop over the batch",
       .infer = Infer,
       .make_plan = {MakePagedAttentionHostPlan, MakePagedAttentionCudaPlan},
   };
@@ -99,9 +106,6 @@ Status CheckIndices(const char* name, const TensorView& view, std::vector<int64_
 
 Status ParseQuery(const TensorView& query, const kv_cache::CacheShape& cache,
                   const TensorView& kv_cache, Problem& problem) {
-  if (!kv_cache::IsComputeType(query.dtype)) {
-    return Wrong("query", query, "its dtype must be f32, bf16 or f16");
-  }
   if (query.rank() != 3) {
     return Wrong("query", query, "it must be [tokens, q_heads, head_dim], of rank 3");
   }
@@ -161,14 +165,13 @@ StatusOr<float> FactorAttribute(std::string_view op, const Attributes& attribute
                                 smallest > 0 ? ", or 0 for none" : ""));
 }
 
-Status Infer(const Call& call, Platform platform, std::vector<TensorSpec>* results) {
+StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform) {
   XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
-  results->push_back({problem.out_dtype, {problem.tokens, problem.q_heads, problem.head_dim}});
-  if (problem.return_lse) {
-    results->push_back({DType::kF32, {problem.tokens, problem.q_heads}});
-  }
-  if (platform == Platform::kCuda) results->push_back({DType::kU8, {WorkspaceBytes(problem)}});
-  return OkStatus();
+  std::vector<TensorSpec> results = {
+      {problem.out_dtype, {problem.tokens, problem.q_heads, problem.head_dim}}};
+  if (problem.return_lse) results.push_back({DType::kF32, {problem.tokens, problem.q_heads}});
+  if (platform == Platform::kCuda) results.push_back({DType::kU8, {WorkspaceBytes(problem)}});
+  return results;
 }
 
 XLA_GPU_REGISTER_OP(schema);
@@ -177,6 +180,7 @@ XLA_GPU_REGISTER_OP(schema);
 
 StatusOr<Problem> ProblemFromCall(const Call& call) {
   XLA_GPU_ASSIGN_OR_RETURN(const auto args, BindArguments(schema, call));
+  const Attributes attributes = CompleteAttributes(schema, *call.attributes);
   Problem problem;
   const TensorView& kv_cache = *args[kKvCache];
   XLA_GPU_ASSIGN_OR_RETURN(const kv_cache::CacheShape cache,
@@ -204,9 +208,46 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   XLA_GPU_ASSIGN_OR_RETURN(
       problem.v_scale_size,
       kv_cache::ParseCacheScale(kName, "v_scale", args[kVScale], problem.kv_heads));
-  XLA_GPU_RETURN_IF_ERROR(ParseOptions(kName, {"scale", "causal"}, *call.attributes, problem));
-  problem.return_lse = call.attributes->GetBool("return_lse", false);
+  XLA_GPU_RETURN_IF_ERROR(ParseOptions(kName, {"scale", "causal"}, attributes, problem));
+  problem.return_lse = attributes.GetBool("return_lse");
   return problem;
+}
+
+std::vector<AttrSpec> AttentionAttrs(const OptionNames& names, std::vector<AttrSpec> more) {
+  std::vector<AttrSpec> attrs = {
+      {.name = names.scale,
+       .type = AttrType::kFloat,
+       .doc = "factor of the logits, often 1/sqrt(head_dim); -1e20 to 1e20"},
+      {.name = "sliding_window",
+       .type = AttrType::kInt,
+       .doc = "keys a query sees, itself included; 0: all",
+       .default_value = int64_t{0},
+       .none_is_default = true},
+      {.name = "soft_cap",
+       .type = AttrType::kFloat,
+       .doc = "cap of the logits, 1e-20 to 1e20; 0: none",
+       .default_value = 0.0,
+       .none_is_default = true},
+      {.name = names.causal,
+       .type = AttrType::kBool,
+       .doc = "false: queries see later keys too",
+       .default_value = true,
+       .keyword_only = true}};
+  attrs.insert(attrs.end(), more.begin(), more.end());
+  attrs.push_back({.name = "out_dtype",
+                   .type = AttrType::kDType,
+                   .doc = "empty for the query's",
+                   .default_value = std::string_view(),
+                   .none_is_default = true,
+                   .keyword_only = true,
+                   .dtypes = kv_cache::ComputeTypes()});
+  attrs.push_back({.name = "batch_invariant",
+                   .type = AttrType::kBool,
+                   .doc = "a sequence's bits do not depend on what else is in the batch",
+                   .none_is_default = true,
+                   .keyword_only = true,
+                   .environment = "XLA_GPU_BATCH_INVARIANT"});
+  return attrs;
 }
 
 Status ParseOptions(std::string_view op, const OptionNames& names, const Attributes& attributes,
@@ -215,23 +256,17 @@ Status ParseOptions(std::string_view op, const OptionNames& names, const Attribu
                            FactorAttribute(op, attributes, names.scale, -kMaxFactor));
   XLA_GPU_ASSIGN_OR_RETURN(problem.soft_cap,
                            FactorAttribute(op, attributes, "soft_cap", 1 / kMaxFactor));
-  const int64_t window = attributes.GetInt("sliding_window", 0);
+  const int64_t window = attributes.GetInt("sliding_window");
   if (window < 0) {
     return InvalidArgument(StrCat(op, ": attribute 'sliding_window' is ", window,
                                   "; it must be at least 1, or 0 for no window"));
   }
   // Positions are i32, so a larger window hides nothing more.
   problem.sliding_window = std::min(window, kMaxIndex);
-  problem.causal = attributes.GetBool(names.causal, true);
-  const std::string_view out = attributes.GetString("out_dtype", "");
+  problem.causal = attributes.GetBool(names.causal);
   problem.out_dtype =
-      out.empty() ? problem.query_dtype : DTypeFromName(out).value_or(DType::kInvalid);
-  if (!kv_cache::IsComputeType(problem.out_dtype)) {
-    return InvalidArgument(StrCat(op, ": attribute 'out_dtype' is \"", out,
-                                  "\"; it must be f32, bf16 or f16, or empty for the query's"));
-  }
-  const char* invariant = std::getenv("XLA_GPU_BATCH_INVARIANT");
-  problem.batch_invariant = invariant != nullptr && std::string_view(invariant) == "1";
+      DTypeFromName(attributes.GetString("out_dtype")).value_or(problem.query_dtype);
+  problem.batch_invariant = attributes.GetBool("batch_invariant");
   return OkStatus();
 }
 

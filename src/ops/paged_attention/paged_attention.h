@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "src/core/op.h"
 #include "src/core/thread_pool.h"
@@ -12,16 +13,17 @@
 namespace xla_gpu {
 namespace paged_attention {
 
-// Checks dtypes, shapes and attributes; every error is a message of DESIGN 6's form. Results are
-// not looked at.
+// Checks shapes and attributes. Results are not looked at.
 StatusOr<Problem> ProblemFromCall(const Call& call);
 
-// The attributes that every op that ends in paged attention has, and the batch-invariant mode, into
-// `problem`, whose query_dtype is known. Errors begin with `op`.
+// The attributes that every op that ends in paged attention has, under its own names for two.
 struct OptionNames {
-  std::string_view scale;
-  std::string_view causal;
+  const char* scale;
+  const char* causal;
 };
+// Their schema, with `more` of the op's own among them.
+std::vector<AttrSpec> AttentionAttrs(const OptionNames& names, std::vector<AttrSpec> more);
+// Their values into `problem`, whose query_dtype is known. Errors begin with `op`.
 Status ParseOptions(std::string_view op, const OptionNames& names, const Attributes& attributes,
                     Problem& problem);
 

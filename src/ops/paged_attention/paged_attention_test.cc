@@ -41,7 +41,7 @@ struct TypedCall {
     if (attrs.count("optional_args") == 0) {
       EXPECT_TRUE(attributes.Add("optional_args", std::string_view(optional)).ok());
     }
-    return InferResults(op, platform, Call{views, {}, &attributes});
+    return InferTypes(op, platform, Call{views, {}, &attributes});
   }
 
   Problem GetProblem() const {
@@ -224,11 +224,11 @@ const BadInput kBadInputs[] = {
      },
      "with v_cache both must be"},
     {"ContextLensDtype", [](TypedCall& c) { c.args["context_lens"].dtype = DType::kI64; },
-     "context_lens is i64[3]; it must be i32[3] ([max_seqs], as block_tables i32[3,5])"},
+     "context_lens is i64[3]; its dtype must be i32"},
     {"ContextLensShape", [](TypedCall& c) { c.args["context_lens"].shape = {4}; },
      "context_lens is i32[4]; it must be i32[3]"},
     {"BlockTablesDtype", [](TypedCall& c) { c.args["block_tables"].dtype = DType::kU32; },
-     "block_tables is u32[3,5]; it must be i32 [max_seqs, max_pages], of rank 2"},
+     "block_tables is u32[3,5]; its dtype must be i32"},
     {"BlockTablesRank", [](TypedCall& c) { c.args["block_tables"].shape = {15}; },
      "block_tables is i32[15]; it must be"},
     {"BlockTablesTooWide",
@@ -249,7 +249,7 @@ const BadInput kBadInputs[] = {
      [](TypedCall& c) {
        c.args["sinks"] = {DType::kBF16, {8}};
      },
-     "sinks is bf16[8]; it must be f32[8]"},
+     "sinks is bf16[8]; its dtype must be f32"},
     {"KScaleShape",
      [](TypedCall& c) {
        c.args["k_scale"] = {DType::kF32, {8}};

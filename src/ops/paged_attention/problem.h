@@ -50,7 +50,7 @@ struct Problem {
   int64_t k_scale_size = 0;    // f32 [1] or [kv_heads]; 0: none (1.0)
   int64_t v_scale_size = 0;
   bool return_lse = false;
-  bool batch_invariant = false;  // XLA_GPU_BATCH_INVARIANT=1 when the plan was made
+  bool batch_invariant = false;
 
   int64_t group_size() const { return q_heads / kv_heads; }
   int64_t max_context() const { return max_pages_per_seq * page_size; }

@@ -34,9 +34,12 @@ enum Arg {
   kVScale,
 };
 
-Status Infer(const Call& call, Platform platform, std::vector<TensorSpec>* results);
+StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform);
+
+const paged_attention::OptionNames kOptions = {"sm_scale", "use_causal_mask"};
 
 Op MakeOp() {
+  const DTypes kI32 = {DType::kI32};
   return Op{
       .name = kName,
       .target = "xla_gpu_ragged_paged_attention_v3",
@@ -47,36 +50,50 @@ Op MakeOp() {
           "pages page_indices[s * pages_per_seq ...]; the sequences in use are the first "
           "distribution[2]. Masks, window, soft cap, sinks, padding and wrong indices are as in "
           "`paged_attention`. A cache is packed by 32 bits: packing = 32 / bits of its dtype.",
-      .args =
-          {{"queries", "f32, bf16 or f16 [tokens, q_heads, head_dim]"},
-           {"keys", "[tokens, kv_heads, head_dim] of the cache's dtype"},
-           {"values", "as keys"},
-           {"kv_cache",
-            "f32, bf16, f16, f8e4m3fn or f8e5m2 [pages, page_size, align(2*kv_heads, "
-            "packing)/packing, packing, align(head_dim, 128)], K and V of a head one after the "
-            "other; side_by_side: [pages, page_size, align(kv_heads, packing)/packing, packing, "
-            "128], head_dim 64, K and V in the halves of a row"},
-           {"kv_lens", "i32 [max_seqs]: tokens in the cache, the new ones included"},
-           {"page_indices", "i32 [max_seqs * pages_per_seq]: page numbers"},
-           {"cu_q_lens", "i32 [max_seqs + 1]: first query row of each sequence"},
-           {"distribution", "i32 [3]: the last is the number of sequences in use"},
-           {"attention_sink", "f32 [q_heads]: one more logit in each head's denominator", true},
-           {"k_scale", "f32 [1] or [kv_heads]: keys are stored value * k_scale", true},
-           {"v_scale", "f32 [1] or [kv_heads]: values are stored value * v_scale", true}},
+      .args = {{"queries", kv_cache::ComputeTypes(), "[tokens, q_heads, head_dim]"},
+               {"keys", kv_cache::CacheTypes(),
+                "[tokens, kv_heads, head_dim] of the cache's dtype"},
+               {"values", kv_cache::CacheTypes(), "as keys"},
+               {.name = "kv_cache",
+                .dtypes = kv_cache::CacheTypes(),
+                .doc =
+                    "[pages, page_size, align(2*kv_heads, packing)/packing, packing, "
+                    "align(head_dim, 128)], K and V of a head one after the other; "
+                    "side_by_side: [pages, page_size, align(kv_heads, packing)/packing, packing, "
+                    "128], head_dim 64, K and V in the halves of a row",
+                .no_copy = true},
+               {"kv_lens", kI32, "[max_seqs]: tokens in the cache, the new ones included"},
+               {"page_indices", kI32, "[max_seqs * pages_per_seq]: page numbers"},
+               {"cu_q_lens", kI32, "[max_seqs + 1]: first query row of each sequence"},
+               {"distribution", kI32, "[3]: the last is the number of sequences in use"},
+               {.name = "attention_sink",
+                .dtypes = {DType::kF32},
+                .doc = "[q_heads]: one more logit in each head's denominator",
+                .optional = true,
+                .vector = true},
+               kv_cache::ScaleArg("k_scale", "keys are stored value * k_scale"),
+               kv_cache::ScaleArg("v_scale", "values are stored value * v_scale")},
       .results = {{"out", "[tokens, q_heads, head_dim] of out_dtype"},
-                  {"kv_cache", "as the argument", false, "kv_cache"},
-                  {"workspace", "u8 [n], on CUDA only: scratch, its content means nothing", true}},
-      .attrs = {{"sm_scale", AttrType::kFloat, "",
-                 "factor of the logits, often 1/sqrt(head_dim); -1e20 to 1e20"},
-                {"sliding_window", AttrType::kInt, "0",
-                 "keys a query sees, itself included; 0: all"},
-                {"soft_cap", AttrType::kFloat, "0", "cap of the logits, 1e-20 to 1e20; 0: none"},
-                {"use_causal_mask", AttrType::kBool, "true", "false: queries see later keys too"},
-                {"update_kv_cache", AttrType::kBool, "true",
-                 "false: nothing is written, the cache already holds the new tokens"},
-                {"cache_layout", AttrType::kString, "\"interleaved\"",
-                 "interleaved or side_by_side (head_dim 64)"},
-                {"out_dtype", AttrType::kString, "\"\"", "f32, bf16 or f16; empty: the queries'"}},
+                  {.name = "kv_cache",
+                   .doc = "as the argument",
+                   .kind = ResultKind::kAlias,
+                   .alias_of = "kv_cache"},
+                  Workspace()},
+      .attrs = paged_attention::AttentionAttrs(
+          kOptions, {{.name = "update_kv_cache",
+                      .type = AttrType::kBool,
+                      .doc = "false: nothing is written, the cache already holds the new tokens",
+                      .default_value = true,
+                      .keyword_only = true},
+                     {.name = kCacheLayout,
+                      .type = AttrType::kString,
+                      .doc = "interleaved or side_by_side (head_dim 64)",
+                      .default_value = "interleaved",
+                      .keyword_only = true}}),
+      .instead_of_gradient = "it is an op for inference",
+      .instead_of_batching =
+          "a call already takes a batch of sequences: give each its pages, or "
+          "loop over the batch",
       .infer = Infer,
       .make_plan = {MakeRaggedPagedAttentionV3HostPlan, MakeRaggedPagedAttentionV3CudaPlan},
   };
@@ -98,7 +115,7 @@ Status Expect(const char* name, const TensorView& view, DType dtype, std::vector
 Status CheckQueriesAndKeys(const std::vector<const TensorView*>& args) {
   const TensorView& queries = *args[kQueries];
   const TensorView& keys = *args[kKeys];
-  if (!kv_cache::IsComputeType(queries.dtype) || queries.rank() != 3) {
+  if (queries.rank() != 3) {
     return Wrong("queries", queries, "it must be f32, bf16 or f16 [tokens, q_heads, head_dim]");
   }
   const int64_t tokens = queries.dim(0), q_heads = queries.dim(1), head_dim = queries.dim(2);
@@ -130,7 +147,7 @@ Status CheckQueriesAndKeys(const std::vector<const TensorView*>& args) {
 }
 
 StatusOr<kv_cache::PackedLayout> LayoutOf(const Attributes& attributes) {
-  const std::string_view name = attributes.GetString(kCacheLayout, "interleaved");
+  const std::string_view name = attributes.GetString(kCacheLayout);
   if (name == "interleaved") return kv_cache::PackedLayout::kInterleaved;
   if (name == "side_by_side") return kv_cache::PackedLayout::kSideBySide;
   return InvalidArgument(StrCat(kName, ": attribute '", kCacheLayout, "' is \"", name,
@@ -158,16 +175,16 @@ Status ParseIndices(const std::vector<const TensorView*>& args, paged_attention:
                 "(ends of the decoding, the prefilling and all sequences)");
 }
 
-Status Infer(const Call& call, Platform platform, std::vector<TensorSpec>* results) {
+StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform) {
   XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
   const paged_attention::Problem& p = problem.attention;
   const TensorView& cache = call.args[kKvCache];
-  results->push_back({p.out_dtype, {p.tokens, p.q_heads, p.head_dim}});
-  results->push_back({cache.dtype, {cache.shape.begin(), cache.shape.end()}});
+  std::vector<TensorSpec> results = {{p.out_dtype, {p.tokens, p.q_heads, p.head_dim}},
+                                     {cache.dtype, {cache.shape.begin(), cache.shape.end()}}};
   if (platform == Platform::kCuda) {
-    results->push_back({DType::kU8, {paged_attention::WorkspaceBytes(p)}});
+    results.push_back({DType::kU8, {paged_attention::WorkspaceBytes(p)}});
   }
-  return OkStatus();
+  return results;
 }
 
 XLA_GPU_REGISTER_OP(schema);
@@ -176,17 +193,18 @@ XLA_GPU_REGISTER_OP(schema);
 
 StatusOr<Problem> ProblemFromCall(const Call& call) {
   XLA_GPU_ASSIGN_OR_RETURN(const auto args, BindArguments(schema, call));
+  const Attributes attributes = CompleteAttributes(schema, *call.attributes);
   XLA_GPU_RETURN_IF_ERROR(CheckQueriesAndKeys(args));
   const TensorView& queries = *args[kQueries];
   const TensorView& keys = *args[kKeys];
-  XLA_GPU_ASSIGN_OR_RETURN(const auto layout, LayoutOf(*call.attributes));
+  XLA_GPU_ASSIGN_OR_RETURN(const auto layout, LayoutOf(attributes));
   if (layout == kv_cache::PackedLayout::kSideBySide && queries.dim(2) != 64) {
     return Wrong(
         "queries", queries,
         "with cache_layout side_by_side (the head_dim-64 variant) its head_dim must be 64");
   }
   Problem problem;
-  problem.update_kv_cache = call.attributes->GetBool("update_kv_cache", true);
+  problem.update_kv_cache = attributes.GetBool("update_kv_cache");
 
   kv_cache::UpdateProblem& update = problem.update;
   XLA_GPU_ASSIGN_OR_RETURN(
@@ -216,8 +234,7 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
                            kv_cache::ParseCacheScale(kName, "k_scale", args[kKScale], p.kv_heads));
   XLA_GPU_ASSIGN_OR_RETURN(p.v_scale_size,
                            kv_cache::ParseCacheScale(kName, "v_scale", args[kVScale], p.kv_heads));
-  XLA_GPU_RETURN_IF_ERROR(
-      paged_attention::ParseOptions(kName, {"sm_scale", "use_causal_mask"}, *call.attributes, p));
+  XLA_GPU_RETURN_IF_ERROR(paged_attention::ParseOptions(kName, kOptions, attributes, p));
   return problem;
 }
 

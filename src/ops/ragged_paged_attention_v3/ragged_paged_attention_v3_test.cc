@@ -93,11 +93,11 @@ TEST(RaggedPagedAttentionV3, ResultTypes) {
   const Case c(spec, false, true, rng);
   const Op& op = **OpRegistry::Global().Get(kName);
   const Call call = c.call();
-  const auto host = *InferResults(op, Platform::kHost, {call.args, {}, call.attributes});
+  const auto host = *InferTypes(op, Platform::kHost, {call.args, {}, call.attributes});
   ASSERT_EQ(host.size(), 2u);
   EXPECT_EQ(host[0], (TensorSpec{DType::kBF16, {6, 8, 64}}));
   EXPECT_EQ(host[1], (TensorSpec{DType::kF32, {35, 16, 4, 1, 128}}));
-  const auto cuda = *InferResults(op, Platform::kCuda, {call.args, {}, call.attributes});
+  const auto cuda = *InferTypes(op, Platform::kCuda, {call.args, {}, call.attributes});
   ASSERT_EQ(cuda.size(), 3u);
   EXPECT_EQ(cuda[2].dtype, DType::kU8);
 }

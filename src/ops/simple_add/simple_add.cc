@@ -7,36 +7,28 @@
 namespace xla_gpu {
 namespace {
 
-Status Infer(const Call& call, Platform platform, std::vector<TensorSpec>* results) {
+StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform) {
   const TensorView& a = call.args[0];
   const TensorView& b = call.args[1];
-  switch (a.dtype) {
-    case DType::kF32:
-    case DType::kBF16:
-    case DType::kF16:
-    case DType::kI32:
-      break;
-    default:
-      return InvalidArgument(
-          StrCat("simple_add: a is ", a.ToString(), "; its dtype must be f32, bf16, f16 or i32"));
-  }
   const TensorSpec type{a.dtype, {a.shape.begin(), a.shape.end()}};
   if (!type.Matches(b)) {
     return InvalidArgument(StrCat("simple_add: a is ", a.ToString(), " but b is ", b.ToString(),
                                   "; they must be equal in dtype and shape"));
   }
-  results->push_back(type);
-  return OkStatus();
+  return std::vector{type};
 }
 
 Op MakeOp() {
+  const DTypes dtypes = {DType::kF32, DType::kBF16, DType::kF16, DType::kI32};
   return Op{
       .name = "simple_add",
       .target = "XlaGpuSimpleAdd",
       .doc = "Elementwise c = a + b.",
-      .args = {{"a", "f32, bf16, f16 or i32, any shape"}, {"b", "as a"}},
+      .args = {{"a", dtypes, "any shape"}, {"b", dtypes, "as a"}},
       .results = {{"c", "as a"}},
       .attrs = {},
+      .instead_of_gradient = "use a + b",
+      .instead_of_batching = "it works on any shape, so call it on the whole batch",
       .infer = Infer,
       .make_plan = {MakeSimpleAddHostPlan, MakeSimpleAddCudaPlan},
   };

@@ -110,7 +110,7 @@ class PagedAttentionGpuTest : public cuda::GpuTest {
           std::mt19937_64 rng(1);
           Case c(SpecOf(kKinds[kind], rng), rng);
           const Op& op = **OpRegistry::Global().Get("paged_attention");
-          auto specs = InferResults(op, Platform::kCuda, {c.call().args, {}, &c.attributes()});
+          auto specs = InferTypes(op, Platform::kCuda, {c.call().args, {}, &c.attributes()});
           std::vector<TensorView> results;
           for (const auto& spec : *specs) results.push_back({nullptr, spec.dtype, spec.shape});
           (void)PlanCache::Global().GetOrCreate(op, Platform::kCuda,

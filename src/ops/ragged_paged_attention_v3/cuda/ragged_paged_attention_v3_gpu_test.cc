@@ -102,7 +102,7 @@ TEST_F(RaggedPagedAttentionV3GpuTest, AGraphReplaysWithNewLengths) {
   Case c(spec, false, true, rng);
   const Op& op = **OpRegistry::Global().Get(kName);
   const Call host = c.call();
-  const auto results = *InferResults(op, Platform::kCuda, {host.args, {}, host.attributes});
+  const auto results = *InferTypes(op, Platform::kCuda, {host.args, {}, host.attributes});
   std::vector<std::unique_ptr<cuda::DeviceBuffer<char>>> memory;
   std::vector<TensorView> arg_views, result_views;
   for (const TensorView& arg : host.args) {
