@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from xla_gpu import _lib, _ops
+from xla_gpu import _lib, _schema
 from xla_gpu._errors import XlaGpuError, make_error
 
 STAGES = ("instantiate", "prepare", "initialize", "execute")
@@ -78,9 +78,9 @@ def address_of(handler: Any) -> int:
 
 def _own_typed_handlers() -> set[int]:
     return {
-        _lib.handler_address(op["name"], platform, 4)
-        for op in _ops.ops()
-        for platform in op["platforms"]
+        _lib.handler_address(op.name, platform, 4)
+        for op in _schema.ops().values()
+        for platform in op.platforms
     }
 
 

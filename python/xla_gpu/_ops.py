@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -237,22 +236,3 @@ def run(
     """
     call = CCall(op, platform, args, results, attrs, stream)
     _lib.check(_lib.load().xla_gpu_run(ctypes.byref(call.struct)))
-
-
-@functools.cache
-def _ops_json() -> str:
-    return _lib.take_string(_lib.load().xla_gpu_ops_json())
-
-
-def ops() -> list[dict[str, Any]]:
-    """Every op with its schema and platforms (see `xla-gpu ops`)."""
-    return json.loads(_ops_json())
-
-
-@functools.cache
-def op_schema(name: str) -> dict[str, Any]:
-    """The schema of one op, by name; NotFoundError if the library has none of that name."""
-    for op in ops():
-        if op["name"] == name:
-            return op
-    raise make_error(5, f"this library has no op '{name}'; it has {[o['name'] for o in ops()]}")

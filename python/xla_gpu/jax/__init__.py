@@ -11,7 +11,7 @@ import pathlib
 import jax
 from jax.extend import source_info_util
 
-from xla_gpu import _ops
+from xla_gpu import _schema
 from xla_gpu.jax._attention import paged_attention, ragged_paged_attention, update_kv_cache
 from xla_gpu.jax._partition import partition_elementwise
 from xla_gpu.jax._primitive import OpPrimitive
@@ -66,7 +66,7 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
     """
     from jax import export
 
-    return [export.DisabledSafetyCheck.custom_call(op["target"]) for op in _ops.ops()]
+    return [export.DisabledSafetyCheck.custom_call(op.target) for op in _schema.ops().values()]
 
 
 def register_all() -> None:
@@ -76,6 +76,6 @@ def register_all() -> None:
     """
     from xla_gpu.jax import _registration
 
-    for op in _ops.ops():
-        for platform in op["platforms"]:
-            _registration.register_op(op["name"], platform)
+    for op in _schema.ops().values():
+        for platform in op.platforms:
+            _registration.register_op(op.name, platform)

@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from xla_gpu import _ops
+from xla_gpu import _ops, _schema
 from xla_gpu._errors import UnimplementedError, make_error
 from xla_gpu.jax import _compat, _registration
 
@@ -182,7 +182,7 @@ class OpPrimitive:
         if optional_args:
             attributes["optional_args"] = ",".join(optional_args)
         lowering = _compat.ffi.ffi_lowering(
-            _ops.op_schema(self.op)["target"],
+            _schema.op(self.op).target,
             operand_output_aliases={
                 r.alias_of: i for i, r in enumerate(results) if r.alias_of is not None
             },

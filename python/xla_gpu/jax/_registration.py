@@ -11,7 +11,7 @@ from typing import Any
 import jaxlib.version
 from jaxlib import xla_client
 
-from xla_gpu import _lib, _ops
+from xla_gpu import _lib, _schema
 from xla_gpu.jax import _compat
 
 _registered: set[tuple[str, str]] = set()
@@ -69,5 +69,5 @@ def register_op(op: str, platform: str) -> None:
             return
         address = _lib.handler_address(op, platform, 4)
         stages = {"instantiate": address, "execute": address}
-        register_target(_ops.op_schema(op)["target"], platform, 4, stages)
+        register_target(_schema.op(op).target, platform, 4, stages)
         _registered.add((op, platform))

@@ -17,6 +17,7 @@ import torch_xla
 from torch_xla.core import xla_builder
 
 from xla_gpu import _handlers, _lib, _ops
+from xla_gpu import _schema as _schemas
 from xla_gpu._errors import make_error
 from xla_gpu.torch import _schema
 from xla_gpu.torch_xla import _hlo, _runtime
@@ -89,7 +90,7 @@ def register_custom_call_target(
 @functools.cache
 def _op_targets() -> frozenset[str]:
     """The targets of this library's ops: typed, and registered by the plugin when it is loaded."""
-    return frozenset(op["target"] for op in _ops.ops())
+    return frozenset(op.target for op in _schemas.ops().values())
 
 
 def _resolve(name: str, api_version: int) -> str:

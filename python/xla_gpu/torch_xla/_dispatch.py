@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from xla_gpu import _ops
+from xla_gpu import _schema as _schemas
 from xla_gpu._errors import make_error
 from xla_gpu.torch import _schema
 from xla_gpu.torch._schema import OpCall
@@ -23,7 +24,7 @@ def _hlo_call(
     """The checked call; ValueError with the library's message."""
     results = _ops.infer(op, platform, specs, dict(attrs))
     return _hlo.CustomCall(
-        _ops.op_schema(op)["target"],
+        _schemas.op(op).target,
         specs,
         tuple(r.spec for r in results),
         api_version=4,

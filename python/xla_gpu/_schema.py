@@ -1,0 +1,149 @@
+"""The ops' schemas, as the library tells them, and what follows from them in every framework."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import numbers
+import os
+from collections.abc import Callable
+from typing import Any
+
+from xla_gpu import _lib
+from xla_gpu._errors import make_error
+from xla_gpu._ops import AttrValue
+
+
+@dataclasses.dataclass(frozen=True)
+class Arg:
+    """An argument of an op (ArgSpec of src/core/op.h, which says what each member means)."""
+
+    name: str
+    dtypes: tuple[str, ...]
+    optional: bool
+    vector: bool
+    no_copy: bool
+    doc: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A result that calls of an op may have (ResultSpec)."""
+
+    name: str
+    kind: str
+    alias_of: str
+    only_with: str
+    form: str
+    doc: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Attr:
+    """An attribute of an op (AttrSpec); `default` is None where it is required."""
+
+    name: str
+    type: str
+    default: AttrValue | None
+    none_is_default: bool
+    keyword_only: bool
+    dtypes: tuple[str, ...]
+    environment: str
+    doc: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """An op (Op of src/core/op.h)."""
+
+    name: str
+    target: str
+    doc: str
+    platforms: tuple[str, ...]
+    args: tuple[Arg, ...]
+    results: tuple[Result, ...]
+    attrs: tuple[Attr, ...]
+    instead_of_gradient: str
+    instead_of_batching: str
+
+
+def _made(kind: type, members: dict[str, Any]) -> Any:
+    """The dataclass of a JSON object, its lists as tuples."""
+    values = {n: tuple(v) if isinstance(v, list) else v for n, v in members.items()}
+    return kind(**values)
+
+
+@functools.cache
+def ops() -> dict[str, Op]:
+    """Every op of the library by name."""
+    found = {}
+    for members in json.loads(_lib.take_string(_lib.load().xla_gpu_ops_json())):
+        for name, kind in (("args", Arg), ("results", Result), ("attrs", Attr)):
+            members[name] = [_made(kind, each) for each in members[name]]
+        found[members["name"]] = _made(Op, members)
+    return found
+
+
+def op(name: str) -> Op:
+    """The schema of one op; NotFoundError if the library has none of that name."""
+    found = ops().get(name)
+    if found is None:
+        raise make_error(5, f"this library has no op '{name}'; it has {list(ops())}")
+    return found
+
+
+# ---- Attributes --------------------------------------------------------------------------------
+
+_NUMBERS = {"float": (numbers.Real, "number"), "int": (numbers.Integral, "int")}
+
+
+def attribute(
+    op: str, attr: Attr, value: Any, dtype_name: Callable[[Any], str | None]
+) -> AttrValue:
+    """An attribute as the library takes it, of what a caller wrote; its range is checked there.
+
+    Args:
+      op: the name that errors begin with.
+      attr: the attribute.
+      value: a Python value; None stands for the default where the schema says so.
+      dtype_name: the library's name of a framework's dtype; None for what is none.
+
+    Raises:
+      InvalidArgumentError (a ValueError): for a value of another type.
+    """
+    if value is None and attr.none_is_default:
+        return default(attr)
+    or_none = " or None" if attr.none_is_default else ""
+    if attr.type == "bool":
+        if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):  # NumPy's too
+            return bool(value)
+        raise make_error(3, f"{op}: {attr.name} is {_came(value)}; allowed are True and False")
+    if attr.type == "dtype":
+        name = dtype_name(value)
+        if name in attr.dtypes:
+            return name
+        allowed = ", ".join(attr.dtypes)
+        raise make_error(3, f"{op}: {attr.name} is {_came(value)}; allowed are {allowed}{or_none}")
+    if attr.type in _NUMBERS:
+        kind, word = _NUMBERS[attr.type]
+        if isinstance(value, kind) and not isinstance(value, bool):
+            return float(value) if attr.type == "float" else int(value)
+        raise make_error(
+            3, f"{op}: {attr.name} is {_came(value)}; allowed is a Python {word}{or_none}"
+        )
+    return value
+
+
+def default(attr: Attr) -> AttrValue:
+    """What an attribute is that a caller leaves out, at the time when a call is traced."""
+    if attr.environment:
+        return os.environ.get(attr.environment) == "1"
+    assert attr.default is not None, attr.name
+    return attr.default
+
+
+def _came(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return "an array: it is fixed when the call is compiled (mark it static in jax.jit)"
+    return f"{type(value).__name__} {value!r}"[:100]
