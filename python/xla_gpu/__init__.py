@@ -13,8 +13,8 @@ from xla_gpu._errors import (
     XlaGpuError,
 )
 from xla_gpu._lib import library_path
-from xla_gpu._ops import ops
 from xla_gpu._register import handler, register
+from xla_gpu._schema import ops
 
 __all__ = [
     "InvalidArgumentError",

@@ -79,7 +79,7 @@ def address_of(handler: Any) -> int:
 def _own_typed_handlers() -> set[int]:
     return {
         _lib.handler_address(op.name, platform, 4)
-        for op in _schema.ops().values()
+        for op in _schema.schemas().values()
         for platform in op.platforms
     }
 

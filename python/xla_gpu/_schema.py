@@ -74,22 +74,27 @@ def _made(kind: type, members: dict[str, Any]) -> Any:
     return kind(**values)
 
 
+def ops() -> list[dict[str, Any]]:
+    """Every op with its schema and platforms (see `xla-gpu ops`)."""
+    return json.loads(_lib.take_string(_lib.load().xla_gpu_ops_json()))
+
+
 @functools.cache
-def ops() -> dict[str, Op]:
-    """Every op of the library by name."""
+def schemas() -> dict[str, Op]:
+    """The schema of every op of the library, by name."""
     found = {}
-    for members in json.loads(_lib.take_string(_lib.load().xla_gpu_ops_json())):
+    for members in ops():
         for name, kind in (("args", Arg), ("results", Result), ("attrs", Attr)):
             members[name] = [_made(kind, each) for each in members[name]]
         found[members["name"]] = _made(Op, members)
     return found
 
 
-def op(name: str) -> Op:
-    """The schema of one op; NotFoundError if the library has none of that name."""
-    found = ops().get(name)
+def schema(op: str) -> Op:
+    """The schema of one op, by name; NotFoundError if the library has none of that name."""
+    found = schemas().get(op)
     if found is None:
-        raise make_error(5, f"this library has no op '{name}'; it has {list(ops())}")
+        raise make_error(5, f"this library has no op '{op}'; it has {list(schemas())}")
     return found
 
 

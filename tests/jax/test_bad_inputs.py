@@ -100,7 +100,7 @@ JAX_TABLE = {
     ),
     "context_lens dtype": (
         lambda: attend(context_lens=zeros(SEQS)),
-        "context_lens is f32[2]; it must be i32[2]",
+        "context_lens is f32[2]; its dtype must be i32",
     ),
     "block_tables rank": (lambda: attend(block_tables=i32(6)), "block_tables is i32[6]"),
     "block_tables dtype": (

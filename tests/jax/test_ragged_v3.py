@@ -376,7 +376,7 @@ WRONG = {
     ),
     "cache dtype": (
         lambda: v3(kv_cache=i32(PAGES, SIZE, 4, 1, 128), keys=i32(T, K, D), values=i32(T, K, D)),
-        "kv_cache is i32[6,4,4,1,128]; its dtype must be",
+        "keys is i32[4,2,8]; its dtype must be",
     ),
     "cache of hd64": (
         lambda: v3(head_dim=64, kv_cache=zeros(PAGES, SIZE, K, 1, 128)),
@@ -386,7 +386,7 @@ WRONG = {
         lambda: v3(kv_cache=zeros(PAGES, 0, 4, 1, 128)),
         "page_size must be 1 to 2^31-1",
     ),
-    "kv_lens dtype": (lambda: v3(kv_lens=zeros(SEQS)), "kv_lens is f32[2]; it must be i32"),
+    "kv_lens dtype": (lambda: v3(kv_lens=zeros(SEQS)), "kv_lens is f32[2]; its dtype must be i32"),
     "kv_lens rank": (lambda: v3(kv_lens=i32(SEQS, 1)), "kv_lens is i32[2,1]; it must be i32"),
     "no sequences": (
         lambda: v3(kv_lens=i32(0), page_indices=i32(0), cu_q_lens=i32(1)),
@@ -433,7 +433,7 @@ WRONG = {
     ),
     "sink dtype": (
         lambda: hd64(attention_sink=zeros(H, dtype=jnp.bfloat16)),
-        "attention_sink is bf16[4]; it must be f32[4]",
+        "attention_sink is bf16[4]; its dtype must be f32",
     ),
 }
 

@@ -66,7 +66,7 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
     """
     from jax import export
 
-    return [export.DisabledSafetyCheck.custom_call(op.target) for op in _schema.ops().values()]
+    return [export.DisabledSafetyCheck.custom_call(op.target) for op in _schema.schemas().values()]
 
 
 def register_all() -> None:
@@ -76,6 +76,6 @@ def register_all() -> None:
     """
     from xla_gpu.jax import _registration
 
-    for op in _schema.ops().values():
+    for op in _schema.schemas().values():
         for platform in op.platforms:
             _registration.register_op(op.name, platform)

@@ -182,7 +182,7 @@ class OpPrimitive:
         if optional_args:
             attributes["optional_args"] = ",".join(optional_args)
         lowering = _compat.ffi.ffi_lowering(
-            _schema.op(self.op).target,
+            _schema.schema(self.op).target,
             operand_output_aliases={
                 r.alias_of: i for i, r in enumerate(results) if r.alias_of is not None
             },

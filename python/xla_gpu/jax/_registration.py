@@ -69,5 +69,5 @@ def register_op(op: str, platform: str) -> None:
             return
         address = _lib.handler_address(op, platform, 4)
         stages = {"instantiate": address, "execute": address}
-        register_target(_schema.op(op).target, platform, 4, stages)
+        register_target(_schema.schema(op).target, platform, 4, stages)
         _registered.add((op, platform))

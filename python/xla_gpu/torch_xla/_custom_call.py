@@ -90,7 +90,7 @@ def register_custom_call_target(
 @functools.cache
 def _op_targets() -> frozenset[str]:
     """The targets of this library's ops: typed, and registered by the plugin when it is loaded."""
-    return frozenset(op.target for op in _schemas.ops().values())
+    return frozenset(op.target for op in _schemas.schemas().values())
 
 
 def _resolve(name: str, api_version: int) -> str:

@@ -24,7 +24,7 @@ def _hlo_call(
     """The checked call; ValueError with the library's message."""
     results = _ops.infer(op, platform, specs, dict(attrs))
     return _hlo.CustomCall(
-        _schemas.op(op).target,
+        _schemas.schema(op).target,
         specs,
         tuple(r.spec for r in results),
         api_version=4,
