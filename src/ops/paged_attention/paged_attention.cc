@@ -8,8 +8,8 @@
 
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
-#include "src/ops/kv_cache/cache_shape.h"
 #include "src/ops/paged_attention/cuda/config.h"
+#include "src/ops/paged_cache/cache_shape.h"
 
 namespace xla_gpu {
 namespace paged_attention {
@@ -51,9 +51,9 @@ Op MakeOp() {
           "logit, if any). A sequence with an index that cannot be meant (a length below 0 or past "
           "the block table, a page outside the cache, starts that descend or lie outside) gives "
           "NaN rows; the others are untouched.",
-      .args = {{"query", kv_cache::ComputeTypes(),
+      .args = {{"query", paged_cache::ComputeTypes(),
                 "[tokens, q_heads, head_dim]: the queries of all sequences, one after the other"},
-               kv_cache::KvCacheArg(),
+               paged_cache::KvCacheArg(),
                {"context_lens", kI32, "[max_seqs]: tokens in the cache, the new ones included"},
                {"block_tables", kI32, "[max_seqs, max_pages]: page numbers"},
                {"query_start_loc", kI32, "[max_seqs + 1]: first query row of each sequence"},
@@ -61,14 +61,14 @@ Op MakeOp() {
                 .dtypes = kI32,
                 .doc = "[1]: sequences in use; the rest is padding",
                 .vector = true},
-               kv_cache::VCacheArg(),
+               paged_cache::VCacheArg(),
                {.name = "sinks",
                 .dtypes = {DType::kF32},
                 .doc = "[q_heads]: one more logit in each head's denominator",
                 .optional = true,
                 .vector = true},
-               kv_cache::ScaleArg("k_scale", "keys are stored value * k_scale"),
-               kv_cache::ScaleArg("v_scale", "values are stored value * v_scale")},
+               paged_cache::ScaleArg("k_scale", "keys are stored value * k_scale"),
+               paged_cache::ScaleArg("v_scale", "values are stored value * v_scale")},
       .results = {{"out", "[tokens, q_heads, head_dim] of out_dtype"},
                   {.name = "lse",
                    .doc = "f32 [tokens, q_heads]: natural logarithm of the denominator, sink "
@@ -104,7 +104,7 @@ Status CheckIndices(const char* name, const TensorView& view, std::vector<int64_
   return Wrong(name, view, StrCat("it must be ", expected.ToString(), " ", why));
 }
 
-Status ParseQuery(const TensorView& query, const kv_cache::CacheShape& cache,
+Status ParseQuery(const TensorView& query, const paged_cache::CacheShape& cache,
                   const TensorView& kv_cache, Problem& problem) {
   if (query.rank() != 3) {
     return Wrong("query", query, "it must be [tokens, q_heads, head_dim], of rank 3");
@@ -183,8 +183,8 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   const Attributes attributes = CompleteAttributes(schema, *call.attributes);
   Problem problem;
   const TensorView& kv_cache = *args[kKvCache];
-  XLA_GPU_ASSIGN_OR_RETURN(const kv_cache::CacheShape cache,
-                           kv_cache::ParseCacheShape(kName, kv_cache, args[kVCache]));
+  XLA_GPU_ASSIGN_OR_RETURN(const paged_cache::CacheShape cache,
+                           paged_cache::ParseCacheShape(kName, kv_cache, args[kVCache]));
   problem.cache_dtype = cache.dtype;
   problem.kv_heads = cache.kv_heads;
   problem.head_dim = cache.head_dim;
@@ -204,10 +204,10 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   }
   XLA_GPU_ASSIGN_OR_RETURN(
       problem.k_scale_size,
-      kv_cache::ParseCacheScale(kName, "k_scale", args[kKScale], problem.kv_heads));
+      paged_cache::ParseCacheScale(kName, "k_scale", args[kKScale], problem.kv_heads));
   XLA_GPU_ASSIGN_OR_RETURN(
       problem.v_scale_size,
-      kv_cache::ParseCacheScale(kName, "v_scale", args[kVScale], problem.kv_heads));
+      paged_cache::ParseCacheScale(kName, "v_scale", args[kVScale], problem.kv_heads));
   XLA_GPU_RETURN_IF_ERROR(ParseOptions(kName, {"scale", "causal"}, attributes, problem));
   problem.return_lse = attributes.GetBool("return_lse");
   return problem;
@@ -240,7 +240,7 @@ std::vector<AttrSpec> AttentionAttrs(const OptionNames& names, std::vector<AttrS
                    .default_value = std::string_view(),
                    .none_is_default = true,
                    .keyword_only = true,
-                   .dtypes = kv_cache::ComputeTypes()});
+                   .dtypes = paged_cache::ComputeTypes()});
   attrs.push_back({.name = "batch_invariant",
                    .type = AttrType::kBool,
                    .doc = "a sequence's bits do not depend on what else is in the batch",

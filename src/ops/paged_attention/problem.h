@@ -8,17 +8,11 @@
 #include <cstdint>
 
 #include "src/core/dtype.h"
+#include "src/ops/paged_cache/cache_shape.h"
 
 namespace xla_gpu::paged_attention {
 
-// Where the keys (or values) of (page, token in page, kv head) lie: strides in elements, head_dim
-// contiguous. `offset` counts from the start of the tensor that holds them.
-struct CacheLayout {
-  int64_t offset = 0;
-  int64_t page_stride = 0;
-  int64_t token_stride = 0;
-  int64_t head_stride = 0;
-};
+using paged_cache::CacheLayout;
 
 struct Problem {
   // Types. Logits, softmax and accumulation are f32 or better in every kernel.

@@ -7,45 +7,27 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "src/core/float_types.h"
 #include "src/core/op_registry.h"
 #include "src/core/plan_cache.h"
 #include "src/core/strings.h"
 #include "src/ops/paged_attention/paged_attention.h"
 #include "src/ops/paged_attention/problem.h"
 #include "src/ops/paged_attention/reference.h"
+#include "src/ops/paged_cache/owned_tensor.h"
 
 namespace xla_gpu::paged_attention {
 
-// A tensor that owns exactly its bytes.
-struct OwnedTensor {
-  OwnedTensor() = default;
-  OwnedTensor(DType type, std::vector<int64_t> dims) : dtype(type), shape(std::move(dims)) {
-    data.reset(new char[static_cast<size_t>(view().size_bytes())]());
-  }
-  TensorView view() const { return {data.get(), dtype, shape}; }
-  double Get(int64_t i) const { return LoadAsDouble(data.get(), dtype, i); }
-  void Set(int64_t i, double value) { StoreFromDouble(data.get(), dtype, i, value); }
-  int32_t* ints() const { return reinterpret_cast<int32_t*>(data.get()); }
-  float* floats() const { return reinterpret_cast<float*>(data.get()); }
-  int64_t size() const { return view().num_elements(); }
-
-  DType dtype = DType::kInvalid;
-  std::vector<int64_t> shape;
-  std::unique_ptr<char[]> data;
-};
+using paged_cache::Layout;
+using paged_cache::OwnedTensor;
 
 // Whether two numbers are the same one that is not finite, or both NaN.
 inline bool SameNonFinite(double a, double b) {
   return std::isnan(a) ? std::isnan(b) : std::isinf(a) && a == b;
 }
-
-enum class Layout { kInterleaved, kPair, kStacked };
 
 // What a case is made of; Fill makes the tensors.
 struct CaseSpec {

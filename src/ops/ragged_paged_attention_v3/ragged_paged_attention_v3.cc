@@ -50,12 +50,12 @@ Op MakeOp() {
           "pages page_indices[s * pages_per_seq ...]; the sequences in use are the first "
           "distribution[2]. Masks, window, soft cap, sinks, padding and wrong indices are as in "
           "`paged_attention`. A cache is packed by 32 bits: packing = 32 / bits of its dtype.",
-      .args = {{"queries", kv_cache::ComputeTypes(), "[tokens, q_heads, head_dim]"},
-               {"keys", kv_cache::CacheTypes(),
+      .args = {{"queries", paged_cache::ComputeTypes(), "[tokens, q_heads, head_dim]"},
+               {"keys", paged_cache::CacheTypes(),
                 "[tokens, kv_heads, head_dim] of the cache's dtype"},
-               {"values", kv_cache::CacheTypes(), "as keys"},
+               {"values", paged_cache::CacheTypes(), "as keys"},
                {.name = "kv_cache",
-                .dtypes = kv_cache::CacheTypes(),
+                .dtypes = paged_cache::CacheTypes(),
                 .doc =
                     "[pages, page_size, align(2*kv_heads, packing)/packing, packing, "
                     "align(head_dim, 128)], K and V of a head one after the other; "
@@ -71,8 +71,8 @@ Op MakeOp() {
                 .doc = "[q_heads]: one more logit in each head's denominator",
                 .optional = true,
                 .vector = true},
-               kv_cache::ScaleArg("k_scale", "keys are stored value * k_scale"),
-               kv_cache::ScaleArg("v_scale", "values are stored value * v_scale")},
+               paged_cache::ScaleArg("k_scale", "keys are stored value * k_scale"),
+               paged_cache::ScaleArg("v_scale", "values are stored value * v_scale")},
       .results = {{"out", "[tokens, q_heads, head_dim] of out_dtype"},
                   {.name = "kv_cache",
                    .doc = "as the argument",
@@ -146,10 +146,10 @@ Status CheckQueriesAndKeys(const std::vector<const TensorView*>& args) {
   return Expect("values", *args[kValues], keys.dtype, {tokens, kv_heads, head_dim}, "as keys");
 }
 
-StatusOr<kv_cache::PackedLayout> LayoutOf(const Attributes& attributes) {
+StatusOr<paged_cache::PackedLayout> LayoutOf(const Attributes& attributes) {
   const std::string_view name = attributes.GetString(kCacheLayout);
-  if (name == "interleaved") return kv_cache::PackedLayout::kInterleaved;
-  if (name == "side_by_side") return kv_cache::PackedLayout::kSideBySide;
+  if (name == "interleaved") return paged_cache::PackedLayout::kInterleaved;
+  if (name == "side_by_side") return paged_cache::PackedLayout::kSideBySide;
   return InvalidArgument(StrCat(kName, ": attribute '", kCacheLayout, "' is \"", name,
                                 "\"; allowed are interleaved and side_by_side"));
 }
@@ -198,7 +198,7 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   const TensorView& queries = *args[kQueries];
   const TensorView& keys = *args[kKeys];
   XLA_GPU_ASSIGN_OR_RETURN(const auto layout, LayoutOf(attributes));
-  if (layout == kv_cache::PackedLayout::kSideBySide && queries.dim(2) != 64) {
+  if (layout == paged_cache::PackedLayout::kSideBySide && queries.dim(2) != 64) {
     return Wrong(
         "queries", queries,
         "with cache_layout side_by_side (the head_dim-64 variant) its head_dim must be 64");
@@ -206,10 +206,10 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   Problem problem;
   problem.update_kv_cache = attributes.GetBool("update_kv_cache");
 
-  kv_cache::UpdateProblem& update = problem.update;
+  update_kv_cache::UpdateProblem& update = problem.update;
   XLA_GPU_ASSIGN_OR_RETURN(
       update.cache,
-      kv_cache::ParsePackedCacheShape(kName, *args[kKvCache], layout, keys.dim(1), keys.dim(2)));
+      paged_cache::ParsePackedCacheShape(kName, *args[kKvCache], layout, keys.dim(1), keys.dim(2)));
   update.input_dtype = keys.dtype;
   update.tokens = keys.dim(0);
 
@@ -230,10 +230,10 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
         Expect("attention_sink", *sink, DType::kF32, {p.q_heads}, "(one per q head)"));
     p.has_sinks = true;
   }
-  XLA_GPU_ASSIGN_OR_RETURN(p.k_scale_size,
-                           kv_cache::ParseCacheScale(kName, "k_scale", args[kKScale], p.kv_heads));
-  XLA_GPU_ASSIGN_OR_RETURN(p.v_scale_size,
-                           kv_cache::ParseCacheScale(kName, "v_scale", args[kVScale], p.kv_heads));
+  XLA_GPU_ASSIGN_OR_RETURN(
+      p.k_scale_size, paged_cache::ParseCacheScale(kName, "k_scale", args[kKScale], p.kv_heads));
+  XLA_GPU_ASSIGN_OR_RETURN(
+      p.v_scale_size, paged_cache::ParseCacheScale(kName, "v_scale", args[kVScale], p.kv_heads));
   XLA_GPU_RETURN_IF_ERROR(paged_attention::ParseOptions(kName, kOptions, attributes, p));
   return problem;
 }
@@ -257,7 +257,7 @@ Buffers BuffersFromCall(const Problem& problem, const Call& call) {
   a.out = call.results[0].data;
   if (call.results.size() > 2) a.workspace = call.results[2].data;
 
-  kv_cache::UpdateBuffers& u = buffers.update;
+  update_kv_cache::UpdateBuffers& u = buffers.update;
   u.key = call.args[kKeys].data;
   u.value = call.args[kValues].data;
   u.k_cache_in = u.v_cache_in = call.args[kKvCache].data;

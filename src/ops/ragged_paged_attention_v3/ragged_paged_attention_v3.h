@@ -7,8 +7,8 @@
 #include <memory>
 
 #include "src/core/op.h"
-#include "src/ops/kv_cache/update_kv_cache.h"
 #include "src/ops/paged_attention/paged_attention.h"
+#include "src/ops/update_kv_cache/update_kv_cache.h"
 
 namespace xla_gpu {
 namespace ragged_paged_attention_v3 {
@@ -18,15 +18,15 @@ inline constexpr char kName[] = "ragged_paged_attention_v3";
 // Everything that is known while XLA compiles. The packed cache is strides in both parts.
 struct Problem {
   paged_attention::Problem attention;
-  kv_cache::UpdateProblem update;  // slot_dtype is not used: slots follow from the lengths
-  bool update_kv_cache = true;     // false: the cache already holds the new tokens
+  update_kv_cache::UpdateProblem update;  // slot_dtype is not used: slots follow from the lengths
+  bool update_kv_cache = true;            // false: the cache already holds the new tokens
 };
 
 // The tensors of one call, as each part wants them; update's slot_mapping is left null. Attention
 // reads the result cache.
 struct Buffers {
   paged_attention::Buffers attention;
-  kv_cache::UpdateBuffers update;
+  update_kv_cache::UpdateBuffers update;
 };
 
 StatusOr<Problem> ProblemFromCall(const Call& call);

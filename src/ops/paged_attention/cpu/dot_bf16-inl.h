@@ -13,9 +13,9 @@
 #include <cstring>
 
 #include "hwy/highway.h"
-#include "src/ops/paged_attention/cpu/instruction_set.h"
 #include "src/ops/paged_attention/cpu/numeric-inl.h"
 #include "src/ops/paged_attention/problem.h"
+#include "src/ops/paged_cache/cpu/instruction_set.h"
 
 #undef XLA_GPU_HAVE_BF16_DOT
 #if HWY_ARCH_X86 && HWY_TARGET == HWY_AVX3

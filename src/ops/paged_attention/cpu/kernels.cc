@@ -1,6 +1,6 @@
 #include "src/ops/paged_attention/cpu/kernels.h"
 
-#include "src/ops/paged_attention/cpu/targets.h"
+#include "src/ops/paged_cache/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/ops/paged_attention/cpu/kernels.cc"

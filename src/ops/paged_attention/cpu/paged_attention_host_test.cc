@@ -17,8 +17,8 @@
 #include <xmmintrin.h>
 #endif
 
-#include "src/ops/paged_attention/cpu/for_each_target.h"
 #include "src/ops/paged_attention/random_case.h"
+#include "src/ops/paged_cache/cpu/for_each_target.h"
 
 namespace xla_gpu::paged_attention {
 namespace {

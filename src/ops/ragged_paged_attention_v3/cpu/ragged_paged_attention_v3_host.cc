@@ -43,7 +43,7 @@ class HostPlan final : public Plan {
       slots.assign(static_cast<size_t>(problem_.attention.tokens), -1);
     }
     buffers.update.slot_mapping = slots.data();
-    kv_cache::UpdateCacheOnHost(problem_.update, buffers.update, *context.thread_pool);
+    update_kv_cache::UpdateCacheOnHost(problem_.update, buffers.update, *context.thread_pool);
     paged_attention::AttendOnHost(problem_.attention, buffers.attention, *context.thread_pool);
     return OkStatus();
   }

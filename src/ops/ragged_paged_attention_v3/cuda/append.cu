@@ -2,14 +2,14 @@
 // sequence's length and pages give it; and, beside that, paged attention's schedule.
 //
 // Defines: those of write_tokens.cuh and of schedule.cuh.
-#include "src/ops/kv_cache/cuda/write_tokens.cuh"
 #include "src/ops/paged_attention/cuda/schedule.cuh"
 #include "src/ops/ragged_paged_attention_v3/cuda/params.cuh"
+#include "src/ops/update_kv_cache/cuda/write_tokens.cuh"
 
 namespace xla_gpu::ragged_paged_attention_v3 {
 namespace {
 
-using kv_cache::kMaxTokensPerBlock;
+using update_kv_cache::kMaxTokensPerBlock;
 
 // The last sequence with right lengths that has each of the block's tokens, or -1. Threads look at
 // all sequences side by side: a search would be a chain of loads.
@@ -29,7 +29,7 @@ __device__ void FindOwners(const AppendParams& p, long long first, long long end
 __device__ long long SlotOf(const AppendParams& p, int seq, long long token) {
   const long long position = p.context_lens[seq] - p.query_start_loc[seq + 1] + token;
   if (position < 0) return -1;
-  const long long in_table = kv_cache::Quotient(position, p.update.page_size);
+  const long long in_table = update_kv_cache::Quotient(position, p.update.page_size);
   const long long page = p.block_tables[seq * p.max_pages + in_table];
   if (page < 0 || page >= p.num_pages) return -1;
   return page * p.update.page_size + position - in_table * p.update.page_size;
@@ -48,7 +48,7 @@ __device__ void Append(const AppendParams& p, long long first) {
     slots[i] = owners[i] < 0 ? -1 : SlotOf(p, owners[i], first + i);
   }
   __syncthreads();
-  kv_cache::WriteTokens(p.update, first, slots);
+  update_kv_cache::WriteTokens(p.update, first, slots);
 }
 
 }  // namespace

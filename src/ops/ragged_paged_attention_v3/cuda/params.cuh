@@ -2,16 +2,16 @@
 #ifndef XLA_GPU_OPS_RAGGED_PAGED_ATTENTION_V3_CUDA_PARAMS_CUH_
 #define XLA_GPU_OPS_RAGGED_PAGED_ATTENTION_V3_CUDA_PARAMS_CUH_
 
-#include "src/ops/kv_cache/cuda/params.cuh"
+#include "src/ops/update_kv_cache/cuda/params.cuh"
 
 namespace xla_gpu::ragged_paged_attention_v3 {
 
 struct AppendParams {
-  kv_cache::UpdateParams update;  // slot_mapping is not used
-  const int* context_lens;        // [max_seqs]
-  const int* block_tables;        // [max_seqs, max_pages]
-  const int* query_start_loc;     // [max_seqs + 1]
-  const int* num_seqs;            // [1]
+  update_kv_cache::UpdateParams update;  // slot_mapping is not used
+  const int* context_lens;               // [max_seqs]
+  const int* block_tables;               // [max_seqs, max_pages]
+  const int* query_start_loc;            // [max_seqs + 1]
+  const int* num_seqs;                   // [1]
   long long max_context;
   long long max_pages;
   long long num_pages;

@@ -8,20 +8,20 @@
 #include "src/cuda/device.h"
 #include "src/cuda/kernel.h"
 #include "src/cuda/kernel_specs.h"
-#include "src/ops/kv_cache/cuda/config.h"
 #include "src/ops/paged_attention/cuda/config.h"
 #include "src/ops/paged_attention/cuda/launch.h"
 #include "src/ops/ragged_paged_attention_v3/cuda/params.cuh"
 #include "src/ops/ragged_paged_attention_v3/ragged_paged_attention_v3.h"
+#include "src/ops/update_kv_cache/cuda/config.h"
 
 namespace xla_gpu {
 namespace ragged_paged_attention_v3 {
 namespace {
 
 // `schedule`: that of paged attention alone.
-cuda::KernelSpec AppendSpec(const kv_cache::UpdateProblem& problem,
+cuda::KernelSpec AppendSpec(const update_kv_cache::UpdateProblem& problem,
                             const cuda::KernelSpec& schedule) {
-  std::vector<std::string> defines = kv_cache::WriteDefines(problem);
+  std::vector<std::string> defines = update_kv_cache::WriteDefines(problem);
   defines.insert(defines.end(), schedule.defines.begin(), schedule.defines.end());
   return {"src/ops/ragged_paged_attention_v3/cuda/append.cu", "append_and_schedule",
           std::move(defines)};
@@ -35,7 +35,7 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
   };
   for (const Case& c : {Case{DType::kBF16, 128}, Case{DType::kF8E4M3FN, 64},
                         Case{DType::kF8E5M2, 3}, Case{DType::kF32, 80}}) {
-    kv_cache::UpdateProblem problem;
+    update_kv_cache::UpdateProblem problem;
     problem.input_dtype = problem.cache.dtype = c.cache;
     problem.cache.head_dim = c.head_dim;
     specs.push_back(AppendSpec(problem, {"", "", {"SCHEDULE_THREADS=128"}}));
@@ -83,13 +83,13 @@ class CudaPlan final : public Plan {
   }
 
  private:
-  Status CopyCache(const kv_cache::UpdateBuffers& b, void* stream) const {
+  Status CopyCache(const update_kv_cache::UpdateBuffers& b, void* stream) const {
     if (b.k_cache_in == b.k_cache_out || b.cache_bytes == 0) return OkStatus();
     const void* from = b.k_cache_in;
     void* to = b.k_cache_out;
     int64_t bytes = b.cache_bytes;
     void* const arguments[] = {&from, &to, &bytes};
-    return kernels_.copy->Launch(kv_cache::CopyLaunch(bytes, num_sms_), arguments, stream);
+    return kernels_.copy->Launch(update_kv_cache::CopyLaunch(bytes, num_sms_), arguments, stream);
   }
 
   Status Schedule(paged_attention::Params& params, void* stream) const {
@@ -101,7 +101,7 @@ class CudaPlan final : public Plan {
                            void* stream) const {
     const paged_attention::Problem& p = problem_.attention;
     AppendParams append{};
-    append.update = kv_cache::MakeUpdateParams(problem_.update, b.update, num_sms_);
+    append.update = update_kv_cache::MakeUpdateParams(problem_.update, b.update, num_sms_);
     append.context_lens = b.attention.context_lens;
     append.block_tables = b.attention.block_tables;
     append.query_start_loc = b.attention.query_start_loc;
@@ -111,7 +111,7 @@ class CudaPlan final : public Plan {
     append.num_pages = p.num_pages;
     append.max_seqs = static_cast<int>(p.max_seqs);
     cuda::LaunchConfig launch = schedule_launch_;
-    launch.grid[0] += kv_cache::UpdateLaunch(append.update).grid[0];
+    launch.grid[0] += update_kv_cache::UpdateLaunch(append.update).grid[0];
     void* const arguments[] = {&append, &attention};
     return kernels_.schedule->Launch(launch, arguments, stream);
   }
@@ -141,7 +141,7 @@ StatusOr<std::unique_ptr<Plan>> MakeRaggedPagedAttentionV3CudaPlan(const Call& c
        {std::pair{&kernels.schedule, problem.update_kv_cache
                                          ? v3::AppendSpec(problem.update, schedule.spec)
                                          : schedule.spec},
-        {&kernels.copy, kv_cache::CopySpec(problem.update)}}) {
+        {&kernels.copy, update_kv_cache::CopySpec(problem.update)}}) {
     XLA_GPU_ASSIGN_OR_RETURN(*kernel, cuda::GetKernel(spec, device_ordinal, 0));
   }
   XLA_GPU_ASSIGN_OR_RETURN(

@@ -1,23 +1,23 @@
 // update_kv_cache: writes the keys and values of new tokens into their slots of a paged cache.
-#ifndef XLA_GPU_OPS_KV_CACHE_UPDATE_KV_CACHE_H_
-#define XLA_GPU_OPS_KV_CACHE_UPDATE_KV_CACHE_H_
+#ifndef XLA_GPU_OPS_UPDATE_KV_CACHE_UPDATE_KV_CACHE_H_
+#define XLA_GPU_OPS_UPDATE_KV_CACHE_UPDATE_KV_CACHE_H_
 
 #include <cstdint>
 #include <memory>
 
 #include "src/core/op.h"
 #include "src/core/thread_pool.h"
-#include "src/ops/kv_cache/cache_shape.h"
+#include "src/ops/paged_cache/cache_shape.h"
 
 namespace xla_gpu {
-namespace kv_cache {
+namespace update_kv_cache {
 
 // Everything that is known while XLA compiles.
 struct UpdateProblem {
   DType input_dtype = DType::kInvalid;  // of key and value: f32, bf16, f16
   DType slot_dtype = DType::kInvalid;   // of slot_mapping: i32, i64
   int64_t tokens = 0;
-  CacheShape cache;
+  paged_cache::CacheShape cache;
   int64_t k_scale_size = 0;  // f32 [1] or [kv_heads]; 0: none (1.0)
   int64_t v_scale_size = 0;
 
@@ -49,11 +49,11 @@ UpdateBuffers UpdateBuffersFromCall(const UpdateProblem& problem, const Call& ca
 void UpdateCacheOnHost(const UpdateProblem& problem, const UpdateBuffers& buffers,
                        ThreadPool& pool);
 
-}  // namespace kv_cache
+}  // namespace update_kv_cache
 
 StatusOr<std::unique_ptr<Plan>> MakeUpdateKvCacheHostPlan(const Call& call, int device_ordinal);
 StatusOr<std::unique_ptr<Plan>> MakeUpdateKvCacheCudaPlan(const Call& call, int device_ordinal);
 
 }  // namespace xla_gpu
 
-#endif  // XLA_GPU_OPS_KV_CACHE_UPDATE_KV_CACHE_H_
+#endif  // XLA_GPU_OPS_UPDATE_KV_CACHE_UPDATE_KV_CACHE_H_

@@ -1,17 +1,17 @@
 // The three shapes a paged KV cache may come in, read into strides once, for every op that takes
 // one.
-#ifndef XLA_GPU_OPS_KV_CACHE_CACHE_SHAPE_H_
-#define XLA_GPU_OPS_KV_CACHE_CACHE_SHAPE_H_
+#ifndef XLA_GPU_OPS_PAGED_CACHE_CACHE_SHAPE_H_
+#define XLA_GPU_OPS_PAGED_CACHE_CACHE_SHAPE_H_
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "src/core/op.h"
 #include "src/core/status.h"
 #include "src/core/tensor_view.h"
-#include "src/ops/paged_attention/problem.h"
 
-namespace xla_gpu::kv_cache {
+namespace xla_gpu::paged_cache {
 
 // What the schemas of ops that take a cache share.
 DTypes ComputeTypes();  // f32, bf16, f16: what queries, keys, values and outputs may be
@@ -21,14 +21,23 @@ ArgSpec VCacheArg();  // optional
 // An optional factor of the stored keys or values; `what` says which way.
 ArgSpec ScaleArg(std::string name, std::string_view what);
 
+// Where the keys (or values) of (page, token in page, kv head) lie: strides in elements, head_dim
+// contiguous. `offset` counts from the start of the tensor that holds them.
+struct CacheLayout {
+  int64_t offset = 0;
+  int64_t page_stride = 0;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+};
+
 struct CacheShape {
   DType dtype = DType::kInvalid;
   int64_t num_pages = 0;
   int64_t page_size = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
-  paged_attention::CacheLayout k;
-  paged_attention::CacheLayout v;
+  CacheLayout k;
+  CacheLayout v;
   bool separate_v = false;
 };
 
@@ -53,6 +62,6 @@ StatusOr<CacheShape> ParsePackedCacheShape(std::string_view op, const TensorView
 StatusOr<int64_t> ParseCacheScale(std::string_view op, std::string_view name,
                                   const TensorView* scale, int64_t kv_heads);
 
-}  // namespace xla_gpu::kv_cache
+}  // namespace xla_gpu::paged_cache
 
-#endif  // XLA_GPU_OPS_KV_CACHE_CACHE_SHAPE_H_
+#endif  // XLA_GPU_OPS_PAGED_CACHE_CACHE_SHAPE_H_

@@ -1,11 +1,11 @@
-#include "src/ops/kv_cache/cache_shape.h"
+#include "src/ops/paged_cache/cache_shape.h"
 
 #include <cstdint>
 #include <limits>
 
 #include "src/core/strings.h"
 
-namespace xla_gpu::kv_cache {
+namespace xla_gpu::paged_cache {
 namespace {
 
 constexpr int64_t kMaxIndex = std::numeric_limits<int32_t>::max();
@@ -13,7 +13,7 @@ constexpr int64_t kMaxKvHeads = 1 << 16;
 
 // K and V side by side (`split`: the axis they lie along is of size 2, or they are interleaved).
 void SetStrides(CacheShape& shape, int64_t heads_in_tensor, int64_t v_offset) {
-  paged_attention::CacheLayout layout;
+  CacheLayout layout;
   layout.head_stride = shape.head_dim * (heads_in_tensor / shape.kv_heads);
   layout.token_stride = shape.head_dim * heads_in_tensor;
   layout.page_stride = shape.page_size * layout.token_stride;
@@ -167,4 +167,4 @@ StatusOr<int64_t> ParseCacheScale(std::string_view op, std::string_view name,
   return scale->dim(0);
 }
 
-}  // namespace xla_gpu::kv_cache
+}  // namespace xla_gpu::paged_cache

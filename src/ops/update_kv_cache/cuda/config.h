@@ -1,6 +1,6 @@
 // Which kernels solve an update_kv_cache problem. Host code that needs no GPU.
-#ifndef XLA_GPU_OPS_KV_CACHE_CUDA_CONFIG_H_
-#define XLA_GPU_OPS_KV_CACHE_CUDA_CONFIG_H_
+#ifndef XLA_GPU_OPS_UPDATE_KV_CACHE_CUDA_CONFIG_H_
+#define XLA_GPU_OPS_UPDATE_KV_CACHE_CUDA_CONFIG_H_
 
 #include <cstdint>
 #include <string>
@@ -9,10 +9,10 @@
 #include "src/core/status.h"
 #include "src/cuda/device.h"
 #include "src/cuda/kernel.h"
-#include "src/ops/kv_cache/cuda/params.cuh"
-#include "src/ops/kv_cache/update_kv_cache.h"
+#include "src/ops/update_kv_cache/cuda/params.cuh"
+#include "src/ops/update_kv_cache/update_kv_cache.h"
 
-namespace xla_gpu::kv_cache {
+namespace xla_gpu::update_kv_cache {
 
 // An error where the device is too old.
 Status CheckDevice(const cuda::DeviceInfo& device);
@@ -38,6 +38,6 @@ int TokensPerBlock(int64_t tokens, int num_sms);
 // Each kind of kernel once, for `xla-gpu cache warm` and for a test that compiles them all.
 std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch);
 
-}  // namespace xla_gpu::kv_cache
+}  // namespace xla_gpu::update_kv_cache
 
-#endif  // XLA_GPU_OPS_KV_CACHE_CUDA_CONFIG_H_
+#endif  // XLA_GPU_OPS_UPDATE_KV_CACHE_CUDA_CONFIG_H_

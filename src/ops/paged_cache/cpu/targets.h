@@ -3,8 +3,8 @@
 //
 // The baseline, AVX2 and AVX-512 on x86, NEON on Arm: those between would add code but no speed.
 // Vectors of unknown size (SVE, RVV) cannot be held in the arrays used here.
-#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CPU_TARGETS_H_
-#define XLA_GPU_OPS_PAGED_ATTENTION_CPU_TARGETS_H_
+#ifndef XLA_GPU_OPS_PAGED_CACHE_CPU_TARGETS_H_
+#define XLA_GPU_OPS_PAGED_CACHE_CPU_TARGETS_H_
 
 // Expanded where it is used, when the names that the installed Highway knows are defined.
 #define HWY_DISABLED_TARGETS                                                                \
@@ -17,7 +17,7 @@
 #define HWY_AVX3_SPR 0
 #endif
 
-#include "src/ops/paged_attention/cpu/instruction_set.h"
+#include "src/ops/paged_cache/cpu/instruction_set.h"
 
 // In the once-only part of such a file: a pointer to the compiled form of `function` that this
 // machine runs fastest. Highway's own dispatch would need its shared library at run time, which the
@@ -44,4 +44,4 @@
 #define XLA_GPU_HAS_AVX2 0
 #endif
 
-#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CPU_TARGETS_H_
+#endif  // XLA_GPU_OPS_PAGED_CACHE_CPU_TARGETS_H_

@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "src/ops/kv_cache/cpu/kernels.h"
-#include "src/ops/kv_cache/update_kv_cache.h"
+#include "src/ops/update_kv_cache/cpu/kernels.h"
+#include "src/ops/update_kv_cache/update_kv_cache.h"
 
 namespace xla_gpu {
-namespace kv_cache {
+namespace update_kv_cache {
 namespace {
 
 // Tasks share the slots among them, so that tokens of one slot are written by one task, in order.
@@ -52,8 +52,8 @@ class Writer {
   }
 
   void WriteToken(const void* input, int64_t token, const float* scale, int64_t scale_size,
-                  void* cache, const paged_attention::CacheLayout& layout, int64_t slot) const {
-    const CacheShape& c = p_.cache;
+                  void* cache, const paged_cache::CacheLayout& layout, int64_t slot) const {
+    const paged_cache::CacheShape& c = p_.cache;
     const int64_t from_size = DTypeSize(p_.input_dtype);
     const int64_t to_size = DTypeSize(c.dtype);
     const char* from =
@@ -97,11 +97,11 @@ void UpdateCacheOnHost(const UpdateProblem& problem, const UpdateBuffers& buffer
   Writer(problem).Run(buffers, pool);
 }
 
-}  // namespace kv_cache
+}  // namespace update_kv_cache
 
 StatusOr<std::unique_ptr<Plan>> MakeUpdateKvCacheHostPlan(const Call& call, int device_ordinal) {
-  XLA_GPU_ASSIGN_OR_RETURN(auto problem, kv_cache::UpdateProblemFromCall(call));
-  return std::unique_ptr<Plan>(std::make_unique<kv_cache::HostPlan>(problem));
+  XLA_GPU_ASSIGN_OR_RETURN(auto problem, update_kv_cache::UpdateProblemFromCall(call));
+  return std::unique_ptr<Plan>(std::make_unique<update_kv_cache::HostPlan>(problem));
 }
 
 }  // namespace xla_gpu

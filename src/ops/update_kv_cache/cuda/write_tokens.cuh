@@ -3,13 +3,13 @@
 //
 // Defines: INPUT_TYPE, CACHE_TYPE (float, BF16, F16, E4M3, E5M2), HEAD_DIM, VECTOR: elements that a
 // thread moves at a time.
-#ifndef XLA_GPU_OPS_KV_CACHE_CUDA_WRITE_TOKENS_CUH_
-#define XLA_GPU_OPS_KV_CACHE_CUDA_WRITE_TOKENS_CUH_
+#ifndef XLA_GPU_OPS_UPDATE_KV_CACHE_CUDA_WRITE_TOKENS_CUH_
+#define XLA_GPU_OPS_UPDATE_KV_CACHE_CUDA_WRITE_TOKENS_CUH_
 
 #include "src/cuda/numeric.cuh"
-#include "src/ops/kv_cache/cuda/params.cuh"
+#include "src/ops/update_kv_cache/cuda/params.cuh"
 
-namespace xla_gpu::kv_cache {
+namespace xla_gpu::update_kv_cache {
 
 using Input = INPUT_TYPE;
 using Cache = CACHE_TYPE;
@@ -92,14 +92,14 @@ __device__ __forceinline__ void WriteTokens(const UpdateParams& p, long long fir
     for (int i = 0; i < kAtOnce; ++i) {
       if (place[i] < 0) continue;
       const int head = at[i].column / kPerHead;
-      const long long to =
-          place[i] + head * p.head_stride + at[i].column % kPerHead * static_cast<long long>(VECTOR);
+      const long long to = place[i] + head * p.head_stride +
+                           at[i].column % kPerHead * static_cast<long long>(VECTOR);
       Store(p.k, to, head, k[i]);
       Store(p.v, to, head, v[i]);
     }
   }
 }
 
-}  // namespace xla_gpu::kv_cache
+}  // namespace xla_gpu::update_kv_cache
 
-#endif  // XLA_GPU_OPS_KV_CACHE_CUDA_WRITE_TOKENS_CUH_
+#endif  // XLA_GPU_OPS_UPDATE_KV_CACHE_CUDA_WRITE_TOKENS_CUH_

@@ -1,5 +1,5 @@
 // Where the elements of each cache layout lie: the strides against the layout's definition.
-#include "src/ops/kv_cache/cache_shape.h"
+#include "src/ops/paged_cache/cache_shape.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <set>
 #include <vector>
 
-namespace xla_gpu::kv_cache {
+namespace xla_gpu::paged_cache {
 namespace {
 
 using ::testing::HasSubstr;
@@ -17,7 +17,7 @@ StatusOr<CacheShape> Packed(DType dtype, std::vector<int64_t> shape, PackedLayou
   return ParsePackedCacheShape("op", {nullptr, dtype, shape}, layout, kv_heads, head_dim);
 }
 
-int64_t At(const paged_attention::CacheLayout& layout, int64_t page, int64_t token, int64_t head) {
+int64_t At(const CacheLayout& layout, int64_t page, int64_t token, int64_t head) {
   return layout.offset + page * layout.page_stride + token * layout.token_stride +
          head * layout.head_stride;
 }
@@ -99,4 +99,4 @@ TEST(PackedCacheShape, ErrorsSayTheShapeThatFits) {
 }
 
 }  // namespace
-}  // namespace xla_gpu::kv_cache
+}  // namespace xla_gpu::paged_cache

@@ -1,12 +1,12 @@
 // The Host kernel of update_kv_cache, compiled for several instruction sets (kernels.cc).
-#ifndef XLA_GPU_OPS_KV_CACHE_CPU_KERNELS_H_
-#define XLA_GPU_OPS_KV_CACHE_CPU_KERNELS_H_
+#ifndef XLA_GPU_OPS_UPDATE_KV_CACHE_CPU_KERNELS_H_
+#define XLA_GPU_OPS_UPDATE_KV_CACHE_CPU_KERNELS_H_
 
 #include <cstdint>
 
 #include "src/core/dtype.h"
 
-namespace xla_gpu::kv_cache {
+namespace xla_gpu::update_kv_cache {
 
 // to[i] = from[i] / divisor in the cache's type, i < n: rounded to nearest even, saturated in fp8,
 // the same bits as the scalar conversions of float_types.h.
@@ -20,6 +20,6 @@ struct RowConversion {
 };
 void ConvertRow(const RowConversion& row);
 
-}  // namespace xla_gpu::kv_cache
+}  // namespace xla_gpu::update_kv_cache
 
-#endif  // XLA_GPU_OPS_KV_CACHE_CPU_KERNELS_H_
+#endif  // XLA_GPU_OPS_UPDATE_KV_CACHE_CPU_KERNELS_H_

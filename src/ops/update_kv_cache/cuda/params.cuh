@@ -1,8 +1,8 @@
 // What the Host hands to the update_kv_cache kernel. Included by Host and device code.
-#ifndef XLA_GPU_OPS_KV_CACHE_CUDA_PARAMS_CUH_
-#define XLA_GPU_OPS_KV_CACHE_CUDA_PARAMS_CUH_
+#ifndef XLA_GPU_OPS_UPDATE_KV_CACHE_CUDA_PARAMS_CUH_
+#define XLA_GPU_OPS_UPDATE_KV_CACHE_CUDA_PARAMS_CUH_
 
-namespace xla_gpu::kv_cache {
+namespace xla_gpu::update_kv_cache {
 
 inline constexpr int kUpdateThreads = 256;
 inline constexpr int kMaxTokensPerBlock = kUpdateThreads;
@@ -29,6 +29,6 @@ struct UpdateParams {
   int tokens_per_block;
 };
 
-}  // namespace xla_gpu::kv_cache
+}  // namespace xla_gpu::update_kv_cache
 
-#endif  // XLA_GPU_OPS_KV_CACHE_CUDA_PARAMS_CUH_
+#endif  // XLA_GPU_OPS_UPDATE_KV_CACHE_CUDA_PARAMS_CUH_

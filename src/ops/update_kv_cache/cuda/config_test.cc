@@ -1,10 +1,10 @@
 // The choice of update_kv_cache's kernels, on the Host alone.
-#include "src/ops/kv_cache/cuda/config.h"
+#include "src/ops/update_kv_cache/cuda/config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace xla_gpu::kv_cache {
+namespace xla_gpu::update_kv_cache {
 namespace {
 
 TEST(VectorElements, FillsSixteenBytesWithinAHead) {
@@ -48,4 +48,4 @@ TEST(CheckDevice, NamesTheCapability) {
 }
 
 }  // namespace
-}  // namespace xla_gpu::kv_cache
+}  // namespace xla_gpu::update_kv_cache

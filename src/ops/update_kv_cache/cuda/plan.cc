@@ -4,11 +4,11 @@
 
 #include "src/cuda/device.h"
 #include "src/cuda/kernel_specs.h"
-#include "src/ops/kv_cache/cuda/config.h"
-#include "src/ops/kv_cache/update_kv_cache.h"
+#include "src/ops/update_kv_cache/cuda/config.h"
+#include "src/ops/update_kv_cache/update_kv_cache.h"
 
 namespace xla_gpu {
-namespace kv_cache {
+namespace update_kv_cache {
 namespace {
 
 XLA_GPU_REGISTER_KERNEL_SPECS("update_kv_cache", CompileCheckSpecs);
@@ -55,10 +55,10 @@ class CudaPlan final : public Plan {
 };
 
 }  // namespace
-}  // namespace kv_cache
+}  // namespace update_kv_cache
 
 StatusOr<std::unique_ptr<Plan>> MakeUpdateKvCacheCudaPlan(const Call& call, int device_ordinal) {
-  using namespace kv_cache;  // NOLINT
+  using namespace update_kv_cache;  // NOLINT
   XLA_GPU_ASSIGN_OR_RETURN(const UpdateProblem problem, UpdateProblemFromCall(call));
   XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
   XLA_GPU_RETURN_IF_ERROR(CheckDevice(*device));

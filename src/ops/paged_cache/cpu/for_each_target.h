@@ -1,11 +1,11 @@
 // For tests: runs the Host kernels of every instruction set that they are compiled for and this
 // processor has, not the best one alone.
-#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CPU_FOR_EACH_TARGET_H_
-#define XLA_GPU_OPS_PAGED_ATTENTION_CPU_FOR_EACH_TARGET_H_
+#ifndef XLA_GPU_OPS_PAGED_CACHE_CPU_FOR_EACH_TARGET_H_
+#define XLA_GPU_OPS_PAGED_CACHE_CPU_FOR_EACH_TARGET_H_
 
-#include "src/ops/paged_attention/cpu/instruction_set.h"
+#include "src/ops/paged_cache/cpu/instruction_set.h"
 
-namespace xla_gpu::paged_attention {
+namespace xla_gpu {
 
 // Calls test("AVX3 with BF16"), test("AVX3"), test("AVX2") and test("baseline"), as far as there
 // are such.
@@ -19,6 +19,6 @@ void ForEachTarget(const Test& test) {
   instruction_set_in_use = BestInstructionSet();
 }
 
-}  // namespace xla_gpu::paged_attention
+}  // namespace xla_gpu
 
-#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CPU_FOR_EACH_TARGET_H_
+#endif  // XLA_GPU_OPS_PAGED_CACHE_CPU_FOR_EACH_TARGET_H_

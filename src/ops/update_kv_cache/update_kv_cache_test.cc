@@ -1,5 +1,5 @@
 // Types of a call of update_kv_cache: what is accepted, and the message for everything that is not.
-#include "src/ops/kv_cache/update_kv_cache.h"
+#include "src/ops/update_kv_cache/update_kv_cache.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 #include "src/core/op_registry.h"
 
-namespace xla_gpu::kv_cache {
+namespace xla_gpu::update_kv_cache {
 namespace {
 
 using ::testing::HasSubstr;
@@ -157,4 +157,4 @@ std::string BadInputName(const ::testing::TestParamInfo<BadInput>& info) { retur
 INSTANTIATE_TEST_SUITE_P(All, UpdateKvCacheBadInput, ::testing::ValuesIn(kBadInputs), BadInputName);
 
 }  // namespace
-}  // namespace xla_gpu::kv_cache
+}  // namespace xla_gpu::update_kv_cache

@@ -6,17 +6,20 @@
 #include <random>
 #include <vector>
 
+#include "src/core/float_types.h"
+#include "src/core/op_registry.h"
+#include "src/core/plan_cache.h"
 #include "src/core/strings.h"
-#include "src/ops/kv_cache/cpu/kernels.h"
-#include "src/ops/kv_cache/update_kv_cache.h"
-#include "src/ops/paged_attention/cpu/for_each_target.h"
-#include "src/ops/paged_attention/random_case.h"
+#include "src/ops/paged_cache/cpu/for_each_target.h"
+#include "src/ops/paged_cache/owned_tensor.h"
+#include "src/ops/update_kv_cache/cpu/kernels.h"
+#include "src/ops/update_kv_cache/update_kv_cache.h"
 
-namespace xla_gpu::kv_cache {
+namespace xla_gpu::update_kv_cache {
 namespace {
 
-using paged_attention::Layout;
-using paged_attention::OwnedTensor;
+using paged_cache::Layout;
+using paged_cache::OwnedTensor;
 
 constexpr DType kInputs[] = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr DType kCaches[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3FN,
@@ -62,9 +65,7 @@ void ExpectScalarConversions(const char* target) {
   }
 }
 
-TEST(ConvertRow, IsTheScalarConversionBitForBit) {
-  paged_attention::ForEachTarget(ExpectScalarConversions);
-}
+TEST(ConvertRow, IsTheScalarConversionBitForBit) { ForEachTarget(ExpectScalarConversions); }
 
 struct UpdateCase {
   UpdateCase(DType input, DType cache_dtype, Layout layout, int64_t tokens, int64_t heads,
@@ -158,7 +159,7 @@ void Expect(const UpdateCase& c, OwnedTensor& cache, OwnedTensor& v_cache) {
       for (int64_t d = 0; d < p.cache.head_dim; ++d) {
         const int64_t from = (t * p.cache.kv_heads + h) * p.cache.head_dim + d;
         const auto write = [&](const OwnedTensor& input, const OwnedTensor& scale,
-                               const paged_attention::CacheLayout& layout, OwnedTensor& to) {
+                               const paged_cache::CacheLayout& layout, OwnedTensor& to) {
           const float divisor =
               scale.data == nullptr ? 1.0f : scale.floats()[scale.size() == 1 ? 0 : h];
           to.Set(layout.offset + slot / p.cache.page_size * layout.page_stride +
@@ -204,4 +205,4 @@ TEST(UpdateKvCacheHost, WritesSlotsAndNothingElse) {
 }
 
 }  // namespace
-}  // namespace xla_gpu::kv_cache
+}  // namespace xla_gpu::update_kv_cache

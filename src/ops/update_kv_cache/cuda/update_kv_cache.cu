@@ -2,9 +2,9 @@
 //
 // Defines: INPUT_TYPE (float, BF16, F16), CACHE_TYPE (those, E4M3, E5M2), SLOT_TYPE_64 for i64
 // slots, HEAD_DIM, VECTOR: elements that a thread moves at a time.
-#include "src/ops/kv_cache/cuda/write_tokens.cuh"
+#include "src/ops/update_kv_cache/cuda/write_tokens.cuh"
 
-namespace xla_gpu::kv_cache {
+namespace xla_gpu::update_kv_cache {
 namespace {
 
 #ifdef SLOT_TYPE_64
@@ -101,4 +101,4 @@ extern "C" __global__ void __launch_bounds__(kUpdateThreads)
   for (long long i = quads * 16 + begin; i < bytes; i += step) to[i] = from[i];
 }
 
-}  // namespace xla_gpu::kv_cache
+}  // namespace xla_gpu::update_kv_cache

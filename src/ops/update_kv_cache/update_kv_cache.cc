@@ -1,4 +1,4 @@
-#include "src/ops/kv_cache/update_kv_cache.h"
+#include "src/ops/update_kv_cache/update_kv_cache.h"
 
 #include <limits>
 
@@ -6,7 +6,7 @@
 #include "src/core/strings.h"
 
 namespace xla_gpu {
-namespace kv_cache {
+namespace update_kv_cache {
 namespace {
 
 constexpr char kName[] = "update_kv_cache";
@@ -39,15 +39,15 @@ Op MakeOp() {
           "the result shares the argument's buffer. Tokens with a slot out of range are skipped; "
           "where two tokens name one slot, the later one stays. Stored is x / scale, saturated "
           "to the largest finite value in fp8 caches.",
-      .args = {{"key", ComputeTypes(), "[tokens, kv_heads, head_dim]"},
-               {"value", ComputeTypes(), "as key"},
-               KvCacheArg(),
+      .args = {{"key", paged_cache::ComputeTypes(), "[tokens, kv_heads, head_dim]"},
+               {"value", paged_cache::ComputeTypes(), "as key"},
+               paged_cache::KvCacheArg(),
                {"slot_mapping",
                 {DType::kI32, DType::kI64},
                 "[tokens]: page * page_size + offset in the page; negative: skip the token"},
-               VCacheArg(),
-               ScaleArg("k_scale", "keys are stored divided by it"),
-               ScaleArg("v_scale", "values are stored divided by it")},
+               paged_cache::VCacheArg(),
+               paged_cache::ScaleArg("k_scale", "keys are stored divided by it"),
+               paged_cache::ScaleArg("v_scale", "values are stored divided by it")},
       .results = {{.name = "kv_cache",
                    .doc = "as the argument",
                    .kind = ResultKind::kAlias,
@@ -77,7 +77,8 @@ XLA_GPU_REGISTER_OP(schema);
 StatusOr<UpdateProblem> UpdateProblemFromCall(const Call& call) {
   XLA_GPU_ASSIGN_OR_RETURN(const auto args, BindArguments(schema, call));
   UpdateProblem problem;
-  XLA_GPU_ASSIGN_OR_RETURN(problem.cache, ParseCacheShape(kName, *args[kKvCache], args[kVCache]));
+  XLA_GPU_ASSIGN_OR_RETURN(problem.cache,
+                           paged_cache::ParseCacheShape(kName, *args[kKvCache], args[kVCache]));
   const TensorView& key = *args[kKey];
   if (key.rank() != 3 || key.dim(1) != problem.cache.kv_heads ||
       key.dim(2) != problem.cache.head_dim) {
@@ -101,10 +102,12 @@ StatusOr<UpdateProblem> UpdateProblemFromCall(const Call& call) {
                                   "], one slot for each token of key ", key.ToString()));
   }
   problem.slot_dtype = slots.dtype;
-  XLA_GPU_ASSIGN_OR_RETURN(problem.k_scale_size, ParseCacheScale(kName, "k_scale", args[kKScale],
-                                                                 problem.cache.kv_heads));
-  XLA_GPU_ASSIGN_OR_RETURN(problem.v_scale_size, ParseCacheScale(kName, "v_scale", args[kVScale],
-                                                                 problem.cache.kv_heads));
+  XLA_GPU_ASSIGN_OR_RETURN(
+      problem.k_scale_size,
+      paged_cache::ParseCacheScale(kName, "k_scale", args[kKScale], problem.cache.kv_heads));
+  XLA_GPU_ASSIGN_OR_RETURN(
+      problem.v_scale_size,
+      paged_cache::ParseCacheScale(kName, "v_scale", args[kVScale], problem.cache.kv_heads));
   return problem;
 }
 
@@ -128,5 +131,5 @@ UpdateBuffers UpdateBuffersFromCall(const UpdateProblem& problem, const Call& ca
   return buffers;
 }
 
-}  // namespace kv_cache
+}  // namespace update_kv_cache
 }  // namespace xla_gpu

@@ -1,4 +1,4 @@
-#include "src/ops/kv_cache/cuda/config.h"
+#include "src/ops/update_kv_cache/cuda/config.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,12 +6,12 @@
 #include "src/core/strings.h"
 #include "src/cuda/device_types.h"
 
-namespace xla_gpu::kv_cache {
+namespace xla_gpu::update_kv_cache {
 namespace {
 
-constexpr char kSource[] = "src/ops/kv_cache/cuda/update_kv_cache.cu";
+constexpr char kSource[] = "src/ops/update_kv_cache/cuda/update_kv_cache.cu";
 
-CacheParams MakeCacheParams(const paged_attention::CacheLayout& layout, int64_t element_bytes,
+CacheParams MakeCacheParams(const paged_cache::CacheLayout& layout, int64_t element_bytes,
                             void* cache, const void* input, const float* scale,
                             int64_t scale_size) {
   CacheParams p{};
@@ -51,7 +51,7 @@ cuda::KernelSpec CopySpec(const UpdateProblem& problem) {
 
 UpdateParams MakeUpdateParams(const UpdateProblem& problem, const UpdateBuffers& buffers,
                               int num_sms) {
-  const CacheShape& cache = problem.cache;
+  const paged_cache::CacheShape& cache = problem.cache;
   const int64_t element = DTypeSize(cache.dtype);
   UpdateParams p{};
   p.k = MakeCacheParams(cache.k, element, buffers.k_cache_out, buffers.key, buffers.k_scale,
@@ -117,4 +117,4 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
   return specs;
 }
 
-}  // namespace xla_gpu::kv_cache
+}  // namespace xla_gpu::update_kv_cache

@@ -1,26 +1,22 @@
 // ConvertRow: reading an input row as f32 vectors and storing them as the cache's type.
-#if defined(XLA_GPU_OPS_KV_CACHE_CPU_CONVERT_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef XLA_GPU_OPS_KV_CACHE_CPU_CONVERT_INL_H_
-#undef XLA_GPU_OPS_KV_CACHE_CPU_CONVERT_INL_H_
+#if defined(XLA_GPU_OPS_UPDATE_KV_CACHE_CPU_CONVERT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef XLA_GPU_OPS_UPDATE_KV_CACHE_CPU_CONVERT_INL_H_
+#undef XLA_GPU_OPS_UPDATE_KV_CACHE_CPU_CONVERT_INL_H_
 #else
-#define XLA_GPU_OPS_KV_CACHE_CPU_CONVERT_INL_H_
+#define XLA_GPU_OPS_UPDATE_KV_CACHE_CPU_CONVERT_INL_H_
 #endif
 
 #include <cstring>
 
 #include "hwy/highway.h"
-#include "src/ops/kv_cache/cpu/kernels.h"
-#include "src/ops/paged_attention/cpu/numeric-inl.h"
+#include "src/ops/paged_cache/cpu/elements-inl.h"
+#include "src/ops/update_kv_cache/cpu/kernels.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace xla_gpu::kv_cache {
+namespace xla_gpu::update_kv_cache {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-namespace numeric = xla_gpu::paged_attention::HWY_NAMESPACE;
-using numeric::F32;
-using numeric::kLanes;
-using numeric::U32;
-using numeric::VF32;
+using namespace paged_cache::HWY_NAMESPACE;  // NOLINT: the elements
 
 // An fp8 type by its numbers, for rounding in the integers that f32 is made of.
 struct E4M3FN {
@@ -71,11 +67,11 @@ struct ToF32 {
 };
 struct ToBF16 {
   using Raw = uint16_t;
-  static HWY_INLINE void Store(VF32 x, uint16_t* to) { numeric::StoreBF16(x, to); }
+  static HWY_INLINE void Store(VF32 x, uint16_t* to) { StoreBF16(x, to); }
 };
 struct ToF16 {
   using Raw = uint16_t;
-  static HWY_INLINE void Store(VF32 x, uint16_t* to) { numeric::StoreF16(x, to); }
+  static HWY_INLINE void Store(VF32 x, uint16_t* to) { StoreF16(x, to); }
 };
 template <class Format>
 struct ToF8 {
@@ -118,16 +114,16 @@ HWY_INLINE void ConvertFrom(const RowConversion& row) {
 void ConvertRow(const RowConversion& row) {
   switch (row.from_dtype) {
     case DType::kF32:
-      return ConvertFrom<numeric::CacheF32>(row);
+      return ConvertFrom<CacheF32>(row);
     case DType::kBF16:
-      return ConvertFrom<numeric::CacheBF16>(row);
+      return ConvertFrom<CacheBF16>(row);
     default:
-      return ConvertFrom<numeric::CacheF16>(row);
+      return ConvertFrom<CacheF16>(row);
   }
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace xla_gpu::kv_cache
+}  // namespace xla_gpu::update_kv_cache
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard

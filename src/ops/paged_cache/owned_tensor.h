@@ -1,0 +1,38 @@
+// For tests: tensors in exact-size heap buffers, so that a sanitizer sees any access past them.
+#ifndef XLA_GPU_OPS_PAGED_CACHE_OWNED_TENSOR_H_
+#define XLA_GPU_OPS_PAGED_CACHE_OWNED_TENSOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "src/core/float_types.h"
+#include "src/core/tensor_view.h"
+
+namespace xla_gpu::paged_cache {
+
+// The three shapes of ParseCacheShape.
+enum class Layout { kInterleaved, kPair, kStacked };
+
+// A tensor that owns exactly its bytes.
+struct OwnedTensor {
+  OwnedTensor() = default;
+  OwnedTensor(DType type, std::vector<int64_t> dims) : dtype(type), shape(std::move(dims)) {
+    data.reset(new char[static_cast<size_t>(view().size_bytes())]());
+  }
+  TensorView view() const { return {data.get(), dtype, shape}; }
+  double Get(int64_t i) const { return LoadAsDouble(data.get(), dtype, i); }
+  void Set(int64_t i, double value) { StoreFromDouble(data.get(), dtype, i, value); }
+  int32_t* ints() const { return reinterpret_cast<int32_t*>(data.get()); }
+  float* floats() const { return reinterpret_cast<float*>(data.get()); }
+  int64_t size() const { return view().num_elements(); }
+
+  DType dtype = DType::kInvalid;
+  std::vector<int64_t> shape;
+  std::unique_ptr<char[]> data;
+};
+
+}  // namespace xla_gpu::paged_cache
+
+#endif  // XLA_GPU_OPS_PAGED_CACHE_OWNED_TENSOR_H_
