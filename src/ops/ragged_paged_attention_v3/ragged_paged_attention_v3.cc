@@ -206,7 +206,7 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   Problem problem;
   problem.update_kv_cache = attributes.GetBool("update_kv_cache");
 
-  update_kv_cache::UpdateProblem& update = problem.update;
+  update_kv_cache::Problem& update = problem.update;
   XLA_GPU_ASSIGN_OR_RETURN(
       update.cache,
       paged_cache::ParsePackedCacheShape(kName, *args[kKvCache], layout, keys.dim(1), keys.dim(2)));
@@ -257,7 +257,7 @@ Buffers BuffersFromCall(const Problem& problem, const Call& call) {
   a.out = call.results[0].data;
   if (call.results.size() > 2) a.workspace = call.results[2].data;
 
-  update_kv_cache::UpdateBuffers& u = buffers.update;
+  update_kv_cache::Buffers& u = buffers.update;
   u.key = call.args[kKeys].data;
   u.value = call.args[kValues].data;
   u.k_cache_in = u.v_cache_in = call.args[kKvCache].data;

@@ -18,15 +18,15 @@ inline constexpr char kName[] = "ragged_paged_attention_v3";
 // Everything that is known while XLA compiles. The packed cache is strides in both parts.
 struct Problem {
   paged_attention::Problem attention;
-  update_kv_cache::UpdateProblem update;  // slot_dtype is not used: slots follow from the lengths
-  bool update_kv_cache = true;            // false: the cache already holds the new tokens
+  update_kv_cache::Problem update;  // slot_dtype is not used: slots follow from the lengths
+  bool update_kv_cache = true;      // false: the cache already holds the new tokens
 };
 
 // The tensors of one call, as each part wants them; update's slot_mapping is left null. Attention
 // reads the result cache.
 struct Buffers {
   paged_attention::Buffers attention;
-  update_kv_cache::UpdateBuffers update;
+  update_kv_cache::Buffers update;
 };
 
 StatusOr<Problem> ProblemFromCall(const Call& call);

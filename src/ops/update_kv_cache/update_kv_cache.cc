@@ -24,7 +24,7 @@ enum Arg {
 };
 
 StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform) {
-  XLA_GPU_ASSIGN_OR_RETURN(const UpdateProblem problem, UpdateProblemFromCall(call));
+  XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
   const TensorView& kv_cache = call.args[kKvCache];
   const TensorSpec type{kv_cache.dtype, {kv_cache.shape.begin(), kv_cache.shape.end()}};
   return std::vector(problem.cache.separate_v ? 2 : 1, type);
@@ -74,9 +74,9 @@ XLA_GPU_REGISTER_OP(schema);
 
 }  // namespace
 
-StatusOr<UpdateProblem> UpdateProblemFromCall(const Call& call) {
+StatusOr<Problem> ProblemFromCall(const Call& call) {
   XLA_GPU_ASSIGN_OR_RETURN(const auto args, BindArguments(schema, call));
-  UpdateProblem problem;
+  Problem problem;
   XLA_GPU_ASSIGN_OR_RETURN(problem.cache,
                            paged_cache::ParseCacheShape(kName, *args[kKvCache], args[kVCache]));
   const TensorView& key = *args[kKey];
@@ -111,12 +111,12 @@ StatusOr<UpdateProblem> UpdateProblemFromCall(const Call& call) {
   return problem;
 }
 
-UpdateBuffers UpdateBuffersFromCall(const UpdateProblem& problem, const Call& call) {
+Buffers BuffersFromCall(const Problem& problem, const Call& call) {
   size_t next = kFirstOptional;
   const auto optional = [&](bool present) -> const void* {
     return present ? call.args[next++].data : nullptr;
   };
-  UpdateBuffers buffers{};
+  Buffers buffers{};
   buffers.key = call.args[kKey].data;
   buffers.value = call.args[kValue].data;
   buffers.k_cache_in = call.args[kKvCache].data;

@@ -13,7 +13,7 @@ namespace xla_gpu {
 namespace update_kv_cache {
 
 // Everything that is known while XLA compiles.
-struct UpdateProblem {
+struct Problem {
   DType input_dtype = DType::kInvalid;  // of key and value: f32, bf16, f16
   DType slot_dtype = DType::kInvalid;   // of slot_mapping: i32, i64
   int64_t tokens = 0;
@@ -25,7 +25,7 @@ struct UpdateProblem {
 };
 
 // The tensors of one call. Where an output differs from its input, the op copies the cache first.
-struct UpdateBuffers {
+struct Buffers {
   const void* key;           // [tokens, kv_heads, head_dim]
   const void* value;         // [tokens, kv_heads, head_dim]
   const void* k_cache_in;    // the tensor that cache.k.offset counts from
@@ -41,13 +41,12 @@ struct UpdateBuffers {
 // The contract, the same in every kernel. A token whose slot lies outside [0, num_slots) is
 // skipped. Where two tokens name one slot, the later one's key and value stay. An fp8 cache stores
 // saturate(x / scale); other caches round x / scale to nearest even.
-StatusOr<UpdateProblem> UpdateProblemFromCall(const Call& call);
-UpdateBuffers UpdateBuffersFromCall(const UpdateProblem& problem, const Call& call);
+StatusOr<Problem> ProblemFromCall(const Call& call);
+Buffers BuffersFromCall(const Problem& problem, const Call& call);
 
 // The whole op on the Host, for other ops that write into a cache. There key and value may also be
 // of the cache's fp8 dtype, without a scale.
-void UpdateCacheOnHost(const UpdateProblem& problem, const UpdateBuffers& buffers,
-                       ThreadPool& pool);
+void UpdateCacheOnHost(const Problem& problem, const Buffers& buffers, ThreadPool& pool);
 
 }  // namespace update_kv_cache
 

@@ -7,11 +7,11 @@
 namespace xla_gpu::ragged_paged_attention_v3 {
 
 struct AppendParams {
-  update_kv_cache::UpdateParams update;  // slot_mapping is not used
-  const int* context_lens;               // [max_seqs]
-  const int* block_tables;               // [max_seqs, max_pages]
-  const int* query_start_loc;            // [max_seqs + 1]
-  const int* num_seqs;                   // [1]
+  update_kv_cache::Params update;  // slot_mapping is not used
+  const int* context_lens;         // [max_seqs]
+  const int* block_tables;         // [max_seqs, max_pages]
+  const int* query_start_loc;      // [max_seqs + 1]
+  const int* num_seqs;             // [1]
   long long max_context;
   long long max_pages;
   long long num_pages;

@@ -19,7 +19,7 @@ namespace ragged_paged_attention_v3 {
 namespace {
 
 // `schedule`: that of paged attention alone.
-cuda::KernelSpec AppendSpec(const update_kv_cache::UpdateProblem& problem,
+cuda::KernelSpec AppendSpec(const update_kv_cache::Problem& problem,
                             const cuda::KernelSpec& schedule) {
   std::vector<std::string> defines = update_kv_cache::WriteDefines(problem);
   defines.insert(defines.end(), schedule.defines.begin(), schedule.defines.end());
@@ -35,7 +35,7 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
   };
   for (const Case& c : {Case{DType::kBF16, 128}, Case{DType::kF8E4M3FN, 64},
                         Case{DType::kF8E5M2, 3}, Case{DType::kF32, 80}}) {
-    update_kv_cache::UpdateProblem problem;
+    update_kv_cache::Problem problem;
     problem.input_dtype = problem.cache.dtype = c.cache;
     problem.cache.head_dim = c.head_dim;
     specs.push_back(AppendSpec(problem, {"", "", {"SCHEDULE_THREADS=128"}}));
@@ -83,7 +83,7 @@ class CudaPlan final : public Plan {
   }
 
  private:
-  Status CopyCache(const update_kv_cache::UpdateBuffers& b, void* stream) const {
+  Status CopyCache(const update_kv_cache::Buffers& b, void* stream) const {
     if (b.k_cache_in == b.k_cache_out || b.cache_bytes == 0) return OkStatus();
     const void* from = b.k_cache_in;
     void* to = b.k_cache_out;
@@ -101,7 +101,7 @@ class CudaPlan final : public Plan {
                            void* stream) const {
     const paged_attention::Problem& p = problem_.attention;
     AppendParams append{};
-    append.update = update_kv_cache::MakeUpdateParams(problem_.update, b.update, num_sms_);
+    append.update = update_kv_cache::MakeParams(problem_.update, b.update, num_sms_);
     append.context_lens = b.attention.context_lens;
     append.block_tables = b.attention.block_tables;
     append.query_start_loc = b.attention.query_start_loc;

@@ -25,9 +25,9 @@ void CopyCache(const void* from, void* to, int64_t bytes, ThreadPool& pool) {
 
 class Writer {
  public:
-  explicit Writer(const UpdateProblem& problem) : p_(problem) {}
+  explicit Writer(const Problem& problem) : p_(problem) {}
 
-  void Run(const UpdateBuffers& b, ThreadPool& pool) const {
+  void Run(const Buffers& b, ThreadPool& pool) const {
     CopyCache(b.k_cache_in, b.k_cache_out, b.cache_bytes, pool);
     if (p_.cache.separate_v) CopyCache(b.v_cache_in, b.v_cache_out, b.cache_bytes, pool);
     const int64_t tasks = std::clamp(p_.tokens / kMinTokensPerTask, int64_t{1}, kMaxTasks);
@@ -35,13 +35,13 @@ class Writer {
   }
 
  private:
-  int64_t Slot(const UpdateBuffers& b, int64_t token) const {
+  int64_t Slot(const Buffers& b, int64_t token) const {
     return p_.slot_dtype == DType::kI32 ? static_cast<const int32_t*>(b.slot_mapping)[token]
                                         : static_cast<const int64_t*>(b.slot_mapping)[token];
   }
 
   // The tokens whose slots fall to this task: runs of 16 slots in turn.
-  void WriteSlots(const UpdateBuffers& b, int64_t task, int64_t tasks) const {
+  void WriteSlots(const Buffers& b, int64_t task, int64_t tasks) const {
     const int64_t num_slots = p_.num_slots();
     for (int64_t token = 0; token < p_.tokens; ++token) {
       const int64_t slot = Slot(b, token);
@@ -74,33 +74,32 @@ class Writer {
     }
   }
 
-  const UpdateProblem& p_;
+  const Problem& p_;
 };
 
 class HostPlan final : public Plan {
  public:
-  explicit HostPlan(const UpdateProblem& problem) : problem_(problem) {}
+  explicit HostPlan(const Problem& problem) : problem_(problem) {}
 
   Status Run(const Call& call, const ExecutionContext& context) const override {
-    UpdateCacheOnHost(problem_, UpdateBuffersFromCall(problem_, call), *context.thread_pool);
+    UpdateCacheOnHost(problem_, BuffersFromCall(problem_, call), *context.thread_pool);
     return OkStatus();
   }
 
  private:
-  const UpdateProblem problem_;
+  const Problem problem_;
 };
 
 }  // namespace
 
-void UpdateCacheOnHost(const UpdateProblem& problem, const UpdateBuffers& buffers,
-                       ThreadPool& pool) {
+void UpdateCacheOnHost(const Problem& problem, const Buffers& buffers, ThreadPool& pool) {
   Writer(problem).Run(buffers, pool);
 }
 
 }  // namespace update_kv_cache
 
 StatusOr<std::unique_ptr<Plan>> MakeUpdateKvCacheHostPlan(const Call& call, int device_ordinal) {
-  XLA_GPU_ASSIGN_OR_RETURN(auto problem, update_kv_cache::UpdateProblemFromCall(call));
+  XLA_GPU_ASSIGN_OR_RETURN(auto problem, update_kv_cache::ProblemFromCall(call));
   return std::unique_ptr<Plan>(std::make_unique<update_kv_cache::HostPlan>(problem));
 }
 

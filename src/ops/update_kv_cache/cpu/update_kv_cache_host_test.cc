@@ -148,7 +148,7 @@ bool Equal(const OwnedTensor& a, const OwnedTensor& b) {
 
 // The contract, token by token.
 void Expect(const UpdateCase& c, OwnedTensor& cache, OwnedTensor& v_cache) {
-  const UpdateProblem p = *UpdateProblemFromCall({c.args, {}, &c.attributes});
+  const Problem p = *ProblemFromCall({c.args, {}, &c.attributes});
   OwnedTensor& v_tensor = p.cache.separate_v ? v_cache : cache;
   for (int64_t t = 0; t < p.tokens; ++t) {
     const int64_t slot = p.slot_dtype == DType::kI32

@@ -31,7 +31,7 @@ Status CheckDevice(const cuda::DeviceInfo& device) {
                               "; the CUDA kernels need 8.0 or later"));
 }
 
-std::vector<std::string> WriteDefines(const UpdateProblem& problem) {
+std::vector<std::string> WriteDefines(const Problem& problem) {
   const DType cache = problem.cache.dtype;
   return {StrCat("INPUT_TYPE=", cuda::DeviceType(problem.input_dtype)),
           StrCat("CACHE_TYPE=", cuda::DeviceType(cache)),
@@ -39,21 +39,20 @@ std::vector<std::string> WriteDefines(const UpdateProblem& problem) {
           StrCat("VECTOR=", VectorElements(problem.input_dtype, cache, problem.cache.head_dim))};
 }
 
-cuda::KernelSpec UpdateSpec(const UpdateProblem& problem) {
+cuda::KernelSpec UpdateSpec(const Problem& problem) {
   std::vector<std::string> defines = WriteDefines(problem);
   if (problem.slot_dtype == DType::kI64) defines.push_back("SLOT_TYPE_64");
   return {kSource, "update_kv_cache", std::move(defines)};
 }
 
-cuda::KernelSpec CopySpec(const UpdateProblem& problem) {
+cuda::KernelSpec CopySpec(const Problem& problem) {
   return {kSource, "copy_cache", WriteDefines(problem)};
 }
 
-UpdateParams MakeUpdateParams(const UpdateProblem& problem, const UpdateBuffers& buffers,
-                              int num_sms) {
+Params MakeParams(const Problem& problem, const Buffers& buffers, int num_sms) {
   const paged_cache::CacheShape& cache = problem.cache;
   const int64_t element = DTypeSize(cache.dtype);
-  UpdateParams p{};
+  Params p{};
   p.k = MakeCacheParams(cache.k, element, buffers.k_cache_out, buffers.key, buffers.k_scale,
                         problem.k_scale_size);
   p.v = MakeCacheParams(cache.v, element, buffers.v_cache_out, buffers.value, buffers.v_scale,
@@ -69,7 +68,7 @@ UpdateParams MakeUpdateParams(const UpdateProblem& problem, const UpdateBuffers&
   return p;
 }
 
-cuda::LaunchConfig UpdateLaunch(const UpdateParams& params) {
+cuda::LaunchConfig UpdateLaunch(const Params& params) {
   cuda::LaunchConfig launch;
   launch.grid[0] = static_cast<uint32_t>((params.tokens + params.tokens_per_block - 1) /
                                          params.tokens_per_block);
@@ -107,7 +106,7 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
   for (const Case& c :
        {Case{kBF16, kBF16, DType::kI32, 128}, Case{kBF16, DType::kF8E4M3FN, DType::kI32, 128},
         Case{kF32, DType::kF8E5M2, DType::kI64, 3}, Case{kF16, kF32, DType::kI64, 80}}) {
-    UpdateProblem problem;
+    Problem problem;
     problem.input_dtype = c.input;
     problem.slot_dtype = c.slot;
     problem.cache.dtype = c.cache;

@@ -17,17 +17,16 @@ namespace xla_gpu::update_kv_cache {
 // An error where the device is too old.
 Status CheckDevice(const cuda::DeviceInfo& device);
 
-cuda::KernelSpec UpdateSpec(const UpdateProblem& problem);
-cuda::KernelSpec CopySpec(const UpdateProblem& problem);
+cuda::KernelSpec UpdateSpec(const Problem& problem);
+cuda::KernelSpec CopySpec(const Problem& problem);
 
 // What a launch that writes a problem's tokens needs besides its slots.
-UpdateParams MakeUpdateParams(const UpdateProblem& problem, const UpdateBuffers& buffers,
-                              int num_sms);
-cuda::LaunchConfig UpdateLaunch(const UpdateParams& params);
+Params MakeParams(const Problem& problem, const Buffers& buffers, int num_sms);
+cuda::LaunchConfig UpdateLaunch(const Params& params);
 cuda::LaunchConfig CopyLaunch(int64_t bytes, int num_sms);
 
 // The defines of any kernel that includes write_tokens.cuh.
-std::vector<std::string> WriteDefines(const UpdateProblem& problem);
+std::vector<std::string> WriteDefines(const Problem& problem);
 
 // Elements that a thread moves at a time: up to 16 bytes, within one head.
 int VectorElements(DType input, DType cache, int64_t head_dim);

@@ -25,7 +25,7 @@ TEST(TokensPerBlock, GrowsWithTheTokens) {
 }
 
 TEST(Specs, SlotTypeAndTypesAreDefines) {
-  UpdateProblem problem;
+  Problem problem;
   problem.input_dtype = DType::kF16;
   problem.slot_dtype = DType::kI64;
   problem.cache.dtype = DType::kF8E5M2;

@@ -14,7 +14,7 @@ struct CacheParams {
   int scale_step;      // 0: one scale for all heads, 1: one a head
 };
 
-struct UpdateParams {
+struct Params {
   CacheParams k;
   CacheParams v;
   // Of the cache in elements, the same for K and V.

@@ -15,12 +15,12 @@ XLA_GPU_REGISTER_KERNEL_SPECS("update_kv_cache", CompileCheckSpecs);
 
 class CudaPlan final : public Plan {
  public:
-  CudaPlan(const UpdateProblem& problem, int num_sms, std::shared_ptr<const cuda::Kernel> update,
+  CudaPlan(const Problem& problem, int num_sms, std::shared_ptr<const cuda::Kernel> update,
            std::shared_ptr<const cuda::Kernel> copy)
       : problem_(problem), num_sms_(num_sms), update_(std::move(update)), copy_(std::move(copy)) {}
 
   Status Run(const Call& call, const ExecutionContext& context) const override {
-    const UpdateBuffers b = UpdateBuffersFromCall(problem_, call);
+    const Buffers b = BuffersFromCall(problem_, call);
     for (const auto& [pointer, name] : {std::pair<const void*, const char*>{b.key, "key"},
                                         {b.value, "value"},
                                         {b.k_cache_in, "kv_cache"},
@@ -35,7 +35,7 @@ class CudaPlan final : public Plan {
     }
     if (problem_.tokens == 0) return OkStatus();
 
-    UpdateParams p = MakeUpdateParams(problem_, b, num_sms_);
+    Params p = MakeParams(problem_, b, num_sms_);
     p.slot_mapping = b.slot_mapping;
     void* const arguments[] = {&p};
     return update_->Launch(UpdateLaunch(p), arguments, context.stream);
@@ -48,7 +48,7 @@ class CudaPlan final : public Plan {
     return copy_->Launch(CopyLaunch(bytes, num_sms_), arguments, stream);
   }
 
-  const UpdateProblem problem_;
+  const Problem problem_;
   const int num_sms_;
   const std::shared_ptr<const cuda::Kernel> update_;
   const std::shared_ptr<const cuda::Kernel> copy_;
@@ -59,7 +59,7 @@ class CudaPlan final : public Plan {
 
 StatusOr<std::unique_ptr<Plan>> MakeUpdateKvCacheCudaPlan(const Call& call, int device_ordinal) {
   using namespace update_kv_cache;  // NOLINT
-  XLA_GPU_ASSIGN_OR_RETURN(const UpdateProblem problem, UpdateProblemFromCall(call));
+  XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
   XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
   XLA_GPU_RETURN_IF_ERROR(CheckDevice(*device));
   XLA_GPU_ASSIGN_OR_RETURN(auto update, cuda::GetKernel(UpdateSpec(problem), device_ordinal,

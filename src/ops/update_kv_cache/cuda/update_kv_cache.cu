@@ -63,7 +63,7 @@ struct SlotTable {
 // A block writes tokens_per_block tokens. Where two tokens name one slot the later one must stay,
 // whatever the order in which blocks run: so a token that a later one overwrites is not written.
 extern "C" __global__ void __launch_bounds__(kUpdateThreads)
-    update_kv_cache(const __grid_constant__ UpdateParams p) {
+    update_kv_cache(const __grid_constant__ Params p) {
   __shared__ SlotTable table;
   __shared__ long long slots[kMaxTokensPerBlock];
   const Slot* mapping = static_cast<const Slot*>(p.slot_mapping);

@@ -51,8 +51,7 @@ struct Position {
 
 // Tokens [first, first + tokens_per_block) into slots[0 ...], by a whole block; those with a
 // negative slot are skipped. Leaves the tokens' places in the cache in `slots`.
-__device__ __forceinline__ void WriteTokens(const UpdateParams& p, long long first,
-                                            long long* slots) {
+__device__ __forceinline__ void WriteTokens(const Params& p, long long first, long long* slots) {
   for (int i = threadIdx.x; i < p.tokens_per_block; i += blockDim.x) {
     if (slots[i] < 0) continue;
     const long long page = Quotient(slots[i], p.page_size);
