@@ -26,6 +26,16 @@ ALLOWED = {
     "capi": {"core", "xla"},
     "cli": {"core", "cuda", "ops", "xla", "capi"},
 }
+# Within a layer that is listed here, a folder may include itself and these; "" is what lies in no
+# folder of its own. An op names the common ground that it stands on and the ops it is made of.
+ALLOWED_WITHIN = {
+    "ops": {
+        "paged_attention": {"paged_cache"},
+        "update_kv_cache": {"paged_cache"},
+        "ragged_paged_attention_v3": {"paged_cache", "paged_attention", "update_kv_cache"},
+    },
+    "xla": {"compat": {""}, "testing": {""}},
+}
 # External headers that only one folder may include.
 OWNED_HEADERS = {
     re.compile(r"^(xla/|.*pjrt_c_api)"): "xla",
@@ -64,6 +74,11 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
 LIMITED_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".cmake", ".cpp"}
 
 
+def folder_of(parts: tuple[str, ...]) -> str:
+    """The folder of its layer that a file lies in, or nothing."""
+    return parts[2] if len(parts) > 3 else ""
+
+
 def check_includes(path: PurePosixPath, text: str) -> list[str]:
     """Includes of a C++ or device source under src/ that its folder may not have."""
     if path.parts[0] != "src" or len(path.parts) < 3:
@@ -72,14 +87,21 @@ def check_includes(path: PurePosixPath, text: str) -> list[str]:
     if layer not in ALLOWED:
         return [f"{path}: src/{layer} is no layer; allowed are {', '.join(ALLOWED)}"]
     problems = []
+    folder = folder_of(path.parts)
     if path.stem.endswith(("_test", "_fuzz", "_bench")):  # these look at a layer through others
-        allowed, owners = set(ALLOWED), set(ALLOWED)
+        allowed, siblings, owners = set(ALLOWED), None, set(ALLOWED)
     else:
-        allowed, owners = ALLOWED[layer] | {layer}, {layer}
+        allowed, siblings, owners = ALLOWED[layer] | {layer}, ALLOWED_WITHIN.get(layer), {layer}
     for include in INCLUDE.findall(text):
         parts = PurePosixPath(include).parts
         if parts[0] == "src" and parts[1] not in allowed:
             problems.append(f"{path}: src/{layer} may not include {include}")
+        elif (
+            siblings is not None
+            and parts[:2] == ("src", layer)
+            and folder_of(parts) not in siblings.get(folder, set()) | {folder}
+        ):
+            problems.append(f"{path}: src/{layer}/{folder} may not include {include}")
         for pattern, owner in OWNED_HEADERS.items():
             if pattern.match(include) and owner not in owners:
                 problems.append(f"{path}: only src/{owner} may include {include}")

@@ -8,9 +8,7 @@
 #include "src/core/fork.h"
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
-#include "src/xla/compat/compat_plugin.h"
 #include "src/xla/handler_metadata.h"
-#include "src/xla/pjrt_discovery.h"
 #include "src/xla/pjrt_extensions.h"
 #include "src/xla/typed_ffi.h"
 
@@ -203,26 +201,6 @@ StatusOr<HandlerMetadata> CheckHandler(const std::string& name, const HandlerSta
     result = *metadata;  // that of execute, the last
   }
   return result;
-}
-
-StatusOr<const PjrtPlugin*> LoadedPlugin(Platform platform) {
-  // PyTorch/XLA runs in the plugin that the compatibility plugin wraps; another may be loaded too.
-  const CompatPlugin* compat = LoadedCompatPlugin();
-  if (compat != nullptr && compat->wrapped->is_gpu() == (platform == Platform::kCuda)) {
-    return compat->wrapped;
-  }
-  std::vector<std::string> seen;
-  for (const FoundPlugin& found : FindPjrtPlugins()) {
-    if (!found.loaded) continue;
-    XLA_GPU_ASSIGN_OR_RETURN(const PjrtPlugin* plugin, PjrtPlugin::Load(found.path));
-    if (plugin->is_gpu() == (platform == Platform::kCuda)) return plugin;
-    seen.push_back(found.path);
-  }
-  return NotFound(
-      StrCat("no PJRT plugin for platform ", PlatformName(platform),
-             " is loaded in this process (loaded: ", seen.empty() ? "none" : StrJoin(seen, ", "),
-             "); give a PJRT_Api or the path of a plugin, or register through jax.ffi "
-             "for JAX's own CPU runtime, which is no plugin"));
 }
 
 RegistrationRoute DefaultRoute(const RuntimeFacts& facts) {

@@ -68,9 +68,6 @@ StatusOr<HandlerMetadata> CheckHandler(const std::string& name, const HandlerSta
                                        const std::string& platform, int api_version,
                                        const std::optional<Version>& runtime_ffi);
 
-// The plugin already loaded in this process (by JAX, say) that runs `platform`.
-StatusOr<const PjrtPlugin*> LoadedPlugin(Platform platform);
-
 // ---- Registration ----
 
 struct Registration {

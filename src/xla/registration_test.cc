@@ -9,6 +9,7 @@
 
 #include "pjrt_c_api.h"
 #include "src/core/op_registry.h"
+#include "src/xla/compat/compat_plugin.h"
 #include "src/xla/handlers.h"
 #include "src/xla/pjrt_extensions.h"
 #include "src/xla/testing/pjrt_test_plugin.h"

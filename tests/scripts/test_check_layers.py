@@ -26,6 +26,22 @@ def problems(tmp_path, name, text):
         ("src/ops/x/x.cc", '#include "src/xla/handlers.h"\n', "src/ops may not include src/xla"),
         ("src/xla/a.cc", '#include "src/ops/x/x.h"\n', "src/xla may not include src/ops"),
         ("src/xla/a.cc", '#include "src/cuda/device.h"\n', "src/xla may not include src/cuda"),
+        ("src/ops/x/cpu/x.cc", '#include "src/ops/y/y.h"\n', "src/ops/x may not include src/ops/y"),
+        (
+            "src/ops/paged_attention/random_case.h",
+            '#include "src/ops/update_kv_cache/update_kv_cache.h"\n',
+            "src/ops/paged_attention may not include src/ops/update_kv_cache",
+        ),
+        (
+            "src/ops/paged_cache/cache_shape.h",
+            '#include "src/ops/paged_attention/problem.h"\n',
+            "src/ops/paged_cache may not include src/ops/paged_attention",
+        ),
+        (
+            "src/xla/registration.cc",
+            '#include "src/xla/compat/compat_plugin.h"\n',
+            "may not include src/xla/compat",
+        ),
         ("src/ops/x/x.cc", '#include "xla/ffi/api/c_api.h"\n', "only src/xla may include"),
         ("src/cli/a.cc", '#include "pjrt_c_api.h"\n', "only src/xla may include"),
         ("src/ops/x/x.cu", "#include <cuda.h>\n", "only src/cuda may include"),
@@ -67,6 +83,17 @@ def test_breach_is_found(tmp_path, name, text, expected):
     ("name", "text"),
     [
         ("src/ops/x/x.cc", '#include "src/core/op.h"\n#include "src/cuda/kernel.h"\n'),
+        ("src/ops/x/cpu/x.cc", '#include "src/ops/x/x.h"\n'),
+        ("src/ops/x/x_test.cc", '#include "src/ops/y/y.h"\n'),
+        (
+            "src/ops/ragged_paged_attention_v3/cuda/plan.cc",
+            '#include "src/ops/update_kv_cache/cuda/config.h"\n'
+            '#include "src/ops/paged_attention/cuda/launch.h"\n',
+        ),
+        (
+            "src/xla/compat/a.cc",
+            '#include "src/xla/compat/b.h"\n#include "src/xla/registration.h"\n',
+        ),
         ("src/xla/a.cc", '#include "xla/ffi/api/c_api.h"\n#include "pjrt_c_api.h"\n'),
         ("src/core/plan_test.cc", '#include "src/ops/x/x.h"\n#include <xla/ffi/api/c_api.h>\n'),
         ("src/cli/a.cc", '#include "src/cuda/device.h"\n#include "src/xla/plugin.h"\n'),

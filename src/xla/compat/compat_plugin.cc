@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <vector>
 
 #include "pjrt_c_api.h"
 #include "src/core/strings.h"
@@ -64,6 +65,26 @@ const StatusOr<CompatPlugin>& GetCompatPlugin() {
 }
 
 const CompatPlugin* LoadedCompatPlugin() { return loaded.load(); }
+
+StatusOr<const PjrtPlugin*> LoadedPlugin(Platform platform) {
+  // PyTorch/XLA runs in the plugin that the compatibility plugin wraps; another may be loaded too.
+  const CompatPlugin* compat = LoadedCompatPlugin();
+  if (compat != nullptr && compat->wrapped->is_gpu() == (platform == Platform::kCuda)) {
+    return compat->wrapped;
+  }
+  std::vector<std::string> seen;
+  for (const FoundPlugin& found : FindPjrtPlugins()) {
+    if (!found.loaded) continue;
+    XLA_GPU_ASSIGN_OR_RETURN(const PjrtPlugin* plugin, PjrtPlugin::Load(found.path));
+    if (plugin->is_gpu() == (platform == Platform::kCuda)) return plugin;
+    seen.push_back(found.path);
+  }
+  return NotFound(
+      StrCat("no PJRT plugin for platform ", PlatformName(platform),
+             " is loaded in this process (loaded: ", seen.empty() ? "none" : StrJoin(seen, ", "),
+             "); give a PJRT_Api or the path of a plugin, or register through jax.ffi "
+             "for JAX's own CPU runtime, which is no plugin"));
+}
 
 const PJRT_Api* CompatApi() {
   static const PJRT_Api* api = [] {

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "src/core/op.h"
 #include "src/core/status.h"
 #include "src/xla/pjrt_plugin.h"
 
@@ -23,6 +24,9 @@ const StatusOr<CompatPlugin>& GetCompatPlugin();
 
 // The answer of GetCompatPlugin if it was called, else null.
 const CompatPlugin* LoadedCompatPlugin();
+
+// The plugin already loaded in this process (by JAX, say) that runs `platform`.
+StatusOr<const PjrtPlugin*> LoadedPlugin(Platform platform);
 
 // What GetPjrtApi returns: never null. If there is no plugin to wrap, a table that says why.
 const PJRT_Api* CompatApi();
