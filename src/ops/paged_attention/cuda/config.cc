@@ -295,7 +295,7 @@ cuda::TensorMapSpec MakeBoxes(const Problem& problem) {
       {kPanel, 8, static_cast<uint32_t>(panels), static_cast<uint32_t>(BoxTokens(problem) / 8), 1}};
 }
 
-StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const Buffers& buffers) {
+StatusOr<Params> MakeParams(const PlannedParams& planned, const Buffers& buffers) {
   for (const auto& [pointer, name] : {std::pair<const void*, const char*>{buffers.query, "query"},
                                       {buffers.k_cache, "kv_cache"},
                                       {buffers.v_cache, "v_cache"},
@@ -303,13 +303,12 @@ StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const 
                                       {buffers.workspace, "workspace"}}) {
     XLA_GPU_RETURN_IF_ERROR(cuda::CheckAligned("paged_attention", pointer, name));
   }
-  const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
-  const int64_t element = DTypeSize(problem.cache_dtype);
+  const WorkspaceLayout& layout = planned.workspace;
   char* workspace = static_cast<char*>(buffers.workspace);
-  Params p{};
+  Params p = planned.params;
   p.query = buffers.query;
-  p.k_cache = static_cast<const char*>(buffers.k_cache) + problem.k.offset * element;
-  p.v_cache = static_cast<const char*>(buffers.v_cache) + problem.v.offset * element;
+  p.k_cache = static_cast<const char*>(buffers.k_cache) + planned.k_offset;
+  p.v_cache = static_cast<const char*>(buffers.v_cache) + planned.v_offset;
   p.context_lens = buffers.context_lens;
   p.block_tables = buffers.block_tables;
   p.query_start_loc = buffers.query_start_loc;
@@ -328,8 +327,19 @@ StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const 
   p.partial_max = reinterpret_cast<float*>(workspace + layout.partial_max);
   p.partial_sum = reinterpret_cast<float*>(workspace + layout.partial_sum);
   p.partial_out = reinterpret_cast<float*>(workspace + layout.partial_out);
-  p.carry = CarryBytes(problem) > 0 ? reinterpret_cast<float*>(workspace + layout.carry) : nullptr;
+  if (layout.carry < layout.total_bytes)
+    p.carry = reinterpret_cast<float*>(workspace + layout.carry);
   p.arrivals = reinterpret_cast<unsigned*>(workspace + layout.arrivals);
+  return p;
+}
+
+PlannedParams PlanParams(const Problem& problem, const Config& config) {
+  const int64_t element = DTypeSize(problem.cache_dtype);
+  PlannedParams planned{.params = {},
+                        .workspace = MakeWorkspaceLayout(problem),
+                        .k_offset = problem.k.offset * element,
+                        .v_offset = problem.v.offset * element};
+  Params& p = planned.params;
   p.page_stride = problem.k.page_stride * element;
   p.token_stride = problem.k.token_stride * element;
   p.head_stride = problem.k.head_stride * element;
@@ -365,10 +375,10 @@ StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const 
   p.workers_per_sm = config.blocks_per_sm;
   p.prefill_tile_rows = config.tile_rows;
   p.decode_max_rows = config.decode_max_rows;
-  p.partial_capacity = static_cast<int>(layout.partial_capacity);
-  p.item_capacity = static_cast<int>(layout.item_capacity);
+  p.partial_capacity = static_cast<int>(planned.workspace.partial_capacity);
+  p.item_capacity = static_cast<int>(planned.workspace.item_capacity);
   p.batch_invariant = problem.batch_invariant ? 1 : 0;
-  return p;
+  return planned;
 }
 
 std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {

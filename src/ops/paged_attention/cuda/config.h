@@ -75,8 +75,17 @@ Launches MakeLaunches(const Problem& problem, const Config& config);
 // tokens of a group of eight, panels of 64 elements, groups of a page, pages.
 cuda::TensorMapSpec MakeBoxes(const Problem& problem);
 
-// The kernels' parameter. An error names a tensor that is not aligned to 16 bytes.
-StatusOr<Params> MakeParams(const Problem& problem, const Config& config, const Buffers& buffers);
+// The kernels' parameter as far as a plan knows it: all but where a call's tensors lie.
+struct PlannedParams {
+  Params params;
+  WorkspaceLayout workspace;
+  int64_t k_offset = 0;  // bytes, of K and V in their tensors
+  int64_t v_offset = 0;
+};
+PlannedParams PlanParams(const Problem& problem, const Config& config);
+
+// That of a call. An error names a tensor that is not aligned to 16 bytes.
+StatusOr<Params> MakeParams(const PlannedParams& planned, const Buffers& buffers);
 
 // Each kind of kernel once, as `arch` ("sm_90a") would run it: for `xla-gpu cache warm` and for a
 // test that compiles them all.

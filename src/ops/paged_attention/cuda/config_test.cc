@@ -352,7 +352,7 @@ class ParamsTest : public testing::Test {
 TEST_F(ParamsTest, LayoutIsInBytes) {
   const Problem problem = MakeProblem();
   const Buffers buffers = MakeBuffers();
-  auto p = MakeParams(problem, Choose(problem, kH200), buffers);
+  auto p = MakeParams(PlanParams(problem, Choose(problem, kH200)), buffers);
   ASSERT_TRUE(p.ok()) << p.status().ToString();
   EXPECT_EQ(p->k_cache, memory_);
   EXPECT_EQ(p->v_cache, memory_ + 2 * 128);
@@ -366,7 +366,7 @@ TEST_F(ParamsTest, UnalignedTensorsAreNamed) {
   Buffers buffers = MakeBuffers();
   buffers.query = memory_ + 2;
   const Problem problem = MakeProblem();
-  auto p = MakeParams(problem, Choose(problem, kH200), buffers);
+  auto p = MakeParams(PlanParams(problem, Choose(problem, kH200)), buffers);
   ASSERT_FALSE(p.ok());
   EXPECT_THAT(p.status().message(), HasSubstr("query lies at address"));
 }
@@ -377,7 +377,7 @@ TEST_F(ParamsTest, PageDivisionIsExact) {
   const Config config = Choose(problem, kH200);
   const auto check = [&](int64_t page_size) {
     problem.page_size = page_size;
-    auto p = MakeParams(problem, config, MakeBuffers());
+    auto p = MakeParams(PlanParams(problem, config), MakeBuffers());
     ASSERT_TRUE(p.ok());
     if (page_size == 1) return;  // the kernel does not divide
     const auto divide = [&](uint64_t key) { return key * p->page_magic >> 32 >> p->page_shift; };

@@ -9,6 +9,7 @@ namespace xla_gpu::paged_attention {
 StatusOr<Attention> Attention::Load(const Problem& problem, const Config& config,
                                     int device_ordinal) {
   Attention attention;
+  attention.params_ = PlanParams(problem, config);
   for (const auto& [spec, launch] : MakeLaunches(problem, config).attend) {
     XLA_GPU_ASSIGN_OR_RETURN(auto kernel,
                              cuda::GetKernel(spec, device_ordinal, launch.dynamic_shared_bytes));

@@ -17,6 +17,7 @@ namespace xla_gpu::paged_attention {
 class Attention {
  public:
   static StatusOr<Attention> Load(const Problem& problem, const Config& config, int device_ordinal);
+  StatusOr<Params> ParamsOf(const Buffers& buffers) const { return MakeParams(params_, buffers); }
   Status Launch(const Params& params, void* stream) const;
 
  private:
@@ -24,6 +25,7 @@ class Attention {
     std::shared_ptr<const cuda::Kernel> kernel;
     cuda::LaunchConfig launch;
   };
+  PlannedParams params_;
   std::vector<Step> steps_;
   std::optional<cuda::TensorMapSpec> boxes_;
 };

@@ -16,18 +16,16 @@ XLA_GPU_REGISTER_KERNEL_SPECS("paged_attention", CompileCheckSpecs);
 
 class CudaPlan final : public Plan {
  public:
-  CudaPlan(const Problem& problem, const Config& config, const cuda::LaunchConfig& schedule_launch,
+  CudaPlan(const Problem& problem, const cuda::LaunchConfig& schedule_launch,
            std::shared_ptr<const cuda::Kernel> schedule, Attention attention)
       : problem_(problem),
-        config_(config),
         schedule_launch_(schedule_launch),
         schedule_(std::move(schedule)),
         attention_(std::move(attention)) {}
 
   Status Run(const Call& call, const ExecutionContext& context) const override {
     if (problem_.tokens == 0) return OkStatus();
-    XLA_GPU_ASSIGN_OR_RETURN(Params params,
-                             MakeParams(problem_, config_, BuffersFromCall(problem_, call)));
+    XLA_GPU_ASSIGN_OR_RETURN(Params params, attention_.ParamsOf(BuffersFromCall(problem_, call)));
     void* const arguments[] = {&params};
     XLA_GPU_RETURN_IF_ERROR(schedule_->Launch(schedule_launch_, arguments, context.stream));
     return attention_.Launch(params, context.stream);
@@ -35,7 +33,6 @@ class CudaPlan final : public Plan {
 
  private:
   const Problem problem_;
-  const Config config_;
   const cuda::LaunchConfig schedule_launch_;
   const std::shared_ptr<const cuda::Kernel> schedule_;
   const Attention attention_;
@@ -52,7 +49,7 @@ StatusOr<std::unique_ptr<Plan>> MakePagedAttentionCudaPlan(const Call& call, int
   const KernelLaunch schedule = MakeLaunches(problem, config).schedule;
   XLA_GPU_ASSIGN_OR_RETURN(auto kernel, cuda::GetKernel(schedule.spec, device_ordinal, 0));
   XLA_GPU_ASSIGN_OR_RETURN(Attention attention, Attention::Load(problem, config, device_ordinal));
-  return std::unique_ptr<Plan>(std::make_unique<CudaPlan>(problem, config, schedule.config,
+  return std::unique_ptr<Plan>(std::make_unique<CudaPlan>(problem, schedule.config,
                                                           std::move(kernel), std::move(attention)));
 }
 

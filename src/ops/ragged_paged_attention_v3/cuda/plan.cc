@@ -45,6 +45,18 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
 
 XLA_GPU_REGISTER_KERNEL_SPECS("ragged_paged_attention_v3", CompileCheckSpecs);
 
+// Without the call's tensors.
+AppendParams PlanAppend(const Problem& problem, int num_sms) {
+  const paged_attention::Problem& p = problem.attention;
+  AppendParams append{};
+  append.update = update_kv_cache::PlanParams(problem.update, num_sms);
+  append.max_context = p.max_context();
+  append.max_pages = p.max_pages_per_seq;
+  append.num_pages = p.num_pages;
+  append.max_seqs = static_cast<int>(p.max_seqs);
+  return append;
+}
+
 struct Kernels {
   std::shared_ptr<const cuda::Kernel> schedule;  // with the appending, if the problem has it
   std::shared_ptr<const cuda::Kernel> copy;
@@ -52,12 +64,11 @@ struct Kernels {
 
 class CudaPlan final : public Plan {
  public:
-  CudaPlan(const Problem& problem, const paged_attention::Config& config, int num_sms,
-           const cuda::LaunchConfig& schedule_launch, Kernels kernels,
-           paged_attention::Attention attention)
+  CudaPlan(const Problem& problem, int num_sms, const cuda::LaunchConfig& schedule_launch,
+           Kernels kernels, paged_attention::Attention attention)
       : problem_(problem),
-        config_(config),
         num_sms_(num_sms),
+        append_(PlanAppend(problem, num_sms)),
         schedule_launch_(schedule_launch),
         kernels_(std::move(kernels)),
         attention_(std::move(attention)) {}
@@ -75,8 +86,7 @@ class CudaPlan final : public Plan {
     }
     XLA_GPU_RETURN_IF_ERROR(CopyCache(b.update, context.stream));
     if (problem_.attention.tokens == 0) return OkStatus();
-    XLA_GPU_ASSIGN_OR_RETURN(paged_attention::Params params,
-                             paged_attention::MakeParams(problem_.attention, config_, b.attention));
+    XLA_GPU_ASSIGN_OR_RETURN(paged_attention::Params params, attention_.ParamsOf(b.attention));
     XLA_GPU_RETURN_IF_ERROR(problem_.update_kv_cache ? AppendAndSchedule(b, params, context.stream)
                                                      : Schedule(params, context.stream));
     return attention_.Launch(params, context.stream);
@@ -99,17 +109,12 @@ class CudaPlan final : public Plan {
 
   Status AppendAndSchedule(const Buffers& b, paged_attention::Params& attention,
                            void* stream) const {
-    const paged_attention::Problem& p = problem_.attention;
-    AppendParams append{};
-    append.update = update_kv_cache::MakeParams(problem_.update, b.update, num_sms_);
+    AppendParams append = append_;
+    update_kv_cache::SetTensors(problem_.update, b.update, append.update);
     append.context_lens = b.attention.context_lens;
     append.block_tables = b.attention.block_tables;
     append.query_start_loc = b.attention.query_start_loc;
     append.num_seqs = b.attention.num_seqs;
-    append.max_context = p.max_context();
-    append.max_pages = p.max_pages_per_seq;
-    append.num_pages = p.num_pages;
-    append.max_seqs = static_cast<int>(p.max_seqs);
     cuda::LaunchConfig launch = schedule_launch_;
     launch.grid[0] += update_kv_cache::UpdateLaunch(append.update).grid[0];
     void* const arguments[] = {&append, &attention};
@@ -117,8 +122,8 @@ class CudaPlan final : public Plan {
   }
 
   const Problem problem_;
-  const paged_attention::Config config_;
   const int num_sms_;
+  const AppendParams append_;  // without tensors
   const cuda::LaunchConfig schedule_launch_;
   const Kernels kernels_;
   const paged_attention::Attention attention_;
@@ -147,7 +152,7 @@ StatusOr<std::unique_ptr<Plan>> MakeRaggedPagedAttentionV3CudaPlan(const Call& c
   XLA_GPU_ASSIGN_OR_RETURN(
       auto attention, paged_attention::Attention::Load(problem.attention, config, device_ordinal));
   return std::unique_ptr<Plan>(std::make_unique<v3::CudaPlan>(
-      problem, config, device->num_sms, schedule.config, std::move(kernels), std::move(attention)));
+      problem, device->num_sms, schedule.config, std::move(kernels), std::move(attention)));
 }
 
 }  // namespace xla_gpu

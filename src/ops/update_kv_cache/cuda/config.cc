@@ -11,17 +11,6 @@ namespace {
 
 constexpr char kSource[] = "src/ops/update_kv_cache/cuda/update_kv_cache.cu";
 
-CacheParams MakeCacheParams(const paged_cache::CacheLayout& layout, int64_t element_bytes,
-                            void* cache, const void* input, const float* scale,
-                            int64_t scale_size) {
-  CacheParams p{};
-  p.base = static_cast<char*>(cache) + layout.offset * element_bytes;
-  p.input = input;
-  p.scale = scale;
-  p.scale_step = scale_size > 1 ? 1 : 0;
-  return p;
-}
-
 }  // namespace
 
 Status CheckDevice(const cuda::DeviceInfo& device) {
@@ -49,14 +38,11 @@ cuda::KernelSpec CopySpec(const Problem& problem) {
   return {kSource, "copy_cache", WriteDefines(problem)};
 }
 
-Params MakeParams(const Problem& problem, const Buffers& buffers, int num_sms) {
+Params PlanParams(const Problem& problem, int num_sms) {
   const paged_cache::CacheShape& cache = problem.cache;
-  const int64_t element = DTypeSize(cache.dtype);
   Params p{};
-  p.k = MakeCacheParams(cache.k, element, buffers.k_cache_out, buffers.key, buffers.k_scale,
-                        problem.k_scale_size);
-  p.v = MakeCacheParams(cache.v, element, buffers.v_cache_out, buffers.value, buffers.v_scale,
-                        problem.v_scale_size);
+  p.k.scale_step = problem.k_scale_size > 1 ? 1 : 0;
+  p.v.scale_step = problem.v_scale_size > 1 ? 1 : 0;
   p.page_stride = cache.k.page_stride;
   p.token_stride = cache.k.token_stride;
   p.head_stride = cache.k.head_stride;
@@ -66,6 +52,18 @@ Params MakeParams(const Problem& problem, const Buffers& buffers, int num_sms) {
   p.kv_heads = static_cast<int>(cache.kv_heads);
   p.tokens_per_block = TokensPerBlock(problem.tokens, num_sms);
   return p;
+}
+
+void SetTensors(const Problem& problem, const Buffers& buffers, Params& params) {
+  const paged_cache::CacheShape& cache = problem.cache;
+  const int64_t element = DTypeSize(cache.dtype);
+  params.k.base = static_cast<char*>(buffers.k_cache_out) + cache.k.offset * element;
+  params.k.input = buffers.key;
+  params.k.scale = buffers.k_scale;
+  params.v.base = static_cast<char*>(buffers.v_cache_out) + cache.v.offset * element;
+  params.v.input = buffers.value;
+  params.v.scale = buffers.v_scale;
+  params.slot_mapping = buffers.slot_mapping;
 }
 
 cuda::LaunchConfig UpdateLaunch(const Params& params) {

@@ -20,8 +20,9 @@ Status CheckDevice(const cuda::DeviceInfo& device);
 cuda::KernelSpec UpdateSpec(const Problem& problem);
 cuda::KernelSpec CopySpec(const Problem& problem);
 
-// What a launch that writes a problem's tokens needs besides its slots.
-Params MakeParams(const Problem& problem, const Buffers& buffers, int num_sms);
+// What a launch that writes a problem's tokens needs: all but where a call's tensors lie, and that.
+Params PlanParams(const Problem& problem, int num_sms);
+void SetTensors(const Problem& problem, const Buffers& buffers, Params& params);
 cuda::LaunchConfig UpdateLaunch(const Params& params);
 cuda::LaunchConfig CopyLaunch(int64_t bytes, int num_sms);
 

@@ -17,7 +17,11 @@ class CudaPlan final : public Plan {
  public:
   CudaPlan(const Problem& problem, int num_sms, std::shared_ptr<const cuda::Kernel> update,
            std::shared_ptr<const cuda::Kernel> copy)
-      : problem_(problem), num_sms_(num_sms), update_(std::move(update)), copy_(std::move(copy)) {}
+      : problem_(problem),
+        num_sms_(num_sms),
+        params_(PlanParams(problem, num_sms)),
+        update_(std::move(update)),
+        copy_(std::move(copy)) {}
 
   Status Run(const Call& call, const ExecutionContext& context) const override {
     const Buffers b = BuffersFromCall(problem_, call);
@@ -35,8 +39,8 @@ class CudaPlan final : public Plan {
     }
     if (problem_.tokens == 0) return OkStatus();
 
-    Params p = MakeParams(problem_, b, num_sms_);
-    p.slot_mapping = b.slot_mapping;
+    Params p = params_;
+    SetTensors(problem_, b, p);
     void* const arguments[] = {&p};
     return update_->Launch(UpdateLaunch(p), arguments, context.stream);
   }
@@ -50,6 +54,7 @@ class CudaPlan final : public Plan {
 
   const Problem problem_;
   const int num_sms_;
+  const Params params_;  // without tensors
   const std::shared_ptr<const cuda::Kernel> update_;
   const std::shared_ptr<const cuda::Kernel> copy_;
 };
