@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <string_view>
-#include <utility>
 
+#include "src/core/expect.h"
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
 #include "src/ops/paged_attention/cuda/config.h"
@@ -16,8 +15,6 @@ namespace paged_attention {
 namespace {
 
 constexpr char kName[] = "paged_attention";
-constexpr int64_t kMaxIndex = std::numeric_limits<int32_t>::max();
-constexpr int64_t kMaxHeads = 1 << 16;
 
 // Positions in the schema.
 enum Arg {
@@ -92,22 +89,10 @@ Op MakeOp() {
 
 const Op& schema = *new Op(MakeOp());
 
-Status Wrong(const char* name, const TensorView& view, const std::string& rule) {
-  return InvalidArgument(StrCat(kName, ": ", name, " is ", view.ToString(), "; ", rule));
-}
-
-// An i32 argument of exactly this shape, which is `why` so.
-Status CheckIndices(const char* name, const TensorView& view, std::vector<int64_t> shape,
-                    const char* why) {
-  const TensorSpec expected{DType::kI32, std::move(shape)};
-  if (expected.Matches(view)) return OkStatus();
-  return Wrong(name, view, StrCat("it must be ", expected.ToString(), " ", why));
-}
-
 Status ParseQuery(const TensorView& query, const paged_cache::CacheShape& cache,
                   const TensorView& kv_cache, Problem& problem) {
   if (query.rank() != 3) {
-    return Wrong("query", query, "it must be [tokens, q_heads, head_dim], of rank 3");
+    return Wrong(kName, "query", query, "it must be [tokens, q_heads, head_dim], of rank 3");
   }
   if (query.dim(2) != cache.head_dim) {
     return InvalidArgument(StrCat(kName, ": head_dim is ", query.dim(2), " in query ",
@@ -123,7 +108,8 @@ Status ParseQuery(const TensorView& query, const paged_cache::CacheShape& cache,
                                   kMaxHeads));
   }
   if (query.dim(0) > kMaxIndex) {
-    return Wrong("query", query, "at most 2^31-1 tokens are allowed: query_start_loc is i32");
+    return Wrong(kName, "query", query,
+                 "at most 2^31-1 tokens are allowed: query_start_loc is i32");
   }
   problem.query_dtype = query.dtype;
   problem.tokens = query.dim(0);
@@ -134,21 +120,21 @@ Status ParseQuery(const TensorView& query, const paged_cache::CacheShape& cache,
 Status ParseIndices(const std::vector<const TensorView*>& args, Problem& problem) {
   const TensorView& block_tables = *args[kBlockTables];
   if (block_tables.dtype != DType::kI32 || block_tables.rank() != 2) {
-    return Wrong("block_tables", block_tables, "it must be i32 [max_seqs, max_pages], of rank 2");
+    return Wrong(kName, "block_tables", block_tables,
+                 "it must be i32 [max_seqs, max_pages], of rank 2");
   }
   problem.max_seqs = block_tables.dim(0);
   problem.max_pages_per_seq = block_tables.dim(1);
   if (problem.max_seqs >= kMaxIndex || problem.max_pages_per_seq > kMaxIndex) {
-    return Wrong("block_tables", block_tables, "its dimensions must be less than 2^31-1");
+    return Wrong(kName, "block_tables", block_tables, "its dimensions must be less than 2^31-1");
   }
-  const std::string why = StrCat("([max_seqs], as block_tables ", block_tables.ToString(), ")");
-  XLA_GPU_RETURN_IF_ERROR(
-      CheckIndices("context_lens", *args[kContextLens], {problem.max_seqs}, why.c_str()));
-  const std::string why_plus =
-      StrCat("([max_seqs + 1], as block_tables ", block_tables.ToString(), ")");
-  XLA_GPU_RETURN_IF_ERROR(CheckIndices("query_start_loc", *args[kQueryStartLoc],
-                                       {problem.max_seqs + 1}, why_plus.c_str()));
-  return CheckIndices("num_seqs", *args[kNumSeqs], {1}, "(one number)");
+  const std::string as_tables = StrCat(", as block_tables ", block_tables.ToString(), ")");
+  XLA_GPU_RETURN_IF_ERROR(Expect(kName, "context_lens", *args[kContextLens],
+                                 {DType::kI32, {problem.max_seqs}}, " ([max_seqs]" + as_tables));
+  XLA_GPU_RETURN_IF_ERROR(Expect(kName, "query_start_loc", *args[kQueryStartLoc],
+                                 {DType::kI32, {problem.max_seqs + 1}},
+                                 " ([max_seqs + 1]" + as_tables));
+  return Expect(kName, "num_seqs", *args[kNumSeqs], {DType::kI32, {1}}, " (one number)");
 }
 
 // A float attribute that is at least `smallest`, or 0 if that is positive, and at most kMaxFactor.
@@ -196,10 +182,8 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   XLA_GPU_RETURN_IF_ERROR(ParseQuery(*args[kQuery], cache, kv_cache, problem));
   XLA_GPU_RETURN_IF_ERROR(ParseIndices(args, problem));
   if (const TensorView* sinks = args[kSinks]; sinks != nullptr) {
-    const TensorSpec expected{DType::kF32, {problem.q_heads}};
-    if (!expected.Matches(*sinks)) {
-      return Wrong("sinks", *sinks, StrCat("it must be ", expected.ToString(), ", one per q head"));
-    }
+    XLA_GPU_RETURN_IF_ERROR(
+        Expect(kName, "sinks", *sinks, {DType::kF32, {problem.q_heads}}, ", one per q head"));
     problem.has_sinks = true;
   }
   XLA_GPU_ASSIGN_OR_RETURN(

@@ -13,6 +13,9 @@
 namespace xla_gpu::paged_attention {
 
 using paged_cache::CacheLayout;
+using paged_cache::kMaxIndex;
+
+inline constexpr int64_t kMaxHeads = 1 << 16;  // of queries
 
 struct Problem {
   // Types. Logits, softmax and accumulation are f32 or better in every kernel.

@@ -1,14 +1,13 @@
 #include "src/ops/paged_cache/cache_shape.h"
 
 #include <cstdint>
-#include <limits>
 
+#include "src/core/expect.h"
 #include "src/core/strings.h"
 
 namespace xla_gpu::paged_cache {
 namespace {
 
-constexpr int64_t kMaxIndex = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxKvHeads = 1 << 16;
 
 // K and V side by side (`split`: the axis they lie along is of size 2, or they are interleaved).
@@ -88,9 +87,8 @@ StatusOr<CacheShape> ParseCacheShape(std::string_view op, const TensorView& kv_c
                "kv_heads, head_dim] with v_cache, or [2, pages, page_size, kv_heads, head_dim]"));
   }
   if (rank == 5 && kv_cache.dim(0) != 2) {
-    return InvalidArgument(StrCat(op, ": kv_cache is ", kv_cache.ToString(),
-                                  "; of its 5 dimensions "
-                                  "the first must be 2 (keys, then values)"));
+    return Wrong(op, "kv_cache", kv_cache,
+                 "of its 5 dimensions the first must be 2 (keys, then values)");
   }
   const int64_t first = rank - 4;
   const int64_t heads = kv_cache.dim(first + 2);
@@ -132,13 +130,13 @@ StatusOr<CacheShape> ParsePackedCacheShape(std::string_view op, const TensorView
   const int64_t width = side_by_side ? 2 * head_dim : RoundUp(head_dim, 128);
   if (kv_cache.rank() != 5 || kv_cache.dim(2) != heads / packing || kv_cache.dim(3) != packing ||
       kv_cache.dim(4) != width) {
-    return InvalidArgument(
-        StrCat(op, ": kv_cache is ", kv_cache.ToString(), "; for ", kv_heads,
-               " kv heads of head_dim ", head_dim, " in ", DTypeName(kv_cache.dtype),
-               " it must be [pages, page_size, ", heads / packing, ", ", packing, ", ", width,
-               "]: [pages, page_size, align(", side_by_side ? "" : "2*", "kv_heads, packing)/",
-               "packing, packing, ", side_by_side ? "2*head_dim" : "align(head_dim, 128)",
-               "] with packing = 32 / bits of the dtype"));
+    return Wrong(op, "kv_cache", kv_cache,
+                 StrCat("for ", kv_heads, " kv heads of head_dim ", head_dim, " in ",
+                        DTypeName(kv_cache.dtype), " it must be [pages, page_size, ",
+                        heads / packing, ", ", packing, ", ", width, "]: [pages, page_size, align(",
+                        side_by_side ? "" : "2*", "kv_heads, packing)/", "packing, packing, ",
+                        side_by_side ? "2*head_dim" : "align(head_dim, 128)",
+                        "] with packing = 32 / bits of the dtype"));
   }
   CacheShape shape;
   shape.dtype = kv_cache.dtype;
@@ -160,9 +158,8 @@ StatusOr<int64_t> ParseCacheScale(std::string_view op, std::string_view name,
   if (scale == nullptr) return int64_t{0};
   if (scale->dtype != DType::kF32 || scale->rank() != 1 ||
       (scale->dim(0) != 1 && scale->dim(0) != kv_heads)) {
-    return InvalidArgument(StrCat(op, ": ", name, " is ", scale->ToString(),
-                                  "; it must be f32[1] or one for each kv head, f32[", kv_heads,
-                                  "]"));
+    return Wrong(op, name, *scale,
+                 StrCat("it must be f32[1] or one for each kv head, f32[", kv_heads, "]"));
   }
   return scale->dim(0);
 }

@@ -4,6 +4,7 @@
 #define XLA_GPU_OPS_PAGED_CACHE_CACHE_SHAPE_H_
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -12,6 +13,9 @@
 #include "src/core/tensor_view.h"
 
 namespace xla_gpu::paged_cache {
+
+// What an i32 index, a page's number say, can tell apart.
+inline constexpr int64_t kMaxIndex = std::numeric_limits<int32_t>::max();
 
 // What the schemas of ops that take a cache share.
 DTypes ComputeTypes();  // f32, bf16, f16: what queries, keys, values and outputs may be

@@ -1,11 +1,10 @@
 #include "src/ops/ragged_paged_attention_v3/ragged_paged_attention_v3.h"
 
-#include <limits>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
+#include "src/core/expect.h"
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
 #include "src/ops/paged_attention/cuda/config.h"
@@ -14,8 +13,9 @@ namespace xla_gpu {
 namespace ragged_paged_attention_v3 {
 namespace {
 
-constexpr int64_t kMaxIndex = std::numeric_limits<int32_t>::max();
-constexpr int64_t kMaxHeads = 1 << 16;
+using paged_attention::kMaxHeads;
+using paged_cache::kMaxIndex;
+
 constexpr char kCacheLayout[] = "cache_layout";
 
 // Positions in the schema.
@@ -101,33 +101,23 @@ Op MakeOp() {
 
 const Op& schema = *new Op(MakeOp());
 
-Status Wrong(const char* name, const TensorView& view, const std::string& rule) {
-  return InvalidArgument(StrCat(kName, ": ", name, " is ", view.ToString(), "; ", rule));
-}
-
-Status Expect(const char* name, const TensorView& view, DType dtype, std::vector<int64_t> shape,
-              const std::string& why) {
-  const TensorSpec expected{dtype, std::move(shape)};
-  if (expected.Matches(view)) return OkStatus();
-  return Wrong(name, view, StrCat("it must be ", expected.ToString(), " ", why));
-}
-
 Status CheckQueriesAndKeys(const std::vector<const TensorView*>& args) {
   const TensorView& queries = *args[kQueries];
   const TensorView& keys = *args[kKeys];
   if (queries.rank() != 3) {
-    return Wrong("queries", queries, "it must be f32, bf16 or f16 [tokens, q_heads, head_dim]");
+    return Wrong(kName, "queries", queries,
+                 "it must be f32, bf16 or f16 [tokens, q_heads, head_dim]");
   }
   const int64_t tokens = queries.dim(0), q_heads = queries.dim(1), head_dim = queries.dim(2);
   if (tokens > kMaxIndex) {
-    return Wrong("queries", queries, "at most 2^31-1 tokens are allowed: cu_q_lens is i32");
+    return Wrong(kName, "queries", queries, "at most 2^31-1 tokens are allowed: cu_q_lens is i32");
   }
   if (head_dim < 1 || head_dim > 256) {
-    return Wrong("queries", queries,
+    return Wrong(kName, "queries", queries,
                  StrCat("its head_dim is ", head_dim, "; allowed are 1 to 256"));
   }
   if (keys.rank() != 3 || keys.dim(0) != tokens || keys.dim(2) != head_dim) {
-    return Wrong("keys", keys,
+    return Wrong(kName, "keys", keys,
                  StrCat("it must be [", tokens, ", kv_heads, ", head_dim, "], as queries ",
                         queries.ToString()));
   }
@@ -139,11 +129,12 @@ Status CheckQueriesAndKeys(const std::vector<const TensorView*>& args) {
   }
   const TensorView& cache = *args[kKvCache];
   if (keys.dtype != cache.dtype) {
-    return Wrong("keys", keys,
+    return Wrong(kName, "keys", keys,
                  StrCat("its dtype must be that of kv_cache ", cache.ToString(),
                         ": quantise keys and values (x / scale, saturated) before the call"));
   }
-  return Expect("values", *args[kValues], keys.dtype, {tokens, kv_heads, head_dim}, "as keys");
+  return Expect(kName, "values", *args[kValues], {keys.dtype, {tokens, kv_heads, head_dim}},
+                " as keys");
 }
 
 StatusOr<paged_cache::PackedLayout> LayoutOf(const Attributes& attributes) {
@@ -158,21 +149,23 @@ Status ParseIndices(const std::vector<const TensorView*>& args, paged_attention:
   const TensorView& kv_lens = *args[kKvLens];
   if (kv_lens.dtype != DType::kI32 || kv_lens.rank() != 1 || kv_lens.dim(0) < 1 ||
       kv_lens.dim(0) >= kMaxIndex) {
-    return Wrong("kv_lens", kv_lens, "it must be i32 [max_seqs], with at least one sequence");
+    return Wrong(kName, "kv_lens", kv_lens,
+                 "it must be i32 [max_seqs], with at least one sequence");
   }
   problem.max_seqs = kv_lens.dim(0);
   const TensorView& pages = *args[kPageIndices];
   if (pages.dtype != DType::kI32 || pages.rank() != 1 || pages.dim(0) % problem.max_seqs != 0 ||
       pages.dim(0) / problem.max_seqs > kMaxIndex) {
-    return Wrong("page_indices", pages,
+    return Wrong(kName, "page_indices", pages,
                  StrCat("it must be i32 [max_seqs * pages_per_seq], max_seqs ", problem.max_seqs,
                         " as kv_lens ", kv_lens.ToString()));
   }
   problem.max_pages_per_seq = pages.dim(0) / problem.max_seqs;
-  XLA_GPU_RETURN_IF_ERROR(Expect("cu_q_lens", *args[kCuQLens], DType::kI32, {problem.max_seqs + 1},
-                                 StrCat("([max_seqs + 1], as kv_lens ", kv_lens.ToString(), ")")));
-  return Expect("distribution", *args[kDistribution], DType::kI32, {3},
-                "(ends of the decoding, the prefilling and all sequences)");
+  XLA_GPU_RETURN_IF_ERROR(Expect(kName, "cu_q_lens", *args[kCuQLens],
+                                 {DType::kI32, {problem.max_seqs + 1}},
+                                 StrCat(" ([max_seqs + 1], as kv_lens ", kv_lens.ToString(), ")")));
+  return Expect(kName, "distribution", *args[kDistribution], {DType::kI32, {3}},
+                " (ends of the decoding, the prefilling and all sequences)");
 }
 
 StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform) {
@@ -200,7 +193,7 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   XLA_GPU_ASSIGN_OR_RETURN(const auto layout, LayoutOf(attributes));
   if (layout == paged_cache::PackedLayout::kSideBySide && queries.dim(2) != 64) {
     return Wrong(
-        "queries", queries,
+        kName, "queries", queries,
         "with cache_layout side_by_side (the head_dim-64 variant) its head_dim must be 64");
   }
   Problem problem;
@@ -227,7 +220,7 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   XLA_GPU_RETURN_IF_ERROR(ParseIndices(args, p));
   if (const TensorView* sink = args[kAttentionSink]; sink != nullptr) {
     XLA_GPU_RETURN_IF_ERROR(
-        Expect("attention_sink", *sink, DType::kF32, {p.q_heads}, "(one per q head)"));
+        Expect(kName, "attention_sink", *sink, {DType::kF32, {p.q_heads}}, " (one per q head)"));
     p.has_sinks = true;
   }
   XLA_GPU_ASSIGN_OR_RETURN(

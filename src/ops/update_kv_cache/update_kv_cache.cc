@@ -1,7 +1,6 @@
 #include "src/ops/update_kv_cache/update_kv_cache.h"
 
-#include <limits>
-
+#include "src/core/expect.h"
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
 
@@ -82,10 +81,10 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   const TensorView& key = *args[kKey];
   if (key.rank() != 3 || key.dim(1) != problem.cache.kv_heads ||
       key.dim(2) != problem.cache.head_dim) {
-    return InvalidArgument(
-        StrCat(kName, ": key is ", key.ToString(), "; it must be f32, bf16 or f16 [tokens, ",
-               problem.cache.kv_heads, ", ", problem.cache.head_dim,
-               "], the kv heads and head_dim of kv_cache ", args[kKvCache]->ToString()));
+    return Wrong(kName, "key", key,
+                 StrCat("it must be f32, bf16 or f16 [tokens, ", problem.cache.kv_heads, ", ",
+                        problem.cache.head_dim, "], the kv heads and head_dim of kv_cache ",
+                        args[kKvCache]->ToString()));
   }
   const TensorView& value = *args[kValue];
   const TensorSpec key_type{key.dtype, {key.shape.begin(), key.shape.end()}};
@@ -97,9 +96,9 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   problem.tokens = key.dim(0);
   const TensorView& slots = *args[kSlotMapping];
   if (slots.rank() != 1 || slots.dim(0) != problem.tokens) {
-    return InvalidArgument(StrCat(kName, ": slot_mapping is ", slots.ToString(),
-                                  "; it must be i32 or i64 [", problem.tokens,
-                                  "], one slot for each token of key ", key.ToString()));
+    return Wrong(kName, "slot_mapping", slots,
+                 StrCat("it must be i32 or i64 [", problem.tokens,
+                        "], one slot for each token of key ", key.ToString()));
   }
   problem.slot_dtype = slots.dtype;
   XLA_GPU_ASSIGN_OR_RETURN(
