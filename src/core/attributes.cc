@@ -1,6 +1,7 @@
 #include "src/core/attributes.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "src/core/strings.h"
 
@@ -32,11 +33,11 @@ Status Attributes::Add(std::string_view name, AttrValue value) {
   if (Find(name) != nullptr) {
     return InvalidArgument(StrCat("attribute '", name, "' is given twice"));
   }
-  if (size_ == items_.size()) {
+  if (size_ == kMaxAttributes) {
     return InvalidArgument(StrCat("attribute '", name, "' is one too many: at most ",
                                   kMaxAttributes, " attributes are allowed"));
   }
-  items_[size_++] = Attribute{name, value};
+  std::construct_at(items_ + size_++, Attribute{name, value});
   return OkStatus();
 }
 

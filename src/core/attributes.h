@@ -4,7 +4,6 @@
 #ifndef XLA_GPU_CORE_ATTRIBUTES_H_
 #define XLA_GPU_CORE_ATTRIBUTES_H_
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -30,10 +29,12 @@ class Attributes {
  public:
   static constexpr int kMaxAttributes = 32;
 
+  Attributes() {}  // NOLINT(modernize-use-equals-default): it would be deleted
+
   // Adds one attribute; an error if the name is taken or kMaxAttributes is reached.
   Status Add(std::string_view name, AttrValue value);
 
-  std::span<const Attribute> all() const { return {items_.data(), size_}; }
+  std::span<const Attribute> all() const { return {items_, size_}; }
   const AttrValue* Find(std::string_view name) const;
 
   // The attribute's value, or `fallback` where it is absent (an op's own calls are complete, see
@@ -45,7 +46,9 @@ class Attributes {
   std::string_view GetString(std::string_view name, std::string_view fallback = "") const;
 
  private:
-  std::array<Attribute, kMaxAttributes> items_{};
+  union {  // made by Add: clearing all would cost each call its time
+    Attribute items_[kMaxAttributes];
+  };
   size_t size_ = 0;
 };
 
