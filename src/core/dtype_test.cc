@@ -60,6 +60,13 @@ TEST(DType, WhatIsUnknownIsInvalid) {
   EXPECT_EQ(DTypeName(static_cast<DType>(77)), "invalid");
 }
 
+TEST(DType, Float) {
+  for (const Row& row : kRows) {
+    EXPECT_EQ(IsFloat(row.dtype), std::string_view(row.name).find('f') != std::string_view::npos);
+  }
+  EXPECT_FALSE(IsFloat(DType::kInvalid));
+}
+
 TEST(DType, Float8) {
   EXPECT_TRUE(IsFloat8(DType::kF8E4M3FN));
   EXPECT_TRUE(IsFloat8(DType::kF8E5M2));

@@ -12,17 +12,6 @@ namespace {
 
 constexpr size_t kNone = std::string_view::npos;
 
-struct ElementType {
-  std::string_view mlir;
-  DType dtype;
-};
-constexpr ElementType kElementTypes[] = {
-    {"i1", DType::kPred},   {"i8", DType::kI8},         {"i16", DType::kI16},
-    {"i32", DType::kI32},   {"i64", DType::kI64},       {"ui8", DType::kU8},
-    {"ui16", DType::kU16},  {"ui32", DType::kU32},      {"ui64", DType::kU64},
-    {"f16", DType::kF16},   {"f32", DType::kF32},       {"f64", DType::kF64},
-    {"bf16", DType::kBF16}, {"f8E5M2", DType::kF8E5M2}, {"f8E4M3FN", DType::kF8E4M3FN}};
-
 size_t SkipSpace(std::string_view text, size_t at) {
   while (at < text.size() && std::isspace(static_cast<unsigned char>(text[at]))) ++at;
   return at;
@@ -166,14 +155,13 @@ StatusOr<TensorSpec> ParseMlirTensorType(std::string_view text) {
     spec.shape.push_back(dim);
   }
   while (!rest.empty() && rest.back() == ' ') rest.remove_suffix(1);
-  for (const ElementType& type : kElementTypes) {
-    if (rest == type.mlir) spec.dtype = type.dtype;
-  }
-  if (spec.dtype == DType::kInvalid) {
+  const auto dtype = FindDType([rest](const DTypeInfo& info) { return rest == info.mlir; });
+  if (!dtype) {
     return Unimplemented(StrCat("tensor<", text,
                                 "> is no type with static sizes and an element "
                                 "type that this library knows"));
   }
+  spec.dtype = *dtype;
   return spec;
 }
 
@@ -211,10 +199,7 @@ StatusOr<std::vector<TensorSpec>> MainArguments(std::string_view mlir) {
 std::string MlirTensorType(const TensorSpec& spec) {
   std::string text = "tensor<";
   for (const int64_t dim : spec.shape) text += StrCat(dim, "x");
-  for (const ElementType& type : kElementTypes) {
-    if (spec.dtype == type.dtype) text += type.mlir;
-  }
-  return text + ">";
+  return StrCat(text, InfoOf(spec.dtype).mlir, ">");
 }
 
 }  // namespace xla_gpu::xla

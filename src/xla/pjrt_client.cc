@@ -10,34 +10,6 @@
 namespace xla_gpu::xla {
 namespace {
 
-struct BufferType {
-  DType dtype;
-  PJRT_Buffer_Type pjrt;
-};
-constexpr BufferType kBufferTypes[] = {
-    {DType::kPred, PJRT_Buffer_Type_PRED},        {DType::kI8, PJRT_Buffer_Type_S8},
-    {DType::kI16, PJRT_Buffer_Type_S16},          {DType::kI32, PJRT_Buffer_Type_S32},
-    {DType::kI64, PJRT_Buffer_Type_S64},          {DType::kU8, PJRT_Buffer_Type_U8},
-    {DType::kU16, PJRT_Buffer_Type_U16},          {DType::kU32, PJRT_Buffer_Type_U32},
-    {DType::kU64, PJRT_Buffer_Type_U64},          {DType::kF16, PJRT_Buffer_Type_F16},
-    {DType::kF32, PJRT_Buffer_Type_F32},          {DType::kF64, PJRT_Buffer_Type_F64},
-    {DType::kBF16, PJRT_Buffer_Type_BF16},        {DType::kF8E5M2, PJRT_Buffer_Type_F8E5M2},
-    {DType::kF8E4M3FN, PJRT_Buffer_Type_F8E4M3FN}};
-
-PJRT_Buffer_Type ToPjrt(DType dtype) {
-  for (const BufferType& type : kBufferTypes) {
-    if (type.dtype == dtype) return type.pjrt;
-  }
-  return PJRT_Buffer_Type_INVALID;
-}
-
-DType FromPjrt(PJRT_Buffer_Type pjrt) {
-  for (const BufferType& type : kBufferTypes) {
-    if (type.pjrt == pjrt) return type.dtype;
-  }
-  return DType::kInvalid;
-}
-
 // Waits for the event and frees it; null is done already.
 Status AwaitAndDestroy(const PjrtPlugin& plugin, PJRT_Event* event, const char* what) {
   if (event == nullptr) return OkStatus();
@@ -91,15 +63,13 @@ StatusOr<TensorSpec> DeviceBuffer::type() const {
   dims->buffer = buffer_;
   XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(plugin_->api()->PJRT_Buffer_Dimensions(dims.get()),
                                              "PJRT_Buffer_Dimensions"));
-  TensorSpec spec;
-  spec.dtype = FromPjrt(element->type);
-  spec.shape.assign(dims->dims, dims->dims + dims->num_dims);
-  if (spec.dtype == DType::kInvalid) {
+  const auto dtype = FindDType([&](const DTypeInfo& info) { return info.pjrt == element->type; });
+  if (!dtype) {
     return Unimplemented(StrCat("a result has PJRT element type number ",
                                 static_cast<int>(element->type),
                                 ", which this library does not know"));
   }
-  return spec;
+  return TensorSpec{*dtype, {dims->dims, dims->dims + dims->num_dims}};
 }
 
 Status DeviceBuffer::Await() const {
@@ -352,7 +322,7 @@ StatusOr<PjrtExecutable> PjrtClient::Compile(std::string_view mlir) const {
 }
 
 StatusOr<DeviceBuffer> PjrtClient::ToDevice(const TensorView& tensor) const {
-  const PJRT_Buffer_Type type = ToPjrt(tensor.dtype);
+  const auto type = static_cast<PJRT_Buffer_Type>(InfoOf(tensor.dtype).pjrt);
   if (type == PJRT_Buffer_Type_INVALID) {
     return InvalidArgument(
         StrCat("a tensor of dtype ", DTypeName(tensor.dtype), " cannot be brought to a device"));

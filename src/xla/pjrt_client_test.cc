@@ -2,6 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "pjrt_c_api.h"
 #include "src/core/op_registry.h"
 #include "src/xla/handlers.h"
 #include "src/xla/registration.h"
@@ -18,6 +23,21 @@ module {
     return %c : tensor<4xf32>
   }
 })";
+
+TEST(PjrtClientTest, TheTableOfDTypesHasPjrtsNumbers) {
+  constexpr std::pair<DType, PJRT_Buffer_Type> kTypes[] = {
+      {DType::kPred, PJRT_Buffer_Type_PRED},        {DType::kI8, PJRT_Buffer_Type_S8},
+      {DType::kI16, PJRT_Buffer_Type_S16},          {DType::kI32, PJRT_Buffer_Type_S32},
+      {DType::kI64, PJRT_Buffer_Type_S64},          {DType::kU8, PJRT_Buffer_Type_U8},
+      {DType::kU16, PJRT_Buffer_Type_U16},          {DType::kU32, PJRT_Buffer_Type_U32},
+      {DType::kU64, PJRT_Buffer_Type_U64},          {DType::kF16, PJRT_Buffer_Type_F16},
+      {DType::kF32, PJRT_Buffer_Type_F32},          {DType::kF64, PJRT_Buffer_Type_F64},
+      {DType::kBF16, PJRT_Buffer_Type_BF16},        {DType::kF8E5M2, PJRT_Buffer_Type_F8E5M2},
+      {DType::kF8E4M3FN, PJRT_Buffer_Type_F8E4M3FN}};
+  for (const auto& [dtype, pjrt] : kTypes) EXPECT_EQ(InfoOf(dtype).pjrt, pjrt) << DTypeName(dtype);
+  EXPECT_EQ(std::ranges::count_if(kDTypes, [](const DTypeInfo& info) { return info.pjrt != 0; }),
+            std::size(kTypes));
+}
 
 TEST(PjrtClientTest, RunsACustomCallOfOurs) {
   XLA_GPU_REQUIRE_CPU_PLUGIN(plugin);

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "src/core/strings.h"
-#include "src/cuda/device_types.h"
 #include "src/ops/paged_attention/cuda/prefill_sm90_shared.cuh"
 
 namespace xla_gpu::paged_attention {
@@ -124,8 +123,8 @@ bool FitTensorCore(const Problem& problem, const cuda::DeviceInfo& device, Confi
       // Its panels are 64 elements wide, and its operands come as they are in the cache.
       const bool panels =
           problem.head_dim == 64 || problem.head_dim == 128 || problem.head_dim == 256;
-      config.wgmma =
-          device.Arch() == "sm_90a" && keys == 64 && panels && !IsFloat8(problem.cache_dtype);
+      config.wgmma = device.Arch() == "sm_90a" && keys == 64 && panels &&
+                     problem.cache_dtype == problem.query_dtype;
       return true;
     }
   }
@@ -139,9 +138,9 @@ bool ExactTanh(const Problem& problem, const Config& config) {
 
 std::vector<std::string> TypeDefines(const Problem& problem, const Config& config) {
   return {
-      StrCat("QUERY_TYPE=", cuda::DeviceType(problem.query_dtype)),
-      StrCat("CACHE_TYPE=", cuda::DeviceType(problem.cache_dtype)),
-      StrCat("OUT_TYPE=", cuda::DeviceType(problem.out_dtype)),
+      StrCat("QUERY_TYPE=", InfoOf(problem.query_dtype).device),
+      StrCat("CACHE_TYPE=", InfoOf(problem.cache_dtype).device),
+      StrCat("OUT_TYPE=", InfoOf(problem.out_dtype).device),
       StrCat("HEAD_DIM=", problem.head_dim),
       StrCat("SOFT_CAP=", problem.soft_cap == 0        ? 0
                           : ExactTanh(problem, config) ? 2

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "src/core/strings.h"
-#include "src/cuda/device_types.h"
 
 namespace xla_gpu::update_kv_cache {
 namespace {
@@ -22,9 +21,8 @@ Status CheckDevice(const cuda::DeviceInfo& device) {
 
 std::vector<std::string> WriteDefines(const Problem& problem) {
   const DType cache = problem.cache.dtype;
-  return {StrCat("INPUT_TYPE=", cuda::DeviceType(problem.input_dtype)),
-          StrCat("CACHE_TYPE=", cuda::DeviceType(cache)),
-          StrCat("HEAD_DIM=", problem.cache.head_dim),
+  return {StrCat("INPUT_TYPE=", InfoOf(problem.input_dtype).device),
+          StrCat("CACHE_TYPE=", InfoOf(cache).device), StrCat("HEAD_DIM=", problem.cache.head_dim),
           StrCat("VECTOR=", VectorElements(problem.input_dtype, cache, problem.cache.head_dim))};
 }
 
