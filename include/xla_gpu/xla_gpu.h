@@ -92,7 +92,8 @@ typedef struct xla_gpu_attr {
 
 /* ---- Ops ---------------------------------------------------------------------------------- */
 
-/* One call of an op. `op` is its name ("simple_add") or custom-call target ("XlaGpuSimpleAdd"). */
+/* One call of an op. `op` is its name ("simple_add") or custom-call target ("XlaGpuSimpleAdd"). At
+ * most 64 arguments, 64 results and 32 attributes; at most 32 dimensions a tensor. */
 typedef struct xla_gpu_call {
   size_t struct_size;
   const char* op;

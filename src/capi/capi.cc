@@ -70,23 +70,15 @@ Status CheckStructSizes(const char* name, const T* array, size_t count) {
 
 }  // namespace
 
-Status ReadTensors(const char* kind, const xla_gpu_tensor* tensors, size_t count, TensorView* out) {
-  if (count > kMaxTensors) {
-    return InvalidArgument(StrCat(count, " ", kind, "s came; at most ", kMaxTensors, " may"));
-  }
+Status ReadTensors(const xla_gpu_tensor* tensors, size_t count, TensorList& out) {
+  XLA_GPU_RETURN_IF_ERROR(out.CheckCount(count));
   if (count > 0 && tensors == nullptr) {
-    return InvalidArgument(StrCat(count, " ", kind, "s came but their array is NULL"));
+    return InvalidArgument(StrCat(count, " ", out.kind(), "s came but their array is NULL"));
   }
   XLA_GPU_RETURN_IF_ERROR(CheckStructSizes("xla_gpu_tensor", tensors, count));
   for (size_t i = 0; i < count; ++i) {
     const xla_gpu_tensor& t = ElementAt(tensors, i);
-    if (t.rank < 0 || t.rank > kMaxRank || (t.rank > 0 && t.dims == nullptr)) {
-      return InvalidArgument(StrCat(kind, " ", i, " has rank ", t.rank,
-                                    t.rank > 0 && t.dims == nullptr ? " but dims is NULL" : "",
-                                    "; rank must be 0 to ", kMaxRank, ", with as many dims"));
-    }
-    std::construct_at(out + i, TensorView{t.data, DTypeFromInt(t.dtype),
-                                          Shape(t.dims, static_cast<size_t>(t.rank))});
+    XLA_GPU_RETURN_IF_ERROR(out.Add(t.data, DTypeFromInt(t.dtype), t.rank, t.dims));
   }
   return OkStatus();
 }
@@ -123,9 +115,8 @@ Status Decode(const xla_gpu_call* c, bool with_results, DecodedCall& out) {
   if (c->op == nullptr) return InvalidArgument("call.op is NULL; it must name an op");
   XLA_GPU_ASSIGN_OR_RETURN(out.op, OpRegistry::Global().Get(c->op));
   XLA_GPU_ASSIGN_OR_RETURN(out.platform, ParsePlatform(c->platform));
-  XLA_GPU_RETURN_IF_ERROR(ReadTensors("argument", c->args, c->num_args, out.args));
-  const size_t num_results = with_results ? c->num_results : 0;
-  XLA_GPU_RETURN_IF_ERROR(ReadTensors("result", c->results, num_results, out.results));
+  XLA_GPU_RETURN_IF_ERROR(ReadTensors(c->args, c->num_args, out.args));
+  if (with_results) XLA_GPU_RETURN_IF_ERROR(ReadTensors(c->results, c->num_results, out.results));
   if (c->num_attrs > 0 && c->attrs == nullptr) return InvalidArgument("call.attrs is NULL");
   if (c->num_attrs > Attributes::kMaxAttributes) {
     return InvalidArgument(StrCat(c->num_attrs, " attributes came; at most ",
@@ -135,7 +126,6 @@ Status Decode(const xla_gpu_call* c, bool with_results, DecodedCall& out) {
   for (size_t i = 0; i < c->num_attrs; ++i) {
     XLA_GPU_RETURN_IF_ERROR(ReadAttribute(ElementAt(c->attrs, i), out.attributes));
   }
-  out.call = Call{{out.args, c->num_args}, {out.results, num_results}, &out.attributes};
   return OkStatus();
 }
 
@@ -185,10 +175,7 @@ xla_gpu_status* xla_gpu_run(const xla_gpu_call* c) {
   return Guard([&]() -> Status {
     DecodedCall decoded;
     XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/true, decoded));
-    ExecutionContext context;
-    context.stream = c->stream;
-    if (decoded.platform == Platform::kHost) context.thread_pool = &DefaultThreadPool();
-    return RunOp(*decoded.op, decoded.platform, decoded.call, context);
+    return RunOp(*decoded.op, decoded.platform, decoded.call(), {.stream = c->stream});
   });
 }
 
@@ -198,7 +185,7 @@ xla_gpu_status* xla_gpu_infer(const xla_gpu_call* c, char** results_json) {
     DecodedCall decoded;
     XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/false, decoded));
     XLA_GPU_ASSIGN_OR_RETURN(const std::vector<Result> results,
-                             InferResults(*decoded.op, decoded.platform, decoded.call));
+                             InferResults(*decoded.op, decoded.platform, decoded.call()));
     *results_json = CopyString(ResultsToJson(results));
     return OkStatus();
   });
@@ -229,12 +216,12 @@ xla_gpu_status* xla_gpu_opaque(const xla_gpu_call* c, char** text) {
     DecodedCall decoded;
     XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/true, decoded));
     ::xla_gpu::xla::OpaqueCall opaque =
-        ::xla_gpu::xla::MakeOpaqueCall(decoded.op->name, decoded.call);
-    if (decoded.call.results.empty()) {
+        ::xla_gpu::xla::MakeOpaqueCall(decoded.op->name, decoded.call());
+    if (decoded.results.views().empty()) {
       XLA_GPU_ASSIGN_OR_RETURN(opaque.results,
-                               InferTypes(*decoded.op, decoded.platform, decoded.call));
+                               InferTypes(*decoded.op, decoded.platform, decoded.call()));
     } else {
-      XLA_GPU_RETURN_IF_ERROR(CheckCall(*decoded.op, decoded.platform, decoded.call));
+      XLA_GPU_RETURN_IF_ERROR(CheckCall(*decoded.op, decoded.platform, decoded.call()));
     }
     XLA_GPU_ASSIGN_OR_RETURN(std::string encoded, ::xla_gpu::xla::EncodeOpaque(opaque));
     *text = CopyString(encoded);
@@ -325,7 +312,7 @@ xla_gpu_status* xla_gpu_stablehlo(const xla_gpu_call* c, char** mlir) {
     DecodedCall decoded;
     XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/false, decoded));
     XLA_GPU_ASSIGN_OR_RETURN(const std::string text,
-                             xla::StableHloModule(*decoded.op, decoded.platform, decoded.call));
+                             xla::StableHloModule(*decoded.op, decoded.platform, decoded.call()));
     *mlir = CopyString(text);
     return OkStatus();
   });

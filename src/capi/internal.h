@@ -8,9 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "src/core/op.h"
+#include "src/core/call_frame.h"
 #include "src/core/status.h"
-#include "src/core/tensor_view.h"
 #include "xla_gpu/xla_gpu.h"
 
 struct xla_gpu_status {
@@ -18,9 +17,6 @@ struct xla_gpu_status {
 };
 
 namespace xla_gpu {
-
-inline constexpr size_t kMaxTensors = 64;
-inline constexpr int32_t kMaxRank = 16;
 
 // The status there always is memory for; xla_gpu_status_free leaves it.
 xla_gpu_status* OutOfMemory();
@@ -50,24 +46,12 @@ inline char* CopyString(const std::string& text) {
 // The error for a struct that is smaller than this header's.
 Status BadStruct(const char* name, size_t came, size_t needed);
 
-// Checks the structs and fills out[0 .. count); `kind` ("argument") is for messages. `out` has room
-// for kMaxTensors. The views point into the caller's memory.
-Status ReadTensors(const char* kind, const xla_gpu_tensor* tensors, size_t count, TensorView* out);
+// Checks the structs and adds them to `out`. The views point into the caller's memory.
+Status ReadTensors(const xla_gpu_tensor* tensors, size_t count, TensorList& out);
 
-// A C call decoded onto the stack; it points into the caller's memory.
-struct DecodedCall {
-  DecodedCall() {}  // NOLINT(modernize-use-equals-default): it would be deleted
+struct DecodedCall : CallFrame {
   const Op* op = nullptr;
   Platform platform = Platform::kHost;
-  // Made by ReadTensors, as many as come: clearing all would be a third of a small call's time.
-  union {
-    TensorView args[kMaxTensors];
-  };
-  union {
-    TensorView results[kMaxTensors];
-  };
-  Attributes attributes;
-  Call call;
 };
 
 // Checks the structs of `c` and fills `out`; results only `with_results`.

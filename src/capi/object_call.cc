@@ -6,38 +6,11 @@
 #include "src/capi/internal.h"
 #include "src/core/plan_cache.h"
 #include "src/core/strings.h"
-#include "src/core/thread_pool.h"
 
 namespace xla_gpu {
 namespace {
 
 enum Outcome { kRan = 0, kOther = 1, kFailed = 2 };
-
-// xla_gpu_dtype of a DLPack type; 0 for one that the library does not know.
-int32_t DTypeFromDlpack(const dlpack::DataType& type) {
-  enum Code { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6, kE4m3fn = 10, kE5m2 = 12 };
-  if (type.lanes != 1) return 0;
-  switch (type.code << 8 | type.bits) {
-    case kInt << 8 | 32:
-      return XLA_GPU_DTYPE_I32;
-    case kInt << 8 | 64:
-      return XLA_GPU_DTYPE_I64;
-    case kUInt << 8 | 8:
-      return XLA_GPU_DTYPE_U8;
-    case kFloat << 8 | 16:
-      return XLA_GPU_DTYPE_F16;
-    case kFloat << 8 | 32:
-      return XLA_GPU_DTYPE_F32;
-    case kBfloat << 8 | 16:
-      return XLA_GPU_DTYPE_BF16;
-    case kE4m3fn << 8 | 8:
-      return XLA_GPU_DTYPE_F8E4M3FN;
-    case kE5m2 << 8 | 8:
-      return XLA_GPU_DTYPE_F8E5M2;
-    default:
-      return 0;
-  }
-}
 
 bool IsRowMajor(const dlpack::Tensor& tensor) {
   if (tensor.strides == nullptr) return true;
@@ -55,7 +28,11 @@ bool Matches(const dlpack::Tensor& tensor, const xla_gpu_tensor& expected,
              const xla_gpu_object_call& c) {
   if (expected.rank > 0 && expected.dims == nullptr) return false;
   if (tensor.device.type != c.device_type || tensor.device.id != c.device_id) return false;
-  if (DTypeFromDlpack(tensor.dtype) != expected.dtype) return false;
+  const DTypeInfo& type = InfoOf(static_cast<DType>(expected.dtype));
+  if (tensor.dtype.lanes != 1 || tensor.dtype.code != type.dlpack ||
+      tensor.dtype.bits != 8 * type.size) {
+    return false;
+  }
   // Frameworks keep scales as 0-d tensors, which lie in memory like one element of a vector.
   if (tensor.rank == 0 && expected.rank == 1) return expected.dims[0] == 1;
   if (tensor.rank != expected.rank) return false;
@@ -66,7 +43,9 @@ bool Matches(const dlpack::Tensor& tensor, const xla_gpu_tensor& expected,
 }
 
 // An array of the call's tensors, whose struct_size is this header's (the elements are copied).
-Status CheckArray(const char* name, const xla_gpu_tensor* tensors, size_t count) {
+Status CheckArray(const char* name, const xla_gpu_tensor* tensors, size_t count,
+                  const TensorList& out) {
+  XLA_GPU_RETURN_IF_ERROR(out.CheckCount(count));
   for (size_t i = 0; i < count; ++i) {
     if (tensors == nullptr || tensors[i].struct_size != sizeof(xla_gpu_tensor)) {
       return InvalidArgument(StrCat("call.", name, "[", i, "] must be an xla_gpu_tensor with a ",
@@ -76,7 +55,8 @@ Status CheckArray(const char* name, const xla_gpu_tensor* tensors, size_t count)
   return OkStatus();
 }
 
-Status CheckObjectCall(const xla_gpu_object_call* c, const void* tuple) {
+Status CheckObjectCall(const xla_gpu_object_call* c, const void* tuple, const TensorList& args,
+                       const TensorList& results) {
   if (c == nullptr || tuple == nullptr) return InvalidArgument("call or tuple is NULL");
   if (c->struct_size < sizeof(*c)) {
     return BadStruct("xla_gpu_object_call", c->struct_size, sizeof(*c));
@@ -93,16 +73,13 @@ Status CheckObjectCall(const xla_gpu_object_call* c, const void* tuple) {
   if (c->call->struct_size < sizeof(*c->call)) {
     return BadStruct("xla_gpu_call", c->call->struct_size, sizeof(*c->call));
   }
-  if (c->call->num_args > kMaxTensors || c->call->num_results > kMaxTensors - c->call->num_args) {
-    return InvalidArgument(StrCat("at most ", kMaxTensors, " tensors are allowed"));
-  }
-  XLA_GPU_RETURN_IF_ERROR(CheckArray("args", c->call->args, c->call->num_args));
-  return CheckArray("results", c->call->results, c->call->num_results);
+  XLA_GPU_RETURN_IF_ERROR(CheckArray("args", c->call->args, c->call->num_args, args));
+  return CheckArray("results", c->call->results, c->call->num_results, results);
 }
 
-// Reads `count` objects of the tuple, from `first` on, into `out`; false if one is not `expected`.
+// Adds `count` objects of the tuple, from `first` on, to `out`; false if one is not `expected`.
 bool ReadObjects(const xla_gpu_object_call& c, void* tuple, size_t first,
-                 const xla_gpu_tensor* expected, size_t count, TensorView* out) {
+                 const xla_gpu_tensor* expected, size_t count, TensorList& out) {
   const auto& api = *static_cast<const dlpack::ExchangeApi*>(c.exchange_api);
   for (size_t i = 0; i < count; ++i) {
     dlpack::Tensor tensor;
@@ -111,10 +88,12 @@ bool ReadObjects(const xla_gpu_object_call& c, void* tuple, size_t first,
       return false;
     }
     if (!Matches(tensor, expected[i], c)) return false;
-    out[i] = TensorView{static_cast<char*>(tensor.data) + tensor.byte_offset,
-                        static_cast<DType>(expected[i].dtype),
-                        Shape(expected[i].dims, static_cast<size_t>(expected[i].rank))};
-    if (out[i].data == nullptr && out[i].num_elements() != 0) return false;
+    void* data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+    if (!out.Add(data, static_cast<DType>(expected[i].dtype), expected[i].rank, expected[i].dims)
+             .ok()) {
+      return false;
+    }
+    if (data == nullptr && out.views().back().num_elements() != 0) return false;
   }
   return true;
 }
@@ -142,10 +121,8 @@ struct ObjectPlan {
 
 // Runs a call whose types are c->call's, unless results overlap what they may not; makes the plan
 // at the first run.
-Status RunViews(xla_gpu_object_call* c, const TensorView* args, const TensorView* results,
-                void* stream, Outcome& outcome) {
+Status RunCall(xla_gpu_object_call* c, Call call, void* stream, Outcome& outcome) {
   auto* kept = static_cast<ObjectPlan*>(c->plan);
-  Call call{{args, c->call->num_args}, {results, c->call->num_results}, nullptr};
   std::unique_ptr<ObjectPlan> made;
   if (kept == nullptr) {
     auto decoded = std::make_unique<DecodedCall>();
@@ -163,11 +140,8 @@ Status RunViews(xla_gpu_object_call* c, const TensorView* args, const TensorView
   call.attributes = &kept->attributes;
   outcome = CheckOverlap(*kept->op, call).ok() ? kRan : kOther;
   if (outcome == kOther) return OkStatus();
-  ExecutionContext context;
-  context.stream = stream;
-  if (kept->platform == Platform::kHost) context.thread_pool = &DefaultThreadPool();
   const WithoutGil without_gil(*c);
-  return kept->plan->Run(call, context);
+  return RunPlan(*kept->plan, kept->platform, call, {.stream = stream});
 }
 
 }  // namespace
@@ -179,12 +153,11 @@ extern "C" {
 
 int xla_gpu_run_objects(xla_gpu_object_call* c, void* tuple, xla_gpu_status** status) {
   if (status == nullptr) return kFailed;
-  *status = Guard([&] { return CheckObjectCall(c, tuple); });
+  TensorList args("argument"), results("result");
+  *status = Guard([&] { return CheckObjectCall(c, tuple, args, results); });
   if (*status != nullptr) return kFailed;
 
-  TensorView tensors[kMaxTensors];
-  TensorView* results = tensors + c->call->num_args;
-  if (!ReadObjects(*c, tuple, 0, c->call->args, c->call->num_args, tensors) ||
+  if (!ReadObjects(*c, tuple, 0, c->call->args, c->call->num_args, args) ||
       !ReadObjects(*c, tuple, c->call->num_args, c->call->results, c->call->num_results, results)) {
     return kOther;
   }
@@ -195,7 +168,7 @@ int xla_gpu_run_objects(xla_gpu_object_call* c, void* tuple, xla_gpu_status** st
     return kOther;
   }
   Outcome outcome = kRan;
-  *status = Guard([&] { return RunViews(c, tensors, results, stream, outcome); });
+  *status = Guard([&] { return RunCall(c, {args.views(), results.views()}, stream, outcome); });
   return *status == nullptr ? outcome : kFailed;
 }
 

@@ -46,8 +46,9 @@ StatusOr<std::shared_ptr<const xla::PjrtExecutable>> GetExecutable(xla_gpu_clien
 
 Status RunModule(xla_gpu_client& client, const std::string& mlir, const xla_gpu_tensor* args,
                  size_t num_args, xla_gpu_results& results) {
-  TensorView views[kMaxTensors];
-  XLA_GPU_RETURN_IF_ERROR(ReadTensors("argument", args, num_args, views));
+  TensorList list("argument");
+  XLA_GPU_RETURN_IF_ERROR(ReadTensors(args, num_args, list));
+  const std::span<const TensorView> views = list.views();
   for (size_t i = 0; i < num_args; ++i) {
     if (DTypeSize(views[i].dtype) == 0) {
       return InvalidArgument(
@@ -62,7 +63,7 @@ Status RunModule(xla_gpu_client& client, const std::string& mlir, const xla_gpu_
     }
   }
   XLA_GPU_ASSIGN_OR_RETURN(const auto executable, GetExecutable(client, mlir));
-  XLA_GPU_RETURN_IF_ERROR(executable->CheckArguments({views, views + num_args}));
+  XLA_GPU_RETURN_IF_ERROR(executable->CheckArguments({views.begin(), views.end()}));
   std::vector<xla::DeviceBuffer> buffers;
   for (size_t i = 0; i < num_args; ++i) {
     XLA_GPU_ASSIGN_OR_RETURN(xla::DeviceBuffer buffer, client.client->ToDevice(views[i]));

@@ -37,7 +37,7 @@ struct Call {
 // What a running kernel may use besides its tensors.
 struct ExecutionContext {
   void* stream = nullptr;             // CUDA: the CUstream to launch on
-  ThreadPool* thread_pool = nullptr;  // Host: never null
+  ThreadPool* thread_pool = nullptr;  // Host: never null in Plan::Run (see RunPlan)
 };
 
 // A kernel chosen, compiled and loaded for one exact problem. Immutable: any thread may run it.

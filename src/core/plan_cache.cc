@@ -113,6 +113,13 @@ void PlanCache::Clear() {
   plans_.clear();
 }
 
+Status RunPlan(const Plan& plan, Platform platform, const Call& call, ExecutionContext context) {
+  if (platform == Platform::kHost && context.thread_pool == nullptr) {
+    context.thread_pool = &DefaultThreadPool();
+  }
+  return plan.Run(call, context);
+}
+
 Status RunOp(const Op& op, Platform platform, const Call& call,
              const ExecutionContext& context) try {
   XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const Plan> plan,
@@ -120,7 +127,7 @@ Status RunOp(const Op& op, Platform platform, const Call& call,
   XLA_GPU_RETURN_IF_ERROR(CheckData(op, "argument", call.args));
   XLA_GPU_RETURN_IF_ERROR(CheckData(op, "result", call.results));
   XLA_GPU_RETURN_IF_ERROR(CheckOverlap(op, call));
-  return plan->Run(call, context);
+  return RunPlan(*plan, platform, call, context);
 } catch (const std::exception&) {
   return StatusFromException(op.name);
 }

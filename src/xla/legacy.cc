@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "src/core/call_frame.h"
 #include "src/core/fork.h"
 #include "src/core/op_registry.h"
 #include "src/core/plan_cache.h"
@@ -55,48 +56,25 @@ class SiteCache {
 };
 constinit PerProcess<SiteCache> site_cache;
 
-// The call's tensors with their data, on the stack.
-struct BoundCall {
-  std::array<TensorView, kMaxOpaqueTensors> args;
-  std::array<TensorView, kMaxOpaqueTensors> results;
-  size_t num_args = 0;
-  size_t num_results = 0;
-
-  std::span<const TensorView> results_span() const { return {results.data(), num_results}; }
-};
-
-void Bind(const LegacySite& site, Platform platform, const LegacyBuffers& buffers,
-          BoundCall& bound) {
-  const size_t num_args = bound.num_args = site.args.size();
-  const size_t num_results = bound.num_results = site.results.size();
-  const bool tuple = num_results != 1;
-  for (size_t i = 0; i < num_args; ++i) {
-    bound.args[i] = site.args[i];
-    if (platform == Platform::kCuda) {
-      bound.args[i].data = buffers.buffers == nullptr ? nullptr : buffers.buffers[i];
-    } else {
-      bound.args[i].data = buffers.in == nullptr ? nullptr : const_cast<void*>(buffers.in[i]);
-    }
+// Adds `types` to `out`, each with its pointer; where there are no pointers, null.
+Status Bind(const std::vector<TensorView>& types, void* const* pointers, TensorList& out) {
+  for (size_t i = 0; i < types.size(); ++i) {
+    XLA_GPU_RETURN_IF_ERROR(out.Add(pointers == nullptr ? nullptr : pointers[i], types[i].dtype,
+                                    types[i].rank(), types[i].shape.data()));
   }
-  for (size_t i = 0; i < num_results; ++i) {
-    bound.results[i] = site.results[i];
-    if (platform == Platform::kCuda) {
-      bound.results[i].data = buffers.buffers == nullptr ? nullptr : buffers.buffers[num_args + i];
-    } else if (tuple) {
-      bound.results[i].data =
-          buffers.out == nullptr ? nullptr : static_cast<void**>(buffers.out)[i];
-    } else {
-      bound.results[i].data = buffers.out;
-    }
-  }
+  return OkStatus();
 }
 
-Status RunBound(const LegacySite& site, Platform platform, const BoundCall& bound, void* stream) {
-  const Call call{{bound.args.data(), bound.num_args}, bound.results_span(), &site.attributes};
-  ExecutionContext context;
-  context.stream = stream;
-  if (platform == Platform::kHost) context.thread_pool = &DefaultThreadPool();
-  return RunOp(*site.op, platform, call, context);
+Status BindBuffers(const LegacySite& site, Platform platform, const LegacyBuffers& buffers,
+                   TensorList& args, TensorList& results) {
+  void* const* in = buffers.buffers;
+  void* const* out = in == nullptr ? nullptr : in + site.args.size();
+  if (platform == Platform::kHost) {
+    in = const_cast<void* const*>(buffers.in);
+    out = site.results.size() == 1 ? &buffers.out : static_cast<void**>(buffers.out);
+  }
+  XLA_GPU_RETURN_IF_ERROR(Bind(site.args, in, args));
+  return Bind(site.results, out, results);
 }
 
 void RunLegacyText(size_t slot, Platform platform, const char* opaque, size_t opaque_len,
@@ -170,15 +148,13 @@ StatusOr<std::unique_ptr<const LegacySite>> MakeLegacySite(std::string_view opaq
 
 void RunLegacySite(const LegacySite& site, Platform platform, const LegacyBuffers& buffers,
                    const LegacyCaller& caller) {
-  BoundCall bound;
-  Status status;
-  try {
-    Bind(site, platform, buffers, bound);
-    status = RunBound(site, platform, bound, caller.stream);
-  } catch (const std::exception&) {  // nothing may unwind into the runtime
-    status = StatusFromException(site.op->name);
+  TensorList args("argument"), results("result");
+  Status status = BindBuffers(site, platform, buffers, args, results);
+  if (status.ok()) {
+    status = RunOp(*site.op, platform, {args.views(), results.views(), &site.attributes},
+                   {.stream = caller.stream});
   }
-  if (!status.ok()) ReportFailure(status, platform, bound.results_span(), caller);
+  if (!status.ok()) ReportFailure(status, platform, results.views(), caller);
 }
 
 StatusOr<void*> LegacyHandler(const Op& op, Platform platform, int api_version) {

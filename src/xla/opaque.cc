@@ -237,9 +237,9 @@ Status CheckSpec(std::string_view where, const TensorSpec& spec) {
     return Bad(StrCat(where, ".dtype is number ", static_cast<int>(spec.dtype),
                       ", which is no dtype of xla_gpu"));
   }
-  if (spec.shape.size() > kMaxOpaqueRank) {
-    return Bad(StrCat(where, ".shape has ", spec.shape.size(), " dimensions; at most ",
-                      kMaxOpaqueRank, " are allowed"));
+  if (spec.shape.size() > kMaxRank) {
+    return Bad(StrCat(where, ".shape has ", spec.shape.size(), " dimensions; at most ", kMaxRank,
+                      " are allowed"));
   }
   for (int64_t dim : spec.shape) {
     if (dim < 0) {
@@ -288,8 +288,8 @@ StatusOr<std::vector<TensorSpec>> ToTensorSpecs(std::string_view where, const No
   if (node.kind != Node::Kind::kArray) {
     return Bad(StrCat(where, " is ", Describe(node), "; it must be an array of tensor types"));
   }
-  if (node.items.size() > kMaxOpaqueTensors) {
-    return Bad(StrCat(where, " has ", node.items.size(), " tensors; at most ", kMaxOpaqueTensors,
+  if (node.items.size() > kMaxTensors) {
+    return Bad(StrCat(where, " has ", node.items.size(), " tensors; at most ", kMaxTensors,
                       " are allowed"));
   }
   std::vector<TensorSpec> specs;
@@ -348,9 +348,9 @@ Status CheckAttrs(const OpaqueCall& call) {
 }
 
 Status CheckTensors(std::string_view where, const std::vector<TensorSpec>& specs) {
-  if (specs.size() > kMaxOpaqueTensors) {
-    return Bad(StrCat(where, " has ", specs.size(), " tensors; at most ", kMaxOpaqueTensors,
-                      " are allowed"));
+  if (specs.size() > kMaxTensors) {
+    return Bad(
+        StrCat(where, " has ", specs.size(), " tensors; at most ", kMaxTensors, " are allowed"));
   }
   for (size_t i = 0; i < specs.size(); ++i) {
     XLA_GPU_RETURN_IF_ERROR(CheckSpec(StrCat(where, "[", i, "]"), specs[i]));

@@ -19,14 +19,13 @@
 #include <variant>
 #include <vector>
 
-#include "src/core/op.h"
+#include "src/core/call_frame.h"
 
 namespace xla_gpu::xla {
 
-// The bounds of a text that DecodeOpaque accepts; EncodeOpaque writes no other.
+// The bounds of a text that DecodeOpaque accepts, besides kMaxTensors and kMaxRank; EncodeOpaque
+// writes no other.
 inline constexpr size_t kMaxOpaqueBytes = size_t{1} << 20;
-inline constexpr size_t kMaxOpaqueTensors = 64;  // arguments, and results
-inline constexpr size_t kMaxOpaqueRank = 16;
 inline constexpr size_t kMaxOpaqueInts = 16384;  // values of all int arrays together
 
 // One call without its data, owning its memory.

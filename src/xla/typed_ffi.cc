@@ -8,16 +8,13 @@
 #include <memory>
 #include <utility>
 
+#include "src/core/call_frame.h"
 #include "src/core/op_registry.h"
 #include "src/core/plan_cache.h"
 #include "src/core/strings.h"
 
 namespace xla_gpu::xla {
 namespace {
-
-constexpr int kMaxTensors = 64;  // arguments, and results, of one call
-constexpr int64_t kMaxRank = 32;
-constexpr int kMaxArrayValues = 256;  // 32-bit array elements widened to int64, all arrays together
 
 XLA_FFI_Error* MakeError(const XLA_FFI_Api* api, const Status& status) {
   XLA_FFI_Error_Create_Args args{};
@@ -52,40 +49,16 @@ int Number(const Enum& value) {
   return number;
 }
 
-// The decoded call: everything points into the frame, nothing is allocated.
-struct DecodedCall {
-  std::array<TensorView, kMaxTensors> args;
-  std::array<TensorView, kMaxTensors> results;
-  size_t num_args = 0;
-  size_t num_results = 0;
-  Attributes attributes;
-  std::array<int64_t, kMaxArrayValues> array_values;
-  size_t num_array_values = 0;
-
-  Call AsCall() const {
-    return Call{{args.data(), num_args}, {results.data(), num_results}, &attributes};
-  }
-};
-
-Status DecodeBuffers(const char* kind, int64_t count, void* const* buffers, const auto* types,
-                     int buffer_type, std::array<TensorView, kMaxTensors>& out, size_t& size) {
-  if (count < 0 || count > kMaxTensors) {
-    return InvalidArgument(
-        StrCat("the call has ", count, " ", kind, "s; at most ", kMaxTensors, " are supported"));
-  }
+Status DecodeBuffers(int64_t count, void* const* buffers, const auto* types, int buffer_type,
+                     TensorList& out) {
+  XLA_GPU_RETURN_IF_ERROR(out.CheckCount(static_cast<size_t>(count)));
   for (int64_t i = 0; i < count; ++i) {
-    if (Number(types[i]) != buffer_type) {
-      return InvalidArgument(StrCat(kind, " ", i, " is no buffer; tokens are not supported"));
-    }
     const auto* buffer = static_cast<const XLA_FFI_Buffer*>(buffers[i]);
-    if (buffer == nullptr || buffer->rank < 0 || buffer->rank > kMaxRank ||
-        (buffer->rank > 0 && buffer->dims == nullptr)) {
-      return InvalidArgument(StrCat(kind, " ", i, " has ",
-                                    buffer == nullptr ? "no buffer" : StrCat("rank ", buffer->rank),
-                                    "; its rank must be 0 to ", kMaxRank, ", with as many dims"));
+    if (Number(types[i]) != buffer_type || buffer == nullptr) {
+      return InvalidArgument(StrCat(out.kind(), " ", i, " is no buffer; tokens are not supported"));
     }
-    out[size++] = TensorView{buffer->data, DTypeFromInt(Number(buffer->dtype)),
-                             Shape(buffer->dims, static_cast<size_t>(buffer->rank))};
+    XLA_GPU_RETURN_IF_ERROR(
+        out.Add(buffer->data, DTypeFromInt(Number(buffer->dtype)), buffer->rank, buffer->dims));
   }
   return OkStatus();
 }
@@ -117,23 +90,21 @@ StatusOr<AttrValue> DecodeScalar(std::string_view name, const XLA_FFI_Scalar& sc
 }
 
 StatusOr<AttrValue> DecodeArray(std::string_view name, const XLA_FFI_Array& array,
-                                DecodedCall& call) {
+                                CallFrame& call) {
   const int dtype = Number(array.dtype);
   if (dtype == XLA_FFI_DataType_S64) {
     return AttrValue(std::span<const int64_t>(static_cast<const int64_t*>(array.data), array.size));
   }
-  if (dtype != XLA_FFI_DataType_S32 || array.size > kMaxArrayValues - call.num_array_values) {
-    return InvalidArgument(StrCat(
-        "attribute '", name, "' is an array of ", array.size, " elements of XLA dtype number ",
-        dtype, "; allowed are i64, or i32 up to ", kMaxArrayValues, " elements in all"));
+  if (dtype == XLA_FFI_DataType_S32) {
+    const auto wide = call.Widen({static_cast<const int32_t*>(array.data), array.size});
+    if (wide) return AttrValue(*wide);
   }
-  int64_t* values = call.array_values.data() + call.num_array_values;
-  for (size_t i = 0; i < array.size; ++i) values[i] = static_cast<const int32_t*>(array.data)[i];
-  call.num_array_values += array.size;
-  return AttrValue(std::span<const int64_t>(values, array.size));
+  return InvalidArgument(StrCat(
+      "attribute '", name, "' is an array of ", array.size, " elements of XLA dtype number ", dtype,
+      "; allowed are i64, or i32 up to ", CallFrame::kMaxWidened, " elements in all"));
 }
 
-Status DecodeAttributes(const XLA_FFI_Attrs& attrs, DecodedCall& call) {
+Status DecodeAttributes(const XLA_FFI_Attrs& attrs, CallFrame& call) {
   if (attrs.size < 0 || attrs.size > Attributes::kMaxAttributes) {
     return InvalidArgument(StrCat("the call has ", attrs.size, " attributes; at most ",
                                   Attributes::kMaxAttributes, " are supported"));
@@ -167,13 +138,11 @@ Status DecodeAttributes(const XLA_FFI_Attrs& attrs, DecodedCall& call) {
   return OkStatus();
 }
 
-Status Decode(const XLA_FFI_CallFrame& frame, DecodedCall& call) {
-  XLA_GPU_RETURN_IF_ERROR(DecodeBuffers("argument", frame.args.size, frame.args.args,
-                                        frame.args.types, XLA_FFI_ArgType_BUFFER, call.args,
-                                        call.num_args));
-  XLA_GPU_RETURN_IF_ERROR(DecodeBuffers("result", frame.rets.size, frame.rets.rets,
-                                        frame.rets.types, XLA_FFI_RetType_BUFFER, call.results,
-                                        call.num_results));
+Status Decode(const XLA_FFI_CallFrame& frame, CallFrame& call) {
+  XLA_GPU_RETURN_IF_ERROR(DecodeBuffers(frame.args.size, frame.args.args, frame.args.types,
+                                        XLA_FFI_ArgType_BUFFER, call.args));
+  XLA_GPU_RETURN_IF_ERROR(DecodeBuffers(frame.rets.size, frame.rets.rets, frame.rets.types,
+                                        XLA_FFI_RetType_BUFFER, call.results));
   return DecodeAttributes(frame.attrs, call);
 }
 
@@ -231,11 +200,8 @@ class FfiThreadPool final : public ThreadPool {
 };
 
 Status RunOnHost(const Op& op, const XLA_FFI_CallFrame& frame, const Call& call) {
-  FfiThreadPool runtime_pool(frame);
-  ExecutionContext context;
-  context.thread_pool =
-      runtime_pool.available() ? static_cast<ThreadPool*>(&runtime_pool) : &DefaultThreadPool();
-  return RunOp(op, Platform::kHost, call, context);
+  FfiThreadPool pool(frame);
+  return RunOp(op, Platform::kHost, call, {.thread_pool = pool.available() ? &pool : nullptr});
 }
 
 Status RunOnCuda(const Op& op, const XLA_FFI_CallFrame& frame, const Call& call) {
@@ -243,9 +209,7 @@ Status RunOnCuda(const Op& op, const XLA_FFI_CallFrame& frame, const Call& call)
   args.struct_size = XLA_FFI_Stream_Get_Args_STRUCT_SIZE;
   args.ctx = frame.ctx;
   XLA_GPU_RETURN_IF_ERROR(TakeError(frame.api, frame.api->XLA_FFI_Stream_Get(&args)));
-  ExecutionContext context;
-  context.stream = args.stream;
-  return RunOp(op, Platform::kCuda, call, context);
+  return RunOp(op, Platform::kCuda, call, {.stream = args.stream});
 }
 
 // While XLA compiles: GPU runtimes since 0.11 show the call's types here, so the kernel is compiled
@@ -265,13 +229,13 @@ Status AddPreset(const Attributes* preset, Attributes& attributes) {
 
 Status Dispatch(const Op& op, Platform platform, const XLA_FFI_CallFrame& frame,
                 const Attributes* preset) {
-  DecodedCall decoded;
+  CallFrame decoded;
   Status status = Decode(frame, decoded);
   if (status.ok()) status = AddPreset(preset, decoded.attributes);
   if (!status.ok()) {
     return Status(status.code(), StrCat(op.name, ": ", status.message()));
   }
-  const Call call = decoded.AsCall();
+  const Call call = decoded.call();
   switch (Number(frame.stage)) {
     case XLA_FFI_ExecutionStage_INSTANTIATE:
       return Instantiate(op, platform, call);
