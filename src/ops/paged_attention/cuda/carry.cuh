@@ -1,7 +1,8 @@
 // Sums over very many keys. A register that takes one addend after the other loses bits in
-// proportion to their number, and tensor cores truncate. So after every kCarryKeys keys, or so, a
-// tile's sums are added to others in the workspace, which keep what each addition loses, and start
-// again from zero: the error does not grow with the context.
+// proportion to their number, and tensor cores truncate (but see kRoundedDecode in mma_tile.cuh).
+// So after every kCarryKeys keys, or so, a tile's sums are added to others in the workspace, which
+// keep what each addition loses, and start again from zero: the error does not grow with the
+// context.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_CARRY_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_CARRY_CUH_
 

@@ -404,7 +404,7 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
     specs.push_back(spec);
   };
   for (const Case& c :
-       {Case{kBF16, kBF16, kBF16, 128, 0}, Case{kF16, kF16, kF16, 64, 50},
+       {Case{kBF16, kBF16, kBF16, 128, 0}, Case{kF16, kF16, kF32, 64, 50},
         Case{kBF16, kBF16, kBF16, 256, 0}, Case{kBF16, DType::kF8E4M3FN, kBF16, 128, 0},
         Case{kF16, DType::kF8E5M2, kF16, 3, 50}, Case{kF32, kF32, kF32, 128, 0},
         Case{kBF16, kF16, kF32, 255, 50}}) {

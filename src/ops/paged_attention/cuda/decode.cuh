@@ -160,7 +160,7 @@ __device__ __forceinline__ void AddKeys(const Params& p, const unsigned (&q)[kBl
     ValueFragment(b, shared_keys + kDecodeKeys * kCacheStride, pair);
 #pragma unroll
     for (int tile = 0; tile < kValueTiles; ++tile) {
-      Mma<Operand>(o[pair * kValueTiles + tile], a, b[tile][0], b[tile][1]);
+      AddProducts<kRoundedDecode>(o[pair * kValueTiles + tile], a, b[tile]);
     }
   }
 }

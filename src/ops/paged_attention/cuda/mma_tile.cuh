@@ -30,6 +30,12 @@ using Operand = OperandOf<kFloat8>::Type;
 // bf16 queries on f16 operands: each row is scaled by a power of two so that its range fits.
 inline constexpr bool kScaledQuery = !kSameType<Query, Operand>;
 
+// Tensor cores truncate what they add to a sum, so that long sums come out too small. Where f32
+// results would show it, they sum the products of a few keys from zero, and those sums are added as
+// f32 is: rounded. Prefill pays for that, and with bf16 weights' own rounding hides what it gains.
+inline constexpr bool kRoundedDecode = kSameType<Out, float>;
+inline constexpr bool kRoundedPrefill = kRoundedDecode && kSameType<Operand, F16>;
+
 inline constexpr int kThreads = 128;
 inline constexpr int kWarps = 4;
 inline constexpr int kHeadDim = HEAD_DIM;
@@ -222,6 +228,20 @@ __device__ __forceinline__ void ValueFragment(unsigned (&b)[kValueTiles][2], uns
       b[i / 2 * 2][i % 2] = F8PairToF16Pair<Cache>(pairs & 0xffffu);
       b[i / 2 * 2 + 1][i % 2] = F8PairToF16Pair<Cache>(pairs >> 16);
     }
+  }
+}
+
+// sums += weights * values, of 16 keys.
+template <bool kRounded>
+__device__ __forceinline__ void AddProducts(float (&sums)[4], const unsigned (&weights)[4],
+                                            const unsigned (&values)[2]) {
+  if constexpr (kRounded) {
+    float products[4] = {};
+    Mma<Operand>(products, weights, values[0], values[1]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += products[i];
+  } else {
+    Mma<Operand>(sums, weights, values[0], values[1]);
   }
 }
 

@@ -76,7 +76,7 @@ __device__ __forceinline__ void AddValues(float (&o)[kRowTiles][kOutTiles][4],
       for (int tile = 0; tile < kValueTiles; ++tile) {
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
-          Mma<Operand>(o[m][pair * kValueTiles + tile], a[m], b[tile][0], b[tile][1]);
+          AddProducts<kRoundedPrefill>(o[m][pair * kValueTiles + tile], a[m], b[tile]);
         }
       }
     }

@@ -35,21 +35,65 @@ __device__ __forceinline__ void IssueLogits(Logits& s, unsigned queries, unsigne
   WarpgroupCommit();
 }
 
-// Issues sums += weights * values.
-__device__ __forceinline__ void IssueValues(Sums& o, const Weights& weights, unsigned values) {
+// Issues products = weights * values in the 64 dimensions of a panel.
+__device__ __forceinline__ void IssuePanel(Products& products, const Weights& weights,
+                                           unsigned values, int panel) {
+#pragma unroll
+  for (int i = 0; i < kPanelDims / 8; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) products[i][j] = 0.0f;
+  }
   WarpgroupFence();
 #pragma unroll
   for (int block = 0; block < kKeys / 16; ++block) {
-    const unsigned at = values + (block * 2 * kGroupBytes >> 4);
-    if constexpr (kPanels == 2) {
-      WarpgroupAdd<Operand, kGroupBytes>(o, weights[block], at);
-    } else {
-      WarpgroupMmaAdd<Operand>(
-          o, weights[block],
-          static_cast<unsigned long long>(kMatrixLayout<kGroupBytes>) << 32 | at);
-    }
+    const unsigned at = values + ((panel * 1024 + block * 2 * kGroupBytes) >> 4);
+    WarpgroupMmaAdd<Operand>(
+        products, weights[block],
+        static_cast<unsigned long long>(kMatrixLayout<kGroupBytes>) << 32 | at);
   }
   WarpgroupCommit();
+}
+
+// Issues sums += weights * values, or, if kRoundedPrefill, the first panel's products.
+__device__ __forceinline__ void IssueValues(Sums& o, Products& products, const Weights& weights,
+                                            unsigned values) {
+  if constexpr (kRoundedPrefill) {
+    IssuePanel(products, weights, values, 0);
+  } else {
+    WarpgroupFence();
+#pragma unroll
+    for (int block = 0; block < kKeys / 16; ++block) {
+      const unsigned at = values + (block * 2 * kGroupBytes >> 4);
+      if constexpr (kPanels == 2) {
+        WarpgroupAdd<Operand, kGroupBytes>(o, weights[block], at);
+      } else {
+        WarpgroupMmaAdd<Operand>(
+            o, weights[block],
+            static_cast<unsigned long long>(kMatrixLayout<kGroupBytes>) << 32 | at);
+      }
+    }
+    WarpgroupCommit();
+  }
+}
+
+// Waits for what IssueValues has issued, and does the rest: one panel after the other, since there
+// are no registers for two.
+__device__ __forceinline__ void FinishValues(Sums& o, Products& products, const Weights& weights,
+                                             unsigned values) {
+  if constexpr (kRoundedPrefill) {
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      if (panel > 0) IssuePanel(products, weights, values, panel);
+      WarpgroupWait<0>(products);
+#pragma unroll
+      for (int i = 0; i < kPanelDims / 8; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) o[panel * (kPanelDims / 8) + i][j] += products[i][j];
+      }
+    }
+  } else {
+    WarpgroupWait<0>(o);
+  }
 }
 
 // Writes this warp's 16 rows: results, or the partial results of one of several splits. `staging`:
@@ -156,6 +200,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     const unsigned own_queries = queries + query.index * kTileStep;
     Logits s;
     Sums o;
+    Products products;
     Weights weights;
     Row rows[2];
     float rescale[2];
@@ -206,14 +251,14 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
         HoldRegisters(o);
         IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
         Wait(At(shared.values_full, value_stage), value_stage.parity);
-        IssueValues(o, weights, values + value_stage.index * kTileStep);
+        IssueValues(o, products, weights, values + value_stage.index * kTileStep);
         WarpgroupWait<1>(s);
         release(At(shared.keys_empty, key_stage));
         key_stage.Next();
         const bool rose = weigh(t);
         HoldRegisters(s);
         wait_keys(t - 1);
-        WarpgroupWait<0>(o);
+        FinishValues(o, products, weights, values + value_stage.index * kTileStep);
         release(At(shared.values_empty, value_stage));
         value_stage.Next();
         PackWeights(weights, s);
@@ -232,8 +277,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       }
       Wait(At(shared.values_full, value_stage), value_stage.parity);
       HoldRegisters(o);
-      IssueValues(o, weights, values + value_stage.index * kTileStep);
-      WarpgroupWait<0>(o);
+      IssueValues(o, products, weights, values + value_stage.index * kTileStep);
+      FinishValues(o, products, weights, values + value_stage.index * kTileStep);
       release(At(shared.values_empty, value_stage));
       value_stage.Next();
       if (in_level != 0) FromLevel(level, logit.factor, o, rows);

@@ -9,13 +9,14 @@ namespace xla_gpu::paged_attention::sm90 {
 
 using Logits = float[kKeys / 8][4];
 using Sums = float[kOutTiles][4];
+using Products = float[kPanelDims / 8][4];  // a panel of a tile's sums, if kRoundedPrefill
 using Weights = unsigned[kKeys / 16][4];
 
 // A maximum that rises by less leaves the weights' reference where it is: they stay below 2^8.
 inline constexpr float kLazyRise = 8.0f;
-// So many tiles are added up in the tensor cores' accumulators, whose sums lose a little every
-// time, before they go to a second level.
-inline constexpr int kLevelTiles = 64;
+// So many tiles are added up in registers, whose sums lose a little every time, those of tensor
+// cores' accumulators more, before they go to a second level.
+inline constexpr int kLevelTiles = kRoundedPrefill ? 256 : 64;
 
 // A row's weights are 2^((logit - max) * factor), where `max` follows the maximum from afar, so
 // that sums need be rescaled only now and then. Those of a thread's two rows, lane / 4 and 8 more.

@@ -137,7 +137,8 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
     // Softmax of a half, then its values: they run while the next half is in softmax.
 #pragma unroll
     for (int m = 0; m < kHalves; ++m) {
-      WarpgroupWait<kHalves == 1 ? 0 : 1>();  // this half's logits, the newest group may still run
+      // This half's logits; the newest group may still run, unless sums of its own wait for it.
+      WarpgroupWait<kHalves == 1 || kRoundedPrefill ? 0 : 1>();
       if constexpr (SOFT_CAP) Cap(s[m], cap_in);
       if (mask) Mask(s[m], key0, visible[m]);
       float rescale[2];
@@ -156,17 +157,31 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
           a[n][i] = Pack2<Operand>(x[i % 2 * 2], x[i % 2 * 2 + 1]);
         }
       }
-      WarpgroupFence();
-#pragma unroll
-      for (int n = 0; n < kTileKeys / 16; ++n) {
+      const auto issue = [&](float (*sums)[4], int panel, int n) {
+        WarpgroupMmaAdd<Operand>(
+            sums, a[n], PanelDescriptor(tile_values + panel * kKeyPanelBytes + n * 16 * 128));
+      };
+      if constexpr (kRoundedPrefill) {
 #pragma unroll
         for (int panel = 0; panel < kPanels; ++panel) {
-          WarpgroupMmaAdd<Operand>(
-              &o[m][panel * 8], a[n],
-              PanelDescriptor(tile_values + panel * kKeyPanelBytes + n * 16 * 128));
+          float products[8][4] = {};
+          WarpgroupFence();
+#pragma unroll
+          for (int n = 0; n < kTileKeys / 16; ++n) issue(products, panel, n);
+          WarpgroupCommit();
+          WarpgroupWait<0>(products);
+#pragma unroll
+          for (int i = 0; i < 32; ++i) o[m][panel * 8 + i / 4][i % 4] += products[i / 4][i % 4];
         }
+      } else {
+        WarpgroupFence();
+#pragma unroll
+        for (int n = 0; n < kTileKeys / 16; ++n) {
+#pragma unroll
+          for (int panel = 0; panel < kPanels; ++panel) issue(&o[m][panel * 8], panel, n);
+        }
+        WarpgroupCommit();
       }
-      WarpgroupCommit();
     }
     WarpgroupWait<0>();
     if (carries && ((t - first) % kCarryTiles == kCarryTiles - 1 || t + 1 == end)) {
