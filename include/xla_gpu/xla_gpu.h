@@ -162,12 +162,9 @@ XLA_GPU_EXPORT xla_gpu_status* xla_gpu_handler(const char* op, const char* platf
  * results are those that xla_gpu_infer gives. */
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_opaque(const xla_gpu_call* call, char** text);
 
-/* As xla_gpu_handler, for one call: the handler is bound to `opaque`, the text of xla_gpu_opaque,
- * and needs no backend_config. This serves API versions 1 and 2 on the Host, whose calls carry
- * none, and runtimes that share an executable between calls that differ in it (PyTorch/XLA):
- * register it under a target name of its own. Version 4 takes only the attributes from `opaque` and
- * adds them to the call's. Equal calls give the same handler; there are 1024 for each platform and
- * signature. */
+/* As xla_gpu_handler, for API versions 1 and 2 on the Host, whose calls carry no backend_config:
+ * the handler is bound to one call, `opaque` (the text of xla_gpu_opaque). Register it under a
+ * target name of its own. Equal calls give the same handler; there are 1024 for each version. */
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_alias(const char* op, const char* platform, int api_version,
                                              const char* opaque, void** handler);
 

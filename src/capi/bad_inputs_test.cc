@@ -256,7 +256,7 @@ const BadInput kBadInputs[] = {
      "op, opaque or handler is NULL"},
     {"AliasHandlerNull", [] { return xla_gpu_alias("simple_add", "Host", 4, "{}", nullptr); },
      "op, opaque or handler is NULL"},
-    {"AliasEmpty", [] { return xla_gpu_alias("simple_add", "Host", 4, "", &handler); },
+    {"AliasEmpty", [] { return xla_gpu_alias("simple_add", "Host", 1, "", &handler); },
      "the text is empty"},
     {"AliasNotUtf8", [] { return xla_gpu_alias("simple_add", "Host", 1, "{\"\xe9", &handler); },
      "opaque"},

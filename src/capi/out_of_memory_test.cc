@@ -113,7 +113,7 @@ TEST_F(OutOfMemoryTest, CallsWithoutData) {
   FailEachAllocation([&] { return xla_gpu_opaque(call, &text); }, Done);
   FailEachAllocation([&] { return xla_gpu_stablehlo(call, &text); }, Done);
   ASSERT_EQ(Take(xla_gpu_opaque(call, &text)), "");
-  FailEachAllocation([&] { return xla_gpu_alias("paged_attention", "Host", 3, text, &handler); },
+  FailEachAllocation([&] { return xla_gpu_alias("paged_attention", "Host", 2, text, &handler); },
                      Done);
   xla_gpu_string_free(text);
 }
@@ -131,7 +131,7 @@ xla_gpu_status* RunFrame(xla::FakeCallFrame& frame) {
   XLA_FFI_CallFrame* call = frame.frame();
   call->api = &api;
   const Op& op = *OpRegistry::Global().Find("simple_add");
-  if (xla::HandleTypedCall(op, Platform::kHost, call, nullptr) == nullptr) return nullptr;
+  if (xla::TypedHandler(op, Platform::kHost)(call) == nullptr) return nullptr;
   return code == static_cast<int>(StatusCode::kResourceExhausted) ? OutOfMemory() : nullptr;
 }
 
@@ -154,15 +154,14 @@ TEST_F(OutOfMemoryTest, LegacyCall) {
   char* text = nullptr;
   void* handler = nullptr;
   ASSERT_EQ(Take(xla_gpu_opaque(call, &text)), "");
-  ASSERT_EQ(Take(xla_gpu_alias("paged_attention", "Host", 3, text, &handler)), "");
+  ASSERT_EQ(Take(xla_gpu_alias("paged_attention", "Host", 2, text, &handler)), "");
   const void* in[6];
   for (int i = 0; i < 6; ++i) in[i] = call->args[i].data;
-  auto* function =
-      reinterpret_cast<void (*)(void*, const void**, const char*, size_t, void*)>(handler);
+  auto* function = reinterpret_cast<void (*)(void*, const void**, void*)>(handler);
   testing::internal::CaptureStderr();  // the error goes there, from each process
   FailEachAllocation(
       [&]() -> xla_gpu_status* {
-        function(call->results[0].data, in, text, std::strlen(text), nullptr);
+        function(call->results[0].data, in, nullptr);
         return nullptr;
       },
       [&] { return attention.IsNan() || attention.IsRight(); });

@@ -13,166 +13,115 @@
 #include "src/core/fork.h"
 #include "src/core/strings.h"
 #include "src/xla/legacy.h"
-#include "src/xla/typed_ffi.h"
 
 namespace xla_gpu::xla {
 namespace {
 
-// The signatures that an alias can have. CUDA versions 2 and 3 share one.
-enum Signature : size_t {
-  kCudaOriginal,
-  kCudaStatusReturning,
-  kHostOriginal,
-  kHostStatusReturning,
-  kHostUnified,
-  kCudaTyped,
-  kHostTyped,
-  kNumSignatures
-};
-
-Signature SignatureOf(Platform platform, int api_version) {
-  const bool cuda = platform == Platform::kCuda;
-  switch (api_version) {
-    case 1:
-      return cuda ? kCudaOriginal : kHostOriginal;
-    case 2:
-      return cuda ? kCudaStatusReturning : kHostStatusReturning;
-    case 3:
-      return cuda ? kCudaStatusReturning : kHostUnified;
-    default:
-      return cuda ? kCudaTyped : kHostTyped;
-  }
-}
+constexpr size_t kNumAliasVersions = 2;
 
 // What each trampoline is bound to: set once, before its address is given away, and never freed.
 using Bindings = std::array<std::atomic<const LegacySite*>, kMaxAliases>;
-std::array<Bindings, kNumSignatures> bindings;
+std::array<Bindings, kNumAliasVersions> bindings;
 
-const LegacySite& Bound(Signature signature, size_t i) {
-  return *bindings[signature][i].load(std::memory_order_acquire);
+const LegacySite& Bound(size_t version, size_t i) {
+  return *bindings[version - 1][i].load(std::memory_order_acquire);
 }
 
 // The trampolines. They take the return address themselves: it tells the runtime that called.
 template <size_t i>
-struct Trampoline {
-  static void CudaOriginal(void* stream, void** buffers, const char*, size_t) {
-    RunLegacySite(Bound(kCudaOriginal, i), Platform::kCuda, {.buffers = buffers},
-                  {.stream = stream, .return_address = __builtin_return_address(0)});
-  }
-  static void CudaStatusReturning(void* stream, void** buffers, const char*, size_t, void* status) {
-    RunLegacySite(
-        Bound(kCudaStatusReturning, i), Platform::kCuda, {.buffers = buffers},
-        {.stream = stream, .status = status, .return_address = __builtin_return_address(0)});
-  }
-  static void HostOriginal(void* out, const void** in) {
-    RunLegacySite(Bound(kHostOriginal, i), Platform::kHost, {.out = out, .in = in},
-                  {.return_address = __builtin_return_address(0)});
-  }
-  static void HostStatusReturning(void* out, const void** in, void* status) {
-    RunLegacySite(Bound(kHostStatusReturning, i), Platform::kHost, {.out = out, .in = in},
-                  {.status = status, .return_address = __builtin_return_address(0)});
-  }
-  static void HostUnified(void* out, const void** in, const char*, size_t, void* status) {
-    RunLegacySite(Bound(kHostUnified, i), Platform::kHost, {.out = out, .in = in},
-                  {.status = status, .return_address = __builtin_return_address(0)});
-  }
-  static XLA_FFI_Error* CudaTyped(XLA_FFI_CallFrame* frame) {
-    const LegacySite& site = Bound(kCudaTyped, i);
-    return HandleTypedCall(*site.op, Platform::kCuda, frame, &site.attributes);
-  }
-  static XLA_FFI_Error* HostTyped(XLA_FFI_CallFrame* frame) {
-    const LegacySite& site = Bound(kHostTyped, i);
-    return HandleTypedCall(*site.op, Platform::kHost, frame, &site.attributes);
-  }
-};
+void Original(void* out, const void** in) {
+  RunLegacySite(Bound(1, i), Platform::kHost, {.out = out, .in = in},
+                {.return_address = __builtin_return_address(0)});
+}
 
-using Addresses = std::array<std::array<void*, kMaxAliases>, kNumSignatures>;
+template <size_t i>
+void StatusReturning(void* out, const void** in, void* status) {
+  RunLegacySite(Bound(2, i), Platform::kHost, {.out = out, .in = in},
+                {.status = status, .return_address = __builtin_return_address(0)});
+}
+
+using Addresses = std::array<std::array<void*, kMaxAliases>, kNumAliasVersions>;
 
 template <size_t... i>
 Addresses MakeAddresses(std::index_sequence<i...>) {
-  return Addresses{{
-      {reinterpret_cast<void*>(&Trampoline<i>::CudaOriginal)...},
-      {reinterpret_cast<void*>(&Trampoline<i>::CudaStatusReturning)...},
-      {reinterpret_cast<void*>(&Trampoline<i>::HostOriginal)...},
-      {reinterpret_cast<void*>(&Trampoline<i>::HostStatusReturning)...},
-      {reinterpret_cast<void*>(&Trampoline<i>::HostUnified)...},
-      {reinterpret_cast<void*>(&Trampoline<i>::CudaTyped)...},
-      {reinterpret_cast<void*>(&Trampoline<i>::HostTyped)...},
-  }};
+  return Addresses{{{reinterpret_cast<void*>(&Original<i>)...},
+                    {reinterpret_cast<void*>(&StatusReturning<i>)...}}};
 }
 
 // Which trampoline serves which call.
 class AliasTable {
  public:
-  StatusOr<void*> Bind(Signature signature, std::unique_ptr<const LegacySite> site) {
+  StatusOr<void*> Bind(size_t version, std::unique_ptr<const LegacySite> site) {
     // Written anew, so that blanks and the op's two names make no difference.
     OpaqueCall canonical = site->call;
     canonical.op = site->op->name;
     XLA_GPU_ASSIGN_OR_RETURN(std::string key, EncodeOpaque(canonical));
     std::lock_guard lock(mutex_);
-    auto& known = known_[signature];
+    auto& known = known_[version - 1];
     if (auto found = known.find(key); found != known.end()) {
-      return addresses_[signature][found->second];
+      return addresses_[version - 1][found->second];
     }
     const size_t next = known.size();
     if (next == kMaxAliases) {
       return ResourceExhausted(
           StrCat(site->op->name, ": all ", kMaxAliases,
-                 " aliases of this platform and API version are taken, one for each set of shapes "
-                 "and attributes; use typed calls (API version 4), or fewer shapes"));
+                 " aliases of this API version are taken, one for each set of shapes and "
+                 "attributes; use typed calls (API version 4), or fewer shapes"));
     }
-    bindings[signature][next].store(site.release(), std::memory_order_release);
+    bindings[version - 1][next].store(site.release(), std::memory_order_release);
     known.emplace(std::move(key), next);
-    return addresses_[signature][next];
+    return addresses_[version - 1][next];
   }
 
-  bool IsBound(Signature signature, const void* handler) {
+  bool IsBound(size_t version, const void* handler) {
     std::lock_guard lock(mutex_);
-    const auto& addresses = addresses_[signature];
-    const auto end = addresses.begin() + static_cast<std::ptrdiff_t>(known_[signature].size());
+    const auto& addresses = addresses_[version - 1];
+    const auto end = addresses.begin() + static_cast<std::ptrdiff_t>(known_[version - 1].size());
     return std::find(addresses.begin(), end, handler) != end;
   }
 
  private:
   const Addresses addresses_ = MakeAddresses(std::make_index_sequence<kMaxAliases>{});
   ForkSafeMutex mutex_;
-  std::array<std::unordered_map<std::string, size_t>, kNumSignatures> known_;
+  std::array<std::unordered_map<std::string, size_t>, kNumAliasVersions> known_;
 };
 auto& aliases = *new AliasTable;
 
-// A legacy call cannot tell its errors well (legacy_status.h), so they are found here.
-Status CheckSite(const Op& op, Platform platform, int api_version, const LegacySite& site) {
-  if (site.op != &op) {
-    return InvalidArgument(
-        StrCat(op.name, ": opaque names the op '", site.op->name, "'; it must be ", op.name));
-  }
-  if (op.make_plan[static_cast<int>(platform)] == nullptr) {
-    return Unimplemented(
-        StrCat(op.name, ": there is no kernel for platform ", PlatformName(platform)));
-  }
-  if (api_version != 4) return CheckCall(op, platform, site.AsCall());
-  // The frame brings the types; those in the text are only checked if there are any.
-  return site.args.empty() ? OkStatus() : InferResults(op, platform, site.AsCall()).status();
+// The versions of which calls carry no opaque: 1 and 2 on the Host.
+bool NeedsAlias(Platform platform, int api_version) {
+  return platform == Platform::kHost && api_version >= 1 &&
+         api_version <= static_cast<int>(kNumAliasVersions);
 }
 
 }  // namespace
 
 StatusOr<void*> AliasHandler(const Op& op, Platform platform, int api_version,
                              std::string_view opaque) {
-  if (api_version < 1 || api_version > 4) {
-    return InvalidArgument(
-        StrCat("api_version is ", api_version, "; allowed are 1, 2, 3 (legacy) and 4 (typed FFI)"));
+  if (!NeedsAlias(platform, api_version)) {
+    return InvalidArgument(StrCat(
+        op.name, ": platform is ", PlatformName(platform), " and api_version is ", api_version,
+        "; allowed are 1 and 2 on Host, whose calls carry no opaque: others take the op's own "
+        "handler (xla_gpu_handler)"));
   }
   auto site = MakeLegacySite(opaque);
   if (!site.ok()) {
     return Status(site.status().code(), StrCat(op.name, ": ", site.status().message()));
   }
-  XLA_GPU_RETURN_IF_ERROR(CheckSite(op, platform, api_version, **site));
-  return aliases.Bind(SignatureOf(platform, api_version), *std::move(site));
+  if ((*site)->op != &op) {
+    return InvalidArgument(
+        StrCat(op.name, ": opaque names the op '", (*site)->op->name, "'; it must be ", op.name));
+  }
+  // A legacy call cannot tell its errors well (legacy_status.h), so they are found here.
+  if (op.make_plan[static_cast<int>(platform)] == nullptr) {
+    return Unimplemented(StrCat(op.name, ": there is no kernel for platform Host"));
+  }
+  XLA_GPU_RETURN_IF_ERROR(CheckCall(op, platform, (*site)->AsCall()));
+  return aliases.Bind(static_cast<size_t>(api_version), *std::move(site));
 }
 
 bool IsAlias(const void* handler, Platform platform, int api_version) {
-  return aliases.IsBound(SignatureOf(platform, api_version), handler);
+  return NeedsAlias(platform, api_version) &&
+         aliases.IsBound(static_cast<size_t>(api_version), handler);
 }
 
 }  // namespace xla_gpu::xla

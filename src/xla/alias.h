@@ -1,9 +1,7 @@
-// Aliases: handlers with a call, or attributes, of their own.
+// Aliases: handlers with a call of their own.
 //
-// A handler has no user data, and Host versions 1 and 2 carry no opaque text. PyTorch/XLA moreover
-// shares one executable between calls that differ in backend_config only, so there the
-// configuration must be part of the target's *name*. An alias is a handler bound to one opaque
-// text; registered under a name made from that text, it serves those calls in every runtime.
+// A handler has no user data, and Host calls of versions 1 and 2 carry no opaque text. An alias is
+// a handler bound to one such text; registered under a name of its own, it serves that call.
 #ifndef XLA_GPU_XLA_ALIAS_H_
 #define XLA_GPU_XLA_ALIAS_H_
 
@@ -13,15 +11,12 @@
 
 namespace xla_gpu::xla {
 
-// Aliases are a pool of static functions, so there is a bound for each platform and signature.
+// Aliases are a pool of static functions, so there is a bound for each version.
 inline constexpr size_t kMaxAliases = 1024;
 
-// The handler of `op` bound to `opaque`; the same address for an equal call. It is never given
-// back.
-//   Versions 1, 2, 3: the whole call comes from `opaque`, an opaque that XLA passes is not read. A
-//     call that the op would refuse is refused here.
-//   Version 4: the attributes of `opaque` are added to those of the call frame, whose buffers tell
-//     the types; `args` and `results` may be empty.
+// The handler of `op` on the Host by version 1 or 2 (else an error) for the call that `opaque`
+// describes; the same address for an equal call. It is never given back. A call that the op would
+// refuse is refused here.
 StatusOr<void*> AliasHandler(const Op& op, Platform platform, int api_version,
                              std::string_view opaque);
 

@@ -1,5 +1,5 @@
 // Calls of every Host op, built from fuzz bytes and sent through the doors as a runtime would:
-// typed call frames (with and without an alias' attributes) and legacy calls. Most calls are sound
+// typed call frames and legacy calls. Most calls are sound
 // or nearly so, with buffers of exactly the right size and random contents, so that the kernels run
 // and a sanitizer sees each byte that they should not touch; the others have wrong counts, ranks,
 // dtypes, sizes, attributes and null pointers. No call may crash.
@@ -362,12 +362,7 @@ void RunTyped(const Op& op, const OpaqueCall& call, const Buffers& buffers,
     frame.AddResult(instantiate ? nullptr : buffers.result_data[i],
                     static_cast<int>(call.results[i].dtype), call.results[i].shape);
   }
-  // An alias brings the attributes from elsewhere.
-  auto preset = ViewAttributes(call);
-  const bool by_alias = bytes.ConsumeBool() && preset.ok();
-  if (!by_alias) {
-    for (const OpaqueCall::Attr& attr : call.attrs) AddAttr(frame, attr, bytes);
-  }
+  for (const OpaqueCall::Attr& attr : call.attrs) AddAttr(frame, attr, bytes);
   if (bytes.ConsumeIntegralInRange<int>(0, 7) == 0) AddOddities(frame, bytes);
   XLA_FFI_CallFrame* built = frame.frame();
   switch (bytes.ConsumeIntegralInRange<int>(0, 31)) {  // counts that no array backs
@@ -383,8 +378,7 @@ void RunTyped(const Op& op, const OpaqueCall& call, const Buffers& buffers,
     default:
       break;
   }
-  XLA_FFI_Error* error = by_alias ? HandleTypedCall(op, Platform::kHost, built, &*preset)
-                                  : TypedHandler(op, Platform::kHost)(built);
+  XLA_FFI_Error* error = TypedHandler(op, Platform::kHost)(built);
   if (error != nullptr && TakeMessage(error).empty()) std::abort();
 }
 

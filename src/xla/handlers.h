@@ -6,7 +6,7 @@
 
 namespace xla_gpu::xla {
 
-// api_version 1, 2, 3: the legacy calls (Host 1 and 2 need an alias: alias.h); 4: typed FFI.
+// api_version 1, 2, 3: the legacy calls (not Host 1 and 2: alias.h); 4: typed FFI.
 StatusOr<void*> HandlerAddress(const Op& op, Platform platform, int api_version);
 
 // Whether the function is one of these, or an alias that is bound.

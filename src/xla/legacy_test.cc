@@ -104,14 +104,15 @@ class LegacyTest : public ::testing::Test {
     });
   }
 
-  // Calls `op` as `version` with the opaque text, or through an alias of it. The results are in
-  // x_ and y_, the runtime's status in status_.
-  void Run(const Op& op, Platform platform, int version, const std::string& opaque, bool by_alias) {
-    auto address = by_alias ? AliasHandler(op, platform, version, opaque)
-                            : HandlerAddress(op, platform, version);
+  // Calls `op` as `version` with the opaque text, or where such calls carry none through an alias
+  // of it. The results are in x_ and y_, the runtime's status in status_.
+  void Run(const Op& op, Platform platform, int version, const std::string& opaque) {
+    auto address = platform == Platform::kHost && version < 3
+                       ? AliasHandler(op, platform, version, opaque)
+                       : HandlerAddress(op, platform, version);
     ASSERT_TRUE(address.ok()) << address.status().ToString();
-    const char* text = by_alias ? nullptr : opaque.data();
-    const size_t size = by_alias ? 0 : opaque.size();
+    const char* text = opaque.data();
+    const size_t size = opaque.size();
     void* buffers[] = {a_, b_, x_, y_};
     const void* in[] = {a_, b_};
     void* tuple[] = {x_, y_};
@@ -141,23 +142,22 @@ class LegacyTest : public ::testing::Test {
 struct Road {
   Platform platform;
   int version;
-  bool by_alias;
 };
 
 class LegacyRoads : public LegacyTest, public ::testing::WithParamInterface<Road> {};
 
 TEST_P(LegacyRoads, TwoResultsAndAnAttribute) {
-  const auto [platform, version, by_alias] = GetParam();
-  Run(TestOp(), platform, version, Opaque("test_sum_difference", 2, R"({"scale":2.0})"), by_alias);
+  const auto [platform, version] = GetParam();
+  Run(TestOp(), platform, version, Opaque("test_sum_difference", 2, R"({"scale":2.0})"));
   EXPECT_THAT(x_, testing::ElementsAre(22, 44, 66));
   EXPECT_THAT(y_, testing::ElementsAre(-9, -18, -27));
   EXPECT_FALSE(status_.message.has_value()) << *status_.message;
 }
 
 TEST_P(LegacyRoads, AFailingKernelReachesTheStatusOrGivesNan) {
-  const auto [platform, version, by_alias] = GetParam();
+  const auto [platform, version] = GetParam();
   testing::internal::CaptureStderr();
-  Run(TestOp(), platform, version, Opaque("test_sum_difference", 2, R"({"scale":0.0})"), by_alias);
+  Run(TestOp(), platform, version, Opaque("test_sum_difference", 2, R"({"scale":0.0})"));
   const std::string log = testing::internal::GetCapturedStderr();
   if (version == 1) {
     EXPECT_TRUE(ResultsAreNan());
@@ -169,8 +169,8 @@ TEST_P(LegacyRoads, AFailingKernelReachesTheStatusOrGivesNan) {
 }
 
 TEST_P(LegacyRoads, NothingIsThrownIntoTheRuntime) {
-  const auto [platform, version, by_alias] = GetParam();
-  Run(TestOp(), platform, version, Opaque("test_sum_difference", 2, R"({"scale":-1})"), by_alias);
+  const auto [platform, version] = GetParam();
+  Run(TestOp(), platform, version, Opaque("test_sum_difference", 2, R"({"scale":-1})"));
   if (version == 1) {
     EXPECT_TRUE(ResultsAreNan());
   } else {
@@ -178,27 +178,23 @@ TEST_P(LegacyRoads, NothingIsThrownIntoTheRuntime) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, LegacyRoads,
-    ::testing::Values(Road{Platform::kCuda, 1, false}, Road{Platform::kCuda, 2, false},
-                      Road{Platform::kCuda, 3, false}, Road{Platform::kHost, 3, false},
-                      Road{Platform::kCuda, 1, true}, Road{Platform::kCuda, 2, true},
-                      Road{Platform::kCuda, 3, true}, Road{Platform::kHost, 1, true},
-                      Road{Platform::kHost, 2, true}, Road{Platform::kHost, 3, true}),
-    [](const auto& info) {
-      return StrCat(PlatformName(info.param.platform), info.param.version,
-                    info.param.by_alias ? "Alias" : "");
-    });
+INSTANTIATE_TEST_SUITE_P(All, LegacyRoads,
+                         ::testing::Values(Road{Platform::kCuda, 1}, Road{Platform::kCuda, 2},
+                                           Road{Platform::kCuda, 3}, Road{Platform::kHost, 1},
+                                           Road{Platform::kHost, 2}, Road{Platform::kHost, 3}),
+                         [](const auto& info) {
+                           return StrCat(PlatformName(info.param.platform), info.param.version);
+                         });
 
 TEST_F(LegacyTest, OneResultIsNoTuple) {
-  Run(SimpleAdd(), Platform::kHost, 3, Opaque("simple_add", 1), /*by_alias=*/false);
+  Run(SimpleAdd(), Platform::kHost, 3, Opaque("simple_add", 1));
   EXPECT_THAT(x_, testing::ElementsAre(11, 22, 33));
 }
 
 TEST_F(LegacyTest, BadOpaqueTextsReachTheStatus) {
   const auto message = [this](const std::string& opaque) {
     status_ = {};
-    Run(TestOp(), Platform::kHost, 3, opaque, /*by_alias=*/false);
+    Run(TestOp(), Platform::kHost, 3, opaque);
     return status_.message.value_or("no error");
   };
   EXPECT_THAT(message(""), HasSubstr("test_sum_difference: opaque: the text is empty"));
@@ -245,7 +241,7 @@ TEST_F(LegacyTest, NullPointersAreErrorsUnlessTheTensorIsEmpty) {
 TEST_F(LegacyTest, TheSameErrorIsPrintedOnce) {
   const std::string opaque = Opaque("test_sum_difference", 2, R"({"once":1})");
   testing::internal::CaptureStderr();
-  for (int i = 0; i < 5; ++i) Run(TestOp(), Platform::kCuda, 1, opaque, /*by_alias=*/false);
+  for (int i = 0; i < 5; ++i) Run(TestOp(), Platform::kCuda, 1, opaque);
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_THAT(log, HasSubstr("xla_gpu: INVALID_ARGUMENT: test_sum_difference: unknown attribute"));
   EXPECT_THAT(log, HasSubstr("the results are NaN"));
@@ -265,7 +261,7 @@ TEST_F(LegacyTest, RefusedTextsAreNotKept) {
         StrCat("{\"op\":\"", filler, i)};
     for (const std::string& opaque : refused) {
       status_ = {};
-      Run(TestOp(), Platform::kHost, 3, opaque, /*by_alias=*/false);
+      Run(TestOp(), Platform::kHost, 3, opaque);
       EXPECT_TRUE(status_.message.has_value());
     }
   }

@@ -219,20 +219,9 @@ Status Instantiate(const Op& op, Platform platform, const Call& call) {
   return PlanCache::Global().GetOrCreate(op, platform, call).status();
 }
 
-Status AddPreset(const Attributes* preset, Attributes& attributes) {
-  if (preset == nullptr) return OkStatus();
-  for (const Attribute& attribute : preset->all()) {
-    XLA_GPU_RETURN_IF_ERROR(attributes.Add(attribute.name, attribute.value));
-  }
-  return OkStatus();
-}
-
-Status Dispatch(const Op& op, Platform platform, const XLA_FFI_CallFrame& frame,
-                const Attributes* preset) {
+Status Dispatch(const Op& op, Platform platform, const XLA_FFI_CallFrame& frame) {
   CallFrame decoded;
-  Status status = Decode(frame, decoded);
-  if (status.ok()) status = AddPreset(preset, decoded.attributes);
-  if (!status.ok()) {
+  if (Status status = Decode(frame, decoded); !status.ok()) {
     return Status(status.code(), StrCat(op.name, ": ", status.message()));
   }
   const Call call = decoded.call();
@@ -260,10 +249,21 @@ bool AnswerMetadata(const XLA_FFI_CallFrame& frame, Platform platform) {
   return true;
 }
 
+XLA_FFI_Error* HandleTypedCall(const Op& op, Platform platform, XLA_FFI_CallFrame* frame) {
+  if (AnswerMetadata(*frame, platform)) return nullptr;
+  Status status;
+  try {
+    status = Dispatch(op, platform, *frame);
+  } catch (const std::exception&) {  // nothing may unwind into the runtime
+    status = StatusFromException(op.name);
+  }
+  return status.ok() ? nullptr : MakeError(frame->api, status);
+}
+
 // An FFI handler has no user data, so each op slot and platform has a function of its own.
 template <size_t slot, Platform platform>
 XLA_FFI_Error* Handler(XLA_FFI_CallFrame* frame) {
-  return HandleTypedCall(*OpRegistry::Global().ops()[slot], platform, frame, /*preset=*/nullptr);
+  return HandleTypedCall(*OpRegistry::Global().ops()[slot], platform, frame);
 }
 
 template <Platform platform, size_t... slots>
@@ -272,18 +272,6 @@ constexpr auto MakeHandlers(std::index_sequence<slots...>) {
 }
 
 }  // namespace
-
-XLA_FFI_Error* HandleTypedCall(const Op& op, Platform platform, XLA_FFI_CallFrame* frame,
-                               const Attributes* preset) {
-  if (AnswerMetadata(*frame, platform)) return nullptr;
-  Status status;
-  try {
-    status = Dispatch(op, platform, *frame, preset);
-  } catch (const std::exception&) {  // nothing may unwind into the runtime
-    status = StatusFromException(op.name);
-  }
-  return status.ok() ? nullptr : MakeError(frame->api, status);
-}
 
 XLA_FFI_Handler* TypedHandler(const Op& op, Platform platform) {
   using Slots = std::make_index_sequence<OpRegistry::kMaxOps>;

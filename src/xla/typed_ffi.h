@@ -14,11 +14,6 @@ namespace xla_gpu::xla {
 // of a bundle (and as nothing else). Valid for the life of the process.
 XLA_FFI_Handler* TypedHandler(const Op& op, Platform platform);
 
-// What that handler does with a frame. `preset` (may be null): attributes that count as the
-// frame's.
-XLA_FFI_Error* HandleTypedCall(const Op& op, Platform platform, XLA_FFI_CallFrame* frame,
-                               const Attributes* preset);
-
 }  // namespace xla_gpu::xla
 
 #endif  // XLA_GPU_XLA_TYPED_FFI_H_
