@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <cstring>
+#include <utility>
 
 #include "src/core/file.h"
 #include "src/core/strings.h"
@@ -14,6 +14,12 @@ namespace {
 constexpr std::string_view kMagic("\x93NUMPY", 6);
 constexpr size_t kMaxHeader = 1 << 20;
 constexpr size_t kMaxRank = 32;
+
+// NumPy's names, after the byte order; what is not here has none (see npy.h).
+constexpr std::pair<std::string_view, DType> kNames[] = {
+    {"b1", DType::kPred}, {"i1", DType::kI8},  {"i2", DType::kI16}, {"i4", DType::kI32},
+    {"i8", DType::kI64},  {"u1", DType::kU8},  {"u2", DType::kU16}, {"u4", DType::kU32},
+    {"u8", DType::kU64},  {"f2", DType::kF16}, {"f4", DType::kF32}, {"f8", DType::kF64}};
 
 struct Header {
   std::string descr;
@@ -36,10 +42,9 @@ class HeaderParser {
       if (!TakeString(&key) || !Take(':')) return Bad("a key is missing");
       if (key == "descr") {
         seen[0] = true;
-        if (!TakeString(&header.descr))
-          return Bad(
-              "'descr' is no string (structured types are "
-              "not supported)");
+        if (!TakeString(&header.descr)) {
+          return Bad("'descr' is no string (structured types are not supported)");
+        }
       } else if (key == "fortran_order") {
         seen[1] = true;
         if (!TakeBool(&header.fortran_order)) return Bad("'fortran_order' is no bool");
@@ -51,8 +56,9 @@ class HeaderParser {
       }
       if (!Take(',') && !Peek('}')) return Bad("a comma is missing");
     }
-    if (!seen[0] || !seen[1] || !seen[2])
+    if (!seen[0] || !seen[1] || !seen[2]) {
       return Bad("'descr', 'fortran_order' or 'shape' is missing");
+    }
     return header;
   }
 
@@ -73,9 +79,8 @@ class HeaderParser {
     return true;
   }
   bool TakeString(std::string* out) {
-    const char quote = Peek('"') ? '"' : '\'';
-    if (!Take(quote)) return false;
-    const size_t end = text_.find(quote, at_);
+    if (!Take('\'')) return false;
+    const size_t end = text_.find('\'', at_);
     if (end == std::string_view::npos) return false;
     *out = text_.substr(at_, end - at_);
     at_ = end + 1;
@@ -102,7 +107,6 @@ class HeaderParser {
       if (error != std::errc() || value < 0 || out->size() == kMaxRank) return false;
       out->push_back(value);
       at_ += static_cast<size_t>(end - begin);
-      Take('L');  // Python 2 wrote long integers so
       if (!Take(',') && !Peek(')')) return false;
     }
     return true;
@@ -112,63 +116,28 @@ class HeaderParser {
   size_t at_ = 0;
 };
 
-StatusOr<DType> ParseDescr(const std::string& descr, DType expected) {
-  struct Name {
-    std::string_view name;
-    DType dtype;
-  };
-  static constexpr Name kNames[] = {{"b1", DType::kPred},
-                                    {"i1", DType::kI8},
-                                    {"i2", DType::kI16},
-                                    {"i4", DType::kI32},
-                                    {"i8", DType::kI64},
-                                    {"u1", DType::kU8},
-                                    {"u2", DType::kU16},
-                                    {"u4", DType::kU32},
-                                    {"u8", DType::kU64},
-                                    {"f2", DType::kF16},
-                                    {"f4", DType::kF32},
-                                    {"f8", DType::kF64},
-                                    {"f1", DType::kF8E5M2},
-                                    {"bfloat16", DType::kBF16},
-                                    {"float8_e5m2", DType::kF8E5M2},
-                                    {"float8_e4m3fn", DType::kF8E4M3FN}};
-  std::string_view name = descr;
-  if (!name.empty() && std::strchr("<>|=", name[0]) != nullptr) name.remove_prefix(1);
-  for (const Name& known : kNames) {
-    if (name == known.name) return known.dtype;
+StatusOr<DType> ParseDescr(std::string_view descr, DType expected) {
+  const std::string_view name =
+      descr.find_first_of("<|=") == 0 ? descr.substr(1) : std::string_view();
+  for (const auto& [known, dtype] : kNames) {
+    if (name == known) return dtype;
   }
+  if (name == "f1") return DType::kF8E5M2;
   if (name == "V2" && (expected == DType::kBF16 || expected == DType::kInvalid)) {
     return DType::kBF16;
   }
   if (name == "V1" && IsFloat8(expected)) return expected;
   return InvalidArgument(
       StrCat("the .npy dtype is '", descr,
-             "'; allowed are bool, int8 to int64, uint8 to uint64, float16, "
+             "'; allowed are, little-endian, bool, int8 to int64, uint8 to uint64, float16, "
              "float32, float64, bfloat16 ('<V2') and, where an fp8 type is expected, '<V1'"));
 }
 
-void SwapBytes(HostTensor& tensor, size_t element) {
-  for (size_t i = 0; i + element <= tensor.data.size(); i += element) {
-    std::reverse(tensor.data.begin() + static_cast<ptrdiff_t>(i),
-                 tensor.data.begin() + static_cast<ptrdiff_t>(i + element));
+std::string FormatDescr(DType dtype) {
+  for (const auto& [name, known] : kNames) {
+    if (dtype == known) return StrCat(DTypeSize(dtype) == 1 ? '|' : '<', name);
   }
-}
-
-// The first index varies fastest in `bytes`, the last one in the result.
-void CopyFromFortranOrder(std::string_view bytes, size_t element, HostTensor& tensor) {
-  std::vector<int64_t> index(tensor.shape.size(), 0);
-  for (size_t from = 0; from < bytes.size(); from += element) {
-    int64_t to = 0;
-    for (size_t d = 0; d < index.size(); ++d) to = to * tensor.shape[d] + index[d];
-    std::memcpy(tensor.data.data() + static_cast<size_t>(to) * element, bytes.data() + from,
-                element);
-    for (size_t d = 0; d < index.size() && ++index[d] == tensor.shape[d]; ++d) index[d] = 0;
-  }
-}
-
-Status InFile(const Status& status, const std::string& path) {
-  return Status(status.code(), StrCat(path, ": ", status.message()));
+  return StrCat("<V", DTypeSize(dtype));
 }
 
 }  // namespace
@@ -195,6 +164,9 @@ StatusOr<HostTensor> ParseNpy(std::string_view bytes, DType expected) {
   }
   XLA_GPU_ASSIGN_OR_RETURN(Header header, HeaderParser(bytes.substr(start, header_size)).Parse());
   XLA_GPU_ASSIGN_OR_RETURN(const DType dtype, ParseDescr(header.descr, expected));
+  if (header.fortran_order && header.shape.size() > 1) {
+    return InvalidArgument("the .npy array is in Fortran order; save np.ascontiguousarray of it");
+  }
 
   const std::string_view data = bytes.substr(start + header_size);
   const auto element = static_cast<size_t>(DTypeSize(dtype));
@@ -211,46 +183,12 @@ StatusOr<HostTensor> ParseNpy(std::string_view bytes, DType expected) {
   }
   HostTensor tensor{dtype, std::move(header.shape), {}};
   tensor.data.assign(data.begin(), data.end());
-  if (header.fortran_order && tensor.shape.size() > 1) CopyFromFortranOrder(data, element, tensor);
-  if (header.descr.starts_with(">")) SwapBytes(tensor, element);
   return tensor;
 }
 
 std::string FormatNpy(const HostTensor& tensor) {
-  static constexpr auto descr = [](DType dtype) -> const char* {
-    switch (dtype) {
-      case DType::kPred:
-        return "|b1";
-      case DType::kI8:
-        return "|i1";
-      case DType::kI16:
-        return "<i2";
-      case DType::kI32:
-        return "<i4";
-      case DType::kI64:
-        return "<i8";
-      case DType::kU8:
-        return "|u1";
-      case DType::kU16:
-        return "<u2";
-      case DType::kU32:
-        return "<u4";
-      case DType::kU64:
-        return "<u8";
-      case DType::kF16:
-        return "<f2";
-      case DType::kF32:
-        return "<f4";
-      case DType::kF64:
-        return "<f8";
-      case DType::kBF16:
-        return "<V2";
-      default:
-        return "<V1";
-    }
-  };
   std::string header =
-      StrCat("{'descr': '", descr(tensor.dtype), "', 'fortran_order': False, 'shape': (");
+      StrCat("{'descr': '", FormatDescr(tensor.dtype), "', 'fortran_order': False, 'shape': (");
   for (const int64_t dim : tensor.shape) header += StrCat(dim, ", ");
   header += "), }";
   // NumPy aligns the data to 64 bytes by spaces, and ends the header with a newline.
@@ -270,8 +208,8 @@ StatusOr<HostTensor> ReadNpy(const std::string& path, DType expected, uint64_t m
   const uint64_t limit = max_data + kMaxHeader + 12;
   XLA_GPU_ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path, limit));
   StatusOr<HostTensor> tensor = ParseNpy(bytes, expected);
-  if (!tensor.ok()) return InFile(tensor.status(), path);
-  return tensor;
+  if (tensor.ok()) return tensor;
+  return Status(tensor.status().code(), StrCat(path, ": ", tensor.status().message()));
 }
 
 Status WriteNpy(const std::string& path, const HostTensor& tensor) {

@@ -1,4 +1,4 @@
-// Reading and writing .npy files (NumPy format 1.0 to 3.0).
+// Reading and writing .npy files (NumPy format 1.0 to 3.0): little-endian, in C order.
 //
 // NumPy has no name for the narrow floats. ml_dtypes arrays are saved as '<V2' (bfloat16), '<V1'
 // (float8_e4m3fn) and '<f1' (float8_e5m2); what a void type means is told by the type that the
@@ -15,7 +15,7 @@
 
 namespace xla_gpu::cli {
 
-// The tensor in the bytes of a .npy file; Fortran order and big-endian data are converted.
+// The tensor in the bytes of a .npy file.
 // `expected`: the dtype wanted, for void types ('<V2' is bf16 without it, '<V1' an error), else
 // kInvalid. Any other dtype is returned as it is in the file.
 StatusOr<HostTensor> ParseNpy(std::string_view bytes, DType expected);
