@@ -1,5 +1,4 @@
 // The C ABI: turns C structs into core types and Status into xla_gpu_status, nothing else.
-#include <cstring>
 #include <exception>
 #include <memory>
 #include <nlohmann/json.hpp>

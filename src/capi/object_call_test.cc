@@ -4,7 +4,6 @@
 
 #include <array>
 #include <string>
-#include <vector>
 
 #include "src/capi/dlpack.h"
 #include "xla_gpu/xla_gpu.h"

@@ -1,7 +1,5 @@
 // `xla-gpu doctor`: looks at this machine and says what fits, what does not, and why.
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 
 #include "src/cli/child_process.h"
 #include "src/cli/cli.h"

@@ -1,5 +1,4 @@
 // The verdicts of `xla-gpu doctor`: what fits, what does not, why, and what to do about it.
-#include <algorithm>
 #include <cstdlib>
 
 #include "src/cli/doctor_report.h"

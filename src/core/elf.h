@@ -3,7 +3,6 @@
 #ifndef XLA_GPU_CORE_ELF_H_
 #define XLA_GPU_CORE_ELF_H_
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 

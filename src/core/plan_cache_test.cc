@@ -4,8 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <bit>
-#include <limits>
 #include <thread>
 #include <vector>
 

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "src/core/child_process.h"

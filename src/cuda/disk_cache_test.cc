@@ -20,7 +20,7 @@ using std::chrono::milliseconds;
 using testing::HasSubstr;
 
 CacheEntry EntryOf(const std::string& name, std::string cubin = "machine code") {
-  return {Sha256::Of(name), name, std::move(cubin)};
+  return {Sha256Of(name), name, std::move(cubin)};
 }
 
 class DiskCacheTest : public testing::Test {
@@ -37,7 +37,7 @@ class DiskCacheTest : public testing::Test {
 
   // Files of the user's in the folder, under names that resemble ours.
   std::vector<std::string> Foreign() {
-    const std::string hex = Sha256::Hex(Sha256::Of("f"));
+    const std::string hex = Sha256::Hex(Sha256Of("f"));
     std::vector<std::string> paths;
     for (const std::string& name : std::vector<std::string>{
              "mine.txt", "tmp.1.2.3", "tmp.tar", hex + ".kernel", hex + ".lock", "xla_gpu-" + hex,
@@ -60,7 +60,7 @@ TEST_F(DiskCacheTest, KeepsEntriesForOtherProcesses) {
   const auto back = Open().Read(entry.key);
   ASSERT_TRUE(back.has_value());
   EXPECT_EQ(back->cubin, entry.cubin);
-  EXPECT_FALSE(Open().Read(Sha256::Of("b")).has_value());
+  EXPECT_FALSE(Open().Read(Sha256Of("b")).has_value());
 }
 
 TEST_F(DiskCacheTest, TheFolderIsPrivate) {
@@ -232,7 +232,7 @@ TEST_F(DiskCacheTest, ALockExcludesThreadsAndProcesses) {
   auto count = [&] {
     const DiskCache cache = Open();
     for (int i = 0; i < kRounds; ++i) {
-      const DiskCache::KeyLock lock = cache.Lock(Sha256::Of("key"), std::chrono::seconds(60));
+      const DiskCache::KeyLock lock = cache.Lock(Sha256Of("key"), std::chrono::seconds(60));
       if (!lock.held()) return false;
       const int value = std::stoi(ReadWhole(counter));
       std::this_thread::sleep_for(std::chrono::microseconds(200));
@@ -261,36 +261,36 @@ TEST_F(DiskCacheTest, ALockExcludesThreadsAndProcesses) {
 TEST_F(DiskCacheTest, ADeadHoldersLockIsFree) {
   const DiskCache cache = Open();
   RunForked([&] {
-    const DiskCache::KeyLock lock = cache.Lock(Sha256::Of("key"), milliseconds(0));
+    const DiskCache::KeyLock lock = cache.Lock(Sha256Of("key"), milliseconds(0));
     kill(getpid(), SIGKILL);
     return true;
   });
   ASSERT_TRUE(fs::exists(File(EntryOf("key"), ".lock")));
   const auto start = std::chrono::steady_clock::now();
-  EXPECT_TRUE(cache.Lock(Sha256::Of("key"), std::chrono::seconds(30)).held());
+  EXPECT_TRUE(cache.Lock(Sha256Of("key"), std::chrono::seconds(30)).held());
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 
 TEST_F(DiskCacheTest, ALockThatStaysTakenIsNotWaitedForForever) {
   const DiskCache cache = Open();
-  const DiskCache::KeyLock lock = cache.Lock(Sha256::Of("key"), milliseconds(0));
+  const DiskCache::KeyLock lock = cache.Lock(Sha256Of("key"), milliseconds(0));
   EXPECT_TRUE(lock.held());
-  EXPECT_FALSE(cache.Lock(Sha256::Of("key"), milliseconds(100)).held());
-  EXPECT_TRUE(cache.Lock(Sha256::Of("other"), milliseconds(100)).held());
+  EXPECT_FALSE(cache.Lock(Sha256Of("key"), milliseconds(100)).held());
+  EXPECT_TRUE(cache.Lock(Sha256Of("other"), milliseconds(100)).held());
 }
 
 TEST_F(DiskCacheTest, AForkedChildDoesNotKeepTheLock) {
   const DiskCache cache = Open();
   pid_t child = 0;
   {
-    const DiskCache::KeyLock lock = cache.Lock(Sha256::Of("key"), milliseconds(0));
+    const DiskCache::KeyLock lock = cache.Lock(Sha256Of("key"), milliseconds(0));
     child = fork();
     if (child == 0) {
       pause();
       _exit(0);
     }
   }
-  EXPECT_TRUE(cache.Lock(Sha256::Of("key"), milliseconds(0)).held());
+  EXPECT_TRUE(cache.Lock(Sha256Of("key"), milliseconds(0)).held());
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
 }
@@ -299,9 +299,9 @@ TEST_F(DiskCacheTest, ListAndClear) {
   const DiskCache cache = Open();
   ASSERT_TRUE(cache.Write(EntryOf("a")).ok());
   ASSERT_TRUE(cache.Write(EntryOf("b")).ok());
-  folder_.Write("cache/" + Name(Sha256::Of("b")) + ".kernel", "damaged");
-  folder_.Write("cache/" + Name(Sha256::Of("c")) + ".1.2.3.tmp", "left behind");
-  folder_.Write("cache/" + Name(Sha256::Of("c")) + ".lock", "");
+  folder_.Write("cache/" + Name(Sha256Of("b")) + ".kernel", "damaged");
+  folder_.Write("cache/" + Name(Sha256Of("c")) + ".1.2.3.tmp", "left behind");
+  folder_.Write("cache/" + Name(Sha256Of("c")) + ".lock", "");
   const std::vector<std::string> foreign = Foreign();
   const auto files = cache.List();
   ASSERT_EQ(files.size(), 2u);
@@ -321,10 +321,10 @@ TEST_F(DiskCacheTest, OutdatedFilesGoWhenAnEntryIsWritten) {
     fs::last_write_time(folder_.Write("cache/" + name, ""), now - age);
     return folder_.path("cache/" + name);
   };
-  const std::string unused = write(Name(Sha256::Of("x")) + ".kernel", std::chrono::hours(24 * 91));
-  const std::string used = write(Name(Sha256::Of("y")) + ".kernel", std::chrono::hours(24 * 89));
-  const std::string dead_temp = write(Name(Sha256::Of("z")) + ".1.2.3.tmp", std::chrono::hours(2));
-  const std::string live_temp = write(Name(Sha256::Of("z")) + ".1.2.4.tmp", std::chrono::hours(0));
+  const std::string unused = write(Name(Sha256Of("x")) + ".kernel", std::chrono::hours(24 * 91));
+  const std::string used = write(Name(Sha256Of("y")) + ".kernel", std::chrono::hours(24 * 89));
+  const std::string dead_temp = write(Name(Sha256Of("z")) + ".1.2.3.tmp", std::chrono::hours(2));
+  const std::string live_temp = write(Name(Sha256Of("z")) + ".1.2.4.tmp", std::chrono::hours(0));
   const std::vector<std::string> foreign = Foreign();
   for (const std::string& path : foreign) {
     fs::last_write_time(path, now - std::chrono::hours(24 * 1000));

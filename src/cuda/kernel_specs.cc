@@ -1,7 +1,6 @@
 #include "src/cuda/kernel_specs.h"
 
 #include <algorithm>
-#include <cctype>
 
 #include "src/core/strings.h"
 #include "src/cuda/driver_api.h"

@@ -73,12 +73,6 @@ Sha256::Digest Sha256::Finish() {
   return digest;
 }
 
-Sha256::Digest Sha256::Of(std::string_view bytes) {
-  Sha256 hash;
-  hash.Update(bytes);
-  return hash.Finish();
-}
-
 std::string Sha256::Hex(const Digest& digest) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string text;

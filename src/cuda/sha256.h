@@ -17,7 +17,6 @@ class Sha256 {
   // The digest of all that was given; the object is used up.
   Digest Finish();
 
-  static Digest Of(std::string_view bytes);
   // 64 lower-case digits.
   static std::string Hex(const Digest& digest);
 

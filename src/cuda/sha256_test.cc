@@ -4,10 +4,12 @@
 
 #include <random>
 
+#include "src/cuda/test_util.h"
+
 namespace xla_gpu::cuda {
 namespace {
 
-std::string HexOf(std::string_view bytes) { return Sha256::Hex(Sha256::Of(bytes)); }
+std::string HexOf(std::string_view bytes) { return Sha256::Hex(Sha256Of(bytes)); }
 
 // The examples of FIPS 180-4 and of NIST's test vectors.
 TEST(Sha256, PublishedVectors) {
@@ -30,7 +32,7 @@ TEST(Sha256, PiecesGiveTheDigestOfTheWhole) {
       pieces.Update(std::string_view(bytes).substr(at, n));
       at += n;
     }
-    EXPECT_EQ(pieces.Finish(), Sha256::Of(bytes)) << size;
+    EXPECT_EQ(pieces.Finish(), Sha256Of(bytes)) << size;
   }
 }
 

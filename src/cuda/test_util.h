@@ -5,8 +5,10 @@
 #include <elf.h>
 
 #include <string>
+#include <string_view>
 
 #include "src/core/test_util.h"
+#include "src/cuda/sha256.h"
 
 namespace xla_gpu::cuda {
 
@@ -14,6 +16,12 @@ using ::xla_gpu::ReadWhole;
 using ::xla_gpu::RunForked;
 using ::xla_gpu::ScopedEnv;
 using ::xla_gpu::TempFolder;
+
+inline Sha256::Digest Sha256Of(std::string_view bytes) {
+  Sha256 hash;
+  hash.Update(bytes);
+  return hash.Finish();
+}
 
 // The smallest file that passes for machine code of a GPU; `name` makes it another.
 inline std::string TinyCubin(const std::string& name = "") {

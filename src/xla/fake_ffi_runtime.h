@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <deque>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <csignal>
 #include <cstdlib>
 #include <stdexcept>
 #include <thread>

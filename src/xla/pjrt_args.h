@@ -2,8 +2,6 @@
 #ifndef XLA_GPU_XLA_PJRT_ARGS_H_
 #define XLA_GPU_XLA_PJRT_ARGS_H_
 
-#include <cstddef>
-
 namespace xla_gpu::xla {
 
 // A plugin refuses a struct smaller than its own ("Unexpected PJRT_ExecuteOptions size: expected

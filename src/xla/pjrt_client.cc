@@ -72,14 +72,6 @@ StatusOr<TensorSpec> DeviceBuffer::type() const {
   return TensorSpec{*dtype, {dims->dims, dims->dims + dims->num_dims}};
 }
 
-Status DeviceBuffer::Await() const {
-  PjrtArgs<PJRT_Buffer_ReadyEvent_Args> args;
-  args->buffer = buffer_;
-  XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(plugin_->api()->PJRT_Buffer_ReadyEvent(args.get()),
-                                             "PJRT_Buffer_ReadyEvent"));
-  return AwaitAndDestroy(*plugin_, args->event, "execution");
-}
-
 StatusOr<HostTensor> DeviceBuffer::ToHost() const {
   XLA_GPU_ASSIGN_OR_RETURN(TensorSpec spec, type());
   HostTensor host = HostTensor::Zeros(spec.dtype, spec.shape);
@@ -271,11 +263,6 @@ Status PjrtClient::ReadDescription() {
   XLA_GPU_RETURN_IF_ERROR(
       plugin_->TakeError(api->PJRT_Client_PlatformName(name.get()), "PJRT_Client_PlatformName"));
   platform_name_.assign(name->platform_name, name->platform_name_size);
-  PjrtArgs<PJRT_Client_PlatformVersion_Args> version;
-  version->client = client_;
-  XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(api->PJRT_Client_PlatformVersion(version.get()),
-                                             "PJRT_Client_PlatformVersion"));
-  platform_version_.assign(version->platform_version, version->platform_version_size);
   PjrtArgs<PJRT_Client_AddressableDevices_Args> devices;
   devices->client = client_;
   XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(api->PJRT_Client_AddressableDevices(devices.get()),

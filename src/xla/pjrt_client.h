@@ -4,7 +4,6 @@
 #ifndef XLA_GPU_XLA_PJRT_CLIENT_H_
 #define XLA_GPU_XLA_PJRT_CLIENT_H_
 
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,8 +35,6 @@ class DeviceBuffer {
   ~DeviceBuffer();
 
   StatusOr<TensorSpec> type() const;
-  // Waits for the computation that makes it; its error is returned.
-  Status Await() const;
   StatusOr<HostTensor> ToHost() const;
   PJRT_Buffer* get() const { return buffer_; }
 
@@ -84,7 +81,6 @@ class PjrtClient {
   const PjrtPlugin& plugin() const { return *plugin_; }
   // "cpu", "cuda", as the plugin says.
   const std::string& platform_name() const { return platform_name_; }
-  const std::string& platform_version() const { return platform_version_; }
   // "NVIDIA H200" and the like: the device's kind.
   const std::string& device_kind() const { return device_kind_; }
 
@@ -101,7 +97,6 @@ class PjrtClient {
   PJRT_Client* client_;
   PJRT_Device* device_ = nullptr;
   std::string platform_name_;
-  std::string platform_version_;
   std::string device_kind_;
 };
 
