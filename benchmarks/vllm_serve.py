@@ -4,7 +4,7 @@
 
 A random Llama shaped like the 8B model (32 layers, hidden 4096, 32/8 heads, bfloat16), served over
 HTTP by three servers, one after the other (--together: at once, asked in turn): with our attention,
-with plain jnp attention and with none (XLA_GPU_VLLM_ATTENTION). For each CxWORDS, C requests of
+with plain jnp attention and with none (plain_attention.py). For each CxWORDS, C requests of
 WORDS words are sent at once and answered with --output tokens each, as streams.
 
   first  the median time until a request's first token, all C prompts being sent together
@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT / "tests/vllm"), str(ROOT / "python")]
 
 import torch
 from safetensors.torch import save_file
-from server import Server, serve
+from server import ATTENTIONS, Server, serve, with_attention
 
 EIGHT_B = dict(
     hidden_size=4096,
@@ -170,7 +170,7 @@ def start(
     # A first token at once, later ones in eights: a server that writes each by itself is the limit
     # at many requests, not the step.
     options += ["--stream-interval", "8"]
-    env = {"XLA_GPU_VLLM_ATTENTION": attention, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
+    env = with_attention(attention) | {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
     cache = folder / "compiled"  # of its own: the start-up is that of a first start
     return serve(model, folder, *options, VLLM_XLA_CACHE_PATH=str(cache), **env)
 
@@ -267,7 +267,7 @@ def main() -> None:
         metavar="CxWORDS",
         help="C requests of so many words",
     )
-    parser.add_argument("--attention", nargs="+", default=["xla_gpu", "jnp", "none"])
+    parser.add_argument("--attention", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
     parser.add_argument("--output", type=int, help="tokens an answer")
     parser.add_argument("--longest", type=int, help="--max-model-len; default: as long as needed")
     parser.add_argument("--page", type=int, default=32, help="--block-size")

@@ -28,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from vllm_serve import EIGHT_B, TINY, load_size, random_prompts, write_checkpoint
+from vllm_serve import ATTENTIONS, EIGHT_B, TINY, load_size, random_prompts, write_checkpoint
 
 TRACED = (8, 24)  # tokens of an answer; the steps that are measured lie between the two
 TIMED = (40, 140)
@@ -123,9 +123,9 @@ def measure(args: argparse.Namespace) -> dict:
 
 def measure_in_process(attention: str, model: str) -> dict:
     """`measure` in a process with that attention."""
-    from server import run  # vllm_serve has put its folder on the path
+    from server import run, with_attention  # vllm_serve has put its folder on the path
 
-    env = dict(XLA_GPU_VLLM_ATTENTION=attention, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    env = dict(with_attention(attention), VLLM_ENABLE_V1_MULTIPROCESSING="0")
     done = run(sys.executable, __file__, *sys.argv[1:], "--model", model, seconds=1200, **env)
     if done.returncode != 0:
         raise SystemExit(f"{attention} failed:\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
@@ -136,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="a small model in float32, for a CPU")
     parser.add_argument("--requests", type=load_size, metavar="CxWORDS", default=(1, 256))
-    parser.add_argument("--attention", nargs="+", default=["xla_gpu", "jnp", "none"])
+    parser.add_argument("--attention", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
     parser.add_argument("--longest", type=int, default=2048, help="--max-model-len")
     parser.add_argument("--max-seqs", type=int, default=256, help="--max-num-seqs, at least")
     parser.add_argument("--model", help=argparse.SUPPRESS)  # of a process that measures

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jax_calls
 import ml_dtypes
 import numpy as np
+import plain_attention
 import pytest
 import ragged_v3
 from problems import FP8 as FP8_NAMES
@@ -24,7 +25,6 @@ from xla_gpu.jax import (
     ragged_paged_attention_v3,
     register_all,
 )
-from xla_gpu.vllm_xla import _plain_attention
 
 GROUPS = 40
 CASES_A_GROUP = 12
@@ -60,7 +60,7 @@ def good_case(static, seed=0):
 
 
 @pytest.mark.parametrize(
-    "kernel", [ragged_paged_attention_hd64, _plain_attention.ragged_paged_attention_hd64]
+    "kernel", [ragged_paged_attention_hd64, plain_attention.ragged_paged_attention_hd64]
 )
 def test_rows_before_the_first_token_are_0_and_not_written(kernel):
     """Also in the plain form, which vLLM's tests compare with."""

@@ -7,7 +7,6 @@ One process for all cases: importing vLLM takes longer than all of them.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import pathlib
@@ -19,8 +18,8 @@ from vllm import LLM, SamplingParams  # noqa: I001  first: it chooses the platfo
 from vllm.engine.arg_utils import EngineArgs
 
 import jax
-from tpu_inference.layers.common import attention_interface
-from xla_gpu.vllm_xla import _attention, _plain_attention, _replace
+import plain_attention
+from xla_gpu.vllm_xla import _attention
 
 KERNELS = ("ragged_paged_attention", "ragged_paged_attention_hd64")
 
@@ -35,16 +34,8 @@ def zeroed(kernel):
     return call
 
 
-def take(kernels) -> None:
-    """Puts these in the place of the kernels, as a new process would have them."""
-    for name, kernel in zip(KERNELS, kernels, strict=True):
-        replacement = functools.partial(kernel)
-        setattr(replacement, _replace._MARK, True)
-        setattr(attention_interface, name, replacement)
-
-
 OURS = [getattr(_attention, name) for name in KERNELS]
-PLAIN = [getattr(_plain_attention, name) for name in KERNELS]
+PLAIN = [getattr(plain_attention, name) for name in KERNELS]
 ZEROED = [zeroed(kernel) for kernel in OURS]
 
 # name: kernels, checkpoint, MODEL_IMPL_TYPE, dtype, options
@@ -91,7 +82,7 @@ def run(folder: pathlib.Path, requests, kernels, kind, model_impl, dtype, option
         **options,
     )
     if kernels is not None:  # else those that the plugin put there
-        take(kernels)
+        plain_attention.take(*kernels)
     prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests]
     limits = [
         SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for _, count in requests

@@ -21,41 +21,55 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+ATTENTIONS = ["xla_gpu", "jnp", "none"]  # ours, and those of tests/oracle/plain_attention.py
 STEP = re.compile(r"jit_(run_model|step_fun)")  # the step's program: flax models, torchax models
 
 
-ENTRY_POINTS = """\
+OURS = """\
 [vllm.platform_plugins]
 xla_gpu = xla_gpu.vllm_xla:platform_plugin
 
 [vllm.general_plugins]
 xla_gpu = xla_gpu.vllm_xla:general_plugin
 """
+OTHER_ATTENTION = """\
+[vllm.general_plugins]
+other_attention = plain_attention:plugin
+"""
 
 
 @functools.cache
-def entry_points_folder() -> str | None:
-    """A folder by which vLLM finds the plugin where no package gives its entry points, or None."""
-    installed = importlib.metadata.entry_points(group="vllm.platform_plugins")
-    if any(point.name == "xla_gpu" for point in installed):
-        return None
+def entry_points_folder(name: str, text: str) -> str:
+    """A folder by which vLLM finds these entry points, as it would those of a package."""
     folder = tempfile.mkdtemp(prefix="xla-gpu-entry-points-")
-    info = pathlib.Path(folder) / "xla_gpu_source_tree-0.dist-info"
+    info = pathlib.Path(folder) / f"{name}-0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: xla-gpu-source-tree\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(text)
     return folder
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Offline, and with the package of this tree."""
-    folders = (entry_points_folder(), str(ROOT / "python"), os.environ.get("PYTHONPATH"))
-    path = os.pathsep.join(folder for folder in folders if folder)
+    """Offline, and with the package of this tree; OTHER_ATTENTION: see plain_attention.py."""
+    folders = [str(ROOT / "python"), str(ROOT / "tests/oracle")]
+    installed = importlib.metadata.entry_points(group="vllm.platform_plugins")
+    if not any(point.name == "xla_gpu" for point in installed):
+        folders.append(entry_points_folder("xla_gpu_source_tree", OURS))
+    if "OTHER_ATTENTION" in more:
+        folders.append(entry_points_folder("other_attention", OTHER_ATTENTION))
+    if outer := os.environ.get("PYTHONPATH"):
+        folders.append(outer)
+    path = os.pathsep.join(folders)
     offline = dict(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
     library = dict(XLA_GPU_LIBRARY=str(ROOT / "build/release/libxla_gpu.so"))
     # A pool for the test process's own JAX would be missing in the server's.
     gpu = dict(XLA_PYTHON_CLIENT_PREALLOCATE="false")
     return library | gpu | dict(os.environ) | offline | dict(PYTHONPATH=path) | more
+
+
+def with_attention(name: str) -> dict[str, str]:
+    """The variables of a process with one of ATTENTIONS."""
+    return {} if name == "xla_gpu" else {"OTHER_ATTENTION": name}
 
 
 def vllm_command() -> list[str]:

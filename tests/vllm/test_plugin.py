@@ -110,12 +110,6 @@ def test_options_that_are_not_the_tpus_are_refused(module, options):
         _replace._without_options(other.options)
 
 
-def test_an_unknown_choice_of_attention_is_refused(monkeypatch):
-    monkeypatch.setenv("XLA_GPU_VLLM_ATTENTION", "flash")
-    with pytest.raises(UnsupportedError, match="'flash'; it may be xla_gpu"):
-        _replace._chosen_attention()
-
-
 def test_our_signatures_are_the_tpu_kernels():
     from xla_gpu.vllm_xla import _attention
 

@@ -170,37 +170,19 @@ _HD64 = (
 )
 
 
-def _chosen_attention() -> tuple[Callable, Callable]:
-    """The two kernels that XLA_GPU_VLLM_ATTENTION names (docs/vllm.md)."""
-    name = os.environ.get("XLA_GPU_VLLM_ATTENTION", "xla_gpu")
-    if name == "xla_gpu":
-        from xla_gpu.vllm_xla._attention import ragged_paged_attention, ragged_paged_attention_hd64
-
-        return ragged_paged_attention, ragged_paged_attention_hd64
-    from xla_gpu.vllm_xla import _plain_attention
-
-    if name == "jnp":
-        return (
-            _plain_attention.ragged_paged_attention,
-            _plain_attention.ragged_paged_attention_hd64,
-        )
-    if name == "none":
-        return _plain_attention.no_attention, _plain_attention.no_attention
-    raise UnsupportedError(
-        f"XLA_GPU_VLLM_ATTENTION is {name!r}; it may be xla_gpu (default), jnp or none"
-    )
-
-
 def attention() -> None:
     """The attention kernels are Pallas programs for the TPU's vector unit.
 
     Flax and torchax models both reach them through two globals of attention_interface, in which
     ours take their place argument for argument; the layout of the cache stays tpu-inference's.
     """
+    from xla_gpu.vllm_xla._attention import ragged_paged_attention, ragged_paged_attention_hd64
+
     module = "tpu_inference.layers.common.attention_interface"
-    v3, hd64 = _chosen_attention()
-    _replace(module, "ragged_paged_attention", _V3, lambda _: _named(v3))
-    _replace(module, "ragged_paged_attention_hd64", _HD64, lambda _: _named(hd64))
+    _replace(module, "ragged_paged_attention", _V3, lambda _: _named(ragged_paged_attention))
+    _replace(
+        module, "ragged_paged_attention_hd64", _HD64, lambda _: _named(ragged_paged_attention_hd64)
+    )
 
 
 def _named(function: Callable) -> Callable:

@@ -1,12 +1,14 @@
 """Ragged paged attention in plain jax.numpy, and none at all: what ours is compared with.
 
-Both have the signatures of the kernels they stand for and are chosen by XLA_GPU_VLLM_ATTENTION
-(docs/vllm.md). They are for measuring and for finding faults, not for serving: the plain form
-gathers every page of every token's sequence.
+Both have the signatures of the kernels they stand for. The plain form gathers every page of every
+token's sequence. `plugin` makes vLLM use them, where tests/vllm/server.py is told so.
 """
 
 from __future__ import annotations
 
+import functools
+import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -118,6 +120,29 @@ def no_attention(
     """
     new = jnp.repeat(keys + values, queries.shape[1] // keys.shape[1], axis=1)
     return queries + new.astype(queries.dtype), kv_cache
+
+
+def take(v3: Callable, hd64: Callable) -> None:
+    """Puts these in the place of tpu-inference's kernels, or of ours, in this process."""
+    from tpu_inference.layers.common import attention_interface
+    from xla_gpu.vllm_xla import _replace
+
+    for name, kernel in (("ragged_paged_attention", v3), ("ragged_paged_attention_hd64", hd64)):
+        replacement = functools.partial(kernel)
+        setattr(replacement, _replace._MARK, True)
+        setattr(attention_interface, name, replacement)
+
+
+def plugin() -> None:
+    """Entry point of vllm.general_plugins: the attention that OTHER_ATTENTION names."""
+    from vllm.platforms import current_platform
+
+    assert current_platform.is_tpu()  # asked first: the platform prepares tpu_inference's import
+    kernels = {
+        "jnp": (ragged_paged_attention, ragged_paged_attention_hd64),
+        "none": (no_attention, no_attention),
+    }
+    take(*kernels[os.environ["OTHER_ATTENTION"]])
 
 
 class _Places:
