@@ -139,8 +139,8 @@ StatusOr<BatchError> CompareWithReference(const AttentionBatch& batch, const Cal
       paged_attention::BuffersFromCall(problem, Call{call.args, results, call.attributes});
   const auto few = static_cast<int32_t>(num_sequences);
   buffers.num_seqs = &few;
-  const int64_t row = batch.q_heads * batch.head_dim;
-  std::vector<double> exact(static_cast<size_t>(batch.tokens() * row));
+  const int64_t row_size = batch.q_heads * batch.head_dim;
+  std::vector<double> exact(static_cast<size_t>(batch.tokens() * row_size));
   PagedAttentionReference(problem, buffers, exact.data(), nullptr);
 
   int64_t rows = 0;
@@ -150,7 +150,7 @@ StatusOr<BatchError> CompareWithReference(const AttentionBatch& batch, const Cal
   BatchError error;
   double squares = 0, rounding_squares = 0;
   HostTensor rounded = HostTensor::Zeros(result.dtype, {1});
-  for (int64_t i = 0; i < rows * row; ++i) {
+  for (int64_t i = 0; i < rows * row_size; ++i) {
     const double wanted = exact[static_cast<size_t>(i)];
     const double difference = std::abs(LoadAsDouble(result.data.data(), result.dtype, i) - wanted);
     StoreFromDouble(rounded.data.data(), result.dtype, 0, wanted);
@@ -160,7 +160,7 @@ StatusOr<BatchError> CompareWithReference(const AttentionBatch& batch, const Cal
     squares += difference * difference;
     rounding_squares += rounding * rounding;
   }
-  const double count = static_cast<double>(std::max<int64_t>(rows * row, 1));
+  const double count = static_cast<double>(std::max<int64_t>(rows * row_size, 1));
   error.rms = std::sqrt(squares / count);
   error.rounding = std::sqrt(rounding_squares / count);
   return error;

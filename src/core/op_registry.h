@@ -45,7 +45,7 @@ int CurrentDevice(Platform platform);
 
 }  // namespace xla_gpu
 
-// At namespace scope in the op's .cc file: XLA_GPU_REGISTER_OP(MakeSimpleAddOp());
+// At namespace scope in the op's .cc file: XLA_GPU_REGISTER_OP(MakeOp());
 #define XLA_GPU_REGISTER_OP(op) \
   static const ::xla_gpu::OpRegistration XLA_GPU_CONCAT(op_registration_, __LINE__)(op)
 

@@ -1,4 +1,4 @@
-// Status and StatusOr: the one error type of the project (DESIGN 6).
+// Status and StatusOr: the one error type of the project.
 //
 // A message names the op, the argument, what came, what is allowed and the remedy. Codes are the
 // canonical absl/gRPC codes, so that every door (XLA FFI, PJRT, Python) passes them on unchanged.

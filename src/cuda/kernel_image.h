@@ -21,7 +21,7 @@ struct KernelImage {
   Status kept;  // why it is not on disk, where that was to be
 };
 
-// "src/ops/simple_add/cuda/simple_add.cu:simple_add_f32 [T=float] for sm_90a".
+// "src/ops/simple_add/cuda/simple_add.cu:simple_add [T=float] for sm_90a".
 std::string Describe(const KernelSpec& spec, const std::string& arch);
 
 // The embedded source and all embedded sources it includes, directly or not; the source first.

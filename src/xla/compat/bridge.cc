@@ -44,12 +44,12 @@ void BridgedStruct::Truncate(size_t size, int minor) {
                                      "XLA_GPU_PJRT_PLUGIN)"));
     }
   };
-  for (const StructSize& row : history_.sizes) {
-    if (row.since <= minor) continue;
-    if (row.kind == Added::kInput) {
-      refuse_if_set(row.size, StrCat(row.members, ", which PJRT 0.", row.since, " brought"));
+  for (const StructSize& entry : history_.sizes) {
+    if (entry.since <= minor) continue;
+    if (entry.kind == Added::kInput) {
+      refuse_if_set(entry.size, StrCat(entry.members, ", which PJRT 0.", entry.since, " brought"));
     }
-    begin = row.size;
+    begin = entry.size;
   }
   // A framework newer than the table: what it adds to a struct of results is one, else a wish.
   const StructSize& newest = history_.sizes.back();

@@ -74,8 +74,8 @@ std::span<const StructHistory* const> StructHistories() {
 
 size_t StructHistory::SizeAt(int minor) const {
   size_t size = sizes.front().size;
-  for (const StructSize& row : sizes) {
-    if (row.since <= minor) size = row.size;
+  for (const StructSize& entry : sizes) {
+    if (entry.since <= minor) size = entry.size;
   }
   return size;
 }

@@ -25,7 +25,7 @@ struct StructSize {
   const char* members;  // what that release added
 };
 
-// One struct, oldest size first: the first row is PJRT 0.57, the oldest release supported.
+// One struct, oldest size first: the first is PJRT 0.57, the oldest release supported.
 struct StructHistory {
   const char* name;
   std::span<const StructSize> sizes;

@@ -15,8 +15,8 @@ bool IsValid(const Problem& p, const Buffers& b, int64_t seq) {
   if (context < 0 || context > p.max_context()) return false;
   if (begin == end) return true;
   const int32_t* pages = b.block_tables + seq * p.max_pages_per_seq;
-  const Span span{pages, context, begin, end - begin, context - (end - begin)};
-  const int64_t first_page = VisibleKeys(p, span, span.pos).begin / p.page_size;
+  const Segment segment{pages, context, begin, end - begin, context - (end - begin)};
+  const int64_t first_page = VisibleKeys(p, segment, segment.pos).begin / p.page_size;
   const int64_t end_page = (context + p.page_size - 1) / p.page_size;
   return std::all_of(pages + first_page, pages + end_page,
                      [&p](int32_t page) { return page >= 0 && page < p.num_pages; });
@@ -25,7 +25,7 @@ bool IsValid(const Problem& p, const Buffers& b, int64_t seq) {
 }  // namespace
 
 void Batch::Read(const Problem& p, const Buffers& b) {
-  spans.clear();
+  segments.clear();
   invalid_rows.clear();
   unowned_rows.clear();
   const int64_t num_seqs = std::clamp<int64_t>(b.num_seqs[0], 0, p.max_seqs);
@@ -48,13 +48,13 @@ void Batch::AddRows(const Problem& p, const Buffers& b, int64_t seq, RowRange ro
     return;
   }
   const int64_t context = b.context_lens[seq];
-  spans.push_back({b.block_tables + seq * p.max_pages_per_seq, context, rows.begin,
-                   rows.end - rows.begin, context - b.query_start_loc[seq + 1] + rows.begin});
+  segments.push_back({b.block_tables + seq * p.max_pages_per_seq, context, rows.begin,
+                      rows.end - rows.begin, context - b.query_start_loc[seq + 1] + rows.begin});
 }
 
 // query_start_loc is wrong somewhere: give each row its owner, then take runs of one owner.
 void Batch::ReadOverlapping(const Problem& p, const Buffers& b, int64_t num_seqs) {
-  spans.clear();
+  segments.clear();
   invalid_rows.clear();
   unowned_rows.clear();
   owners_.assign(static_cast<size_t>(p.tokens), -1);

@@ -1,4 +1,4 @@
-// From the index arguments of a call to spans of query rows, with everything about them checked:
+// From the index arguments of a call to segments of query rows, with everything about them checked:
 // past this point no index can lead outside the buffers.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CPU_BATCH_H_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CPU_BATCH_H_
@@ -16,7 +16,7 @@ struct RowRange {
 };
 
 struct Batch {
-  std::vector<Span> spans;             // rows to compute, no row twice
+  std::vector<Segment> segments;       // rows to compute, no row twice
   std::vector<RowRange> invalid_rows;  // of sequences with a wrong index (problem.h): NaN
   std::vector<RowRange> unowned_rows;  // of no sequence: 0
 

@@ -32,15 +32,15 @@ class SplitDecoder {
       : task_(task),
         p_(*task.problem),
         b_(*task.buffers),
-        span_(*task.span),
+        segment_(*task.segment),
         padded_(PadHeadDim(p_.head_dim)),
         tiles_(PadGroup(p_.group_size()) / kHeads) {
-    const int64_t heads = Partial::NumHeads(p_, span_.rows);
+    const int64_t heads = Partial::NumHeads(p_, segment_.rows);
     const int64_t states = heads / kHeads * kLanes;
     const int64_t staged = staging() ? kBlock * padded_ : 0;
     const int64_t longs = has_long_sums() ? heads * padded_ + states : 0;
-    float* memory = ThreadScratch(ScratchSlot::kKernel, heads * padded_ + 2 * longs + 2 * states +
-                                                            2 * staged + 3 * p_.kv_heads);
+    float* memory = ThreadScratch(ScratchSlot::kTask, heads * padded_ + 2 * longs + 2 * states +
+                                                          2 * staged + 3 * p_.kv_heads);
     const auto take = [&memory](int64_t n) { return std::exchange(memory, memory + n); };
     q_ = take(heads * padded_);
     long_acc_ = reinterpret_cast<double*>(take(2 * longs));
@@ -92,7 +92,7 @@ class SplitDecoder {
   bool has_long_sums() const { return task_.keys.end - task_.keys.begin > kShortKeys; }
 
   void MoveToLongSums(int64_t key) {
-    const int64_t heads = Partial::NumHeads(p_, span_.rows);
+    const int64_t heads = Partial::NumHeads(p_, segment_.rows);
     MoveInto(task_.partial.acc, heads * padded_, long_acc_);
     MoveInto(sum_, heads / kHeads * kLanes, long_sum_);
     short_begin_ = key;
@@ -131,7 +131,7 @@ class SplitDecoder {
     int64_t index = begin / p_.page_size;
     int64_t in_page = begin % p_.page_size;
     for (int64_t i = 0; i < block->n; ++i) {
-      const int64_t page = span_.pages[index];
+      const int64_t page = segment_.pages[index];
       block->k[i] = k + page * p_.k.page_stride + in_page * p_.k.token_stride;
       block->v[i] = v + page * p_.v.page_stride + in_page * p_.v.token_stride;
       if (++in_page == p_.page_size) {
@@ -150,13 +150,13 @@ class SplitDecoder {
 
   void LoadQueries() {
     const int64_t group = p_.group_size();
-    for (int64_t row = 0; row < span_.rows; ++row) {
+    for (int64_t row = 0; row < segment_.rows; ++row) {
       for (int64_t kv_head = 0; kv_head < p_.kv_heads; ++kv_head) {
         const float factor = scales_[kv_head].query;
         float* to = q_ + TileIndex(row, kv_head, 0) * kHeads * padded_;
         if (tiles_ * int64_t{kHeads} > group) std::fill(to, to + tiles_ * kHeads * padded_, 0.0f);
         for (int64_t g = 0; g < group; ++g, to += padded_) {
-          const int64_t q_row = span_.row_begin + row;
+          const int64_t q_row = segment_.row_begin + row;
           const int64_t q_head = kv_head * group + g;
           if constexpr (T::kDot) {
             const int64_t h = g % kHeads;
@@ -215,8 +215,8 @@ class SplitDecoder {
   void RunTiles(Tile& tile, const Block& block, int64_t head) {
     tile.scale = scales_[head];
     tile.max_growth = MaxGrowth(tile.scale);
-    for (int64_t row = 0; row < span_.rows; ++row) {
-      const KeyRange seen = VisibleKeys(p_, span_, span_.pos + row);
+    for (int64_t row = 0; row < segment_.rows; ++row) {
+      const KeyRange seen = VisibleKeys(p_, segment_, segment_.pos + row);
       const int64_t begin = std::max(seen.begin - block.begin, int64_t{0});
       const int64_t end = std::min(seen.end - block.begin, block.n);
       if (begin >= end) continue;
@@ -237,7 +237,7 @@ class SplitDecoder {
   // Leaves the sums, until now as tiles keep them, and the states as Partial has them.
   void WriteStates() {
     constexpr size_t kKeys = kLanes / kHeads;
-    const int64_t heads = Partial::NumHeads(p_, span_.rows);
+    const int64_t heads = Partial::NumHeads(p_, segment_.rows);
     if (has_long_sums()) {
       MoveToLongSums(task_.keys.end);
       RoundInto(long_acc_, heads * padded_, task_.partial.acc);
@@ -265,7 +265,7 @@ class SplitDecoder {
   const DecodeTask& task_;
   const Problem& p_;
   const Buffers& b_;
-  const Span& span_;
+  const Segment& segment_;
   const int64_t padded_;
   const int64_t tiles_;  // of heads, in a group
   float* q_;
@@ -313,10 +313,10 @@ HWY_INLINE void MergeHead(const MergeTask& task, int64_t row, int64_t kv_head, i
   const Problem& p = *task.problem;
   const int64_t padded = PadHeadDim(p.head_dim);
   const int64_t index = (row * p.kv_heads + kv_head) * PadGroup(p.group_size()) + g;
-  const int64_t stride = Partial::NumFloats(p, task.span->rows);
+  const int64_t stride = Partial::NumFloats(p, task.segment->rows);
   const LogitScale scale = LogitScaleOf<T>(p, *task.buffers, kv_head);
   const auto split = [&](int64_t i) HWY_ATTR {
-    return Partial::At(p, task.span->rows, task.partials + i * stride);
+    return Partial::At(p, task.segment->rows, task.partials + i * stride);
   };
   float max = kMinusInf;
   for (int64_t i = 0; i < task.num_splits; ++i) {
@@ -335,8 +335,8 @@ HWY_INLINE void MergeHead(const MergeTask& task, int64_t row, int64_t kv_head, i
     AddScaled(weight, partial.acc + index * padded, padded, acc);
   }
   RoundInto(acc, padded, out);
-  FinishRow<T>(p, *task.buffers, task.span->row_begin + row, kv_head * p.group_size() + g, out, sum,
-               max, scale);
+  FinishRow<T>(p, *task.buffers, task.segment->row_begin + row, kv_head * p.group_size() + g, out,
+               sum, max, scale);
 }
 
 void MergeRow(const MergeTask& task, int64_t row) {

@@ -11,7 +11,7 @@
 namespace xla_gpu::paged_attention {
 
 // The query rows of one sequence, or those of them that it owns (batch.h), all valid.
-struct Span {
+struct Segment {
   const int32_t* pages;  // its row of block_tables
   int64_t context;       // context_len
   int64_t row_begin;     // query rows [row_begin, row_begin + rows)
@@ -25,10 +25,10 @@ struct KeyRange {
   int64_t end;
 };
 
-inline KeyRange VisibleKeys(const Problem& problem, const Span& span, int64_t pos) {
+inline KeyRange VisibleKeys(const Problem& problem, const Segment& segment, int64_t pos) {
   const int64_t window = problem.sliding_window;
   return {window == 0 ? 0 : std::max<int64_t>(0, pos - window + 1),
-          problem.causal ? std::max<int64_t>(0, pos + 1) : span.context};
+          problem.causal ? std::max<int64_t>(0, pos + 1) : segment.context};
 }
 
 // Rows of f32 scratch are padded to whole vectors of every target.
@@ -42,9 +42,9 @@ constexpr int64_t PadGroup(int64_t group_size) {
   return (group_size + tile - 1) / tile * tile;
 }
 
-// Unnormalised attention over some keys: for each (row of the span, kv head, padded group head) the
-// sum of weight * value in `acc`, the sum of the weights, and `max`: the largest x or little below
-// it (x and weight: LogitScale in logits-inl.h).
+// Unnormalised attention over some keys: for each (row of the segment, kv head, padded group head)
+// the sum of weight * value in `acc`, the sum of the weights, and `max`: the largest x or little
+// below it (x and weight: LogitScale in logits-inl.h).
 struct Partial {
   float* acc;  // [rows, kv_heads, PadGroup, PadHeadDim]
   float* sum;  // [rows, kv_heads, PadGroup]
@@ -63,36 +63,36 @@ struct Partial {
   }
 };
 
-// Flash decoding: attention of all rows and heads of a span over the keys of one split.
+// Flash decoding: attention of all rows and heads of a segment over the keys of one split.
 struct DecodeTask {
   const Problem* problem;
   const Buffers* buffers;
-  const Span* span;
+  const Segment* segment;
   KeyRange keys;
   Partial partial;
 };
 void DecodeSplit(const DecodeTask& task);
 
-// Joins the partials of a span's splits, which lie one after the other, adds the sinks, writes out
-// and lse of one row.
+// Joins the partials of a segment's splits, which lie one after the other, adds the sinks, writes
+// out and lse of one row.
 struct MergeTask {
   const Problem* problem;
   const Buffers* buffers;
-  const Span* span;
+  const Segment* segment;
   float* partials;
   int64_t num_splits;
 };
 void MergeRow(const MergeTask& task, int64_t row);
 
-// Flash attention: `rows` query rows of a span from `first_row`, `num_heads` q heads from
-// `first_head`, all of one kv head. rows * num_heads <= kPrefillRows.
+// Flash attention: `tokens` query rows of a segment from `first_token`, `num_heads` q heads from
+// `first_head`, all of one kv head. A row of the task is one token and head: at most kPrefillRows.
 inline constexpr int64_t kPrefillRows = 240;
 struct PrefillTask {
   const Problem* problem;
   const Buffers* buffers;
-  const Span* span;
-  int64_t first_row;
-  int64_t rows;
+  const Segment* segment;
+  int64_t first_token;
+  int64_t tokens;
   int64_t first_head;
   int64_t num_heads;
 };
@@ -100,7 +100,7 @@ void PrefillBlock(const PrefillTask& task);
 
 // A per-thread buffer of at least n floats, 64-byte aligned, kept for the next call. One buffer for
 // each `slot`.
-enum class ScratchSlot { kKernel, kPartials, kCount };
+enum class ScratchSlot { kTask, kPartials, kCount };
 float* ThreadScratch(ScratchSlot slot, int64_t n);
 
 }  // namespace xla_gpu::paged_attention

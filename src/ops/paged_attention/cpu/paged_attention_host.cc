@@ -24,12 +24,12 @@ constexpr int64_t kMaxSplits = 64;
 constexpr int64_t kMaxPartialFloats = 16 << 20;
 
 // Decode reads K and V once for each query token, prefill packs them once for a block of tokens.
-bool IsDecode(const Problem& p, const Span& span) {
-  return span.rows == 1 || (span.rows <= 4 && span.rows * p.group_size() <= 16);
+bool IsDecode(const Problem& p, const Segment& segment) {
+  return segment.rows == 1 || (segment.rows <= 4 && segment.rows * p.group_size() <= 16);
 }
 
 struct DecodeWork {
-  const Span* span;
+  const Segment* segment;
   int64_t first_key;
   int64_t split_keys;
   int64_t num_splits;
@@ -77,8 +77,8 @@ class Work {
 
   void RunPrefill(ThreadPool& pool) {
     prefill_.clear();
-    for (const Span& span : batch_.spans) {
-      if (!IsDecode(*p_, span)) AddPrefill(span);
+    for (const Segment& segment : batch_.segments) {
+      if (!IsDecode(*p_, segment)) AddPrefill(segment);
     }
     // From the last rows, which see most, to the first: no thread is left with a long task at the
     // end.
@@ -86,14 +86,14 @@ class Work {
     pool.ParallelFor(n, [this, n](int64_t i) { PrefillBlock(prefill_[n - 1 - i]); });
   }
 
-  void AddPrefill(const Span& span) {
+  void AddPrefill(const Segment& segment) {
     const int64_t group = p_->group_size();
     const int64_t tokens = std::max<int64_t>(1, kPrefillRows / group);
     const int64_t heads = std::min(group, kPrefillRows);
-    for (int64_t row = 0; row < span.rows; row += tokens) {
+    for (int64_t token = 0; token < segment.rows; token += tokens) {
       for (int64_t kv_head = 0; kv_head < p_->kv_heads; ++kv_head) {
         for (int64_t g = 0; g < group; g += heads) {
-          prefill_.push_back({p_, b_, &span, row, std::min(tokens, span.rows - row),
+          prefill_.push_back({p_, b_, &segment, token, std::min(tokens, segment.rows - token),
                               kv_head * group + g, std::min(heads, group - g)});
         }
       }
@@ -101,14 +101,14 @@ class Work {
   }
 
   void RunDecode(ThreadPool& pool) {
-    const std::vector<Span>& spans = batch_.spans;
-    for (size_t next = 0; next < spans.size();) {
+    const std::vector<Segment>& segments = batch_.segments;
+    for (size_t next = 0; next < segments.size();) {
       decode_.clear();
       int64_t floats = 0;
-      for (; next < spans.size(); ++next) {
-        if (!IsDecode(*p_, spans[next])) continue;
-        const DecodeWork work = Split(spans[next]);
-        const int64_t n = work.num_splits * Partial::NumFloats(*p_, spans[next].rows);
+      for (; next < segments.size(); ++next) {
+        if (!IsDecode(*p_, segments[next])) continue;
+        const DecodeWork work = Split(segments[next]);
+        const int64_t n = work.num_splits * Partial::NumFloats(*p_, segments[next].rows);
         if (!decode_.empty() && floats + n > kMaxPartialFloats) break;
         decode_.push_back(work);
         floats += n;
@@ -117,7 +117,7 @@ class Work {
       splits_.clear();
       for (DecodeWork& work : decode_) {
         work.partials = memory;
-        memory += work.num_splits * Partial::NumFloats(*p_, work.span->rows);
+        memory += work.num_splits * Partial::NumFloats(*p_, work.segment->rows);
         for (int64_t i = 0; i < work.num_splits; ++i) splits_.push_back({&work, i});
       }
       pool.ParallelFor(static_cast<int64_t>(splits_.size()),
@@ -133,29 +133,30 @@ class Work {
     }
   }
 
-  DecodeWork Split(const Span& span) const {
-    const int64_t first = VisibleKeys(*p_, span, span.pos).begin;
-    const int64_t keys = VisibleKeys(*p_, span, span.pos + span.rows - 1).end - first;
+  DecodeWork Split(const Segment& segment) const {
+    const int64_t first = VisibleKeys(*p_, segment, segment.pos).begin;
+    const int64_t keys = VisibleKeys(*p_, segment, segment.pos + segment.rows - 1).end - first;
     const int64_t longest = (keys + kMaxSplits - 1) / kMaxSplits;
     const int64_t split_keys =
         std::max(kMinSplitKeys, (longest + kMinSplitKeys - 1) / kMinSplitKeys * kMinSplitKeys);
-    return {&span, first, split_keys, (keys + split_keys - 1) / split_keys, nullptr};
+    return {&segment, first, split_keys, (keys + split_keys - 1) / split_keys, nullptr};
   }
 
   void RunSplit(const DecodeWork& work, int64_t index) const {
-    const int64_t end = VisibleKeys(*p_, *work.span, work.span->pos + work.span->rows - 1).end;
+    const int64_t end =
+        VisibleKeys(*p_, *work.segment, work.segment->pos + work.segment->rows - 1).end;
     const int64_t begin = work.first_key + index * work.split_keys;
-    const int64_t stride = Partial::NumFloats(*p_, work.span->rows);
+    const int64_t stride = Partial::NumFloats(*p_, work.segment->rows);
     DecodeSplit({p_,
                  b_,
-                 work.span,
+                 work.segment,
                  {begin, std::min(end, begin + work.split_keys)},
-                 Partial::At(*p_, work.span->rows, work.partials + index * stride)});
+                 Partial::At(*p_, work.segment->rows, work.partials + index * stride)});
   }
 
   void Merge(const DecodeWork& work) const {
-    for (int64_t row = 0; row < work.span->rows; ++row) {
-      MergeRow({p_, b_, work.span, work.partials, work.num_splits}, row);
+    for (int64_t row = 0; row < work.segment->rows; ++row) {
+      MergeRow({p_, b_, work.segment, work.partials, work.num_splits}, row);
     }
   }
 

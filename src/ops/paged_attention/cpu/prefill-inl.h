@@ -97,20 +97,21 @@ class Prefill {
       : task_(task),
         p_(*task.problem),
         b_(*task.buffers),
-        span_(*task.span),
+        segment_(*task.segment),
         kv_head_(task.first_head / p_.group_size()),
         padded_(PadHeadDim(p_.head_dim)),
         padded_v_((p_.head_dim + kPanel - 1) / kPanel * kPanel),
         scale_(LogitScaleOf<T>(p_, b_, kv_head_)),
         max_growth_(MaxGrowth(scale_)),
-        rows_(task.rows * task.num_heads),
+        rows_(task.tokens * task.num_heads),
         tiled_rows_((rows_ + kTileRows - 1) / kTileRows * kTileRows) {
-    const KeyRange first_row = VisibleKeys(p_, span_, span_.pos + task_.first_row);
-    const KeyRange last_row = VisibleKeys(p_, span_, span_.pos + task_.first_row + task_.rows - 1);
-    keys_ = {first_row.begin, last_row.end};
+    const KeyRange first = VisibleKeys(p_, segment_, segment_.pos + task_.first_token);
+    const KeyRange last =
+        VisibleKeys(p_, segment_, segment_.pos + task_.first_token + task_.tokens - 1);
+    keys_ = {first.begin, last.end};
     const bool is_long = keys_.end - keys_.begin > kShortBlocks * kPrefillBlock;
     float* memory =
-        ThreadScratch(ScratchSlot::kKernel,
+        ThreadScratch(ScratchSlot::kTask,
                       kPrefillRows * (padded_ + (is_long ? 3 : 1) * padded_v_ + kPrefillBlock + 3) +
                           kPrefillBlock * (padded_ + padded_v_) + 16 * padded_);
     const auto take = [&memory](int64_t n) { return std::exchange(memory, memory + n); };
@@ -160,14 +161,14 @@ class Prefill {
   using Raw = typename T::Raw;
 
   int64_t QueryRow(int64_t row) const {
-    return span_.row_begin + task_.first_row + row / task_.num_heads;
+    return segment_.row_begin + task_.first_token + row / task_.num_heads;
   }
   int64_t QueryHead(int64_t row) const { return task_.first_head + row % task_.num_heads; }
 
   // The keys of this block that a row sees.
   KeyRange Seen(int64_t row) const {
-    const int64_t pos = span_.pos + task_.first_row + row / task_.num_heads;
-    const KeyRange seen = VisibleKeys(p_, span_, pos);
+    const int64_t pos = segment_.pos + task_.first_token + row / task_.num_heads;
+    const KeyRange seen = VisibleKeys(p_, segment_, pos);
     const int64_t begin = std::clamp(seen.begin - block_, block_begin_, block_end_);
     return {begin, std::clamp(seen.end - block_, begin, block_end_)};
   }
@@ -197,7 +198,7 @@ class Prefill {
         std::fill(staged, staged + padded_, 0.0f);
         PackV(key, nullptr);
       } else {
-        const int64_t page = span_.pages[(block_ + key) / p_.page_size];
+        const int64_t page = segment_.pages[(block_ + key) / p_.page_size];
         const int64_t token = (block_ + key) % p_.page_size;
         LoadRow<T>(static_cast<const Raw*>(b_.k_cache) + head_k + page * p_.k.page_stride +
                        token * p_.k.token_stride,
@@ -226,13 +227,13 @@ class Prefill {
     }
   }
 
-  void PackV(int64_t key, const Raw* row) {
+  void PackV(int64_t key, const Raw* value) {
     const F32 df;
     HWY_ALIGN float values[256 + kPanel];
-    if (row == nullptr) {
+    if (value == nullptr) {
       std::fill(values, values + padded_v_, 0.0f);
     } else {
-      LoadRow<T>(row, p_.head_dim, 1.0f, values, padded_v_);
+      LoadRow<T>(value, p_.head_dim, 1.0f, values, padded_v_);
     }
     VF32 zero = hn::Zero(df);  // stays 0 unless a value is infinite or NaN
     for (int64_t d = 0; d < padded_v_; d += kLanes) {
@@ -328,7 +329,7 @@ class Prefill {
   const PrefillTask& task_;
   const Problem& p_;
   const Buffers& b_;
-  const Span& span_;
+  const Segment& segment_;
   const int64_t kv_head_;
   const int64_t padded_;    // floats of a row of q_
   const int64_t padded_v_;  // floats of a row of o_
