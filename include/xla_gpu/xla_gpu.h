@@ -135,7 +135,7 @@ typedef struct xla_gpu_object_call {
 } xla_gpu_object_call;
 
 /* Runs c->call on the objects of `tuple`: its arguments, then its results, on the framework's
- * current stream. Every object must be a tensor of the framework. Gives 0 where it ran; 1, with
+ * current stream. Every object must be a tensor of the framework. Returns 0 where it ran; 1, with
  * nothing run, where a tensor's type (0-d counts as [1]), device or strides are not the call's, an
  * argument overlaps a result without being it, or the framework set a Python error; 2 with the
  * error in `status`. The caller holds Python's GIL; on CUDA the context of the device is current.
@@ -159,7 +159,7 @@ XLA_GPU_EXPORT xla_gpu_status* xla_gpu_handler(const char* op, const char* platf
 
 /* The text that describes `call` to a legacy handler (API versions 1, 2, 3): pass it as the custom
  * call's backend_config. Checks the call; data pointers are not read. With num_results 0 the
- * results are those that xla_gpu_infer gives. */
+ * results are those that xla_gpu_infer tells. */
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_opaque(const xla_gpu_call* call, char** text);
 
 /* As xla_gpu_handler, for API versions 1 and 2 on the Host, whose calls carry no backend_config:
@@ -173,7 +173,7 @@ XLA_GPU_EXPORT xla_gpu_status* xla_gpu_alias(const char* op, const char* platfor
  * FFI version it was built against is not newer than the runtime's (runtime_ffi_major,
  * runtime_ffi_minor; -1 where it is not known). What is not a handler of this library is asked in a
  * forked child, for some seconds at most, because a function that is no handler may crash, exit or
- * hang. Gives, unless info_json is NULL, {"ffi":"0.1","command_buffer":true}, for untyped handlers
+ * hang. Writes, unless info_json is NULL, {"ffi":"0.1","command_buffer":true}, for untyped handlers
  * {}. */
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_check_handler(const char* name, const void* handler,
                                                      const char* platform, int api_version,

@@ -203,14 +203,14 @@ def opaque(
     attrs: Mapping[str, AttrValue],
     results: Sequence[TensorSpec] = (),
 ) -> str:
-    """Checks a call and gives the text that describes it to a legacy handler (its backend_config).
+    """Checks a call and returns the text that describes it to a legacy handler (backend_config).
 
     Args:
       op: the op's name or custom-call target.
       platform: "Host" or "CUDA" (which may add a workspace result).
       args: the types of the arguments, absent optional ones left out.
       attrs: attribute values by name.
-      results: the types of the results; empty: those that `infer` gives.
+      results: the types of the results; empty: those that `infer` returns.
 
     Raises:
       InvalidArgumentError (a ValueError): with the library's message, naming the argument.

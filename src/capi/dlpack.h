@@ -29,7 +29,7 @@ struct Tensor {
 };
 
 // Functions of a framework. Those that take objects need Python's GIL, and set a Python error where
-// they give something else than 0.
+// they return something else than 0.
 struct ExchangeApi {
   uint32_t major_version;
   uint32_t minor_version;

@@ -57,7 +57,7 @@ namespace {
 
 using OutOfMemoryTest = ForkingTest;
 
-// Makes `call` (which gives an xla_gpu_status*) in a fresh process with its first, second, ...
+// Makes `call` (which returns an xla_gpu_status*) in a fresh process with its first, second, ...
 // allocation failing, until it needs no more. `right`: whether what it did without is right.
 template <typename Call, typename Right>
 void FailEachAllocation(Call call, Right right) {

@@ -13,7 +13,7 @@
 
 namespace xla_gpu::cli {
 
-// Prints "xla-gpu COMMAND: MESSAGE" to stderr and gives the exit code: 2 for wrong usage
+// Prints "xla-gpu COMMAND: MESSAGE" to stderr and returns the exit code: 2 for wrong usage
 // (INVALID_ARGUMENT of `usage_error`), else 1.
 int Fail(const char* command, const Status& status);
 int FailUsage(const char* command, const std::string& message);

@@ -58,7 +58,7 @@ class PlanCacheTest : public ::testing::Test {
  protected:
   PlanCacheTest() { plans_made = 0; }
 
-  // Looks a call up and gives its plan, or the error.
+  // Looks a call up and returns its plan, or the error.
   StatusOr<std::shared_ptr<const Plan>> Get(const std::vector<int64_t>& dims,
                                             std::vector<Attribute> attributes = {},
                                             DType dtype = DType::kF32,

@@ -32,7 +32,7 @@ class TempFolder {
   std::string path(const std::string& name = "") const {
     return name.empty() ? path_ : path_ + "/" + name;
   }
-  // A file with this content; gives its path.
+  // A file with this content; returns its path.
   std::string Write(const std::string& name, const std::string& content) const {
     std::filesystem::create_directories(std::filesystem::path(path(name)).parent_path());
     std::ofstream(path(name), std::ios::binary) << content;

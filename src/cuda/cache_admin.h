@@ -27,7 +27,7 @@ struct CacheListing {
 
 StatusOr<CacheListing> ListCache();
 
-// Gives the number of kernels removed.
+// Returns the number of kernels removed.
 StatusOr<int> ClearCache();
 
 struct WarmResult {

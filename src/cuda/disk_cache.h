@@ -63,7 +63,7 @@ class DiskCache {
   };
   std::vector<File> List() const;
 
-  // Removes all that this class has written and gives the number of kernels among it.
+  // Removes all that this class has written and returns the number of kernels among it.
   StatusOr<int> Clear() const;
 
   const std::string& folder() const { return folder_; }

@@ -30,7 +30,7 @@ struct NvrtcLibrary {
 std::vector<NvrtcLibrary> FindNvrtcs();
 
 // The NVRTC to use: the newest whose code the driver runs (`driver_version` as cuDriverGetVersion
-// gives it; 0: no driver, any NVRTC). The error names what was looked for and where.
+// tells it; 0: no driver, any NVRTC). The error names what was looked for and where.
 StatusOr<NvrtcLibrary> SelectNvrtc(int driver_version);
 
 // Takes a library out of SelectNvrtc's choice for the rest of this process: it did not load.

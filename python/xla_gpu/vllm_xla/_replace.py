@@ -44,7 +44,7 @@ def _replace(owner: str, name: str, parameters: str, make: Callable[[Callable], 
       owner: "module" or "module:Class".
       name: the function.
       parameters: the names of its parameters.
-      make: gives the replacement, of the original.
+      make: returns the replacement, of the original.
     """
     module, _, class_name = owner.partition(":")
     place = importlib.import_module(module)
