@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include "src/core/strings.h"
 #include "src/cuda/nvrtc.h"
 
 namespace xla_gpu::cuda {
@@ -37,7 +38,8 @@ TEST_P(CompileCheck, EveryRegisteredKernelCompiles) {
         ADD_FAILURE() << compiled.status().ToString();
       } else {
         EXPECT_GT(compiled->cubin_bytes, 0u);
-        EXPECT_EQ(compiled->log, "") << specs[i].spec.source << " compiles with warnings";
+        EXPECT_EQ(compiled->log, "") << specs[i].spec.source << " compiles with warnings with "
+                                     << StrJoin(specs[i].spec.defines, " ");
       }
     }
   };

@@ -157,17 +157,19 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
           a[n][i] = Pack2<Operand>(x[i % 2 * 2], x[i % 2 * 2 + 1]);
         }
       }
-      const auto issue = [&](float (*sums)[4], int panel, int n) {
-        WarpgroupMmaAdd<Operand>(
-            sums, a[n], PanelDescriptor(tile_values + panel * kKeyPanelBytes + n * 16 * 128));
+      const auto values = [&](int panel, int n) {
+        return PanelDescriptor(tile_values + panel * kKeyPanelBytes + n * 16 * 128);
       };
       if constexpr (kRoundedPrefill) {
 #pragma unroll
         for (int panel = 0; panel < kPanels; ++panel) {
           float products[8][4] = {};
+          HoldRegisters(products);
           WarpgroupFence();
 #pragma unroll
-          for (int n = 0; n < kTileKeys / 16; ++n) issue(products, panel, n);
+          for (int n = 0; n < kTileKeys / 16; ++n) {
+            WarpgroupMmaAdd<Operand>(products, a[n], values(panel, n));
+          }
           WarpgroupCommit();
           WarpgroupWait<0>(products);
 #pragma unroll
@@ -178,7 +180,9 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
 #pragma unroll
         for (int n = 0; n < kTileKeys / 16; ++n) {
 #pragma unroll
-          for (int panel = 0; panel < kPanels; ++panel) issue(&o[m][panel * 8], panel, n);
+          for (int panel = 0; panel < kPanels; ++panel) {
+            WarpgroupMmaAdd<Operand>(&o[m][panel * 8], a[n], values(panel, n));
+          }
         }
         WarpgroupCommit();
       }
