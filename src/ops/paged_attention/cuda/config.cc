@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "src/core/strings.h"
+#include "src/ops/paged_attention/cuda/decode_sm90_shared.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_shared.cuh"
 
 namespace xla_gpu::paged_attention {
@@ -89,13 +90,14 @@ int64_t PrefillSharedBytes(const Problem& problem) {
                                  : sizeof(sm90::PrefillShared<64>);
 }
 
-// What prefill_sm90.cuh takes.
-bool PrefillSm90Takes(const Problem& problem, const cuda::DeviceInfo& device) {
+// Whether the kernels for Hopper take the problem: its types, and pages as the copy engine loads
+// them.
+bool Sm90Takes(const Problem& problem, const cuda::DeviceInfo& device, int64_t shared_bytes) {
   if (device.Arch() != "sm_90a" || !device.tensor_maps) return false;
-  if (!HasPrefill(problem) || problem.cache_dtype != problem.query_dtype) return false;
+  if (!TensorCoresTake(problem) || problem.cache_dtype != problem.query_dtype) return false;
   if (problem.head_dim != 64 && problem.head_dim != 128) return false;
   // The static part of its shared memory, rounded up to the alignment of the rest, comes on top.
-  if (PrefillSharedBytes(problem) + 1024 > device.max_shared_memory_per_block) return false;
+  if (shared_bytes + 1024 > device.max_shared_memory_per_block) return false;
   // A head's elements lie in whole panels, and pages of whole groups.
   const CacheLayout& k = problem.k;
   constexpr int64_t kPanel = sm90::kPanelDims;
@@ -105,6 +107,45 @@ bool PrefillSm90Takes(const Problem& problem, const cuda::DeviceInfo& device) {
   const bool whole = problem.page_size % 8 == 0 && k.head_stride % kPanel == 0 &&
                      k.offset % 8 == 0 && problem.v.offset % 8 == 0;
   return whole && problem.num_pages <= kMaxInt && cuda::IsAccepted(MakeBoxes(problem));
+}
+
+// Whether something, but no more than a token of each sequence that there is room for, can be asked
+// for.
+bool IsDecode(const Problem& problem) {
+  return problem.tokens > 0 && problem.tokens <= problem.max_seqs;
+}
+
+int64_t DecodeSharedBytes(const Problem& problem) {
+  return problem.head_dim == 128 ? sizeof(sm90::DecodeShared<128>) : sizeof(sm90::DecodeShared<64>);
+}
+
+// Rows of partial results of a part of a decode tile, as PartRows of line.cuh; and the most blocks
+// of the line of decode work, where it is.
+int64_t PartRows(const Problem& problem) {
+  return std::min<int64_t>(kDecodeTileRows, problem.tokens * problem.group_size());
+}
+int64_t MostLineBlocks(const Problem& problem) {
+  const int64_t tiles = problem.tokens * CeilDiv(problem.group_size(), kDecodeTileRows);
+  const int64_t blocks = CeilDiv(std::min(problem.max_context(), kMaxInt), kSplitTokens) + 2;
+  return tiles > kMaxInt / blocks ? kMaxInt : tiles * blocks;
+}
+
+// As many ranges as, times the heads, keep the multiprocessors equally busy; 0 if there is no room
+// for their partial results.
+int DecodeRanges(const Problem& problem, int num_sms) {
+  const int64_t heads = problem.kv_heads;
+  const int64_t most =
+      MakeWorkspaceLayout(problem).partial_capacity / (2 * heads * PartRows(problem));
+  int64_t best = std::min<int64_t>(most, 1);
+  double best_share = 0;
+  for (int64_t ranges = 1; ranges <= most && ranges * heads <= 4 * num_sms; ++ranges) {
+    const int64_t units = ranges * heads;
+    const double share = static_cast<double>(units) / static_cast<double>(RoundUp(units, num_sms));
+    if (share <= best_share + (units > num_sms ? 0.04 : 0)) continue;
+    best = ranges;
+    best_share = share;
+  }
+  return static_cast<int>(best);
 }
 
 // The widest tiles with which as many blocks as registers allow fit an SM.
@@ -192,11 +233,22 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
   }
   config.workers = config.prefill_workers = static_cast<int>(
       std::min(int64_t{config.blocks_per_sm} * device.num_sms, MostWorkers(problem)));
-  if (config.family == Family::kTensorCore && PrefillSm90Takes(problem, device)) {
+  if (HasPrefill(problem) && Sm90Takes(problem, device, PrefillSharedBytes(problem))) {
     config.prefill_sm90 = true;
     config.prefill_workers = device.num_sms;
     config.wgmma = false;  // little prefill is left to attend
     config.decode_max_rows = kDecodeTileRows;
+  }
+  // Where its ranges cut a sequence depends on the lengths of all.
+  if (IsDecode(problem) && !problem.batch_invariant && MostLineBlocks(problem) <= kMaxInt / 2 &&
+      Sm90Takes(problem, device, DecodeSharedBytes(problem))) {
+    config.decode_ranges = DecodeRanges(problem, device.num_sms);
+  }
+  if (config.decode_ranges > 0) {
+    config.decode_sm90 = true;
+    config.decode_max_rows = static_cast<int>(kMaxInt);
+    config.workers = device.num_sms;
+    config.blocks_per_sm = 1;
   }
   // A thread a sequence; fewer threads have shorter barriers.
   config.schedule_threads = kLeastScheduleThreads;
@@ -224,6 +276,12 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
     layout.partial_capacity = problem.tokens * problem.q_heads > useful / splits
                                   ? useful
                                   : problem.tokens * problem.q_heads * splits;
+    if (IsDecode(problem)) {
+      // For each range of the line the parts of two tiles.
+      layout.partial_capacity = std::max(
+          layout.partial_capacity,
+          std::min(useful, problem.kv_heads * PartRows(problem) * MostLineBlocks(problem)));
+    }
   }
   // Every tile of 16 rows may be an item, begun by any sequence, and in a contested batch by any
   // token; a split item has at least one row of partial results for each kv head. Fill items come
@@ -271,6 +329,17 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
          {.grid = {blocks(config.prefill_workers), 1, 1},
           .block = {sm90::kThreads, 1, 1},
           .dynamic_shared_bytes = static_cast<uint32_t>(PrefillSharedBytes(problem))}});
+  }
+  if (config.decode_sm90) {
+    std::vector<std::string> defines = TypeDefines(problem, config);
+    defines.push_back(StrCat("TILE_ROWS=", sm90::kRows));
+    defines.push_back(StrCat("TILE_KEYS=", sm90::kKeys));
+    launches.attend.push_back(
+        {{folder + "decode_sm90.cu", "paged_attention_decode", std::move(defines)},
+         {.grid = {blocks(config.workers), 1, 1},
+          .block = {sm90::kDecodeThreads, 1, 1},
+          .dynamic_shared_bytes = static_cast<uint32_t>(DecodeSharedBytes(problem))}});
+    return launches;
   }
   const bool mma = config.family == Family::kTensorCore;
   launches.attend.push_back({{folder + (mma ? "attend_mma.cu" : "attend_simt.cu"),
@@ -374,6 +443,7 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.workers_per_sm = config.blocks_per_sm;
   p.prefill_tile_rows = config.tile_rows;
   p.decode_max_rows = config.decode_max_rows;
+  p.decode_ranges = config.decode_ranges;
   p.partial_capacity = static_cast<int>(planned.workspace.partial_capacity);
   p.item_capacity = static_cast<int>(planned.workspace.item_capacity);
   p.batch_invariant = problem.batch_invariant ? 1 : 0;

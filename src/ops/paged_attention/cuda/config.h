@@ -27,6 +27,8 @@ struct Config {
   bool wgmma = false;         // prefill by Hopper's warpgroup instructions (kTensorCore)
   bool prefill_sm90 = false;  // a launch of its own for prefill items (prefill_sm90.cuh)
   int prefill_workers = 0;    // blocks that share the prefill items
+  bool decode_sm90 = false;   // decode_sm90.cuh in attend's place
+  int decode_ranges = 0;      // of the line of decode work, at most
   int blocks_per_sm = 1;      // of the attend launch
   int workers = 0;            // its blocks
   int shared_bytes = 0;       // its dynamic shared memory
@@ -64,7 +66,8 @@ struct KernelLaunch {
   cuda::LaunchConfig config;
 };
 // The launches of a call, in order: the schedule, then prefill where it is one of its own, and
-// attend. Each takes Params; prefill also the tensor maps of the keys and of the values.
+// attend, or decode in its place. Each takes Params; prefill and decode also the tensor maps of the
+// keys and of the values.
 struct Launches {
   KernelLaunch schedule;
   std::vector<KernelLaunch> attend;

@@ -54,8 +54,15 @@ Config Choose(const Problem& problem, const cuda::DeviceInfo& device) {
   return *config;
 }
 
+// With room for more than decode, and less than prefill.
+Problem MakeChunks() {
+  Problem problem = MakeProblem();
+  problem.tokens = 2 * problem.max_seqs;
+  return problem;
+}
+
 TEST(Config, HopperTakesWarpgroupInstructions) {
-  const Config config = Choose(MakeProblem(), kH200);
+  const Config config = Choose(MakeChunks(), kH200);
   EXPECT_EQ(config.family, Family::kTensorCore);
   EXPECT_TRUE(config.wgmma);
   EXPECT_EQ(config.tile_rows, 128);
@@ -100,11 +107,82 @@ TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
   }
 }
 
+TEST(Config, HopperDecodesInALaunchOfItsOwn) {
+  Problem problem = MakeProblem();
+  const auto takes = [](const Problem& problem, const cuda::DeviceInfo& device = kH200) {
+    return Choose(problem, device).decode_sm90;
+  };
+  const Config config = Choose(problem, kH200);
+  EXPECT_TRUE(config.decode_sm90);
+  EXPECT_EQ(config.workers, 132);
+  EXPECT_EQ(config.decode_ranges, 16);  // times 8 heads: the blocks that fit
+  const Launches l = MakeLaunches(problem, config);
+  ASSERT_EQ(l.attend.size(), 1u);
+  EXPECT_EQ(l.attend[0].spec.source, "src/ops/paged_attention/cuda/decode_sm90.cu");
+  EXPECT_EQ(l.attend[0].config.grid[0], 132u);
+  EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
+  // Sizes are parameters: no other kernel is compiled for them.
+  problem.page_size = 24;
+  problem.sliding_window = 100;
+  problem.tokens = 7;
+  EXPECT_EQ(MakeLaunches(problem, Choose(problem, kH200)).attend[0].spec.defines,
+            l.attend[0].spec.defines);
+  EXPECT_FALSE(takes(MakeProblem(), kA100));
+  EXPECT_FALSE(takes(MakeProblem(), kB200));
+  EXPECT_FALSE(takes(MakeProblem(DType::kBF16, DType::kBF16, 96)));
+  EXPECT_FALSE(takes(MakeProblem(DType::kBF16, DType::kF8E4M3FN)));
+  EXPECT_FALSE(takes(MakeChunks()));
+  problem.page_size = 12;
+  EXPECT_FALSE(takes(problem));
+  problem = MakeProblem();
+  problem.batch_invariant = true;
+  EXPECT_FALSE(takes(problem));
+}
+
+// Each range of the line of decode work has room for the partial results of two tiles.
+TEST(Config, RangesFitTheWorkspace) {
+  Problem problem = MakeProblem();
+  for (const int64_t seqs : {1, 3, 64, 1000}) {
+    for (const int64_t heads : {1, 2, 5, 8, 32, 200}) {
+      for (const int64_t group : {1, 4, 40}) {
+        for (const int64_t pages : {1, 9, 100000}) {
+          problem.tokens = problem.max_seqs = seqs;
+          problem.kv_heads = heads;
+          problem.q_heads = heads * group;
+          problem.max_pages_per_seq = pages;
+          const int ranges = Choose(problem, kH200).decode_ranges;
+          EXPECT_GE(ranges, 1);
+          EXPECT_LE(2 * ranges * heads * std::min<int64_t>(16, seqs * group),
+                    MakeWorkspaceLayout(problem).partial_capacity);
+        }
+      }
+    }
+  }
+}
+
+TEST(Config, ProblemsMayLackTokensSequencesAndPages) {
+  Problem problem = MakeProblem();
+  for (const cuda::DeviceInfo& device : {kA100, kH200}) {
+    for (const bool batch_invariant : {false, true}) {
+      problem.batch_invariant = batch_invariant;
+      for (int lacks = 0; lacks < 16; ++lacks) {
+        problem.tokens = lacks & 1 ? 0 : 4;
+        problem.max_seqs = lacks & 2 ? 0 : 4;
+        problem.num_pages = lacks & 4 ? 0 : 4;
+        problem.max_pages_per_seq = lacks & 8 ? 0 : 4;
+        const Config config = Choose(problem, device);
+        EXPECT_EQ(config.decode_sm90, device.tensor_maps && !batch_invariant && (lacks & 7) == 0);
+        EXPECT_EQ(PlanParams(problem, config).params.decode_ranges > 0, config.decode_sm90);
+      }
+    }
+  }
+}
+
 TEST(Config, DecodeKeepsItsTwoLaunches) {
-  Problem problem = MakePrefill();
-  problem.tokens = 2 * problem.max_seqs;
+  const Problem problem = MakeChunks();
   const Config config = Choose(problem, kH200);
   EXPECT_FALSE(config.prefill_sm90);
+  EXPECT_FALSE(config.decode_sm90);
   EXPECT_EQ(config.prefill_workers, config.workers);
   const Launches l = MakeLaunches(problem, config);
   ASSERT_EQ(l.attend.size(), 1u);
@@ -262,7 +340,7 @@ TEST(Workspace, BatchInvariantHoldsEverySplit) {
 
 // Long contexts bring the carry of their sums, of a size that no device decides.
 TEST(Workspace, LongContextsCarryTheirSums) {
-  Problem problem = MakeProblem();
+  Problem problem = MakeChunks();
   problem.max_pages_per_seq = 8192 / problem.page_size;
   const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
   EXPECT_EQ(layout.carry, layout.total_bytes);
@@ -299,7 +377,7 @@ TEST(Launches, LargeSoftCapsTakeTheExactTanh) {
 }
 
 TEST(Launches, NamesWhatShapesTheCodeAndNothingElse) {
-  Problem problem = MakeProblem();
+  Problem problem = MakeChunks();
   const Launches a = MakeLaunches(problem, Choose(problem, kH200));
   EXPECT_EQ(a.attend.back().spec.source, "src/ops/paged_attention/cuda/attend_mma.cu");
   EXPECT_THAT(a.attend.back().spec.defines, Contains("HEAD_DIM=128"));
@@ -324,7 +402,7 @@ TEST(Launches, GridsDependOnShapesAlone) {
     problem.tokens = tokens;
     const Launches l = MakeLaunches(problem, Choose(problem, kH200));
     EXPECT_EQ(l.schedule.config.grid[0], 1u);
-    EXPECT_EQ(l.attend.back().config.grid[0], 264u);
+    EXPECT_EQ(l.attend.back().config.grid[0], tokens <= problem.max_seqs ? 132u : 264u);
   }
 }
 

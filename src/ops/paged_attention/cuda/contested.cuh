@@ -12,25 +12,6 @@
 namespace xla_gpu::paged_attention {
 namespace {
 
-struct Keys {
-  int begin;
-  int end;
-};
-
-// Keys that some of a sequence's rows [first_row, first_row + num_rows) sees.
-__device__ __forceinline__ Keys KeysOf(const Params& p, const SequenceInfo& info, int first_row,
-                                       int num_rows) {
-  const int first_pos = info.context_len - info.query_len;
-  const auto pos_of = [&](int row) {
-    return first_pos + static_cast<int>(static_cast<unsigned>(row) /
-                                        static_cast<unsigned>(p.group_size));
-  };
-  Keys keys = {0, info.context_len};
-  if (p.window > 0) keys.begin = Max(0, pos_of(first_row) - p.window + 1);
-  if (p.causal) keys.end = pos_of(first_row + num_rows - 1) + 1;
-  return keys;
-}
-
 // Fill items for all tokens, from place `num_items` in the list; gives the list's new length.
 __device__ __forceinline__ int WriteFills(const Params& p, int num_items) {
   const int fills = CeilDiv(p.tokens, kFillTokens);

@@ -165,36 +165,6 @@ __device__ __forceinline__ void AddKeys(const Params& p, const unsigned (&q)[kBl
   }
 }
 
-// The factors of the four warps' sums of values in a row's result, which is 0 if it is false. If
-// `write`, also writes what the row has besides its values.
-__device__ __forceinline__ bool WeighWarps(const Params& p, const Tile& tile,
-                                           const DecodeShared& extra, int row, float logit_factor,
-                                           bool write, float (&factors)[kWarps]) {
-  float max = extra.max[row][0];
-#pragma unroll
-  for (int w = 1; w < kWarps; ++w) max = fmaxf(max, extra.max[row][w]);
-  const float base = max == -Infinity() ? 0.0f : max;
-  float sum = 0.0f;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    factors[w] = Exp2((extra.max[row][w] - base) * logit_factor);
-    sum += extra.sum[row][w] * factors[w];
-  }
-  if (tile.splits > 1) {
-    if (write) {
-      p.partial_max[PartialRow(p, tile, row)] = max;
-      p.partial_sum[PartialRow(p, tile, row)] = sum;
-    }
-    return true;
-  }
-  const long long query_row = QueryRow(p, tile, row);
-  const RowEnd end = FinishRow(p, tile, query_row, logit_factor, max, sum);
-  if (p.lse != nullptr && write) p.lse[query_row] = end.lse;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) factors[w] *= end.factor;
-  return !end.sees_nothing;
-}
-
 // Merges the four warps' results, in a fixed order, and writes the rows. Each warp puts those rows
 // that exist where its stages were.
 __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, char* shared,
@@ -231,7 +201,8 @@ __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, ch
   for (int i = threadIdx.x; i < tile.num_rows * kVectors; i += kThreads) {
     const int row = i / kVectors, d = i % kVectors * kVector;
     float factors[kWarps];
-    const bool sees = WeighWarps(p, tile, extra, row, logit_factor, d == 0, factors);
+    const bool sees =
+        WeighWarps(p, tile, row, extra.max[row], extra.sum[row], logit_factor, d == 0, factors);
     Vector<float, kVector> value = {};
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {

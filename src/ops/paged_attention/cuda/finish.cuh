@@ -29,6 +29,39 @@ __device__ __forceinline__ bool ArriveLast(unsigned* counter, unsigned count) {
   return ArriveLast(counter, count, threadIdx.x == 0, [] { __syncthreads(); });
 }
 
+// The factors of a block's warps' sums of values in a row's result, from their maxima and sums of
+// weights; the result is 0 if this is false. If `write`, also writes what the row has besides its
+// values.
+template <int kWarps>
+__device__ __forceinline__ bool WeighWarps(const Params& p, const Tile& tile, int row,
+                                           const float (&of_max)[kWarps],
+                                           const float (&of_sum)[kWarps], float logit_factor,
+                                           bool write, float (&factors)[kWarps]) {
+  float max = of_max[0];
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) max = fmaxf(max, of_max[w]);
+  const float base = max == -Infinity() ? 0.0f : max;
+  float sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    factors[w] = Exp2((of_max[w] - base) * logit_factor);
+    sum += of_sum[w] * factors[w];
+  }
+  if (tile.splits > 1) {
+    if (write) {
+      p.partial_max[PartialRow(p, tile, row)] = max;
+      p.partial_sum[PartialRow(p, tile, row)] = sum;
+    }
+    return true;
+  }
+  const long long query_row = QueryRow(p, tile, row);
+  const RowEnd end = FinishRow(p, tile, query_row, logit_factor, max, sum);
+  if (p.lse != nullptr && write) p.lse[query_row] = end.lse;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) factors[w] *= end.factor;
+  return !end.sees_nothing;
+}
+
 // Merges the splits of a tile, always in the same order; a warp of `warps` takes a row. The partial
 // results come from other SMs, so that they are read past this one's L1.
 template <typename Out, int kHeadDim>

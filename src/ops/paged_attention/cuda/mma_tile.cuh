@@ -231,17 +231,17 @@ __device__ __forceinline__ void ValueFragment(unsigned (&b)[kValueTiles][2], uns
   }
 }
 
-// sums += weights * values, of 16 keys.
+// sums += a * b: weights and values of 16 keys.
 template <bool kRounded>
-__device__ __forceinline__ void AddProducts(float (&sums)[4], const unsigned (&weights)[4],
-                                            const unsigned (&values)[2]) {
+__device__ __forceinline__ void AddProducts(float (&sums)[4], const unsigned (&a)[4],
+                                            const unsigned (&b)[2]) {
   if constexpr (kRounded) {
     float products[4] = {};
-    Mma<Operand>(products, weights, values[0], values[1]);
+    Mma<Operand>(products, a, b[0], b[1]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) sums[i] += products[i];
   } else {
-    Mma<Operand>(sums, weights, values[0], values[1]);
+    Mma<Operand>(sums, a, b[0], b[1]);
   }
 }
 

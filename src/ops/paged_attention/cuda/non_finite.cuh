@@ -14,6 +14,8 @@ __device__ __forceinline__ Visible SeenByAll(const Params& p, const Tile& tile) 
   return {VisibleKeys(p, tile, tile.num_rows - 1).begin, VisibleKeys(p, tile, 0).end};
 }
 
+__device__ __forceinline__ bool IsFinite(float x) { return fabsf(x) <= 3.4028235e38f; }
+
 // The exponent bits of the cache's type in each element of a word (of E4M3, which has no infinity,
 // all bits but the sign), their lowest, and the sign.
 template <typename T>
@@ -56,15 +58,11 @@ __device__ __forceinline__ bool ZeroNonFinite(unsigned shared, int thread, int t
   return found != 0;
 }
 
-// Gives the rows of a 16-row accumulator tile what ZeroNonFinite took out of keys [key0, key0 +
-// count), once nothing rescales the sums any more: the row's weight, if it is not 0, does not
-// matter. It is 0 where the logit is -infinity, which takes a key (or all of the row's logits) that
-// is not finite; 0 times an infinity is NaN. All lanes of a warp.
-__device__ inline void AddNonFinite(const Params& p, const Tile& tile, int key0, int count,
-                                    const Visible (&visible)[2], const RowState (&rows)[2],
-                                    float (&o)[kOutTiles][4]) {
-  const auto is_finite = [](float x) { return fabsf(x) <= 3.4028235e38f; };
-  const bool no_weight[2] = {QuadSum(rows[0].sum) == 0.0f, QuadSum(rows[1].sum) == 0.0f};
+// Goes over keys [key0, key0 + count) of the tile: add(key, finite, values), whether the key itself
+// is finite, and its values, in the cache. All lanes of a warp.
+template <typename Add>
+__device__ __forceinline__ void ForKeys(const Params& p, const Tile& tile, int key0, int count,
+                                        Add add) {
   const int end = min(key0 + count, tile.key_end);
 #pragma unroll 1
   for (int key = max(key0, tile.key_begin); key < end; ++key) {
@@ -72,20 +70,37 @@ __device__ inline void AddNonFinite(const Params& p, const Tile& tile, int key0,
     if (offset < 0) continue;
     const long long of_head = offset + tile.head * p.head_stride;
     const Cache* keys = reinterpret_cast<const Cache*>(p.k_cache + of_head);
-    const Cache* values = reinterpret_cast<const Cache*>(p.v_cache + of_head);
-    bool finite_key = true;
-    for (int d = 0; SOFT_CAP == 0 && d < kHeadDim; ++d) finite_key &= is_finite(ToFloat(keys[d]));
+    bool finite = true;
+    for (int d = 0; SOFT_CAP == 0 && d < kHeadDim; ++d) finite &= IsFinite(ToFloat(keys[d]));
+    add(key, finite, reinterpret_cast<const Cache*>(p.v_cache + of_head));
+  }
+}
+
+// Gives a sum of values what ZeroNonFinite took out of it, once nothing rescales it any more: the
+// key's weight, if it is not 0, does not matter. It is 0 where the logit is -infinity, which takes
+// a key (or all of the row's logits) that is not finite; 0 times an infinity is NaN.
+__device__ __forceinline__ void AddIfNonFinite(float x, const Visible& visible, int key,
+                                               bool has_weight, float& o) {
+  if (IsFinite(x) || key < visible.begin || key >= visible.end) return;
+  o += has_weight ? x : NaN();
+}
+
+// The same for all rows of a 16-row accumulator tile and keys [key0, key0 + count).
+__device__ inline void AddNonFinite(const Params& p, const Tile& tile, int key0, int count,
+                                    const Visible (&visible)[2], const RowState (&rows)[2],
+                                    float (&o)[kOutTiles][4]) {
+  const bool has_weight[2] = {QuadSum(rows[0].sum) != 0.0f, QuadSum(rows[1].sum) != 0.0f};
+  ForKeys(p, tile, key0, count, [&](int key, bool finite, const Cache* values) {
 #pragma unroll
     for (int t = 0; t < kOutTiles; ++t) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int d = DimOf(t, i % 2), h = i / 2;
         const float x = d < kHeadDim ? ToFloat(values[d]) : 0.0f;
-        if (is_finite(x) || key < visible[h].begin || key >= visible[h].end) continue;
-        o[t][i] += finite_key && !no_weight[h] ? x : NaN();
+        AddIfNonFinite(x, visible[h], key, finite && has_weight[h], o[t][i]);
       }
     }
-  }
+  });
 }
 
 }  // namespace xla_gpu::paged_attention

@@ -41,6 +41,13 @@ CaseSpec SpecOf(const Kind& kind, std::vector<int64_t> query_lens,
   return spec;
 }
 
+// The same with room for a sequence a token, which is what decode has and what chooses its kernel.
+CaseSpec WithRoom(CaseSpec spec) {
+  spec.max_seqs = spec.padding_rows;
+  for (const int64_t rows : spec.query_lens) spec.max_seqs += rows;
+  return spec;
+}
+
 class PagedAttentionEdgesGpuTest : public cuda::GpuTest {
  protected:
   static std::vector<Bytes> Run(const Case& c) {
@@ -92,15 +99,18 @@ TEST_F(PagedAttentionEdgesGpuTest, AValidSequenceKeepsItsRows) {
   };
   for (const Kind& kind : kKinds) {
     for (const Batch& batch : batches) {
-      std::mt19937_64 rng(5);
-      Case c(SpecOf(kind, batch.query_lens, batch.context_lens), rng);
-      std::copy(batch.starts.begin(), batch.starts.end(), c.query_start_loc.ints());
-      if (batch.bad_page_of >= 0) {
-        c.block_tables.ints()[batch.bad_page_of * c.spec().max_pages] = 1 << 20;
+      const CaseSpec spec = SpecOf(kind, batch.query_lens, batch.context_lens);
+      for (const CaseSpec& s : {spec, WithRoom(spec)}) {
+        std::mt19937_64 rng(5);
+        Case c(s, rng);
+        std::copy(batch.starts.begin(), batch.starts.end(), c.query_start_loc.ints());
+        if (batch.bad_page_of >= 0) {
+          c.block_tables.ints()[batch.bad_page_of * c.spec().max_pages] = 1 << 20;
+        }
+        ExpectRight(c, kind.tolerance,
+                    StrCat("starts ", StrJoin(batch.starts, ","), ": ", c.spec().ToString()));
+        if (HasFailure()) return;
       }
-      ExpectRight(c, kind.tolerance,
-                  StrCat("starts ", StrJoin(batch.starts, ","), ": ", c.spec().ToString()));
-      if (HasFailure()) return;
     }
   }
 }
@@ -112,8 +122,10 @@ TEST_F(PagedAttentionEdgesGpuTest, RowsThatSeeNothingAreZero) {
       CaseSpec spec = SpecOf(kind, {3, 1, 40, 100, 9}, {0, 0, 7, 99, 120});
       spec.sinks = sinks;
       spec.padding_rows = 70;
-      Case c(spec, rng);
-      ExpectRight(c, kind.tolerance, spec.ToString());
+      for (const CaseSpec& s : {spec, WithRoom(spec)}) {
+        Case c(s, rng);
+        ExpectRight(c, kind.tolerance, s.ToString());
+      }
     }
   }
 }
@@ -122,9 +134,11 @@ TEST_F(PagedAttentionEdgesGpuTest, RowsThatSeeNothingAreZero) {
 TEST_F(PagedAttentionEdgesGpuTest, ANonFiniteValueStaysInItsRows) {
   for (const Kind& kind : kKinds) {
     for (const int64_t queries : {4, 9, 40}) {
-      for (const int64_t context : {40, 100}) {
+      for (const int64_t variant : {0, 1, 2, 3}) {
         std::mt19937_64 rng(7);
+        const int64_t context = variant % 2 == 0 ? 40 : 100;
         CaseSpec spec = SpecOf(kind, {queries}, {context});
+        if (variant >= 2) spec = WithRoom(spec);
         Case c(spec, rng);
         const std::vector<Bytes> before = Run(c);
         const Problem p = *ProblemFromCall(c.call());
@@ -171,12 +185,14 @@ TEST_F(PagedAttentionEdgesGpuTest, ExtremesAreRight) {
       spec.soft_cap = extreme.soft_cap;
       spec.sinks = extreme.sink != 0;
       spec.k_scale_size = 1;
-      Case c(spec, rng);
-      for (int64_t i = 0; i < c.query.size(); ++i) c.query.Set(i, c.query.Get(i) * extreme.query);
-      for (int64_t i = 0; spec.sinks && i < c.sinks.size(); ++i) c.sinks.Set(i, extreme.sink);
-      c.k_scale.Set(0, extreme.k_scale);
-      ExpectRight(c, kind.tolerance, spec.ToString());
-      if (HasFailure()) return;
+      for (const CaseSpec& s : {spec, WithRoom(spec)}) {
+        Case c(s, rng);
+        for (int64_t i = 0; i < c.query.size(); ++i) c.query.Set(i, c.query.Get(i) * extreme.query);
+        for (int64_t i = 0; s.sinks && i < c.sinks.size(); ++i) c.sinks.Set(i, extreme.sink);
+        c.k_scale.Set(0, extreme.k_scale);
+        ExpectRight(c, kind.tolerance, s.ToString());
+        if (HasFailure()) return;
+      }
     }
   }
 }

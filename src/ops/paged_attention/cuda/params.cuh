@@ -5,6 +5,9 @@
 //   schedule  one block reads the lengths and writes the list of work items
 //   prefill   where there is a kernel for it: it takes the prefill items (prefill_sm90.cuh)
 //   attend    as many blocks as the device holds take items from the list until it is empty
+// or, for decode alone, two:
+//   schedule  the same, but for the list
+//   decode    takes ranges of the line of decode work (line.cuh, decode_sm90.cuh)
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PARAMS_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PARAMS_CUH_
 
@@ -56,11 +59,12 @@ struct Tile : WorkItem {
 
 enum SequenceState : int { kUnused = 0, kValid = 1, kInvalid = 2 };
 
-// All zero, so without rows, if the sequence is invalid.
+// Without rows, but for line_end all zero, if the sequence is invalid.
 struct alignas(16) SequenceInfo {
   int query_begin;  // query_start_loc
   int query_len;
   int context_len;
+  int line_end;  // of its tiles on the line of decode work (line.cuh), if that is cut into ranges
 };
 
 // What is worst among the sequences.
@@ -81,6 +85,10 @@ struct WorkHeader {
   unsigned num_prefill_items;
   unsigned next_prefill;  // the next (item, kv head) of them that nobody has taken
   unsigned num_redo;      // of Params::redo
+  // For a decode launch.
+  int line;          // the length of the line of decode work, 0 if the work is in items
+  int range_blocks;  // of one of its ranges
+  int has_fills;     // 1: some rows belong to no sequence
 };
 
 struct Params {
@@ -143,6 +151,7 @@ struct Params {
   int prefill_workers;  // blocks of the launch that takes the prefill items
   int prefill_tile_rows;
   int decode_max_rows;  // sequences of at most so many rows go the decode way
+  int decode_ranges;    // most ranges of the line of decode work; 0: decode items
   int partial_capacity;
   int item_capacity;
   int batch_invariant;

@@ -27,6 +27,11 @@ __device__ __forceinline__ void ArriveExpecting(unsigned barrier, int bytes) {
                : "memory");
 }
 
+// Arrives once this thread's copies by CopyAsync so far are done.
+__device__ __forceinline__ void ArriveCopied(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // Waits for the end of the phase of this parity: the first has 0, the one before it 1.
 __device__ __forceinline__ void Wait(unsigned barrier, unsigned parity) {
   asm volatile(

@@ -19,7 +19,7 @@ namespace {
 __device__ __forceinline__ Totals AddUpWarp(const Totals& x) {
   return {WarpSum(x.decode_tokens),   WarpSum(x.prefill_rows),  WarpSum(x.decode_tiles),
           WarpMax(x.decode_max_span), WarpSum(x.prefill_tiles), WarpMax(x.prefill_max_span),
-          WarpSum(x.owned_tokens),    WarpMax(x.order)};
+          WarpSum(x.owned_tokens),    WarpSum(x.line),          WarpMax(x.order)};
 }
 
 // From what the threads found to the totals of the block, for all threads.
@@ -61,10 +61,12 @@ struct Chunk {
 // in `infos`, after a barrier) and this thread's part of the totals. `first`: the lengths of its
 // sequence among those.
 __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& first, int num_seqs,
-                                                SequenceInfo* infos, int* warp_ends) {
+                                                SequenceInfo* infos, int* warp_ends,
+                                                int* warp_lines) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   Totals totals = {};
   int owned = 0;  // end of the rows that belong to valid sequences before this chunk
+  int line = 0;   // the line's length before this chunk
 #pragma unroll 1
   for (int base = 0; base < num_seqs; base += kScheduleThreads) {
     const int s = base + static_cast<int>(threadIdx.x);
@@ -82,19 +84,34 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
     }
     int before = __shfl_up_sync(kAll, inclusive, 1);
     if (lane == 0) before = 0;
+    SequenceInfo info = {};
+    if (valid) info = {begin, end - begin, context, 0};
+    int line_end = 0, length = 0;
+    if (p.decode_ranges > 0) {
+      line_end = length = LinePartOf(p, info).Length();
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(kAll, line_end, step);
+        if (lane >= step) line_end += other;
+      }
+    }
     if (base > 0) __syncthreads();  // those of the chunk before are read
-    if (lane == 31) warp_ends[warp] = inclusive;
+    if (lane == 31) warp_ends[warp] = inclusive, warp_lines[warp] = line_end;
     __syncthreads();
     const int warp_end = lane < kWarps ? warp_ends[lane] : 0;
     const int before_warp = Max(owned, WarpMax(lane < warp ? warp_end : 0));
     inclusive = Max(inclusive, before_warp);
     before = Max(before, before_warp);
     owned = Max(owned, WarpMax(warp_end));
+    if (p.decode_ranges > 0) {
+      const int of_warp = lane < kWarps ? warp_lines[lane] : 0;
+      info.line_end = line + WarpSum(lane < warp ? of_warp : 0) + line_end;
+      line += WarpSum(of_warp);
+      totals.line += length;
+    }
     if (!used) continue;
 
-    SequenceInfo info = {};
     if (valid) {
-      info = {begin, end - begin, context};
       if (begin < end && before > begin) totals.order = kContested;
       const Shape shape = ShapeOf(p, info);
       totals.owned_tokens += info.query_len;
@@ -247,8 +264,8 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
     }
     done = done + total;
   }
-  return static_cast<unsigned>(
-      totals.owned_tokens < p.tokens ? WriteFills(p, done.decode_items) : done.decode_items);
+  return static_cast<unsigned>(totals.owned_tokens < p.tokens ? WriteFills(p, done.decode_items)
+                                                              : done.decode_items);
 }
 
 // All of it, by one block of kScheduleThreads.
@@ -256,17 +273,24 @@ __device__ __forceinline__ void Schedule(const Params& p) {
   __shared__ Chunk chunk;
   __shared__ Counts counts;
   __shared__ int warp_ends[kWarps];
+  __shared__ int warp_lines[kWarps];
   __shared__ Totals warp_totals[kWarps];
   __shared__ Demand warp_demands[kWarps];
 
   const Lengths first = ReadLengths(p, threadIdx.x);  // beside num_seqs, not after it
   const int num_seqs = Min(Max(p.num_seqs[0], 0), p.max_seqs);
   const Totals totals =
-      AddUp(ReadSequences(p, first, num_seqs, chunk.infos, warp_ends), warp_totals);
+      AddUp(ReadSequences(p, first, num_seqs, chunk.infos, warp_ends, warp_lines), warp_totals);
 
-  unsigned num_items, num_prefill_items = 0;
+  unsigned num_items = 0, num_prefill_items = 0;
+  int line = 0;
   if (totals.order == kContested) {
     num_items = WriteContested(p, num_seqs);
+  } else if (p.decode_ranges > 0) {
+    line = totals.line;
+    for (int i = threadIdx.x; i < p.decode_ranges * p.kv_heads; i += kScheduleThreads) {
+      p.arrivals[i] = 0;
+    }
   } else {
     Splits chosen;
     chosen.prefill = ChoosePrefillSplits(p, totals);
@@ -288,7 +312,10 @@ __device__ __forceinline__ void Schedule(const Params& p) {
                  0,
                  num_prefill_items,
                  static_cast<unsigned>(p.prefill_workers),
-                 0};
+                 0,
+                 line,
+                 RangeBlocks(p, line),
+                 totals.order == kContested || totals.owned_tokens < p.tokens};
   }
 }
 

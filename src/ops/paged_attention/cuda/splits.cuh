@@ -5,7 +5,7 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SPLITS_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SPLITS_CUH_
 
-#include "src/ops/paged_attention/cuda/params.cuh"
+#include "src/ops/paged_attention/cuda/line.cuh"
 
 namespace xla_gpu::paged_attention {
 namespace {
@@ -43,6 +43,7 @@ struct Totals {
   int prefill_tiles;
   int prefill_max_span;
   int owned_tokens;
+  int line;   // its length
   int order;  // Order
 };
 
@@ -54,8 +55,8 @@ struct Splits {
 
 // What a sequence asks for.
 struct Shape {
-  int rows;       // of all its query tokens
-  int tiles;      // 0: no work
+  int rows;   // of all its query tokens
+  int tiles;  // 0: no work
   int tile_rows;
   int span;  // keys that some row sees
   bool decode;

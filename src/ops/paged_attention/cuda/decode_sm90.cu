@@ -1,0 +1,14 @@
+// paged_attention, decode on Hopper: bf16 or f16 queries over a cache of the same type.
+//
+// Defines: those of attend_mma.cu that shape the code: QUERY_TYPE, CACHE_TYPE (the same), OUT_TYPE,
+// HEAD_DIM (64, 128), SOFT_CAP; TILE_ROWS and TILE_KEYS are not used.
+#include "src/ops/paged_attention/cuda/decode_sm90.cuh"
+
+extern "C" __global__ void __launch_bounds__(xla_gpu::paged_attention::sm90::kDecodeThreads, 1)
+    paged_attention_decode(
+        const __grid_constant__ xla_gpu::paged_attention::Params p,
+        const __grid_constant__ xla_gpu::paged_attention::sm90::TensorMap keys,
+        const __grid_constant__ xla_gpu::paged_attention::sm90::TensorMap values) {
+  extern __shared__ __align__(1024) char shared[];
+  xla_gpu::paged_attention::sm90::Decode(p, keys, values, shared);
+}

@@ -1,0 +1,230 @@
+// The warp of the Hopper decode kernel that loads: it finds the pieces of work, and brings their
+// keys and values.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_LOAD_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_LOAD_CUH_
+
+#include "src/ops/paged_attention/cuda/decode_sm90_shared.cuh"
+#include "src/ops/paged_attention/cuda/line.cuh"
+#include "src/ops/paged_attention/cuda/prefill_sm90_tile.cuh"
+
+namespace xla_gpu::paged_attention::sm90 {
+
+using DecodeMemory = DecodeShared<kHeadDim>;
+
+struct Loader {
+  const Params& p;
+  const TensorMap& key_boxes;
+  const TensorMap& value_boxes;
+  DecodeMemory& shared;
+  const int lane = threadIdx.x % 32;
+  // A lane loads one box of a stage: of keys, or of values.
+  const int boxes = kDecodeKeys / p.box_tokens;  // 8 or 16
+  const bool loads = lane < 2 * boxes;
+  const bool values = lane >= boxes;
+  const int lane_key = lane % boxes * p.box_tokens;
+  const int panels_a_head = static_cast<int>(p.head_stride / 128);
+  Place<DecodeMemory::kStages> stage = {};
+  Place<DecodeMemory::kSlots> slot = {};
+
+  // The piece that was handed over last, as long as its keys are not under way: the lane's first
+  // key of the next stage, and its pages in the next two.
+  struct Piece {
+    int stages = 0;
+    int seq, key_begin, key_end, panel, key;
+    int pages[2];
+  } piece;
+
+  __device__ __forceinline__ bool Reads(const Piece& of, int key) const {
+    return loads && key < of.key_end && key + p.box_tokens > of.key_begin;
+  }
+  __device__ __forceinline__ int PageAt(const Piece& of, int key) const {
+    if (!Reads(of, key)) return -1;
+    return LoadIndex(p.block_tables + static_cast<long long>(of.seq) * p.max_pages +
+                     PageIndex(p, key));
+  }
+
+  // Starts to copy the queries of a piece. Rows that do not exist become zeros.
+  __device__ __forceinline__ void LoadQueries(const Tile& tile, unsigned to) {
+    const int row = lane / 2;
+    if (row >= (tile.num_rows + 7) / 8 * 8) return;
+    const bool exists = row < tile.num_rows;
+    const Query* from = static_cast<const Query*>(p.query);
+    if (exists) from += QueryRow(p, tile, row) * kHeadDim;
+#pragma unroll
+    for (int i = lane % 2; i < kPieces; i += 2) {
+      CopyAsync<16>(to + row * DecodeMemory::kQueryStride + i * 16, from + i * 8, exists);
+    }
+  }
+
+  // Hands a piece to the warps that compute and write, and then loads the keys of the one before:
+  // so this one's pages, and the next piece, are found meanwhile.
+  __device__ __forceinline__ void Take(const Tile& tile, unsigned* arrivals) {
+    const int first_key = tile.key_begin / kSplitTokens * kSplitTokens;
+    Piece next;
+    next.seq = tile.seq;
+    next.key_begin = tile.key_begin;
+    next.key_end = tile.key_end;
+    next.panel = tile.head * panels_a_head;
+    next.key = first_key + lane_key;
+    next.stages = tile.key_end > tile.key_begin
+                      ? (tile.key_end - first_key + kDecodeKeys - 1) / kDecodeKeys
+                      : 0;
+    next.pages[0] = PageAt(next, next.key);
+    next.pages[1] = PageAt(next, next.key + kDecodeKeys);
+    Wait(At(shared.slot_empty, slot), slot.parity ^ 1);
+    DecodeMemory::Slot& to = shared.slots[slot.index];
+    LoadQueries(tile, SharedAddress(to.query));
+    if (lane == 0) {
+      to.tile = tile;
+      to.first_key = first_key;
+      to.stages = next.stages;
+      to.arrivals = arrivals;
+      to.stop = 0;
+    }
+    HandOver();
+    LoadKeys();
+    piece = next;
+  }
+
+  __device__ __forceinline__ void HandOver() {
+    ArriveCopied(At(shared.slot_full, slot));
+    if (lane == 0) Arrive(At(shared.slot_full, slot));
+    slot.Next();
+  }
+
+  // The keys and values of the piece that waits, if there is one.
+  __device__ __forceinline__ void LoadKeys() {
+    for (; piece.stages > 0; --piece.stages, piece.key += kDecodeKeys) {
+      int page = piece.pages[0];
+      piece.pages[0] = piece.pages[1];
+      piece.pages[1] = PageAt(piece, piece.key + 2 * kDecodeKeys);
+      const bool read = Reads(piece, piece.key);
+      if (read && static_cast<unsigned>(page) >= static_cast<unsigned>(p.num_pages)) {
+        page = -1;  // zeros
+        p.state[piece.seq] = kInvalid;
+        p.header->any_bad_page = 1;
+      }
+      const int group = (piece.key - PageIndex(p, piece.key) * p.page_size) / 8;
+      const int bytes =
+          __popc(__ballot_sync(kAllLanes, read)) * p.box_tokens * static_cast<int>(kHeadDim * 2);
+      Wait(At(shared.empty, stage), stage.parity ^ 1);
+      const unsigned full = At(shared.full, stage);
+      if (lane == 0) ArriveExpecting(full, bytes);
+      __syncwarp();
+      if (read) {
+        DecodeMemory::Stage& to = shared.stages[stage.index];
+        CopyBox(SharedAddress(values ? to.values : to.keys) + lane_key * (kHeadDim * 2),
+                values ? &value_boxes : &key_boxes, full, piece.panel, group, page);
+      }
+      stage.Next();
+    }
+  }
+
+  // Sequences [first_seq, first_seq + 32), one a lane.
+  SequenceInfo info = {};
+  LinePart part = {};
+  int first_seq = 0;
+  __device__ __forceinline__ SequenceInfo Sequence(int seq, int count) const {
+    return seq < count ? p.sequences[seq] : SequenceInfo{0, 0, 0, 0x7fffffff};
+  }
+  __device__ __forceinline__ void LookAt(int seq, const SequenceInfo& of_lane) {
+    first_seq = seq;
+    info = of_lane;
+    part = LinePartOf(p, info);
+  }
+
+  // All tiles, or parts of them, that lie in [begin, begin + length) of the line.
+  __device__ __forceinline__ void LoadRange(int begin, int length, int num_seqs, int head) {
+    // The sequence at the range's begin: the first that ends behind it.
+    int low = 0, count = num_seqs;
+    while (count > 32) {
+      const int step = (count + 31) / 32;
+      const int last = min(low + (lane + 1) * step, low + count) - 1;
+      const unsigned behind = __ballot_sync(kAllLanes, p.sequences[last].line_end > begin);
+      const int of = __ffs(static_cast<int>(behind)) - 1;
+      const int end = low + count;
+      low += of * step;
+      count = min(step, end - low);
+    }
+    if (low != first_seq) LookAt(low, Sequence(low + lane, num_seqs));
+    int at = __ffs(static_cast<int>(__ballot_sync(kAllLanes, info.line_end > begin))) - 1;
+    const int end = begin + length;
+    const auto from = [&](int x) { return __shfl_sync(kAllLanes, x, at); };
+    while (first_seq + at < num_seqs) {
+      const LinePart of = {from(part.tiles), from(part.first_block), from(part.blocks)};
+      const SequenceInfo seq = {from(info.query_begin), from(info.query_len),
+                                from(info.context_len), from(info.line_end)};
+      const int tile_length = of.TileLength();
+      const int first = seq.line_end - of.tiles * tile_length;
+      if (first >= end) return;
+      int tile = first < begin ? (begin - first) / tile_length : 0;
+      for (; tile < of.tiles; ++tile) {
+        const int place = first + tile * tile_length;
+        if (place >= end) return;
+        LoadTile(seq, of, first_seq + at, tile, place, begin, length, head);
+      }
+      if (++at == 32) {
+        LookAt(first_seq + 32, Sequence(first_seq + 32 + lane, num_seqs));
+        at = 0;
+      }
+    }
+  }
+
+  // The part of a tile, which begins at `place`, in the range.
+  __device__ __forceinline__ void LoadTile(const SequenceInfo& info, const LinePart& of, int seq,
+                                           int index, int place, int begin, int length, int head) {
+    const int from = max(begin - place, 0), to = min(begin + length - place, of.blocks);
+    if (from > 0 && from >= to) return;  // of the tile only its end
+    Tile tile;
+    tile.kind = kDecodeItem;
+    tile.seq = seq;
+    tile.query_begin = info.query_begin;
+    tile.first_row = index * kDecodeTileRows;
+    tile.num_rows = min(kDecodeTileRows, info.query_len * p.group_size - tile.first_row);
+    tile.rows = PartRows(p);
+    tile.first_pos = info.context_len - info.query_len;
+    const Keys keys = KeysOf(p, info, tile.first_row, tile.num_rows);
+    tile.key_begin = max(keys.begin, (of.first_block + from) * kSplitTokens);
+    tile.key_end = max(tile.key_begin, min(keys.end, (of.first_block + to) * kSplitTokens));
+    const int range = begin / length, first = place / length;
+    tile.split = range - first;
+    tile.splits = (place + max(of.blocks, 1) - 1) / length - first + 1;
+    // Tiles that are split begin in different ranges, and end before, or in, the next one's first:
+    // of twice as many places as there are ranges each has its own.
+    tile.partial_begin = 2 * first * p.kv_heads * tile.rows - tile.first_row;
+    tile.head = head;
+    tile.again = 0;
+    Take(tile, p.arrivals + first * p.kv_heads + head);
+  }
+
+  __device__ __forceinline__ void Run() {
+    const SequenceInfo early = Sequence(lane, p.max_seqs);  // beside the header, not after it
+    const WorkHeader header = *p.header;
+    const int num_seqs = static_cast<int>(header.num_seqs);
+    LookAt(0, lane < num_seqs ? early : Sequence(lane, 0));
+    const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
+    const unsigned units = header.line > 0
+                               ? static_cast<unsigned>((header.line - 1) / header.range_blocks + 1)
+                               : header.num_items;
+    for (unsigned unit = blockIdx.x; unit < units * kv_heads;) {
+      unsigned next = 0;
+      if (lane == 0) next = atomicAdd(&p.header->next_item, 1u);
+      const unsigned at = unit / kv_heads;
+      const int head = static_cast<int>(unit - at * kv_heads);
+      if (header.line > 0) {
+        LoadRange(static_cast<int>(at) * header.range_blocks, header.range_blocks, num_seqs, head);
+      } else if (p.items[at].kind == kDecodeItem) {
+        Take(Tile{p.items[at], head, 0}, nullptr);
+      }
+      LoadKeys();
+      unit = __shfl_sync(kAllLanes, next, 0);
+    }
+    Wait(At(shared.slot_empty, slot), slot.parity ^ 1);
+    if (lane == 0) shared.slots[slot.index].stop = 1;
+    HandOver();
+  }
+};
+
+}  // namespace xla_gpu::paged_attention::sm90
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_LOAD_CUH_

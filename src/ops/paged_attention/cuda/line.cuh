@@ -1,0 +1,68 @@
+// The line of decode work: all tiles of all sequences one after the other, each as long as its
+// keys, in blocks of kSplitTokens, and kTileBlocks more for its start and end. Cut into ranges of
+// one length, it keeps equal workers busy to the same moment, whatever the lengths; a tile that a
+// cut goes through is split there.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_LINE_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_LINE_CUH_
+
+#include "src/ops/paged_attention/cuda/params.cuh"
+
+namespace xla_gpu::paged_attention {
+
+struct Keys {
+  int begin;
+  int end;
+};
+
+// Keys that some of a sequence's rows [first_row, first_row + num_rows) sees.
+__device__ __forceinline__ Keys KeysOf(const Params& p, const SequenceInfo& info, int first_row,
+                                       int num_rows) {
+  const int first_pos = info.context_len - info.query_len;
+  const auto pos_of = [&](int row) {
+    return first_pos +
+           static_cast<int>(static_cast<unsigned>(row) / static_cast<unsigned>(p.group_size));
+  };
+  Keys keys = {0, info.context_len};
+  if (p.window > 0) keys.begin = max(0, pos_of(first_row) - p.window + 1);
+  if (p.causal) keys.end = pos_of(first_row + num_rows - 1) + 1;
+  return keys;
+}
+
+inline constexpr int kTileBlocks = 1;
+
+// A sequence's place on the line: so many tiles, each of so many blocks of keys from the first on.
+struct LinePart {
+  int tiles;
+  int first_block;
+  int blocks;
+
+  __device__ __forceinline__ int TileLength() const { return blocks + kTileBlocks; }
+  __device__ __forceinline__ int Length() const { return tiles * TileLength(); }
+};
+
+__device__ __forceinline__ LinePart LinePartOf(const Params& p, const SequenceInfo& info) {
+  const int rows = info.query_len * p.group_size;
+  if (rows == 0) return {};
+  const int first_pos = info.context_len - info.query_len;
+  const int first_key = p.window == 0 ? 0 : max(0, first_pos - p.window + 1);
+  const int first_block = first_key / kSplitTokens;
+  const int end = (info.context_len + kSplitTokens - 1) / kSplitTokens;
+  return {(rows + kDecodeTileRows - 1) / kDecodeTileRows, first_block, max(end - first_block, 0)};
+}
+
+// The length of a range. Shorter ones would cost more for their start and end than they save.
+__device__ __forceinline__ int RangeBlocks(const Params& p, int line) {
+  constexpr int kLeast = 2;
+  const int ranges = max(p.decode_ranges, 1);
+  // The last tile's end is not waited for.
+  return max((max(line - kTileBlocks, 0) + ranges - 1) / ranges, kLeast);
+}
+
+// Rows of the partial results of one part of a tile.
+__device__ __forceinline__ int PartRows(const Params& p) {
+  return min(kDecodeTileRows, p.tokens * p.group_size);
+}
+
+}  // namespace xla_gpu::paged_attention
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_LINE_CUH_
