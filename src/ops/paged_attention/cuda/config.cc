@@ -433,11 +433,12 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.k_scale_step = problem.k_scale_size > 1 ? 1 : 0;
   p.v_scale_step = problem.v_scale_size > 1 ? 1 : 0;
   p.causal = problem.causal ? 1 : 0;
-  p.window = static_cast<int>(std::min(problem.sliding_window, kMaxInt));
-  p.scale = problem.scale;
-  p.soft_cap = problem.soft_cap;
   // Positions are 32-bit; the margin keeps the ends of the last tiles from overflowing.
   p.max_context = static_cast<int>(std::min(problem.max_context(), kMaxInt - 4096));
+  // A larger one hides nothing more, and would overflow with positions before the first key.
+  p.window = static_cast<int>(std::min(problem.sliding_window, int64_t{p.max_context}));
+  p.scale = problem.scale;
+  p.soft_cap = problem.soft_cap;
   p.workers = config.workers;
   p.prefill_workers = config.prefill_workers;
   p.workers_per_sm = config.blocks_per_sm;
