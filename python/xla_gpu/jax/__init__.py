@@ -12,9 +12,8 @@ import jax
 from jax.extend import source_info_util
 
 from xla_gpu import _schema
+from xla_gpu.jax import _partition_v3, _primitive  # noqa: F401
 from xla_gpu.jax._attention import paged_attention, ragged_paged_attention, update_kv_cache
-from xla_gpu.jax._partition import partition_elementwise
-from xla_gpu.jax._primitive import OpPrimitive
 from xla_gpu.jax._ragged_v3 import (
     packed_kv_cache_shape,
     ragged_paged_attention_hd64,
@@ -36,13 +35,6 @@ __all__ = [
 # An HLO dump names the user's line, not ours.
 source_info_util.register_exclusion(str(pathlib.Path(__file__).parent))
 
-_simple_add = OpPrimitive(
-    "simple_add",
-    partitioner=partition_elementwise,
-    why_no_batching="it works on any shape, so call it on the whole batch",
-    why_no_gradient="use a + b, or wrap the call in jax.lax.stop_gradient",
-)
-
 
 def simple_add(a: jax.Array, b: jax.Array) -> jax.Array:
     """Elementwise a + b, the smallest op of the library.
@@ -54,7 +46,7 @@ def simple_add(a: jax.Array, b: jax.Array) -> jax.Array:
     Raises:
       ValueError: for another dtype, or shapes or dtypes that differ.
     """
-    return _simple_add((a, b), (), ())[0]
+    return _primitive.call("simple_add", {"a": a, "b": b}, {})[0]
 
 
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:

@@ -12,23 +12,8 @@ import numpy as np
 
 from xla_gpu import _ops
 from xla_gpu._errors import make_error
-from xla_gpu.jax._partition import partition_paged_attention, partition_update_kv_cache
-from xla_gpu.jax._primitive import Attrs, OpPrimitive
-
-_paged_attention = OpPrimitive(
-    "paged_attention",
-    partitioner=partition_paged_attention,
-    why_no_batching="a call already takes a batch of sequences: give each its row of "
-    "block_tables, or loop with jax.lax.map",
-    why_no_gradient="it is an op for inference; wrap its inputs in jax.lax.stop_gradient",
-)
-_update_kv_cache = OpPrimitive(
-    "update_kv_cache",
-    partitioner=partition_update_kv_cache,
-    why_no_batching="a call already takes the tokens of all sequences: give each its slot, or "
-    "loop with jax.lax.map",
-    why_no_gradient="it is an op for inference; wrap its inputs in jax.lax.stop_gradient",
-)
+from xla_gpu.jax import _primitive
+from xla_gpu.jax._primitive import Attrs
 
 # An array; or a Python number, which becomes a compile-time constant.
 Scalar = float | jax.Array | np.ndarray
@@ -195,7 +180,7 @@ def paged_attention(
         attrs = _attention_attrs(*options)
     except TypeError:  # an array, which has no hash: let the check say so
         attrs = _attention_attrs.__wrapped__(*options)
-    results = _paged_attention(args, tuple(optional_args), attrs)
+    results = _primitive.of("paged_attention")(args, tuple(optional_args), attrs)
     return (results[0], results[1]) if return_lse else results[0]
 
 
@@ -338,5 +323,5 @@ def update_kv_cache(
         if optional is not None:
             optional_args.append(name)
             args.append(optional if name == "v_cache" else _float_array(op, name, optional, 1))
-    results = _update_kv_cache(args, tuple(optional_args), ())
+    results = _primitive.of("update_kv_cache")(args, tuple(optional_args), ())
     return results[0] if v_cache is None else (results[0], results[1])

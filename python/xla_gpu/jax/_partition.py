@@ -405,3 +405,10 @@ def _localize_slots(axes: Axes, cache: _Cache, args: list[Any]) -> list[Any]:
     # A negative slot stays negative even next to the type's lowest value.
     args[_SLOTS] = jnp.where(args[_SLOTS] < 0, -1, args[_SLOTS] - first_slot)
     return args
+
+
+RULES = {
+    "simple_add": partition_elementwise,
+    "paged_attention": partition_paged_attention,
+    "update_kv_cache": partition_update_kv_cache,
+}

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from xla_gpu.jax._partition import (
+    RULES,
     Placement,
     ShardyRule,
     _axes,
@@ -117,3 +118,6 @@ def _whole_rule(optional_args: tuple[str, ...], avals: Sequence[Any]) -> ShardyR
             operands.append(f"o{i}")
             whole.append(f"o{i}")
     return ShardyRule(tuple(operands), ("t q d", "p b r w e"), tuple(whole))
+
+
+RULES["ragged_paged_attention_v3"] = partition_ragged_paged_attention_v3

@@ -1,4 +1,4 @@
-"""One JAX primitive per op: types from the library, lowering to a typed-FFI custom call.
+"""One JAX primitive per op, made from its schema, that lowers to a typed-FFI custom call.
 
 The primitive's parameters are hashable: `optional_args` (names of the optional arguments present),
 `attrs` (name, value pairs) and `local` (true once XLA has partitioned the call, see _partition.py).
@@ -7,7 +7,7 @@ The primitive's parameters are hashable: `optional_args` (names of the optional 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,10 +17,13 @@ from jax.interpreters import ad, batching, mlir
 
 from xla_gpu import _ops, _schema
 from xla_gpu._errors import UnimplementedError, make_error
-from xla_gpu.jax import _compat, _registration
+from xla_gpu.jax import _compat, _partition, _registration
 
 # JAX's lowering platforms -> XLA's (and the library's) platform names.
 PLATFORMS = {"cpu": "Host", "cuda": "CUDA"}
+
+_LOOP = "loop with jax.lax.map"
+_STOP = "wrap its inputs in jax.lax.stop_gradient"
 
 Attrs = tuple[tuple[str, Any], ...]
 # A call's partitioned form: (primitive, optional_args, attrs, operand avals) -> function.
@@ -65,26 +68,54 @@ def _mlir_attribute(value: Any) -> Any:
     return np.int64(value)
 
 
-class OpPrimitive:
-    """An op of the library as a JAX primitive.
+@functools.cache
+def of(op: str) -> OpPrimitive:
+    """The primitive of an op; NotFoundError if the library has none of that name."""
+    return OpPrimitive(_schema.schema(op))
+
+
+def call(op: str, args: Mapping[str, Any], attrs: Mapping[str, _ops.AttrValue]) -> list[jax.Array]:
+    """Calls an op by its schema: compiled once per types and attributes, inlined in an outer jit.
 
     Args:
-      op: the op's name, e.g. "paged_attention".
-      partitioner: how XLA may split a call over devices.
-      why_no_batching, why_no_gradient: the remedies that the errors of vmap and grad name.
-    """
+      op: its name.
+      args: arrays by the arguments' names, absent optional ones left out.
+      attrs: attributes as the library takes them; those left out have their defaults.
 
-    def __init__(
-        self, op: str, *, partitioner: Partitioner, why_no_batching: str, why_no_gradient: str
-    ) -> None:
-        self.op = op
-        self._partitioner = partitioner
+    Returns:
+      The results that the call has, without work space.
+
+    Raises:
+      ValueError: for wrong shapes, dtypes or attributes, while the call is traced.
+    """
+    schema = _schema.schema(op)
+    given = [a for a in schema.args if a.name in args]
+    complete = {
+        a.name: _schema.default(a) for a in schema.attrs if a.environment or a.default is not None
+    }
+    return of(op)(
+        [args[a.name] for a in given],
+        tuple(a.name for a in given if a.optional),
+        tuple(sorted({**complete, **attrs}.items())),
+    )
+
+
+class OpPrimitive:
+    """An op of the library as a JAX primitive."""
+
+    def __init__(self, schema: _schema.Op) -> None:
+        self.op = op = schema.name
+        self.target = schema.target
         self.primitive = Primitive(f"xla_gpu_{op}")
         self.primitive.multiple_results = True
         self.primitive.def_abstract_eval(self._abstract_eval)
         self.primitive.def_impl(self._run)
-        batching.primitive_batchers[self.primitive] = self._refuse("vmap", why_no_batching)
-        ad.primitive_jvps[self.primitive] = self._refuse("differentiation", why_no_gradient)
+        batching.primitive_batchers[self.primitive] = self._refuse(
+            "vmap", schema.instead_of_batching.replace("loop over the batch", _LOOP)
+        )
+        ad.primitive_jvps[self.primitive] = self._refuse(
+            "differentiation", f"{schema.instead_of_gradient}; {_STOP}"
+        )
         for platform in PLATFORMS:
             mlir.register_lowering(
                 self.primitive, functools.partial(self._lower, platform), platform=platform
@@ -149,7 +180,7 @@ class OpPrimitive:
         self._check_platforms(platform, ctx)
         single = getattr(ctx.module_context.axis_context, "num_devices", 0) == 1
         if not local and not single:
-            call = self._partitioner(self, optional_args, attrs, ctx.avals_in)
+            call = _partition.RULES[self.op](self, optional_args, attrs, ctx.avals_in)
             return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
         return self._lower_custom_call(PLATFORMS[platform], ctx, operands, optional_args, attrs)
 
@@ -182,7 +213,7 @@ class OpPrimitive:
         if optional_args:
             attributes["optional_args"] = ",".join(optional_args)
         lowering = _compat.ffi.ffi_lowering(
-            _schema.schema(self.op).target,
+            self.target,
             operand_output_aliases={
                 r.alias_of: i for i, r in enumerate(results) if r.alias_of is not None
             },

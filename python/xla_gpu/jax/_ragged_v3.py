@@ -12,21 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from xla_gpu._errors import make_error
+from xla_gpu.jax import _primitive
 from xla_gpu.jax._attention import (
     _array,
     _flag,
     _number,
     _out_dtype_name,
-)
-from xla_gpu.jax._partition_v3 import partition_ragged_paged_attention_v3
-from xla_gpu.jax._primitive import OpPrimitive
-
-_ragged_paged_attention_v3 = OpPrimitive(
-    "ragged_paged_attention_v3",
-    partitioner=partition_ragged_paged_attention_v3,
-    why_no_batching="a call already takes a batch of sequences: give each its pages, or loop with "
-    "jax.lax.map",
-    why_no_gradient="it is an op for inference; wrap its inputs in jax.lax.stop_gradient",
 )
 
 # What the TPU's head_dim-64 kernel gives masked logits.
@@ -265,7 +256,7 @@ def _call(
             if not math.isfinite(number):
                 raise make_error(3, f"{op}: {name} is {number}; it must be finite, or None")
             args.append(np.full((1,), number, np.float32))
-    out, cache = _ragged_paged_attention_v3(args, tuple(optional_args), attrs)
+    out, cache = _primitive.of("ragged_paged_attention_v3")(args, tuple(optional_args), attrs)
     return out, cache
 
 
