@@ -129,7 +129,7 @@ def attribute(
         if name in attr.dtypes:
             return name
         allowed = ", ".join(attr.dtypes)
-        raise make_error(3, f"{op}: {attr.name} is {_came(value)}; allowed are {allowed}{or_none}")
+        raise make_error(3, f"{op}: {attr.name} is {value!r}; allowed are {allowed}{or_none}")
     if attr.type in _NUMBERS:
         kind, word = _NUMBERS[attr.type]
         if isinstance(value, kind) and not isinstance(value, bool):

@@ -7,12 +7,13 @@ jit over sharded arrays and jax.export.
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import jax
 from jax.extend import source_info_util
 
 from xla_gpu import _schema
-from xla_gpu.jax import _partition_v3, _primitive  # noqa: F401
+from xla_gpu.jax import _functions
 from xla_gpu.jax._attention import paged_attention, ragged_paged_attention, update_kv_cache
 from xla_gpu.jax._ragged_v3 import (
     packed_kv_cache_shape,
@@ -36,17 +37,16 @@ __all__ = [
 source_info_util.register_exclusion(str(pathlib.Path(__file__).parent))
 
 
-def simple_add(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Elementwise a + b, the smallest op of the library.
+def __getattr__(name: str) -> Any:
+    """An op without a function of its own has one that its schema makes."""
+    if name.startswith("_") or name not in _schema.schemas():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = _functions.function(name)
+    return globals()[name]
 
-    Args:
-      a: f32, bf16, f16 or i32, any shape.
-      b: as a.
 
-    Raises:
-      ValueError: for another dtype, or shapes or dtypes that differ.
-    """
-    return _primitive.call("simple_add", {"a": a, "b": b}, {})[0]
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_schema.schemas()})
 
 
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:

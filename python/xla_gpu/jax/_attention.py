@@ -2,101 +2,31 @@
 
 from __future__ import annotations
 
-import functools
 import numbers
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from xla_gpu import _ops
 from xla_gpu._errors import make_error
-from xla_gpu.jax import _primitive
-from xla_gpu.jax._primitive import Attrs
+from xla_gpu.jax._functions import invoke
 
 # An array; or a Python number, which becomes a compile-time constant.
 Scalar = float | jax.Array | np.ndarray
 KvCache = jax.Array | tuple[jax.Array, jax.Array]
 
 
-def _number(op: str, name: str, value: Any, kind: type[numbers.Number], allowed: str) -> Any:
-    """A compile-time number, or the error that says what came instead."""
-    if isinstance(value, bool) or not isinstance(value, kind):
-        came = (
-            f"{type(value).__name__} {value!r}"
-            if not isinstance(value, jax.Array)
-            else ("an array: it is fixed when the call is compiled (mark it static in jax.jit)")
-        )
-        raise make_error(3, f"{op}: {name} is {came}; allowed is {allowed}")
-    return value
-
-
-def _flag(op: str, name: str, value: Any) -> bool:
-    if not isinstance(value, bool | np.bool_):
+def _split_cache(op: str, kv_cache: Any) -> dict[str, Any]:
+    """The arguments kv_cache and v_cache of an array or a (K, V) pair."""
+    if not isinstance(kv_cache, tuple | list):
+        return {"kv_cache": kv_cache}
+    if len(kv_cache) != 2:
         raise make_error(
-            3, f"{op}: {name} is {type(value).__name__} {value!r}; allowed are True and False"
+            3,
+            f"{op}: kv_cache is a {type(kv_cache).__name__} of {len(kv_cache)}; allowed is one "
+            "array or a pair (K, V)",
         )
-    return bool(value)
-
-
-def _float_array(op: str, name: str, value: Any, size: int) -> Any:
-    """f32 [n]: a Python number fills `size` elements, a 0-d array becomes [1]."""
-    if isinstance(value, numbers.Real):
-        return np.full((size,), value, np.float32)
-    array = _array(op, name, value)
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise make_error(3, f"{op}: {name} is {_ops.spec_of(array)}; its dtype must be floating")
-    if array.ndim == 0:
-        array = array.reshape(1)
-    return array if array.dtype == jnp.float32 else jnp.asarray(array, jnp.float32)
-
-
-_array_types: set[type] = set()  # seen by _array: an eager call asks for each argument
-
-
-def _array(op: str, name: str, value: Any) -> Any:
-    if type(value) in _array_types:
-        return value
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        _array_types.add(type(value))
-        return value
-    if isinstance(value, list | tuple | numbers.Number):
-        try:
-            return np.asarray(value, np.int32) if _all_ints(value) else np.asarray(value)
-        except ValueError:
-            pass
-    raise make_error(3, f"{op}: {name} is {type(value).__name__} {value!r}; it must be an array")
-
-
-def _all_ints(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_all_ints, value))
-    return isinstance(value, numbers.Integral)
-
-
-def _split_cache(op: str, kv_cache: Any) -> tuple[Any, Any | None]:
-    """(kv_cache, v_cache or None) of an array or a (K, V) pair."""
-    if isinstance(kv_cache, tuple | list):
-        if len(kv_cache) != 2:
-            raise make_error(
-                3,
-                f"{op}: kv_cache is a {type(kv_cache).__name__} of {len(kv_cache)}; allowed is one "
-                "array or a pair (K, V)",
-            )
-        return _array(op, "kv_cache[0]", kv_cache[0]), _array(op, "kv_cache[1]", kv_cache[1])
-    return _array(op, "kv_cache", kv_cache), None
-
-
-def _out_dtype_name(op: str, dtype: Any) -> str:
-    if dtype is None:
-        return ""
-    try:
-        return _ops.NUMPY_DTYPE_NAMES[jnp.dtype(dtype).name]
-    except (TypeError, KeyError):
-        raise make_error(
-            3, f"{op}: out_dtype is {dtype!r}; allowed are float32, bfloat16 and float16"
-        ) from None
+    return {"kv_cache": kv_cache[0], "v_cache": kv_cache[1]}
 
 
 def paged_attention(
@@ -116,6 +46,7 @@ def paged_attention(
     causal: bool = True,
     return_lse: bool = False,
     out_dtype: Any = None,
+    batch_invariant: bool | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Attention of a ragged batch over a paged KV cache: prefill, decode or both in one call.
 
@@ -143,6 +74,8 @@ def paged_attention(
       causal: False lets every query see the whole context.
       return_lse: also return the log-sum-exp of each row's logits.
       out_dtype: float32, bfloat16 or float16; None for query's.
+      batch_invariant: a sequence's bits do not depend on what else is in the batch; None for what
+        the environment variable XLA_GPU_BATCH_INVARIANT says when the call is traced.
 
     Returns:
       out [tokens, q_heads, head_dim]; with return_lse, (out, lse) with lse f32 [tokens, q_heads]
@@ -151,65 +84,29 @@ def paged_attention(
     Raises:
       ValueError: for wrong shapes, dtypes or attributes, while the call is traced.
     """
-    op = "paged_attention"
-    cache, v_cache = _split_cache(op, kv_cache)
-    args = [
-        _array(op, "query", query),
-        cache,
-        _array(op, "context_lens", context_lens),
-        _array(op, "block_tables", block_tables),
-        _array(op, "query_start_loc", query_start_loc),
-        np.full((1,), num_seqs, np.int32)
-        if isinstance(num_seqs, int)
-        else _array(op, "num_seqs", num_seqs),
-    ]
-    optional_args = []
-    if v_cache is not None:
-        optional_args.append("v_cache")
-        args.append(v_cache)
-    if sinks is not None:
-        q_heads = args[0].shape[1] if args[0].ndim == 3 else 1
-        optional_args.append("sinks")
-        args.append(_float_array(op, "sinks", sinks, q_heads))
-    for name, value in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if value is not None:
-            optional_args.append(name)
-            args.append(_float_array(op, name, value, 1))
-    options = (scale, sliding_window, soft_cap, causal, return_lse, out_dtype)
-    try:
-        attrs = _attention_attrs(*options)
-    except TypeError:  # an array, which has no hash: let the check say so
-        attrs = _attention_attrs.__wrapped__(*options)
-    results = _primitive.of("paged_attention")(args, tuple(optional_args), attrs)
-    return (results[0], results[1]) if return_lse else results[0]
-
-
-@functools.lru_cache(maxsize=1024, typed=True)  # typed: True is no window of 1
-def _attention_attrs(
-    scale: Any, sliding_window: Any, soft_cap: Any, causal: Any, return_lse: Any, out_dtype: Any
-) -> Attrs:
-    """The checked attributes; kept, since eager calls repeat them."""
-    op = "paged_attention"
-    return (
-        ("causal", _flag(op, "causal", causal)),
-        ("out_dtype", _out_dtype_name(op, out_dtype)),
-        ("return_lse", _flag(op, "return_lse", return_lse)),
-        ("scale", float(_number(op, "scale", scale, numbers.Real, "a Python number"))),
-        ("sliding_window", _optional_window(op, sliding_window)),
-        ("soft_cap", _optional_cap(op, soft_cap)),
-    )
-
-
-def _optional_window(op: str, window: int | None) -> int:
-    if window is None:
-        return 0
-    return int(_number(op, "sliding_window", window, numbers.Integral, "a Python int or None"))
-
-
-def _optional_cap(op: str, cap: float | None) -> float:
-    if cap is None:
-        return 0.0
-    return float(_number(op, "soft_cap", cap, numbers.Real, "a Python number or None"))
+    if isinstance(sinks, numbers.Real):
+        sinks = np.full(np.shape(query)[1:2], sinks, np.float32)
+    args = {
+        "query": query,
+        **_split_cache("paged_attention", kv_cache),
+        "context_lens": context_lens,
+        "block_tables": block_tables,
+        "query_start_loc": query_start_loc,
+        "num_seqs": num_seqs,
+        "sinks": sinks,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+    }
+    attrs = {
+        "scale": scale,
+        "sliding_window": sliding_window,
+        "soft_cap": soft_cap,
+        "causal": causal,
+        "return_lse": return_lse,
+        "out_dtype": out_dtype,
+        "batch_invariant": batch_invariant,
+    }
+    return invoke("paged_attention", args, attrs)
 
 
 def ragged_paged_attention(
@@ -310,18 +207,12 @@ def update_kv_cache(
     Raises:
       ValueError: for wrong shapes or dtypes, while the call is traced.
     """
-    op = "update_kv_cache"
-    cache, v_cache = _split_cache(op, kv_cache)
-    args = [
-        _array(op, "key", key),
-        _array(op, "value", value),
-        cache,
-        _array(op, "slot_mapping", slot_mapping),
-    ]
-    optional_args = []
-    for name, optional in (("v_cache", v_cache), ("k_scale", k_scale), ("v_scale", v_scale)):
-        if optional is not None:
-            optional_args.append(name)
-            args.append(optional if name == "v_cache" else _float_array(op, name, optional, 1))
-    results = _primitive.of("update_kv_cache")(args, tuple(optional_args), ())
-    return results[0] if v_cache is None else (results[0], results[1])
+    args = {
+        "key": key,
+        "value": value,
+        **_split_cache("update_kv_cache", kv_cache),
+        "slot_mapping": slot_mapping,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+    }
+    return invoke("update_kv_cache", args, {})

@@ -1,4 +1,4 @@
-"""One JAX primitive per op, made from its schema, that lowers to a typed-FFI custom call.
+"""One JAX primitive per op, made from its schema; it lowers to a typed-FFI custom call.
 
 The primitive's parameters are hashable: `optional_args` (names of the optional arguments present),
 `attrs` (name, value pairs) and `local` (true once XLA has partitioned the call, see _partition.py).
@@ -7,6 +7,7 @@ The primitive's parameters are hashable: `optional_args` (names of the optional 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,27 +19,41 @@ from jax.interpreters import ad, batching, mlir
 from xla_gpu import _ops, _schema
 from xla_gpu._errors import UnimplementedError, make_error
 from xla_gpu.jax import _compat, _partition, _registration
+from xla_gpu.jax._rules import RULES
 
 # JAX's lowering platforms -> XLA's (and the library's) platform names.
 PLATFORMS = {"cpu": "Host", "cuda": "CUDA"}
 
-_LOOP = "loop with jax.lax.map"
-_STOP = "wrap its inputs in jax.lax.stop_gradient"
-
 Attrs = tuple[tuple[str, Any], ...]
-# A call's partitioned form: (primitive, optional_args, attrs, operand avals) -> function.
-Partitioner = Callable[["OpPrimitive", tuple[str, ...], Attrs, Sequence[Any]], Callable[..., Any]]
 
 
-def _operand_specs(op: str, avals: Sequence[Any]) -> tuple[_ops.TensorSpec, ...]:
-    for i, aval in enumerate(avals):
-        if not all(isinstance(size, int) for size in aval.shape):
-            raise make_error(
-                3,
-                f"{op}: argument {i} has the symbolic shape {aval.shape}; XLA's kernels are made "
-                "for exact shapes, so export with concrete shapes",
-            )
-    return tuple(_ops.spec_of(aval) for aval in avals)
+def call(op: str, args: Mapping[str, Any], attrs: Mapping[str, _ops.AttrValue]) -> list[jax.Array]:
+    """Calls an op by the names of its schema.
+
+    Args:
+      op: its name.
+      args: arrays by argument, absent optional ones left out.
+      attrs: attributes as the library takes them; those left out have their defaults.
+
+    Returns:
+      The results that the call has, without work space.
+
+    Raises:
+      ValueError: for wrong shapes, dtypes or attributes, while the call is traced.
+    """
+    primitive = of(op)
+    optional_args = tuple(name for name in primitive.optional if name in args)
+    names = primitive.names(optional_args)
+    if names != tuple(name for name in names if name in args) or len(names) != len(args):
+        raise make_error(3, f"{op}: the arguments are {tuple(args)}; they must be {names}")
+    jitted = primitive.jitted(optional_args, tuple(attrs.items()), primitive.environment(attrs))
+    return jitted(*[args[name] for name in names])
+
+
+@functools.cache
+def of(op: str) -> OpPrimitive:
+    """The primitive of an op; NotFoundError if the library has none of that name."""
+    return OpPrimitive(_schema.schema(op))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -68,53 +83,23 @@ def _mlir_attribute(value: Any) -> Any:
     return np.int64(value)
 
 
-@functools.cache
-def of(op: str) -> OpPrimitive:
-    """The primitive of an op; NotFoundError if the library has none of that name."""
-    return OpPrimitive(_schema.schema(op))
-
-
-def call(op: str, args: Mapping[str, Any], attrs: Mapping[str, _ops.AttrValue]) -> list[jax.Array]:
-    """Calls an op by its schema: compiled once per types and attributes, inlined in an outer jit.
-
-    Args:
-      op: its name.
-      args: arrays by the arguments' names, absent optional ones left out.
-      attrs: attributes as the library takes them; those left out have their defaults.
-
-    Returns:
-      The results that the call has, without work space.
-
-    Raises:
-      ValueError: for wrong shapes, dtypes or attributes, while the call is traced.
-    """
-    schema = _schema.schema(op)
-    given = [a for a in schema.args if a.name in args]
-    complete = {
-        a.name: _schema.default(a) for a in schema.attrs if a.environment or a.default is not None
-    }
-    return of(op)(
-        [args[a.name] for a in given],
-        tuple(a.name for a in given if a.optional),
-        tuple(sorted({**complete, **attrs}.items())),
-    )
-
-
 class OpPrimitive:
     """An op of the library as a JAX primitive."""
 
     def __init__(self, schema: _schema.Op) -> None:
-        self.op = op = schema.name
-        self.target = schema.target
-        self.primitive = Primitive(f"xla_gpu_{op}")
+        self.op, self.schema = schema.name, schema
+        self._required = tuple(a.name for a in schema.args if not a.optional)
+        self.optional = tuple(a.name for a in schema.args if a.optional)
+        self._environment = tuple((a.name, a.environment) for a in schema.attrs if a.environment)
+        self.primitive = Primitive(f"xla_gpu_{self.op}")
         self.primitive.multiple_results = True
         self.primitive.def_abstract_eval(self._abstract_eval)
         self.primitive.def_impl(self._run)
-        batching.primitive_batchers[self.primitive] = self._refuse(
-            "vmap", schema.instead_of_batching.replace("loop over the batch", _LOOP)
-        )
+        loop = schema.instead_of_batching.replace("loop over the batch", "loop with jax.lax.map")
+        stop = "wrap its inputs in jax.lax.stop_gradient"
+        batching.primitive_batchers[self.primitive] = self._refuse("vmap", loop)
         ad.primitive_jvps[self.primitive] = self._refuse(
-            "differentiation", f"{schema.instead_of_gradient}; {_STOP}"
+            "differentiation", schema.instead_of_gradient, stop
         )
         for platform in PLATFORMS:
             mlir.register_lowering(
@@ -123,22 +108,30 @@ class OpPrimitive:
         mlir.register_lowering(self.primitive, functools.partial(self._lower, None))
         _compat.register_replication(self.primitive)
         _compat.needs_devices(self.primitive)
-        self._jitted = functools.lru_cache(maxsize=1024)(self._make_jitted)
+        # (optional_args, attrs, environment) -> the call as a jitted function, inlined in another.
+        self.jitted = functools.lru_cache(maxsize=1024)(self._make_jitted)
 
-    def __call__(
-        self, args: Sequence[Any], optional_args: tuple[str, ...], attrs: Attrs
-    ) -> list[jax.Array]:
-        """Calls the op: compiled once per types and attributes, inlined in an outer jit."""
-        return self._jitted(optional_args, attrs)(*args)
+    def environment(self, attrs: Mapping[str, Any]) -> tuple[str | None, ...]:
+        """The environment variables that the defaults of attributes left out depend on."""
+        return tuple(
+            [os.environ.get(v) for name, v in self._environment if attrs.get(name) is None]
+        )
 
     def _run(self, *args: Any, optional_args: tuple[str, ...], attrs: Attrs, local: bool) -> Any:
         """Outside any trace: a program of this op alone, under jax.disable_jit too."""
         with jax.disable_jit(False):
-            return self._jitted(optional_args, attrs)(*args)
+            return self.jitted(optional_args, attrs, ())(*args)
 
-    def _make_jitted(self, optional_args: tuple[str, ...], attrs: Attrs) -> Callable[..., Any]:
+    def _make_jitted(
+        self, optional_args: tuple[str, ...], attrs: Attrs, environment: tuple[str | None, ...]
+    ) -> Callable[..., Any]:
+        defaults = {a.name: _schema.default(a) for a in self.schema.attrs if a.default is not None}
+        complete = tuple(sorted({**defaults, **dict(attrs)}.items()))
+
         def call(*args: Any) -> Any:
-            return self.primitive.bind(*args, optional_args=optional_args, attrs=attrs, local=False)
+            return self.primitive.bind(
+                *args, optional_args=optional_args, attrs=complete, local=False
+            )
 
         call.__name__ = self.op
         return jax.jit(call, inline=True)
@@ -147,15 +140,29 @@ class OpPrimitive:
         """The call on one device's shard."""
         return self.primitive.bind(*args, optional_args=optional_args, attrs=attrs, local=True)
 
+    def names(self, optional_args: tuple[str, ...]) -> tuple[str, ...]:
+        """The names of a call's arguments."""
+        return self._required + optional_args
+
     def results(
         self, platform: str, avals: Sequence[Any], optional_args: tuple[str, ...], attrs: Attrs
     ) -> tuple[_ops.Result, ...]:
         """The results on "Host" or "CUDA"; ValueError with the library's message."""
-        return _infer(self.op, platform, _operand_specs(self.op, avals), optional_args, attrs)
+        for name, aval in zip(self.names(optional_args), avals):
+            if not all(isinstance(size, int) for size in aval.shape):
+                raise make_error(
+                    3,
+                    f"{self.op}: {name} has the symbolic shape {aval.shape}; XLA's kernels are "
+                    "made for exact shapes, so export with concrete shapes",
+                )
+        specs = tuple(_ops.spec_of(aval) for aval in avals)
+        return _infer(self.op, platform, specs, optional_args, attrs)
 
-    def _refuse(self, what: str, remedy: str) -> Callable[..., Any]:
+    def _refuse(self, what: str, *remedies: str) -> Callable[..., Any]:
+        message = "; ".join((f"{self.op}: {what} is not supported", *filter(None, remedies)))
+
         def rule(*args: Any, **params: Any) -> Any:
-            raise UnimplementedError(f"{self.op}: {what} is not supported; {remedy}", 12)
+            raise UnimplementedError(message, 12)
 
         return rule
 
@@ -180,7 +187,9 @@ class OpPrimitive:
         self._check_platforms(platform, ctx)
         single = getattr(ctx.module_context.axis_context, "num_devices", 0) == 1
         if not local and not single:
-            call = _partition.RULES[self.op](self, optional_args, attrs, ctx.avals_in)
+            call = _partition.partitioned(
+                self, RULES.get(self.op), optional_args, attrs, ctx.avals_in
+            )
             return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
         return self._lower_custom_call(PLATFORMS[platform], ctx, operands, optional_args, attrs)
 
@@ -213,7 +222,7 @@ class OpPrimitive:
         if optional_args:
             attributes["optional_args"] = ",".join(optional_args)
         lowering = _compat.ffi.ffi_lowering(
-            self.target,
+            self.schema.target,
             operand_output_aliases={
                 r.alias_of: i for i, r in enumerate(results) if r.alias_of is not None
             },

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import math
-import numbers
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xla_gpu import _schema
 from xla_gpu._errors import make_error
 from xla_gpu.jax import _primitive
-from xla_gpu.jax._attention import (
-    _array,
-    _flag,
-    _number,
-    _out_dtype_name,
-)
+from xla_gpu.jax._functions import array, attribute, attributes, keep
 
 # What the TPU's head_dim-64 kernel gives masked logits.
 DEFAULT_MASK_VALUE = -0.7 * float(jnp.finfo(jnp.dtype("float32")).max)
@@ -132,8 +127,8 @@ def ragged_paged_attention_v3(
       ValueError: for wrong shapes, dtypes or attributes, while the call is traced.
     """
     op = "ragged_paged_attention_v3"
-    causal = _flag(op, "use_causal_mask", use_causal_mask)
-    if causal and _flag(op, "skip_kv_mask", skip_kv_mask):
+    causal = _checked(op, "use_causal_mask", use_causal_mask)
+    if causal and _checked(op, "skip_kv_mask", skip_kv_mask, like="use_causal_mask"):
         raise make_error(
             3,
             f"{op}: skip_kv_mask is True with use_causal_mask True; allowed is one of them "
@@ -142,10 +137,16 @@ def ragged_paged_attention_v3(
     return _call(
         op,
         (queries, keys, values, kv_cache, kv_lens, page_indices, cu_q_lens, distribution),
-        None,
-        ("interleaved", causal, _flag(op, "update_kv_cache", update_kv_cache), out_dtype),
-        (sm_scale, sliding_window, soft_cap, mask_value, q_scale),
-        (k_scale, v_scale),
+        {"k_scale": k_scale, "v_scale": v_scale},
+        cache_layout="interleaved",
+        use_causal_mask=causal,
+        update_kv_cache=update_kv_cache,
+        out_dtype=out_dtype,
+        sm_scale=sm_scale,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
+        mask_value=mask_value,
+        q_scale=q_scale,
     )
 
 
@@ -208,99 +209,80 @@ def ragged_paged_attention_hd64(
     Raises:
       ValueError: for wrong shapes, dtypes or attributes, while the call is traced.
     """
+    op = "ragged_paged_attention_hd64"
+    tensors = (queries, keys, values, kv_cache, kv_lens, page_indices, cu_q_lens, distribution)
     return _call(
-        "ragged_paged_attention_hd64",
-        (queries, keys, values, kv_cache, kv_lens, page_indices, cu_q_lens, distribution),
-        attention_sink,
-        ("side_by_side", True, True, None),
-        (sm_scale, sliding_window, soft_cap, mask_value, q_scale),
-        (k_scale, v_scale),
+        op,
+        tensors if attention_sink is None else (*tensors, attention_sink),
+        {"k_scale": k_scale, "v_scale": v_scale},
+        cache_layout="side_by_side",
+        sm_scale=sm_scale,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
+        mask_value=mask_value,
+        q_scale=q_scale,
     )
 
 
-_NAMES = (
-    "queries",
-    "keys",
-    "values",
-    "kv_cache",
-    "kv_lens",
-    "page_indices",
-    "cu_q_lens",
-    "distribution",
-)
+_OP = "ragged_paged_attention_v3"
 
 
 def _call(
-    op: str,
-    tensors: tuple[Any, ...],
-    attention_sink: Any,
-    static: tuple[str, bool, bool, Any],
-    options: tuple[Any, ...],
-    scales: tuple[Any, Any],
+    op: str, tensors: tuple[Any, ...], scales: dict[str, Any], **options: Any
 ) -> tuple[jax.Array, jax.Array]:
-    args = [_array(op, name, value) for name, value in zip(_NAMES, tensors, strict=True)]
-    try:
-        attrs, q_scale = _attrs(op, static, options)
-    except TypeError:  # an array, which has no hash: let the check say so
-        attrs, q_scale = _attrs.__wrapped__(op, static, options)
+    """The op's call; `tensors` in the schema's order, errors begin with `op`."""
+    names = (arg.name for arg in _schema.schema(_OP).args)
+    args = {name: array(op, name, value) for name, value in zip(names, tensors)}
+    attrs, q_scale = _attributes(op, **options)
     if q_scale is not None:
-        args[0] = _round_queries(args[0], args[3].dtype, q_scale)
-    optional_args = []
-    if attention_sink is not None:
-        optional_args.append("attention_sink")
-        args.append(_array(op, "attention_sink", attention_sink))
-    for name, value in zip(("k_scale", "v_scale"), scales, strict=True):
+        args["queries"] = _round_queries(args["queries"], args["kv_cache"].dtype, q_scale)
+    for name, value in scales.items():
         if value is not None:
-            optional_args.append(name)
-            number = float(_number(op, name, value, numbers.Real, "a Python number or None"))
+            number = _checked(op, name, value, like="soft_cap")
             if not math.isfinite(number):
                 raise make_error(3, f"{op}: {name} is {number}; it must be finite, or None")
-            args.append(np.full((1,), number, np.float32))
-    out, cache = _primitive.of("ragged_paged_attention_v3")(args, tuple(optional_args), attrs)
+            args[name] = np.full((1,), number, np.float32)
+    out, cache = _primitive.call(_OP, args, attrs)
     return out, cache
 
 
-@functools.lru_cache(maxsize=1024, typed=True)  # typed: True is no window of 1
-def _attrs(op: str, static: tuple[str, bool, bool, Any], options: tuple[Any, ...]) -> Any:
-    """The checked attributes, and q_scale; kept, since eager calls repeat them."""
-    layout, causal, update, out_dtype = static
-    sm_scale, window, soft_cap, mask_value, q_scale = options
-    real = functools.partial(_number, op, kind=numbers.Real, allowed="a Python number or None")
-    scale = float(_number(op, "sm_scale", sm_scale, numbers.Real, "a Python number"))
+def _checked(op: str, name: str, value: Any, like: str = "") -> Any:
+    """The value of an attribute, or of a parameter that is not one but of the type of one."""
+    (attr,) = (attr for attr in _schema.schema(_OP).attrs if attr.name == (like or name))
+    return attribute(op, dataclasses.replace(attr, name=name), value)
+
+
+@keep
+def _attributes(
+    op: str, mask_value: Any, q_scale: Any, **options: Any
+) -> tuple[dict[str, Any], float | None]:
+    """The checked attributes, and q_scale."""
+    attrs = dict(attributes(_OP, op, **options))
     if q_scale is not None:
-        q_scale = float(real("q_scale", q_scale))
+        q_scale = _checked(op, "q_scale", q_scale, like="soft_cap")
         if not 0 < q_scale < math.inf:
             raise make_error(
                 3, f"{op}: q_scale is {q_scale}; it must be positive and finite, or None"
             )
-        scale *= q_scale
-    if window is not None:
-        window = int(
-            _number(op, "sliding_window", window, numbers.Integral, "a Python int or None")
+        attrs["sm_scale"] *= q_scale
+    window = attrs.get("sliding_window")
+    if window is not None and window <= 0:
+        raise make_error(
+            3, f"{op}: sliding_window is {window}; it must be positive, or None for no window"
         )
-        if window <= 0:
-            raise make_error(
-                3, f"{op}: sliding_window is {window}; it must be positive, or None for no window"
-            )
-    if soft_cap is not None:
-        soft_cap = abs(float(real("soft_cap", soft_cap)))  # the cap is symmetric
-        if soft_cap == 0.0:
+    if "soft_cap" in attrs:
+        attrs["soft_cap"] = abs(attrs["soft_cap"])  # the cap is symmetric
+        if attrs["soft_cap"] == 0.0:
             raise make_error(3, f"{op}: soft_cap is 0; it must not be, or None for no cap")
-    if mask_value is not None and not real("mask_value", mask_value) <= _HIGHEST_MASK_VALUE:
+    if mask_value is None:
+        mask_value = -math.inf
+    if not _checked(op, "mask_value", mask_value, like="soft_cap") <= _HIGHEST_MASK_VALUE:
         raise make_error(
             3,
             f"{op}: mask_value is {mask_value}; masked keys are left out exactly, which stands for "
             f"values up to {_HIGHEST_MASK_VALUE:g}, or None",
         )
-    return (
-        ("cache_layout", layout),
-        ("out_dtype", _out_dtype_name(op, out_dtype)),
-        ("sliding_window", window or 0),
-        ("sm_scale", scale),
-        ("soft_cap", soft_cap or 0.0),
-        ("update_kv_cache", update),
-        ("use_causal_mask", causal),
-    ), q_scale
+    return attrs, q_scale
 
 
 def _round_queries(queries: Any, cache_dtype: Any, q_scale: float) -> Any:

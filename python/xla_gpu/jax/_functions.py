@@ -1,0 +1,196 @@
+"""What the public functions share, and those that the schema alone makes.
+
+Python values become arrays and attributes here, as the op's schema says; shapes, dtypes and ranges
+are checked by the library when the call is traced.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from xla_gpu import _ops, _schema
+from xla_gpu._errors import make_error
+from xla_gpu.jax import _primitive
+
+_array_types: set[type] = set()  # seen by `array`: an eager call asks for each argument
+
+
+def invoke(op: str, args: Mapping[str, Any], attrs: Mapping[str, Any]) -> Any:
+    """Calls an op with Python values by name, None for absent optional arguments and defaults.
+
+    Returns:
+      The result, or a tuple of them where the call has several.
+    """
+    arrays, optional_args = [], []
+    primitive = _primitive.of(op)
+    for arg in primitive.schema.args:
+        value = args.get(arg.name)
+        if arg.optional:
+            if value is None:
+                continue
+            optional_args.append(arg.name)
+        if arg.vector or type(value) not in _array_types:
+            value = _vector(op, arg, value) if arg.vector else array(op, arg.name, value)
+        arrays.append(value)
+    jitted = _jitted(op, tuple(optional_args), primitive.environment(attrs), **attrs)
+    results = jitted(*arrays)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+# ---- Values --------------------------------------------------------------------------------------
+
+
+def array(op: str, name: str, value: Any) -> Any:
+    """The value if it is an array, or one of the Python numbers that it holds; else an error."""
+    if type(value) in _array_types:
+        return value
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        if not isinstance(value, np.generic):
+            _array_types.add(type(value))
+        return value
+    if isinstance(value, list | tuple | numbers.Number):
+        try:
+            return np.asarray(value, np.int32) if _all_ints(value) else np.asarray(value)
+        except ValueError:
+            pass
+    raise make_error(3, f"{op}: {name} is {type(value).__name__} {value!r}; it must be an array")
+
+
+def _all_ints(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_all_ints, value))
+    return isinstance(value, numbers.Integral)
+
+
+def _vector(op: str, arg: _schema.Arg, value: Any) -> Any:
+    """As `array`; a number becomes [1], and for f32 any floating dtype will do."""
+    floating = arg.dtypes == ("f32",)
+    if type(value) not in _array_types:
+        if isinstance(value, numbers.Real if floating else numbers.Integral):
+            return np.full((1,), value, _ops.NUMPY_NAMES[arg.dtypes[0]])
+        value = array(op, arg.name, value)
+    if value.ndim == 0:
+        value = value.reshape(1)
+    if floating and value.dtype != np.float32:
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            came = _ops.spec_of(value)
+            raise make_error(3, f"{op}: {arg.name} is {came}; its dtype must be floating")
+        value = jnp.asarray(value, np.float32)
+    return value
+
+
+def keep(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps what a function of Python values gave: eager calls repeat them."""
+    kept = functools.lru_cache(maxsize=1024, typed=True)(function)  # typed: True is no window of 1
+
+    @functools.wraps(function)
+    def call(*args: Any, **values: Any) -> Any:
+        try:
+            return kept(*args, **values)
+        except TypeError:  # an array, which has no hash: let the check say so
+            return function(*args, **values)
+
+    return call
+
+
+@keep
+def attributes(op: str, said: str, **values: Any) -> _primitive.Attrs:
+    """The attributes of an op as the library takes them; errors begin with `said`.
+
+    None is left out where it stands for the default, which is known when the call is made.
+    """
+    attrs = {attr.name: attr for attr in _schema.schema(op).attrs}
+    return tuple(
+        (name, attribute(said, attrs[name], value))
+        for name, value in values.items()
+        if value is not None or not attrs[name].none_is_default
+    )
+
+
+@keep
+def _jitted(op: str, optional_args: tuple[str, ...], environment: Any, **values: Any) -> Any:
+    attrs = attributes(op, op, **values)
+    return _primitive.of(op).jitted(optional_args, attrs, environment)
+
+
+def attribute(op: str, attr: _schema.Attr, value: Any) -> _ops.AttrValue:
+    """An attribute of a Python value; ValueError where it cannot be one."""
+    if attr.type == "dtype" and _dtype_name(value) is not None:
+        return _dtype_name(value)  # the library says which are allowed
+    return _schema.attribute(op, attr, value, _dtype_name)
+
+
+def _dtype_name(value: Any) -> str | None:
+    try:
+        return _ops.NUMPY_DTYPE_NAMES.get(jnp.dtype(value).name)
+    except TypeError:
+        return None
+
+
+# ---- Functions of the schema ---------------------------------------------------------------------
+
+
+@functools.cache
+def function(op: str) -> Callable[..., Any]:
+    """An op as a function: its required arguments and its attributes, then what must be named."""
+    schema = _schema.schema(op)
+    signature = inspect.Signature(_parameters(schema))
+    positional = [p.name for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    attrs = [a.name for a in schema.attrs]
+    accepted: set[tuple[Any, ...]] = set()  # a number of positional values, and names
+
+    def call(*given: Any, **named: Any) -> Any:
+        form = (len(given), *named)
+        if form not in accepted:
+            signature.bind(*given, **named)  # a TypeError says what is wrong
+            accepted.add(form)
+        values = dict(zip(positional, given), **named)
+        return invoke(op, values, {name: values[name] for name in attrs if name in values})
+
+    call.__name__ = call.__qualname__ = op
+    call.__module__ = "xla_gpu.jax"
+    call.__doc__ = _doc(schema)
+    call.__signature__ = signature
+    return call
+
+
+def _parameters(schema: _schema.Op) -> list[inspect.Parameter]:
+    empty, named = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
+    kinds = {False: inspect.Parameter.POSITIONAL_OR_KEYWORD, True: named}
+    parameters = [
+        inspect.Parameter(a.name, kinds[a.optional], default=None if a.optional else empty)
+        for a in schema.args
+    ]
+    for attr in schema.attrs:
+        default = None if attr.none_is_default else empty if attr.default is None else attr.default
+        parameters.append(inspect.Parameter(attr.name, kinds[attr.keyword_only], default=default))
+    return sorted(parameters, key=lambda p: p.kind)
+
+
+def _doc(schema: _schema.Op) -> str:
+    described = {a.name: f"{_either(a.dtypes)}, {a.doc}" for a in schema.args}
+    described |= {a.name: f"{a.type}, {a.doc}" for a in schema.attrs}
+    results = {r.name: r.doc for r in schema.results if r.kind != "scratch"}
+    errors = {"ValueError": "for wrong shapes, dtypes or attributes, while the call is traced"}
+    text = textwrap.fill(schema.doc, 100)
+    for title, entries in (("Args", described), ("Returns", results), ("Raises", errors)):
+        lines = (f"{name}: {entry}." for name, entry in entries.items())
+        filled = (
+            textwrap.fill(line, 100, initial_indent="  ", subsequent_indent="    ")
+            for line in lines
+        )
+        text += "\n\n" + "\n".join((f"{title}:", *filled))
+    return text
+
+
+def _either(names: tuple[str, ...]) -> str:
+    """As messages have it: "f32, bf16 or f16"."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:]))) or "any dtype"
