@@ -14,6 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "oracle"))
 import dataclasses
 import functools
 import inspect
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ import ragged_v3
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from problems import Static, paged_attention_case, update_case
-from xla_gpu.jax import simple_add
+from xla_gpu.jax import _rules, simple_add
 
 try:
     from jax import shard_map
@@ -269,11 +270,26 @@ def elementwise_scenario(mesh):
     return {"simple_add": run(call, {"a": a, "b": a}, mesh, {"a": spec, "b": spec})}
 
 
+def unruled_scenarios(mesh):
+    """Ops without a rule of their own."""
+    with mock.patch.dict(_rules.RULES, clear=True):
+        scenarios = elementwise_scenario(mesh)
+        static = dataclasses.replace(BASE, layout="pair")
+        cache = cache_spec(static, heads="x")
+        specs = {"query": P("y"), "kv_cache": cache, "v_cache": cache, "sinks": P("x")}
+        case = paged_attention_case(static, np.random.default_rng(0))
+        scenarios["attention"] = run(attention_call(static), case.args, mesh, specs)
+        update = update_case(static, np.random.default_rng(0))
+        specs = {"key": P(None, "x"), "kv_cache": cache, "v_cache": cache}
+        scenarios["update"] = run(jax_calls.update, update.args, mesh, specs)
+    return {f"no_rule/{name}": scenario for name, scenario in scenarios.items()}
+
+
 def main():
     mesh = Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("x", "y"))
     scenarios = attention_scenarios(mesh) | update_scenarios(mesh)
     scenarios |= shard_map_scenarios(mesh) | elementwise_scenario(mesh)
-    scenarios |= v3_scenarios(mesh) | v3_shard_map_scenarios(mesh)
+    scenarios |= unruled_scenarios(mesh) | v3_scenarios(mesh) | v3_shard_map_scenarios(mesh)
     print(json.dumps(scenarios))
 
 

@@ -73,6 +73,15 @@ def test_gathers_what_it_must_and_is_right(scenarios, name):
 
 
 @pytest.mark.xdist_group("sharding")
+@pytest.mark.parametrize("name", ["simple_add", "attention", "update"])
+def test_an_op_without_a_rule_gets_whole_operands(scenarios, name):
+    scenario = scenarios[f"no_rule/{name}"]
+    assert scenario["custom_calls"] == 1
+    assert any(" all-gather" in collective for collective in scenario["collectives"])
+    assert scenario["difference"] == 0.0
+
+
+@pytest.mark.xdist_group("sharding")
 def test_each_device_computes_its_own_heads(scenarios):
     hlo = scenarios["heads/interleaved"]["hlo"]
     assert "f32[32,4,32]" in hlo  # 16 query heads over 4 devices

@@ -1,0 +1,136 @@
+"""Each public function against the schema of its op, and the functions that the schema makes."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import pytest
+import xla_gpu.jax
+from problems import SMALL
+from xla_gpu import _ops, _schema
+from xla_gpu.jax import _functions, _primitive
+
+# What the function of an op has its own name or way for: schema's name -> parameter.
+RENAMED = {"v_cache": "kv_cache"}  # a pair (K, V)
+# Where the function has another default, or none to give.
+SET_BY_THE_FUNCTION = {
+    # The TPU kernels' signatures: 1.0 as theirs; layout and sinks are what makes hd64 another one.
+    "ragged_paged_attention_v3": {
+        "sm_scale": 1.0,
+        "cache_layout": None,
+        "attention_sink": None,
+        "batch_invariant": None,
+    },
+}
+
+
+@pytest.mark.parametrize("op", _schema.schemas())
+def test_every_argument_and_attribute_of_an_op_can_be_given(op):
+    ours = inspect.signature(getattr(xla_gpu.jax, op)).parameters
+    theirs = inspect.signature(_functions.function(op)).parameters
+    own = SET_BY_THE_FUNCTION.get(op, {})
+    for name, parameter in theirs.items():
+        if own.get(name, "") is None:
+            assert name not in ours
+            continue
+        found = ours[RENAMED.get(name, name) if name not in ours else name]
+        if name in own:
+            assert found.default == own[name]
+        elif name not in RENAMED:
+            assert found.default == parameter.default, name
+    assert [n for n in theirs if n in ours] == sorted(
+        (n for n in ours if n in theirs), key=list(theirs).index
+    )
+
+
+def test_a_function_of_the_schema():
+    add = xla_gpu.jax.simple_add
+    assert add is xla_gpu.jax.simple_add and add is _functions.function("simple_add")
+    assert str(inspect.signature(add)) == "(a, b)"
+    assert "a: f32, bf16, f16 or i32, any shape." in add.__doc__
+    assert "simple_add" in dir(xla_gpu.jax)
+    a = jnp.arange(3.0)
+    assert (add(b=a, a=a + 1) == 2 * a + 1).all()
+    for call in (lambda: add(a), lambda: add(a, a, a), lambda: add(a, a, b=a), lambda: add(a, c=a)):
+        with pytest.raises(TypeError, match="argument"):
+            call()
+    with pytest.raises(AttributeError, match="no attribute 'simple_sub'"):
+        _ = xla_gpu.jax.simple_sub
+
+
+def attention_args():
+    s = SMALL
+    return {
+        "query": jnp.ones((s.tokens, s.q_heads, s.head_dim)),
+        "kv_cache": jnp.ones((s.pages, s.page_size, 2 * s.kv_heads, s.head_dim)),
+        "context_lens": jnp.ones(s.max_seqs, jnp.int32),
+        "block_tables": jnp.zeros((s.max_seqs, s.max_pages), jnp.int32),
+        "query_start_loc": jnp.arange(s.max_seqs + 1, dtype=jnp.int32),
+        "num_seqs": jnp.array([s.max_seqs], jnp.int32),
+    }
+
+
+def test_the_schemas_function_is_the_hand_written_one():
+    args = attention_args()
+    sinks, scale = jnp.ones(SMALL.q_heads, jnp.bfloat16), jnp.bfloat16(0.5)
+    rest = {"soft_cap": 2.0, "sinks": sinks, "k_scale": scale, "v_scale": 2, "return_lse": True}
+    made = _functions.function("paged_attention")(**args, scale=0.5, **rest)
+    ours = xla_gpu.jax.paged_attention(**args, scale=0.5, **rest)
+    for one, other in zip(made, ours, strict=True):
+        assert (one == other).all()
+
+
+def test_call_takes_names():
+    args = attention_args()
+    out, lse = _primitive.call("paged_attention", args, {"scale": 0.5, "return_lse": True})
+    assert out.shape == args["query"].shape and lse.shape == out.shape[:2]
+    for wrong in ({"querry": args["query"]}, {"sink": args["query"]}):
+        with pytest.raises(ValueError, match="paged_attention: the arguments are"):
+            _primitive.call("paged_attention", args | wrong, {"scale": 0.5})
+    with pytest.raises(ValueError, match="'scale' .* is missing"):
+        _primitive.call("paged_attention", args, {})
+    with pytest.raises(ValueError, match="unknown attribute 'scales'"):
+        _primitive.call("paged_attention", args, {"scale": 0.5, "scales": 1.0})
+    with pytest.raises(LookupError, match="no op 'attention'"):
+        _primitive.call("attention", args, {})
+
+
+def test_a_workspace_may_be_larger_than_the_library_asks():
+    """A saved program has the size of the library that it was made with."""
+    specs = [_ops.spec_of(array) for array in attention_args().values()]
+    if "CUDA" not in _schema.schema("paged_attention").platforms:
+        pytest.skip("this library was built without the CUDA kernels")
+    attrs = {"scale": 0.5}
+    out, workspace = (r.spec for r in _ops.infer("paged_attention", "CUDA", specs, attrs))
+    for change, fits in ((0, True), (4096, True), (-1, False)):
+        results = [out, _ops.TensorSpec("u8", (workspace.shape[0] + change,))]
+        if fits:
+            _ops.opaque("paged_attention", "CUDA", specs, attrs, results)
+        else:
+            with pytest.raises(ValueError, match="or larger"):
+                _ops.opaque("paged_attention", "CUDA", specs, attrs, results)
+
+
+@pytest.mark.parametrize("variable", [None, "0", "1"])
+@pytest.mark.parametrize("given", [None, False, True])
+def test_batch_invariant_is_what_is_given_or_the_environments(monkeypatch, variable, given):
+    if variable is None:
+        monkeypatch.delenv("XLA_GPU_BATCH_INVARIANT", raising=False)
+    else:
+        monkeypatch.setenv("XLA_GPU_BATCH_INVARIANT", variable)
+    want = (variable == "1") if given is None else given
+    args = attention_args()
+    attrs = f"('batch_invariant', {want})"
+
+    def attend(args):
+        return xla_gpu.jax.paged_attention(**args, scale=0.5, batch_invariant=given)
+
+    assert attrs in str(jax.make_jaxpr(attend)(args))
+    text = jax.jit(attend).lower(args).as_text()
+    assert f"batch_invariant = {str(want).lower()}" in text
+    if given is None:
+        by_name = jax.make_jaxpr(lambda a: _primitive.call("paged_attention", a, {"scale": 0.5}))
+        assert attrs in str(by_name(args))
+        assert attrs in str(
+            jax.make_jaxpr(lambda *a: xla_gpu.jax.ragged_paged_attention(*a))(*args.values())
+        )
