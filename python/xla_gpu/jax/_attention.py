@@ -84,7 +84,7 @@ def paged_attention(
     Raises:
       ValueError: for wrong shapes, dtypes or attributes, while the call is traced.
     """
-    if isinstance(sinks, numbers.Real):
+    if sinks is not None and isinstance(sinks, numbers.Real):
         sinks = np.full(np.shape(query)[1:2], sinks, np.float32)
     args = {
         "query": query,

@@ -29,19 +29,20 @@ def invoke(op: str, args: Mapping[str, Any], attrs: Mapping[str, Any]) -> Any:
     Returns:
       The result, or a tuple of them where the call has several.
     """
-    arrays, optional_args = [], []
-    primitive = _primitive.of(op)
-    for arg in primitive.schema.args:
-        value = args.get(arg.name)
-        if arg.optional:
+    primitive, arrays, optional_args = _primitive.of(op), [], []
+    for name, optional, vector, arg in primitive.args:
+        value = args.get(name)
+        if optional:
             if value is None:
                 continue
-            optional_args.append(arg.name)
-        if arg.vector or type(value) not in _array_types:
-            value = _vector(op, arg, value) if arg.vector else array(op, arg.name, value)
+            optional_args.append(name)
+        if vector:
+            value = _vector(op, arg, value)
+        elif type(value) not in _array_types:
+            value = array(op, name, value)
         arrays.append(value)
-    jitted = _jitted(op, tuple(optional_args), primitive.environment(attrs), **attrs)
-    results = jitted(*arrays)
+    environment = primitive.environment(attrs)
+    results = _jitted(op, tuple(optional_args), environment, **attrs)(*arrays)
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -77,7 +78,7 @@ def _vector(op: str, arg: _schema.Arg, value: Any) -> Any:
         if isinstance(value, numbers.Real if floating else numbers.Integral):
             return np.full((1,), value, _ops.NUMPY_NAMES[arg.dtypes[0]])
         value = array(op, arg.name, value)
-    if value.ndim == 0:
+    if value.shape == ():
         value = value.reshape(1)
     if floating and value.dtype != np.float32:
         if not jnp.issubdtype(value.dtype, jnp.floating):

@@ -7,7 +7,6 @@ The primitive's parameters are hashable: `optional_args` (names of the optional 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -88,9 +87,12 @@ class OpPrimitive:
 
     def __init__(self, schema: _schema.Op) -> None:
         self.op, self.schema = schema.name, schema
+        self.args = [(a.name, a.optional, a.vector, a) for a in schema.args]
         self._required = tuple(a.name for a in schema.args if not a.optional)
         self.optional = tuple(a.name for a in schema.args if a.optional)
-        self._environment = tuple((a.name, a.environment) for a in schema.attrs if a.environment)
+        self._environment = tuple(
+            (a.name, a.environment.encode()) for a in schema.attrs if a.environment
+        )
         self.primitive = Primitive(f"xla_gpu_{self.op}")
         self.primitive.multiple_results = True
         self.primitive.def_abstract_eval(self._abstract_eval)
@@ -111,10 +113,10 @@ class OpPrimitive:
         # (optional_args, attrs, environment) -> the call as a jitted function, inlined in another.
         self.jitted = functools.lru_cache(maxsize=1024)(self._make_jitted)
 
-    def environment(self, attrs: Mapping[str, Any]) -> tuple[str | None, ...]:
+    def environment(self, attrs: Mapping[str, Any]) -> tuple[bytes | None, ...]:
         """The environment variables that the defaults of attributes left out depend on."""
         return tuple(
-            [os.environ.get(v) for name, v in self._environment if attrs.get(name) is None]
+            [_schema.getenv(v) for name, v in self._environment if attrs.get(name) is None]
         )
 
     def _run(self, *args: Any, optional_args: tuple[str, ...], attrs: Attrs, local: bool) -> Any:
@@ -123,7 +125,7 @@ class OpPrimitive:
             return self.jitted(optional_args, attrs, ())(*args)
 
     def _make_jitted(
-        self, optional_args: tuple[str, ...], attrs: Attrs, environment: tuple[str | None, ...]
+        self, optional_args: tuple[str, ...], attrs: Attrs, environment: tuple[bytes | None, ...]
     ) -> Callable[..., Any]:
         defaults = {a.name: _schema.default(a) for a in self.schema.attrs if a.default is not None}
         complete = tuple(sorted({**defaults, **dict(attrs)}.items()))
