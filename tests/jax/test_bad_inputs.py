@@ -94,6 +94,7 @@ JAX_TABLE = {
         lambda: attend(kv_cache=(*PAIR, PAIR[0])),
         "kv_cache is a tuple of 3; allowed is one array or a pair (K, V)",
     ),
+    "half a pair": (lambda: attend(kv_cache=(PAIR[0], None)), "kv_cache[1] is NoneType None; it"),
     "context_lens shape": (
         lambda: attend(context_lens=i32(3)),
         "context_lens is i32[3]; it must be i32[2]",

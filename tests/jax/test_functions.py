@@ -85,12 +85,14 @@ def test_call_takes_names():
     out, lse = _primitive.call("paged_attention", args, {"scale": 0.5, "return_lse": True})
     assert out.shape == args["query"].shape and lse.shape == out.shape[:2]
     for wrong in ({"querry": args["query"]}, {"sink": args["query"]}):
-        with pytest.raises(ValueError, match="paged_attention: the arguments are"):
+        with pytest.raises(ValueError, match="paged_attention: no argument is named"):
             _primitive.call("paged_attention", args | wrong, {"scale": 0.5})
     with pytest.raises(ValueError, match="'scale' .* is missing"):
         _primitive.call("paged_attention", args, {})
     with pytest.raises(ValueError, match="unknown attribute 'scales'"):
         _primitive.call("paged_attention", args, {"scale": 0.5, "scales": 1.0})
+    with pytest.raises(ValueError, match="query is None; it must be an array"):
+        _primitive.call("paged_attention", args | {"query": None}, {"scale": 0.5})
     with pytest.raises(LookupError, match="no op 'attention'"):
         _primitive.call("attention", args, {})
 

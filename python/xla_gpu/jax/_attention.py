@@ -9,24 +9,25 @@ import jax
 import numpy as np
 
 from xla_gpu._errors import make_error
-from xla_gpu.jax._functions import invoke
+from xla_gpu.jax._functions import array, invoke
 
 # An array; or a Python number, which becomes a compile-time constant.
 Scalar = float | jax.Array | np.ndarray
 KvCache = jax.Array | tuple[jax.Array, jax.Array]
 
 
-def _split_cache(op: str, kv_cache: Any) -> dict[str, Any]:
+def _split_cache(op: str, kv_cache: Any) -> tuple[Any, Any]:
     """The arguments kv_cache and v_cache of an array or a (K, V) pair."""
     if not isinstance(kv_cache, tuple | list):
-        return {"kv_cache": kv_cache}
+        return kv_cache, None
     if len(kv_cache) != 2:
         raise make_error(
             3,
             f"{op}: kv_cache is a {type(kv_cache).__name__} of {len(kv_cache)}; allowed is one "
             "array or a pair (K, V)",
         )
-    return {"kv_cache": kv_cache[0], "v_cache": kv_cache[1]}
+    key_cache, value_cache = (array(op, f"kv_cache[{i}]", one) for i, one in enumerate(kv_cache))
+    return key_cache, value_cache
 
 
 def paged_attention(
@@ -86,9 +87,11 @@ def paged_attention(
     """
     if sinks is not None and isinstance(sinks, numbers.Real):
         sinks = np.full(np.shape(query)[1:2], sinks, np.float32)
+    cache, v_cache = _split_cache("paged_attention", kv_cache)
     args = {
         "query": query,
-        **_split_cache("paged_attention", kv_cache),
+        "kv_cache": cache,
+        "v_cache": v_cache,
         "context_lens": context_lens,
         "block_tables": block_tables,
         "query_start_loc": query_start_loc,
@@ -207,10 +210,12 @@ def update_kv_cache(
     Raises:
       ValueError: for wrong shapes or dtypes, while the call is traced.
     """
+    cache, v_cache = _split_cache("update_kv_cache", kv_cache)
     args = {
         "key": key,
         "value": value,
-        **_split_cache("update_kv_cache", kv_cache),
+        "kv_cache": cache,
+        "v_cache": v_cache,
         "slot_mapping": slot_mapping,
         "k_scale": k_scale,
         "v_scale": v_scale,

@@ -20,7 +20,7 @@ from xla_gpu import _ops, _schema
 from xla_gpu._errors import make_error
 from xla_gpu.jax import _primitive
 
-_array_types: set[type] = set()  # seen by `array`: an eager call asks for each argument
+_known_types: set[type] = {type(None)}  # and those seen by `array`: eager calls repeat them
 
 
 def invoke(op: str, args: Mapping[str, Any], attrs: Mapping[str, Any]) -> Any:
@@ -29,20 +29,11 @@ def invoke(op: str, args: Mapping[str, Any], attrs: Mapping[str, Any]) -> Any:
     Returns:
       The result, or a tuple of them where the call has several.
     """
-    primitive, arrays, optional_args = _primitive.of(op), [], []
-    for name, optional, vector, arg in primitive.args:
-        value = args.get(name)
-        if optional:
-            if value is None:
-                continue
-            optional_args.append(name)
-        if vector:
-            value = _vector(op, arg, value)
-        elif type(value) not in _array_types:
-            value = array(op, name, value)
-        arrays.append(value)
-    environment = primitive.environment(attrs)
-    results = _jitted(op, tuple(optional_args), environment, **attrs)(*arrays)
+    primitive = _primitive.of(op)
+    values = list(map(args.get, primitive.names))
+    if not _known_types.issuperset(map(type, values)):
+        values = list(map(functools.partial(_array, op), primitive.schema.args, values))
+    results = _jitted(op, primitive.environment(), **attrs)(*values)
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -51,11 +42,9 @@ def invoke(op: str, args: Mapping[str, Any], attrs: Mapping[str, Any]) -> Any:
 
 def array(op: str, name: str, value: Any) -> Any:
     """The value if it is an array, or one of the Python numbers that it holds; else an error."""
-    if type(value) in _array_types:
-        return value
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if not isinstance(value, np.generic):
-            _array_types.add(type(value))
+            _known_types.add(type(value))
         return value
     if isinstance(value, list | tuple | numbers.Number):
         try:
@@ -71,21 +60,14 @@ def _all_ints(value: Any) -> bool:
     return isinstance(value, numbers.Integral)
 
 
-def _vector(op: str, arg: _schema.Arg, value: Any) -> Any:
-    """As `array`; a number becomes [1], and for f32 any floating dtype will do."""
-    floating = arg.dtypes == ("f32",)
-    if type(value) not in _array_types:
-        if isinstance(value, numbers.Real if floating else numbers.Integral):
-            return np.full((1,), value, _ops.NUMPY_NAMES[arg.dtypes[0]])
-        value = array(op, arg.name, value)
-    if value.shape == ():
-        value = value.reshape(1)
-    if floating and value.dtype != np.float32:
-        if not jnp.issubdtype(value.dtype, jnp.floating):
-            came = _ops.spec_of(value)
-            raise make_error(3, f"{op}: {arg.name} is {came}; its dtype must be floating")
-        value = jnp.asarray(value, np.float32)
-    return value
+def _array(op: str, arg: _schema.Arg, value: Any) -> Any:
+    """As `array`; a number for a vector becomes [1], None is an absent argument."""
+    if value is None and arg.optional:
+        return None
+    kind = numbers.Real if arg.dtypes == ("f32",) else numbers.Integral
+    if arg.vector and isinstance(value, kind):
+        return np.full((1,), value, _ops.NUMPY_NAMES[arg.dtypes[0]])
+    return array(op, arg.name, value)
 
 
 def keep(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,8 +84,7 @@ def keep(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@keep
-def attributes(op: str, said: str, **values: Any) -> _primitive.Attrs:
+def attributes(op: str, said: str, /, **values: Any) -> _primitive.Attrs:
     """The attributes of an op as the library takes them; errors begin with `said`.
 
     None is left out where it stands for the default, which is known when the call is made.
@@ -114,12 +95,6 @@ def attributes(op: str, said: str, **values: Any) -> _primitive.Attrs:
         for name, value in values.items()
         if value is not None or not attrs[name].none_is_default
     )
-
-
-@keep
-def _jitted(op: str, optional_args: tuple[str, ...], environment: Any, **values: Any) -> Any:
-    attrs = attributes(op, op, **values)
-    return _primitive.of(op).jitted(optional_args, attrs, environment)
 
 
 def attribute(op: str, attr: _schema.Attr, value: Any) -> _ops.AttrValue:
@@ -136,6 +111,11 @@ def _dtype_name(value: Any) -> str | None:
         return None
 
 
+@keep
+def _jitted(op: str, environment: tuple[bytes | None, ...], /, **values: Any) -> Any:
+    return _primitive.of(op).jitted(attributes(op, op, **values), environment)
+
+
 # ---- Functions of the schema ---------------------------------------------------------------------
 
 
@@ -149,7 +129,7 @@ def function(op: str) -> Callable[..., Any]:
     accepted: set[tuple[Any, ...]] = set()  # a number of positional values, and names
 
     def call(*given: Any, **named: Any) -> Any:
-        form = (len(given), *named)
+        form = len(given), *named
         if form not in accepted:
             signature.bind(*given, **named)  # a TypeError says what is wrong
             accepted.add(form)

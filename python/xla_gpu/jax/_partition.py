@@ -64,7 +64,7 @@ def partitioned(
 ) -> Callable[..., Any]:
     """The call in the form that XLA may split, by the op's rule if it has one."""
     results = [r for r in op.results("Host", avals, optional_args, attrs) if r.kind != "scratch"]
-    arg_names, result_names = op.names(optional_args), [r.name for r in results]
+    arg_names, result_names = op.arg_names(optional_args), [r.name for r in results]
     split = rule(dict(zip(arg_names, avals, strict=True)), dict(attrs)) if rule else _WHOLE
 
     def call(*args: Any) -> tuple[Any, ...]:

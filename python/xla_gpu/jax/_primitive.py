@@ -41,12 +41,11 @@ def call(op: str, args: Mapping[str, Any], attrs: Mapping[str, _ops.AttrValue]) 
       ValueError: for wrong shapes, dtypes or attributes, while the call is traced.
     """
     primitive = of(op)
-    optional_args = tuple(name for name in primitive.optional if name in args)
-    names = primitive.names(optional_args)
-    if names != tuple(name for name in names if name in args) or len(names) != len(args):
-        raise make_error(3, f"{op}: the arguments are {tuple(args)}; they must be {names}")
-    jitted = primitive.jitted(optional_args, tuple(attrs.items()), primitive.environment(attrs))
-    return jitted(*[args[name] for name in names])
+    unknown = [name for name in args if name not in primitive.names]
+    if unknown:
+        raise make_error(3, f"{op}: no argument is named {unknown}; known are {primitive.names}")
+    jitted = primitive.jitted(tuple(attrs.items()), primitive.environment())
+    return jitted(*map(args.get, primitive.names))
 
 
 @functools.cache
@@ -87,12 +86,8 @@ class OpPrimitive:
 
     def __init__(self, schema: _schema.Op) -> None:
         self.op, self.schema = schema.name, schema
-        self.args = [(a.name, a.optional, a.vector, a) for a in schema.args]
-        self._required = tuple(a.name for a in schema.args if not a.optional)
-        self.optional = tuple(a.name for a in schema.args if a.optional)
-        self._environment = tuple(
-            (a.name, a.environment.encode()) for a in schema.attrs if a.environment
-        )
+        self.names = tuple(a.name for a in schema.args)
+        self._environment = tuple(a.environment.encode() for a in schema.attrs if a.environment)
         self.primitive = Primitive(f"xla_gpu_{self.op}")
         self.primitive.multiple_results = True
         self.primitive.def_abstract_eval(self._abstract_eval)
@@ -110,47 +105,69 @@ class OpPrimitive:
         mlir.register_lowering(self.primitive, functools.partial(self._lower, None))
         _compat.register_replication(self.primitive)
         _compat.needs_devices(self.primitive)
-        # (optional_args, attrs, environment) -> the call as a jitted function, inlined in another.
         self.jitted = functools.lru_cache(maxsize=1024)(self._make_jitted)
 
-    def environment(self, attrs: Mapping[str, Any]) -> tuple[bytes | None, ...]:
-        """The environment variables that the defaults of attributes left out depend on."""
-        return tuple(
-            [_schema.getenv(v) for name, v in self._environment if attrs.get(name) is None]
-        )
-
-    def _run(self, *args: Any, optional_args: tuple[str, ...], attrs: Attrs, local: bool) -> Any:
-        """Outside any trace: a program of this op alone, under jax.disable_jit too."""
-        with jax.disable_jit(False):
-            return self.jitted(optional_args, attrs, ())(*args)
+    def environment(self) -> tuple[bytes | None, ...]:
+        """The environment variables that defaults of attributes depend on."""
+        return tuple(map(_schema.getenv, self._environment))
 
     def _make_jitted(
-        self, optional_args: tuple[str, ...], attrs: Attrs, environment: tuple[bytes | None, ...]
-    ) -> Callable[..., Any]:
+        self, attrs: Attrs, environment: tuple[bytes | None, ...]
+    ) -> Callable[..., list[jax.Array]]:
+        """The call as a function of all arguments of the schema, absent ones None.
+
+        Compiled once per types, inlined in an outer jit. Defaults depend on `environment`.
+        """
         defaults = {a.name: _schema.default(a) for a in self.schema.attrs if a.default is not None}
         complete = tuple(sorted({**defaults, **dict(attrs)}.items()))
 
-        def call(*args: Any) -> Any:
+        def call(*values: Any) -> list[jax.Array]:
+            args, optional_args = [], []
+            for arg, value in zip(self.schema.args, values, strict=True):
+                if arg.optional:
+                    if value is None:
+                        continue
+                    optional_args.append(arg.name)
+                elif value is None:
+                    raise make_error(3, f"{self.op}: {arg.name} is None; it must be an array")
+                args.append(self._vector(arg, value) if arg.vector else value)
             return self.primitive.bind(
-                *args, optional_args=optional_args, attrs=complete, local=False
+                *args, optional_args=tuple(optional_args), attrs=complete, local=False
             )
 
         call.__name__ = self.op
         return jax.jit(call, inline=True)
 
+    def arg_names(self, optional_args: tuple[str, ...]) -> tuple[str, ...]:
+        """The names of a call's arguments."""
+        return tuple(a.name for a in self.schema.args if not a.optional or a.name in optional_args)
+
+    def _run(self, *args: Any, optional_args: tuple[str, ...], attrs: Attrs, local: bool) -> Any:
+        """Outside any trace: a program of this op alone, under jax.disable_jit too."""
+        values = dict(zip(self.arg_names(optional_args), args, strict=True))
+        with jax.disable_jit(False):
+            return self.jitted(attrs, ())(*map(values.get, self.names))
+
+    def _vector(self, arg: _schema.Arg, array: Any) -> Any:
+        """A vector's array of rank 1 where a 0-d one came; for f32 of any floating dtype."""
+        if array.ndim == 0:
+            array = array.reshape(1)
+        if arg.dtypes != ("f32",) or array.dtype == np.float32:
+            return array
+        if not jax.numpy.issubdtype(array.dtype, jax.numpy.floating):
+            came = _ops.spec_of(array)
+            raise make_error(3, f"{self.op}: {arg.name} is {came}; its dtype must be floating")
+        return array.astype(np.float32)
+
     def bind_local(self, args: Sequence[Any], optional_args: tuple[str, ...], attrs: Attrs) -> Any:
         """The call on one device's shard."""
         return self.primitive.bind(*args, optional_args=optional_args, attrs=attrs, local=True)
-
-    def names(self, optional_args: tuple[str, ...]) -> tuple[str, ...]:
-        """The names of a call's arguments."""
-        return self._required + optional_args
 
     def results(
         self, platform: str, avals: Sequence[Any], optional_args: tuple[str, ...], attrs: Attrs
     ) -> tuple[_ops.Result, ...]:
         """The results on "Host" or "CUDA"; ValueError with the library's message."""
-        for name, aval in zip(self.names(optional_args), avals):
+        for name, aval in zip(self.arg_names(optional_args), avals):
             if not all(isinstance(size, int) for size in aval.shape):
                 raise make_error(
                     3,

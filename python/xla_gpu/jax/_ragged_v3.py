@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xla_gpu import _schema
+from xla_gpu import _ops, _schema
 from xla_gpu._errors import make_error
 from xla_gpu.jax import _primitive
 from xla_gpu.jax._functions import array, attribute, attributes, keep
@@ -210,6 +210,9 @@ def ragged_paged_attention_hd64(
       ValueError: for wrong shapes, dtypes or attributes, while the call is traced.
     """
     op = "ragged_paged_attention_hd64"
+    if getattr(attention_sink, "dtype", jnp.float32) != jnp.float32:  # as on TPUs
+        came = _ops.spec_of(attention_sink)
+        raise make_error(3, f"{op}: attention_sink is {came}; its dtype must be f32")
     tensors = (queries, keys, values, kv_cache, kv_lens, page_indices, cu_q_lens, distribution)
     return _call(
         op,
