@@ -91,7 +91,7 @@ def partitioned(
     factors = _all_factors(split, [*arg_names, *result_names], shapes)
     text = " -> ".join(map(", ".join, (factors[: len(avals)], factors[len(avals) :])))
     # In the order of first appearance, which Shardy's verifier asks for.
-    used = dict.fromkeys(re.findall(r"\w+", text))
+    used, may_split = dict.fromkeys(re.findall(r"\w+", text)), set(split.split)
     alone = set(re.findall(r"\w+", re.sub(r"\(.*?\)", "", text)))
     call_by_devices = _compat.custom_partitioning(call)
     _compat.define_partition(
@@ -99,7 +99,7 @@ def partitioned(
         partition=partition,
         infer_sharding=infer_sharding,
         rule=text,
-        whole_factors=tuple(factor for factor in used if factor not in set(split.split)),
+        whole_factors=tuple(factor for factor in used if factor not in may_split),
         # Shardy refuses those of factors that are a whole dimension somewhere.
         factor_sizes={f: n for f, n in split.sizes.items() if f in used and f not in alone},
     )
