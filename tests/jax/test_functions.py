@@ -70,14 +70,34 @@ def attention_args():
     }
 
 
-def test_the_schemas_function_is_the_hand_written_one():
+def test_the_schemas_functions_are_the_hand_written_ones():
+    """Each argument and attribute differs from the others and from its default."""
     args = attention_args()
-    sinks, scale = jnp.ones(SMALL.q_heads, jnp.bfloat16), jnp.bfloat16(0.5)
-    rest = {"soft_cap": 2.0, "sinks": sinks, "k_scale": scale, "v_scale": 2, "return_lse": True}
-    made = _functions.function("paged_attention")(**args, scale=0.5, **rest)
-    ours = xla_gpu.jax.paged_attention(**args, scale=0.5, **rest)
-    for one, other in zip(made, ours, strict=True):
-        assert (one == other).all()
+    sinks = jnp.arange(SMALL.q_heads, dtype=jnp.bfloat16)
+    rest = {"sinks": sinks, "k_scale": jnp.bfloat16(0.5), "v_scale": 2, "scale": 0.25}
+    rest |= {"sliding_window": 3, "soft_cap": 2.0, "causal": False, "return_lse": True}
+    rest |= {"out_dtype": jnp.float16, "batch_invariant": True}
+    cache = args.pop("kv_cache")
+    pair = {"kv_cache": cache[:, :, 0::2], "v_cache": cache[:, :, 1::2]}
+    assert_same_program("paged_attention", args | rest, pair)
+
+    key = jnp.ones((SMALL.tokens, SMALL.kv_heads, SMALL.head_dim))
+    args = {"key": key, "value": key, "slot_mapping": jnp.zeros(SMALL.tokens, jnp.int32)}
+    assert_same_program("update_kv_cache", args | {"k_scale": jnp.float32(2), "v_scale": 2}, pair)
+
+
+def assert_same_program(op, args, pair):
+    arrays = {name: value for name, value in args.items() if isinstance(value, jax.Array)}
+    made, ours = _functions.function(op), getattr(xla_gpu.jax, op)
+
+    def call_made(arrays, pair):
+        return made(**args | arrays, **pair)
+
+    def call_ours(arrays, pair):
+        return ours(**args | arrays, kv_cache=(pair["kv_cache"], pair["v_cache"]))
+
+    programs = [str(jax.make_jaxpr(f)(arrays, pair)) for f in (call_made, call_ours)]
+    assert programs[0] == programs[1]
 
 
 def test_call_takes_names():

@@ -88,27 +88,9 @@ def paged_attention(
     if sinks is not None and isinstance(sinks, numbers.Real):
         sinks = np.full(np.shape(query)[1:2], sinks, np.float32)
     cache, v_cache = _split_cache("paged_attention", kv_cache)
-    args = {
-        "query": query,
-        "kv_cache": cache,
-        "v_cache": v_cache,
-        "context_lens": context_lens,
-        "block_tables": block_tables,
-        "query_start_loc": query_start_loc,
-        "num_seqs": num_seqs,
-        "sinks": sinks,
-        "k_scale": k_scale,
-        "v_scale": v_scale,
-    }
-    attrs = {
-        "scale": scale,
-        "sliding_window": sliding_window,
-        "soft_cap": soft_cap,
-        "causal": causal,
-        "return_lse": return_lse,
-        "out_dtype": out_dtype,
-        "batch_invariant": batch_invariant,
-    }
+    sequences = (context_lens, block_tables, query_start_loc, num_seqs)
+    args = (query, cache, *sequences, v_cache, sinks, k_scale, v_scale)
+    attrs = (scale, sliding_window, soft_cap, causal, return_lse, out_dtype, batch_invariant)
     return invoke("paged_attention", args, attrs)
 
 
@@ -211,13 +193,5 @@ def update_kv_cache(
       ValueError: for wrong shapes or dtypes, while the call is traced.
     """
     cache, v_cache = _split_cache("update_kv_cache", kv_cache)
-    args = {
-        "key": key,
-        "value": value,
-        "kv_cache": cache,
-        "v_cache": v_cache,
-        "slot_mapping": slot_mapping,
-        "k_scale": k_scale,
-        "v_scale": v_scale,
-    }
-    return invoke("update_kv_cache", args, {})
+    args = (key, value, cache, slot_mapping, v_cache, k_scale, v_scale)
+    return invoke("update_kv_cache", args, ())

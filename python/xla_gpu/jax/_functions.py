@@ -10,7 +10,7 @@ import functools
 import inspect
 import numbers
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,17 +23,21 @@ from xla_gpu.jax import _primitive
 _known_types: set[type] = {type(None)}  # and those seen by `array`: eager calls repeat them
 
 
-def invoke(op: str, args: Mapping[str, Any], attrs: Mapping[str, Any]) -> Any:
-    """Calls an op with Python values by name, None for absent optional arguments and defaults.
+def invoke(op: str, args: Sequence[Any], attrs: Sequence[Any]) -> Any:
+    """Calls an op with Python values in the schema's order, which takes least of an eager call.
+
+    Args:
+      op: its name.
+      args: what became of the arguments; None for an absent optional one.
+      attrs: what became of the attributes; None for a default, where the schema says so.
 
     Returns:
       The result, or a tuple of them where the call has several.
     """
     primitive = _primitive.of(op)
-    values = list(map(args.get, primitive.names))
-    if not _known_types.issuperset(map(type, values)):
-        values = list(map(functools.partial(_array, op), primitive.schema.args, values))
-    results = _jitted(op, primitive.environment(), **attrs)(*values)
+    if not _known_types.issuperset(map(type, args)):
+        args = list(map(functools.partial(_array, op), primitive.schema.args, args))
+    results = _jitted(op, primitive.environment(), *attrs)(*args)
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -112,8 +116,10 @@ def _dtype_name(value: Any) -> str | None:
 
 
 @keep
-def _jitted(op: str, environment: tuple[bytes | None, ...], /, **values: Any) -> Any:
-    return _primitive.of(op).jitted(attributes(op, op, **values), environment)
+def _jitted(op: str, environment: tuple[bytes | None, ...], *values: Any) -> Any:
+    primitive = _primitive.of(op)
+    named = zip((attr.name for attr in primitive.schema.attrs), values, strict=True)
+    return primitive.jitted(attributes(op, op, **dict(named)), environment)
 
 
 # ---- Functions of the schema ---------------------------------------------------------------------
@@ -124,17 +130,23 @@ def function(op: str) -> Callable[..., Any]:
     """An op as a function: its required arguments and its attributes, then what must be named."""
     schema = _schema.schema(op)
     signature = inspect.Signature(_parameters(schema))
-    positional = [p.name for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
-    attrs = [a.name for a in schema.attrs]
+    parameters = signature.parameters.values()
+    positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    args, attrs = ([each.name for each in of] for of in (schema.args, schema.attrs))
     accepted: set[tuple[Any, ...]] = set()  # a number of positional values, and names
 
+    whole = len(positional) if len(positional) == len(parameters) else -1
+
     def call(*given: Any, **named: Any) -> Any:
+        if len(given) == whole and not named:
+            return invoke(op, given[: len(args)], given[len(args) :])
         form = len(given), *named
         if form not in accepted:
             signature.bind(*given, **named)  # a TypeError says what is wrong
             accepted.add(form)
-        values = dict(zip(positional, given), **named)
-        return invoke(op, values, {name: values[name] for name in attrs if name in values})
+        values = {**defaults, **dict(zip(positional, given)), **named}
+        return invoke(op, [values[name] for name in args], [values[name] for name in attrs])
 
     call.__name__ = call.__qualname__ = op
     call.__module__ = "xla_gpu.jax"
