@@ -35,13 +35,19 @@ def invoke(op: str, args: Sequence[Any], attrs: Sequence[Any]) -> Any:
       The result, or a tuple of them where the call has several.
     """
     primitive = _primitive.of(op)
-    if not _known_types.issuperset(map(type, args)):
-        args = list(map(functools.partial(_array, op), primitive.schema.args, args))
+    args = arrays(op, primitive, args)
     results = _jitted(op, primitive.environment(), *attrs)(*args)
     return results[0] if len(results) == 1 else tuple(results)
 
 
 # ---- Values --------------------------------------------------------------------------------------
+
+
+def arrays(op: str, primitive: _primitive.OpPrimitive, values: Sequence[Any]) -> Sequence[Any]:
+    """Python values in the schema's order as arrays; None for absent optional arguments."""
+    if _known_types.issuperset(map(type, values)):
+        return values
+    return list(map(functools.partial(_array, op), primitive.schema.args, values))
 
 
 def array(op: str, name: str, value: Any) -> Any:

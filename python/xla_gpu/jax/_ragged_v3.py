@@ -13,7 +13,7 @@ import numpy as np
 from xla_gpu import _ops, _schema
 from xla_gpu._errors import make_error
 from xla_gpu.jax import _primitive
-from xla_gpu.jax._functions import array, attribute, attributes, keep
+from xla_gpu.jax._functions import arrays, attribute, attributes, keep
 
 # What the TPU's head_dim-64 kernel gives masked logits.
 DEFAULT_MASK_VALUE = -0.7 * float(jnp.finfo(jnp.dtype("float32")).max)
@@ -127,19 +127,13 @@ def ragged_paged_attention_v3(
       ValueError: for wrong shapes, dtypes or attributes, while the call is traced.
     """
     op = "ragged_paged_attention_v3"
-    causal = _checked(op, "use_causal_mask", use_causal_mask)
-    if causal and _checked(op, "skip_kv_mask", skip_kv_mask, like="use_causal_mask"):
-        raise make_error(
-            3,
-            f"{op}: skip_kv_mask is True with use_causal_mask True; allowed is one of them "
-            "(skip_kv_mask=False is always right)",
-        )
     return _call(
         op,
-        (queries, keys, values, kv_cache, kv_lens, page_indices, cu_q_lens, distribution),
+        (queries, keys, values, kv_cache, kv_lens, page_indices, cu_q_lens, distribution, None),
         {"k_scale": k_scale, "v_scale": v_scale},
         cache_layout="interleaved",
-        use_causal_mask=causal,
+        use_causal_mask=use_causal_mask,
+        skip_kv_mask=skip_kv_mask,
         update_kv_cache=update_kv_cache,
         out_dtype=out_dtype,
         sm_scale=sm_scale,
@@ -216,7 +210,7 @@ def ragged_paged_attention_hd64(
     tensors = (queries, keys, values, kv_cache, kv_lens, page_indices, cu_q_lens, distribution)
     return _call(
         op,
-        tensors if attention_sink is None else (*tensors, attention_sink),
+        (*tensors, attention_sink),
         {"k_scale": k_scale, "v_scale": v_scale},
         cache_layout="side_by_side",
         sm_scale=sm_scale,
@@ -233,20 +227,24 @@ _OP = "ragged_paged_attention_v3"
 def _call(
     op: str, tensors: tuple[Any, ...], scales: dict[str, Any], **options: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """The op's call; `tensors` in the schema's order, errors begin with `op`."""
-    names = (arg.name for arg in _schema.schema(_OP).args)
-    args = {name: array(op, name, value) for name, value in zip(names, tensors)}
-    attrs, q_scale = _attributes(op, **options)
+    """The call of tensors and scales, in the schema's order; errors begin with `op`."""
+    primitive = _primitive.of(_OP)
+    queries, *rest = arrays(op, primitive, tensors)
+    jitted, q_scale = _jitted(op, primitive.environment(), **options)
     if q_scale is not None:
-        args["queries"] = _round_queries(args["queries"], args["kv_cache"].dtype, q_scale)
-    for name, value in scales.items():
-        if value is not None:
-            number = _checked(op, name, value, like="soft_cap")
-            if not math.isfinite(number):
-                raise make_error(3, f"{op}: {name} is {number}; it must be finite, or None")
-            args[name] = np.full((1,), number, np.float32)
-    out, cache = _primitive.call(_OP, args, attrs)
+        queries = _round_queries(queries, rest[2].dtype, q_scale)
+    rest += [_scale(op, name, value) for name, value in scales.items()]
+    out, cache = jitted(queries, *rest)
     return out, cache
+
+
+def _scale(op: str, name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    number = _checked(op, name, value, like="soft_cap")
+    if not math.isfinite(number):
+        raise make_error(3, f"{op}: {name} is {number}; it must be finite, or None")
+    return np.full((1,), number, np.float32)
 
 
 def _checked(op: str, name: str, value: Any, like: str = "") -> Any:
@@ -256,11 +254,23 @@ def _checked(op: str, name: str, value: Any, like: str = "") -> Any:
 
 
 @keep
-def _attributes(
-    op: str, mask_value: Any, q_scale: Any, **options: Any
-) -> tuple[dict[str, Any], float | None]:
-    """The checked attributes, and q_scale."""
+def _jitted(
+    op: str,
+    environment: tuple[bytes | None, ...],
+    mask_value: Any,
+    q_scale: Any,
+    skip_kv_mask: Any = False,
+    **options: Any,
+) -> tuple[Any, float | None]:
+    """The call with checked attributes, and q_scale."""
     attrs = dict(attributes(_OP, op, **options))
+    skip = _checked(op, "skip_kv_mask", skip_kv_mask, like="use_causal_mask")
+    if skip and attrs["use_causal_mask"]:
+        raise make_error(
+            3,
+            f"{op}: skip_kv_mask is True with use_causal_mask True; allowed is one of them "
+            "(skip_kv_mask=False is always right)",
+        )
     if q_scale is not None:
         q_scale = _checked(op, "q_scale", q_scale, like="soft_cap")
         if not 0 < q_scale < math.inf:
@@ -285,7 +295,7 @@ def _attributes(
             f"{op}: mask_value is {mask_value}; masked keys are left out exactly, which stands for "
             f"values up to {_HIGHEST_MASK_VALUE:g}, or None",
         )
-    return attrs, q_scale
+    return _primitive.of(_OP).jitted(tuple(attrs.items()), environment), q_scale
 
 
 def _round_queries(queries: Any, cache_dtype: Any, q_scale: float) -> Any:
