@@ -156,3 +156,8 @@ def test_batch_invariant_is_what_is_given_or_the_environments(monkeypatch, varia
         assert attrs in str(
             jax.make_jaxpr(lambda *a: xla_gpu.jax.ragged_paged_attention(*a))(*args.values())
         )
+        cache = jnp.zeros(xla_gpu.jax.packed_kv_cache_shape(2, 4, 1, 8, jnp.float32))
+        token, i32 = jnp.ones((1, 1, 8)), jnp.int32
+        indices = (jnp.ones(1, i32), jnp.zeros(1, i32), jnp.arange(2, dtype=i32), jnp.ones(3, i32))
+        v3 = jax.make_jaxpr(lambda *a: xla_gpu.jax.ragged_paged_attention_v3(*a))
+        assert attrs in str(v3(token, token, token, cache, *indices))
