@@ -43,7 +43,7 @@ def our_rows(device: str) -> Rows:
     ops = torch.ops.xla_gpu
     function = xla_gpu.torch.paged_attention
     update = xla_gpu.torch.update_kv_cache_
-    kernel, tensors, options = _kernels.attention_inputs(*args, 0.1)
+    kernel, tensors, options = _kernels.INPUTS["paged_attention"](*args, 0.1)
     return [
         ("torch: a + b, one element", lambda: one + one, False),
         ("torch.ops.xla_gpu.simple_add", lambda: ops.simple_add(one, one), False),

@@ -297,7 +297,7 @@ TEST(OpRegistry, SchemaAsJson) {
             R"("args":[{"name":"x","dtypes":["f32","i8"],"optional":false,"vector":false,)"
             R"("no_copy":false,"doc":"any"}],)"
             R"("results":[{"name":"out","kind":"alias","alias_of":"x","only_with":"","form":"",)"
-            R"("doc":"as x"}],)"
+            R"("like":"","rank":0,"dtype":"","doc":"as x"}],)"
             R"("attrs":[{"name":"n","type":"int","default":3,"none_is_default":false,)"
             R"("keyword_only":false,"dtypes":[],"environment":"","doc":"count"}],)"
             R"("instead_of_gradient":"g","instead_of_batching":""}])");

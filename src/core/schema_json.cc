@@ -45,7 +45,8 @@ std::string OpToJson(const Op& op) {
   const auto result = [](const ResultSpec& r) {
     return StrCat(R"({"name":)", Quote(r.name), R"(,"kind":)", Quote(ResultKindName(r.kind)),
                   R"(,"alias_of":)", Quote(r.alias_of), R"(,"only_with":)", Quote(r.only_with),
-                  R"(,"form":)", Quote(r.form), R"(,"doc":)", Quote(r.doc), '}');
+                  R"(,"form":)", Quote(r.form), R"(,"like":)", Quote(r.like), R"(,"rank":)", r.rank,
+                  R"(,"dtype":)", Quote(r.dtype), R"(,"doc":)", Quote(r.doc), '}');
   };
   const auto attr = [&](const AttrSpec& a) {
     return StrCat(R"({"name":)", Quote(a.name), R"(,"type":)", Quote(AttrTypeName(a.type)),

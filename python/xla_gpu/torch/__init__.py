@@ -13,10 +13,12 @@ from xla_gpu.torch import _registration
 _library = _registration.register()
 
 from xla_gpu.torch._functions import (  # noqa: E402
+    GENERATED,
     paged_attention,
-    simple_add,
     update_kv_cache,
     update_kv_cache_,
 )
 
-__all__ = ["paged_attention", "simple_add", "update_kv_cache", "update_kv_cache_"]
+globals().update(GENERATED)
+
+__all__ = ["paged_attention", "update_kv_cache", "update_kv_cache_", *GENERATED]

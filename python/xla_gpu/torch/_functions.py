@@ -1,14 +1,18 @@
-"""paged_attention, update_kv_cache and simple_add as Python functions of torch tensors."""
+"""The ops as Python functions of torch tensors, with conveniences where an op has a skin here."""
 
 from __future__ import annotations
 
+import functools
 import numbers
+import textwrap
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from xla_gpu import _schema as schema
 from xla_gpu._errors import make_error
-from xla_gpu.torch import _kernels
+from xla_gpu.torch import _kernels, _schema
 from xla_gpu.torch._registration import bump_versions, is_plain
 
 _ops = torch.ops.xla_gpu
@@ -40,6 +44,8 @@ def _is_ordinary(run: _kernels.Kernel, tensors: _kernels.Tensors) -> bool:
 
 
 def _show(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "a tensor"
     return "None" if value is None else f"{type(value).__name__} {value!r}"[:100]
 
 
@@ -50,50 +56,49 @@ def _tensor(op: str, name: str, value: Any) -> torch.Tensor:
 
 
 def _split_cache(op: str, kv_cache: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if isinstance(kv_cache, torch.Tensor):
-        return kv_cache, None
-    if isinstance(kv_cache, (tuple, list)):
-        if len(kv_cache) == 2:
-            return (
-                _tensor(op, "kv_cache[0]", kv_cache[0]),
-                _tensor(op, "kv_cache[1]", kv_cache[1]),
-            )
+    if not isinstance(kv_cache, (tuple, list)):
+        return _tensor(op, "kv_cache", kv_cache), None
+    if len(kv_cache) != 2:
         raise make_error(
             3,
             f"{op}: kv_cache is a {type(kv_cache).__name__} of {len(kv_cache)}; allowed is one "
             "tensor or a pair (K, V)",
         )
-    return _tensor(op, "kv_cache", kv_cache), None
+    k, v = (_tensor(op, f"kv_cache[{i}]", part) for i, part in enumerate(kv_cache))
+    return k, v
 
 
-def _vector(op: str, name: str, value: Any, size: int, like: torch.Tensor) -> torch.Tensor | None:
-    """A tensor as it is; a number fills an f32 tensor of `size` on the device of `like`."""
-    if value is None or isinstance(value, torch.Tensor):
-        return value
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return torch.full((size,), float(value), dtype=torch.float32, device=like.device)
-    return _tensor(op, name, value)
+def _tensors(
+    form: _schema.Form, given: dict[str, Any], sizes: dict[str, int]
+) -> dict[str, torch.Tensor]:
+    """The tensors that come, by their names in the op; a number fills a vector of `sizes` (1)."""
+    tensors: dict[str, torch.Tensor] = {}
+    kv_cache, v_cache = _split_cache(form.name, given["kv_cache"])
+    given = {**given, "kv_cache": kv_cache, "v_cache": v_cache}
+    device = kv_cache.device
+    for arg in form.op.args:
+        value = given[arg.name]
+        if arg.vector:
+            number = numbers.Real if "f32" in arg.dtypes else numbers.Integral
+            if isinstance(value, number) and not isinstance(value, bool):
+                dtype = _schema.TORCH_DTYPES[arg.dtypes[0]]
+                value = torch.full((sizes.get(arg.name, 1),), value, dtype=dtype, device=device)
+        if value is not None or not arg.optional:
+            tensors[arg.name] = _tensor(form.name, arg.name, value)
+    return tensors
 
 
-def _number(op: str, name: str, value: Any, kind: type, allowed: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, kind):
-        came = "a tensor" if isinstance(value, torch.Tensor) else _show(value)
-        raise make_error(3, f"{op}: {name} is {came}; allowed is {allowed}")
-
-
-def simple_add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Elementwise a + b, the smallest op of the library (torch.ops.xla_gpu.simple_add).
-
-    Args:
-      a: f32, bf16, f16 or i32, any shape.
-      b: as a.
-
-    Raises:
-      ValueError: for another dtype, or shapes or dtypes that differ.
-    """
-    _tensor("simple_add", "a", a)
-    _tensor("simple_add", "b", b)
-    return _ops.simple_add(a, b)
+def _check_attributes(op: schema.Op, attrs: dict[str, Any]) -> None:
+    """What torch's dispatcher would take for something else, or refuse in words of its own."""
+    for attr in op.attrs:
+        value = attrs[attr.name]
+        if value is None and attr.none_is_default:
+            continue
+        no_dtype = attr.type == "dtype" and not isinstance(value, torch.dtype)
+        if no_dtype or isinstance(value, torch.Tensor):
+            allowed = "a torch.dtype" if attr.type == "dtype" else "a Python number"
+            raise make_error(3, f"{op.name}: {attr.name} is {_show(value)}; allowed is {allowed}")
+        schema.attribute(op.name, attr, value, _schema.dtype_name)
 
 
 def paged_attention(
@@ -113,6 +118,7 @@ def paged_attention(
     causal: bool = True,
     return_lse: bool = False,
     out_dtype: torch.dtype | None = None,
+    batch_invariant: bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of a ragged batch over a paged KV cache: prefill, decode or both in one call.
 
@@ -142,6 +148,8 @@ def paged_attention(
       causal: False lets every query see the whole context.
       return_lse: also return the log-sum-exp of each row's logits.
       out_dtype: torch.float32, bfloat16 or float16; None for query's.
+      batch_invariant: a sequence's bits do not depend on what else is in the batch; None for what
+        XLA_GPU_BATCH_INVARIANT says at the first call of these types.
 
     Returns:
       out [tokens, q_heads, head_dim]; with return_lse, (out, lse) with lse f32 [tokens, q_heads]
@@ -161,83 +169,45 @@ def paged_attention(
         and (soft_cap is None or type(soft_cap) is float)
         and causal is True
         and out_dtype is None
+        and batch_invariant is None
         and _is_ordinary(_attention, args)
     ):
-        options = (scale, sliding_window, soft_cap, True, None, (), bool(return_lse))
+        options = (scale, sliding_window, soft_cap, *_DEFAULTS)
         return (_attention_lse if return_lse else _attention)(args, options)
-    return _general_attention(
-        args,
-        (scale, sliding_window, soft_cap),
-        {"sinks": sinks, "k_scale": k_scale, "v_scale": v_scale},
-        {"causal": causal, "out_dtype": out_dtype},
-        return_lse,
-    )
-
-
-_attention, _attention_lse = _kernels.attention_kernel, _kernels.attention_lse_kernel
-
-
-def _general_attention(
-    args: tuple[Any, ...],
-    numbers_given: tuple[Any, Any, Any],
-    optional: dict[str, Any],
-    options: dict[str, Any],
-    return_lse: Any,
-) -> Any:
-    """paged_attention with all its checks and conversions, by the dispatcher."""
-    op = "paged_attention"
-    query, kv_cache, *indices, num_seqs = args
-    kv_cache, v_cache = _split_cache(op, kv_cache)
-    _tensor(op, "query", query)
-    if isinstance(num_seqs, int) and not isinstance(num_seqs, bool):
-        num_seqs = torch.full((1,), num_seqs, dtype=torch.int32, device=query.device)
-    for name, value in zip(_INDICES, (*indices, num_seqs)):
-        _tensor(op, name, value)
-    scale, sliding_window, soft_cap = numbers_given
-    _number(op, "scale", scale, numbers.Real, "a Python number")
-    if sliding_window is not None:
-        _number(op, "sliding_window", sliding_window, numbers.Integral, "a Python int or None")
-    if soft_cap is not None:
-        _number(op, "soft_cap", soft_cap, numbers.Real, "a Python number or None")
-    for name, value in (("causal", options["causal"]), ("return_lse", return_lse)):
-        if not isinstance(value, bool):
-            raise make_error(3, f"{op}: {name} is {_show(value)}; allowed are True and False")
-    out_dtype = options["out_dtype"]
-    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        raise make_error(3, f"{op}: out_dtype is {_show(out_dtype)}; allowed is a torch.dtype")
-    q_heads = query.shape[1] if query.ndim == 3 else 1
-    given = {
-        "v_cache": v_cache,
-        "sinks": _vector(op, "sinks", optional["sinks"], q_heads, query),
-        "k_scale": _vector(op, "k_scale", optional["k_scale"], 1, query),
-        "v_scale": _vector(op, "v_scale", optional["v_scale"], 1, query),
+    form = _schema.FORMS["paged_attention"]
+    given = {"sinks": sinks, "k_scale": k_scale, "v_scale": v_scale}
+    given.update(zip(form.required, args))
+    attrs = {
+        "scale": scale,
+        "sliding_window": sliding_window,
+        "soft_cap": soft_cap,
+        "causal": causal,
+        "return_lse": return_lse,
+        "out_dtype": out_dtype,
+        "batch_invariant": batch_invariant,
     }
-    call = (query, kv_cache, *indices, num_seqs, scale, sliding_window, soft_cap)
-    target = _ops.paged_attention_with_lse if return_lse else _ops.paged_attention
-    return target(*call, **given, **options)
+    q_heads = query.shape[1] if isinstance(query, torch.Tensor) and query.ndim == 3 else 1
+    tensors = _tensors(form, given, {"sinks": q_heads})
+    _check_attributes(form.op, attrs)
+    op = _ops.paged_attention_with_lse if attrs.pop("return_lse") else _ops.paged_attention
+    return op(**tensors, **attrs)
 
 
-_INDICES = ("context_lens", "block_tables", "query_start_loc", "num_seqs")
+_attention = _kernels.kernel(_schema.FORMS["paged_attention"])
+_attention_lse = _kernels.kernel(_schema.FORMS["paged_attention_with_lse"])
+# Of the attributes that are given by name only.
+_DEFAULTS = tuple(
+    None if attr.none_is_default else attr.default
+    for attr in _attention.form.attrs
+    if attr.keyword_only
+)
 
 
-def _update_args(
-    op: str,
-    key: Any,
-    value: Any,
-    kv_cache: Any,
-    slot_mapping: Any,
-    k_scale: Any,
-    v_scale: Any,
-) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None, dict[str, Any]]:
-    cache, v_cache = _split_cache(op, kv_cache)
-    for name, tensor in (("key", key), ("value", value), ("slot_mapping", slot_mapping)):
-        _tensor(op, name, tensor)
-    scales = {}
-    if k_scale is not None:
-        scales["k_scale"] = _vector(op, "k_scale", k_scale, 1, cache)
-    if v_scale is not None:
-        scales["v_scale"] = _vector(op, "v_scale", v_scale, 1, cache)
-    return (key, value, cache, slot_mapping), v_cache, scales
+def _update_tensors(
+    name: str, key: Any, value: Any, kv_cache: Any, slot_mapping: Any, k_scale: Any, v_scale: Any
+) -> dict[str, torch.Tensor]:
+    given = {"key": key, "value": value, "kv_cache": kv_cache, "slot_mapping": slot_mapping}
+    return _tensors(_schema.FORMS[name], {**given, "k_scale": k_scale, "v_scale": v_scale}, {})
 
 
 def update_kv_cache(
@@ -266,11 +236,11 @@ def update_kv_cache(
     Raises:
       ValueError: for wrong shapes, dtypes or devices.
     """
-    op = "update_kv_cache"
-    args, v_cache, scales = _update_args(op, key, value, kv_cache, slot_mapping, k_scale, v_scale)
-    if v_cache is None:
-        return _ops.update_kv_cache(*args, **scales)
-    return _ops.update_kv_cache_pair(*args[:3], v_cache, args[3], **scales)
+    tensors = _update_tensors(
+        "update_kv_cache", key, value, kv_cache, slot_mapping, k_scale, v_scale
+    )
+    pair = "v_cache" in tensors
+    return (_ops.update_kv_cache_pair if pair else _ops.update_kv_cache)(**tensors)
 
 
 def update_kv_cache_(
@@ -288,12 +258,43 @@ def update_kv_cache_(
       ValueError: for wrong shapes, dtypes or devices, or where key, value or slot_mapping share
         memory with the cache.
     """
-    op = "update_kv_cache_"
-    args, v_cache, scales = _update_args(op, key, value, kv_cache, slot_mapping, k_scale, v_scale)
+    name = "update_kv_cache_"
+    given = _update_tensors(name, key, value, kv_cache, slot_mapping, k_scale, v_scale)
     if not _is_compiling():
-        kernel, tensors, names = _kernels.update_in_place_inputs(*args, v_cache=v_cache, **scales)
+        kernel, tensors, options = _kernels.INPUTS[name](**given)
         if _is_ordinary(kernel, tensors):
-            kernel(tensors, names)
+            kernel(tensors, options)
             bump_versions(kernel, tensors)
             return
-    _ops.update_kv_cache_(*args, v_cache=v_cache, **scales)
+    _ops.update_kv_cache_(**given)
+
+
+# ---- Of ops without a function here --------------------------------------------------------------
+
+
+def _generated(form: _schema.Form) -> Callable[..., Any]:
+    """The torch op as a function with a signature and a docstring."""
+    positional, named = form.parameters
+    names = ", ".join(f"{p.name}={p.name}" for p in positional + named)
+    function = _kernels.define(form, f"return op({names})", op=getattr(_ops, form.name))
+    returned = [r for r in form.results if not (form.in_place and r.alias_of)]
+    written = [r for r in form.results if r not in returned]
+    sections = {
+        "Args": [(a.name, f"{', '.join(a.dtypes)} {a.doc}") for a in form.args]
+        + [(a.name, a.doc) for a in form.attrs],
+        "Updates in place": [(r.alias_of, r.doc) for r in written],
+        "Returns": [(r.name, r.doc) for r in returned],
+    }
+    lines = [f"{form.op.doc} (torch.ops.xla_gpu.{form.name})"]
+    for title, entries in sections.items():
+        if entries:
+            lines += ["", f"{title}:", *(f"  {name}: {doc}." for name, doc in entries)]
+    wrap = functools.partial(textwrap.fill, width=96, subsequent_indent="    ")
+    function.__doc__ = "\n".join(map(wrap, lines))
+    function.__module__ = "xla_gpu.torch"
+    return function
+
+
+GENERATED = {
+    name: _generated(form) for name, form in _schema.FORMS.items() if form.op.name not in globals()
+}

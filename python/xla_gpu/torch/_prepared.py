@@ -123,12 +123,12 @@ class Prepared:
         self,
         call: _schema.OpCall,
         specs: Sequence[_ops.TensorSpec],
-        results: Sequence[_ops.TensorSpec],
+        results: Sequence[_ops.Result],
         device: torch.device,
         platform: str,
-        written: Sequence[int] = (),
+        in_place: bool,
     ) -> None:
-        tensors = [_ops.TensorRef(spec, 0) for spec in (*specs, *results)]
+        tensors = [_ops.TensorRef(spec, 0) for spec in (*specs, *(r.spec for r in results))]
         made = _ops.CCall(call.op, platform, tensors, [], call.attrs)
         self._struct = made.struct
         self._struct.num_args, self._struct.num_results = len(specs), len(results)
@@ -142,8 +142,11 @@ class Prepared:
         self._keep = made
         self._stream = _stream_function() if platform == "CUDA" else _no_stream
         self.index = device.index if platform == "CUDA" else -1
-        self.makers = [itemgetter(i) for i in written] or [
-            _maker(spec, specs, device) for spec in results
+        self.makers = [
+            itemgetter(r.alias_of)
+            if in_place and r.alias_of is not None
+            else _maker(r.spec, specs, device)
+            for r in results
         ]
         self.sizes = [
             math.prod(spec.shape) * _schema.TORCH_DTYPES[spec.dtype].itemsize for spec in specs

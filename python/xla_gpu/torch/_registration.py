@@ -20,21 +20,14 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _modes = torch._C._len_torch_dispatch_stack
 _interpreter = torch._C._functorch.peek_interpreter_stack
 
-_NO_GRADIENT = {
-    "simple_add": "use a + b",
-    "paged_attention": "it is an op for inference",
-    "paged_attention_with_lse": "it is an op for inference",
-}
 
-
-def _no_gradient(name: str, forward_mode: bool = False) -> Exception:
-    why = _NO_GRADIENT.get(name, "it writes a cache for inference")
+def _no_gradient(form: _schema.Form, forward_mode: bool = False) -> Exception:
     what = "forward-mode derivative" if forward_mode else "gradient"
     no_grad = "" if forward_mode else "torch.no_grad() or "  # which forward mode does not heed
     return make_error(
         12,
-        f"xla_gpu::{name} has no {what} ({why}); call it under {no_grad}torch.inference_mode(), "
-        "or detach() its inputs",
+        f"xla_gpu::{form.name} has no {what} ({form.op.instead_of_gradient}); call it under "
+        f"{no_grad}torch.inference_mode(), or detach() its inputs",
     )
 
 
@@ -46,8 +39,8 @@ class _NoGradient(torch.autograd.function._SingleLevelFunction):
     """
 
     @staticmethod
-    def forward(ctx: Any, op: Any, names: tuple[str, ...], *values: Any) -> Any:
-        ctx.op_name = op.name().split("::")[1].split(".")[0]
+    def forward(ctx: Any, form: _schema.Form, op: Any, names: tuple[str, ...], *values: Any) -> Any:
+        ctx.form = form
         split = len(values) - len(names)
         with (
             torch.enable_grad(),
@@ -58,7 +51,7 @@ class _NoGradient(torch.autograd.function._SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise _no_gradient(ctx.op_name)
+        raise _no_gradient(ctx.form)
 
 
 def _backend_kernel(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
@@ -91,26 +84,26 @@ def is_plain(run: _kernels.Kernel, tensors: _kernels.Tensors) -> bool:
         and not _wants_grad(tensors)
         and forward_ad._current_level < 0
         # Views with the sign flipped, which the dispatcher resolves; only floats have them.
-        and not (tensors[0].is_neg() or tensors[1].is_neg())
-        and not (run.floats == 3 and tensors[2].is_neg())
-        and not (len(tensors) > run.required and any(map(_is_neg, tensors[run.required :])))
+        and not any(map(_is_neg, run.floats(tensors)))
     )
 
 
-def _below_autograd(name: str, inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
+def _below_autograd(
+    form: _schema.Form, inputs: Callable[..., _kernels.Inputs]
+) -> Callable[..., Any]:
     """The autograd kernel for any device and any tensors: down the dispatcher again."""
-    op = getattr(getattr(torch.ops, _schema.NAMESPACE), name).default
+    op = _schema.torch_op(form)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         run, tensors, _ = inputs(*args, **kwargs)
         run.check_present(tensors)
         if _has_tangent(tensors):
-            raise _no_gradient(name, forward_mode=True)
+            raise _no_gradient(form, forward_mode=True)
         if _wants_grad(tensors):
             if run.written:
-                raise _no_gradient(name)
+                raise _no_gradient(form)
             with enable_single_level_autograd_function():
-                return _NoGradient.apply(op, tuple(kwargs), *args, *kwargs.values())
+                return _NoGradient.apply(form, op, tuple(kwargs), *args, *kwargs.values())
         with torch._C._AutoDispatchBelowAutograd():
             result = op(*args, **kwargs)
         bump_versions(run, tensors)
@@ -119,9 +112,11 @@ def _below_autograd(name: str, inputs: Callable[..., _kernels.Inputs]) -> Callab
     return kernel
 
 
-def _autograd_kernel(name: str, inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
+def _autograd_kernel(
+    form: _schema.Form, inputs: Callable[..., _kernels.Inputs]
+) -> Callable[..., Any]:
     """The autograd kernel of CPU and CUDA: with ordinary tensors, straight to the work."""
-    below = _below_autograd(name, inputs)
+    below = _below_autograd(form, inputs)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         run, tensors, options = inputs(*args, **kwargs)
@@ -160,42 +155,30 @@ def _hints(shape: tuple[Any, ...]) -> tuple[int, ...] | None:
 
 def _check_types(call: _schema.OpCall) -> None:
     """The library's check, while torch traces; shapes that are known at run time wait for it."""
+    _schema.check_devices(call)
     specs = []
     for name, tensor in zip(call.names, call.args):
-        if tensor.device != call.args[0].device:
-            raise make_error(
-                3,
-                f"{call.op}: {name} is on {tensor.device} but {call.names[0]} is on "
-                f"{call.args[0].device}; all arguments must be on one device",
-            )
         shape = _hints(tuple(tensor.shape))
         if shape is None:
             return
-        dtype = _schema.spec_of(call.op, name, tensor).dtype
-        specs.append(_ops.TensorSpec(dtype, shape))
+        specs.append(_ops.TensorSpec(_schema.spec_of(call.op, name, tensor).dtype, shape))
     _ops.infer(call.op, "Host", specs, call.attrs)
 
 
 def _fake_kernel(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         run, tensors, options = inputs(*args, **kwargs)
-        call = run.build(tensors, options)
+        call = run.call(tensors, options)
         _check_types(call)
-        if run.written:
-            return None
-        if call.op == "update_kv_cache":
-            caches = [tensors[i] for i in (2, 4)[: run.outputs]]
-            made = [cache.new_empty(cache.shape) for cache in caches]
-        elif call.op == "paged_attention":
-            query = tensors[0]
-            name = call.attrs["out_dtype"]
-            dtype = _schema.TORCH_DTYPES[name] if name else query.dtype
-            made = [query.new_empty(query.shape, dtype=dtype)]
-            if run.outputs == 2:
-                made.append(query.new_empty(query.shape[:2], dtype=torch.float32))
-        else:
-            made = [tensors[0].new_empty(tensors[0].shape)]
-        return made[0] if run.outputs == 1 else tuple(made)
+        given = dict(zip(call.names, tensors))
+        made = []
+        for result in run.results:
+            like = given[result.alias_of or result.like]
+            name = call.attrs.get(result.dtype, result.dtype)
+            dtype = _schema.TORCH_DTYPES[name] if name else like.dtype
+            shape = like.shape[: result.rank] if result.rank else like.shape
+            made.append(like.new_empty(shape, dtype=dtype))
+        return run.pick(made)
 
     return kernel
 
@@ -212,14 +195,14 @@ def _tags() -> tuple[torch.Tag, ...]:
 def register() -> torch.library.Library:
     """Registers every op; they live as long as what it gives."""
     library = torch.library.Library(_schema.NAMESPACE, "DEF")
-    for name, types in _schema.SCHEMAS.items():
+    for name, form in _schema.FORMS.items():
         inputs = _kernels.INPUTS[name]
-        library.define(name + types, tags=_tags())
+        library.define(form.torch_schema, tags=_tags())
         backend = _backend_kernel(inputs)
         for key in ("CPU", "CUDA"):
             library.impl(name, backend, key)
-            library.impl(name, _autograd_kernel(name, inputs), f"Autograd{key}")
-        library.impl(name, _below_autograd(name, inputs), "Autograd")
+            library.impl(name, _autograd_kernel(form, inputs), f"Autograd{key}")
+        library.impl(name, _below_autograd(form, inputs), "Autograd")
         torch.library.register_fake(
             f"{_schema.NAMESPACE}::{name}", _fake_kernel(inputs), lib=library
         )

@@ -1,42 +1,25 @@
-"""The schemas of torch.ops.xla_gpu.*, and what each call means to the library.
+"""The schemas of torch.ops.xla_gpu.*, derived from those of the library's ops.
 
-A call of a torch op becomes an `OpCall`: the library's op, its arguments in order, its attributes.
-Every backend (CPU, CUDA, fake, XLA, JAX under torchax) begins with the functions here, so that they
-accept the same calls and refuse the others with the same words.
+A torch op returns a fixed number of results, so an op of the library becomes several: its `forms`.
+A call of one becomes an `OpCall`: the library's op, its arguments in order, its attributes. Every
+backend (CPU, CUDA, fake, XLA, JAX under torchax) goes this way, so that all accept the same calls
+and refuse the others with the same words.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from xla_gpu import _ops
+from xla_gpu import _ops, _schema
 from xla_gpu._errors import make_error
 
 NAMESPACE = "xla_gpu"
-
-_ATTENTION = (
-    "(Tensor query, Tensor kv_cache, Tensor context_lens, Tensor block_tables, "
-    "Tensor query_start_loc, Tensor num_seqs, float scale, int? sliding_window=None, "
-    "float? soft_cap=None, *, Tensor? v_cache=None, Tensor? sinks=None, Tensor? k_scale=None, "
-    "Tensor? v_scale=None, bool causal=True, ScalarType? out_dtype=None)"
-)
-# Name -> schema. In place and functional forms have names of their own, since an overload that
-# does not match costs an exception a call.
-SCHEMAS = {
-    "simple_add": "(Tensor a, Tensor b) -> Tensor",
-    "paged_attention": f"{_ATTENTION} -> Tensor",
-    "paged_attention_with_lse": f"{_ATTENTION} -> (Tensor, Tensor)",
-    "update_kv_cache": "(Tensor key, Tensor value, Tensor kv_cache, Tensor slot_mapping, *, "
-    "Tensor? k_scale=None, Tensor? v_scale=None) -> Tensor",
-    "update_kv_cache_pair": "(Tensor key, Tensor value, Tensor kv_cache, Tensor v_cache, "
-    "Tensor slot_mapping, *, Tensor? k_scale=None, Tensor? v_scale=None) -> (Tensor, Tensor)",
-    "update_kv_cache_": "(Tensor key, Tensor value, Tensor(a!) kv_cache, Tensor slot_mapping, *, "
-    "Tensor(b!)? v_cache=None, Tensor? k_scale=None, Tensor? v_scale=None) -> ()",
-}
 
 # torch's dtypes -> the library's names.
 DTYPES = {
@@ -45,6 +28,14 @@ DTYPES = {
     if hasattr(torch, torchs)
 }
 TORCH_DTYPES = {ours: torchs for torchs, ours in DTYPES.items()}
+
+_ATTR_TYPES = {
+    "bool": "bool",
+    "int": "int",
+    "float": "float",
+    "string": "str",
+    "dtype": "ScalarType",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +55,149 @@ class OpCall:
     attrs: dict[str, _ops.AttrValue]
 
 
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One of a torch op's: torch's type, and the default as torch and Python write it or None."""
+
+    name: str
+    type: str
+    default: str | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.default is None else f"{self.name}={self.default}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Form:
+    """A torch op: an op of the library with one set of results.
+
+    In place and functional forms have names of their own, since an overload that does not match
+    costs an exception a call.
+
+    Attributes:
+      name: the torch op's, "update_kv_cache_pair".
+      op: the library's.
+      results: what its calls have, in order; in place, what an optional argument brings as well.
+      in_place: whether results that share an argument's memory are written there, not returned.
+    """
+
+    name: str
+    op: _schema.Op
+    results: tuple[_schema.Result, ...]
+    in_place: bool = False
+
+    @functools.cached_property
+    def args(self) -> tuple[_schema.Arg, ...]:
+        """The arguments that a call may have, in the library's order."""
+        others = {r.only_with for r in self.op.results if r not in self.results}
+        return tuple(arg for arg in self.op.args if arg.name not in others)
+
+    @functools.cached_property
+    def required(self) -> tuple[str, ...]:
+        """The arguments that every call has, in the signature's order.
+
+        One that a result asks for stands behind the argument that the result before it is.
+        """
+        names = [arg.name for arg in self.args if not arg.optional]
+        optional = {arg.name for arg in self.args if arg.optional}
+        for before, result in zip(("", *(r.alias_of for r in self.results)), self.results):
+            if result.only_with in optional and not self.in_place:
+                at = names.index(before) + 1 if before in names else len(names)
+                names.insert(at, result.only_with)
+        return tuple(names)
+
+    @functools.cached_property
+    def optional(self) -> tuple[str, ...]:
+        """The other arguments."""
+        return tuple(arg.name for arg in self.args if arg.name not in self.required)
+
+    @functools.cached_property
+    def attrs(self) -> tuple[_schema.Attr, ...]:
+        """The attributes that a call gives."""
+        switches = {r.only_with for r in self.op.results}
+        return tuple(attr for attr in self.op.attrs if attr.name not in switches)
+
+    @functools.cached_property
+    def fixed(self) -> dict[str, bool]:
+        """The attributes that bring the form's results."""
+        switches = {r.only_with for r in self.results}
+        return {attr.name: True for attr in self.op.attrs if attr.name in switches}
+
+    @functools.cached_property
+    def parameters(self) -> tuple[list[Parameter], list[Parameter]]:
+        """What a call may give: by position or name, and by name only."""
+        written = [r.alias_of for r in self.results if r.alias_of and self.in_place]
+        types = {name: f"Tensor({chr(ord('a') + i)}!)" for i, name in enumerate(written)}
+        required = [Parameter(name, types.get(name, "Tensor")) for name in self.required]
+        optional = [
+            Parameter(name, types.get(name, "Tensor") + "?", "None") for name in self.optional
+        ]
+        for attr in self.attrs:
+            (optional if attr.keyword_only else required).append(_parameter(attr))
+        return required, optional
+
+    @functools.cached_property
+    def signature(self) -> str:
+        """The parameters as Python writes them: "a, b, *, c=None"."""
+        return self._joined(str)
+
+    @functools.cached_property
+    def torch_schema(self) -> str:
+        """As torch.library.define takes it."""
+        returned = ["Tensor" for r in self.results if not (self.in_place and r.alias_of)]
+        returns = returned[0] if len(returned) == 1 else f"({', '.join(returned)})"
+        return f"{self.name}({self._joined(lambda p: f'{p.type} {p}')}) -> {returns}"
+
+    def _joined(self, text: Any) -> str:
+        positional, named = (list(map(text, each)) for each in self.parameters)
+        return ", ".join(positional + ["*"] * bool(named) + named)
+
+    def attributes(self, options: Sequence[Any]) -> dict[str, _ops.AttrValue]:
+        """The library's attributes, of the values of `attrs`."""
+        return {
+            attr.name: _schema.attribute(self.op.name, attr, value, dtype_name)
+            for attr, value in zip(self.attrs, options, strict=True)
+        } | self.fixed
+
+
+def _parameter(attr: _schema.Attr) -> Parameter:
+    if attr.none_is_default:
+        return Parameter(attr.name, _ATTR_TYPES[attr.type] + "?", "None")
+    default = json.dumps(attr.default) if isinstance(attr.default, str) else repr(attr.default)
+    return Parameter(attr.name, _ATTR_TYPES[attr.type], None if attr.default is None else default)
+
+
+def _forms(op: _schema.Op) -> Iterator[Form]:
+    """One for the results of every call, one for each more, and one in place."""
+    results = [r for r in op.results if r.kind != "scratch"]
+    yield Form(op.name, op, tuple(r for r in results if not r.only_with))
+    for more in results:
+        if more.only_with:
+            its = tuple(r for r in results if r.only_with in ("", more.only_with))
+            yield Form(f"{op.name}_{more.form}", op, its)
+    if any(r.alias_of for r in results):
+        its = tuple(r for r in results if r.alias_of or not r.only_with)
+        yield Form(f"{op.name}_", op, its, in_place=True)
+
+
+# Name -> torch op.
+FORMS = {form.name: form for op in _schema.schemas().values() for form in _forms(op)}
+
+
+def torch_op(form: Form) -> Any:
+    """The op in torch.ops, once it is registered."""
+    return getattr(getattr(torch.ops, NAMESPACE), form.name).default
+
+
 def describe(tensor: torch.Tensor) -> str:
     """The type of a tensor as messages write it: "bf16[8,32,128]"."""
     dtype = DTYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
     return f"{dtype}[{','.join(map(str, tensor.shape))}]"
+
+
+def dtype_name(value: Any) -> str | None:
+    """The library's name of a torch.dtype, None of anything else."""
+    return DTYPES.get(value) if isinstance(value, torch.dtype) else None
 
 
 def spec_of(op: str, name: str, tensor: torch.Tensor) -> _ops.TensorSpec:
@@ -80,146 +210,19 @@ def spec_of(op: str, name: str, tensor: torch.Tensor) -> _ops.TensorSpec:
     return _ops.TensorSpec(dtype, tuple(tensor.shape))
 
 
+def check_devices(call: OpCall) -> torch.device:
+    """The device that all arguments are on; else an error that names one that is not."""
+    device = call.args[0].device
+    for name, tensor in zip(call.names, call.args, strict=True):
+        if tensor.device != device:
+            raise make_error(
+                3,
+                f"{call.op}: {name} {describe(tensor)} is on {tensor.device} but {call.names[0]} "
+                f"is on {device}; all arguments must be on one device",
+            )
+    return device
+
+
 def specs_of(call: OpCall) -> list[_ops.TensorSpec]:
     """The types of a call's arguments."""
     return [spec_of(call.op, n, t) for n, t in zip(call.names, call.args, strict=True)]
-
-
-def simple_add_call(a: torch.Tensor, b: torch.Tensor) -> OpCall:
-    """The call that torch.ops.xla_gpu.simple_add stands for."""
-    return OpCall("simple_add", ("a", "b"), (a, b), {})
-
-
-def attention_call(
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    context_lens: torch.Tensor,
-    block_tables: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    num_seqs: torch.Tensor,
-    scale: float,
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-    *,
-    v_cache: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    causal: bool = True,
-    out_dtype: torch.dtype | None = None,
-    return_lse: bool = False,
-) -> OpCall:
-    """The call that paged_attention and, with return_lse, paged_attention_with_lse stand for.
-
-    Raises:
-      InvalidArgumentError: for attributes that cannot be right, or sinks or scales that are not of
-        a floating dtype. Shapes and dtypes are checked by the library (`infer`).
-    """
-    op = "paged_attention"
-    optional = {
-        "v_cache": v_cache,
-        "sinks": _float_vector(op, "sinks", sinks),
-        "k_scale": _float_vector(op, "k_scale", k_scale),
-        "v_scale": _float_vector(op, "v_scale", v_scale),
-    }
-    return _call(
-        op,
-        {
-            "query": query,
-            "kv_cache": kv_cache,
-            "context_lens": context_lens,
-            "block_tables": block_tables,
-            "query_start_loc": query_start_loc,
-            "num_seqs": num_seqs.reshape(1) if num_seqs.ndim == 0 else num_seqs,
-        },
-        optional,
-        {
-            "causal": bool(causal),
-            "out_dtype": _out_dtype_name(op, out_dtype),
-            "return_lse": return_lse,
-            "scale": _finite(op, "scale", scale),
-            "sliding_window": _window(op, sliding_window),
-            "soft_cap": 0.0 if soft_cap is None else _finite(op, "soft_cap", soft_cap),
-        },
-    )
-
-
-def update_call(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    kv_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    *,
-    v_cache: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-) -> OpCall:
-    """The call that update_kv_cache, update_kv_cache_pair and update_kv_cache_ stand for.
-
-    Raises:
-      InvalidArgumentError: for scales that are not of a floating dtype.
-    """
-    op = "update_kv_cache"
-    return _call(
-        op,
-        {"key": key, "value": value, "kv_cache": kv_cache, "slot_mapping": slot_mapping},
-        {
-            "v_cache": v_cache,
-            "k_scale": _float_vector(op, "k_scale", k_scale),
-            "v_scale": _float_vector(op, "v_scale", v_scale),
-        },
-        {},
-    )
-
-
-def _call(
-    op: str,
-    required: dict[str, torch.Tensor],
-    optional: dict[str, torch.Tensor | None],
-    attrs: dict[str, Any],
-) -> OpCall:
-    given = {name: tensor for name, tensor in optional.items() if tensor is not None}
-    if given:
-        attrs["optional_args"] = ",".join(given)
-    tensors = {**required, **given}
-    return OpCall(op, tuple(tensors), tuple(tensors.values()), attrs)
-
-
-def _float_vector(op: str, name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """f32 of rank 1 from any floating tensor of rank 0 or 1 (frameworks keep scales as 0-d)."""
-    if tensor is None:
-        return None
-    if not tensor.dtype.is_floating_point:
-        raise make_error(3, f"{op}: {name} is {describe(tensor)}; its dtype must be floating")
-    if tensor.ndim == 0:
-        tensor = tensor.reshape(1)
-    return tensor if tensor.dtype == torch.float32 else tensor.to(torch.float32)
-
-
-def _out_dtype_name(op: str, dtype: torch.dtype | None) -> str:
-    if dtype is None:
-        return ""
-    name = DTYPES.get(dtype)
-    if name not in ("f32", "bf16", "f16"):
-        raise make_error(
-            3,
-            f"{op}: out_dtype is {dtype}; allowed are torch.float32, torch.bfloat16, "
-            "torch.float16 and None (the query's)",
-        )
-    return name
-
-
-def _finite(op: str, name: str, value: float) -> float:
-    if not math.isfinite(value):
-        raise make_error(3, f"{op}: {name} is {value}; it must be a finite number")
-    return float(value)
-
-
-def _window(op: str, window: int | None) -> int:
-    if window is None:
-        return 0
-    if not 0 <= window < 1 << 63:
-        raise make_error(
-            3, f"{op}: sliding_window is {window}; it must be at least 1, or None for no window"
-        )
-    return int(window)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from xla_gpu import _ops
 from xla_gpu import _schema as _schemas
-from xla_gpu._errors import make_error
-from xla_gpu.torch import _schema
+from xla_gpu.torch import _kernels, _schema
 from xla_gpu.torch._schema import OpCall
 from xla_gpu.torch_xla import _custom_call, _hlo, _runtime
 
@@ -19,7 +19,7 @@ Attrs = tuple[tuple[str, _ops.AttrValue], ...]
 
 @functools.lru_cache(maxsize=4096)
 def _hlo_call(
-    op: str, platform: str, specs: tuple[_ops.TensorSpec, ...], names: tuple[str, ...], attrs: Attrs
+    op: str, platform: str, specs: tuple[_ops.TensorSpec, ...], attrs: Attrs
 ) -> _hlo.CustomCall:
     """The checked call; ValueError with the library's message."""
     results = _ops.infer(op, platform, specs, dict(attrs))
@@ -35,74 +35,42 @@ def _hlo_call(
 
 def run(call: OpCall) -> list[torch.Tensor]:
     """A call on XLA tensors: its results, the work space last on CUDA."""
-    for name, tensor in zip(call.names, call.args, strict=True):
-        if tensor.device != call.args[0].device:
-            raise make_error(
-                3,
-                f"{call.op}: {name} {_schema.describe(tensor)} is on {tensor.device} but "
-                f"{call.names[0]} is on {call.args[0].device}; all arguments must be on one device",
-            )
+    _schema.check_devices(call)
     platform = _runtime.ops_platform()
     specs = tuple(_schema.specs_of(call))
-    hlo_call = _hlo_call(call.op, platform, specs, call.names, tuple(sorted(call.attrs.items())))
+    hlo_call = _hlo_call(call.op, platform, specs, tuple(sorted(call.attrs.items())))
     return _custom_call.emit(hlo_call, call.args)
 
 
-# ---- The ops' implementations for the dispatch key XLA -------------------------------------------
+def _new_results(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
+    """The implementation of a functional op for the dispatch key XLA."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        op, tensors, options = inputs(*args, **kwargs)
+        return op.pick(run(op.call(tensors, options)))
+
+    return kernel
 
 
-def simple_add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return run(_schema.simple_add_call(a, b))[0]
-
-
-def paged_attention(*args: Any, **kwargs: Any) -> torch.Tensor:
-    return run(_schema.attention_call(*args, **kwargs))[0]
-
-
-def paged_attention_with_lse(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse, *_ = run(_schema.attention_call(*args, **kwargs, return_lse=True))
-    return out, lse
-
-
-def update_kv_cache(*args: Any, **kwargs: Any) -> torch.Tensor:
-    return run(_schema.update_call(*args, **kwargs))[0]
-
-
-def update_kv_cache_pair(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    kv_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    k, v = run(_schema.update_call(key, value, kv_cache, slot_mapping, v_cache=v_cache, **kwargs))
-    return k, v
-
-
-def update_kv_cache_(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    kv_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    *,
-    v_cache: torch.Tensor | None = None,
-    **kwargs: Any,
-) -> None:
-    """In place: XLA tensors are values, so the cache gets the updated one.
+def _in_place(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
+    """In place: XLA tensors are values, so what is written gets the functional op's result.
 
     The call shares its result's buffer with the argument's, and PyTorch/XLA donates the buffer of
     a tensor that is overwritten: nothing is copied.
     """
-    if v_cache is None:
-        new = torch.ops.xla_gpu.update_kv_cache(key, value, kv_cache, slot_mapping, **kwargs)
-        kv_cache.copy_(new)
-        return
-    new_k, new_v = torch.ops.xla_gpu.update_kv_cache_pair(
-        key, value, kv_cache, v_cache, slot_mapping, **kwargs
-    )
-    kv_cache.copy_(new_k)
-    v_cache.copy_(new_v)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        op, tensors, options = inputs(*args, **kwargs)
+        given = dict(zip(op.names, tensors))
+        named = {attr.name: value for attr, value in zip(op.form.attrs, options)}
+        results = _schema.torch_op(op.functional)(**given, **named)
+        results = results if isinstance(results, tuple) else (results,)
+        for result, new in zip(op.results, results, strict=True):
+            if result.alias_of:
+                given[result.alias_of].copy_(new)
+        return op.pick(results)
+
+    return kernel
 
 
 _library = torch.library.Library(_schema.NAMESPACE, "IMPL")
@@ -111,9 +79,10 @@ _library = torch.library.Library(_schema.NAMESPACE, "IMPL")
 @functools.cache
 def register() -> None:
     """Gives the ops their XLA implementations, once."""
-    for name in _schema.SCHEMAS:
-        if name != "update_kv_cache_":
-            _library.impl(name, globals()[name], "XLA")
-    # XLA tensors are functional: torch turns in-place ops on them into functional ones, but only
-    # its own. This key comes before XLA's, and only for such tensors.
-    _library.impl("update_kv_cache_", update_kv_cache_, "Functionalize")
+    for name, inputs in _kernels.INPUTS.items():
+        # XLA tensors are functional: torch turns in-place ops on them into functional ones, but
+        # only its own. This key comes before XLA's, and only for such tensors.
+        if _schema.FORMS[name].in_place:
+            _library.impl(name, _in_place(inputs), "Functionalize")
+        else:
+            _library.impl(name, _new_results(inputs), "XLA")

@@ -13,14 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import torch
 from torchax import interop
 from torchax.tensor import Tensor, XLADispatchMode
 from torchax.view import View
 
 from xla_gpu._errors import make_error
-from xla_gpu.torch import _schema
-from xla_gpu.torchax import _lowering
+from xla_gpu._schema import Arg
+from xla_gpu.jax import _primitive
+from xla_gpu.torch import _kernels, _schema
 
 _TORCHAX = (Tensor, View)
 
@@ -36,8 +38,8 @@ def register() -> None:
             f"xla_gpu.torchax needs torch 2.5 or later (torch.library.register_torch_dispatch); "
             f"this is {torch.__version__}"
         )
-    for name in _schema.SCHEMAS:
-        op = _Op.of(name)
+    for name, form in _schema.FORMS.items():
+        op = _Op(form, _kernels.INPUTS[name])
         for kind, rule in (
             (Tensor, op.on_tensors),
             (View, op.on_tensors),
@@ -51,25 +53,12 @@ class _Op:
     """One torch op on torchax's tensors.
 
     Attributes:
-      name: "update_kv_cache_".
-      lowering: the function of _lowering that it runs.
-      arguments: the names of its arguments, in the schema's order.
-      written: those that it updates in place.
+      form: what it is.
+      inputs: binds its arguments.
     """
 
-    name: str
-    lowering: Callable[..., Any]
-    arguments: tuple[str, ...]
-    written: tuple[str, ...]
-
-    @staticmethod
-    def of(name: str) -> _Op:
-        """The op of this name in torch.ops.xla_gpu."""
-        op = getattr(getattr(torch.ops, _schema.NAMESPACE), name).default
-        arguments = op._schema.arguments
-        written = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-        names = tuple(a.name for a in arguments)
-        return _Op(name, getattr(_lowering, name), names, tuple(written))
+    form: _schema.Form
+    inputs: Callable[..., _kernels.Inputs]
 
     def on_tensors(
         self,
@@ -97,27 +86,30 @@ class _Op:
 
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Arrays out of the tensors, the call in JAX, and tensors of its results."""
-        positional = [self._to_jax(name, value) for name, value in zip(self.arguments, args)]
-        named = {name: self._to_jax(name, value) for name, value in kwargs.items()}
-        results = self.lowering(*positional, **named)
-        if not self.written:
-            return interop.torch_view(results)
-        given = {**dict(zip(self.arguments, args)), **kwargs}
-        tensors = [given[name] for name in self.written if given.get(name) is not None]
-        for tensor, new in zip(tensors, results, strict=True):
-            _replace(tensor, new)
-        return None
+        kernel, tensors, options = self.inputs(*args, **kwargs)
+        kernel.check_present(tensors)
+        given = dict(zip(kernel.names, tensors))
+        arrays = {arg.name: self._to_jax(arg, given[arg.name]) for arg in kernel.args}
+        attrs = self.form.attributes(options)
+        results = _primitive.call(self.form.op.name, arrays, attrs)
+        for result, new in zip(kernel.results, results, strict=True):
+            if self.form.in_place and result.alias_of:
+                _replace(given[result.alias_of], new)
+        return kernel.pick(interop.torch_view(list(results)))
 
-    def _to_jax(self, name: str, value: Any) -> Any:
-        if isinstance(value, _TORCHAX):
-            return value.jax()
-        if isinstance(value, torch.Tensor):
+    def _to_jax(self, arg: Arg, tensor: torch.Tensor) -> jax.Array:
+        if not isinstance(tensor, _TORCHAX):
             raise make_error(
                 3,
-                f"{self.name}: {name} {_schema.describe(value)} is an ordinary tensor on "
-                f"{value.device} but others are torchax's; move it with .to('jax')",
+                f"{self.form.name}: {arg.name} {_schema.describe(tensor)} is an ordinary tensor on "
+                f"{tensor.device} but others are torchax's; move it with .to('jax')",
             )
-        return value
+        array = tensor.jax()
+        if not arg.vector:
+            return array
+        if "f32" in arg.dtypes and jnp.issubdtype(array.dtype, jnp.floating):
+            array = array.astype(jnp.float32)
+        return array.reshape(1) if array.ndim == 0 else array
 
 
 def _replace(tensor: Tensor | View, new: jax.Array) -> None:

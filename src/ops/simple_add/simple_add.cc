@@ -25,7 +25,7 @@ Op MakeOp() {
       .target = "XlaGpuSimpleAdd",
       .doc = "Elementwise c = a + b.",
       .args = {{"a", dtypes, "any shape"}, {"b", dtypes, "as a"}},
-      .results = {{"c", "as a"}},
+      .results = {{.name = "c", .doc = "as a", .like = "a"}},
       .attrs = {},
       .instead_of_gradient = "use a + b",
       .instead_of_batching = "it works on any shape, so call it on the whole batch",
