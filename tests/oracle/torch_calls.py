@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import torch
 import xla_gpu.torch
 from problems import Case
+from ragged_v3 import V3Case, V3Static, random_v3_static
 
 _NAMES = ("query", "kv_cache", "context_lens", "block_tables", "query_start_loc", "num_seqs")
 # NumPy has no bf16 and no fp8: their bits travel as integers.
@@ -88,6 +91,35 @@ def update_op(args, in_place: bool):
     if v_cache is None:
         return [ops.update_kv_cache(key, value, cache, slots, **args)]
     return list(ops.update_kv_cache_pair(key, value, cache, v_cache, slots, **args))
+
+
+def v3_arrays(case: V3Case) -> dict[str, np.ndarray]:
+    """The arguments of ragged_paged_attention_v3, its scales among them."""
+    scales = {name: getattr(case.static, name) for name in ("k_scale", "v_scale")}
+    given = {n: np.array([s], np.float32) for n, s in scales.items() if s is not None}
+    return {**case.args, **given}
+
+
+def v3_op(static: V3Static, args, in_place: bool):
+    """(out, the cache after the call) of ragged_paged_attention_v3 or, in place, of its twin."""
+    s, ops = static.base, torch.ops.xla_gpu
+    options = dict(
+        sm_scale=s.scale,
+        sliding_window=s.sliding_window or None,
+        soft_cap=s.soft_cap or None,
+        use_causal_mask=s.causal,
+        update_kv_cache=static.update_kv_cache,
+        cache_layout="side_by_side" if static.hd64 else "interleaved",
+        out_dtype=getattr(torch, s.out_dtype) if s.out_dtype else None,
+    )
+    if in_place:
+        return ops.ragged_paged_attention_v3_(**args, **options), args["kv_cache"]
+    return ops.ragged_paged_attention_v3(**args, **options)
+
+
+def random_v3(rng: np.random.Generator) -> V3Static:
+    """A random problem of what the op itself takes."""
+    return dataclasses.replace(random_v3_static(rng), q_scale=None, skip_kv_mask=False)
 
 
 def small_batch(device: str = "cpu", dtype: torch.dtype = torch.float32, tokens: int = 8):

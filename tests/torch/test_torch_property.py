@@ -2,14 +2,26 @@
 
 import numpy as np
 import pytest
+import ragged_v3
 from attention_oracle import update_kv_cache as update_oracle
 from compare import check_attention, check_cache
 from problems import paged_attention_case, random_static, update_case
-from torch_calls import attention_function, attention_op, to_numpy, torch_args, update_op
+from torch_calls import (
+    attention_function,
+    attention_op,
+    random_v3,
+    to_numpy,
+    to_torch,
+    torch_args,
+    update_op,
+    v3_arrays,
+    v3_op,
+)
 
 GROUPS = 40
 CASES_A_GROUP = 12
 UPDATE_GROUPS = 10
+V3_GROUPS = 20
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
@@ -43,3 +55,19 @@ def test_update_kv_cache(group):
                 np.testing.assert_array_equal(
                     to_numpy(cache).view(np.uint8), np.ascontiguousarray(before).view(np.uint8)
                 )
+
+
+@pytest.mark.parametrize("group", range(V3_GROUPS))
+def test_ragged_paged_attention_v3(group, histogram):
+    rng = np.random.default_rng([190, group])
+    static = random_v3(rng)
+    for number in range(CASES_A_GROUP):
+        case = ragged_v3.v3_case(static, rng)
+        args = {name: to_torch(array) for name, array in v3_arrays(case).items()}
+        in_place = number % 2 == 1
+        out, cache = v3_op(static, args, in_place)
+        assert (cache.data_ptr() == args["kv_cache"].data_ptr()) == in_place
+        ragged_v3.check(case, to_numpy(out), to_numpy(cache), histogram)
+        if not in_place:  # the argument is as it was
+            before, after = case.args["kv_cache"], to_numpy(args["kv_cache"])
+            np.testing.assert_array_equal(after.view(np.uint8), before.view(np.uint8))

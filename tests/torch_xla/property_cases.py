@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import numpy as np
+import ragged_v3
 import torch
 import torch_xla
 import xla_gpu.torch_xla
 from attention_oracle import update_kv_cache as update_oracle
 from compare import Histogram, check_attention, check_cache
 from problems import paged_attention_case, random_static, update_case
-from torch_calls import attention_op, to_numpy, torch_args, update_op
+from torch_calls import (
+    attention_op,
+    random_v3,
+    to_numpy,
+    to_torch,
+    torch_args,
+    update_op,
+    v3_arrays,
+    v3_op,
+)
 
 TARGETS = {
     "attention": 'custom_call_target="xla_gpu_paged_attention"',
@@ -77,6 +87,23 @@ def update_group(seed: list[int], cases: int, compiled: bool) -> str:
             after = expected if in_place else case.args[name]
             check_cache(to_numpy(caches[name]), after)
     return text
+
+
+def v3_group(
+    seed: list[int], cases: int, compiled: bool, histogram: Histogram | None = None
+) -> None:
+    """As update_group for ragged_paged_attention_v3."""
+    rng = np.random.default_rng(seed)
+    static = random_v3(rng)
+    runs = {}
+    for in_place in (False, True):
+        call = lambda args, in_place=in_place: v3_op(static, args, in_place)  # noqa: E731
+        runs[in_place] = _compiled(call) if compiled else call
+    for number in range(cases):
+        case = ragged_v3.v3_case(static, rng)
+        args = {name: to_torch(array, "xla") for name, array in v3_arrays(case).items()}
+        out, cache = runs[number % 2 == 1](args)
+        ragged_v3.check(case, to_numpy(out), to_numpy(cache), histogram)
 
 
 def platform() -> str:

@@ -53,7 +53,10 @@ BAD = {
     "window": (lambda: attend_with(sliding_window=-1), "sliding_window"),
     "cap": (lambda: attend_with(soft_cap=-1.0), "soft_cap"),
     "out_dtype": (lambda: attend_with(out_dtype=torch.int32), "out_dtype"),
-    "out_dtype unknown": (lambda: attend_with(out_dtype=torch.quint8), "out_dtype is 'quint8'"),
+    "out_dtype unknown": (
+        lambda: attend_with(out_dtype=torch.quint8),
+        "out_dtype is torch.quint8; allowed are",
+    ),
     "with lse": (
         lambda: attend_with(ops.paged_attention_with_lse, num_seqs=i32(2)),
         "num_seqs is i32[2]; it must be i32[1]",

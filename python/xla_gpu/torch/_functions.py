@@ -259,14 +259,22 @@ def update_kv_cache_(
         memory with the cache.
     """
     name = "update_kv_cache_"
-    given = _update_tensors(name, key, value, kv_cache, slot_mapping, k_scale, v_scale)
     if not _is_compiling():
-        kernel, tensors, options = _kernels.INPUTS[name](**given)
+        pair = isinstance(kv_cache, (tuple, list)) and len(kv_cache) == 2
+        cache, v_cache = kv_cache if pair else (kv_cache, None)
+        kernel, tensors, _ = _in_place(
+            key, value, cache, slot_mapping, v_cache=v_cache, k_scale=k_scale, v_scale=v_scale
+        )
         if _is_ordinary(kernel, tensors):
-            kernel(tensors, options)
+            kernel(tensors, ())
             bump_versions(kernel, tensors)
             return
-    _ops.update_kv_cache_(**given)
+    _ops.update_kv_cache_(
+        **_update_tensors(name, key, value, kv_cache, slot_mapping, k_scale, v_scale)
+    )
+
+
+_in_place = _kernels.INPUTS["update_kv_cache_"]
 
 
 # ---- Of ops without a function here --------------------------------------------------------------
