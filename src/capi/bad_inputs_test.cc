@@ -92,25 +92,25 @@ TEST(OverlapTest, AnythingElseIsRefusedAndWritesNothing) {
     const char* message;
   } cases[] = {
       {"one element on", [&](UpdateCall& c) { return c.Run(c.k + 1, own.data()); },
-       "result 0 (f32[2,4,1,2]) overlaps argument 2 (f32[2,4,1,2]) in memory; give it memory of "
-       "its "
-       "own, or that of kv_cache, whole"},
-      {"one element back", [&](UpdateCall& c) { return c.Run(c.k - 1, own.data()); }, "result 0"},
+       "result kv_cache f32[2,4,1,2] overlaps argument kv_cache f32[2,4,1,2] in memory; give it "
+       "memory of its own, or that of kv_cache, whole"},
+      {"one element back", [&](UpdateCall& c) { return c.Run(c.k - 1, own.data()); },
+       "result kv_cache"},
       {"the other cache", [&](UpdateCall& c) { return c.Run(c.v, own.data()); },
-       "result 0 (f32[2,4,1,2]) overlaps argument 4"},
-      {"both, exchanged", [&](UpdateCall& c) { return c.Run(c.v, c.k); }, "result 0"},
+       "result kv_cache f32[2,4,1,2] overlaps argument v_cache"},
+      {"both, exchanged", [&](UpdateCall& c) { return c.Run(c.v, c.k); }, "result kv_cache"},
       {"end of the other cache", [&](UpdateCall& c) { return c.Run(own.data(), c.k + 15); },
-       "result 1 (f32[2,4,1,2]) overlaps argument 2"},
+       "result v_cache f32[2,4,1,2] overlaps argument kv_cache"},
       {"one for both", [&](UpdateCall& c) { return c.Run(own.data(), own.data()); },
-       "result 0 (f32[2,4,1,2]) overlaps result 1 (f32[2,4,1,2])"},
+       "result kv_cache f32[2,4,1,2] overlaps result v_cache f32[2,4,1,2]"},
       {"one argument for both",
        [&](UpdateCall& c) {
          c.args[4].data = c.k;
          return c.Run(c.k, own.data());
        },
-       "overlaps argument 4"},
+       "overlaps argument v_cache"},
       {"the keys", [&](UpdateCall& c) { return c.Run(c.key.data() - 12, own.data()); },
-       "overlaps argument 0 (f32[2,1,2])"},
+       "overlaps argument key f32[2,1,2]"},
   };
   for (const auto& c : cases) {
     SCOPED_TRACE(c.what);

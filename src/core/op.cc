@@ -135,6 +135,20 @@ const ResultSpec* SpecOfResult(const Op& op, const Attributes& attributes, size_
   return nullptr;
 }
 
+// "result kv_cache" and "argument key", of those of a call.
+std::string ResultName(const Op& op, const Call& call, size_t r) {
+  const ResultSpec* spec = SpecOfResult(op, *call.attributes, r);
+  return StrCat("result ", spec == nullptr ? std::to_string(r) : spec->name);
+}
+
+std::string ArgumentName(const Op& op, const Call& call, size_t index) {
+  std::string name = "argument ";
+  VisitPresent(op, *call.attributes, [&](size_t i) {
+    if (index-- == 0) name += op.args[i].name;
+  });
+  return name;
+}
+
 // Whether a result of the call may be argument `i`, both as they stand in the call.
 bool MayShare(const Op& op, const Call& call, const ResultSpec* result, size_t i) {
   return result == nullptr || result->alias_of.empty() ||
@@ -285,17 +299,19 @@ Status CheckOverlap(const Op& op, const Call& call) {
       if (at >= begin) return at - begin < size && other.size_bytes() != 0;
       return size != 0 && begin - at < static_cast<uintptr_t>(other.size_bytes());
     };
-    const auto refuse = [&](std::string_view kind, size_t i, const TensorView& other) {
+    const auto refuse = [&](std::string_view other_name, const TensorView& other) {
       const ResultSpec* spec = SpecOfResult(op, *call.attributes, r);
-      return InvalidArgument(StrCat(op.name, ": result ", r, " (", result.ToString(), ") overlaps ",
-                                    kind, " ", i, " (", other.ToString(),
-                                    ") in memory; give it memory of its own",
+      return InvalidArgument(StrCat(op.name, ": ", ResultName(op, call, r), " ", result.ToString(),
+                                    " overlaps ", other_name, " ", other.ToString(),
+                                    " in memory; give it memory of its own",
                                     spec != nullptr && !spec->alias_of.empty()
                                         ? StrCat(", or that of ", spec->alias_of, ", whole")
                                         : ""));
     };
     for (size_t i = r + 1; i < call.results.size(); ++i) {
-      if (overlaps(call.results[i])) return refuse("result", i, call.results[i]);
+      if (overlaps(call.results[i])) {
+        return refuse(ResultName(op, call, i), call.results[i]);
+      }
     }
     bool is_argument = false;
     for (size_t i = 0; i < call.args.size(); ++i) {
@@ -304,7 +320,9 @@ Status CheckOverlap(const Op& op, const Call& call) {
       const bool whole = arg.data == result.data && arg.dtype == result.dtype &&
                          std::ranges::equal(arg.shape, result.shape);
       const ResultSpec* spec = SpecOfResult(op, *call.attributes, r);
-      if (!whole || is_argument || !MayShare(op, call, spec, i)) return refuse("argument", i, arg);
+      if (!whole || is_argument || !MayShare(op, call, spec, i)) {
+        return refuse(ArgumentName(op, call, i), arg);
+      }
       is_argument = true;
     }
   }

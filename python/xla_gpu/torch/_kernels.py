@@ -106,11 +106,8 @@ class Kernel:
         return self._run(prepared, tensors)
 
     def _run(self, prepared: Prepared, tensors: Tensors) -> Any:
-        addresses = list(map(_data_ptr, tensors))
-        if self.written:
-            self._check_overlap(addresses, prepared.sizes)
         results = [make(tensors) for make in prepared.makers]
-        prepared.run(addresses + list(map(_data_ptr, results)))
+        prepared.run(list(map(_data_ptr, (*tensors, *results))))
         return self.pick(results)
 
     def _first(self, key: Any, tensors: Tensors, options: Any) -> Any:
@@ -160,18 +157,6 @@ class Kernel:
                 "it is made)",
             )
         return tensor.contiguous()
-
-    def _check_overlap(self, addresses: Sequence[int], sizes: Sequence[int]) -> None:
-        """In place, nothing that is read may lie in what is written."""
-        for w in self.written:
-            begin, end = addresses[w], addresses[w] + sizes[w]
-            for i, (address, size) in enumerate(zip(addresses, sizes)):
-                if i != w and address < end and begin < address + size:
-                    raise make_error(
-                        3,
-                        f"{self.name}: argument {i} shares memory with the cache (argument {w}) "
-                        "that is written in place; pass a copy of it (.clone())",
-                    )
 
 
 def _vector(arg: Arg, tensor: torch.Tensor) -> torch.Tensor:

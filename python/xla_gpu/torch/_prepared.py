@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 import threading
 from array import array
 from collections.abc import Callable, Sequence
@@ -98,7 +97,6 @@ class Prepared:
       index: the CUDA device's, -1 on the CPU.
       makers: what gives each result's tensor, given the arguments: a new one, or the one that is
         written in place.
-      sizes: bytes of each argument.
       object_call: the address of the same call for objects, 0 where torch does not offer that.
     """
 
@@ -116,7 +114,6 @@ class Prepared:
         "index",
         "makers",
         "object_call",
-        "sizes",
     )
 
     def __init__(
@@ -147,9 +144,6 @@ class Prepared:
             if in_place and r.alias_of is not None
             else _maker(r.spec, specs, device)
             for r in results
-        ]
-        self.sizes = [
-            math.prod(spec.shape) * _schema.TORCH_DTYPES[spec.dtype].itemsize for spec in specs
         ]
         self.object_call = 0
         if exchange_api():
