@@ -157,8 +157,6 @@ def default(attr: Attr) -> AttrValue:
 
 
 def _came(value: Any) -> str:
-    if type(value).__name__ == "dtype":
-        return str(value)
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return "an array: it is fixed when the call is compiled (mark it static in jax.jit)"
     return f"{type(value).__name__} {value!r}"[:100]

@@ -93,8 +93,8 @@ struct ResultSpec {
   // to a function of their own: "paged_attention_with_lse".
   std::string form = {};
   // Of an output, for front ends that trace with sizes unknown: the argument whose first `rank`
-  // dimensions (0: all) are its shape, and its dtype where that is not the argument's: a dtype's
-  // name, or the kDType attribute that gives it unless empty.
+  // dimensions (0: all) are its shape, if there is one; and its dtype where that is not the
+  // argument's: a dtype's name, or the kDType attribute that gives it unless empty.
   std::string like = {};
   int rank = 0;
   std::string dtype = {};

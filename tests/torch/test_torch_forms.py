@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.library import opcheck
 from torch_calls import small_batch, to_torch, v3_arrays, v3_op
 from xla_gpu import _schema
-from xla_gpu.torch import _kernels
+from xla_gpu.torch import _kernels, _registration
 
 ops = torch.ops.xla_gpu
 ATTENTION = (
@@ -107,6 +107,20 @@ def test_results_of_unknown_sizes_keep_them():
         assert out.shape == (tokens, 8, 64) and out.dtype == torch.bfloat16
         assert lse.shape == (tokens, 8) and lse.dtype == torch.float32
         assert ops.simple_add(query, query).shape == query.shape
+
+
+def test_a_result_whose_sizes_the_schema_does_not_tell():
+    """They are the library's, for the sizes of this trace."""
+    form = _kernels._schema.FORMS["simple_add"]
+    (result,) = form.results
+    untold = dataclasses.replace(form, results=(dataclasses.replace(result, like=""),))
+    fake = _registration._fake_kernel(_kernels._inputs(untold))
+    a = torch.ones(7, 3, dtype=torch.bfloat16)
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        a = mode.from_tensor(a)
+        assert not isinstance(a.shape[0], int)
+        result = fake(a, a)
+    assert result.shape == (7, 3) and result.dtype == torch.bfloat16
 
 
 # ---- ragged_paged_attention_v3 -------------------------------------------------------------------

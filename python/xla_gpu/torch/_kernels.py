@@ -28,11 +28,6 @@ _INDICES = (torch.int32, torch.int64)
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
-def _getter(positions: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
-    """What picks these elements: one alone, several as a tuple, none as None."""
-    return itemgetter(*positions) if positions else lambda elements: None
-
-
 class Kernel:
     """The implementation of one torch op, for calls that bring the same arguments.
 
@@ -41,7 +36,7 @@ class Kernel:
       name: its name, in torch.ops.xla_gpu.
       args: those that come, in the library's order; `names` are theirs.
       results: what such a call has, work space left out.
-      pick: gives what the torch op returns, of the results.
+      pick: gives what the torch op returns of the results: one, several as a tuple, or None.
       written: positions in the tensors of what it changes in place.
       floats: gives the tensors that may be floating, as a tuple.
       varying: beside the first tensor, the one whose shape changes most from call to call.
@@ -54,10 +49,10 @@ class Kernel:
         self.results = [r for r in form.results if r.only_with in brought]
         aliases = [r.alias_of if form.in_place else "" for r in self.results]
         returned = [i for i, alias in enumerate(aliases) if not alias]
-        self.pick = _getter(returned)
+        self.pick = itemgetter(*returned) if returned else lambda results: None
         self.written = tuple(names.index(alias) for alias in aliases if alias)
-        floats = [i for i, a in enumerate(self.args) if any("f" in d for d in a.dtypes)]
-        self.floats = _getter(floats * 2 if len(floats) == 1 else floats)
+        floats = [i for i, a in enumerate(self.args) if any("f" in d for d in a.dtypes)] or [0]
+        self.floats = itemgetter(*floats, floats[0])  # of one alone it would be no tuple
         self.varying = 0
         self._only_result = len(returned) == 1
 

@@ -22,12 +22,13 @@ _interpreter = torch._C._functorch.peek_interpreter_stack
 
 
 def _no_gradient(form: _schema.Form, forward_mode: bool = False) -> Exception:
+    why = form.op.instead_of_gradient and f" ({form.op.instead_of_gradient})"
     what = "forward-mode derivative" if forward_mode else "gradient"
     no_grad = "" if forward_mode else "torch.no_grad() or "  # which forward mode does not heed
     return make_error(
         12,
-        f"xla_gpu::{form.name} has no {what} ({form.op.instead_of_gradient}); call it under "
-        f"{no_grad}torch.inference_mode(), or detach() its inputs",
+        f"xla_gpu::{form.name} has no {what}{why}; call it under {no_grad}torch.inference_mode(), "
+        "or detach() its inputs",
     )
 
 
@@ -153,30 +154,36 @@ def _hints(shape: tuple[Any, ...]) -> tuple[int, ...] | None:
     return tuple(numbers)
 
 
-def _check_types(call: _schema.OpCall) -> None:
-    """The library's check, while torch traces; shapes that are known at run time wait for it."""
+def _infer(call: _schema.OpCall, exact: bool) -> list[_ops.Result] | None:
+    """The library's check while torch traces; None where run time tells the sizes.
+
+    `exact` has torch trace anew for other sizes.
+    """
     _schema.check_devices(call)
     specs = []
     for name, tensor in zip(call.names, call.args):
-        shape = _hints(tuple(tensor.shape))
+        shape = tuple(map(int, tensor.shape)) if exact else _hints(tuple(tensor.shape))
         if shape is None:
-            return
+            return None
         specs.append(_ops.TensorSpec(_schema.spec_of(call.op, name, tensor).dtype, shape))
-    _ops.infer(call.op, "Host", specs, call.attrs)
+    return _ops.infer(call.op, "Host", specs, call.attrs)
 
 
 def _fake_kernel(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         run, tensors, options = inputs(*args, **kwargs)
         call = run.call(tensors, options)
-        _check_types(call)
+        inferred = _infer(call, exact=not all(r.alias_of or r.like for r in run.results))
         given = dict(zip(call.names, tensors))
         made = []
-        for result in run.results:
-            like = given[result.alias_of or result.like]
-            name = call.attrs.get(result.dtype, result.dtype)
+        for i, result in enumerate(run.results):
+            like = given.get(result.alias_of or result.like)
+            if like is None:
+                like, shape, name = tensors[0], inferred[i].spec.shape, inferred[i].spec.dtype
+            else:
+                shape = like.shape[: result.rank] if result.rank else like.shape
+                name = call.attrs.get(result.dtype, result.dtype)
             dtype = _schema.TORCH_DTYPES[name] if name else like.dtype
-            shape = like.shape[: result.rank] if result.rank else like.shape
             made.append(like.new_empty(shape, dtype=dtype))
         return run.pick(made)
 
