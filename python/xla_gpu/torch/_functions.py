@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from xla_gpu import _schema as schema
+from xla_gpu import _schema as _schemas
 from xla_gpu._errors import make_error
 from xla_gpu.torch import _kernels, _schema
 from xla_gpu.torch._registration import bump_versions, is_plain
@@ -20,6 +20,8 @@ _is_compiling = torch.compiler.is_compiling
 _function_modes = torch._C._len_torch_function_stack
 _tracing = torch._C._get_tracing_state
 _profiling = torch.autograd._profiler_enabled
+
+_TYPES = {"bool": bool, "int": int, "float": float, "string": str, "dtype": torch.dtype}
 
 # A tensor; or a Python number.
 Scalar = float | torch.Tensor
@@ -32,8 +34,6 @@ def _is_ordinary(run: _kernels.Kernel, tensors: _kernels.Tensors) -> bool:
     Anything that watches or changes calls (a mode, a trace, the profiler, autograd, a subclass)
     goes through the dispatcher.
     """
-    if _is_compiling():
-        return False
     return (
         is_plain(run, tensors)
         and (tensors[0].is_cpu or tensors[0].is_cuda)
@@ -49,56 +49,69 @@ def _show(value: Any) -> str:
     return "None" if value is None else f"{type(value).__name__} {value!r}"[:100]
 
 
-def _tensor(op: str, name: str, value: Any) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value
-    raise make_error(3, f"{op}: {name} is {_show(value)}; it must be a torch.Tensor")
+def _no_tensor(op: str, name: str, value: Any) -> Exception:
+    return make_error(3, f"{op}: {name} is {_show(value)}; it must be a torch.Tensor")
 
 
 def _split_cache(op: str, kv_cache: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if isinstance(kv_cache, torch.Tensor):
+        return kv_cache, None
     if not isinstance(kv_cache, (tuple, list)):
-        return _tensor(op, "kv_cache", kv_cache), None
+        raise _no_tensor(op, "kv_cache", kv_cache)
     if len(kv_cache) != 2:
         raise make_error(
             3,
             f"{op}: kv_cache is a {type(kv_cache).__name__} of {len(kv_cache)}; allowed is one "
             "tensor or a pair (K, V)",
         )
-    k, v = (_tensor(op, f"kv_cache[{i}]", part) for i, part in enumerate(kv_cache))
-    return k, v
+    for i, part in enumerate(kv_cache):
+        if not isinstance(part, torch.Tensor):
+            raise _no_tensor(op, f"kv_cache[{i}]", part)
+    return tuple(kv_cache)
 
 
 def _tensors(
     form: _schema.Form, given: dict[str, Any], sizes: dict[str, int]
 ) -> dict[str, torch.Tensor]:
     """The tensors that come, by their names in the op; a number fills a vector of `sizes` (1)."""
+    given["kv_cache"], given["v_cache"] = _split_cache(form.name, given["kv_cache"])
     tensors: dict[str, torch.Tensor] = {}
-    kv_cache, v_cache = _split_cache(form.name, given["kv_cache"])
-    given = {**given, "kv_cache": kv_cache, "v_cache": v_cache}
-    device = kv_cache.device
     for arg in form.op.args:
         value = given[arg.name]
-        if arg.vector:
+        if value is None and arg.optional:
+            continue
+        if not isinstance(value, torch.Tensor):
             number = numbers.Real if "f32" in arg.dtypes else numbers.Integral
-            if isinstance(value, number) and not isinstance(value, bool):
-                dtype = _schema.TORCH_DTYPES[arg.dtypes[0]]
-                value = torch.full((sizes.get(arg.name, 1),), value, dtype=dtype, device=device)
-        if value is not None or not arg.optional:
-            tensors[arg.name] = _tensor(form.name, arg.name, value)
+            if not arg.vector or not isinstance(value, number) or isinstance(value, bool):
+                raise _no_tensor(form.name, arg.name, value)
+            dtype, device = _schema.TORCH_DTYPES[arg.dtypes[0]], given["kv_cache"].device
+            value = torch.full((sizes.get(arg.name, 1),), value, dtype=dtype, device=device)
+        tensors[arg.name] = value
     return tensors
 
 
-def _check_attributes(op: schema.Op, attrs: dict[str, Any]) -> None:
+def _check_attributes(op: _schemas.Op, attrs: dict[str, Any]) -> None:
     """What torch's dispatcher would take for something else, or refuse in words of its own."""
     for attr in op.attrs:
         value = attrs[attr.name]
-        if value is None and attr.none_is_default:
+        expected = _TYPES[attr.type]
+        if type(value) is expected or (value is None and attr.none_is_default):
             continue
-        no_dtype = attr.type == "dtype" and not isinstance(value, torch.dtype)
-        if no_dtype or isinstance(value, torch.Tensor):
-            allowed = "a torch.dtype" if attr.type == "dtype" else "a Python number"
+        if expected is torch.dtype or isinstance(value, torch.Tensor):
+            allowed = "a torch.dtype" if expected is torch.dtype else "a Python number"
             raise make_error(3, f"{op.name}: {attr.name} is {_show(value)}; allowed is {allowed}")
-        schema.attribute(op.name, attr, value, _schema.dtype_name)
+        _schemas.attribute(op.name, attr, value, _schema.dtype_name)
+
+
+def _call(name: str, args: dict[str, Any]) -> Any:
+    """The torch op of this name."""
+    if not _is_compiling():
+        kernel, tensors, options = _kernels.INPUTS[name](**args)
+        if _is_ordinary(kernel, tensors):
+            result = kernel(tensors, options)
+            bump_versions(kernel, tensors)
+            return result
+    return getattr(_ops, name)(**args)
 
 
 def paged_attention(
@@ -170,13 +183,13 @@ def paged_attention(
         and causal is True
         and out_dtype is None
         and batch_invariant is None
+        and not _is_compiling()
         and _is_ordinary(_attention, args)
     ):
         options = (scale, sliding_window, soft_cap, *_DEFAULTS)
         return (_attention_lse if return_lse else _attention)(args, options)
     form = _schema.FORMS["paged_attention"]
-    given = {"sinks": sinks, "k_scale": k_scale, "v_scale": v_scale}
-    given.update(zip(form.required, args))
+    given = dict(zip(form.required, args), sinks=sinks, k_scale=k_scale, v_scale=v_scale)
     attrs = {
         "scale": scale,
         "sliding_window": sliding_window,
@@ -189,12 +202,12 @@ def paged_attention(
     q_heads = query.shape[1] if isinstance(query, torch.Tensor) and query.ndim == 3 else 1
     tensors = _tensors(form, given, {"sinks": q_heads})
     _check_attributes(form.op, attrs)
-    op = _ops.paged_attention_with_lse if attrs.pop("return_lse") else _ops.paged_attention
-    return op(**tensors, **attrs)
+    name = "paged_attention_with_lse" if attrs.pop("return_lse") else "paged_attention"
+    return _call(name, {**tensors, **attrs})
 
 
-_attention = _kernels.kernel(_schema.FORMS["paged_attention"])
-_attention_lse = _kernels.kernel(_schema.FORMS["paged_attention_with_lse"])
+_attention = _kernels.kernel(_schema.FORMS["paged_attention"], ())
+_attention_lse = _kernels.kernel(_schema.FORMS["paged_attention_with_lse"], ())
 # Of the attributes that are given by name only.
 _DEFAULTS = tuple(
     None if attr.none_is_default else attr.default
@@ -203,11 +216,9 @@ _DEFAULTS = tuple(
 )
 
 
-def _update_tensors(
-    name: str, key: Any, value: Any, kv_cache: Any, slot_mapping: Any, k_scale: Any, v_scale: Any
-) -> dict[str, torch.Tensor]:
-    given = {"key": key, "value": value, "kv_cache": kv_cache, "slot_mapping": slot_mapping}
-    return _tensors(_schema.FORMS[name], {**given, "k_scale": k_scale, "v_scale": v_scale}, {})
+def _update_tensors(name: str, *given: Any) -> dict[str, torch.Tensor]:
+    names = ("key", "value", "kv_cache", "slot_mapping", "k_scale", "v_scale")
+    return _tensors(_schema.FORMS[name], dict(zip(names, given)), {})
 
 
 def update_kv_cache(
@@ -236,11 +247,9 @@ def update_kv_cache(
     Raises:
       ValueError: for wrong shapes, dtypes or devices.
     """
-    tensors = _update_tensors(
-        "update_kv_cache", key, value, kv_cache, slot_mapping, k_scale, v_scale
-    )
-    pair = "v_cache" in tensors
-    return (_ops.update_kv_cache_pair if pair else _ops.update_kv_cache)(**tensors)
+    given = (key, value, kv_cache, slot_mapping, k_scale, v_scale)
+    tensors = _update_tensors("update_kv_cache", *given)
+    return _call("update_kv_cache_pair" if "v_cache" in tensors else "update_kv_cache", tensors)
 
 
 def update_kv_cache_(
@@ -259,22 +268,7 @@ def update_kv_cache_(
         memory with the cache.
     """
     name = "update_kv_cache_"
-    if not _is_compiling():
-        pair = isinstance(kv_cache, (tuple, list)) and len(kv_cache) == 2
-        cache, v_cache = kv_cache if pair else (kv_cache, None)
-        kernel, tensors, _ = _in_place(
-            key, value, cache, slot_mapping, v_cache=v_cache, k_scale=k_scale, v_scale=v_scale
-        )
-        if _is_ordinary(kernel, tensors):
-            kernel(tensors, ())
-            bump_versions(kernel, tensors)
-            return
-    _ops.update_kv_cache_(
-        **_update_tensors(name, key, value, kv_cache, slot_mapping, k_scale, v_scale)
-    )
-
-
-_in_place = _kernels.INPUTS["update_kv_cache_"]
+    _call(name, _update_tensors(name, key, value, kv_cache, slot_mapping, k_scale, v_scale))
 
 
 # ---- Of ops without a function here --------------------------------------------------------------

@@ -170,9 +170,12 @@ Inputs = tuple[Kernel, Tensors, tuple[Any, ...]]
 
 
 @functools.cache
-def kernel(form: Form, names: tuple[str, ...] = ()) -> Kernel:
-    """The kernel for calls that bring these optional arguments beside those that all bring."""
-    return Kernel(form, tuple(a.name for a in form.args if a.name in (*form.required, *names)))
+def kernel(form: Form, names: tuple[str, ...]) -> Kernel:
+    """The kernel for calls that bring these optional arguments."""
+    for name in form.required:
+        if name not in names and any(a.name == name and a.optional for a in form.args):
+            raise make_error(3, f"{form.name}: {name} is None; it must be a tensor")
+    return Kernel(form, tuple(a.name for a in form.args if not a.optional or a.name in names))
 
 
 def define(form: Form, body: str, **names: Any) -> Callable[..., Any]:
@@ -184,22 +187,25 @@ def define(form: Form, body: str, **names: Any) -> Callable[..., Any]:
 
 def _inputs(form: Form) -> Callable[..., Inputs]:
     always = [a.name for a in form.args if a.name in form.required]
+    brings = [a.name for a in form.args if a.optional]
 
     def some(tensors: Tensors, optional: Sequence[Any], options: tuple[Any, ...]) -> Inputs:
-        given = {n: t for n, t in zip(form.optional, optional) if t is not None}
-        run = kernel(form, tuple(given))
-        given.update(zip(always, tensors))
-        return run, tuple(map(given.__getitem__, run.names)), options
+        given = tuple([name for name, t in zip(brings, optional) if t is not None])
+        run = kernel(form, given)
+        return run, (*tensors, *[t for t in optional if t is not None]), options
 
     def written(names: Sequence[str]) -> str:
         return f"({''.join(f'{name}, ' for name in names)})"
 
-    tensors, options = written(always), written([a.name for a in form.attrs])
-    body = f"return plain, {tensors}, {options}"
+    options = written([a.name for a in form.attrs])
+    body = f"return plain, {written(always)}, {options}"
     if form.optional:
         none = " is None and ".join(form.optional) + " is None"
-        body = f"if {none}: {body}\n    return some({tensors}, {written(form.optional)}, {options})"
-    return define(form, body, plain=kernel(form), some=some)
+        others = written([a.name for a in form.args if not a.optional])
+        body = f"if {none}: {body}\n    return some({others}, {written(brings)}, {options})"
+    return define(
+        form, body, plain=kernel(form, tuple(n for n in brings if n in always)), some=some
+    )
 
 
 INPUTS = {name: _inputs(form) for name, form in _schema.FORMS.items()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -148,7 +148,7 @@ class Form:
         returns = returned[0] if len(returned) == 1 else f"({', '.join(returned)})"
         return f"{self.name}({self._joined(lambda p: f'{p.type} {p}')}) -> {returns}"
 
-    def _joined(self, text: Any) -> str:
+    def _joined(self, text: Callable[[Parameter], str]) -> str:
         positional, named = (list(map(text, each)) for each in self.parameters)
         return ", ".join(positional + ["*"] * bool(named) + named)
 
