@@ -13,14 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import torch
 from torchax import interop
 from torchax.tensor import Tensor, XLADispatchMode
 from torchax.view import View
 
 from xla_gpu._errors import make_error
-from xla_gpu._schema import Arg
 from xla_gpu.jax import _primitive
 from xla_gpu.torch import _kernels, _schema
 
@@ -89,7 +87,7 @@ class _Op:
         kernel, tensors, options = self.inputs(*args, **kwargs)
         kernel.check_present(tensors)
         given = dict(zip(kernel.names, tensors))
-        arrays = {arg.name: self._to_jax(arg, given[arg.name]) for arg in kernel.args}
+        arrays = {name: self._to_jax(name, tensor) for name, tensor in given.items()}
         attrs = self.form.attributes(options)
         results = _primitive.call(self.form.op.name, arrays, attrs)
         for result, new in zip(kernel.results, results, strict=True):
@@ -97,19 +95,14 @@ class _Op:
                 _replace(given[result.alias_of], new)
         return kernel.pick(interop.torch_view(list(results)))
 
-    def _to_jax(self, arg: Arg, tensor: torch.Tensor) -> jax.Array:
-        if not isinstance(tensor, _TORCHAX):
-            raise make_error(
-                3,
-                f"{self.form.name}: {arg.name} {_schema.describe(tensor)} is an ordinary tensor on "
-                f"{tensor.device} but others are torchax's; move it with .to('jax')",
-            )
-        array = tensor.jax()
-        if not arg.vector:
-            return array
-        if "f32" in arg.dtypes and jnp.issubdtype(array.dtype, jnp.floating):
-            array = array.astype(jnp.float32)
-        return array.reshape(1) if array.ndim == 0 else array
+    def _to_jax(self, name: str, tensor: torch.Tensor) -> jax.Array:
+        if isinstance(tensor, _TORCHAX):
+            return tensor.jax()
+        raise make_error(
+            3,
+            f"{self.form.name}: {name} {_schema.describe(tensor)} is an ordinary tensor on "
+            f"{tensor.device} but others are torchax's; move it with .to('jax')",
+        )
 
 
 def _replace(tensor: Tensor | View, new: jax.Array) -> None:
