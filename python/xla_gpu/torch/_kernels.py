@@ -59,8 +59,8 @@ class Kernel:
     @functools.cached_property
     def functional(self) -> Form:
         """The torch op that returns all results of this call."""
-        forms = _schema.FORMS.values()
-        return next(f for f in forms if not f.in_place and list(f.results) == self.results)
+        forms = (f for f in _schema.FORMS.values() if f.op is self.form.op and not f.in_place)
+        return next(f for f in forms if list(f.results) == self.results)
 
     def call(self, tensors: Tensors, options: Sequence[Any]) -> OpCall:
         """The library's call; InvalidArgumentError for attributes that cannot be right."""
@@ -119,8 +119,8 @@ class Kernel:
         results = _ops.infer(call.op, platform, specs, call.attrs)
         prepared = Prepared(call, specs, results, device, platform, self.form.in_place)
         if not self.varying:  # tables of indices grow with the batch and its contexts
-            indices = [t.numel() if t.dtype in _INDICES else 0 for t in args]
-            self.varying = indices.index(max(indices))
+            sizes = [(t.dtype in _INDICES, t.ndim, t.numel()) for t in args]
+            self.varying = sizes.index(max(sizes))
         as_given = all(a.data_ptr() == t.data_ptr() for a, t in zip(args, tensors))
         if as_given:
             if len(thread.prepared) >= MAX_PREPARED:
