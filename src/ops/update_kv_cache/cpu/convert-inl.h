@@ -80,11 +80,11 @@ struct ToF8 {
 };
 
 template <class From, class To>
-HWY_INLINE void Convert(const RowConversion& row) {
-  const auto* from = static_cast<const typename From::Raw*>(row.from);
-  auto* to = static_cast<typename To::Raw*>(row.to);
-  const VF32 divisor = hn::Set(F32(), row.divisor);
-  const size_t n = static_cast<size_t>(row.n);
+HWY_INLINE void Convert(const RowConversion& task) {
+  const auto* from = static_cast<const typename From::Raw*>(task.from);
+  auto* to = static_cast<typename To::Raw*>(task.to);
+  const VF32 divisor = hn::Set(F32(), task.divisor);
+  const size_t n = static_cast<size_t>(task.n);
   size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) To::Store(hn::Div(From::Load(from + i), divisor), to + i);
   if (i == n) return;
@@ -96,29 +96,29 @@ HWY_INLINE void Convert(const RowConversion& row) {
 }
 
 template <class From>
-HWY_INLINE void ConvertFrom(const RowConversion& row) {
-  switch (row.to_dtype) {
+HWY_INLINE void ConvertFrom(const RowConversion& task) {
+  switch (task.to_dtype) {
     case DType::kF32:
-      return Convert<From, ToF32>(row);
+      return Convert<From, ToF32>(task);
     case DType::kBF16:
-      return Convert<From, ToBF16>(row);
+      return Convert<From, ToBF16>(task);
     case DType::kF16:
-      return Convert<From, ToF16>(row);
+      return Convert<From, ToF16>(task);
     case DType::kF8E4M3FN:
-      return Convert<From, ToF8<E4M3FN>>(row);
+      return Convert<From, ToF8<E4M3FN>>(task);
     default:
-      return Convert<From, ToF8<E5M2>>(row);
+      return Convert<From, ToF8<E5M2>>(task);
   }
 }
 
-void ConvertRow(const RowConversion& row) {
-  switch (row.from_dtype) {
+void ConvertRow(const RowConversion& task) {
+  switch (task.from_dtype) {
     case DType::kF32:
-      return ConvertFrom<CacheF32>(row);
+      return ConvertFrom<CacheF32>(task);
     case DType::kBF16:
-      return ConvertFrom<CacheBF16>(row);
+      return ConvertFrom<CacheBF16>(task);
     default:
-      return ConvertFrom<CacheF16>(row);
+      return ConvertFrom<CacheF16>(task);
   }
 }
 

@@ -11,7 +11,7 @@
 #if HWY_ONCE
 namespace xla_gpu::update_kv_cache {
 
-void ConvertRow(const RowConversion& row) { XLA_GPU_HOST_DISPATCH(ConvertRow)(row); }
+void ConvertRow(const RowConversion& task) { XLA_GPU_HOST_DISPATCH(ConvertRow)(task); }
 
 }  // namespace xla_gpu::update_kv_cache
 #endif  // HWY_ONCE

@@ -18,7 +18,7 @@ struct RowConversion {
   int64_t n;
   float divisor;
 };
-void ConvertRow(const RowConversion& row);
+void ConvertRow(const RowConversion& task);
 
 }  // namespace xla_gpu::update_kv_cache
 
