@@ -13,7 +13,7 @@
 
 namespace xla_gpu::paged_attention {
 
-extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(kAttendThreads, MIN_BLOCKS)
     paged_attention_attend(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) char tiles[];
   __shared__ union {

@@ -16,9 +16,8 @@ using Query = QUERY_TYPE;
 using Cache = CACHE_TYPE;
 using Out = OUT_TYPE;
 
-constexpr int kThreads = 128;
 constexpr int kRows = kDecodeTileRows;
-constexpr int kLanes = kThreads / kRows;  // of a row
+constexpr int kLanes = kAttendThreads / kRows;  // of a row
 constexpr int kKeys = 32;
 constexpr int kHeadDim = HEAD_DIM;
 constexpr int kPadded = (kHeadDim + 3) / 4 * 4;
@@ -43,7 +42,7 @@ __device__ __forceinline__ void LoadRows(float* shared, RowAt row_at) {
       T x[4];
     };
 #pragma unroll 4
-    for (int i = threadIdx.x; i < kCount * kQuads; i += kThreads) {
+    for (int i = threadIdx.x; i < kCount * kQuads; i += kAttendThreads) {
       const int row = i / kQuads, quad = i % kQuads;
       const T* from = row_at(row);
       float4 value = make_float4(0, 0, 0, 0);
@@ -54,7 +53,7 @@ __device__ __forceinline__ void LoadRows(float* shared, RowAt row_at) {
       *reinterpret_cast<float4*>(shared + row * kStride + quad * 4) = value;
     }
   } else {
-    for (int i = threadIdx.x; i < kCount * kPadded; i += kThreads) {
+    for (int i = threadIdx.x; i < kCount * kPadded; i += kAttendThreads) {
       const int row = i / kPadded, d = i % kPadded;
       const T* from = row_at(row);
       shared[row * kStride + d] = from != nullptr && d < kHeadDim ? ToFloat(from[d]) : 0.0f;
@@ -93,6 +92,8 @@ template <typename FetchNext>
 __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext fetch_next,
                                     float* shared, Extra& extra) {
   const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+
+  // The queries, and what the row sees.
   float* query = shared;
   float* keys = query + kRows * kStride;
   float* values = keys + kTileFloats;
@@ -107,10 +108,11 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
   const int first = tile.key_begin / kKeys;
   const int end = tile.key_end > tile.key_begin ? (tile.key_end - 1) / kKeys + 1 : first;
   const bool carries = end - first > kCarryBlocks;
-  const Carry carry = MakeCarry(p, kThreads, kCarryFloats);
+  const Carry carry = MakeCarry(p, kAttendThreads, kCarryFloats);
   float max = -Infinity(), sum = 0.0f;
   float o[kOwnQuads][4] = {};
   for (int block = first; block < end; ++block) {
+    // Load keys and values.
     const int key0 = block * kKeys;
     if (threadIdx.x < kKeys) {
       const int key = key0 + static_cast<int>(threadIdx.x);
@@ -126,6 +128,7 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
     LoadRows<Cache, kKeys>(values, [&](int r) { return row_of(p.v_cache, r); });
     __syncthreads();
 
+    // Logits.
     float s[kKeys / kLanes];
     float new_max = max;
 #pragma unroll
@@ -141,6 +144,8 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
     for (int step = 1; step < kLanes; step *= 2) {
       new_max = fmaxf(new_max, __shfl_xor_sync(kAllLanes, new_max, step));
     }
+
+    // Softmax.
     const float base = new_max == -Infinity() ? 0.0f : new_max;
     const float rescale = exp2f((max - base) * logit.factor);
     max = new_max;
@@ -153,7 +158,9 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
     }
     sum = sum * rescale + block_sum;
     __syncwarp();  // a row's threads are of one warp
-    // Keys that the row does not see are left out: 0 times a value that is not finite is NaN.
+
+    // Weights times values, but for keys that the row does not see: 0 times a value that is not
+    // finite is NaN.
     const int first_seen = visible.begin > key0 ? visible.begin - key0 : 0;
     const int seen_end = min(visible.end - key0, kKeys);
     float part[kOwnQuads][4] = {};  // from zero, which loses less
@@ -183,6 +190,7 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
     __syncthreads();  // the tile is read
   }
 
+  // Finish the sums.
   if (carries) {
     sum = TakeCarry(carry, 1);
 #pragma unroll
@@ -190,6 +198,8 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
   }
 #pragma unroll
   for (int step = 1; step < kLanes; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+
+  // Write the row.
   if (row >= tile.num_rows) return;
   const bool split = tile.splits > 1;
   RowEnd row_end = {};
@@ -225,7 +235,7 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, 4)
+extern "C" __global__ void __launch_bounds__(kAttendThreads, 4)
     paged_attention_attend(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) float floats[];
   __shared__ Extra extra;

@@ -14,8 +14,6 @@ namespace xla_gpu::paged_attention {
 namespace {
 
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
-constexpr int kAttendThreads = 128;
-constexpr int kWarps = kAttendThreads / 32;
 constexpr int kSimtLanes = kAttendThreads / kDecodeTileRows;  // of a row
 constexpr int kLeastScheduleThreads = 128;
 constexpr int kMostScheduleThreads = 1024;
@@ -53,7 +51,7 @@ int64_t TensorCoreSharedBytes(const Problem& problem, int tile_rows, int tile_ke
 int64_t DecodeStages(const Problem& problem, int64_t shared_bytes) {
   const int64_t element = DTypeSize(problem.cache_dtype);
   const int64_t padded = PaddedHeadDim(problem);
-  return shared_bytes / kWarps / (int64_t{2} * kDecodeTileRows * (padded * element + 16));
+  return shared_bytes / kAttendWarps / (int64_t{2} * kDecodeTileRows * (padded * element + 16));
 }
 
 // Blocks of the attend launch at most: more than the largest devices hold.

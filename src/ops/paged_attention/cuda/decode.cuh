@@ -10,19 +10,19 @@ namespace xla_gpu::paged_attention {
 
 inline constexpr int kDecodeKeys = 16;  // of one stage of one warp
 inline constexpr int kStageBytes = 2 * kDecodeKeys * kCacheStride;
-inline constexpr int kMostStages = kTilesBytes / kWarps / kStageBytes;
+inline constexpr int kMostStages = kTilesBytes / kAttendWarps / kStageBytes;
 inline constexpr int kStages = kMostStages < 6 ? kMostStages : 6;
 static_assert(kStages >= 2, "the tiles are too small for decoding");
 // Of a row of partial results: eight floats more than the data, so that rows start in other banks.
 inline constexpr int kMergeStride = kPadded + 8;
 static_assert(kDecodeTileRows * kMergeStride * 4 <= kStages * kStageBytes);
-static_assert(kWarps * kDecodeKeys == kSplitTokens);
+static_assert(kAttendWarps * kDecodeKeys == kSplitTokens);
 inline constexpr int kCarrySteps = kCarryKeys / 2 / kDecodeKeys;
 static_assert(kCarrySteps * kSplitTokens > kCarryKeys);
 
 struct DecodeShared {
-  float max[kDecodeTileRows][kWarps];
-  float sum[kDecodeTileRows][kWarps];
+  float max[kDecodeTileRows][kAttendWarps];
+  float sum[kDecodeTileRows][kAttendWarps];
 };
 
 // Two neighbouring elements of a query row; zeros from its end on.
@@ -39,7 +39,7 @@ __device__ __forceinline__ unsigned LoadQueryPair(const Query* row, int d) {
 // Starts loading the tile's query rows as the A operands of all blocks of 16 head dimensions, but
 // for PrepareQuery. Straight into registers: nothing waits for them before the first keys do.
 __device__ __forceinline__ void LoadQueryFragments(const Params& p, const Tile& tile,
-                                                   unsigned (&q)[kBlocks][4]) {
+                                                   unsigned (&q)[kDimBlocks][4]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -48,14 +48,14 @@ __device__ __forceinline__ void LoadQueryFragments(const Params& p, const Tile& 
     const Query* from = static_cast<const Query*>(p.query);
     if (exists) from += QueryRow(p, tile, row) * kHeadDim;
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int block = 0; block < kDimBlocks; ++block) {
       // The order of dimensions in a block is that of the keys: see mma_tile.cuh.
-      const int d = block * 16 + lane % 4 * (kFloat8 ? 4 : 2);
+      const int d = block * 16 + lane % 4 * (kOneByte ? 4 : 2);
       uint2 x = make_uint2(0, 0);
-      if constexpr (kFloat8 && kHeadDim % 4 == 0) {
+      if constexpr (kOneByte && kHeadDim % 4 == 0) {
         if (exists && d < kHeadDim) x = *reinterpret_cast<const uint2*>(from + d);
       } else if (exists) {
-        x = make_uint2(LoadQueryPair(from, d), LoadQueryPair(from, d + (kFloat8 ? 2 : 8)));
+        x = make_uint2(LoadQueryPair(from, d), LoadQueryPair(from, d + (kOneByte ? 2 : 8)));
       }
       q[block][h] = x.x;
       q[block][h + 2] = x.y;
@@ -65,7 +65,7 @@ __device__ __forceinline__ void LoadQueryFragments(const Params& p, const Tile& 
 
 // Turns the loaded rows into operands: gives the factor of each of the thread's two rows if
 // kScaledQuery.
-__device__ __forceinline__ void PrepareQuery(bool negate, unsigned (&q)[kBlocks][4],
+__device__ __forceinline__ void PrepareQuery(bool negate, unsigned (&q)[kDimBlocks][4],
                                              float (&scale)[2]) {
   const unsigned sign = negate ? 0x80008000u : 0u;
 #pragma unroll
@@ -76,22 +76,22 @@ __device__ __forceinline__ void PrepareQuery(bool negate, unsigned (&q)[kBlocks]
       const auto high = [&](unsigned x) { return low(x >> 16); };
       float largest = 0.0f;
 #pragma unroll
-      for (int i = 0; i < 2 * kBlocks; ++i) {
+      for (int i = 0; i < 2 * kDimBlocks; ++i) {
         const unsigned x = q[i / 2][h + i % 2 * 2];
         largest = fmaxf(largest, fmaxf(fabsf(low(x)), fabsf(high(x))));
       }
       largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
-      const RowScale row = ScaleOfRow(largest);
-      scale[h] = row.up;
+      const RowScale row_scale = ScaleOfRow(largest);
+      scale[h] = row_scale.up;
 #pragma unroll
-      for (int i = 0; i < 2 * kBlocks; ++i) {
+      for (int i = 0; i < 2 * kDimBlocks; ++i) {
         unsigned& x = q[i / 2][h + i % 2 * 2];
-        x = Pack2<Operand>(low(x) * row.down, high(x) * row.down);
+        x = Pack2<Operand>(low(x) * row_scale.down, high(x) * row_scale.down);
       }
     }
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int block = 0; block < kDimBlocks; ++block) {
       q[block][h] ^= sign;
       q[block][h + 2] ^= sign;
     }
@@ -99,26 +99,26 @@ __device__ __forceinline__ void PrepareQuery(bool negate, unsigned (&q)[kBlocks]
 }
 
 // Starts the copies of 16 keys and values, which lie `to_values` bytes further. Lanes 0 to 15 hold
-// the rows' offsets; rows whose offset is negative become zeros. Every instruction here delays an
+// the keys' offsets; keys whose offset is negative become zeros. Every instruction here delays an
 // item's first keys.
 __device__ __forceinline__ void CopyStage(long long offset, const char* keys, long long to_values,
                                           unsigned shared_keys) {
   constexpr int kCopies = kDecodeKeys * kChunks;
-  // If a lane's chunk is the same in all of its rows, all else is the same but for constants.
+  // If a lane's chunk is the same in all of its keys, all else is the same but for constants.
   constexpr bool kSameChunk = 32 % kChunks == 0;
   const int lane = threadIdx.x % 32;
-  const int lane_row = kSameChunk ? lane / kChunks : 0;
-  const unsigned exist = __ballot_sync(kAllLanes, offset >= 0) >> lane_row;
+  const int lane_key = kSameChunk ? lane / kChunks : 0;
+  const unsigned exist = __ballot_sync(kAllLanes, offset >= 0) >> lane_key;
   const long long own = reinterpret_cast<long long>(keys) + (offset < 0 ? 0 : offset);
-  shared_keys += lane_row * kCacheStride;
+  shared_keys += lane_key * kCacheStride;
 #pragma unroll
   for (int base = 0; base < kCopies; base += 32) {
-    const int row = kSameChunk ? base / kChunks : (base + lane) / kChunks;  // from lane_row on
+    const int key = kSameChunk ? base / kChunks : (base + lane) / kChunks;  // from lane_key on
     const int chunk = kSameChunk ? lane % kChunks : (base + lane) % kChunks;
-    const long long from = __shfl_sync(kAllLanes, own, (lane_row + row) % kDecodeKeys);
+    const long long from = __shfl_sync(kAllLanes, own, (lane_key + key) % kDecodeKeys);
     if (kCopies % 32 == 0 || base + lane < kCopies) {
-      const bool read = (exist >> row & 1u) != 0;
-      const unsigned shared = shared_keys + row * kCacheStride;
+      const bool read = (exist >> key & 1u) != 0;
+      const unsigned shared = shared_keys + key * kCacheStride;
       CopyChunk(shared, reinterpret_cast<const char*>(from), chunk, read);
       CopyChunk(shared + kDecodeKeys * kCacheStride,
                 reinterpret_cast<const char*>(from + to_values), chunk, read);
@@ -127,18 +127,21 @@ __device__ __forceinline__ void CopyStage(long long offset, const char* keys, lo
 }
 
 // Adds 16 keys, in shared memory, to the warp's running softmax.
-__device__ __forceinline__ void AddKeys(const Params& p, const unsigned (&q)[kBlocks][4],
+__device__ __forceinline__ void AddKeys(const Params& p, const unsigned (&q)[kDimBlocks][4],
                                         unsigned shared_keys, int key0, const Visible (&visible)[2],
                                         const float (&cap_in)[2], RowState (&rows)[2],
                                         float (&o)[kOutTiles][4]) {
+  // Logits.
   float s[2][4] = {};
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
+  for (int block = 0; block < kDimBlocks; ++block) {
     unsigned b[4];
     KeyFragment(b, shared_keys, block);
     Mma<Operand>(s[0], q[block], b[0], b[1]);
     Mma<Operand>(s[1], q[block], b[2], b[3]);
   }
+
+  // Softmax.
   if constexpr (SOFT_CAP) Cap(s, cap_in);
   Mask(s, key0, visible);
   float rescale[2];
@@ -151,6 +154,8 @@ __device__ __forceinline__ void AddKeys(const Params& p, const unsigned (&q)[kBl
       for (int j = 0; j < 4; ++j) o[i][j] *= rescale[j / 2];
     }
   }
+
+  // Weights times values.
   unsigned a[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) a[i] = Pack2<Operand>(s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
@@ -171,6 +176,8 @@ __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, ch
                                            DecodeShared& extra, const RowState (&rows)[2],
                                            float logit_factor, const float (&o)[kOutTiles][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+  // Put the warp's part into shared memory.
   const auto merge_row = [&](int w, int row) {
     return reinterpret_cast<float*>(shared + w * (kStages * kStageBytes)) + row * kMergeStride;
   };
@@ -186,7 +193,7 @@ __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, ch
     float* to = merge_row(warp, row);
 #pragma unroll
     for (int t = 0; t < kOutTiles; ++t) {
-      if constexpr (!kFloat8) {
+      if constexpr (!kOneByte) {
         *reinterpret_cast<float2*>(to + DimOf(t, 0)) = make_float2(o[t][2 * h], o[t][2 * h + 1]);
       } else if (t % 2 == 0) {  // two tiles hold four neighbours
         *reinterpret_cast<float4*>(to + DimOf(t, 0)) =
@@ -195,17 +202,19 @@ __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, ch
     }
   }
   __syncthreads();
+
+  // Merge the four parts, and write: a thread some elements of a row.
   constexpr int kVector = kHeadDim % 4 == 0 ? 4 : 1;
   constexpr int kVectors = kHeadDim / kVector;  // of a row
 #pragma unroll 1
-  for (int i = threadIdx.x; i < tile.num_rows * kVectors; i += kThreads) {
+  for (int i = threadIdx.x; i < tile.num_rows * kVectors; i += kAttendThreads) {
     const int row = i / kVectors, d = i % kVectors * kVector;
-    float factors[kWarps];
+    float factors[kAttendWarps];
     const bool sees =
         WeighWarps(p, tile, row, extra.max[row], extra.sum[row], logit_factor, d == 0, factors);
     Vector<float, kVector> value = {};
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
+    for (int w = 0; w < kAttendWarps; ++w) {
       const auto x = *reinterpret_cast<const Vector<float, kVector>*>(merge_row(w, row) + d);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) value.x[j] += x.x[j] * factors[w];
@@ -242,7 +251,8 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
 #pragma unroll
   for (int i = 0; i < kStages; ++i) pages[i] = page_of(first + i);
 
-  unsigned q[kBlocks][4];
+  // Start loading the queries, and the first stages.
+  unsigned q[kDimBlocks][4];
   LoadQueryFragments(p, tile, q);
 
   const unsigned ring = SharedAddress(shared) + warp * (kStages * kStageBytes);
@@ -257,6 +267,7 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
   int page = pages[kStages - 1];
   fetch_next();
 
+  // Prepare the rows.
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
   float query_scale[2];
   PrepareQuery(logit.negate, q, query_scale);
@@ -280,13 +291,16 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
   bool found = false;
 
   const bool carries = end - first > kCarrySteps;
-  const Carry carry = MakeCarry(p, kThreads, kCarryFloats);
+  const Carry carry = MakeCarry(p, kAttendThreads, kCarryFloats);
   float o[kOutTiles][4] = {};
   int stage = 0;
   for (int step = first; step < end; ++step) {
+    // Start loading a stage ahead.
     const int ahead = step + kStages - 1;
     copy(ahead, stage == 0 ? kStages - 1 : stage - 1, page);
     page = page_of(ahead + 1);
+
+    // Wait for the keys.
     WaitCopies<kStages - 1>();
     __syncwarp();
     if (has_hidden(step)) {
@@ -301,6 +315,8 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
       PutCarry(carry, 0, step - first < kCarrySteps, rows, o);
     }
   }
+
+  // Finish the sums.
   WaitCopies<0>();
   if (carries) TakeCarry(carry, 0, rows, o);
   if (__any_sync(kAllLanes, found)) {

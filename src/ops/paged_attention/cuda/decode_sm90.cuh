@@ -50,12 +50,12 @@ __device__ __forceinline__ LanePlaces MakeLanePlaces() {
 // scales of the logits positive.
 template <int kTiles>
 __device__ __forceinline__ void LoadQueryFragments(const char* rows, bool negate,
-                                                   unsigned (&q)[kBlocks][kTiles][2]) {
+                                                   unsigned (&q)[kDimBlocks][kTiles][2]) {
   const int lane = threadIdx.x % 32;
   const char* const own = rows + lane / 4 * DecodeMemory::kQueryStride + lane % 4 * 4;
   const unsigned sign = negate ? 0x80008000u : 0u;
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
+  for (int block = 0; block < kDimBlocks; ++block) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
@@ -69,18 +69,21 @@ __device__ __forceinline__ void LoadQueryFragments(const char* rows, bool negate
 
 // Adds a step's 16 keys and values.
 template <int kTiles>
-__device__ __forceinline__ void AddStep(const unsigned (&q)[kBlocks][kTiles][2], unsigned keys,
+__device__ __forceinline__ void AddStep(const unsigned (&q)[kDimBlocks][kTiles][2], unsigned keys,
                                         unsigned values, const LanePlaces& lane, float cap_in,
                                         bool mask, int key0, const Visible (&visible)[kTiles][2],
                                         Softmax<kTiles>& softmax) {
+  // Logits.
   float s[kTiles][4] = {};
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
+  for (int block = 0; block < kDimBlocks; ++block) {
     unsigned a[4];
     LoadMatrix4(a, keys + block / 4 * 1024 + (lane.keys ^ block % 4 << 5));
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) Mma<Operand>(s[i], a, q[block][i][0], q[block][i][1]);
   }
+
+  // Softmax.
   if constexpr (SOFT_CAP) Cap(s, {cap_in, cap_in});
   if (mask) {
     const int first = key0 + threadIdx.x % 32 / 4;
@@ -89,12 +92,14 @@ __device__ __forceinline__ void AddStep(const unsigned (&q)[kBlocks][kTiles][2],
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int key = first + j / 2 * 8;
-        const Visible& row = visible[i][j % 2];
-        if (key < row.begin || key >= row.end) s[i][j] = -Infinity();
+        const Visible& seen = visible[i][j % 2];
+        if (key < seen.begin || key >= seen.end) s[i][j] = -Infinity();
       }
     }
   }
   softmax.Weigh(s);
+
+  // Values times weights.
   unsigned b[kTiles][2];
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
@@ -102,7 +107,7 @@ __device__ __forceinline__ void AddStep(const unsigned (&q)[kBlocks][kTiles][2],
     b[i][1] = Transposed(Pack2<Operand>(s[i][2], s[i][3]));
   }
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
+  for (int block = 0; block < kDimBlocks; ++block) {
     unsigned a[4];
     LoadMatrix4Transposed(a, values + block / 4 * 1024 + (lane.values ^ block % 4 << 5));
 #pragma unroll
@@ -129,7 +134,9 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
   const int lane = threadIdx.x % 32;
   const Tile tile = slot.tile;
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
-  unsigned q[kBlocks][kTiles][2];
+
+  // The queries, and what the rows see.
+  unsigned q[kDimBlocks][kTiles][2];
   LoadQueryFragments(slot.query, logit.negate, q);
   const Visible by_all = SeenByAll(p, tile);
   Visible visible[kTiles][2];
@@ -153,6 +160,7 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
   int key0 = slot.first_key + warp * kStepKeys;
   const unsigned ring = SharedAddress(shared.stages) + warp * kWarpBytes;
   for (int i = 0; i < slot.stages; ++i, key0 += kDecodeKeys) {
+    // Wait for the keys and values.
     Wait(At(shared.full, stage), stage.parity);
     if (key0 < tile.key_end && key0 + kStepKeys > tile.key_begin) {
       const unsigned keys = ring + stage.index * static_cast<int>(sizeof(DecodeMemory::Stage));
@@ -169,6 +177,7 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
       }
       AddStep(q, keys, values, places, logit.cap_in, mask, key0, visible, softmax);
     }
+    // Free the stage.
     __syncwarp();
     if (lane == 0) Arrive(At(shared.empty, stage));
     stage.Next();
@@ -177,8 +186,9 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
       in_level = true;
     }
   }
-  if (in_level) level->Give(softmax);
 
+  // Finish the sums.
+  if (in_level) level->Give(softmax);
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
@@ -186,12 +196,14 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
       softmax.sum[i][h] = ColumnReduce(softmax.sum[i][h], [](float a, float b) { return a + b; });
     }
   }
+
+  // Values that are not finite.
   if (__any_sync(kAllLanes, found)) {
     for (int key0 = slot.first_key + warp * kStepKeys; key0 < tile.key_end; key0 += kDecodeKeys) {
       if (!has_hidden(key0)) continue;
       ForKeys(p, tile, key0, kStepKeys, [&](int key, bool finite, const Cache* values) {
 #pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
+        for (int block = 0; block < kDimBlocks; ++block) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             const float x = ToFloat(values[block * 16 + lane / 4 + j / 2 * 8]);
@@ -205,6 +217,8 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
       });
     }
   }
+
+  // Hand the sums over.
   Wait(At(shared.sums_empty, sums), sums.parity ^ 1);
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
@@ -218,7 +232,7 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
       }
       float* const to = shared.sums[warp][row] + lane / 4;
 #pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
+      for (int block = 0; block < kDimBlocks; ++block) {
         to[block * 16] = softmax.o[block][i][h];
         to[block * 16 + 8] = softmax.o[block][i][h + 2];
       }
@@ -312,6 +326,8 @@ __device__ __forceinline__ void Decode(const Params& p, const TensorMap& key_box
     FenceBarrierInit();
   }
   __syncthreads();
+
+  // Each warp's part.
   if (warp < kDecodeWarps) {
     ComputePieces(p, shared, warp);
   } else if (warp == kDecodeWarps) {
@@ -319,6 +335,8 @@ __device__ __forceinline__ void Decode(const Params& p, const TensorMap& key_box
   } else {
     WritePieces(p, shared, warp - kDecodeWarps - 1);
   }
+
+  // Rows that no piece has.
   __syncthreads();
   if (p.header->has_fills != 0) {
     const int fills = (p.tokens + kFillTokens - 1) / kFillTokens * p.kv_heads;

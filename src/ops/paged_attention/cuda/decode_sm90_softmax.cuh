@@ -23,7 +23,7 @@ __device__ __forceinline__ float ColumnReduce(float x, Combine combine) {
 template <int kTiles>
 struct Softmax {
   float factor;
-  float o[kBlocks][kTiles][4] = {};
+  float o[kDimBlocks][kTiles][4] = {};
   float max[kTiles][2];        // that the weights are relative to: it follows the maximum from afar
   float sum[kTiles][2] = {};   // of this thread's weights
   float base[kTiles][2] = {};  // max * factor
@@ -38,7 +38,7 @@ struct Softmax {
   __device__ __forceinline__ void Scale(int i, int h, float by) {
     sum[i][h] *= by;
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int block = 0; block < kDimBlocks; ++block) {
       o[block][i][h] *= by;
       o[block][i][h + 2] *= by;
     }
@@ -104,7 +104,7 @@ struct Softmax {
 // The second level of the sums: in this thread's memory, not its registers.
 template <int kTiles>
 struct SoftmaxLevel {
-  float o[kBlocks][kTiles][4];
+  float o[kDimBlocks][kTiles][4];
   float max[kTiles][2];
   float sum[kTiles][2];
 
@@ -119,7 +119,7 @@ struct SoftmaxLevel {
         max[i][h] = from.max[i][h];
         from.sum[i][h] = 0.0f;
 #pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
+        for (int block = 0; block < kDimBlocks; ++block) {
 #pragma unroll
           for (int j = h; j < 4; j += 2) {
             o[block][i][j] = (fresh ? 0.0f : o[block][i][j] * keep) + from.o[block][i][j];
@@ -136,7 +136,7 @@ struct SoftmaxLevel {
     for (int i = 0; i < kTiles; ++i) {
       to.sum[i][0] = sum[i][0], to.sum[i][1] = sum[i][1];
 #pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
+      for (int block = 0; block < kDimBlocks; ++block) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) to.o[block][i][j] = o[block][i][j];
       }

@@ -126,18 +126,18 @@ template <typename Out, int kHeadDim>
 __device__ __forceinline__ void FillHeads(const Params& p, int token, int first_head, int heads,
                                           float out, float lse) {
   const long long first_row = static_cast<long long>(token) * p.q_heads + first_head;
-  Out* row = static_cast<Out*>(p.out) + first_row * kHeadDim;
+  Out* to = static_cast<Out*>(p.out) + first_row * kHeadDim;
   const int count = heads * kHeadDim;
   constexpr int kVector = 16 / sizeof(Out);
-  if (reinterpret_cast<unsigned long long>(row) % 16 == 0 && count % kVector == 0) {
+  if (reinterpret_cast<unsigned long long>(to) % 16 == 0 && count % kVector == 0) {
     Vector<Out, kVector> value;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) value.x[i] = FromFloat<Out>(out);
     for (int i = threadIdx.x; i < count / kVector; i += blockDim.x) {
-      reinterpret_cast<Vector<Out, kVector>*>(row)[i] = value;
+      reinterpret_cast<Vector<Out, kVector>*>(to)[i] = value;
     }
   } else {
-    for (int i = threadIdx.x; i < count; i += blockDim.x) row[i] = FromFloat<Out>(out);
+    for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = FromFloat<Out>(out);
   }
   if (p.lse == nullptr) return;
   for (int i = threadIdx.x; i < heads; i += blockDim.x) p.lse[first_row + i] = lse;

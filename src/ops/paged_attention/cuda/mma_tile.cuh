@@ -16,17 +16,20 @@ using Query = QUERY_TYPE;
 using Cache = CACHE_TYPE;
 using Out = OUT_TYPE;
 
-inline constexpr bool kFloat8 = sizeof(Cache) == 1;
 // The type of the tensor cores' operands.
-template <bool kF8>
+template <typename T>
 struct OperandOf {
-  using Type = Cache;
+  using Type = T;
 };
 template <>
-struct OperandOf<true> {
+struct OperandOf<E4M3> {
   using Type = F16;
 };
-using Operand = OperandOf<kFloat8>::Type;
+template <>
+struct OperandOf<E5M2> {
+  using Type = F16;
+};
+using Operand = OperandOf<Cache>::Type;
 // bf16 queries on f16 operands: each row is scaled by a power of two so that its range fits.
 inline constexpr bool kScaledQuery = !kSameType<Query, Operand>;
 
@@ -36,16 +39,15 @@ inline constexpr bool kScaledQuery = !kSameType<Query, Operand>;
 inline constexpr bool kRoundedDecode = kSameType<Out, float>;
 inline constexpr bool kRoundedPrefill = kRoundedDecode && kSameType<Operand, F16>;
 
-inline constexpr int kThreads = 128;
-inline constexpr int kWarps = 4;
 inline constexpr int kHeadDim = HEAD_DIM;
-inline constexpr int kAlign = kFloat8 ? 32 : 16;
+inline constexpr bool kOneByte = sizeof(Cache) == 1;  // an element of the cache
+inline constexpr int kAlign = kOneByte ? 32 : 16;
 inline constexpr int kPadded = (kHeadDim + kAlign - 1) / kAlign * kAlign;
-inline constexpr int kBlocks = kPadded / 16;  // blocks of 16 head dimensions
+inline constexpr int kDimBlocks = kPadded / 16;  // of 16 head dimensions
 
 inline constexpr int kTileRows = TILE_ROWS;
 inline constexpr int kTileKeys = TILE_KEYS;
-inline constexpr int kRowTiles = kTileRows / (16 * kWarps);  // 16-row tiles of a warp
+inline constexpr int kRowTiles = kTileRows / (16 * kAttendWarps);  // 16-row tiles of a warp
 
 // 16 bytes more than the data: rows then start in different banks.
 inline constexpr int kQueryStride = kPadded * 2 + 16;
@@ -80,7 +82,7 @@ __device__ __forceinline__ void CopyChunk(unsigned shared, const char* row, int 
 // would reach the logits. All threads; the caller synchronises.
 __device__ inline void ZeroPadding(char* shared, int bytes) {
   if constexpr (kHeadDim != kPadded) {
-    for (int i = threadIdx.x * 16; i < bytes; i += kThreads * 16) {
+    for (int i = threadIdx.x * 16; i < bytes; i += kAttendThreads * 16) {
       *reinterpret_cast<uint4*>(shared + i) = make_uint4(0, 0, 0, 0);
     }
   }
@@ -101,7 +103,7 @@ __device__ __forceinline__ void CopyQuery(const Params& p, const Tile& tile, boo
   constexpr int kRowChunks = kHeadDim / 8;
   const Query* query = static_cast<const Query*>(p.query);
 #pragma unroll 4
-  for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += kThreads) {
+  for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += kAttendThreads) {
     const int row = i / kRowChunks, chunk = i % kRowChunks;
     const bool exists = row < tile.num_rows;
     const long long from = exists ? QueryRow(p, tile, row) * kHeadDim + chunk * 8 : 0;
@@ -110,7 +112,7 @@ __device__ __forceinline__ void CopyQuery(const Params& p, const Tile& tile, boo
   CommitCopies();
   if (negate) {
     WaitCopies<0>();  // what a thread copied it sees without a barrier
-    for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += kThreads) {
+    for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += kAttendThreads) {
       Negate(shared + place(i / kRowChunks, i % kRowChunks));
     }
   }
@@ -138,7 +140,7 @@ __device__ inline void LoadQuery(const Params& p, const Tile& tile, bool negate,
   if constexpr (!kScaledQuery && kHeadDim % 8 == 0) {
     if constexpr (kHeadDim != kPadded) {
       constexpr int kPadChunks = kPadded > kHeadDim ? (kPadded - kHeadDim) / 8 : 1;
-      for (int i = threadIdx.x; i < kTileRows * kPadChunks; i += kThreads) {
+      for (int i = threadIdx.x; i < kTileRows * kPadChunks; i += kAttendThreads) {
         *reinterpret_cast<uint4*>(shared + i / kPadChunks * kQueryStride + kHeadDim * 2 +
                                   i % kPadChunks * 16) = make_uint4(0, 0, 0, 0);
       }
@@ -147,7 +149,7 @@ __device__ inline void LoadQuery(const Params& p, const Tile& tile, bool negate,
               [](int row, int chunk) { return row * kQueryStride + chunk * 16; });
   } else {
     const int lane = threadIdx.x % 32;
-    for (int row = threadIdx.x / 32; row < kTileRows; row += kWarps) {
+    for (int row = threadIdx.x / 32; row < kTileRows; row += kAttendWarps) {
       const bool exists = row < tile.num_rows;
       const Query* from = exists ? query + QueryRow(p, tile, row) * kHeadDim : query;
       float values[(kPadded + 31) / 32];
@@ -183,7 +185,7 @@ __device__ inline void LoadQuery(const Params& p, const Tile& tile, bool negate,
 // The A operand of 16 query rows (from `shared`) and head dimension block `block`.
 __device__ __forceinline__ void QueryFragment(unsigned (&a)[4], unsigned shared, int block) {
   const int lane = threadIdx.x % 32;
-  if constexpr (!kFloat8) {
+  if constexpr (!kOneByte) {
     LoadMatrix4(a, shared + (lane % 16) * kQueryStride + block * 32 + (lane / 16) * 16);
   } else {
     const unsigned at = shared + (lane / 4) * kQueryStride + block * 32 + (lane % 4) * 8;
@@ -195,7 +197,7 @@ __device__ __forceinline__ void QueryFragment(unsigned (&a)[4], unsigned shared,
 // The B operands of 16 keys: {b[0], b[1]} for the first eight, {b[2], b[3]} for the others.
 __device__ __forceinline__ void KeyFragment(unsigned (&b)[4], unsigned shared, int block) {
   const int lane = threadIdx.x % 32;
-  if constexpr (!kFloat8) {
+  if constexpr (!kOneByte) {
     LoadMatrix4(
         b, shared + (lane % 8 + lane / 16 * 8) * kCacheStride + block * 32 + (lane / 8 % 2) * 16);
   } else {
@@ -212,13 +214,13 @@ __device__ __forceinline__ void KeyFragment(unsigned (&b)[4], unsigned shared, i
 
 // The B operands of 16 keys' values in head dimension blocks [pair * 2, pair * 2 + 2), of which
 // 16-bit types fill only the first: b[tile] for accumulator tile pair * kValueTiles + tile.
-inline constexpr int kValueTiles = kFloat8 ? 4 : 2;
+inline constexpr int kValueTiles = kOneByte ? 4 : 2;
 __device__ __forceinline__ void ValueFragment(unsigned (&b)[kValueTiles][2], unsigned shared,
                                               int pair) {
   const int lane = threadIdx.x % 32;
   unsigned r[4];
   LoadMatrix4Transposed(r, shared + (lane % 16) * kCacheStride + pair * 32 + (lane / 16) * 16);
-  if constexpr (!kFloat8) {
+  if constexpr (!kOneByte) {
     b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
   } else {
 #pragma unroll
@@ -249,7 +251,7 @@ __device__ __forceinline__ void AddProducts(float (&sums)[4], const unsigned (&a
 inline constexpr int kOutTiles = kPadded / 8;
 __device__ __forceinline__ int DimOf(int tile, int column) {
   const int t = threadIdx.x % 4;
-  if constexpr (!kFloat8) return tile * 8 + t * 2 + column;
+  if constexpr (!kOneByte) return tile * 8 + t * 2 + column;
   return tile / 2 * 16 + t * 4 + column * 2 + tile % 2;
 }
 

@@ -29,6 +29,9 @@ inline constexpr int kSimtCarryKeys = 4096;
 
 inline constexpr int kFillTokens = 64;  // of a fill item
 
+inline constexpr int kAttendThreads = 128;  // of a block of the attend launch
+inline constexpr int kAttendWarps = kAttendThreads / 32;
+
 // A fill item writes the rows of a range of tokens that no sequence owns.
 enum ItemKind : int { kDecodeItem = 0, kPrefillItem = 1, kFillItem = 2 };
 

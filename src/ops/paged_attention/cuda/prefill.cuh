@@ -10,7 +10,7 @@ namespace xla_gpu::paged_attention {
 inline constexpr int kCarryTiles = (kCarryKeys + kTileKeys - 1) / kTileKeys;
 
 struct PrefillShared {
-  long long offsets[2][kTileKeys];  // where the rows of a tile lie in the cache; -1: zeros
+  long long offsets[2][kTileKeys];  // where the keys of a tile lie in the cache; -1: zeros
   float row_scale[kTileRows];
   Visible all;  // keys that every row of the tile sees
   bool found;   // values that are not finite, among keys that some row does not see
@@ -22,11 +22,11 @@ __device__ __forceinline__ void CopyTile(const Params& p, const long long* offse
                                          unsigned shared_keys) {
   constexpr int kCopies = kTileKeys * kChunks;
 #pragma unroll
-  for (int i = threadIdx.x; i < kCopies; i += kThreads) {
-    const int row = i / kChunks, chunk = i % kChunks;
-    const bool read = offsets[row] >= 0;
-    const long long offset = read ? offsets[row] : 0;
-    const unsigned shared = shared_keys + row * kCacheStride;
+  for (int i = threadIdx.x; i < kCopies; i += kAttendThreads) {
+    const int key = i / kChunks, chunk = i % kChunks;
+    const bool read = offsets[key] >= 0;
+    const long long offset = read ? offsets[key] : 0;
+    const unsigned shared = shared_keys + key * kCacheStride;
     CopyChunk(shared, keys + offset, chunk, read);
     CopyChunk(shared + kKeysBytes, values + offset, chunk, read);
   }
@@ -36,7 +36,7 @@ __device__ __forceinline__ void CopyTile(const Params& p, const long long* offse
 __device__ __forceinline__ void DotProducts(float (&s)[kRowTiles][kTileKeys / 8][4], unsigned query,
                                             unsigned keys) {
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
+  for (int block = 0; block < kDimBlocks; ++block) {
     unsigned a[kRowTiles][4];
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) QueryFragment(a[m], query + m * 16 * kQueryStride, block);
@@ -95,9 +95,8 @@ __device__ __forceinline__ bool StaysAsWritten(const Params& p, const Tile& tile
   doubt = QuadSum(doubt);
   if (tile.again == 0 || row >= tile.num_rows) return false;
   const float mark =
-      tile.splits > 1
-          ? __ldcg(p.partial_sum + PartialRow(p, tile, row))
-          : ToFloat(static_cast<const Out*>(p.out)[QueryRow(p, tile, row) * kHeadDim]);
+      tile.splits > 1 ? __ldcg(p.partial_sum + PartialRow(p, tile, row))
+                      : ToFloat(static_cast<const Out*>(p.out)[QueryRow(p, tile, row) * kHeadDim]);
   return doubt == 0.0f && mark == mark;
 }
 
@@ -127,6 +126,7 @@ __device__ __forceinline__ void WritePrefillRow(const Params& p, const Tile& til
     }
     return;
   }
+
   const long long query_row = QueryRow(p, tile, row);
   const RowEnd end = FinishRow(p, tile, query_row, logit_factor, max_logit, sum);
   if (p.lse != nullptr && first_lane) p.lse[query_row] = end.lse;
@@ -136,11 +136,11 @@ __device__ __forceinline__ void WritePrefillRow(const Params& p, const Tile& til
   for (int t = 0; t < kOutTiles; ++t) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      if ((kFloat8 ? t % 2 : c) != 0) continue;
+      if ((kOneByte ? t % 2 : c) != 0) continue;
       const int d = DimOf(t, c);
       const float x = end.Value(o[t][2 * half + c]);
       const float y =
-          end.Value(kFloat8 ? o[kFloat8 ? t + 1 : t][2 * half + c] : o[t][2 * half + 1]);
+          end.Value(kOneByte ? o[kOneByte ? t + 1 : t][2 * half + c] : o[t][2 * half + 1]);
       if constexpr (kHeadDim % 2 == 0 && sizeof(Out) == 2) {
         if (d < kHeadDim) *reinterpret_cast<unsigned*>(out + d) = Pack2<Out>(x, y);
       } else {
@@ -165,7 +165,6 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
   const int first = tile.key_begin / kTileKeys;
   const int end = tile.key_end > tile.key_begin ? (tile.key_end - 1) / kTileKeys + 1 : first;
 
-  // Query, and the first tile of keys.
   const auto page_of = [&](int t) {
     return tid < kTileKeys ? PageOf(p, tile, t * kTileKeys + tid) : -1;
   };
@@ -178,6 +177,8 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
     CopyTile(p, extra.offsets[t % 2], keys, values, cache_tiles + t % 2 * (2 * kKeysBytes));
     CommitCopies();
   };
+
+  // Start loading the queries, and the first tile.
   LoadQuery(p, tile, logit.negate, shared, extra.row_scale);
   extra.found = false;
   extra.all = SeenByAll(p, tile);
@@ -187,6 +188,7 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
   int page = page_of(first + 1);
   fetch_next();
 
+  // Prepare the rows.
   RowState rows[kRowTiles][2];
   Visible visible[kRowTiles][2];
   float cap_in[kRowTiles][2];
@@ -210,9 +212,10 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
     return t * kTileKeys < extra.all.begin || (t + 1) * kTileKeys > extra.all.end;
   };
   const bool carries = end - first > kCarryTiles;
-  const Carry carry = MakeCarry(p, kThreads, kCarryFloats);
+  const Carry carry = MakeCarry(p, kAttendThreads, kCarryFloats);
   float o[kRowTiles][kOutTiles][4] = {};
   for (int t = first; t < end; ++t) {
+    // Wait for the tile, and start loading the next.
     put_offsets(t + 1, page);
     WaitCopies<0>();
     __syncthreads();  // tile t is here for all, and nobody still computes on tile t - 1
@@ -221,7 +224,7 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
     const unsigned tile_keys = cache_tiles + t % 2 * (2 * kKeysBytes);
     if (has_hidden(t)) {
       if (ZeroNonFinite<kTileKeys, kPadded * sizeof(Cache), kCacheStride>(tile_keys + kKeysBytes,
-                                                                          tid, kThreads)) {
+                                                                          tid, kAttendThreads)) {
         extra.found = true;
       }
       __syncthreads();
@@ -231,6 +234,8 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
     if (key0 < last_row.end && key0 + kTileKeys > first_row.begin) {
       float s[kRowTiles][kTileKeys / 8][4] = {};
       DotProducts(s, query_tile, tile_keys);
+
+      // Softmax.
       const bool mask = key0 < last_row.begin || key0 + kTileKeys > first_row.end;
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
@@ -244,6 +249,7 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
           for (int j = 0; j < 4; ++j) o[m][i][j] *= rescale[j / 2];
         }
       }
+
       AddValues(o, s, tile_keys + kKeysBytes);
     }
     if (carries && ((t - first) % kCarryTiles == kCarryTiles - 1 || t + 1 == end)) {
@@ -254,6 +260,7 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
     }
   }
 
+  // Finish the sums.
   WaitCopies<0>();  // the query's, if there was no tile
   if (carries) {
 #pragma unroll

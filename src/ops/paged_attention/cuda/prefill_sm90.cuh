@@ -28,7 +28,7 @@ enum NamedBarrier : int { kRowsDone = 1, kGroupDone };  // kGroupDone: of each w
 __device__ __forceinline__ void IssueLogits(Logits& s, unsigned queries, unsigned keys) {
   WarpgroupFence();
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
+  for (int block = 0; block < kDimBlocks; ++block) {
     const unsigned at = (block / 4 * 1024 + block % 4 * 32) >> 4;
     WarpgroupDot<Operand, kGroupBytes>(s, queries + at, keys + at, block > 0);
   }
@@ -100,9 +100,11 @@ __device__ __forceinline__ void FinishValues(Sums& o, Products& products, const 
 // the queries' tile, whose rows of this warpgroup are done with. Marks rows that are not finite or
 // whose weights are not precise, and is false if there are such.
 __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int warp_row, Sums& o,
-                                           const Row (&rows)[2], char* staging) {
+                                          const RowSoftmax (&rows)[2], char* staging) {
   const int lane = threadIdx.x % 32;
   const float factor = MakeLogitFactor(p, tile.head).factor;
+
+  // Finish the rows, and look for what is in doubt.
   RowWalk<8> walk(p, tile, warp_row + lane / 4);
   float doubt[2];  // 0, or NaN
   bool exists[2];
@@ -137,6 +139,8 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
       p.partial_sum[place[h]] = sum + doubt[h];
     }
   }
+
+  // Write them.
   if (sizeof(Out) == 2 && tile.splits == 1) {  // whole rows leave together
 #pragma unroll
     for (int i = 0; i < kOutTiles; i += 2) {
@@ -176,8 +180,8 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
 // A warpgroup: computes 64 rows of each piece.
 __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int warp) {
   const int lane = threadIdx.x % 32, group = warp / 4, warp_row = warp * 16;
-  const unsigned queries = MatrixAddress(
-      SharedAddress(shared.query) + group * (kRows / 2 / 8 * kGroupBytes), 0);
+  const unsigned queries =
+      MatrixAddress(SharedAddress(shared.query) + group * (kRows / 2 / 8 * kGroupBytes), 0);
   const unsigned keys = MatrixAddress(SharedAddress(shared.keys), 0);
   const unsigned values = MatrixAddress(SharedAddress(shared.values), 1024);
   constexpr unsigned kTileStep = kTileBytes >> 4;
@@ -192,6 +196,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
   Place<kStages> key_stage, value_stage;
   Place<kQueries> query;
   for (Place<kSlots> at;; at.Next(), query.Next()) {
+    // Wait for a piece.
     Wait(At(shared.slot_full, at), at.parity);
     Slot& slot = shared.slots[at.index];
     if (Uniform(slot.stop) != 0) return;
@@ -202,7 +207,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     Sums o;
     Products products;
     Weights weights;
-    Row rows[2];
+    RowSoftmax rows[2];
     float rescale[2];
     // The loop in it also keeps the compiler from moving the wait for the values, which it takes
     // for independent of the weights, in front of their computation.
@@ -214,6 +219,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
 #pragma unroll
       for (int j = 0; j < 4; ++j) o[i][j] = 0.0f;
     }
+
+    // Wait for its queries, and the keys of its last tile.
     Wait(At(shared.query_full, query), query.parity);
     if (range.first < range.end) {
       int t = range.end - 1;
@@ -241,26 +248,36 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       };
       int in_level = 0, left = kLevelTiles;
 
+      // The weights of that tile.
       WarpgroupWait<0>(s);
       release(At(shared.keys_empty, key_stage));
       key_stage.Next();
       weigh(t);
       PackWeights(weights, s);
+
+      // The logits of each other tile, beside the values of the tile taken before.
       wait_keys(--t);
       for (; t >= range.first; --t) {
+        // Start both products.
         HoldRegisters(o);
         IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
         Wait(At(shared.values_full, value_stage), value_stage.parity);
         IssueValues(o, products, weights, values + value_stage.index * kTileStep);
+
+        // Softmax.
         WarpgroupWait<1>(s);
         release(At(shared.keys_empty, key_stage));
         key_stage.Next();
         const bool rose = weigh(t);
+
+        // Wait for the values' products, and the next keys.
         HoldRegisters(s);
         wait_keys(t - 1);
         FinishValues(o, products, weights, values + value_stage.index * kTileStep);
         release(At(shared.values_empty, value_stage));
         value_stage.Next();
+
+        // Bring weights and sums up to date.
         PackWeights(weights, s);
         if (rose) {
 #pragma unroll
@@ -275,6 +292,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
           left = kLevelTiles;
         }
       }
+
+      // The values of the tile taken last.
       Wait(At(shared.values_full, value_stage), value_stage.parity);
       HoldRegisters(o);
       IssueValues(o, products, weights, values + value_stage.index * kTileStep);
@@ -284,11 +303,13 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       if (in_level != 0) FromLevel(level, logit.factor, o, rows);
     }
 
+    // Write the rows, and leave to attend what is in doubt.
     SyncThreads(kGroupDone + group, 128);  // the queries are read
     const bool done = WriteRows(p, tile, warp_row, o, rows, shared.query[query.index]);
     if (!(done && slot.zeroed == 0) && lane == 0 && atomicExch(&slot.redo, 1u) == 0) {
       p.redo[atomicAdd(&p.header->num_redo, 1u)] = slot.piece;
     }
+
     if (tile.splits > 1) {
       const auto sync = [] { SyncThreads(kRowsDone, kComputeWarps * 32); };
       sync();
@@ -297,6 +318,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
         MergeSplits<Out, kHeadDim>(p, tile, warp, kComputeWarps);
       }
     }
+
+    // Free the piece.
     Arrive(At(shared.query_empty, query));
     Arrive(At(shared.slot_empty, at));
   }
@@ -323,6 +346,8 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     FenceBarrierInit();
   }
   __syncthreads();
+
+  // Each warp's part.
   if (warp < 4) {
     KeepRegisters<kLoadRegisters>();
     if (warp == 0) {

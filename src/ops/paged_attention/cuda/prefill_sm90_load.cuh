@@ -88,8 +88,8 @@ __device__ __forceinline__ void ZeroRows(char* values, int begin, int end) {
 
 // A warp: loads the keys, or the values, of the pieces. A lane copies the box of its tokens. What
 // the piece must not see is not read, or, in a box that it sees a part of, overwritten with zeros
-// where a weight of 0 would not hide it: in the values. So are values that are not finite among keys
-// that not every row sees.
+// where a weight of 0 would not hide it: in the values. So are values that are not finite among
+// keys that not every row sees.
 template <bool kValues>
 __device__ __forceinline__ void LoadBoxes(const Params& p, const TensorMap& map, Shared& shared) {
   const int lane = threadIdx.x % 32;
@@ -150,7 +150,8 @@ __device__ __forceinline__ void LoadBoxes(const Params& p, const TensorMap& map,
         ZeroRows(to, begin / box_tokens * box_tokens, begin);
         ZeroRows(to, end, (end + box_tokens - 1) / box_tokens * box_tokens);
         __syncwarp();
-        if (hidden && ZeroNonFinite<kKeys, kHeadDim * 2, kHeadDim * 2>(SharedAddress(to), lane, 32)) {
+        if (hidden &&
+            ZeroNonFinite<kKeys, kHeadDim * 2, kHeadDim * 2>(SharedAddress(to), lane, 32)) {
           slot.zeroed = 1;  // the piece is not done before its values are here
         }
         FenceForMatrixReads();

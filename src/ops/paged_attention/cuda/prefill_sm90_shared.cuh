@@ -35,7 +35,7 @@ struct alignas(1024) PrefillShared {
     unsigned piece;
     unsigned redo;    // some row of it has to be done again
     unsigned zeroed;  // 1: some row sees a value that is not finite and that lies here as 0
-    int stop;       // no piece: the end
+    int stop;         // no piece: the end
   } slots[kSlots];
   using Barrier = unsigned long long;
   Barrier slot_full[kSlots], slot_empty[kSlots];

@@ -20,7 +20,7 @@ inline constexpr int kLevelTiles = kRoundedPrefill ? 256 : 64;
 
 // A row's weights are 2^((logit - max) * factor), where `max` follows the maximum from afar, so
 // that sums need be rescaled only now and then. Those of a thread's two rows, lane / 4 and 8 more.
-struct Row {
+struct RowSoftmax {
   float max = -Infinity();  // until the row sees a key
   float sum = 0.0f;         // of this thread's weights
 };
@@ -52,7 +52,7 @@ __device__ __forceinline__ float Maximum(const Logits& s, int h, float least) {
 
 // Turns logits into weights. True if a row's maximum rose: then the sums so far must be multiplied
 // by `rescale`. All lanes give the same.
-__device__ __forceinline__ bool WeighByMaximum(Logits& s, float factor, Row (&rows)[2],
+__device__ __forceinline__ bool WeighByMaximum(Logits& s, float factor, RowSoftmax (&rows)[2],
                                                float (&rescale)[2]) {
   float base[2];
   bool rose = false;
@@ -75,7 +75,7 @@ __device__ __forceinline__ bool WeighByMaximum(Logits& s, float factor, Row (&ro
 // The same without looking for a maximum first, for rows that have one: it rises only when weights
 // leave the range in which operands and sums are safe. Logits that jump by more than f32 holds give
 // a sum that is not finite.
-__device__ __forceinline__ bool WeighByLastMaximum(Logits& s, float factor, Row (&rows)[2],
+__device__ __forceinline__ bool WeighByLastMaximum(Logits& s, float factor, RowSoftmax (&rows)[2],
                                                    float (&rescale)[2]) {
   constexpr float kSafe = kSameType<Operand, F16> ? 0x1p14f : 0x1p40f;
   float sum[2];
@@ -127,7 +127,7 @@ struct Level {
 
 // Moves the registers' sums to the level. `fresh`: there is nothing in it yet.
 __device__ __forceinline__ void ToLevel(Level* level, bool fresh, float factor, Sums& o,
-                                        Row (&rows)[2]) {
+                                        RowSoftmax (&rows)[2]) {
   float keep[2] = {0.0f, 0.0f};
   if (fresh) {
 #pragma unroll
@@ -159,7 +159,8 @@ __device__ __forceinline__ void ToLevel(Level* level, bool fresh, float factor, 
   }
 }
 
-__device__ __forceinline__ void FromLevel(Level* level, float factor, Sums& o, Row (&rows)[2]) {
+__device__ __forceinline__ void FromLevel(Level* level, float factor, Sums& o,
+                                          RowSoftmax (&rows)[2]) {
   ToLevel(level, false, factor, o, rows);
 #pragma unroll
   for (int h = 0; h < 2; ++h) rows[h].sum = level->sum[h];

@@ -10,7 +10,7 @@
 namespace xla_gpu::paged_attention::sm90 {
 
 static_assert(kTileRows == kRows && kTileKeys == kKeys);
-static_assert(kSameType<Query, Cache> && !kFloat8);
+static_assert(kSameType<Query, Cache> && !kOneByte);
 
 using Shared = PrefillShared<kHeadDim>;
 using Slot = Shared::Slot;

@@ -15,28 +15,28 @@ inline constexpr int kQueryPanelBytes = kTileRows * 128;
 inline constexpr int kKeyPanelBytes = kTileKeys * 128;
 inline constexpr int kSwizzledKeysBytes = kPanels * kKeyPanelBytes;
 inline constexpr int kSwizzledBytes = kPanels * kQueryPanelBytes + 4 * kSwizzledKeysBytes;
-static_assert(kHeadDim % 64 == 0 && kTileKeys == 64 && !kFloat8 && !kScaledQuery);
+static_assert(kHeadDim % 64 == 0 && kTileKeys == 64 && !kOneByte && !kScaledQuery);
 static_assert(kSwizzledBytes <= kTilesBytes);
 
 __device__ __forceinline__ void CopySwizzledTile(const long long* offsets, const char* keys,
                                                  const char* values, unsigned shared) {
-  // A thread's chunk is the same in all of its rows, and so is its swizzled place if the rows are
+  // A thread's chunk is the same in all of its keys, and so is its swizzled place if the keys are
   // multiples of eight apart.
-  constexpr int kStep = kThreads / kChunks;
-  static_assert(kThreads % kChunks == 0 && kTileKeys % kStep == 0);
-  const int chunk = threadIdx.x % kChunks, row0 = threadIdx.x / kChunks;
-  const char* key = keys + chunk * 16;
-  const char* value = values + chunk * 16;
+  constexpr int kStep = kAttendThreads / kChunks;
+  static_assert(kAttendThreads % kChunks == 0 && kTileKeys % kStep == 0);
+  const int chunk = threadIdx.x % kChunks, key0 = threadIdx.x / kChunks;
+  keys += chunk * 16;
+  values += chunk * 16;
   shared += chunk / 8 * kKeyPanelBytes;
-  const unsigned place = SwizzledChunk(row0, chunk % 8);
+  const unsigned place = SwizzledChunk(key0, chunk % 8);
 #pragma unroll
   for (int i = 0; i < kTileKeys / kStep; ++i) {
-    const long long offset = offsets[row0 + i * kStep];
+    const long long offset = offsets[key0 + i * kStep];
     const bool read = offset >= 0;
     const unsigned to = shared + (kStep % 8 == 0 ? place + i * kStep * 128
-                                                 : SwizzledChunk(row0 + i * kStep, chunk % 8));
-    CopyAsync<16>(to, key + offset, read);
-    CopyAsync<16>(to + kSwizzledKeysBytes, value + offset, read);
+                                                 : SwizzledChunk(key0 + i * kStep, chunk % 8));
+    CopyAsync<16>(to, keys + offset, read);
+    CopyAsync<16>(to + kSwizzledKeysBytes, values + offset, read);
   }
 }
 
@@ -66,6 +66,8 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
                      cache_tiles + t % 2 * (2 * kSwizzledKeysBytes));
     CommitCopies();
   };
+
+  // Start loading the queries, and the first tile.
   CopyQuery(p, tile, logit.negate, shared, [](int row, int chunk) {
     return chunk / 8 * kQueryPanelBytes + SwizzledChunk(row, chunk % 8);
   });
@@ -77,6 +79,7 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
   int page = page_of(first + 2);
   fetch_next();
 
+  // Prepare the rows.
   RowState rows[kHalves][2];
   Visible visible[kHalves][2];
   const float cap_in[2] = {logit.cap_in, logit.cap_in};
@@ -94,9 +97,10 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
   };
 
   const bool carries = end - first > kCarryTiles;
-  const Carry carry = MakeCarry(p, kThreads, kCarryFloats);
+  const Carry carry = MakeCarry(p, kAttendThreads, kCarryFloats);
   float o[kHalves][kOutTiles][4] = {};
   for (int t = first; t < end; ++t) {
+    // Wait for the tile.
     WaitCopies<0>();
     FenceForMatrixReads();
     __syncthreads();  // tile t is here for all, and nobody still computes on tile t - 1
@@ -112,7 +116,7 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
 #pragma unroll
     for (int m = 0; m < kHalves; ++m) {
 #pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
+      for (int block = 0; block < kDimBlocks; ++block) {
         const unsigned in_panel = block % 4 * 32;
         WarpgroupMma<Operand>(
             s[m],
@@ -127,7 +131,7 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
     put_offsets(t + 2, page);
     page = page_of(t + 3);
     if (mask) {
-      if (ZeroNonFinite<kPanels * kTileKeys, 128, 128>(tile_values, tid, kThreads)) {
+      if (ZeroNonFinite<kPanels * kTileKeys, 128, 128>(tile_values, tid, kAttendThreads)) {
         extra.found = true;
       }
       FenceForMatrixReads();
@@ -196,6 +200,7 @@ __device__ __forceinline__ void RunPrefillWgmma(const Params& p, const Tile& til
     }
   }
 
+  // Finish the sums.
   WaitCopies<0>();  // the query's, if there was no tile
   if (carries) {
 #pragma unroll

@@ -18,7 +18,7 @@ namespace {
 
 __device__ __forceinline__ Totals AddUpWarp(const Totals& x) {
   return {WarpSum(x.decode_tokens),   WarpSum(x.prefill_rows),  WarpSum(x.decode_tiles),
-          WarpMax(x.decode_max_span), WarpSum(x.prefill_tiles), WarpMax(x.prefill_max_span),
+          WarpMax(x.decode_max_keys), WarpSum(x.prefill_tiles), WarpMax(x.prefill_max_keys),
           WarpSum(x.owned_tokens),    WarpSum(x.line),          WarpMax(x.order)};
 }
 
@@ -31,7 +31,7 @@ __device__ __forceinline__ Totals AddUp(Totals x, Totals* of_warps) {
     if (round == 1) break;
     if (lane == 0) of_warps[threadIdx.x / 32] = x;
     __syncthreads();
-    x = lane < kWarps ? of_warps[lane] : Totals{};
+    x = lane < kScheduleWarps ? of_warps[lane] : Totals{};
   }
   return x;
 }
@@ -69,6 +69,7 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
   int line = 0;   // the line's length before this chunk
 #pragma unroll 1
   for (int base = 0; base < num_seqs; base += kScheduleThreads) {
+    // Read and check.
     const int s = base + static_cast<int>(threadIdx.x);
     const bool used = s < num_seqs;
     const Lengths lengths = base == 0 ? first : ReadLengths(p, s);
@@ -86,6 +87,8 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
     if (lane == 0) before = 0;
     SequenceInfo info = {};
     if (valid) info = {begin, end - begin, context, 0};
+
+    // The place on the line, in the warp.
     int line_end = 0, length = 0;
     if (p.decode_ranges > 0) {
       line_end = length = LinePartOf(p, info).Length();
@@ -95,39 +98,44 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
         if (lane >= step) line_end += other;
       }
     }
+
+    // Add what the warps before have.
     if (base > 0) __syncthreads();  // those of the chunk before are read
     if (lane == 31) warp_ends[warp] = inclusive, warp_lines[warp] = line_end;
     __syncthreads();
-    const int warp_end = lane < kWarps ? warp_ends[lane] : 0;
+    const int warp_end = lane < kScheduleWarps ? warp_ends[lane] : 0;
     const int before_warp = Max(owned, WarpMax(lane < warp ? warp_end : 0));
     inclusive = Max(inclusive, before_warp);
     before = Max(before, before_warp);
     owned = Max(owned, WarpMax(warp_end));
     if (p.decode_ranges > 0) {
-      const int of_warp = lane < kWarps ? warp_lines[lane] : 0;
+      const int of_warp = lane < kScheduleWarps ? warp_lines[lane] : 0;
       info.line_end = line + WarpSum(lane < warp ? of_warp : 0) + line_end;
       line += WarpSum(of_warp);
       totals.line += length;
     }
     if (!used) continue;
 
+    // Add it to the totals.
     if (valid) {
       if (begin < end && before > begin) totals.order = kContested;
       const Shape shape = ShapeOf(p, info);
       totals.owned_tokens += info.query_len;
       if (shape.decode && shape.tiles > 0) {
-        totals.decode_tokens +=
-            static_cast<unsigned long long>(shape.span) * static_cast<unsigned>(shape.tiles);
+        totals.decode_tokens += static_cast<unsigned long long>(shape.visible_keys) *
+                                static_cast<unsigned>(shape.tiles);
         totals.decode_tiles += shape.tiles;
-        totals.decode_max_span = Max(totals.decode_max_span, shape.span);
+        totals.decode_max_keys = Max(totals.decode_max_keys, shape.visible_keys);
       } else if (shape.tiles > 0) {
         totals.prefill_rows += static_cast<unsigned>(shape.rows);
         totals.prefill_tiles += shape.tiles;
-        totals.prefill_max_span = Max(totals.prefill_max_span, shape.span);
+        totals.prefill_max_keys = Max(totals.prefill_max_keys, shape.visible_keys);
       }
     } else {
       totals.order = Max(totals.order, kSomeInvalid);
     }
+
+    // Record it.
     if (base == 0) infos[s] = info;
     p.sequences[s] = info;
     p.owner_end[s] = inclusive;
@@ -216,6 +224,8 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
       __syncthreads();  // the items of the chunk before are written
       if (s < num_seqs) chunk.infos[tid] = p.sequences[s];
     }
+
+    // What the sequence needs.
     int splits = 1;
     Demand own = {};
     if (s < num_seqs) {
@@ -226,6 +236,8 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
         if (splits > 1) own.partial_rows = shape.rows * p.kv_heads * splits;
       }
     }
+
+    // Its places: behind all sequences before.
     Demand sum = own;  // of the warp's sequences up to this one
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -236,7 +248,7 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
     }
     if (lane == 31) of_warps[warp] = sum;
     __syncthreads();
-    const Demand of_warp = lane < kWarps ? of_warps[lane] : Demand{};
+    const Demand of_warp = lane < kScheduleWarps ? of_warps[lane] : Demand{};
     sum = sum + WarpSum(lane < warp ? of_warp : Demand{});
     const Demand total = WarpSum(of_warp);
     chunk.decode_end[tid] = sum.decode_items;
@@ -245,6 +257,7 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
     chunk.partial_begin[tid] = done.partial_rows + sum.partial_rows - own.partial_rows;
     __syncthreads();
 
+    // Write the items.
     const int count = Min(kScheduleThreads, num_seqs - base);
 #pragma unroll 1
     for (int i = tid; i < total.prefill_items + total.decode_items; i += kScheduleThreads) {
@@ -272,16 +285,18 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
 __device__ __forceinline__ void Schedule(const Params& p) {
   __shared__ Chunk chunk;
   __shared__ Counts counts;
-  __shared__ int warp_ends[kWarps];
-  __shared__ int warp_lines[kWarps];
-  __shared__ Totals warp_totals[kWarps];
-  __shared__ Demand warp_demands[kWarps];
+  __shared__ int warp_ends[kScheduleWarps];
+  __shared__ int warp_lines[kScheduleWarps];
+  __shared__ Totals warp_totals[kScheduleWarps];
+  __shared__ Demand warp_demands[kScheduleWarps];
 
+  // Look at the sequences.
   const Lengths first = ReadLengths(p, threadIdx.x);  // beside num_seqs, not after it
   const int num_seqs = Min(Max(p.num_seqs[0], 0), p.max_seqs);
   const Totals totals =
       AddUp(ReadSequences(p, first, num_seqs, chunk.infos, warp_ends, warp_lines), warp_totals);
 
+  // Share out the work.
   unsigned num_items = 0, num_prefill_items = 0;
   int line = 0;
   if (totals.order == kContested) {
@@ -303,6 +318,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
     num_items = WriteItems(p, totals, chosen, num_seqs, warp_demands, chunk);
     num_prefill_items = static_cast<unsigned>(totals.prefill_tiles * chosen.prefill);
   }
+
   if (threadIdx.x == 0) {
     *p.header = {num_items,
                  static_cast<unsigned>(p.workers),

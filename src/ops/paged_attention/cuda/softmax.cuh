@@ -13,26 +13,26 @@ namespace xla_gpu::paged_attention {
 // the factor.
 struct RowState {
   float max = -__int_as_float(0x7f800000);
-  float sum = 0.0f;  // of this thread's elements only, until ReduceSum
+  float sum = 0.0f;  // of this thread's elements only, until QuadSum
   float factor = 1.0f;
   float unit = 1.0f;
 };
 
 __device__ __forceinline__ RowState MakeRowState(const LogitFactor& logit, float query_scale) {
-  RowState row;
+  RowState state;
   if constexpr (SOFT_CAP) {
-    row.factor = logit.factor;
+    state.factor = logit.factor;
   } else {
-    row.unit = query_scale;
-    row.factor = kScaledQuery ? fminf(fmaxf(logit.factor * query_scale, 1e-45f), 3.4028235e38f)
-                              : logit.factor;
+    state.unit = query_scale;
+    state.factor = kScaledQuery ? fminf(fmaxf(logit.factor * query_scale, 1e-45f), 3.4028235e38f)
+                                : logit.factor;
   }
-  return row;
+  return state;
 }
 
 // The maximum in the units that rows share between items.
-__device__ __forceinline__ float MaxLogit(const RowState& row) {
-  return kScaledQuery && row.max != -Infinity() ? row.max * row.unit : row.max;
+__device__ __forceinline__ float MaxLogit(const RowState& state) {
+  return kScaledQuery && state.max != -Infinity() ? state.max * state.unit : state.max;
 }
 
 // Past this, max * factor is not subtracted as a product: its rounding would show in the weights.
@@ -49,15 +49,15 @@ __device__ __forceinline__ float Rescale(float from, float to, float factor) {
 
 // Hides the keys that the two rows do not see: keys key0 + 8 * tile + column.
 template <int kTiles>
-__device__ __forceinline__ void Mask(float (&s)[kTiles][4], int key0, const Visible (&rows)[2]) {
+__device__ __forceinline__ void Mask(float (&s)[kTiles][4], int key0, const Visible (&visible)[2]) {
   const int first = key0 + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int key = first + tile * 8 + i % 2;
-      const Visible& row = rows[i / 2];
-      if (key < row.begin || key >= row.end) s[tile][i] = -Infinity();
+      const Visible& seen = visible[i / 2];
+      if (key < seen.begin || key >= seen.end) s[tile][i] = -Infinity();
     }
   }
 }
@@ -93,16 +93,16 @@ __device__ __forceinline__ void Weigh(float (&s)[kTiles][4], RowState (&rows)[2]
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    RowState& row = rows[h];
-    row.max = max[h];
+    RowState& state = rows[h];
+    state.max = max[h];
     float sum = 0.0f;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      s[tile][2 * h] = Exp2(s[tile][2 * h] * row.factor - base[h]);
-      s[tile][2 * h + 1] = Exp2(s[tile][2 * h + 1] * row.factor - base[h]);
+      s[tile][2 * h] = Exp2(s[tile][2 * h] * state.factor - base[h]);
+      s[tile][2 * h + 1] = Exp2(s[tile][2 * h + 1] * state.factor - base[h]);
       sum += s[tile][2 * h] + s[tile][2 * h + 1];
     }
-    row.sum = row.sum * rescale[h] + sum;
+    state.sum = state.sum * rescale[h] + sum;
   }
 }
 
@@ -116,8 +116,8 @@ inline constexpr int kTileCarryFloats = 2 + 2 * (2 + 4 * kOutTiles);
 inline constexpr int kCarryFloats = kRowTiles * kTileCarryFloats;
 
 // Moves the sums of 16-row tile `m` to the carry, which holds them relative to the rows' maximum.
-__device__ __forceinline__ void PutCarry(const Carry& carry, int m, bool first,
-                                         RowState (&rows)[2], float (&o)[kOutTiles][4]) {
+__device__ __forceinline__ void PutCarry(const Carry& carry, int m, bool first, RowState (&rows)[2],
+                                         float (&o)[kOutTiles][4]) {
   const int begin = m * kTileCarryFloats;
   float rescale[2];
 #pragma unroll

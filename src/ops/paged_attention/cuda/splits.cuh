@@ -11,7 +11,7 @@ namespace xla_gpu::paged_attention {
 namespace {
 
 constexpr int kScheduleThreads = SCHEDULE_THREADS;
-constexpr int kWarps = kScheduleThreads / 32;
+constexpr int kScheduleWarps = kScheduleThreads / 32;
 constexpr int kCandidates = 32;  // one a lane
 constexpr unsigned kAll = 0xffffffffu;
 constexpr int kMostInt = 0x7fffffff;
@@ -39,9 +39,9 @@ struct Totals {
   unsigned long long decode_tokens;  // keys times tiles
   unsigned long long prefill_rows;
   int decode_tiles;
-  int decode_max_span;
+  int decode_max_keys;
   int prefill_tiles;
-  int prefill_max_span;
+  int prefill_max_keys;
   int owned_tokens;
   int line;   // its length
   int order;  // Order
@@ -58,7 +58,7 @@ struct Shape {
   int rows;   // of all its query tokens
   int tiles;  // 0: no work
   int tile_rows;
-  int span;  // keys that some row sees
+  int visible_keys;  // to some row
   bool decode;
 };
 
@@ -71,15 +71,15 @@ __device__ __forceinline__ Shape ShapeOf(const Params& p, const SequenceInfo& in
                              : CeilDiv(shape.rows, p.prefill_tile_rows);
   const int first_pos = info.context_len - info.query_len;
   const int first_key = p.window == 0 ? 0 : Max(0, first_pos - p.window + 1);
-  shape.span = Max(info.context_len - first_key, 1);
+  shape.visible_keys = Max(info.context_len - first_key, 1);
   return shape;
 }
 
 __device__ __forceinline__ int DecodeSplits(const Params& p, const Shape& shape, int split_tokens) {
   if (p.batch_invariant) {
-    return Min(kInvariantMaxSplits, CeilDiv(shape.span, kInvariantSplitTokens));
+    return Min(kInvariantMaxSplits, CeilDiv(shape.visible_keys, kInvariantSplitTokens));
   }
-  return CeilDiv(shape.span, split_tokens);
+  return CeilDiv(shape.visible_keys, split_tokens);
 }
 
 // Prefill tiles are split only where they are too few to fill the device.
@@ -90,7 +90,7 @@ __device__ __forceinline__ int ChoosePrefillSplits(const Params& p, const Totals
   const int room = p.partial_capacity / 4 * 3;
   if (rows > room) return 1;
   const int splits =
-      Min(p.prefill_workers / static_cast<int>(pieces), Max(1, totals.prefill_max_span / 512));
+      Min(p.prefill_workers / static_cast<int>(pieces), Max(1, totals.prefill_max_keys / 512));
   return Max(Min(splits, room / static_cast<int>(rows)), 1);
 }
 
@@ -99,8 +99,8 @@ __device__ __forceinline__ int CandidateLength(const Params& p, const Totals& to
                                                int candidate) {
   const float kv_heads = static_cast<float>(p.kv_heads);
   const float workers = static_cast<float>(p.workers);
-  const float span = static_cast<float>(totals.decode_max_span);
-  float of = span, parts;
+  const float max_keys = static_cast<float>(totals.decode_max_keys);
+  float of = max_keys, parts;
   if (candidate < 8) {  // so many splits of the longest sequence
     parts = static_cast<float>(candidate + 1);
   } else if (candidate < 16) {  // so many full waves, if all are of one length
@@ -110,15 +110,15 @@ __device__ __forceinline__ int CandidateLength(const Params& p, const Totals& to
     of = static_cast<float>(totals.decode_tokens) * kv_heads;
     parts = static_cast<float>(candidate - 15) * workers;
   }
-  const int tokens = static_cast<int>(fminf(of / parts, span)) + 1;
-  const int longest = Min(tokens, totals.decode_max_span);
+  const int tokens = static_cast<int>(fminf(of / parts, max_keys)) + 1;
+  const int longest = Min(tokens, totals.decode_max_keys);
   return Max((longest + kSplitTokens - 1) / kSplitTokens, 2) * kSplitTokens;
 }
 
 // What each warp has counted for each candidate.
 struct Counts {
-  float items[kWarps][kCandidates];
-  unsigned partial_rows[kWarps][kCandidates];  // at most kMostInt, which is more than fit
+  float items[kScheduleWarps][kCandidates];
+  unsigned partial_rows[kScheduleWarps][kCandidates];  // at most kMostInt, which is more than fit
 };
 
 __device__ __forceinline__ unsigned AddRows(unsigned a, unsigned long long b) {
@@ -138,14 +138,16 @@ __device__ __forceinline__ int ChooseDecodeSplit(const Params& p, const Totals& 
   if (p.batch_invariant || totals.decode_tiles == 0) return kMostInt;  // there is nothing to choose
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int split_tokens = CandidateLength(p, totals, lane);
+
+  // Count what each candidate asks for.
   float items = 0.0f;
   unsigned partial_rows = 0;
 #pragma unroll 1
-  for (int s = warp; s < num_seqs; s += kWarps) {
+  for (int s = warp; s < num_seqs; s += kScheduleWarps) {
     const SequenceInfo info = s < kScheduleThreads ? infos[s] : p.sequences[s];
     const Shape shape = ShapeOf(p, info);
     if (!shape.decode || shape.tiles == 0) continue;
-    const int splits = CeilDiv(shape.span, split_tokens);
+    const int splits = CeilDiv(shape.visible_keys, split_tokens);
     items += static_cast<float>(splits) * static_cast<float>(shape.tiles);
     if (splits > 1) {
       partial_rows = AddRows(partial_rows, static_cast<unsigned long long>(splits) *
@@ -157,10 +159,12 @@ __device__ __forceinline__ int ChooseDecodeSplit(const Params& p, const Totals& 
   __syncthreads();
   items = 0.0f;
   partial_rows = 0;
-  for (int w = 0; w < Min(kWarps, num_seqs); ++w) {
+  for (int w = 0; w < Min(kScheduleWarps, num_seqs); ++w) {
     items += counts.items[w][lane];
     partial_rows = AddRows(partial_rows, counts.partial_rows[w][lane]);
   }
+
+  // Estimate what each costs.
   const float kv_heads = static_cast<float>(p.kv_heads);
   const float workers = static_cast<float>(p.workers);
   const float share = 1.0f / static_cast<float>(p.workers_per_sm);
@@ -174,7 +178,8 @@ __device__ __forceinline__ int ChooseDecodeSplit(const Params& p, const Totals& 
   if (partial_rows > 0) cost += kMergeTokens;
   // Without any split nothing is merged, so that the first candidate always fits.
   if (static_cast<long long>(partial_rows) * p.kv_heads > partial_rows_left) cost = kImpossible;
-  // Costs are positive: their bits are in their order.
+
+  // The cheapest. Costs are positive: their bits are in their order.
   const float least = __uint_as_float(__reduce_min_sync(kAll, __float_as_uint(cost)));
   const int best = __ffs(static_cast<int>(__ballot_sync(kAll, cost == least))) - 1;
   return __shfl_sync(kAll, least < kImpossible ? split_tokens : kMostInt, best);
