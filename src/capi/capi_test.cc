@@ -120,7 +120,8 @@ TEST(CApi, InfersTypesWithoutDataOrResults) {
   add.call.results = nullptr;
   char* json = nullptr;
   ASSERT_EQ(Take(xla_gpu_infer(&add.call, &json)), "");
-  EXPECT_STREQ(json, R"([{"dtype":"f32","shape":[2,3],"name":"c","kind":"output","alias_of":null}])");
+  EXPECT_STREQ(json,
+               R"([{"dtype":"f32","shape":[2,3],"name":"c","kind":"output","alias_of":null}])");
   xla_gpu_string_free(json);
 }
 
