@@ -102,7 +102,7 @@ def _elementwise(args: Arrays, attrs: Mapping[str, Any]) -> Split:
 
 @dataclasses.dataclass(frozen=True)
 class _Cache:
-    """The dimensions of a kv_cache operand (DESIGN 4: interleaved, a pair, or stacked)."""
+    """The dimensions of a kv_cache operand (interleaved, a pair, or stacked)."""
 
     interleaved: bool
     stacked: bool
