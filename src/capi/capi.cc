@@ -108,11 +108,11 @@ Status ReadAttribute(const xla_gpu_attr& attr, Attributes& out) {
 
 }  // namespace
 
-Status Decode(const xla_gpu_call* c, bool with_results, DecodedCall& out) {
+StatusOr<const Op*> Decode(const xla_gpu_call* c, bool with_results, DecodedCall& out) {
   if (c == nullptr) return InvalidArgument("call is NULL");
   if (c->struct_size < sizeof(*c)) return BadStruct("xla_gpu_call", c->struct_size, sizeof(*c));
   if (c->op == nullptr) return InvalidArgument("call.op is NULL; it must name an op");
-  XLA_GPU_ASSIGN_OR_RETURN(out.op, OpRegistry::Global().Get(c->op));
+  XLA_GPU_ASSIGN_OR_RETURN(const Op* op, OpRegistry::Global().Get(c->op));
   XLA_GPU_ASSIGN_OR_RETURN(out.platform, ParsePlatform(c->platform));
   XLA_GPU_RETURN_IF_ERROR(ReadTensors(c->args, c->num_args, out.args));
   if (with_results) XLA_GPU_RETURN_IF_ERROR(ReadTensors(c->results, c->num_results, out.results));
@@ -125,7 +125,7 @@ Status Decode(const xla_gpu_call* c, bool with_results, DecodedCall& out) {
   for (size_t i = 0; i < c->num_attrs; ++i) {
     XLA_GPU_RETURN_IF_ERROR(ReadAttribute(ElementAt(c->attrs, i), out.attributes));
   }
-  return OkStatus();
+  return op;
 }
 
 namespace {
@@ -173,8 +173,8 @@ const char* xla_gpu_version(void) { return XLA_GPU_VERSION; }
 xla_gpu_status* xla_gpu_run(const xla_gpu_call* c) {
   return Guard([&]() -> Status {
     DecodedCall decoded;
-    XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/true, decoded));
-    return RunOp(*decoded.op, decoded.platform, decoded.call(), {.stream = c->stream});
+    XLA_GPU_ASSIGN_OR_RETURN(const Op* op, Decode(c, /*with_results=*/true, decoded));
+    return RunOp(*op, decoded.platform, decoded.call(), {.stream = c->stream});
   });
 }
 
@@ -182,9 +182,9 @@ xla_gpu_status* xla_gpu_infer(const xla_gpu_call* c, char** results_json) {
   return Guard([&]() -> Status {
     if (results_json == nullptr) return InvalidArgument("results_json is NULL");
     DecodedCall decoded;
-    XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/false, decoded));
+    XLA_GPU_ASSIGN_OR_RETURN(const Op* op, Decode(c, /*with_results=*/false, decoded));
     XLA_GPU_ASSIGN_OR_RETURN(const std::vector<Result> results,
-                             InferResults(*decoded.op, decoded.platform, decoded.call()));
+                             InferResults(*op, decoded.platform, decoded.call()));
     *results_json = CopyString(ResultsToJson(results));
     return OkStatus();
   });
@@ -213,14 +213,12 @@ xla_gpu_status* xla_gpu_opaque(const xla_gpu_call* c, char** text) {
   return Guard([&]() -> Status {
     if (text == nullptr) return InvalidArgument("text is NULL");
     DecodedCall decoded;
-    XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/true, decoded));
-    ::xla_gpu::xla::OpaqueCall opaque =
-        ::xla_gpu::xla::MakeOpaqueCall(decoded.op->name, decoded.call());
+    XLA_GPU_ASSIGN_OR_RETURN(const Op* op, Decode(c, /*with_results=*/true, decoded));
+    ::xla_gpu::xla::OpaqueCall opaque = ::xla_gpu::xla::MakeOpaqueCall(op->name, decoded.call());
     if (decoded.results.views().empty()) {
-      XLA_GPU_ASSIGN_OR_RETURN(opaque.results,
-                               InferTypes(*decoded.op, decoded.platform, decoded.call()));
+      XLA_GPU_ASSIGN_OR_RETURN(opaque.results, InferTypes(*op, decoded.platform, decoded.call()));
     } else {
-      XLA_GPU_RETURN_IF_ERROR(CheckCall(*decoded.op, decoded.platform, decoded.call()));
+      XLA_GPU_RETURN_IF_ERROR(CheckCall(*op, decoded.platform, decoded.call()));
     }
     XLA_GPU_ASSIGN_OR_RETURN(std::string encoded, ::xla_gpu::xla::EncodeOpaque(opaque));
     *text = CopyString(encoded);
@@ -309,9 +307,9 @@ xla_gpu_status* xla_gpu_stablehlo(const xla_gpu_call* c, char** mlir) {
   return Guard([&]() -> Status {
     if (mlir == nullptr) return InvalidArgument("mlir is NULL");
     DecodedCall decoded;
-    XLA_GPU_RETURN_IF_ERROR(Decode(c, /*with_results=*/false, decoded));
+    XLA_GPU_ASSIGN_OR_RETURN(const Op* op, Decode(c, /*with_results=*/false, decoded));
     XLA_GPU_ASSIGN_OR_RETURN(const std::string text,
-                             xla::StableHloModule(*decoded.op, decoded.platform, decoded.call()));
+                             xla::StableHloModule(*op, decoded.platform, decoded.call()));
     *mlir = CopyString(text);
     return OkStatus();
   });

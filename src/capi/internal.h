@@ -50,12 +50,11 @@ Status BadStruct(const char* name, size_t came, size_t needed);
 Status ReadTensors(const xla_gpu_tensor* tensors, size_t count, TensorList& out);
 
 struct DecodedCall : CallFrame {
-  const Op* op = nullptr;
   Platform platform = Platform::kHost;
 };
 
-// Checks the structs of `c` and fills `out`; results only `with_results`.
-Status Decode(const xla_gpu_call* c, bool with_results, DecodedCall& out);
+// Checks the structs of `c` and fills `out`; results only `with_results`. Returns the op.
+StatusOr<const Op*> Decode(const xla_gpu_call* c, bool with_results, DecodedCall& out);
 
 }  // namespace xla_gpu
 

@@ -126,14 +126,14 @@ Status RunCall(xla_gpu_object_call* c, Call call, void* stream, Outcome& outcome
   std::unique_ptr<ObjectPlan> made;
   if (kept == nullptr) {
     auto decoded = std::make_unique<DecodedCall>();
-    XLA_GPU_RETURN_IF_ERROR(Decode(c->call, /*with_results=*/true, *decoded));
+    XLA_GPU_ASSIGN_OR_RETURN(const Op* op, Decode(c->call, /*with_results=*/true, *decoded));
     made = std::make_unique<ObjectPlan>();
-    made->op = decoded->op;
+    made->op = op;
     made->attributes = decoded->attributes;
     made->platform = decoded->platform;
     call.attributes = &made->attributes;
-    XLA_GPU_ASSIGN_OR_RETURN(
-        made->plan, PlanCache::Global().GetOrCreate(*decoded->op, decoded->platform, call));
+    XLA_GPU_ASSIGN_OR_RETURN(made->plan,
+                             PlanCache::Global().GetOrCreate(*op, decoded->platform, call));
     kept = made.get();
     c->plan = made.release();
   }

@@ -136,7 +136,7 @@ int DecodeRanges(const Problem& problem, int num_sms) {
       MakeWorkspaceLayout(problem).partial_capacity / (2 * heads * PartRows(problem));
   int64_t best = std::min<int64_t>(most, 1);
   double best_share = 0;
-  for (int64_t ranges = 1; ranges <= most && ranges * heads <= 4 * num_sms; ++ranges) {
+  for (int64_t ranges = 1; ranges <= most && ranges * heads <= int64_t{4} * num_sms; ++ranges) {
     const int64_t units = ranges * heads;
     const double share = static_cast<double>(units) / static_cast<double>(RoundUp(units, num_sms));
     if (share <= best_share + (units > num_sms ? 0.04 : 0)) continue;
