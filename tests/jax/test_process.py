@@ -1,5 +1,6 @@
 """What a host process may do to the library: fork, run out of memory, run out of threads."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -39,8 +40,14 @@ print("refused" if error else "ran")
 
 def run(*command: str) -> str:
     """The program's output; fails if it fails."""
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
     done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=env,
     )
     assert done.returncode == 0, f"{done.returncode}: {done.stderr}"
     return done.stdout.strip()
