@@ -189,7 +189,8 @@ def paged_attention(
         options = (scale, sliding_window, soft_cap, *_DEFAULTS)
         return (_attention_lse if return_lse else _attention)(args, options)
     form = _schema.FORMS["paged_attention"]
-    given = dict(zip(form.required, args), sinks=sinks, k_scale=k_scale, v_scale=v_scale)
+    names = (*form.required, "sinks", "k_scale", "v_scale")
+    given = dict(zip(names, (*args, sinks, k_scale, v_scale)))
     attrs = {
         "scale": scale,
         "sliding_window": sliding_window,
