@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
 #include "src/cuda/compile_protocol.h"
@@ -176,25 +178,41 @@ TEST_F(FakeDriverTest, AForkedChildLeavesTheDriverAlone) {
   InProcess("12080", "", [] { return RunForked([] { return GetKernel(kSpec, 0, 0).ok(); }) == 0; });
 }
 
-TEST_F(FakeDriverTest, TensorMapsAreMadeWithoutTheDevice) {
+TEST_F(FakeDriverTest, TensorMapsAreMadeOnceAnAddressWithoutTheDevice) {
   const TensorMapSpec spec = {{64, 8, 2, 1, 9}, {256, 128, 2048, 2048}, {64, 8, 2, 1, 1}};
+  const auto address = [](size_t i) { return reinterpret_cast<void*>(4096 * (i + 1)); };
   InProcess("12080", "", [&] {
-    alignas(64) char map[128] = {};
+    TensorMaps maps(spec);
+    alignas(64) char map[128] = {}, again[128] = {};
     GetDriver().status().ok();
     Log();
-    return EncodeTensorMap(spec, reinterpret_cast<void*>(4096), map).ok() && map[127] == 7 &&
+    return maps.Write(address(0), map).ok() && map[127] == 7 &&
            Equal(Log(), "cuTensorMapEncodeTiled type=1 rank=5 base=4096 swizzle=3\n") &&
-           (*GetDeviceInfo(0))->tensor_maps;
+           maps.Write(address(0), again).ok() && std::memcmp(map, again, sizeof(map)) == 0 &&
+           Equal(Log(), "") && (*GetDeviceInfo(0))->tensor_maps;
+  });
+  InProcess("12080", "", [&] {  // more addresses than are kept
+    TensorMaps maps(spec);
+    for (size_t i = 0; i <= TensorMaps::kKept; ++i) {
+      alignas(64) char map[128] = {};
+      if (!maps.Write(address(i), map).ok() || map[127] != 7) return false;
+    }
+    Log();
+    alignas(64) char map[128] = {};
+    return maps.Write(address(TensorMaps::kKept), map).ok() && Equal(Log(), "") &&
+           maps.Write(address(0), map).ok() && Has(Log(), "base=4096 ");
   });
   InProcess("12080", "cuTensorMapEncodeTiled=1", [&] {
     alignas(64) char map[128] = {};
-    return Has(EncodeTensorMap(spec, nullptr, map).message(), "dimensions 64x8x2x1x9");
+    TensorMaps maps(spec);
+    return Has(maps.Write(nullptr, map).message(), "dimensions 64x8x2x1x9") &&
+           !maps.Write(nullptr, map).ok();
   });
   InProcess("12080", "", [&] {  // an older libcuda
     const_cast<DriverApi*>(*GetDriver())->cuTensorMapEncodeTiled = nullptr;
     alignas(64) char map[128] = {};
     return !(*GetDeviceInfo(0))->tensor_maps &&
-           Has(EncodeTensorMap(spec, nullptr, map).message(), "install one of CUDA 12");
+           Has(TensorMaps(spec).Write(nullptr, map).message(), "install one of CUDA 12");
   });
 }
 

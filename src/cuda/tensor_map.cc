@@ -1,5 +1,7 @@
 #include "src/cuda/tensor_map.h"
 
+#include <cstring>
+
 #include "src/core/strings.h"
 #include "src/cuda/driver_api.h"
 
@@ -18,7 +20,9 @@ bool IsAccepted(const TensorMapSpec& spec) {
   return true;
 }
 
-Status EncodeTensorMap(const TensorMapSpec& spec, const void* base, void* map) {
+namespace {
+
+Status Encode(const TensorMapSpec& spec, const void* base, void* map) {
   XLA_GPU_ASSIGN_OR_RETURN(const DriverApi* driver, GetDriver());
   if (driver->cuTensorMapEncodeTiled == nullptr) {
     return FailedPrecondition("cuda: this driver knows no tensor maps; install one of CUDA 12");
@@ -35,6 +39,21 @@ Status EncodeTensorMap(const TensorMapSpec& spec, const void* base, void* map) {
       StrCat("describing a tensor of dimensions ", StrJoin(spec.dims, "x"), ", strides ",
              StrJoin(spec.strides, ","), " and boxes of ", StrJoin(spec.box, "x"),
              " to the copy engine"));
+}
+
+}  // namespace
+
+Status TensorMaps::Write(const void* base, void* map) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto kept = encoded_.find(base);
+  if (kept == encoded_.end()) {
+    Encoded encoded;
+    XLA_GPU_RETURN_IF_ERROR(Encode(spec_, base, &encoded));
+    if (encoded_.size() == kKept) encoded_.clear();  // the addresses in use come back
+    kept = encoded_.emplace(base, encoded).first;
+  }
+  std::memcpy(map, &kept->second, sizeof(Encoded));
+  return OkStatus();
 }
 
 }  // namespace xla_gpu::cuda

@@ -15,15 +15,17 @@ StatusOr<Attention> Attention::Load(const Problem& problem, const Config& config
                              cuda::GetKernel(spec, device_ordinal, launch.dynamic_shared_bytes));
     attention.steps_.push_back({std::move(kernel), launch});
   }
-  if (config.prefill_sm90 || config.decode_sm90) attention.boxes_ = MakeBoxes(problem);
+  if (config.prefill_sm90 || config.decode_sm90) {
+    attention.boxes_ = std::make_unique<cuda::TensorMaps>(MakeBoxes(problem));
+  }
   return attention;
 }
 
 Status Attention::Launch(const Params& params, void* stream) const {
   sm90::TensorMap keys{}, values{};
-  if (boxes_.has_value()) {  // where the cache lies is known only now
-    XLA_GPU_RETURN_IF_ERROR(cuda::EncodeTensorMap(*boxes_, params.k_cache, &keys));
-    XLA_GPU_RETURN_IF_ERROR(cuda::EncodeTensorMap(*boxes_, params.v_cache, &values));
+  if (boxes_ != nullptr) {  // where the cache lies is known only now
+    XLA_GPU_RETURN_IF_ERROR(boxes_->Write(params.k_cache, &keys));
+    XLA_GPU_RETURN_IF_ERROR(boxes_->Write(params.v_cache, &values));
   }
   // A kernel reads as many of them as it has parameters.
   void* const arguments[] = {const_cast<Params*>(&params), &keys, &values};

@@ -3,7 +3,6 @@
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_LAUNCH_H_
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "src/core/status.h"
@@ -27,7 +26,7 @@ class Attention {
   };
   PlannedParams params_;
   std::vector<Step> steps_;
-  std::optional<cuda::TensorMapSpec> boxes_;
+  std::unique_ptr<cuda::TensorMaps> boxes_;
 };
 
 }  // namespace xla_gpu::paged_attention
