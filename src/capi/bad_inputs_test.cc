@@ -234,7 +234,7 @@ const BadInput kBadInputs[] = {
     {"InferAttrNameNotUtf8", [] { return WithCall(xla_gpu_infer, AttrNameNotUtf8); },
      "unknown attribute '\xef\xbf\xbd'"},
     {"InferPlatformNotUtf8", [] { return WithCall(xla_gpu_infer, PlatformNotUtf8); },
-     "allowed are Host and CUDA"},
+     "allowed are Host (or cpu) and CUDA (or cuda, GPU, gpu)"},
     {"OpaqueCallNull", [] { return xla_gpu_opaque(nullptr, &text); }, "call is NULL"},
     {"OpaqueTextNull", [] { return WithCall(xla_gpu_opaque, Nothing, nullptr); }, "text is NULL"},
     {"OpaqueAttrNotUtf8", [] { return WithCall(xla_gpu_opaque, AttrNotUtf8); }, "left over"},

@@ -21,8 +21,8 @@
 namespace xla_gpu {
 
 Status BadStruct(const char* name, size_t came, size_t needed) {
-  return InvalidArgument(StrCat(name, ".struct_size is ", came, " but must be at least ", needed,
-                                " (sizeof(", name, "))"));
+  return InvalidArgument(name, ".struct_size is ", came, " but must be at least ", needed,
+                         " (sizeof(", name, "))");
 }
 
 namespace {
@@ -31,10 +31,7 @@ namespace {
 constexpr size_t kMaxStructSize = 4096;
 
 StatusOr<Platform> ParsePlatform(const char* name) {
-  const std::string_view text = name == nullptr ? "" : name;
-  if (text == "Host" || text == "cpu") return Platform::kHost;
-  if (text == "CUDA" || text == "cuda" || text == "GPU" || text == "gpu") return Platform::kCuda;
-  return InvalidArgument(StrCat("platform is '", text, "'; allowed are Host and CUDA"));
+  return xla::ParseXlaPlatform(name == nullptr ? "" : name);
 }
 
 // Element i of a caller's array of structs. Their size is the caller's, which may have been built
@@ -52,16 +49,14 @@ Status CheckStructSizes(const char* name, const T* array, size_t count) {
   const size_t size = array->struct_size;
   if (size < sizeof(T)) return BadStruct(name, size, sizeof(T));
   if (size > kMaxStructSize || size % alignof(T) != 0) {
-    return InvalidArgument(StrCat(name, ".struct_size is ", size, " but must be sizeof(", name,
-                                  "), a multiple of ", alignof(T), " and at most ",
-                                  kMaxStructSize));
+    return InvalidArgument(name, ".struct_size is ", size, " but must be sizeof(", name,
+                           "), a multiple of ", alignof(T), " and at most ", kMaxStructSize);
   }
   for (size_t i = 1; i < count; ++i) {
     const size_t other = ElementAt(array, i).struct_size;
     if (other != size) {
-      return InvalidArgument(StrCat(name, ".struct_size is ", size, " in the first element of an ",
-                                    "array but ", other, " in element ", i,
-                                    "; they must be equal"));
+      return InvalidArgument(name, ".struct_size is ", size, " in the first element of an ",
+                             "array but ", other, " in element ", i, "; they must be equal");
     }
   }
   return OkStatus();
@@ -72,7 +67,7 @@ Status CheckStructSizes(const char* name, const T* array, size_t count) {
 Status ReadTensors(const xla_gpu_tensor* tensors, size_t count, TensorList& out) {
   XLA_GPU_RETURN_IF_ERROR(out.CheckCount(count));
   if (count > 0 && tensors == nullptr) {
-    return InvalidArgument(StrCat(count, " ", out.kind(), "s came but their array is NULL"));
+    return InvalidArgument(count, " ", out.kind(), "s came but their array is NULL");
   }
   XLA_GPU_RETURN_IF_ERROR(CheckStructSizes("xla_gpu_tensor", tensors, count));
   for (size_t i = 0; i < count; ++i) {
@@ -100,10 +95,10 @@ Status ReadAttribute(const xla_gpu_attr& attr, Attributes& out) {
       if (attr.ints == nullptr && attr.ints_size > 0) break;
       return out.Add(attr.name, AttrValue(std::span<const int64_t>(attr.ints, attr.ints_size)));
     default:
-      return InvalidArgument(StrCat("attribute '", attr.name, "' has type number ", attr.type,
-                                    "; allowed are 0 to 4 (XLA_GPU_ATTR_*)"));
+      return InvalidArgument("attribute '", attr.name, "' has type number ", attr.type,
+                             "; allowed are 0 to 4 (XLA_GPU_ATTR_*)");
   }
-  return InvalidArgument(StrCat("attribute '", attr.name, "' has a size but a NULL pointer"));
+  return InvalidArgument("attribute '", attr.name, "' has a size but a NULL pointer");
 }
 
 }  // namespace
@@ -118,8 +113,8 @@ StatusOr<const Op*> Decode(const xla_gpu_call* c, bool with_results, DecodedCall
   if (with_results) XLA_GPU_RETURN_IF_ERROR(ReadTensors(c->results, c->num_results, out.results));
   if (c->num_attrs > 0 && c->attrs == nullptr) return InvalidArgument("call.attrs is NULL");
   if (c->num_attrs > Attributes::kMaxAttributes) {
-    return InvalidArgument(StrCat(c->num_attrs, " attributes came; at most ",
-                                  Attributes::kMaxAttributes, " attributes are allowed"));
+    return InvalidArgument(c->num_attrs, " attributes came; at most ", Attributes::kMaxAttributes,
+                           " attributes are allowed");
   }
   XLA_GPU_RETURN_IF_ERROR(CheckStructSizes("xla_gpu_attr", c->attrs, c->num_attrs));
   for (size_t i = 0; i < c->num_attrs; ++i) {
@@ -204,7 +199,7 @@ xla_gpu_status* xla_gpu_handler(const char* op, const char* platform, int api_ve
     if (op == nullptr || handler == nullptr) return InvalidArgument("op or handler is NULL");
     XLA_GPU_ASSIGN_OR_RETURN(const Op* found, OpRegistry::Global().Get(op));
     XLA_GPU_ASSIGN_OR_RETURN(Platform parsed, ParsePlatform(platform));
-    XLA_GPU_ASSIGN_OR_RETURN(*handler, ::xla_gpu::xla::HandlerAddress(*found, parsed, api_version));
+    XLA_GPU_ASSIGN_OR_RETURN(*handler, xla::HandlerAddress(*found, parsed, api_version));
     return OkStatus();
   });
 }
@@ -214,13 +209,13 @@ xla_gpu_status* xla_gpu_opaque(const xla_gpu_call* c, char** text) {
     if (text == nullptr) return InvalidArgument("text is NULL");
     DecodedCall decoded;
     XLA_GPU_ASSIGN_OR_RETURN(const Op* op, Decode(c, /*with_results=*/true, decoded));
-    ::xla_gpu::xla::OpaqueCall opaque = ::xla_gpu::xla::MakeOpaqueCall(op->name, decoded.call());
+    xla::OpaqueCall opaque = xla::MakeOpaqueCall(op->name, decoded.call());
     if (decoded.results.views().empty()) {
       XLA_GPU_ASSIGN_OR_RETURN(opaque.results, InferTypes(*op, decoded.platform, decoded.call()));
     } else {
       XLA_GPU_RETURN_IF_ERROR(CheckCall(*op, decoded.platform, decoded.call()));
     }
-    XLA_GPU_ASSIGN_OR_RETURN(std::string encoded, ::xla_gpu::xla::EncodeOpaque(opaque));
+    XLA_GPU_ASSIGN_OR_RETURN(std::string encoded, xla::EncodeOpaque(opaque));
     *text = CopyString(encoded);
     return OkStatus();
   });
@@ -234,8 +229,7 @@ xla_gpu_status* xla_gpu_alias(const char* op, const char* platform, int api_vers
     }
     XLA_GPU_ASSIGN_OR_RETURN(const Op* found, OpRegistry::Global().Get(op));
     XLA_GPU_ASSIGN_OR_RETURN(Platform parsed, ParsePlatform(platform));
-    XLA_GPU_ASSIGN_OR_RETURN(*handler,
-                             ::xla_gpu::xla::AliasHandler(*found, parsed, api_version, opaque));
+    XLA_GPU_ASSIGN_OR_RETURN(*handler, xla::AliasHandler(*found, parsed, api_version, opaque));
     return OkStatus();
   });
 }
@@ -264,9 +258,8 @@ xla_gpu_status* xla_gpu_register_pjrt(const void* pjrt_api, const char* plugin_p
                                       const char* name, const void* handler, const char* platform,
                                       int api_version) {
   return Guard([&]() -> Status {
-    const xla::HandlerStages stages =
-        api_version == 4 ? xla::StagesOf(handler) : xla::HandlerStages{.execute = handler};
-    return RegisterInPlugin(pjrt_api, plugin_path, name, stages, platform, api_version);
+    return RegisterInPlugin(pjrt_api, plugin_path, name, xla::StagesOf(handler), platform,
+                            api_version);
   });
 }
 

@@ -225,9 +225,9 @@ const BadCall kBadCalls[] = {
     {"OpUnknown", [](AddCall& c) { c.call.op = "simple_sub"; },
      "no op is named 'simple_sub'; known are: "},
     {"PlatformNull", [](AddCall& c) { c.call.platform = nullptr; },
-     "platform is ''; allowed are Host and CUDA"},
+     "platform is ''; allowed are Host (or cpu) and CUDA (or cuda, GPU, gpu)"},
     {"PlatformUnknown", [](AddCall& c) { c.call.platform = "TPU"; },
-     "platform is 'TPU'; allowed are Host and CUDA"},
+     "platform is 'TPU'; allowed are Host (or cpu) and CUDA (or cuda, GPU, gpu)"},
     {"ArgsNull", [](AddCall& c) { c.call.args = nullptr; },
      "2 arguments came but their array is NULL"},
     {"ArgsTooMany", [](AddCall& c) { c.call.num_args = 65; }, "65 arguments came; at most 64 may"},
@@ -345,8 +345,10 @@ TEST(BadCall, Handlers) {
   EXPECT_EQ(get(nullptr, "Host", 4), "op or handler is NULL");
   EXPECT_EQ(Take(xla_gpu_handler("simple_add", "Host", 4, nullptr)), "op or handler is NULL");
   EXPECT_THAT(get("nope", "Host", 4), StartsWith("no op is named 'nope'; known are: "));
-  EXPECT_EQ(get("simple_add", nullptr, 4), "platform is ''; allowed are Host and CUDA");
-  EXPECT_EQ(get("simple_add", "ROCM", 4), "platform is 'ROCM'; allowed are Host and CUDA");
+  EXPECT_EQ(get("simple_add", nullptr, 4),
+            "platform is ''; allowed are Host (or cpu) and CUDA (or cuda, GPU, gpu)");
+  EXPECT_EQ(get("simple_add", "ROCM", 4),
+            "platform is 'ROCM'; allowed are Host (or cpu) and CUDA (or cuda, GPU, gpu)");
   for (int version : {-1, 0, 5, 99}) {
     EXPECT_EQ(get("simple_add", "Host", version),
               "api_version is " + std::to_string(version) +

@@ -48,8 +48,8 @@ Status CheckArray(const char* name, const xla_gpu_tensor* tensors, size_t count,
   XLA_GPU_RETURN_IF_ERROR(out.CheckCount(count));
   for (size_t i = 0; i < count; ++i) {
     if (tensors == nullptr || tensors[i].struct_size != sizeof(xla_gpu_tensor)) {
-      return InvalidArgument(StrCat("call.", name, "[", i, "] must be an xla_gpu_tensor with a ",
-                                    "struct_size of ", sizeof(xla_gpu_tensor)));
+      return InvalidArgument("call.", name, "[", i, "] must be an xla_gpu_tensor with a ",
+                             "struct_size of ", sizeof(xla_gpu_tensor));
     }
   }
   return OkStatus();
@@ -67,8 +67,8 @@ Status CheckObjectCall(const xla_gpu_object_call* c, const void* tuple, const Te
   }
   const auto& api = *static_cast<const dlpack::ExchangeApi*>(c->exchange_api);
   if (api.major_version != dlpack::kMajorVersion) {
-    return Unimplemented(
-        StrCat("the framework's DLPack has version ", api.major_version, "; 1 is supported"));
+    return Unimplemented("the framework's DLPack has version ", api.major_version,
+                         "; 1 is supported");
   }
   if (c->call->struct_size < sizeof(*c->call)) {
     return BadStruct("xla_gpu_call", c->call->struct_size, sizeof(*c->call));

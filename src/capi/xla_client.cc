@@ -51,15 +51,14 @@ Status RunModule(xla_gpu_client& client, const std::string& mlir, const xla_gpu_
   const std::span<const TensorView> views = list.views();
   for (size_t i = 0; i < num_args; ++i) {
     if (DTypeSize(views[i].dtype) == 0) {
-      return InvalidArgument(
-          StrCat("argument ", i, " has a dtype number that is none of XLA_GPU_DTYPE_*"));
+      return InvalidArgument("argument ", i, " has a dtype number that is none of XLA_GPU_DTYPE_*");
     }
     if (const std::string_view problem = TypeProblem(views[i]); !problem.empty()) {
-      return InvalidArgument(StrCat("argument ", i, " is ", views[i].ToString(), "; ", problem));
+      return InvalidArgument("argument ", i, " is ", views[i].ToString(), "; ", problem);
     }
     if (views[i].data == nullptr && views[i].num_elements() != 0) {
-      return InvalidArgument(
-          StrCat("argument ", i, " (", views[i].ToString(), ") has a null data pointer"));
+      return InvalidArgument("argument ", i, " (", views[i].ToString(),
+                             ") has a null data pointer");
     }
   }
   XLA_GPU_ASSIGN_OR_RETURN(const auto executable, GetExecutable(client, mlir));
@@ -137,8 +136,7 @@ xla_gpu_status* xla_gpu_results_get(const xla_gpu_results* results, size_t index
                                     xla_gpu_tensor* tensor) {
   return Guard([&]() -> Status {
     const size_t count = xla_gpu_results_count(results);
-    if (index >= count)
-      return InvalidArgument(StrCat("result ", index, " of ", count, " is asked"));
+    if (index >= count) return InvalidArgument("result ", index, " of ", count, " is asked");
     if (tensor == nullptr || tensor->struct_size < sizeof(*tensor)) {
       return InvalidArgument("tensor is NULL or its struct_size is not set");
     }

@@ -7,9 +7,9 @@
 
 namespace xla_gpu {
 
-std::string_view AttrTypeName(const AttrValue& value) {
-  constexpr std::string_view kNames[] = {"bool", "int", "float", "string", "int array"};
-  return kNames[value.index()];
+std::string_view AttrTypeName(AttrType type) {
+  constexpr std::string_view kNames[] = {"bool", "int", "float", "string", "int array", "dtype"};
+  return kNames[static_cast<size_t>(type)];
 }
 
 std::string AttrToString(const AttrValue& value) {
@@ -31,11 +31,11 @@ std::string AttrToString(const AttrValue& value) {
 
 Status Attributes::Add(std::string_view name, AttrValue value) {
   if (Find(name) != nullptr) {
-    return InvalidArgument(StrCat("attribute '", name, "' is given twice"));
+    return InvalidArgument("attribute '", name, "' is given twice");
   }
   if (size_ == kMaxAttributes) {
-    return InvalidArgument(StrCat("attribute '", name, "' is one too many: at most ",
-                                  kMaxAttributes, " attributes are allowed"));
+    return InvalidArgument("attribute '", name, "' is one too many: at most ", kMaxAttributes,
+                           " attributes are allowed");
   }
   std::construct_at(items_ + size_++, Attribute{name, value});
   return OkStatus();
@@ -49,28 +49,24 @@ const AttrValue* Attributes::Find(std::string_view name) const {
 }
 
 bool Attributes::GetBool(std::string_view name, bool fallback) const {
-  const AttrValue* value = Find(name);
-  const bool* held = value == nullptr ? nullptr : std::get_if<bool>(value);
+  const bool* held = std::get_if<bool>(Find(name));
   return held == nullptr ? fallback : *held;
 }
 
 int64_t Attributes::GetInt(std::string_view name, int64_t fallback) const {
-  const AttrValue* value = Find(name);
-  const int64_t* held = value == nullptr ? nullptr : std::get_if<int64_t>(value);
+  const int64_t* held = std::get_if<int64_t>(Find(name));
   return held == nullptr ? fallback : *held;
 }
 
 double Attributes::GetFloat(std::string_view name, double fallback) const {
   const AttrValue* value = Find(name);
-  if (value == nullptr) return fallback;
   if (const int64_t* held = std::get_if<int64_t>(value)) return static_cast<double>(*held);
   const double* held = std::get_if<double>(value);
   return held == nullptr ? fallback : *held;
 }
 
 std::string_view Attributes::GetString(std::string_view name, std::string_view fallback) const {
-  const AttrValue* value = Find(name);
-  const auto* held = value == nullptr ? nullptr : std::get_if<std::string_view>(value);
+  const auto* held = std::get_if<std::string_view>(Find(name));
   return held == nullptr ? fallback : *held;
 }
 

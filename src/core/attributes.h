@@ -16,8 +16,12 @@ namespace xla_gpu {
 
 using AttrValue = std::variant<bool, int64_t, double, std::string_view, std::span<const int64_t>>;
 
-// The alternative's name as messages write it: "bool", "int", "float", "string", "int array".
-std::string_view AttrTypeName(const AttrValue& value);
+// The first are AttrValue's alternatives, in their order; a dtype is told by its name, a string.
+enum class AttrType { kBool, kInt, kFloat, kString, kIntArray, kDType };
+
+// As messages write it: "bool", "int", "float", "string", "int array", "dtype".
+std::string_view AttrTypeName(AttrType type);
+inline AttrType TypeOf(const AttrValue& value) { return static_cast<AttrType>(value.index()); }
 std::string AttrToString(const AttrValue& value);
 
 struct Attribute {

@@ -70,7 +70,7 @@ TEST(Attributes, TheirNumberHasABound) {
 TEST(AttrToString, WritesValuesAsMessagesDo) {
   const std::vector<int64_t> ints = {1, 2};
   const auto text = [](AttrValue value) {
-    return std::string(AttrTypeName(value)) + " " + AttrToString(value);
+    return std::string(AttrTypeName(TypeOf(value))) + " " + AttrToString(value);
   };
   EXPECT_EQ(text(true), "bool true");
   EXPECT_EQ(text(int64_t{-1}), "int -1");

@@ -7,13 +7,13 @@
 namespace xla_gpu {
 
 Status TensorList::TooMany(size_t count) const {
-  return InvalidArgument(StrCat(count, " ", kind_, "s came; at most ", kMaxTensors, " may"));
+  return InvalidArgument(count, " ", kind_, "s came; at most ", kMaxTensors, " may");
 }
 
 Status TensorList::BadRank(int64_t rank) const {
-  return InvalidArgument(StrCat(kind_, " ", size_, " has rank ", rank,
-                                rank > 0 && rank <= kMaxRank ? " but dims is NULL" : "",
-                                "; rank must be 0 to ", kMaxRank, ", with as many dims"));
+  return InvalidArgument(kind_, " ", size_, " has rank ", rank,
+                         rank > 0 && rank <= kMaxRank ? " but dims is NULL" : "",
+                         "; rank must be 0 to ", kMaxRank, ", with as many dims");
 }
 
 std::optional<std::span<const int64_t>> CallFrame::Widen(std::span<const int32_t> values) {

@@ -30,13 +30,13 @@ Status MakeChannel(UniqueFd& ours, UniqueFd& childs) {
   // Sockets, not pipes: send() can be told not to raise SIGPIPE.
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-    return Internal(StrCat("socketpair failed: ", std::strerror(errno)));
+    return Internal("socketpair failed: ", std::strerror(errno));
   }
   UniqueFd first(ends[0]), second(ends[1]);
   ours = UniqueFd(fcntl(first.get(), F_DUPFD_CLOEXEC, 3));
   childs = UniqueFd(fcntl(second.get(), F_DUPFD_CLOEXEC, 3));
   if (!ours.open() || !childs.open()) {
-    return ResourceExhausted(StrCat("no file descriptor is left: ", std::strerror(errno)));
+    return ResourceExhausted("no file descriptor is left: ", std::strerror(errno));
   }
   return OkStatus();
 }
@@ -185,7 +185,7 @@ StatusOr<ChildResult> RunChild(const std::vector<std::string>& command, std::str
   if (int error = posix_spawnp(&pid, argv[0], &settings.actions, &settings.attributes, argv.data(),
                                environ);
       error != 0) {
-    return FailedPrecondition(StrCat(command[0], " could not be started: ", std::strerror(error)));
+    return FailedPrecondition(command[0], " could not be started: ", std::strerror(error));
   }
   ChildResult result;
   Child child(pid, limits.same_group, result);

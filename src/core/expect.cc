@@ -6,7 +6,7 @@ namespace xla_gpu {
 
 Status Wrong(std::string_view op, std::string_view name, const TensorView& came,
              std::string_view rule) {
-  return InvalidArgument(StrCat(op, ": ", name, " is ", came.ToString(), "; ", rule));
+  return InvalidArgument(op, ": ", name, " is ", came.ToString(), "; ", rule);
 }
 
 Status Expect(std::string_view op, std::string_view name, const TensorView& came,

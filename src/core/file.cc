@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 Status CannotBeRead(const std::string& path, const char* why) {
-  return NotFound(StrCat(path, ": cannot be read: ", why));
+  return NotFound(path, ": cannot be read: ", why);
 }
 
 const char* KindOf(mode_t mode) {
@@ -34,8 +34,7 @@ StatusOr<RegularFile> RegularFile::Check(int fd, const std::string& path) {
   file.fd_ = UniqueFd(fd);
   if (fd < 0 || fstat(fd, &file.info_) != 0) return CannotBeRead(path, std::strerror(errno));
   if (!S_ISREG(file.info_.st_mode)) {
-    return InvalidArgument(
-        StrCat(path, " is ", KindOf(file.info_.st_mode), "; a regular file is wanted"));
+    return InvalidArgument(path, " is ", KindOf(file.info_.st_mode), "; a regular file is wanted");
   }
   return file;
 }
@@ -68,8 +67,7 @@ StatusOr<std::string> RegularFile::ReadAt(uint64_t offset, size_t size) const {
 
 StatusOr<std::string> RegularFile::ReadAll(uint64_t limit) const {
   const auto too_large = [&](uint64_t size) {
-    return InvalidArgument(
-        StrCat(path_, " has ", size, " bytes; at most ", limit, " are allowed here"));
+    return InvalidArgument(path_, " has ", size, " bytes; at most ", limit, " are allowed here");
   };
   if (size() > limit) return too_large(size());
   XLA_GPU_ASSIGN_OR_RETURN(std::string bytes, ReadAt(0, size()));
@@ -102,12 +100,12 @@ Status WriteFile(const std::string& path, std::string_view bytes) {
   UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666));
   struct stat info {};
   if (fd.open() && fstat(fd.get(), &info) == 0 && !S_ISREG(info.st_mode)) {
-    return InvalidArgument(StrCat(path, " is ", KindOf(info.st_mode), "; it is not written to"));
+    return InvalidArgument(path, " is ", KindOf(info.st_mode), "; it is not written to");
   }
   const bool opened = fd.open() && ftruncate(fd.get(), 0) == 0;
   // Some file systems say only when the file is closed that there was no room.
   if (opened && WriteAll(fd.get(), bytes) && close(fd.Release()) == 0) return OkStatus();
-  Status status = Unavailable(StrCat(path, ": cannot be written: ", std::strerror(errno)));
+  Status status = Unavailable(path, ": cannot be written: ", std::strerror(errno));
   if (opened) unlink(path.c_str());
   return status;
 }

@@ -22,8 +22,8 @@ void SetFillFn(Platform platform, FillFn fn) { fill_fns[static_cast<int>(platfor
 Status Fill(Platform platform, void* data, uint8_t value, int64_t bytes, void* stream) {
   const FillFn fn = fill_fns[static_cast<int>(platform)].load();
   if (fn == nullptr) {
-    return Unimplemented(StrCat("memory of platform ", PlatformName(platform),
-                                " cannot be filled: its layer is not in this program"));
+    return Unimplemented("memory of platform ", PlatformName(platform),
+                         " cannot be filled: its layer is not in this program");
   }
   return bytes == 0 ? OkStatus() : fn(data, value, bytes, stream);
 }

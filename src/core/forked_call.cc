@@ -66,7 +66,7 @@ StatusOr<bool> RunForked(const std::function<void(void* answer)>& body, void* an
   const auto deadline = Clock::now() + limit;
   const size_t mapped = sizeof(Shared) + size;
   void* memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return ResourceExhausted(StrCat("mmap failed: ", std::strerror(errno)));
+  if (memory == MAP_FAILED) return ResourceExhausted("mmap failed: ", std::strerror(errno));
   auto* shared = static_cast<Shared*>(memory);
   const pid_t parent = getpid();
   const pid_t pid = fork();
@@ -80,7 +80,7 @@ StatusOr<bool> RunForked(const std::function<void(void* answer)>& body, void* an
   if (returned) std::memcpy(answer, shared->answer(), size);
   munmap(memory, mapped);
   if (pid < 0) {
-    return ResourceExhausted(StrCat("no child process could be made: ", std::strerror(error)));
+    return ResourceExhausted("no child process could be made: ", std::strerror(error));
   }
   return returned;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <ranges>
 
 #include "src/core/strings.h"
 
@@ -9,20 +10,9 @@ namespace xla_gpu {
 namespace {
 
 bool TypeFits(AttrType type, const AttrValue& value) {
-  switch (type) {
-    case AttrType::kBool:
-      return std::holds_alternative<bool>(value);
-    case AttrType::kInt:
-      return std::holds_alternative<int64_t>(value);
-    case AttrType::kFloat:
-      return std::holds_alternative<double>(value) || std::holds_alternative<int64_t>(value);
-    case AttrType::kString:
-    case AttrType::kDType:
-      return std::holds_alternative<std::string_view>(value);
-    case AttrType::kIntArray:
-      return std::holds_alternative<std::span<const int64_t>>(value);
-  }
-  return false;
+  const AttrType came = TypeOf(value);
+  return came == type || (came == AttrType::kInt && type == AttrType::kFloat) ||
+         (came == AttrType::kString && type == AttrType::kDType);
 }
 
 // Visits the schema positions of the arguments that a call with these attributes brings, in order;
@@ -52,34 +42,32 @@ Status CheckAttributes(const Op& op, const Attributes& attributes) {
   for (const Attribute& attribute : attributes.all()) {
     if (attribute.name == kOptionalArgsAttribute) {
       if (!std::holds_alternative<std::string_view>(attribute.value)) {
-        return InvalidArgument(StrCat(op.name, ": attribute 'optional_args' is ",
-                                      AttrToString(attribute.value), "; it must be a string"));
+        return InvalidArgument(op.name, ": attribute 'optional_args' is ",
+                               AttrToString(attribute.value), "; it must be a string");
       }
       continue;
     }
     auto spec = std::ranges::find(op.attrs, attribute.name, &AttrSpec::name);
     if (spec == op.attrs.end()) {
-      std::vector<std::string> names;
-      for (const AttrSpec& known : op.attrs) names.push_back(known.name);
-      return InvalidArgument(StrCat(op.name, ": unknown attribute '", attribute.name,
-                                    "'; known are: ", StrJoin(names, ", ")));
+      return InvalidArgument(op.name, ": unknown attribute '", attribute.name,
+                             "'; known are: ", StrJoin(op.attrs, ", ", &AttrSpec::name));
     }
     if (!TypeFits(spec->type, attribute.value)) {
       return InvalidArgument(
-          StrCat(op.name, ": attribute '", attribute.name, "' is ", AttrTypeName(attribute.value),
-                 " ", AttrToString(attribute.value), "; it must be ", AttrTypeName(spec->type)));
+          op.name, ": attribute '", attribute.name, "' is ", AttrTypeName(TypeOf(attribute.value)),
+          " ", AttrToString(attribute.value), "; it must be ", AttrTypeName(spec->type));
     }
     if (spec->type == AttrType::kDType && !IsDTypeOf(*spec, attribute.value)) {
-      return InvalidArgument(
-          StrCat(op.name, ": attribute '", spec->name, "' is ", AttrToString(attribute.value),
-                 "; it must be ", DTypesText(spec->dtypes),
-                 spec->default_value.has_value() ? StrCat(", or ", spec->doc) : ""));
+      return InvalidArgument(op.name, ": attribute '", spec->name, "' is ",
+                             AttrToString(attribute.value), "; it must be ",
+                             DTypesText(spec->dtypes),
+                             spec->default_value.has_value() ? StrCat(", or ", spec->doc) : "");
     }
   }
   for (const AttrSpec& spec : op.attrs) {
     if (!spec.default_value.has_value() && attributes.Find(spec.name) == nullptr) {
-      return InvalidArgument(StrCat(op.name, ": attribute '", spec.name, "' (",
-                                    AttrTypeName(spec.type), ") is missing; it is required"));
+      return InvalidArgument(op.name, ": attribute '", spec.name, "' (", AttrTypeName(spec.type),
+                             ") is missing; it is required");
     }
   }
   return OkStatus();
@@ -88,13 +76,12 @@ Status CheckAttributes(const Op& op, const Attributes& attributes) {
 Status CheckTensor(const Op& op, std::string_view kind, std::string_view name,
                    const TensorView& view) {
   if (DTypeSize(view.dtype) == 0) {
-    return InvalidArgument(StrCat(op.name, ": ", kind, " '", name, "' has a dtype (number ",
-                                  static_cast<int>(view.dtype), ") that xla_gpu does not know"));
+    return InvalidArgument(op.name, ": ", kind, " '", name, "' has a dtype (number ",
+                           static_cast<int>(view.dtype), ") that xla_gpu does not know");
   }
   const std::string_view problem = TypeProblem(view);
   if (problem.empty()) return OkStatus();
-  return InvalidArgument(
-      StrCat(op.name, ": ", kind, " '", name, "' is ", view.ToString(), "; ", problem));
+  return InvalidArgument(op.name, ": ", kind, " '", name, "' is ", view.ToString(), "; ", problem);
 }
 
 Status CheckArguments(const Op& op, const Call& call) {
@@ -104,8 +91,8 @@ Status CheckArguments(const Op& op, const Call& call) {
     const ArgSpec& spec = op.args[i];
     XLA_GPU_RETURN_IF_ERROR(CheckTensor(op, "argument", spec.name, *bound[i]));
     if (!spec.dtypes.empty() && std::ranges::count(spec.dtypes, bound[i]->dtype) == 0) {
-      return InvalidArgument(StrCat(op.name, ": ", spec.name, " is ", bound[i]->ToString(),
-                                    "; its dtype must be ", DTypesText(spec.dtypes)));
+      return InvalidArgument(op.name, ": ", spec.name, " is ", bound[i]->ToString(),
+                             "; its dtype must be ", DTypesText(spec.dtypes));
     }
   }
   return OkStatus();
@@ -149,8 +136,9 @@ std::string ArgumentName(const Op& op, const Call& call, size_t index) {
   return name;
 }
 
-// Whether a result of the call may be argument `i`, both as they stand in the call.
-bool MayShare(const Op& op, const Call& call, const ResultSpec* result, size_t i) {
+// Whether result `r` of the call may be its argument `i`.
+bool MayShare(const Op& op, const Call& call, size_t r, size_t i) {
+  const ResultSpec* result = SpecOfResult(op, *call.attributes, r);
   return result == nullptr || result->alias_of.empty() ||
          IndexOf(op, *call.attributes, result->alias_of) == static_cast<int>(i);
 }
@@ -161,34 +149,9 @@ std::string_view PlatformName(Platform platform) {
   return platform == Platform::kHost ? "Host" : "CUDA";
 }
 
-std::string_view AttrTypeName(AttrType type) {
-  switch (type) {
-    case AttrType::kBool:
-      return "bool";
-    case AttrType::kInt:
-      return "int";
-    case AttrType::kFloat:
-      return "float";
-    case AttrType::kString:
-      return "string";
-    case AttrType::kIntArray:
-      return "int array";
-    case AttrType::kDType:
-      return "dtype";
-  }
-  return "unknown";
-}
-
 std::string_view ResultKindName(ResultKind kind) {
-  switch (kind) {
-    case ResultKind::kOutput:
-      return "output";
-    case ResultKind::kAlias:
-      return "alias";
-    case ResultKind::kScratch:
-      return "scratch";
-  }
-  return "unknown";
+  constexpr std::string_view kNames[] = {"output", "alias", "scratch"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 std::string DTypesText(const DTypes& dtypes) {
@@ -214,17 +177,15 @@ StatusOr<std::vector<const TensorView*>> BindArguments(const Op& op, const Call&
     expected.push_back(op.args[i].name);
   });
   if (!present.empty()) {
-    std::vector<std::string> names;
-    for (const ArgSpec& spec : op.args) {
-      if (spec.optional) names.push_back(spec.name);
-    }
-    return InvalidArgument(StrCat(op.name, ": attribute 'optional_args' has '", present,
-                                  "' left over; it must name some of '", StrJoin(names, ","),
-                                  "' in this order, joined by commas"));
+    const auto optional = std::views::filter(op.args, &ArgSpec::optional);
+    return InvalidArgument(op.name, ": attribute 'optional_args' has '", present,
+                           "' left over; it must name some of '",
+                           StrJoin(optional, ",", &ArgSpec::name),
+                           "' in this order, joined by commas");
   }
   if (expected.size() != call.args.size()) {
-    return InvalidArgument(StrCat(op.name, ": ", call.args.size(), " arguments came but ",
-                                  expected.size(), " are expected: ", StrJoin(expected, ", ")));
+    return InvalidArgument(op.name, ": ", call.args.size(), " arguments came but ", expected.size(),
+                           " are expected: ", StrJoin(expected, ", "));
   }
   return bound;
 }
@@ -249,11 +210,11 @@ StatusOr<std::vector<Result>> InferResults(const Op& op, Platform platform, cons
   for (const ResultSpec& spec : op.results) {
     if (!IsPresent(op, attributes, spec)) continue;
     if (results.size() == types.size() && spec.kind == ResultKind::kScratch) continue;
-    if (results.size() == types.size()) return Internal(StrCat(op.name, ": infer: no ", spec.name));
+    if (results.size() == types.size()) return Internal(op.name, ": infer: no ", spec.name);
     results.push_back({&spec, std::move(types[results.size()]),
                        spec.alias_of.empty() ? -1 : IndexOf(op, attributes, spec.alias_of)});
   }
-  if (results.size() < types.size()) return Internal(StrCat(op.name, ": infer: too many results"));
+  if (results.size() < types.size()) return Internal(op.name, ": infer: too many results");
   return results;
 }
 
@@ -267,11 +228,10 @@ StatusOr<std::vector<TensorSpec>> InferTypes(const Op& op, Platform platform, co
 Status CheckCall(const Op& op, Platform platform, const Call& call) {
   XLA_GPU_ASSIGN_OR_RETURN(std::vector<Result> expected, InferResults(op, platform, call));
   if (call.results.size() != expected.size()) {
-    std::vector<std::string> types;
-    for (const Result& result : expected) types.push_back(result.type.ToString());
-    return InvalidArgument(StrCat(op.name, ": the call has ", call.results.size(),
-                                  " results but on ", PlatformName(platform), " it must have ",
-                                  expected.size(), ": ", StrJoin(types, ", ")));
+    return InvalidArgument(
+        op.name, ": the call has ", call.results.size(), " results but on ", PlatformName(platform),
+        " it must have ", expected.size(), ": ",
+        StrJoin(expected, ", ", [](const Result& result) { return result.type.ToString(); }));
   }
   for (size_t i = 0; i < expected.size(); ++i) {
     const TensorSpec& type = expected[i].type;
@@ -281,8 +241,8 @@ Status CheckCall(const Op& op, Platform platform, const Call& call) {
     if (scratch && came.dtype == type.dtype && came.rank() == 1 && came.dim(0) >= type.shape[0]) {
       continue;
     }
-    return InvalidArgument(StrCat(op.name, ": result ", i, " is ", came.ToString(), " but must be ",
-                                  type.ToString(), scratch ? ", or larger" : ""));
+    return InvalidArgument(op.name, ": result ", i, " is ", came.ToString(), " but must be ",
+                           type.ToString(), scratch ? ", or larger" : "");
   }
   return OkStatus();
 }
@@ -301,26 +261,23 @@ Status CheckOverlap(const Op& op, const Call& call) {
     };
     const auto refuse = [&](std::string_view other_name, const TensorView& other) {
       const ResultSpec* spec = SpecOfResult(op, *call.attributes, r);
-      return InvalidArgument(StrCat(op.name, ": ", ResultName(op, call, r), " ", result.ToString(),
-                                    " overlaps ", other_name, " ", other.ToString(),
-                                    " in memory; give it memory of its own",
-                                    spec != nullptr && !spec->alias_of.empty()
-                                        ? StrCat(", or that of ", spec->alias_of, ", whole")
-                                        : ""));
+      return InvalidArgument(op.name, ": ", ResultName(op, call, r), " ", result.ToString(),
+                             " overlaps ", other_name, " ", other.ToString(),
+                             " in memory; give it memory of its own",
+                             spec != nullptr && !spec->alias_of.empty()
+                                 ? StrCat(", or that of ", spec->alias_of, ", whole")
+                                 : "");
     };
     for (size_t i = r + 1; i < call.results.size(); ++i) {
-      if (overlaps(call.results[i])) {
-        return refuse(ResultName(op, call, i), call.results[i]);
-      }
+      const TensorView& other = call.results[i];
+      if (overlaps(other)) return refuse(ResultName(op, call, i), other);
     }
     bool is_argument = false;
     for (size_t i = 0; i < call.args.size(); ++i) {
       const TensorView& arg = call.args[i];
       if (!overlaps(arg)) continue;
-      const bool whole = arg.data == result.data && arg.dtype == result.dtype &&
-                         std::ranges::equal(arg.shape, result.shape);
-      const ResultSpec* spec = SpecOfResult(op, *call.attributes, r);
-      if (!whole || is_argument || !MayShare(op, call, spec, i)) {
+      const bool whole = arg.data == result.data && arg.SameType(result);
+      if (!whole || is_argument || !MayShare(op, call, r, i)) {
         return refuse(ArgumentName(op, call, i), arg);
       }
       is_argument = true;

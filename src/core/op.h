@@ -105,9 +105,6 @@ struct ResultSpec {
 // layout.
 ResultSpec Workspace();
 
-enum class AttrType { kBool, kInt, kFloat, kString, kIntArray, kDType };
-std::string_view AttrTypeName(AttrType type);
-
 struct AttrSpec {
   std::string name;
   AttrType type;

@@ -48,10 +48,8 @@ const Op* OpRegistry::Find(std::string_view name_or_target) const {
 
 StatusOr<const Op*> OpRegistry::Get(std::string_view name_or_target) const {
   if (const Op* op = Find(name_or_target)) return op;
-  std::vector<std::string> names;
-  for (const auto& op : ops_) names.push_back(op->name);
-  return NotFound(
-      StrCat("no op is named '", name_or_target, "'; known are: ", StrJoin(names, ", ")));
+  return NotFound("no op is named '", name_or_target,
+                  "'; known are: ", StrJoin(ops_, ", ", [](const auto& op) { return op->name; }));
 }
 
 int OpRegistry::SlotOf(const Op& op) const {

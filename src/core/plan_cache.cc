@@ -64,8 +64,8 @@ void WriteKey(const Op& op, Platform platform, int device, const Call& call, std
 Status CheckData(const Op& op, std::string_view kind, std::span<const TensorView> tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].data == nullptr && tensors[i].num_elements() != 0) {
-      return InvalidArgument(StrCat(op.name, ": ", kind, " ", i, " (", tensors[i].ToString(),
-                                    ") has a null data pointer"));
+      return InvalidArgument(op.name, ": ", kind, " ", i, " (", tensors[i].ToString(),
+                             ") has a null data pointer");
     }
   }
   return OkStatus();
@@ -89,8 +89,7 @@ StatusOr<std::shared_ptr<const Plan>> PlanCache::GetOrCreate(const Op& op, Platf
   }
   const PlanFactory make_plan = op.make_plan[static_cast<int>(platform)];
   if (make_plan == nullptr) {
-    return Unimplemented(
-        StrCat(op.name, ": there is no kernel for platform ", PlatformName(platform)));
+    return Unimplemented(op.name, ": there is no kernel for platform ", PlatformName(platform));
   }
   XLA_GPU_RETURN_IF_ERROR(CheckCall(op, platform, call));
   const Attributes attributes = CompleteAttributes(op, *call.attributes);

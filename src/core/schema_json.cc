@@ -15,18 +15,9 @@ std::string Quote(std::string_view text) { return nlohmann::json(text).dump(); }
 const char* Bool(bool value) { return value ? "true" : "false"; }
 
 // [write(item), ...]
-template <typename Range, typename Write>
-std::string Array(const Range& range, Write write) {
-  std::vector<std::string> items;
-  for (const auto& item : range) items.push_back(write(item));
-  return StrCat('[', StrJoin(items, ","), ']');
-}
-
-std::string ValueToJson(const AttrValue& value) {
-  if (const auto* ints = std::get_if<std::span<const int64_t>>(&value)) {
-    return Array(*ints, [](int64_t i) { return std::to_string(i); });
-  }
-  return std::visit([](const auto& v) { return nlohmann::json(v).dump(); }, value);
+template <typename Range, typename Write = std::identity>
+std::string Array(const Range& range, Write write = {}) {
+  return StrCat('[', StrJoin(range, ",", write), ']');
 }
 
 std::string OpToJson(const Op& op) {
@@ -65,9 +56,14 @@ std::string OpToJson(const Op& op) {
 
 }  // namespace
 
+std::string ValueToJson(const AttrValue& value) {
+  if (const auto* ints = std::get_if<std::span<const int64_t>>(&value)) return Array(*ints);
+  return std::visit([](const auto& v) { return nlohmann::json(v).dump(); }, value);
+}
+
 std::string TensorSpecToJson(const TensorSpec& spec) {
-  return StrCat(R"({"dtype":)", Quote(DTypeName(spec.dtype)), R"(,"shape":)",
-                Array(spec.shape, [](int64_t dim) { return std::to_string(dim); }), '}');
+  return StrCat(R"({"dtype":)", Quote(DTypeName(spec.dtype)), R"(,"shape":)", Array(spec.shape),
+                '}');
 }
 
 std::string TensorSpecsToJson(const std::vector<TensorSpec>& specs) {

@@ -9,6 +9,9 @@
 
 namespace xla_gpu {
 
+// Throws nlohmann's type_error for a string that is not UTF-8.
+std::string ValueToJson(const AttrValue& value);
+
 // [{"dtype":"bf16","shape":[8,128]}, ...]
 std::string TensorSpecsToJson(const std::vector<TensorSpec>& specs);
 

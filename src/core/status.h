@@ -11,6 +11,8 @@
 #include <string_view>
 #include <utility>
 
+#include "src/core/strings.h"
+
 namespace xla_gpu {
 
 enum class StatusCode : int {
@@ -41,6 +43,11 @@ class [[nodiscard]] Status {
   bool ok() const { return code_ == StatusCode::kOk; }
   StatusCode code() const { return code_; }
   const std::string& message() const { return message_; }
+  // This error with more before its message.
+  template <typename... Parts>
+  Status After(const Parts&... parts) const {
+    return Status(code_, StrCat(parts..., message_));
+  }
   // "INVALID_ARGUMENT: simple_add: ...", or "OK".
   std::string ToString() const;
 
@@ -50,13 +57,20 @@ class [[nodiscard]] Status {
 };
 
 inline Status OkStatus() { return Status(); }
-Status InvalidArgument(std::string message);
-Status NotFound(std::string message);
-Status FailedPrecondition(std::string message);
-Status Unimplemented(std::string message);
-Status Internal(std::string message);
-Status Unavailable(std::string message);
-Status ResourceExhausted(std::string message);
+// Errors whose message is the parts joined (StrCat).
+#define XLA_GPU_DEFINE_ERROR(Name)                        \
+  template <typename... Parts>                            \
+  Status Name(const Parts&... parts) {                    \
+    return Status(StatusCode::k##Name, StrCat(parts...)); \
+  }
+XLA_GPU_DEFINE_ERROR(InvalidArgument)
+XLA_GPU_DEFINE_ERROR(NotFound)
+XLA_GPU_DEFINE_ERROR(FailedPrecondition)
+XLA_GPU_DEFINE_ERROR(Unimplemented)
+XLA_GPU_DEFINE_ERROR(Internal)
+XLA_GPU_DEFINE_ERROR(Unavailable)
+XLA_GPU_DEFINE_ERROR(ResourceExhausted)
+#undef XLA_GPU_DEFINE_ERROR
 
 // The exception that is being handled (a std::exception) as a Status, for where nothing may be
 // thrown. `who`, an op's name or nothing, begins the message. It does without memory if it must.

@@ -2,6 +2,7 @@
 #ifndef XLA_GPU_CORE_STRINGS_H_
 #define XLA_GPU_CORE_STRINGS_H_
 
+#include <functional>
 #include <sstream>
 #include <string>
 
@@ -15,13 +16,14 @@ std::string StrCat(const Args&... args) {
   return std::move(out).str();
 }
 
-template <typename Range>
-std::string StrJoin(const Range& range, const char* separator) {
+// The items, or what `text_of` gives for each (a function, or a member of theirs).
+template <typename Range, typename TextOf = std::identity>
+std::string StrJoin(Range&& range, const char* separator, TextOf text_of = {}) {
   std::ostringstream out;
   out.exceptions(std::ios_base::badbit);
   const char* between = "";
   for (const auto& item : range) {
-    out << between << item;
+    out << between << std::invoke(text_of, item);
     between = separator;
   }
   return std::move(out).str();

@@ -30,8 +30,10 @@ std::string_view TypeProblem(const TensorView& view) {
   return "";
 }
 
-bool TensorSpec::Matches(const TensorView& view) const {
-  return dtype == view.dtype && std::ranges::equal(shape, view.shape);
+TensorSpec TensorView::spec() const { return {dtype, {shape.begin(), shape.end()}}; }
+
+bool TensorView::SameType(const TensorView& other) const {
+  return dtype == other.dtype && std::ranges::equal(shape, other.shape);
 }
 
 }  // namespace xla_gpu

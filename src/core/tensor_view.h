@@ -17,6 +17,8 @@ using Shape = std::span<const int64_t>;
 // "bf16[8,32,128]": how every message writes a tensor type.
 std::string TypeToString(DType dtype, Shape shape);
 
+struct TensorSpec;
+
 struct TensorView {
   void* data = nullptr;  // null where only the type is known (while XLA compiles)
   DType dtype = DType::kInvalid;
@@ -27,6 +29,8 @@ struct TensorView {
   int64_t num_elements() const;
   int64_t size_bytes() const { return num_elements() * DTypeSize(dtype); }
   std::string ToString() const { return TypeToString(dtype, shape); }
+  TensorSpec spec() const;
+  bool SameType(const TensorView& other) const;
 
   template <typename T>
   T* data_as() const {
@@ -42,7 +46,7 @@ struct TensorSpec {
   DType dtype = DType::kInvalid;
   std::vector<int64_t> shape;
 
-  bool Matches(const TensorView& view) const;
+  bool Matches(const TensorView& view) const { return view.SameType({nullptr, dtype, shape}); }
   std::string ToString() const { return TypeToString(dtype, shape); }
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };

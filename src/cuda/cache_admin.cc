@@ -32,8 +32,8 @@ StatusOr<std::vector<Job>> PlanJobs(const std::vector<std::string>& archs,
   }
   for (const std::string& op : ops) {
     if (!known.contains(op)) {
-      return NotFound(StrCat("op '", op, "' has no kernels to compile ahead of time for ",
-                             StrJoin(archs, ", "), "; ops that have: ", StrJoin(known, ", ")));
+      return NotFound("op '", op, "' has no kernels to compile ahead of time for ",
+                      StrJoin(archs, ", "), "; ops that have: ", StrJoin(known, ", "));
     }
   }
   return jobs;

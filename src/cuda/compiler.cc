@@ -31,14 +31,13 @@ std::string Tail(const std::string& text, size_t limit = 8000) {
 Status Failure(const CompileResponse& response, const std::string& name) {
   switch (response.outcome) {
     case CompileResponse::Outcome::kCompileError:
-      return InvalidArgument(
-          StrCat("cuda: kernel ", name, " does not compile:\n", Tail(response.log)));
+      return InvalidArgument("cuda: kernel ", name, " does not compile:\n", Tail(response.log));
     case CompileResponse::Outcome::kNvrtcUnusable:
-      return Unavailable(StrCat("NVRTC could not be opened: ", response.log));
+      return Unavailable("NVRTC could not be opened: ", response.log);
     default:
-      return Internal(StrCat("cuda: kernel ", name, ": ", kProgram,
-                             " did not understand the request; it must come from the same build "
-                             "as this library (XLA_GPU_COMPILER may name another)"));
+      return Internal("cuda: kernel ", name, ": ", kProgram,
+                      " did not understand the request; it must come from the same build "
+                      "as this library (XLA_GPU_COMPILER may name another)");
   }
 }
 
@@ -50,8 +49,8 @@ StatusOr<std::chrono::milliseconds> CompileTimeout() {
     char* end = nullptr;
     seconds = std::strtod(text, &end);
     if (*end != '\0' || !(seconds > 0 && seconds <= 1e6)) {
-      return InvalidArgument(StrCat("cuda: XLA_GPU_COMPILE_TIMEOUT is '", text,
-                                    "'; it must be a number of seconds above 0"));
+      return InvalidArgument("cuda: XLA_GPU_COMPILE_TIMEOUT is '", text,
+                             "'; it must be a number of seconds above 0");
     }
   }
   return std::chrono::milliseconds(std::max<int64_t>(1, static_cast<int64_t>(seconds * 1e3)));
@@ -60,8 +59,8 @@ StatusOr<std::chrono::milliseconds> CompileTimeout() {
 StatusOr<std::string> FindCompilerProgram() {
   if (const char* given = std::getenv("XLA_GPU_COMPILER"); given != nullptr && *given != '\0') {
     if (IsProgram(given)) return std::string(given);
-    return FailedPrecondition(
-        StrCat("cuda: XLA_GPU_COMPILER is ", given, ", which is not an executable file"));
+    return FailedPrecondition("cuda: XLA_GPU_COMPILER is ", given,
+                              ", which is not an executable file");
   }
   std::vector<std::string> places;
   if (const std::string own = OwnFolder(); !own.empty()) {
@@ -76,9 +75,9 @@ StatusOr<std::string> FindCompilerProgram() {
     if (IsProgram(place + kProgram)) return place + kProgram;
   }
   return FailedPrecondition(
-      StrCat("cuda: the helper program ", kProgram, ", which compiles kernels, was not found in ",
-             StrJoin(places, ", "),
-             "; install the wheel again, or set XLA_GPU_COMPILER to the program's path"));
+      "cuda: the helper program ", kProgram, ", which compiles kernels, was not found in ",
+      StrJoin(places, ", "),
+      "; install the wheel again, or set XLA_GPU_COMPILER to the program's path");
 }
 
 StatusOr<CompileResult> CompileInChild(const CompileRequest& request, const std::string& name) {
@@ -86,19 +85,19 @@ StatusOr<CompileResult> CompileInChild(const CompileRequest& request, const std:
   XLA_GPU_ASSIGN_OR_RETURN(std::chrono::milliseconds timeout, CompileTimeout());
   XLA_GPU_ASSIGN_OR_RETURN(ChildResult child, RunChild({program}, Encode(request), timeout));
   if (child.timed_out) {
-    return Internal(StrCat("cuda: kernel ", name, " was not compiled within ",
-                           static_cast<double>(timeout.count()) / 1e3,
-                           " s and the compiler was killed; XLA_GPU_COMPILE_TIMEOUT sets the "
-                           "limit in seconds\n",
-                           Tail(child.err)));
+    return Internal("cuda: kernel ", name, " was not compiled within ",
+                    static_cast<double>(timeout.count()) / 1e3,
+                    " s and the compiler was killed; XLA_GPU_COMPILE_TIMEOUT sets the "
+                    "limit in seconds\n",
+                    Tail(child.err));
   }
   std::optional<CompileResponse> response = DecodeResponse(child.out);
   if (!response || child.exit_code > 0 || child.signal >= 0) {
-    return Internal(StrCat("cuda: the compiler of kernel ", name, " ", child.HowItEnded(),
-                           response ? " (" : " without an answer (", request.nvrtc,
-                           "; NVRTC 13.0 is known to crash on valid kernels, newer ones not: "
-                           "pip install -U nvidia-cuda-nvrtc)\n",
-                           Tail(child.err)));
+    return Internal("cuda: the compiler of kernel ", name, " ", child.HowItEnded(),
+                    response ? " (" : " without an answer (", request.nvrtc,
+                    "; NVRTC 13.0 is known to crash on valid kernels, newer ones not: "
+                    "pip install -U nvidia-cuda-nvrtc)\n",
+                    Tail(child.err));
   }
   if (response->outcome != CompileResponse::Outcome::kOk) return Failure(*response, name);
   return CompileResult{std::move(response->cubin), std::move(response->log)};

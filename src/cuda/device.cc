@@ -103,8 +103,8 @@ StatusOr<const DeviceInfo*> GetDeviceInfo(int ordinal) {
   if (auto found = devices.find(ordinal); found != devices.end()) return found->second.get();
   XLA_GPU_ASSIGN_OR_RETURN(int count, DeviceCount());
   if (ordinal < 0 || ordinal >= count) {
-    return InvalidArgument(StrCat("cuda: device ", ordinal, " does not exist; this process sees ",
-                                  count, " (CUDA_VISIBLE_DEVICES limits them)"));
+    return InvalidArgument("cuda: device ", ordinal, " does not exist; this process sees ", count,
+                           " (CUDA_VISIBLE_DEVICES limits them)");
   }
   XLA_GPU_ASSIGN_OR_RETURN(DeviceInfo info, ReadDevice(*driver, ordinal));
   auto kept = std::make_unique<const DeviceInfo>(std::move(info));

@@ -83,14 +83,14 @@ std::vector<std::string> Names(int folder) {
 
 Status CheckPrivate(const std::string& folder, const struct stat& info) {
   if (info.st_uid != geteuid()) {
-    return FailedPrecondition(StrCat("cuda: cache folder ", folder, " belongs to user ",
-                                     info.st_uid, ", not to user ", geteuid(),
-                                     " who runs this; set XLA_GPU_CACHE_DIR to a folder of yours"));
+    return FailedPrecondition("cuda: cache folder ", folder, " belongs to user ", info.st_uid,
+                              ", not to user ", geteuid(),
+                              " who runs this; set XLA_GPU_CACHE_DIR to a folder of yours");
   }
   if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
-    return FailedPrecondition(StrCat("cuda: others may write to cache folder ", folder,
-                                     ", and what lies in it runs on the GPU; chmod 700 it, or set "
-                                     "XLA_GPU_CACHE_DIR to another folder"));
+    return FailedPrecondition("cuda: others may write to cache folder ", folder,
+                              ", and what lies in it runs on the GPU; chmod 700 it, or set "
+                              "XLA_GPU_CACHE_DIR to another folder");
   }
   return OkStatus();
 }
@@ -123,20 +123,20 @@ StatusOr<DiskCache> DiskCache::Open(const std::string& given) {
   const std::filesystem::path path(folder);
   if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), error);
   if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
-    return FailedPrecondition(StrCat("cuda: cache folder ", folder, " could not be made: ",
-                                     ErrnoText(), "; set XLA_GPU_CACHE_DIR to another"));
+    return FailedPrecondition("cuda: cache folder ", folder, " could not be made: ", ErrnoText(),
+                              "; set XLA_GPU_CACHE_DIR to another");
   }
   struct stat info {};
   if (lstat(folder.c_str(), &info) == 0 && S_ISLNK(info.st_mode)) {
     return FailedPrecondition(
-        StrCat("cuda: cache folder ", folder,
-               " is a link, which somebody else may have put there to a folder of yours; set "
-               "XLA_GPU_CACHE_DIR to the folder itself"));
+        "cuda: cache folder ", folder,
+        " is a link, which somebody else may have put there to a folder of yours; set "
+        "XLA_GPU_CACHE_DIR to the folder itself");
   }
   UniqueFd fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!fd.open() || fstat(fd.get(), &info) != 0) {
-    return FailedPrecondition(StrCat("cuda: cache folder ", folder, " could not be opened: ",
-                                     ErrnoText(), "; set XLA_GPU_CACHE_DIR to another"));
+    return FailedPrecondition("cuda: cache folder ", folder, " could not be opened: ", ErrnoText(),
+                              "; set XLA_GPU_CACHE_DIR to another");
   }
   XLA_GPU_RETURN_IF_ERROR(CheckPrivate(folder, info));
   return DiskCache(folder, std::move(fd));
@@ -173,9 +173,9 @@ Status DiskCache::Write(const CacheEntry& entry) const {
   const std::string temp =
       NameOf(entry.key, StrCat(".", getpid(), ".", now, ".", counter++, kTempSuffix));
   auto failed = [&](const char* what) {
-    Status status = FailedPrecondition(StrCat("cuda: a kernel could not be kept in cache folder ",
-                                              folder_, ": ", what, ": ", ErrnoText(),
-                                              "; it will be compiled again by the next process"));
+    Status status =
+        FailedPrecondition("cuda: a kernel could not be kept in cache folder ", folder_, ": ", what,
+                           ": ", ErrnoText(), "; it will be compiled again by the next process");
     unlinkat(fd_.get(), temp.c_str(), 0);
     return status;
   };
@@ -268,8 +268,8 @@ StatusOr<int> DiskCache::Clear() const {
     // A lock file that is removed while held costs a second compilation at most.
     if (!entry && !IsOurs(name, kTempSuffix) && !IsOurs(name, kLockSuffix)) continue;
     if (unlinkat(fd_.get(), name.c_str(), 0) != 0 && errno != ENOENT) {
-      return FailedPrecondition(
-          StrCat("cuda: ", folder_, "/", name, " could not be removed: ", ErrnoText()));
+      return FailedPrecondition("cuda: ", folder_, "/", name,
+                                " could not be removed: ", ErrnoText());
     }
     removed += entry ? 1 : 0;
   }

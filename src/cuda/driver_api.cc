@@ -61,8 +61,8 @@ Status LoadSymbols(void* library, DriverApi& api) {
   for (const Symbol& symbol : symbols) {
     *symbol.slot = dlsym(library, symbol.name);
     if (*symbol.slot == nullptr && symbol.required) {
-      return FailedPrecondition(StrCat("cuda: libcuda.so.1 has no function ", symbol.name,
-                                       "; install an NVIDIA driver of version 450 or newer"));
+      return FailedPrecondition("cuda: libcuda.so.1 has no function ", symbol.name,
+                                "; install an NVIDIA driver of version 450 or newer");
     }
   }
   if (!api.cuLibraryUnload || !api.cuLibraryGetKernel || !api.cuKernelGetFunction ||
@@ -87,11 +87,10 @@ StatusOr<const DriverApi*> OpenDriver(DriverApi& api) {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
-    return Unavailable(
-        StrCat("cuda: the NVIDIA driver is not here: libcuda.so.1 could not be opened (",
-               why == nullptr ? "no reason given" : why,
-               "); install the driver, or run the container with the GPU passed through "
-               "(docker run --gpus all), or add libcuda's folder to LD_LIBRARY_PATH"));
+    return Unavailable("cuda: the NVIDIA driver is not here: libcuda.so.1 could not be opened (",
+                       why == nullptr ? "no reason given" : why,
+                       "); install the driver, or run the container with the GPU passed through "
+                       "(docker run --gpus all), or add libcuda's folder to LD_LIBRARY_PATH");
   }
   XLA_GPU_RETURN_IF_ERROR(LoadSymbols(library, api));
   initialized_in.store(ForkGeneration());

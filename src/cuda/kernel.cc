@@ -122,10 +122,9 @@ StatusOr<std::shared_ptr<const Kernel>> GetKernel(const KernelSpec& spec, int de
   XLA_GPU_ASSIGN_OR_RETURN(const DriverApi* driver, GetDriver());
   XLA_GPU_ASSIGN_OR_RETURN(const DeviceInfo* device, GetDeviceInfo(device_ordinal));
   if (max_dynamic_shared_bytes > device->max_shared_memory_per_block) {
-    return ResourceExhausted(
-        StrCat("cuda: kernel ", spec.entry, " wants ", max_dynamic_shared_bytes,
-               " bytes of shared memory a block, but ", device->name, " (device ", device_ordinal,
-               ") has ", device->max_shared_memory_per_block));
+    return ResourceExhausted("cuda: kernel ", spec.entry, " wants ", max_dynamic_shared_bytes,
+                             " bytes of shared memory a block, but ", device->name, " (device ",
+                             device_ordinal, ") has ", device->max_shared_memory_per_block);
   }
   using Loaded = std::shared_ptr<LoadedKernel>;
   auto load = [&]() -> StatusOr<Loaded> {
@@ -147,9 +146,9 @@ StatusOr<std::shared_ptr<const Kernel>> GetKernel(const KernelSpec& spec, int de
 
 Status CheckAligned(std::string_view op, const void* pointer, const char* name) {
   if (reinterpret_cast<uintptr_t>(pointer) % 16 == 0) return OkStatus();
-  return InvalidArgument(StrCat(op, ": ", name, " lies at address ", pointer,
-                                "; on CUDA it must be a multiple of 16: pass a whole tensor, or "
-                                "copy the slice"));
+  return InvalidArgument(op, ": ", name, " lies at address ", pointer,
+                         "; on CUDA it must be a multiple of 16: pass a whole tensor, or "
+                         "copy the slice");
 }
 
 }  // namespace xla_gpu::cuda

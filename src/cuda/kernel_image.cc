@@ -104,9 +104,9 @@ StatusOr<KernelImage> Compile(const CompileRequest& request, const Sha256::Diges
                               const std::string& name) {
   XLA_GPU_ASSIGN_OR_RETURN(CompileResult result, CompileInChild(request, name));
   if (!IsCubin(result.cubin)) {
-    return Internal(StrCat("cuda: what the compiler made of kernel ", name, " (",
-                           result.cubin.size(), " bytes) is no whole machine code (", request.nvrtc,
-                           "); reinstall NVRTC, or set XLA_GPU_NVRTC to another\n", result.log));
+    return Internal("cuda: what the compiler made of kernel ", name, " (", result.cubin.size(),
+                    " bytes) is no whole machine code (", request.nvrtc,
+                    "); reinstall NVRTC, or set XLA_GPU_NVRTC to another\n", result.log);
   }
   return KernelImage{.key = key, .cubin = std::move(result.cubin), .log = std::move(result.log)};
 }
@@ -147,7 +147,7 @@ StatusOr<std::vector<std::pair<std::string, std::string>>> CollectSources(const 
   std::set<std::string> seen = {path};
   const char* text = FindSource(path);
   if (text == nullptr) {
-    return Internal(StrCat("cuda: no device source is embedded under ", path));
+    return Internal("cuda: no device source is embedded under ", path);
   }
   sources.emplace_back(path, text);
   for (size_t i = 0; i < sources.size(); ++i) {

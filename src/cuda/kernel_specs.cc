@@ -41,8 +41,8 @@ Status CheckArch(const std::string& arch) {
   const bool numbered = digits.size() >= 2 && digits.size() <= 3 &&
                         std::ranges::all_of(digits, [](char c) { return c >= '0' && c <= '9'; });
   if (prefixed && numbered) return OkStatus();
-  return InvalidArgument(StrCat("architecture is '", arch,
-                                "'; it must be like sm_80, sm_89, sm_90a, sm_100a or sm_120a"));
+  return InvalidArgument("architecture is '", arch,
+                         "'; it must be like sm_80, sm_89, sm_90a, sm_100a or sm_120a");
 }
 
 StatusOr<CompiledKernel> CompileKernel(const KernelSpec& spec, const std::string& arch) {

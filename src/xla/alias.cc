@@ -64,9 +64,9 @@ class AliasTable {
     const size_t next = known.size();
     if (next == kMaxAliases) {
       return ResourceExhausted(
-          StrCat(site->op->name, ": all ", kMaxAliases,
-                 " aliases of this API version are taken, one for each set of shapes and "
-                 "attributes; use typed calls (API version 4), or fewer shapes"));
+          site->op->name, ": all ", kMaxAliases,
+          " aliases of this API version are taken, one for each set of shapes and "
+          "attributes; use typed calls (API version 4), or fewer shapes");
     }
     bindings[version - 1][next].store(site.release(), std::memory_order_release);
     known.emplace(std::move(key), next);
@@ -98,22 +98,20 @@ bool NeedsAlias(Platform platform, int api_version) {
 StatusOr<void*> AliasHandler(const Op& op, Platform platform, int api_version,
                              std::string_view opaque) {
   if (!NeedsAlias(platform, api_version)) {
-    return InvalidArgument(StrCat(
+    return InvalidArgument(
         op.name, ": platform is ", PlatformName(platform), " and api_version is ", api_version,
         "; allowed are 1 and 2 on Host, whose calls carry no opaque: others take the op's own "
-        "handler (xla_gpu_handler)"));
+        "handler (xla_gpu_handler)");
   }
   auto site = MakeLegacySite(opaque);
-  if (!site.ok()) {
-    return Status(site.status().code(), StrCat(op.name, ": ", site.status().message()));
-  }
+  if (!site.ok()) return site.status().After(op.name, ": ");
   if ((*site)->op != &op) {
-    return InvalidArgument(
-        StrCat(op.name, ": opaque names the op '", (*site)->op->name, "'; it must be ", op.name));
+    return InvalidArgument(op.name, ": opaque names the op '", (*site)->op->name, "'; it must be ",
+                           op.name);
   }
   // A legacy call cannot tell its errors well (legacy_status.h), so they are found here.
   if (op.make_plan[static_cast<int>(platform)] == nullptr) {
-    return Unimplemented(StrCat(op.name, ": there is no kernel for platform Host"));
+    return Unimplemented(op.name, ": there is no kernel for platform Host");
   }
   XLA_GPU_RETURN_IF_ERROR(CheckCall(op, platform, (*site)->AsCall()));
   return aliases.Bind(static_cast<size_t>(api_version), *std::move(site));

@@ -70,15 +70,14 @@ struct PaddedFrame {
   char tail[128] = {};
 };
 
-thread_local VersionProbeResult* probe_result = nullptr;
+thread_local VersionProbeScope* probe_scope = nullptr;
 
 XLA_FFI_Error* ProbeHandler(XLA_FFI_CallFrame* frame) {
   XLA_FFI_Extension_Base* extension = frame->extension_start;
   if (extension == nullptr || extension->type != XLA_FFI_Extension_Metadata) return nullptr;
-  if (probe_result != nullptr && frame->api != nullptr) {
-    probe_result->api_shown = true;
-    probe_result->version = {frame->api->api_version.major_version,
-                             frame->api->api_version.minor_version};
+  if (probe_scope != nullptr && frame->api != nullptr) {
+    const XLA_FFI_Api_Version& version = frame->api->api_version;
+    probe_scope->seen = {version.major_version, version.minor_version};
   }
   XLA_FFI_Metadata* metadata = reinterpret_cast<XLA_FFI_Metadata_Extension*>(extension)->metadata;
   metadata->api_version.major_version = 0;
@@ -149,7 +148,7 @@ StatusOr<HandlerMetadata> Read(const Answer& answer) {
     case Answer::kTold:
       return HandlerMetadata{answer.ffi, answer.traits};
     case Answer::kRefused:
-      return InvalidArgument(StrCat("it refuses XLA's metadata call: ", answer.complaint));
+      return InvalidArgument("it refuses XLA's metadata call: ", answer.complaint);
     case Answer::kNoError:
       return InvalidArgument("it answers XLA's metadata call with what is no XLA_FFI_Error");
     case Answer::kSilent:
@@ -162,13 +161,11 @@ StatusOr<HandlerMetadata> AskInChild(const void* handler, std::chrono::milliseco
   StatusOr<ForkedAnswer<Answer>> asked =
       CallForked<Answer>([handler] { return Ask(handler); }, limit);
   if (!asked.ok()) {
-    return Status(asked.status().code(),
-                  StrCat("it must be asked for XLA's metadata in a child process, but ",
-                         asked.status().message()));
+    return asked.status().After("it must be asked for XLA's metadata in a child process, but ");
   }
   if (asked->answer.has_value()) return Read(*asked->answer);
-  return InvalidArgument(
-      StrCat("a child process that asked it for XLA's metadata ", asked->end.HowItEnded()));
+  return InvalidArgument("a child process that asked it for XLA's metadata ",
+                         asked->end.HowItEnded());
 }
 
 // An error unless `address` lies in memory that this process may execute.
@@ -187,8 +184,8 @@ Status CheckIsCode(const void* address) {
     if (access[2] == 'x') return OkStatus();
     break;
   }
-  return InvalidArgument(
-      StrCat("address ", address, " is no function: it does not lie in executable memory"));
+  return InvalidArgument("address ", address,
+                         " is no function: it does not lie in executable memory");
 }
 
 // "getpid of /lib/libc.so.6", or what else can be said of an address.
@@ -226,8 +223,8 @@ OwnHandler FindOwnHandler(const void* handler, Platform platform, int api_versio
 
 const void* VersionProbeHandler() { return reinterpret_cast<const void*>(&ProbeHandler); }
 
-VersionProbeScope::VersionProbeScope(VersionProbeResult* result) { probe_result = result; }
-VersionProbeScope::~VersionProbeScope() { probe_result = nullptr; }
+VersionProbeScope::VersionProbeScope() { probe_scope = this; }
+VersionProbeScope::~VersionProbeScope() { probe_scope = nullptr; }
 
 StatusOr<HandlerMetadata> AskHandler(const void* handler, Platform platform, int api_version) {
   XLA_GPU_RETURN_IF_ERROR(CheckIsCode(handler));
@@ -237,9 +234,9 @@ StatusOr<HandlerMetadata> AskHandler(const void* handler, Platform platform, int
     if (own.platform == platform && own.api_version == api_version) {
       return typed ? Read(Ask(handler)) : HandlerMetadata();
     }
-    return InvalidArgument(StrCat("it is this library's handler for platform ",
-                                  PlatformName(own.platform), " and api_version ", own.api_version,
-                                  ", not for ", PlatformName(platform), " and ", api_version));
+    return InvalidArgument("it is this library's handler for platform ", PlatformName(own.platform),
+                           " and api_version ", own.api_version, ", not for ",
+                           PlatformName(platform), " and ", api_version);
   }
   const StatusOr<HandlerMetadata> metadata =
       AskInChild(handler, typed ? kAskLimit : kUntypedAskLimit);
@@ -248,16 +245,16 @@ StatusOr<HandlerMetadata> AskHandler(const void* handler, Platform platform, int
   }
   if (typed && !metadata.ok()) {
     return InvalidArgument(
-        StrCat(DescribeFunction(handler),
-               " is no typed FFI handler (api_version 4): ", metadata.status().message(),
-               "; give a symbol of XLA_FFI_DEFINE_HANDLER_SYMBOL (headers of jaxlib 0.4.38 or "
-               "newer), or api_version 1, 2 or 3 if its signature is an untyped one"));
+        DescribeFunction(handler),
+        " is no typed FFI handler (api_version 4): ", metadata.status().message(),
+        "; give a symbol of XLA_FFI_DEFINE_HANDLER_SYMBOL (headers of jaxlib 0.4.38 or "
+        "newer), or api_version 1, 2 or 3 if its signature is an untyped one");
   }
   if (!typed && metadata.ok()) {
-    return InvalidArgument(StrCat(DescribeFunction(handler),
-                                  " is a typed FFI handler (it answers XLA's metadata call), which "
-                                  "a call of api_version ",
-                                  api_version, " would crash; register it with api_version 4"));
+    return InvalidArgument(DescribeFunction(handler),
+                           " is a typed FFI handler (it answers XLA's metadata call), which "
+                           "a call of api_version ",
+                           api_version, " would crash; register it with api_version 4");
   }
   return typed ? *metadata : HandlerMetadata();
 }

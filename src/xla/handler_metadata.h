@@ -2,7 +2,8 @@
 #ifndef XLA_GPU_XLA_HANDLER_METADATA_H_
 #define XLA_GPU_XLA_HANDLER_METADATA_H_
 
-#include "src/core/status.h"
+#include <optional>
+
 #include "src/xla/pjrt_plugin.h"
 
 namespace xla_gpu::xla {
@@ -11,18 +12,15 @@ namespace xla_gpu::xla {
 // the FFI version that the runtime shows of itself.
 const void* VersionProbeHandler();
 
-struct VersionProbeResult {
-  bool api_shown = false;
-  Version version;
-};
-
-// While it lives, the probe handler notes what it sees on this thread in `result`.
+// While it lives, the probe handler notes here what it is shown on this thread.
 class VersionProbeScope {
  public:
-  explicit VersionProbeScope(VersionProbeResult* result);
+  VersionProbeScope();
   ~VersionProbeScope();
   VersionProbeScope(const VersionProbeScope&) = delete;
   VersionProbeScope& operator=(const VersionProbeScope&) = delete;
+
+  std::optional<Version> seen;
 };
 
 }  // namespace xla_gpu::xla

@@ -17,8 +17,8 @@ StatusOr<void*> HandlerAddress(const Op& op, Platform platform, int api_version)
     case 4:
       return reinterpret_cast<void*>(TypedHandler(op, platform));
     default:
-      return InvalidArgument(StrCat("api_version is ", api_version,
-                                    "; allowed are 1, 2, 3 (legacy) and 4 (typed FFI)"));
+      return InvalidArgument("api_version is ", api_version,
+                             "; allowed are 1, 2, 3 (legacy) and 4 (typed FFI)");
   }
 }
 

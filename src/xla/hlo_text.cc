@@ -104,9 +104,9 @@ StatusOr<std::vector<HloModuleText>> ReadHloDump(const std::string& folder) {
     modules.push_back({std::filesystem::path(path).filename().string(), std::move(text)});
   }
   if (modules.empty()) {
-    return NotFound(StrCat("dump folder ", folder,
-                           " holds no *after_optimizations.txt; make it with XLA_FLAGS="
-                           "\"--xla_dump_to=FOLDER --xla_dump_hlo_as_text\""));
+    return NotFound("dump folder ", folder,
+                    " holds no *after_optimizations.txt; make it with XLA_FLAGS="
+                    "\"--xla_dump_to=FOLDER --xla_dump_hlo_as_text\"");
   }
   return modules;
 }

@@ -88,10 +88,9 @@ void RunLegacyText(size_t slot, Platform platform, const char* opaque, size_t op
       RunLegacySite(**site, platform, buffers, caller);
       return;
     }
-    status = site.ok()
-                 ? InvalidArgument(StrCat(op.name, ": opaque names the op '", (*site)->op->name,
-                                          "' but the target is that of ", op.name))
-                 : Status(site.status().code(), StrCat(op.name, ": ", site.status().message()));
+    status = site.ok() ? InvalidArgument(op.name, ": opaque names the op '", (*site)->op->name,
+                                         "' but the target is that of ", op.name)
+                       : site.status().After(op.name, ": ");
   } catch (const std::exception&) {  // nothing may unwind into the runtime
     status = StatusFromException(op.name);
   }
@@ -138,7 +137,7 @@ StatusOr<std::unique_ptr<const LegacySite>> MakeLegacySite(std::string_view opaq
   auto site = std::make_unique<LegacySite>();
   XLA_GPU_ASSIGN_OR_RETURN(site->call, DecodeOpaque(opaque));
   auto op = OpRegistry::Global().Get(site->call.op);
-  if (!op.ok()) return Status(op.status().code(), StrCat("opaque: op: ", op.status().message()));
+  if (!op.ok()) return op.status().After("opaque: op: ");
   site->op = *op;
   XLA_GPU_ASSIGN_OR_RETURN(site->attributes, ViewAttributes(site->call));
   site->args = ViewTensors(site->call.args);
@@ -160,7 +159,7 @@ void RunLegacySite(const LegacySite& site, Platform platform, const LegacyBuffer
 StatusOr<void*> LegacyHandler(const Op& op, Platform platform, int api_version) {
   static constexpr auto kHandlers = MakeHandlers(std::make_index_sequence<OpRegistry::kMaxOps>{});
   if (api_version < 1 || api_version > 3) {
-    return InvalidArgument(StrCat("api_version is ", api_version, "; legacy are 1, 2 and 3"));
+    return InvalidArgument("api_version is ", api_version, "; legacy are 1, 2 and 3");
   }
   const SlotHandlers& handlers = kHandlers[static_cast<size_t>(OpRegistry::Global().SlotOf(op))];
   if (platform == Platform::kCuda) {
@@ -169,9 +168,9 @@ StatusOr<void*> LegacyHandler(const Op& op, Platform platform, int api_version) 
   }
   if (api_version == 3) return reinterpret_cast<void*>(handlers.host_unified);
   return FailedPrecondition(
-      StrCat(op.name, ": on the Host an API version ", api_version,
-             " call carries no opaque, so that a handler cannot know its shapes; bind them to an "
-             "alias (xla_gpu_alias), or use version 3 or 4"));
+      op.name, ": on the Host an API version ", api_version,
+      " call carries no opaque, so that a handler cannot know its shapes; bind them to an "
+      "alias (xla_gpu_alias), or use version 3 or 4");
 }
 
 }  // namespace xla_gpu::xla

@@ -157,9 +157,9 @@ StatusOr<TensorSpec> ParseMlirTensorType(std::string_view text) {
   while (!rest.empty() && rest.back() == ' ') rest.remove_suffix(1);
   const auto dtype = FindDType([rest](const DTypeInfo& info) { return rest == info.mlir; });
   if (!dtype) {
-    return Unimplemented(StrCat("tensor<", text,
-                                "> is no type with static sizes and an element "
-                                "type that this library knows"));
+    return Unimplemented("tensor<", text,
+                         "> is no type with static sizes and an element "
+                         "type that this library knows");
   }
   spec.dtype = *dtype;
   return spec;

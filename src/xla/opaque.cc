@@ -74,11 +74,11 @@ class TreeBuilder {
   bool number_integer(int64_t value) { return Add(value); }
   bool number_unsigned(uint64_t value) {
     if (std::in_range<int64_t>(value)) return Add(static_cast<int64_t>(value));
-    return Fail(StrCat("the int ", value, " does not fit 64 signed bits"));
+    return Fail("the int ", value, " does not fit 64 signed bits");
   }
   bool number_float(double value, const std::string& digits) {
     if (digits.find_first_of(".eE") != std::string::npos) return Add(value);
-    return Fail(StrCat("the int ", Excerpt(digits), " does not fit 64 signed bits"));
+    return Fail("the int ", Excerpt(digits), " does not fit 64 signed bits");
   }
   bool string(std::string& value) { return Add(std::move(value)); }
   bool binary(Json::binary_t&) { return Fail("binary data"); }
@@ -89,10 +89,10 @@ class TreeBuilder {
   bool key(std::string& name) {
     const std::vector<Node>& members = *open_.back();
     if (std::ranges::find(members, name, &Node::name) != members.end()) {
-      return Fail(StrCat("member '", Excerpt(name), "' is given twice"));
+      return Fail("member '", Excerpt(name), "' is given twice");
     }
     if (members.size() == kMaxMembers) {
-      return Fail(StrCat("an object has more than ", kMaxMembers, " members"));
+      return Fail("an object has more than ", kMaxMembers, " members");
     }
     key_ = std::move(name);
     return true;
@@ -102,8 +102,8 @@ class TreeBuilder {
     // position is told in bytes instead, as the text is one line.
     const std::string_view what = error.what();
     const size_t colon = what.find(": ");
-    return Fail(StrCat("not JSON at byte ", position, ": ",
-                       Excerpt(colon == what.npos ? what : what.substr(colon + 2), 120)));
+    return Fail("not JSON at byte ", position, ": ",
+                Excerpt(colon == what.npos ? what : what.substr(colon + 2), 120));
   }
   // NOLINTEND(readability-identifier-naming)
 
@@ -111,12 +111,12 @@ class TreeBuilder {
   Node& root() { return top_.front(); }
 
  private:
-  bool Fail(std::string message) {
-    if (error_.empty()) error_ = std::move(message);
+  bool Fail(const auto&... parts) {
+    if (error_.empty()) error_ = StrCat(parts...);
     return false;
   }
   bool Add(NodeValue value) {
-    if (++nodes_ > kMaxNodes) return Fail(StrCat("more than ", kMaxNodes, " values"));
+    if (++nodes_ > kMaxNodes) return Fail("more than ", kMaxNodes, " values");
     open_.back()->push_back({std::exchange(key_, {}), std::move(value)});
     return true;
   }
@@ -124,7 +124,7 @@ class TreeBuilder {
   template <typename Container>
   bool Open() {
     if (open_.size() > kMaxDepth) {
-      return Fail(StrCat("nested deeper than ", kMaxDepth, " levels"));
+      return Fail("nested deeper than ", kMaxDepth, " levels");
     }
     if (!Add(Container{})) return false;
     open_.push_back(&std::get<Container>(open_.back()->back().value).items);
@@ -144,10 +144,10 @@ class TreeBuilder {
 
 // ---- From the tree to the call ------------------------------------------------------------------
 
-Status Bad(std::string message) { return InvalidArgument("opaque: " + std::move(message)); }
+Status Bad(const auto&... parts) { return InvalidArgument("opaque: ", parts...); }
 
 Status MustBe(std::string_view where, const Node& node, std::string_view what) {
-  return Bad(StrCat(where, " is ", Describe(node), "; it must be ", what));
+  return Bad(where, " is ", Describe(node), "; it must be ", what);
 }
 
 // The members of an object in the order of `names`; null for one that is absent, which none of the
@@ -163,14 +163,14 @@ StatusOr<std::vector<Node*>> Members(std::string_view where, Node& node,
   for (Node& member : object->items) {
     const auto known = std::ranges::find(names, member.name);
     if (known == names.end()) {
-      return Bad(StrCat(where, " has the unknown member '", Excerpt(member.name),
-                        "'; allowed are: ", StrJoin(names, ", ")));
+      return Bad(where, " has the unknown member '", Excerpt(member.name),
+                 "'; allowed are: ", StrJoin(names, ", "));
     }
     members[static_cast<size_t>(known - names.begin())] = &member;
   }
   for (size_t i = 0; i < num_required; ++i) {
     if (members[i] == nullptr) {
-      return Bad(StrCat(where, " lacks the member '", names.begin()[i], "'"));
+      return Bad(where, " lacks the member '", names.begin()[i], "'");
     }
   }
   return members;
@@ -183,7 +183,7 @@ StatusOr<std::vector<int64_t>> ToInts(std::string_view where, const Node& node) 
   for (const Node& item : array->items) {
     const auto* value = std::get_if<int64_t>(&item.value);
     if (value == nullptr) {
-      return Bad(StrCat(where, " holds ", Describe(item), "; an array must hold ints only"));
+      return Bad(where, " holds ", Describe(item), "; an array must hold ints only");
     }
     ints.push_back(*value);
   }
@@ -198,9 +198,9 @@ StatusOr<TensorSpec> ToTensorSpec(const std::string& where, Node& node) {
   }
   const std::optional<DType> known = DTypeFromName(*dtype);
   if (!known) {
-    return Bad(StrCat(where, ".dtype is \"", Excerpt(*dtype),
-                      "\"; allowed are pred, i8, i16, i32, i64, u8, u16, u32, u64, f16, bf16, f32, "
-                      "f64, f8e4m3fn and f8e5m2"));
+    return Bad(where, ".dtype is \"", Excerpt(*dtype),
+               "\"; allowed are pred, i8, i16, i32, i64, u8, u16, u32, u64, f16, bf16, f32, "
+               "f64, f8e4m3fn and f8e5m2");
   }
   XLA_GPU_ASSIGN_OR_RETURN(std::vector<int64_t> shape,
                            ToInts(StrCat(where, ".shape"), *members[1]));
@@ -227,8 +227,8 @@ StatusOr<OpaqueCall::Value> ToValue(Node& node) {
       XLA_GPU_ASSIGN_OR_RETURN(std::vector<int64_t> ints, ToInts(where, node));
       return OpaqueCall::Value(std::move(ints));
     } else if constexpr (std::is_same_v<T, Object> || std::is_same_v<T, std::nullptr_t>) {
-      return Bad(StrCat(where, " is ", Describe(node),
-                        "; allowed are true or false, ints, floats, strings and arrays of ints"));
+      return Bad(where, " is ", Describe(node),
+                 "; allowed are true or false, ints, floats, strings and arrays of ints");
     } else {
       return OpaqueCall::Value(std::move(value));
     }
@@ -240,30 +240,21 @@ StatusOr<OpaqueCall::Value> ToValue(Node& node) {
 
 Status CheckTensors(std::string_view list, const std::vector<TensorSpec>& specs) {
   if (specs.size() > kMaxTensors) {
-    return Bad(
-        StrCat(list, " has ", specs.size(), " tensors; at most ", kMaxTensors, " are allowed"));
+    return Bad(list, " has ", specs.size(), " tensors; at most ", kMaxTensors, " are allowed");
   }
   for (size_t i = 0; i < specs.size(); ++i) {
     const TensorSpec& spec = specs[i];
     const std::string where = StrCat(list, "[", i, "]");
-    int64_t bytes = DTypeSize(spec.dtype);
-    if (bytes == 0) {
-      return Bad(StrCat(where, ".dtype is number ", static_cast<int>(spec.dtype),
-                        ", which is no dtype of xla_gpu"));
+    if (DTypeSize(spec.dtype) == 0) {
+      return Bad(where, ".dtype is number ", static_cast<int>(spec.dtype),
+                 ", which is no dtype of xla_gpu");
     }
     if (spec.shape.size() > kMaxRank) {
-      return Bad(StrCat(where, ".shape has ", spec.shape.size(), " dimensions; at most ", kMaxRank,
-                        " are allowed"));
+      return Bad(where, ".shape has ", spec.shape.size(), " dimensions; at most ", kMaxRank,
+                 " are allowed");
     }
-    for (int64_t dim : spec.shape) {
-      if (dim < 0) {
-        return Bad(
-            StrCat(where, ".shape has the dimension ", dim, "; dimensions must not be negative"));
-      }
-      if (__builtin_mul_overflow(bytes, dim, &bytes)) {
-        return Bad(
-            StrCat(where, " is ", spec.ToString(), "; its size in bytes does not fit 63 bits"));
-      }
+    if (const auto problem = TypeProblem({nullptr, spec.dtype, spec.shape}); !problem.empty()) {
+      return Bad(where, " is ", spec.ToString(), "; ", problem);
     }
   }
   return OkStatus();
@@ -275,12 +266,12 @@ Status CheckAttrs(const OpaqueCall& call) {
     if (attr.name.empty()) return Bad("attrs has a member with an empty name");
     if (const auto* ints = std::get_if<std::vector<int64_t>>(&attr.value)) num_ints += ints->size();
     if (num_ints > kMaxOpaqueInts) {
-      return Bad(StrCat("attrs.", Excerpt(attr.name), " brings the ints of all arrays to ",
-                        num_ints, "; at most ", kMaxOpaqueInts, " are allowed"));
+      return Bad("attrs.", Excerpt(attr.name), " brings the ints of all arrays to ", num_ints,
+                 "; at most ", kMaxOpaqueInts, " are allowed");
     }
     if (const auto* number = std::get_if<double>(&attr.value);
         number != nullptr && !std::isfinite(*number)) {
-      return Bad(StrCat("attrs.", Excerpt(attr.name), " is ", *number, "; floats must be finite"));
+      return Bad("attrs.", Excerpt(attr.name), " is ", *number, "; floats must be finite");
     }
   }
   if (Status status = ViewAttributes(call).status(); !status.ok()) return Bad(status.message());
@@ -295,31 +286,16 @@ Status CheckBounds(const OpaqueCall& call) {
 
 Status CheckTextSize(size_t size) {
   if (size <= kMaxOpaqueBytes) return OkStatus();
-  return Bad(StrCat("the text has ", size, " bytes; at most ", kMaxOpaqueBytes, " are allowed"));
+  return Bad("the text has ", size, " bytes; at most ", kMaxOpaqueBytes, " are allowed");
 }
-
-// Of single values alone: see schema_json.cc.
-struct ValueToJson {
-  std::string operator()(const auto& value) const { return nlohmann::json(value).dump(); }
-  std::string operator()(const std::vector<int64_t>& values) const {
-    std::vector<std::string> items;
-    for (const int64_t value : values) items.push_back(std::to_string(value));
-    return StrCat('[', StrJoin(items, ","), ']');
-  }
-};
 
 }  // namespace
 
 OpaqueCall MakeOpaqueCall(std::string_view op, const Call& call) {
   OpaqueCall out;
   out.op = op;
-  const auto copy = [](std::span<const TensorView> views, std::vector<TensorSpec>& specs) {
-    for (const TensorView& view : views) {
-      specs.push_back({view.dtype, {view.shape.begin(), view.shape.end()}});
-    }
-  };
-  copy(call.args, out.args);
-  copy(call.results, out.results);
+  for (const TensorView& arg : call.args) out.args.push_back(arg.spec());
+  for (const TensorView& result : call.results) out.results.push_back(result.spec());
   const auto own = [](const auto& value) -> OpaqueCall::Value {
     using T = std::decay_t<decltype(value)>;
     if constexpr (std::is_same_v<T, std::string_view>) {
@@ -354,16 +330,15 @@ std::vector<TensorView> ViewTensors(const std::vector<TensorSpec>& specs) {
 
 StatusOr<std::string> EncodeOpaque(const OpaqueCall& call) {
   XLA_GPU_RETURN_IF_ERROR(CheckBounds(call));
-  const ValueToJson to_json;
+  XLA_GPU_ASSIGN_OR_RETURN(const Attributes attributes, ViewAttributes(call));
   std::string text;
   try {
-    std::vector<std::string> attrs;
-    for (const OpaqueCall::Attr& attr : call.attrs) {
-      attrs.push_back(StrCat(to_json(attr.name), ':', std::visit(to_json, attr.value)));
-    }
-    text = StrCat(R"({"op":)", to_json(call.op), R"(,"args":)", TensorSpecsToJson(call.args),
+    const auto member = [](const Attribute& attr) {
+      return StrCat(ValueToJson(attr.name), ':', ValueToJson(attr.value));
+    };
+    text = StrCat(R"({"op":)", ValueToJson(call.op), R"(,"args":)", TensorSpecsToJson(call.args),
                   R"(,"results":)", TensorSpecsToJson(call.results), R"(,"attrs":{)",
-                  StrJoin(attrs, ","), "}}");
+                  StrJoin(attributes.all(), ",", member), "}}");
   } catch (const nlohmann::json::exception&) {  // type_error 316, the only one dump knows
     return Bad("the op's name, an attribute's name or a string attribute is not UTF-8");
   }

@@ -23,4 +23,9 @@ class PjrtArgs {
 
 }  // namespace xla_gpu::xla
 
+// The Status of a function of the plugin's table, called with these PjrtArgs; an error begins with
+// the function's name.
+#define XLA_GPU_PJRT_CALL(plugin, function, args) \
+  (plugin).TakeError((plugin).api()->function((args).get()), #function)
+
 #endif  // XLA_GPU_XLA_PJRT_ARGS_H_

@@ -35,39 +35,44 @@ std::string CompileOptions() {
 
 }  // namespace
 
-// ---- DeviceBuffer ----
-
-DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
-    : plugin_(other.plugin_), buffer_(std::exchange(other.buffer_, nullptr)) {}
-
-DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
-  std::swap(plugin_, other.plugin_);
-  std::swap(buffer_, other.buffer_);
-  return *this;
-}
-
-DeviceBuffer::~DeviceBuffer() {
-  if (buffer_ == nullptr) return;
+// A destructor has nobody to tell of an error.
+void PjrtDeleter::operator()(PJRT_Buffer* buffer) const {
   PjrtArgs<PJRT_Buffer_Destroy_Args> args;
-  args->buffer = buffer_;
-  // A destructor has nobody to tell.
-  (void)plugin_->TakeError(plugin_->api()->PJRT_Buffer_Destroy(args.get()), "PJRT_Buffer_Destroy");
+  args->buffer = buffer;
+  (void)XLA_GPU_PJRT_CALL(*plugin, PJRT_Buffer_Destroy, args);
 }
+
+void PjrtDeleter::operator()(PJRT_Executable* executable) const {
+  PjrtArgs<PJRT_Executable_Destroy_Args> args;
+  args->executable = executable;
+  (void)XLA_GPU_PJRT_CALL(*plugin, PJRT_Executable_Destroy, args);
+}
+
+void PjrtDeleter::operator()(PJRT_LoadedExecutable* executable) const {
+  PjrtArgs<PJRT_LoadedExecutable_Destroy_Args> args;
+  args->executable = executable;
+  (void)XLA_GPU_PJRT_CALL(*plugin, PJRT_LoadedExecutable_Destroy, args);
+}
+
+void PjrtDeleter::operator()(PJRT_Client* client) const {
+  PjrtArgs<PJRT_Client_Destroy_Args> args;
+  args->client = client;
+  (void)XLA_GPU_PJRT_CALL(*plugin, PJRT_Client_Destroy, args);
+}
+
+// ---- DeviceBuffer ----
 
 StatusOr<TensorSpec> DeviceBuffer::type() const {
   PjrtArgs<PJRT_Buffer_ElementType_Args> element;
-  element->buffer = buffer_;
-  XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(plugin_->api()->PJRT_Buffer_ElementType(element.get()),
-                                             "PJRT_Buffer_ElementType"));
+  element->buffer = buffer_.get();
+  XLA_GPU_RETURN_IF_ERROR(XLA_GPU_PJRT_CALL(*plugin_, PJRT_Buffer_ElementType, element));
   PjrtArgs<PJRT_Buffer_Dimensions_Args> dims;
-  dims->buffer = buffer_;
-  XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(plugin_->api()->PJRT_Buffer_Dimensions(dims.get()),
-                                             "PJRT_Buffer_Dimensions"));
+  dims->buffer = buffer_.get();
+  XLA_GPU_RETURN_IF_ERROR(XLA_GPU_PJRT_CALL(*plugin_, PJRT_Buffer_Dimensions, dims));
   const auto dtype = FindDType([&](const DTypeInfo& info) { return info.pjrt == element->type; });
   if (!dtype) {
-    return Unimplemented(StrCat("a result has PJRT element type number ",
-                                static_cast<int>(element->type),
-                                ", which this library does not know"));
+    return Unimplemented("a result has PJRT element type number ", static_cast<int>(element->type),
+                         ", which this library does not know");
   }
   return TensorSpec{*dtype, {dims->dims, dims->dims + dims->num_dims}};
 }
@@ -88,14 +93,13 @@ StatusOr<HostTensor> DeviceBuffer::ToHost() const {
   layout.tiled.minor_to_major_size = minor_to_major.size();
 
   PjrtArgs<PJRT_Buffer_ToHostBuffer_Args> args;
-  args->src = buffer_;
+  args->src = buffer_.get();
   args->host_layout = spec.shape.size() < 2 ? nullptr : &layout;
   // No byte to copy still waits for the computation, and its error.
   uint8_t nothing = 0;
   args->dst = host.data.empty() ? &nothing : host.data.data();
   args->dst_size = host.data.size();
-  XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(plugin_->api()->PJRT_Buffer_ToHostBuffer(args.get()),
-                                             "PJRT_Buffer_ToHostBuffer"));
+  XLA_GPU_RETURN_IF_ERROR(XLA_GPU_PJRT_CALL(*plugin_, PJRT_Buffer_ToHostBuffer, args));
   XLA_GPU_RETURN_IF_ERROR(AwaitAndDestroy(*plugin_, args->event, "execution"));
   return host;
 }
@@ -103,46 +107,24 @@ StatusOr<HostTensor> DeviceBuffer::ToHost() const {
 // ---- PjrtExecutable ----
 
 PjrtExecutable::PjrtExecutable(const PjrtPlugin* plugin, PJRT_LoadedExecutable* executable)
-    : plugin_(plugin), executable_(executable) {
+    : plugin_(plugin), executable_(executable, {plugin}) {
   std::string format;
   const StatusOr<std::string> program = OptimizedProgram(&format);
   if (program.ok()) parameters_ = HloParameters(*program, format == "hlo_with_config");
 }
 
-PjrtExecutable::PjrtExecutable(PjrtExecutable&& other) noexcept
-    : plugin_(other.plugin_),
-      executable_(std::exchange(other.executable_, nullptr)),
-      parameters_(std::move(other.parameters_)) {}
-
-PjrtExecutable::~PjrtExecutable() {
-  if (executable_ == nullptr) return;
-  PjrtArgs<PJRT_LoadedExecutable_Destroy_Args> args;
-  args->executable = executable_;
-  (void)plugin_->TakeError(plugin_->api()->PJRT_LoadedExecutable_Destroy(args.get()),
-                           "PJRT_LoadedExecutable_Destroy");
-}
-
-StatusOr<PJRT_Executable*> PjrtExecutable::GetExecutable() const {
+StatusOr<PjrtOwned<PJRT_Executable>> PjrtExecutable::GetExecutable() const {
   PjrtArgs<PJRT_LoadedExecutable_GetExecutable_Args> args;
-  args->loaded_executable = executable_;
-  XLA_GPU_RETURN_IF_ERROR(
-      plugin_->TakeError(plugin_->api()->PJRT_LoadedExecutable_GetExecutable(args.get()),
-                         "PJRT_LoadedExecutable_GetExecutable"));
-  return args->executable;
+  args->loaded_executable = executable_.get();
+  XLA_GPU_RETURN_IF_ERROR(XLA_GPU_PJRT_CALL(*plugin_, PJRT_LoadedExecutable_GetExecutable, args));
+  return PjrtOwned<PJRT_Executable>(args->executable, {plugin_});
 }
 
 StatusOr<size_t> PjrtExecutable::num_outputs() const {
-  XLA_GPU_ASSIGN_OR_RETURN(PJRT_Executable * executable, GetExecutable());
+  XLA_GPU_ASSIGN_OR_RETURN(const auto executable, GetExecutable());
   PjrtArgs<PJRT_Executable_NumOutputs_Args> args;
-  args->executable = executable;
-  Status status = plugin_->TakeError(plugin_->api()->PJRT_Executable_NumOutputs(args.get()),
-                                     "PJRT_Executable_NumOutputs");
-  PjrtArgs<PJRT_Executable_Destroy_Args> destroy;
-  destroy->executable = executable;
-  const Status freed = plugin_->TakeError(plugin_->api()->PJRT_Executable_Destroy(destroy.get()),
-                                          "PJRT_Executable_Destroy");
-  if (!status.ok()) return status;
-  if (!freed.ok()) return freed;
+  args->executable = executable.get();
+  XLA_GPU_RETURN_IF_ERROR(XLA_GPU_PJRT_CALL(*plugin_, PJRT_Executable_NumOutputs, args));
   return args->num_outputs;
 }
 
@@ -152,17 +134,15 @@ Status PjrtExecutable::CheckArguments(const std::vector<TensorView>& args) const
     return spec.has_value() ? spec->ToString() : "a type that is not told";
   };
   if (args.size() != parameters_->size()) {
-    std::vector<std::string> types;
-    for (const auto& spec : *parameters_) types.push_back(type(spec));
-    return InvalidArgument(StrCat("@main of the module takes ", types.size(), " arguments (",
-                                  StrJoin(types, ", "), ") but ", args.size(), " came"));
+    return InvalidArgument("@main of the module takes ", parameters_->size(), " arguments (",
+                           StrJoin(*parameters_, ", ", type), ") but ", args.size(), " came");
   }
   for (size_t i = 0; i < args.size(); ++i) {
     const std::optional<TensorSpec>& spec = (*parameters_)[i];
     if (!spec.has_value() || spec->Matches(args[i])) continue;
-    return InvalidArgument(StrCat("argument ", i, " is ", args[i].ToString(),
-                                  " but @main of the module takes ", type(spec),
-                                  "; give that, or change the module"));
+    return InvalidArgument("argument ", i, " is ", args[i].ToString(),
+                           " but @main of the module takes ", type(spec),
+                           "; give that, or change the module");
   }
   return OkStatus();
 }
@@ -185,7 +165,7 @@ StatusOr<std::vector<DeviceBuffer>> PjrtExecutable::Execute(
   options->non_donatable_input_indices = keep.data();
   options->num_non_donatable_input_indices = keep.size();
   PjrtArgs<PJRT_LoadedExecutable_Execute_Args> execute;
-  execute->executable = executable_;
+  execute->executable = executable_.get();
   execute->options = options.get();
   execute->argument_lists = arg_lists;
   execute->num_devices = 1;
@@ -201,28 +181,17 @@ StatusOr<std::vector<DeviceBuffer>> PjrtExecutable::Execute(
 }
 
 StatusOr<std::string> PjrtExecutable::OptimizedProgram(std::string* format) const {
-  XLA_GPU_ASSIGN_OR_RETURN(PJRT_Executable * executable, GetExecutable());
+  XLA_GPU_ASSIGN_OR_RETURN(const auto executable, GetExecutable());
   PjrtArgs<PJRT_Program> program;
   PjrtArgs<PJRT_Executable_OptimizedProgram_Args> args;
-  args->executable = executable;
+  args->executable = executable.get();
   args->program = program.get();
   // The first call tells the size, the second fills the buffer.
-  std::string code;
-  Status status = plugin_->TakeError(plugin_->api()->PJRT_Executable_OptimizedProgram(args.get()),
-                                     "optimized program");
-  if (status.ok()) {
-    code.resize(program->code_size);
-    program->code = code.data();
-    status = plugin_->TakeError(plugin_->api()->PJRT_Executable_OptimizedProgram(args.get()),
-                                "optimized program");
-    *format = std::string(program->format, program->format_size);
-  }
-  PjrtArgs<PJRT_Executable_Destroy_Args> destroy;
-  destroy->executable = executable;
-  const Status freed = plugin_->TakeError(plugin_->api()->PJRT_Executable_Destroy(destroy.get()),
-                                          "PJRT_Executable_Destroy");
-  if (!status.ok()) return status;
-  if (!freed.ok()) return freed;
+  XLA_GPU_RETURN_IF_ERROR(XLA_GPU_PJRT_CALL(*plugin_, PJRT_Executable_OptimizedProgram, args));
+  std::string code(program->code_size, '\0');
+  program->code = code.data();
+  XLA_GPU_RETURN_IF_ERROR(XLA_GPU_PJRT_CALL(*plugin_, PJRT_Executable_OptimizedProgram, args));
+  *format = std::string(program->format, program->format_size);
   return code;
 }
 
@@ -257,36 +226,25 @@ StatusOr<std::unique_ptr<PjrtClient>> PjrtClient::Create(const PjrtPlugin* plugi
 }
 
 Status PjrtClient::ReadDescription() {
-  const PJRT_Api* api = plugin_->api();
   PjrtArgs<PJRT_Client_PlatformName_Args> name;
-  name->client = client_;
-  XLA_GPU_RETURN_IF_ERROR(
-      plugin_->TakeError(api->PJRT_Client_PlatformName(name.get()), "PJRT_Client_PlatformName"));
+  name->client = client_.get();
+  XLA_GPU_RETURN_IF_ERROR(XLA_GPU_PJRT_CALL(*plugin_, PJRT_Client_PlatformName, name));
   platform_name_.assign(name->platform_name, name->platform_name_size);
   PjrtArgs<PJRT_Client_AddressableDevices_Args> devices;
-  devices->client = client_;
-  XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(api->PJRT_Client_AddressableDevices(devices.get()),
-                                             "PJRT_Client_AddressableDevices"));
+  devices->client = client_.get();
+  XLA_GPU_RETURN_IF_ERROR(XLA_GPU_PJRT_CALL(*plugin_, PJRT_Client_AddressableDevices, devices));
   if (devices->num_addressable_devices == 0) {
-    return Unavailable(StrCat("plugin ", plugin_->path(), " shows no device"));
+    return Unavailable("plugin ", plugin_->path(), " shows no device");
   }
   device_ = devices->addressable_devices[0];
   PjrtArgs<PJRT_Device_GetDescription_Args> description;
   description->device = device_;
-  XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(api->PJRT_Device_GetDescription(description.get()),
-                                             "PJRT_Device_GetDescription"));
+  XLA_GPU_RETURN_IF_ERROR(XLA_GPU_PJRT_CALL(*plugin_, PJRT_Device_GetDescription, description));
   PjrtArgs<PJRT_DeviceDescription_Kind_Args> kind;
   kind->device_description = description->device_description;
-  XLA_GPU_RETURN_IF_ERROR(plugin_->TakeError(api->PJRT_DeviceDescription_Kind(kind.get()),
-                                             "PJRT_DeviceDescription_Kind"));
+  XLA_GPU_RETURN_IF_ERROR(XLA_GPU_PJRT_CALL(*plugin_, PJRT_DeviceDescription_Kind, kind));
   device_kind_.assign(kind->device_kind, kind->device_kind_size);
   return OkStatus();
-}
-
-PjrtClient::~PjrtClient() {
-  PjrtArgs<PJRT_Client_Destroy_Args> args;
-  args->client = client_;
-  (void)plugin_->TakeError(plugin_->api()->PJRT_Client_Destroy(args.get()), "PJRT_Client_Destroy");
 }
 
 StatusOr<PjrtExecutable> PjrtClient::Compile(std::string_view mlir) const {
@@ -299,7 +257,7 @@ StatusOr<PjrtExecutable> PjrtClient::Compile(std::string_view mlir) const {
   program->format = kFormat.data();
   program->format_size = kFormat.size();
   PjrtArgs<PJRT_Client_Compile_Args> args;
-  args->client = client_;
+  args->client = client_.get();
   args->program = program.get();
   args->compile_options = options.data();
   args->compile_options_size = options.size();
@@ -311,21 +269,19 @@ StatusOr<PjrtExecutable> PjrtClient::Compile(std::string_view mlir) const {
 StatusOr<DeviceBuffer> PjrtClient::ToDevice(const TensorView& tensor) const {
   const auto type = static_cast<PJRT_Buffer_Type>(InfoOf(tensor.dtype).pjrt);
   if (type == PJRT_Buffer_Type_INVALID) {
-    return InvalidArgument(
-        StrCat("a tensor of dtype ", DTypeName(tensor.dtype), " cannot be brought to a device"));
+    return InvalidArgument("a tensor of dtype ", DTypeName(tensor.dtype),
+                           " cannot be brought to a device");
   }
   uint8_t nothing = 0;
   PjrtArgs<PJRT_Client_BufferFromHostBuffer_Args> args;
-  args->client = client_;
+  args->client = client_.get();
   args->data = tensor.data == nullptr ? &nothing : tensor.data;
   args->type = type;
   args->dims = tensor.shape.data();
   args->num_dims = tensor.shape.size();
   args->host_buffer_semantics = PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes;
   args->device = device_;
-  XLA_GPU_RETURN_IF_ERROR(
-      plugin_->TakeError(plugin_->api()->PJRT_Client_BufferFromHostBuffer(args.get()),
-                         "PJRT_Client_BufferFromHostBuffer"));
+  XLA_GPU_RETURN_IF_ERROR(XLA_GPU_PJRT_CALL(*plugin_, PJRT_Client_BufferFromHostBuffer, args));
   DeviceBuffer buffer(plugin_, args->buffer);
   XLA_GPU_RETURN_IF_ERROR(
       AwaitAndDestroy(*plugin_, args->done_with_host_buffer, "copy to the device"));

@@ -24,31 +24,35 @@ struct PJRT_LoadedExecutable;
 
 namespace xla_gpu::xla {
 
-class PjrtClient;
+// An object that the plugin has given away, until it is destroyed by the plugin.
+struct PjrtDeleter {
+  const PjrtPlugin* plugin;
+  void operator()(PJRT_Buffer* buffer) const;
+  void operator()(PJRT_Executable* executable) const;
+  void operator()(PJRT_LoadedExecutable* executable) const;
+  void operator()(PJRT_Client* client) const;
+};
+template <typename T>
+using PjrtOwned = std::unique_ptr<T, PjrtDeleter>;
 
 // A tensor on the client's device.
 class DeviceBuffer {
  public:
-  DeviceBuffer(const PjrtPlugin* plugin, PJRT_Buffer* buffer) : plugin_(plugin), buffer_(buffer) {}
-  DeviceBuffer(DeviceBuffer&& other) noexcept;
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
-  ~DeviceBuffer();
+  DeviceBuffer(const PjrtPlugin* plugin, PJRT_Buffer* buffer)
+      : plugin_(plugin), buffer_(buffer, {plugin}) {}
 
   StatusOr<TensorSpec> type() const;
   StatusOr<HostTensor> ToHost() const;
-  PJRT_Buffer* get() const { return buffer_; }
+  PJRT_Buffer* get() const { return buffer_.get(); }
 
  private:
   const PjrtPlugin* plugin_;
-  PJRT_Buffer* buffer_;
+  PjrtOwned<PJRT_Buffer> buffer_;
 };
 
 class PjrtExecutable {
  public:
   PjrtExecutable(const PjrtPlugin* plugin, PJRT_LoadedExecutable* executable);
-  PjrtExecutable(PjrtExecutable&& other) noexcept;
-  PjrtExecutable& operator=(PjrtExecutable&&) = delete;
-  ~PjrtExecutable();
 
   StatusOr<size_t> num_outputs() const;
   // An error unless the arguments are of the number and types that the module takes; some plugins
@@ -62,10 +66,10 @@ class PjrtExecutable {
   StatusOr<std::string> OptimizedProgram(std::string* format) const;
 
  private:
-  StatusOr<PJRT_Executable*> GetExecutable() const;
+  StatusOr<PjrtOwned<PJRT_Executable>> GetExecutable() const;
 
   const PjrtPlugin* plugin_;
-  PJRT_LoadedExecutable* executable_;
+  PjrtOwned<PJRT_LoadedExecutable> executable_;
   // Nothing where the plugin does not tell.
   std::optional<std::vector<std::optional<TensorSpec>>> parameters_;
 };
@@ -74,9 +78,6 @@ class PjrtClient {
  public:
   // On a GPU: the first visible device, no memory taken ahead (unlike JAX's 75 %).
   static StatusOr<std::unique_ptr<PjrtClient>> Create(const PjrtPlugin* plugin);
-  ~PjrtClient();
-  PjrtClient(const PjrtClient&) = delete;
-  PjrtClient& operator=(const PjrtClient&) = delete;
 
   const PjrtPlugin& plugin() const { return *plugin_; }
   // "cpu", "cuda", as the plugin says.
@@ -90,11 +91,11 @@ class PjrtClient {
 
  private:
   explicit PjrtClient(const PjrtPlugin* plugin, PJRT_Client* client)
-      : plugin_(plugin), client_(client) {}
+      : plugin_(plugin), client_(client, {plugin}) {}
   Status ReadDescription();
 
   const PjrtPlugin* plugin_;
-  PJRT_Client* client_;
+  PjrtOwned<PJRT_Client> client_;
   PJRT_Device* device_ = nullptr;
   std::string platform_name_;
   std::string device_kind_;

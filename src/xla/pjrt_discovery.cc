@@ -275,16 +275,15 @@ StatusOr<FoundPlugin> ChoosePjrtPlugin(const std::string& name) {
   if (const std::string wish = Env("XLA_GPU_PJRT_PLUGIN"); name.empty() && !wish.empty()) {
     StatusOr<FoundPlugin> chosen = ChoosePjrtPlugin(wish);
     if (chosen.ok()) return chosen;
-    return Status(chosen.status().code(),
-                  StrCat("XLA_GPU_PJRT_PLUGIN is '", wish, "': ", chosen.status().message()));
+    return chosen.status().After("XLA_GPU_PJRT_PLUGIN is '", wish, "': ");
   }
   const bool is_path = name.find('/') != std::string::npos || name.ends_with(".so");
   if (is_path) return FoundPlugin{.path = name};
   const std::vector<FoundPlugin> found = FindPjrtPlugins();
   if (!name.empty() && name != "cpu" && !name.starts_with("cuda")) {
-    return InvalidArgument(StrCat("plugin '", name,
-                                  "' is neither a path to a .so nor one of cpu, cuda, cuda12, "
-                                  "cuda13"));
+    return InvalidArgument("plugin '", name,
+                           "' is neither a path to a .so nor one of cpu, cuda, cuda12, "
+                           "cuda13");
   }
   const bool want_cuda = name.empty() ? MachineHasNvidiaGpu() : name != "cpu";
   const std::string part = name.starts_with("cuda") ? name : "";
@@ -295,15 +294,13 @@ StatusOr<FoundPlugin> ChoosePjrtPlugin(const std::string& name) {
     }
     if (!name.empty()) break;  // only "" falls back to the CPU
   }
-  std::vector<std::string> lines;
-  for (const FoundPlugin& plugin : found) lines.push_back(plugin.path);
-  return NotFound(StrCat("no ", name.empty() ? "usable" : name, " PJRT plugin was found (found: ",
-                         lines.empty() ? "none" : StrJoin(lines, ", "),
-                         "; looked in: ", StrJoin(SitePackages(), ", "),
-                         " and sys.path of python3"
-                         "). Install one (pip install xla-cpu-pjrt, or jax-cuda13-pjrt for an "
-                         "NVIDIA GPU) into the active virtual environment, or set "
-                         "XLA_GPU_PJRT_PLUGIN to the .so"));
+  return NotFound("no ", name.empty() ? "usable" : name, " PJRT plugin was found (found: ",
+                  found.empty() ? "none" : StrJoin(found, ", ", &FoundPlugin::path),
+                  "; looked in: ", StrJoin(SitePackages(), ", "),
+                  " and sys.path of python3"
+                  "). Install one (pip install xla-cpu-pjrt, or jax-cuda13-pjrt for an "
+                  "NVIDIA GPU) into the active virtual environment, or set "
+                  "XLA_GPU_PJRT_PLUGIN to the .so");
 }
 
 void PreloadNvidiaLibraries(const std::string& plugin_path) {

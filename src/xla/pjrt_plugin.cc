@@ -82,14 +82,14 @@ StatusOr<const PjrtPlugin*> PjrtPlugin::Adopt(const PJRT_Api* api, std::string p
   }
   if (auto known = plugins.find(api); known != plugins.end()) return known->second.get();
   if (api->struct_size < offsetof(PJRT_Api, PJRT_Error_Destroy)) {
-    return InvalidArgument(
-        StrCat("the PJRT_Api given has struct_size ", api->struct_size, "; that is no PJRT_Api"));
+    return InvalidArgument("the PJRT_Api given has struct_size ", api->struct_size,
+                           "; that is no PJRT_Api");
   }
   const PJRT_Api_Version& version = api->pjrt_api_version;
   if (version.major_version != PJRT_API_MAJOR || version.minor_version < kOldestMinor) {
-    return FailedPrecondition(StrCat("plugin ", path, " has PJRT version ", version.major_version,
-                                     ".", version.minor_version, "; ", PJRT_API_MAJOR, ".",
-                                     kOldestMinor, " or newer is needed (jaxlib 0.4.36 or newer)"));
+    return FailedPrecondition("plugin ", path, " has PJRT version ", version.major_version, ".",
+                              version.minor_version, "; ", PJRT_API_MAJOR, ".", kOldestMinor,
+                              " or newer is needed (jaxlib 0.4.36 or newer)");
   }
   std::unique_ptr<PjrtPlugin> plugin(new PjrtPlugin(api, std::move(path)));
   const PjrtPlugin* result = plugin.get();
@@ -107,8 +107,8 @@ StatusOr<const PjrtPlugin*> PjrtPlugin::FromApi(const void* api) {
 StatusOr<const PjrtPlugin*> PjrtPlugin::Load(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) {
-    return NotFound(StrCat("PJRT plugin '", path, "' is no file", error ? ": " : "",
-                           error ? error.message() : ""));
+    return NotFound("PJRT plugin '", path, "' is no file", error ? ": " : "",
+                    error ? error.message() : "");
   }
   // No lock while foreign code runs: GetPjrtApi of the compatibility plugin comes back here.
   const std::string absolute = std::filesystem::canonical(path, error).string();
@@ -117,15 +117,15 @@ StatusOr<const PjrtPlugin*> PjrtPlugin::Load(const std::string& path) {
   // symbols (each its own XLA) and must not see each other's.
   void* handle = dlopen(absolute.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == nullptr) {
-    return FailedPrecondition(StrCat("PJRT plugin ", absolute, " cannot be loaded: ", dlerror()));
+    return FailedPrecondition("PJRT plugin ", absolute, " cannot be loaded: ", dlerror());
   }
   using GetPjrtApiFn = const PJRT_Api* (*)();
   auto get_api = reinterpret_cast<GetPjrtApiFn>(dlsym(handle, "GetPjrtApi"));
   if (get_api == nullptr) {
-    return InvalidArgument(StrCat(absolute, " is no PJRT plugin: it exports no GetPjrtApi"));
+    return InvalidArgument(absolute, " is no PJRT plugin: it exports no GetPjrtApi");
   }
   const PJRT_Api* api = get_api();
-  if (api == nullptr) return Internal(StrCat("GetPjrtApi of ", absolute, " returned NULL"));
+  if (api == nullptr) return Internal("GetPjrtApi of ", absolute, " returned NULL");
   StatusOr<const PjrtPlugin*> adopted = [&] {
     std::lock_guard lock(mutex);
     return Adopt(api, absolute);
@@ -135,8 +135,7 @@ StatusOr<const PjrtPlugin*> PjrtPlugin::Load(const std::string& path) {
   // Initialising twice is harmless, so a plugin that JAX has set up may come this way too.
   std::call_once(plugin->initialize_once_, [plugin] {
     PjrtArgs<PJRT_Plugin_Initialize_Args> initialize;
-    plugin->initialized_ = plugin->TakeError(plugin->api_->PJRT_Plugin_Initialize(initialize.get()),
-                                             "PJRT_Plugin_Initialize");
+    plugin->initialized_ = XLA_GPU_PJRT_CALL(*plugin, PJRT_Plugin_Initialize, initialize);
   });
   if (!plugin->initialized_.ok()) return plugin->initialized_;
   return plugin;

@@ -6,11 +6,10 @@
 
 #include "pjrt_c_api.h"
 #include "src/core/fork.h"
-#include "src/core/op_registry.h"
 #include "src/core/strings.h"
 #include "src/xla/handler_metadata.h"
+#include "src/xla/handlers.h"
 #include "src/xla/pjrt_extensions.h"
-#include "src/xla/typed_ffi.h"
 
 namespace xla_gpu::xla {
 namespace {
@@ -54,10 +53,10 @@ StatusOr<int> LearnFfiLayout(const PjrtPlugin& plugin, const FfiExtension& exten
     if (size == kFfiRegisterHandlerSizeV2) return 2;
   }
   return Unimplemented(
-      StrCat("plugin ", plugin.path(), " (PJRT ", plugin.pjrt_version().ToString(),
-             ") registers FFI handlers by a struct that this library does not know: known are ",
-             kFfiRegisterHandlerSizeV1, " and ", kFfiRegisterHandlerSizeV2,
-             " bytes, the plugin says: ", refusal.ok() ? "nothing" : refusal.message()));
+      "plugin ", plugin.path(), " (PJRT ", plugin.pjrt_version().ToString(),
+      ") registers FFI handlers by a struct that this library does not know: known are ",
+      kFfiRegisterHandlerSizeV1, " and ", kFfiRegisterHandlerSizeV2,
+      " bytes, the plugin says: ", refusal.ok() ? "nothing" : refusal.message());
 }
 
 Status RegisterThroughFfi(const PjrtPlugin& plugin, const FfiExtension& extension, int layout,
@@ -91,26 +90,28 @@ Status RegisterThroughGpuCustomCall(const PjrtPlugin& plugin,
   return plugin.TakeError(extension.register_custom_call(&args), "PJRT Gpu_Custom_Call extension");
 }
 
-// The runtime shows its API to a handler when that is registered.
-Status LearnFfiVersion(const PjrtPlugin& plugin, RuntimeFacts& facts) {
-  Registration probe;
-  probe.name = "xla_gpu_ffi_version_probe";
-  probe.platform = facts.gpu_custom_call ? "CUDA" : "Host";
-  probe.stages.execute = VersionProbeHandler();
-  VersionProbeResult seen;
-  {
-    const VersionProbeScope scope(&seen);
-    Status status;
-    if (facts.ffi_layout != 0) {
-      status = RegisterThroughFfi(plugin, *FindFfi(plugin), facts.ffi_layout, probe, true, 0);
-    } else {
-      status = RegisterThroughGpuCustomCall(plugin, *FindGpu(plugin), probe, true, 0);
+Status RegisterKnowing(const RuntimeFacts& facts, const PjrtPlugin& plugin, RegistrationRoute route,
+                       const Registration& registration, bool typed, uint32_t traits) {
+  if (route == RegistrationRoute::kGpuCustomCall) {
+    const GpuCustomCallExtension* extension = FindGpu(plugin);
+    if (extension == nullptr) {
+      return Unimplemented("plugin ", plugin.path(), " has no extension Gpu_Custom_Call");
     }
-    XLA_GPU_RETURN_IF_ERROR(status);
+    return RegisterThroughGpuCustomCall(plugin, *extension, registration, typed, traits);
   }
-  facts.ffi_told = seen.api_shown;
-  facts.ffi = seen.api_shown ? seen.version : Version{0, 1};
-  return OkStatus();
+  if (facts.ffi_layout == 0) {
+    return Unimplemented("plugin ", plugin.path(), " (PJRT ", plugin.pjrt_version().ToString(),
+                         ") has no FFI extension that registers handlers");
+  }
+  if (!typed && facts.ffi_layout == 1) {
+    return Unimplemented(
+        facts.gpu_custom_call
+            ? "this plugin registers untyped handlers by its extension Gpu_Custom_Call, "
+              "which names no platform: for CUDA only"
+            : "the FFI extension of this plugin takes typed handlers only (API version 4)");
+  }
+  return RegisterThroughFfi(plugin, *FindFfi(plugin), facts.ffi_layout, registration, typed,
+                            traits);
 }
 
 StatusOr<RuntimeFacts> Learn(const PjrtPlugin& plugin) {
@@ -122,17 +123,27 @@ StatusOr<RuntimeFacts> Learn(const PjrtPlugin& plugin) {
     if (!layout.ok() && !facts.gpu_custom_call) return layout.status();
     if (layout.ok()) facts.ffi_layout = *layout;
   }
-  if (facts.takes_typed()) XLA_GPU_RETURN_IF_ERROR(LearnFfiVersion(plugin, facts));
+  if (!facts.takes_typed()) return facts;
+  // The runtime shows its API to a handler when that is registered.
+  Registration probe{.name = "xla_gpu_ffi_version_probe",
+                     .platform = facts.gpu_custom_call ? "CUDA" : "Host"};
+  probe.stages.execute = VersionProbeHandler();
+  const auto route =
+      facts.ffi_layout != 0 ? RegistrationRoute::kFfi : RegistrationRoute::kGpuCustomCall;
+  const VersionProbeScope scope;
+  XLA_GPU_RETURN_IF_ERROR(RegisterKnowing(facts, plugin, route, probe, true, 0));
+  facts.ffi_told = scope.seen.has_value();
+  facts.ffi = scope.seen.value_or(Version{0, 1});
   return facts;
 }
 
 Status RefuseNewer(const std::string& name, Version handler, Version runtime) {
-  return FailedPrecondition(StrCat(
+  return FailedPrecondition(
       "handler '", name, "' was built against XLA FFI ", handler.ToString(),
       " but the runtime has FFI ", runtime.ToString(),
       ": it takes handlers of its own version or older. "
       "Build the handler against older headers (jaxlib 0.7.2's jaxlib/include has FFI 0.1, which "
-      "every runtime since jaxlib 0.4.38 takes) or use a newer runtime"));
+      "every runtime since jaxlib 0.4.38 takes) or use a newer runtime");
 }
 
 }  // namespace
@@ -146,42 +157,35 @@ StatusOr<RuntimeFacts> LearnRuntime(const PjrtPlugin& plugin) {
 }
 
 HandlerStages StagesOf(const void* handler) {
-  HandlerStages stages{.execute = handler};
-  for (const auto& op : OpRegistry::Global().ops()) {
-    for (const Platform platform : {Platform::kHost, Platform::kCuda}) {
-      if (reinterpret_cast<const void*>(TypedHandler(*op, platform)) == handler) {
-        stages.instantiate = handler;
-      }
-    }
-  }
-  return stages;
+  const bool own = IsOwnHandler(handler, Platform::kHost, kTypedApiVersion) ||
+                   IsOwnHandler(handler, Platform::kCuda, kTypedApiVersion);
+  return {.instantiate = own ? handler : nullptr, .execute = handler};
 }
 
-StatusOr<Platform> ParseXlaPlatform(const std::string& name) {
+StatusOr<Platform> ParseXlaPlatform(std::string_view name) {
   if (name == "Host" || name == "cpu") return Platform::kHost;
   if (name == "CUDA" || name == "cuda" || name == "GPU" || name == "gpu") return Platform::kCuda;
-  return InvalidArgument(
-      StrCat("platform is '", name, "'; allowed are Host (or cpu) and CUDA (or cuda, GPU, gpu)"));
+  return InvalidArgument("platform is '", name,
+                         "'; allowed are Host (or cpu) and CUDA (or cuda, GPU, gpu)");
 }
 
 StatusOr<HandlerMetadata> CheckHandler(const std::string& name, const HandlerStages& stages,
                                        const std::string& platform, int api_version,
                                        const std::optional<Version>& runtime_ffi) {
-  if (name.empty())
+  if (name.empty()) {
     return InvalidArgument("a handler's name is empty; it is the target of the call");
+  }
   XLA_GPU_ASSIGN_OR_RETURN(const Platform parsed, ParseXlaPlatform(platform));
   if (api_version < 1 || api_version > kTypedApiVersion) {
-    return InvalidArgument(StrCat("handler '", name, "': api_version is ", api_version,
-                                  "; allowed are 1, 2, 3 (untyped) and 4 (typed FFI)"));
+    return InvalidArgument("handler '", name, "': api_version is ", api_version,
+                           "; allowed are 1, 2, 3 (untyped) and 4 (typed FFI)");
   }
   if (stages.execute == nullptr) {
-    return InvalidArgument(StrCat("handler '", name, "' is NULL (its execute stage is required)"));
+    return InvalidArgument("handler '", name, "' is NULL (its execute stage is required)");
   }
-  const bool staged =
-      stages.instantiate != nullptr || stages.prepare != nullptr || stages.initialize != nullptr;
-  if (api_version != kTypedApiVersion && staged) {
-    return InvalidArgument(StrCat("handler '", name, "' has api_version ", api_version,
-                                  " and more than one stage; untyped handlers have execute only"));
+  if (api_version != kTypedApiVersion && stages.has_more()) {
+    return InvalidArgument("handler '", name, "' has api_version ", api_version,
+                           " and more than one stage; untyped handlers have execute only");
   }
   HandlerMetadata result;
   const void* asked = nullptr;
@@ -191,8 +195,7 @@ StatusOr<HandlerMetadata> CheckHandler(const std::string& name, const HandlerSta
     asked = stage;
     StatusOr<HandlerMetadata> metadata = AskHandler(stage, parsed, api_version);
     if (!metadata.ok()) {
-      return Status(metadata.status().code(),
-                    StrCat("handler '", name, "': ", metadata.status().message()));
+      return metadata.status().After("handler '", name, "': ");
     }
     if (runtime_ffi.has_value() && api_version == kTypedApiVersion &&
         (metadata->ffi.major != runtime_ffi->major || metadata->ffi.minor > runtime_ffi->minor)) {
@@ -207,37 +210,6 @@ RegistrationRoute DefaultRoute(const RuntimeFacts& facts) {
   return facts.gpu_custom_call ? RegistrationRoute::kGpuCustomCall : RegistrationRoute::kFfi;
 }
 
-namespace {
-
-Status RegisterKnowing(const RuntimeFacts& facts, const PjrtPlugin& plugin, RegistrationRoute route,
-                       const Registration& registration, bool typed, uint32_t traits) {
-  if (route == RegistrationRoute::kGpuCustomCall) {
-    const GpuCustomCallExtension* extension = FindGpu(plugin);
-    if (extension == nullptr) {
-      return Unimplemented(StrCat("plugin ", plugin.path(), " has no extension Gpu_Custom_Call"));
-    }
-    return RegisterThroughGpuCustomCall(plugin, *extension, registration, typed, traits);
-  }
-  if (facts.ffi_layout == 0) {
-    return Unimplemented(StrCat("plugin ", plugin.path(), " (PJRT ",
-                                plugin.pjrt_version().ToString(),
-                                ") has no FFI extension that registers handlers"));
-  }
-  if (!typed && facts.ffi_layout == 1) {
-    return Unimplemented(
-        facts.gpu_custom_call
-            ? std::string(
-                  "this plugin registers untyped handlers by its extension Gpu_Custom_Call, "
-                  "which names no platform: for CUDA only")
-            : std::string("the FFI extension of this plugin takes typed handlers only (API version "
-                          "4)"));
-  }
-  return RegisterThroughFfi(plugin, *FindFfi(plugin), facts.ffi_layout, registration, typed,
-                            traits);
-}
-
-}  // namespace
-
 Status RegisterUnchecked(const PjrtPlugin& plugin, RegistrationRoute route,
                          const Registration& registration, bool typed, uint32_t traits) {
   XLA_GPU_ASSIGN_OR_RETURN(RuntimeFacts facts, LearnRuntime(plugin));
@@ -251,9 +223,9 @@ Status Register(const PjrtPlugin& plugin, const Registration& r) {
              plugin.path().empty() ? "(PJRT " : " (PJRT ", plugin.pjrt_version().ToString(), ") ");
   XLA_GPU_ASSIGN_OR_RETURN(const Platform platform, ParseXlaPlatform(r.platform));
   if ((platform == Platform::kCuda) != plugin.is_gpu()) {
-    return InvalidArgument(StrCat(who, "runs on ", plugin.is_gpu() ? "CUDA" : "Host",
-                                  ", so a handler for platform '", r.platform,
-                                  "' would never be called there"));
+    return InvalidArgument(who, "runs on ", plugin.is_gpu() ? "CUDA" : "Host",
+                           ", so a handler for platform '", r.platform,
+                           "' would never be called there");
   }
   const bool typed = r.api_version == kTypedApiVersion;
   XLA_GPU_ASSIGN_OR_RETURN(
@@ -271,14 +243,11 @@ Status Register(const PjrtPlugin& plugin, const Registration& r) {
                        "stablehlo.custom_call with api_version = 4 : i32"));
   }
   // Our own handlers do without instantiate; another's state would be missing at execute.
-  const bool has_more =
-      r.stages.prepare != nullptr || r.stages.initialize != nullptr ||
-      (r.stages.instantiate != nullptr && r.stages.instantiate != r.stages.execute);
-  if (has_more && DefaultRoute(facts) == RegistrationRoute::kFfi) {
-    return Unimplemented(StrCat(who,
-                                "registers the execute stage only (by its FFI extension), so the "
-                                "handler's other stages would never be called; do their work in "
-                                "execute, or use JAX's own runtime (jax.ffi)"));
+  if (r.stages.has_more() && DefaultRoute(facts) == RegistrationRoute::kFfi) {
+    return Unimplemented(who,
+                         "registers the execute stage only (by its FFI extension), so the "
+                         "handler's other stages would never be called; do their work in "
+                         "execute, or use JAX's own runtime (jax.ffi)");
   }
   std::lock_guard lock(registered_mutex);
   const HandlerKey key{plugin.api(), r.name, platform, typed};

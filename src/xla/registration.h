@@ -51,15 +51,20 @@ struct HandlerStages {
   const void* prepare = nullptr;
   const void* initialize = nullptr;
   const void* execute = nullptr;
+  // More than one function.
+  bool has_more() const {
+    return prepare != nullptr || initialize != nullptr ||
+           (instantiate != nullptr && instantiate != execute);
+  }
   friend bool operator==(const HandlerStages&, const HandlerStages&) = default;
 };
 
-// The stages of one handler address: this library's own serve instantiate and execute, any other
-// handler is taken as execute.
+// The stages of one handler address: this library's own typed ones serve instantiate and execute,
+// any other handler is taken as execute.
 HandlerStages StagesOf(const void* handler);
 
 // Platform::kHost for "Host" and "cpu", kCuda for "CUDA", "cuda", "GPU" and "gpu".
-StatusOr<Platform> ParseXlaPlatform(const std::string& name);
+StatusOr<Platform> ParseXlaPlatform(std::string_view name);
 
 // Everything about a handler that can be wrong before a plugin is looked at, and, where the
 // runtime's FFI version is given, whether it takes this one. `api_version`: 1, 2, 3 (untyped) or 4

@@ -39,17 +39,6 @@ std::string MlirString(std::string_view value) {
   return text + '"';
 }
 
-template <typename Range, typename Fn>
-std::string Joined(const Range& range, Fn fn) {
-  std::vector<std::string> parts;
-  for (const auto& item : range) parts.push_back(fn(item));
-  return StrJoin(parts, ", ");
-}
-
-TensorSpec SpecOf(const TensorView& view) {
-  return {view.dtype, {view.shape.begin(), view.shape.end()}};
-}
-
 // [#stablehlo.output_operand_alias<...>] for the results that are updated in place.
 std::string Aliases(const std::vector<Result>& results) {
   std::vector<std::string> aliases;
@@ -83,24 +72,22 @@ StatusOr<std::string> StableHloModule(const Op& op, Platform platform, const Cal
     if (result.spec->kind != ResultKind::kScratch) outputs.push_back(result.type);
   }
   if (chain > 1 && !types[0].Matches(call.args[0])) {
-    return InvalidArgument(StrCat(op.name, ": calls cannot be chained: result 0 is ",
-                                  types[0].ToString(), " but argument 0 is ",
-                                  call.args[0].ToString()));
+    return InvalidArgument(op.name, ": calls cannot be chained: result 0 is ", types[0].ToString(),
+                           " but argument 0 is ", call.args[0].ToString());
   }
-  const auto type = [](const TensorSpec& spec) { return MlirTensorType(spec); };
-  const auto arg_type = [](const TensorView& view) { return MlirTensorType(SpecOf(view)); };
+  const auto arg_type = [](const TensorView& view) { return MlirTensorType(view.spec()); };
   std::string parameters;
   for (size_t i = 0; i < call.args.size(); ++i) {
     parameters += StrCat(i == 0 ? "" : ", ", "%arg", i, ": ", arg_type(call.args[i]));
   }
   const Attributes attributes = CompleteAttributes(op, *call.attributes);
-  const std::string config = Joined(attributes.all(), [](const Attribute& attribute) {
+  const std::string config = StrJoin(attributes.all(), ", ", [](const Attribute& attribute) {
     return StrCat(attribute.name, " = ", MlirAttribute(attribute.value));
   });
   const std::string aliases = Aliases(results);
 
   std::string text = StrCat("module {\n  func.func public @main(", parameters, ") -> (",
-                            Joined(outputs, type), ") {\n");
+                            StrJoin(outputs, ", ", MlirTensorType), ") {\n");
   const auto value = [&results](int step, size_t i) {
     return results.size() == 1 ? StrCat("%r", step) : StrCat("%r", step, "#", i);
   };
@@ -111,12 +98,12 @@ StatusOr<std::string> StableHloModule(const Op& op, Platform platform, const Cal
       text += i == 0 && step > 0 ? value(step - 1, 0) : StrCat(i == 0 ? "" : ", ", "%arg", i);
     }
     text += StrCat(") {api_version = 4 : i32, backend_config = {", config, "}", aliases, "} : (",
-                   Joined(call.args, arg_type), ") -> ", results.size() == 1 ? "" : "(",
-                   Joined(types, type), results.size() == 1 ? "" : ")", "\n");
+                   StrJoin(call.args, ", ", arg_type), ") -> ", results.size() == 1 ? "" : "(",
+                   StrJoin(types, ", ", MlirTensorType), results.size() == 1 ? "" : ")", "\n");
   }
   text += "    return ";
   for (size_t i = 0; i < outputs.size(); ++i) text += (i == 0 ? "" : ", ") + value(chain - 1, i);
-  return text + " : " + Joined(outputs, type) + "\n  }\n}\n";
+  return text + " : " + StrJoin(outputs, ", ", MlirTensorType) + "\n  }\n}\n";
 }
 
 }  // namespace xla_gpu::xla

@@ -55,7 +55,7 @@ Status DecodeBuffers(int64_t count, void* const* buffers, const auto* types, int
   for (int64_t i = 0; i < count; ++i) {
     const auto* buffer = static_cast<const XLA_FFI_Buffer*>(buffers[i]);
     if (Number(types[i]) != buffer_type || buffer == nullptr) {
-      return InvalidArgument(StrCat(out.kind(), " ", i, " is no buffer; tokens are not supported"));
+      return InvalidArgument(out.kind(), " ", i, " is no buffer; tokens are not supported");
     }
     XLA_GPU_RETURN_IF_ERROR(
         out.Add(buffer->data, DTypeFromInt(Number(buffer->dtype)), buffer->rank, buffer->dims));
@@ -83,9 +83,8 @@ StatusOr<AttrValue> DecodeScalar(std::string_view name, const XLA_FFI_Scalar& sc
     case XLA_FFI_DataType_F64:
       return AttrValue(read(double{}));
     default:
-      return InvalidArgument(StrCat("attribute '", name, "' is a scalar of XLA dtype number ",
-                                    Number(scalar.dtype),
-                                    "; allowed are i1, i32, ui32, i64, f32 and f64"));
+      return InvalidArgument("attribute '", name, "' is a scalar of XLA dtype number ",
+                             Number(scalar.dtype), "; allowed are i1, i32, ui32, i64, f32 and f64");
   }
 }
 
@@ -99,41 +98,39 @@ StatusOr<AttrValue> DecodeArray(std::string_view name, const XLA_FFI_Array& arra
     const auto wide = call.Widen({static_cast<const int32_t*>(array.data), array.size});
     if (wide) return AttrValue(*wide);
   }
-  return InvalidArgument(StrCat(
+  return InvalidArgument(
       "attribute '", name, "' is an array of ", array.size, " elements of XLA dtype number ", dtype,
-      "; allowed are i64, or i32 up to ", CallFrame::kMaxWidened, " elements in all"));
+      "; allowed are i64, or i32 up to ", CallFrame::kMaxWidened, " elements in all");
+}
+
+StatusOr<AttrValue> DecodeAttribute(std::string_view name, int type, const void* attribute,
+                                    CallFrame& call) {
+  switch (type) {
+    case XLA_FFI_AttrType_SCALAR:
+      return DecodeScalar(name, *static_cast<const XLA_FFI_Scalar*>(attribute));
+    case XLA_FFI_AttrType_ARRAY:
+      return DecodeArray(name, *static_cast<const XLA_FFI_Array*>(attribute), call);
+    case XLA_FFI_AttrType_STRING: {
+      const auto* text = static_cast<const XLA_FFI_ByteSpan*>(attribute);
+      return AttrValue(std::string_view(text->ptr, text->len));
+    }
+    default:
+      return InvalidArgument("attribute '", name,
+                             "' is a dictionary; allowed are scalars, strings and arrays of "
+                             "integers");
+  }
 }
 
 Status DecodeAttributes(const XLA_FFI_Attrs& attrs, CallFrame& call) {
   if (attrs.size < 0 || attrs.size > Attributes::kMaxAttributes) {
-    return InvalidArgument(StrCat("the call has ", attrs.size, " attributes; at most ",
-                                  Attributes::kMaxAttributes, " are supported"));
+    return InvalidArgument("the call has ", attrs.size, " attributes; at most ",
+                           Attributes::kMaxAttributes, " are supported");
   }
   for (int64_t i = 0; i < attrs.size; ++i) {
     const std::string_view name(attrs.names[i]->ptr, attrs.names[i]->len);
-    switch (Number(attrs.types[i])) {
-      case XLA_FFI_AttrType_SCALAR: {
-        XLA_GPU_ASSIGN_OR_RETURN(AttrValue value,
-                                 DecodeScalar(name, *static_cast<XLA_FFI_Scalar*>(attrs.attrs[i])));
-        XLA_GPU_RETURN_IF_ERROR(call.attributes.Add(name, value));
-        break;
-      }
-      case XLA_FFI_AttrType_STRING: {
-        const auto* text = static_cast<const XLA_FFI_ByteSpan*>(attrs.attrs[i]);
-        XLA_GPU_RETURN_IF_ERROR(call.attributes.Add(name, std::string_view(text->ptr, text->len)));
-        break;
-      }
-      case XLA_FFI_AttrType_ARRAY: {
-        XLA_GPU_ASSIGN_OR_RETURN(
-            AttrValue value, DecodeArray(name, *static_cast<XLA_FFI_Array*>(attrs.attrs[i]), call));
-        XLA_GPU_RETURN_IF_ERROR(call.attributes.Add(name, value));
-        break;
-      }
-      default:
-        return InvalidArgument(StrCat("attribute '", name,
-                                      "' is a dictionary; allowed are scalars, strings and "
-                                      "arrays of integers"));
-    }
+    XLA_GPU_ASSIGN_OR_RETURN(const AttrValue value,
+                             DecodeAttribute(name, Number(attrs.types[i]), attrs.attrs[i], call));
+    XLA_GPU_RETURN_IF_ERROR(call.attributes.Add(name, value));
   }
   return OkStatus();
 }
@@ -222,7 +219,7 @@ Status Instantiate(const Op& op, Platform platform, const Call& call) {
 Status Dispatch(const Op& op, Platform platform, const XLA_FFI_CallFrame& frame) {
   CallFrame decoded;
   if (Status status = Decode(frame, decoded); !status.ok()) {
-    return Status(status.code(), StrCat(op.name, ": ", status.message()));
+    return status.After(op.name, ": ");
   }
   const Call call = decoded.call();
   switch (Number(frame.stage)) {

@@ -101,17 +101,16 @@ Status ParseQuery(const TensorView& query, const paged_cache::CacheShape& cache,
     return Wrong(kName, "query", query, "it must be [tokens, q_heads, head_dim], of rank 3");
   }
   if (query.dim(2) != cache.head_dim) {
-    return InvalidArgument(StrCat(kName, ": head_dim is ", query.dim(2), " in query ",
-                                  query.ToString(), " but ", cache.head_dim, " in kv_cache ",
-                                  kv_cache.ToString(), "; they must be equal"));
+    return InvalidArgument(kName, ": head_dim is ", query.dim(2), " in query ", query.ToString(),
+                           " but ", cache.head_dim, " in kv_cache ", kv_cache.ToString(),
+                           "; they must be equal");
   }
   if (query.dim(1) < 1 || query.dim(1) > kMaxHeads || query.dim(1) % cache.kv_heads != 0) {
-    return InvalidArgument(StrCat(kName, ": query ", query.ToString(), " has ", query.dim(1),
-                                  " heads and kv_cache ", kv_cache.ToString(), " has ",
-                                  cache.kv_heads,
-                                  " kv heads; q_heads must be a multiple of "
-                                  "kv_heads, at most ",
-                                  kMaxHeads));
+    return InvalidArgument(kName, ": query ", query.ToString(), " has ", query.dim(1),
+                           " heads and kv_cache ", kv_cache.ToString(), " has ", cache.kv_heads,
+                           " kv heads; q_heads must be a multiple of "
+                           "kv_heads, at most ",
+                           kMaxHeads);
   }
   if (query.dim(0) > kMaxIndex) {
     return Wrong(kName, "query", query,
@@ -152,9 +151,9 @@ StatusOr<float> FactorAttribute(std::string_view op, const Attributes& attribute
   const bool in_range =
       value >= static_cast<float>(smallest) && value <= static_cast<float>(kMaxFactor);
   if (in_range || (smallest > 0 && given == 0)) return value;
-  return InvalidArgument(StrCat(op, ": attribute '", name, "' is ", given,
-                                "; it must be a finite number from ", smallest, " to ", kMaxFactor,
-                                smallest > 0 ? ", or 0 for none" : ""));
+  return InvalidArgument(op, ": attribute '", name, "' is ", given,
+                         "; it must be a finite number from ", smallest, " to ", kMaxFactor,
+                         smallest > 0 ? ", or 0 for none" : "");
 }
 
 StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform) {
@@ -248,8 +247,8 @@ Status ParseOptions(std::string_view op, const OptionNames& names, const Attribu
                            FactorAttribute(op, attributes, "soft_cap", 1 / kMaxFactor));
   const int64_t window = attributes.GetInt("sliding_window");
   if (window < 0) {
-    return InvalidArgument(StrCat(op, ": attribute 'sliding_window' is ", window,
-                                  "; it must be at least 1, or 0 for no window"));
+    return InvalidArgument(op, ": attribute 'sliding_window' is ", window,
+                           "; it must be at least 1, or 0 for no window");
   }
   // Positions are i32, so a larger window hides nothing more.
   problem.sliding_window = std::min(window, kMaxIndex);

@@ -25,10 +25,10 @@ Status CheckPages(std::string_view op, const TensorView& kv_cache, const CacheSh
   if (shape.page_size >= 1 && shape.page_size <= kMaxIndex && shape.num_pages <= kMaxIndex) {
     return OkStatus();
   }
-  return InvalidArgument(StrCat(op, ": kv_cache is ", kv_cache.ToString(), " with ",
-                                shape.num_pages, " pages of ", shape.page_size,
-                                " tokens; page_size must be 1 to 2^31-1 and there can be at most "
-                                "2^31-1 pages"));
+  return InvalidArgument(op, ": kv_cache is ", kv_cache.ToString(), " with ", shape.num_pages,
+                         " pages of ", shape.page_size,
+                         " tokens; page_size must be 1 to 2^31-1 and there can be at most "
+                         "2^31-1 pages");
 }
 
 int64_t RoundUp(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
@@ -70,21 +70,18 @@ ArgSpec ScaleArg(std::string name, std::string_view what) {
 
 StatusOr<CacheShape> ParseCacheShape(std::string_view op, const TensorView& kv_cache,
                                      const TensorView* v_cache) {
-  if (v_cache != nullptr &&
-      (kv_cache.rank() != 4 ||
-       !TensorSpec{kv_cache.dtype, {kv_cache.shape.begin(), kv_cache.shape.end()}}.Matches(
-           *v_cache))) {
+  if (v_cache != nullptr && (kv_cache.rank() != 4 || !kv_cache.SameType(*v_cache))) {
     return InvalidArgument(
-        StrCat(op, ": kv_cache is ", kv_cache.ToString(), " and v_cache is ", v_cache->ToString(),
-               "; with v_cache both must be [pages, page_size, kv_heads, head_dim], equal in dtype "
-               "and shape"));
+        op, ": kv_cache is ", kv_cache.ToString(), " and v_cache is ", v_cache->ToString(),
+        "; with v_cache both must be [pages, page_size, kv_heads, head_dim], equal in dtype "
+        "and shape");
   }
   const int64_t rank = kv_cache.rank();
   if (rank != 4 && rank != 5) {
     return InvalidArgument(
-        StrCat(op, ": kv_cache is ", kv_cache.ToString(), " of rank ", rank,
-               "; it must be [pages, page_size, 2*kv_heads, head_dim], or [pages, page_size, "
-               "kv_heads, head_dim] with v_cache, or [2, pages, page_size, kv_heads, head_dim]"));
+        op, ": kv_cache is ", kv_cache.ToString(), " of rank ", rank,
+        "; it must be [pages, page_size, 2*kv_heads, head_dim], or [pages, page_size, "
+        "kv_heads, head_dim] with v_cache, or [2, pages, page_size, kv_heads, head_dim]");
   }
   if (rank == 5 && kv_cache.dim(0) != 2) {
     return Wrong(op, "kv_cache", kv_cache,
@@ -100,18 +97,18 @@ StatusOr<CacheShape> ParseCacheShape(std::string_view op, const TensorView& kv_c
   shape.separate_v = v_cache != nullptr;
   const bool interleaved = rank == 4 && !shape.separate_v;
   if (interleaved && heads % 2 != 0) {
-    return InvalidArgument(StrCat(op, ": kv_cache is ", kv_cache.ToString(), " with ", heads,
-                                  " heads; without v_cache it holds 2*kv_heads, K on even and V on "
-                                  "odd ones, so the number must be even"));
+    return InvalidArgument(op, ": kv_cache is ", kv_cache.ToString(), " with ", heads,
+                           " heads; without v_cache it holds 2*kv_heads, K on even and V on "
+                           "odd ones, so the number must be even");
   }
   shape.kv_heads = interleaved ? heads / 2 : heads;
   if (shape.kv_heads < 1 || shape.kv_heads > kMaxKvHeads) {
-    return InvalidArgument(StrCat(op, ": kv_cache is ", kv_cache.ToString(), " with ",
-                                  shape.kv_heads, " kv heads; allowed are 1 to ", kMaxKvHeads));
+    return InvalidArgument(op, ": kv_cache is ", kv_cache.ToString(), " with ", shape.kv_heads,
+                           " kv heads; allowed are 1 to ", kMaxKvHeads);
   }
   if (shape.head_dim < 1 || shape.head_dim > 256) {
-    return InvalidArgument(StrCat(op, ": head_dim is ", shape.head_dim, " in kv_cache ",
-                                  kv_cache.ToString(), "; allowed are 1 to 256"));
+    return InvalidArgument(op, ": head_dim is ", shape.head_dim, " in kv_cache ",
+                           kv_cache.ToString(), "; allowed are 1 to 256");
   }
   XLA_GPU_RETURN_IF_ERROR(CheckPages(op, kv_cache, shape));
   const int64_t v_offset = interleaved        ? shape.head_dim

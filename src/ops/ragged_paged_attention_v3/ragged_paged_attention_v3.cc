@@ -126,9 +126,9 @@ Status CheckQueriesAndKeys(const std::vector<const TensorView*>& args) {
   }
   const int64_t kv_heads = keys.dim(1);
   if (kv_heads < 1 || q_heads < 1 || q_heads > kMaxHeads || q_heads % kv_heads != 0) {
-    return InvalidArgument(StrCat(kName, ": queries ", queries.ToString(), " has ", q_heads,
-                                  " heads and keys ", keys.ToString(), " has ", kv_heads,
-                                  "; q_heads must be a multiple of kv_heads, at most ", kMaxHeads));
+    return InvalidArgument(kName, ": queries ", queries.ToString(), " has ", q_heads,
+                           " heads and keys ", keys.ToString(), " has ", kv_heads,
+                           "; q_heads must be a multiple of kv_heads, at most ", kMaxHeads);
   }
   const TensorView& cache = *args[kKvCache];
   if (keys.dtype != cache.dtype) {
@@ -144,8 +144,8 @@ StatusOr<paged_cache::PackedLayout> LayoutOf(const Attributes& attributes) {
   const std::string_view name = attributes.GetString(kCacheLayout);
   if (name == "interleaved") return paged_cache::PackedLayout::kInterleaved;
   if (name == "side_by_side") return paged_cache::PackedLayout::kSideBySide;
-  return InvalidArgument(StrCat(kName, ": attribute '", kCacheLayout, "' is \"", name,
-                                "\"; allowed are interleaved and side_by_side"));
+  return InvalidArgument(kName, ": attribute '", kCacheLayout, "' is \"", name,
+                         "\"; allowed are interleaved and side_by_side");
 }
 
 Status ParseIndices(const std::vector<const TensorView*>& args, paged_attention::Problem& problem) {
@@ -174,9 +174,8 @@ Status ParseIndices(const std::vector<const TensorView*>& args, paged_attention:
 StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform) {
   XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
   const paged_attention::Problem& p = problem.attention;
-  const TensorView& cache = call.args[kKvCache];
   std::vector<TensorSpec> results = {{p.out_dtype, {p.tokens, p.q_heads, p.head_dim}},
-                                     {cache.dtype, {cache.shape.begin(), cache.shape.end()}}};
+                                     call.args[kKvCache].spec()};
   if (platform == Platform::kCuda) {
     results.push_back({DType::kU8, {paged_attention::WorkspaceBytes(p)}});
   }

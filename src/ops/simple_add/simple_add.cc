@@ -10,12 +10,11 @@ namespace {
 StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform) {
   const TensorView& a = call.args[0];
   const TensorView& b = call.args[1];
-  const TensorSpec type{a.dtype, {a.shape.begin(), a.shape.end()}};
-  if (!type.Matches(b)) {
-    return InvalidArgument(StrCat("simple_add: a is ", a.ToString(), " but b is ", b.ToString(),
-                                  "; they must be equal in dtype and shape"));
+  if (!a.SameType(b)) {
+    return InvalidArgument("simple_add: a is ", a.ToString(), " but b is ", b.ToString(),
+                           "; they must be equal in dtype and shape");
   }
-  return std::vector{type};
+  return std::vector{a.spec()};
 }
 
 Op MakeOp() {

@@ -24,9 +24,7 @@ enum Arg {
 
 StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform) {
   XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
-  const TensorView& kv_cache = call.args[kKvCache];
-  const TensorSpec type{kv_cache.dtype, {kv_cache.shape.begin(), kv_cache.shape.end()}};
-  return std::vector(problem.cache.separate_v ? 2 : 1, type);
+  return std::vector(problem.cache.separate_v ? 2 : 1, call.args[kKvCache].spec());
 }
 
 Op MakeOp() {
@@ -87,10 +85,9 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
                         args[kKvCache]->ToString()));
   }
   const TensorView& value = *args[kValue];
-  const TensorSpec key_type{key.dtype, {key.shape.begin(), key.shape.end()}};
-  if (!key_type.Matches(value)) {
-    return InvalidArgument(StrCat(kName, ": key is ", key.ToString(), " but value is ",
-                                  value.ToString(), "; they must be equal in dtype and shape"));
+  if (!key.SameType(value)) {
+    return InvalidArgument(kName, ": key is ", key.ToString(), " but value is ", value.ToString(),
+                           "; they must be equal in dtype and shape");
   }
   problem.input_dtype = key.dtype;
   problem.tokens = key.dim(0);

@@ -133,9 +133,9 @@ PJRT_Error* ErrorGetCode(PJRT_Error_GetCode_Args* args) {
 // Stands where the plugin's table has ended: a framework that does not look calls an error, not
 // whatever lies there.
 PJRT_Error* Missing(void*) {
-  return MakeOwnError(Unimplemented(
-      StrCat("xla_gpu: the plugin has PJRT 0.", WrappedMinor(),
-             ", which has no such function; use a newer plugin (set XLA_GPU_PJRT_PLUGIN)")));
+  return MakeOwnError(
+      Unimplemented("xla_gpu: the plugin has PJRT 0.", WrappedMinor(),
+                    ", which has no such function; use a newer plugin (set XLA_GPU_PJRT_PLUGIN)"));
 }
 
 void FillSlots(PJRT_Api* table, size_t from, PJRT_Error* (*function)(void*)) {

@@ -38,10 +38,10 @@ void BridgedStruct::Truncate(size_t size, int minor) {
     end = std::min(end, framework_size_);
     if (begin < end &&
         std::any_of(framework_ + begin, framework_ + end, [](char c) { return c != 0; })) {
-      status_ = Unimplemented(StrCat(history_.name, ": the framework sets ", members,
-                                     ", but the plugin has PJRT 0.", minor,
-                                     " and would ignore it; use a newer plugin (set "
-                                     "XLA_GPU_PJRT_PLUGIN)"));
+      status_ = Unimplemented(history_.name, ": the framework sets ", members,
+                              ", but the plugin has PJRT 0.", minor,
+                              " and would ignore it; use a newer plugin (set "
+                              "XLA_GPU_PJRT_PLUGIN)");
     }
   };
   for (const StructSize& entry : history_.sizes) {

@@ -22,9 +22,9 @@ void Warn(const std::string& text) { std::fprintf(stderr, "xla_gpu: %s\n", text.
 StatusOr<CompatPlugin> Wrap() {
   XLA_GPU_ASSIGN_OR_RETURN(const FoundPlugin found, ChoosePjrtPlugin(""));
   if (IsCompatPlugin(found.path)) {
-    return InvalidArgument(StrCat("XLA_GPU_PJRT_PLUGIN is '", found.path,
-                                  "', the compatibility plugin itself; it must name the stock "
-                                  "plugin to be wrapped, as a path, \"cuda\" or \"cpu\""));
+    return InvalidArgument("XLA_GPU_PJRT_PLUGIN is '", found.path,
+                           "', the compatibility plugin itself; it must name the stock "
+                           "plugin to be wrapped, as a path, \"cuda\" or \"cpu\"");
   }
   XLA_GPU_ASSIGN_OR_RETURN(const PjrtPlugin* wrapped, PjrtPlugin::Load(found.path));
   if (!wrapped->is_gpu() && std::getenv("XLA_GPU_PJRT_PLUGIN") == nullptr) {
@@ -80,18 +80,17 @@ StatusOr<const PjrtPlugin*> LoadedPlugin(Platform platform) {
     seen.push_back(found.path);
   }
   return NotFound(
-      StrCat("no PJRT plugin for platform ", PlatformName(platform),
-             " is loaded in this process (loaded: ", seen.empty() ? "none" : StrJoin(seen, ", "),
-             "); give a PJRT_Api or the path of a plugin, or register through jax.ffi "
-             "for JAX's own CPU runtime, which is no plugin"));
+      "no PJRT plugin for platform ", PlatformName(platform),
+      " is loaded in this process (loaded: ", seen.empty() ? "none" : StrJoin(seen, ", "),
+      "); give a PJRT_Api or the path of a plugin, or register through jax.ffi "
+      "for JAX's own CPU runtime, which is no plugin");
 }
 
 const PJRT_Api* CompatApi() {
   static const PJRT_Api* api = [] {
     const StatusOr<CompatPlugin>& compat = GetCompatPlugin();
     if (compat.ok()) return compat->api;
-    return MakeFailingApi(
-        Status(compat.status().code(), StrCat("xla_gpu: ", compat.status().message())));
+    return MakeFailingApi(compat.status().After("xla_gpu: "));
   }();
   return api;
 }

@@ -207,16 +207,16 @@ std::vector<std::string> ScheduleDefines(const Config& config) {
 
 StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device) {
   if (device.compute_major < 8) {
-    return Unimplemented(StrCat("paged_attention: ", device.name, " has compute capability ",
-                                device.compute_major, ".", device.compute_minor,
-                                "; the CUDA kernels need 8.0 or later"));
+    return Unimplemented("paged_attention: ", device.name, " has compute capability ",
+                         device.compute_major, ".", device.compute_minor,
+                         "; the CUDA kernels need 8.0 or later");
   }
   // Rows and places in the partial results are counted in 32 bits.
   const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
   if (problem.tokens * problem.q_heads > kMaxInt || layout.partial_capacity > kMaxInt) {
-    return Unimplemented(StrCat("paged_attention: ", problem.tokens, " tokens of ", problem.q_heads,
-                                " heads are too many for the CUDA kernels, which take up to 2^31 "
-                                "rows; split the batch"));
+    return Unimplemented("paged_attention: ", problem.tokens, " tokens of ", problem.q_heads,
+                         " heads are too many for the CUDA kernels, which take up to 2^31 "
+                         "rows; split the batch");
   }
   Config config;
   config.decode_max_rows = problem.batch_invariant ? kDecodeTileRows : 2 * kDecodeTileRows;

@@ -14,9 +14,9 @@ constexpr char kSource[] = "src/ops/update_kv_cache/cuda/update_kv_cache.cu";
 
 Status CheckDevice(const cuda::DeviceInfo& device) {
   if (device.compute_major >= 8) return OkStatus();
-  return Unimplemented(StrCat("update_kv_cache: ", device.name, " has compute capability ",
-                              device.compute_major, ".", device.compute_minor,
-                              "; the CUDA kernels need 8.0 or later"));
+  return Unimplemented("update_kv_cache: ", device.name, " has compute capability ",
+                       device.compute_major, ".", device.compute_minor,
+                       "; the CUDA kernels need 8.0 or later");
 }
 
 std::vector<std::string> WriteDefines(const Problem& problem) {
