@@ -1,15 +1,17 @@
 #include "src/core/file.h"
 
 #include <fcntl.h>
+#include <glob.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
-
-#include "src/core/strings.h"
+#include <sstream>
+#include <utility>
 
 namespace xla_gpu {
 namespace {
@@ -118,6 +120,36 @@ std::vector<std::string> ListFolder(const std::string& folder) {
   }
   std::ranges::sort(entries);  // the order must not depend on the file system
   return entries;
+}
+
+std::vector<std::string> Glob(const std::string& folder, const std::string& below) {
+  std::string pattern;
+  for (const char c : folder) {
+    if (std::string_view("\\[]*?").find(c) != std::string_view::npos) pattern += '\\';
+    pattern += c;
+  }
+  pattern += below;
+  std::vector<std::string> paths;
+  glob_t found{};
+  if (glob(pattern.c_str(), 0, nullptr, &found) == 0) {
+    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  }
+  globfree(&found);
+  return paths;
+}
+
+std::string Env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::vector<std::string> Split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, separator);) {
+    if (!part.empty()) parts.push_back(std::move(part));
+  }
+  return parts;
 }
 
 std::vector<std::string_view> Lines(std::string_view text) {

@@ -51,6 +51,15 @@ bool WriteAll(int fd, std::string_view bytes);
 // The paths of a folder's entries, sorted; none if it cannot be read.
 std::vector<std::string> ListFolder(const std::string& folder);
 
+// The paths below `folder`, which is taken as it is, that match a shell pattern; sorted.
+std::vector<std::string> Glob(const std::string& folder, const std::string& pattern);
+
+// An environment variable, empty where it is not set.
+std::string Env(const char* name);
+
+// The parts of a text between separators, without empty ones.
+std::vector<std::string> Split(const std::string& text, char separator);
+
 // The lines of a text, without their ends ("\n", "\r\n").
 std::vector<std::string_view> Lines(std::string_view text);
 

@@ -10,8 +10,8 @@
 
 #include "src/core/child_process.h"
 #include "src/core/file.h"
+#include "src/core/python_folders.h"
 #include "src/core/strings.h"
-#include "src/cuda/own_location.h"
 
 namespace xla_gpu::cuda {
 namespace {

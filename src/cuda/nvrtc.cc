@@ -7,13 +7,12 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <utility>
 
 #include "src/core/file.h"
 #include "src/core/fork.h"
+#include "src/core/python_folders.h"
 #include "src/core/strings.h"
-#include "src/cuda/own_location.h"
 
 namespace xla_gpu::cuda {
 namespace {
@@ -29,18 +28,9 @@ struct Place {
   std::string origin;
 };
 
-std::vector<std::string> SplitColons(const char* text) {
-  std::vector<std::string> parts;
-  std::stringstream stream(text == nullptr ? "" : text);
-  for (std::string part; std::getline(stream, part, ':');) {
-    if (!part.empty()) parts.push_back(part);
-  }
-  return parts;
-}
-
 // The folders that the system's loader is told of.
 std::vector<std::string> LoaderFolders() {
-  std::vector<std::string> folders = SplitColons(std::getenv("LD_LIBRARY_PATH"));
+  std::vector<std::string> folders = Split(Env("LD_LIBRARY_PATH"), ':');
   for (const std::string& path : Glob("/etc/ld.so.conf.d", "/*.conf")) {
     const StatusOr<std::string> text = ReadFile(path, kMaxLoaderConfig);
     if (!text.ok()) continue;
@@ -66,9 +56,9 @@ std::vector<Place> Places() {
     }
   }
   for (const char* variable : {"CUDA_HOME", "CUDA_PATH"}) {
-    if (const char* home = std::getenv(variable); home != nullptr && *home != '\0') {
+    if (const std::string home = Env(variable); !home.empty()) {
       for (const char* lib : {"/lib64", "/lib", "/targets/x86_64-linux/lib"}) {
-        places.push_back({StrCat(home, lib), variable});
+        places.push_back({home + lib, variable});
       }
     }
   }
@@ -194,8 +184,8 @@ std::string NvrtcLibrary::Identity() const {
 
 std::vector<NvrtcLibrary> FindNvrtcs() {
   std::vector<NvrtcLibrary> found;
-  if (const char* given = std::getenv("XLA_GPU_NVRTC"); given != nullptr && *given != '\0') {
-    found = FromEnvironment(SplitColons(given));
+  if (const std::string given = Env("XLA_GPU_NVRTC"); !given.empty()) {
+    found = FromEnvironment(Split(given, ':'));
   } else {
     for (const Place& place : Places()) AddFolder(place, found);
   }

@@ -4,12 +4,9 @@
 #include <link.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <filesystem>
-#include <sstream>
 
-#include "src/core/child_process.h"
 #include "src/core/elf.h"
 #include "src/core/file.h"
 #include "src/core/strings.h"
@@ -23,11 +20,6 @@ constexpr uint64_t kMaxListing = 64 << 20;  // torch's RECORD has 2 MB
 constexpr char kEntryPoint[] = "GetPjrtApi";
 // What libxla_gpu_pjrt.so imports, and no other plugin: it forwards to a plugin and is none itself.
 constexpr char kForwarder[] = "xla_gpu_pjrt_compat_api";
-
-std::string Env(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 std::vector<fs::path> List(const fs::path& folder) {
   const std::vector<std::string> entries = ListFolder(folder.string());
@@ -46,67 +38,6 @@ bool Names(const std::string& names, const char* symbol) {
 bool IsStockPlugin(const fs::path& path) {
   const std::string names = DynamicNames(path);
   return Names(names, kEntryPoint) && !Names(names, kForwarder);
-}
-
-void AddFolder(std::vector<std::string>& folders, const fs::path& folder) {
-  std::error_code error;
-  const fs::path real = fs::canonical(folder, error);
-  if (error || !fs::is_directory(real, error)) return;
-  if (std::ranges::find(folders, real.string()) == folders.end()) folders.push_back(real.string());
-}
-
-// PREFIX/lib/python3.*/site-packages.
-void AddPrefix(std::vector<std::string>& folders, const fs::path& prefix) {
-  if (prefix.empty()) return;
-  for (const char* lib : {"lib", "lib64"}) {
-    for (const fs::path& entry : List(prefix / lib)) {
-      if (!entry.filename().string().starts_with("python3")) continue;
-      AddFolder(folders, entry / "site-packages");
-    }
-  }
-}
-
-void AddSplit(std::vector<std::string>& folders, const std::string& text, char separator) {
-  std::istringstream parts(text);
-  for (std::string part; std::getline(parts, part, separator);) {
-    if (!part.empty()) AddFolder(folders, part);
-  }
-}
-
-// A checkout of this project with a .venv of this user's or root's. Anyone may put a .venv into
-// /tmp, and plugins are code.
-bool HasVenvOfCheckout(const fs::path& folder) {
-  std::error_code error;
-  return fs::exists(folder / "include/xla_gpu/xla_gpu.h", error) &&
-         HasTrustedOwner(folder.string()) && HasTrustedOwner((folder / ".venv").string());
-}
-
-// What lies around this library: site-packages/xla_gpu/libxla_gpu.so, VENV/bin/xla-gpu, or a
-// checkout's build/release with its .venv two folders up.
-void AddOwnFolders(std::vector<std::string>& folders) {
-  Dl_info info;
-  std::error_code error;
-  if (dladdr(reinterpret_cast<const void*>(&AddOwnFolders), &info) == 0) return;
-  const fs::path self = fs::canonical(info.dli_fname, error);
-  if (error) return;
-  fs::path folder = self.parent_path();
-  if (folder.parent_path().filename() == "site-packages") AddFolder(folders, folder.parent_path());
-  if (folder.filename() == "bin") AddPrefix(folders, folder.parent_path());
-  for (int up = 0; up < 3; ++up, folder = folder.parent_path()) {
-    if (HasVenvOfCheckout(folder)) AddPrefix(folders, folder / ".venv");
-  }
-}
-
-// Where the extension modules lie that this process has loaded: the environment of the Python it
-// runs in, which may be no active virtual environment and have no `python3` in PATH.
-int AddFolderOfModule(dl_phdr_info* info, size_t, void* folders) {
-  const std::string_view name = info->dlpi_name == nullptr ? "" : info->dlpi_name;
-  for (const std::string_view site : {"/site-packages/", "/dist-packages/"}) {
-    const size_t at = name.find(site);
-    if (at == std::string_view::npos) continue;
-    AddFolder(*static_cast<std::vector<std::string>*>(folders), name.substr(0, at + site.size()));
-  }
-  return 0;
 }
 
 // Modules that the entry points of group `jax_plugins` in this folder name, as folders below it.
@@ -226,25 +157,6 @@ bool IsCompatPlugin(const std::string& path) {
 bool FoundPlugin::is_cuda() const {
   const std::string name = PluginName(path);
   return name.find("cuda") != std::string::npos || name.find("gpu") != std::string::npos;
-}
-
-std::vector<std::string> SitePackages() {
-  std::vector<std::string> folders;
-  AddOwnFolders(folders);
-  dl_iterate_phdr(AddFolderOfModule, &folders);
-  AddPrefix(folders, Env("VIRTUAL_ENV"));
-  AddPrefix(folders, Env("CONDA_PREFIX"));
-  AddSplit(folders, Env("PYTHONPATH"), ':');
-  return folders;
-}
-
-std::vector<std::string> PythonSysPath() {
-  std::vector<std::string> folders;
-  const auto python =
-      RunChild({"python3", "-c", "import sys; print('\\n'.join(p for p in sys.path if p))"}, "",
-               ChildLimits{.timeout = std::chrono::seconds(30), .max_out = 1 << 20});
-  if (python.ok() && python->exit_code == 0) AddSplit(folders, python->out, '\n');
-  return folders;
 }
 
 std::vector<FoundPlugin> FindPjrtPlugins(const std::vector<std::string>& folders) {

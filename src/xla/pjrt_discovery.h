@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "src/core/python_folders.h"
 #include "src/core/status.h"
 
 namespace xla_gpu::xla {
@@ -19,11 +20,8 @@ struct FoundPlugin {
   bool is_cuda() const;  // by its path: a guess that needs no loading
 };
 
-// Folders in which Python packages lie, in this order: that of this library, those of the modules
-// loaded in this process, VIRTUAL_ENV, CONDA_PREFIX, PYTHONPATH.
-std::vector<std::string> SitePackages();
-// sys.path of `python3`: where to look if none of SitePackages() holds what is sought.
-std::vector<std::string> PythonSysPath();
+using ::xla_gpu::PythonSysPath;
+using ::xla_gpu::SitePackages;
 
 // Every plugin, each file once: XLA_GPU_PJRT_PLUGIN (a path), those already loaded in this process,
 // then in each of `folders` jax_plugins/*, xla_plugins/* and what the entry points of group
