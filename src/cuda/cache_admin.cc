@@ -43,12 +43,7 @@ StatusOr<std::vector<Job>> PlanJobs(const std::vector<std::string>& archs,
 
 StatusOr<CacheListing> ListCache() {
   XLA_GPU_ASSIGN_OR_RETURN(DiskCache cache, DiskCache::Open(DiskCache::DefaultFolder()));
-  CacheListing listing{cache.folder(), {}};
-  for (DiskCache::File& file : cache.List()) {
-    listing.kernels.push_back(
-        {std::move(file.name), std::move(file.description), file.valid, file.bytes, file.modified});
-  }
-  return listing;
+  return CacheListing{cache.folder(), cache.List()};
 }
 
 StatusOr<int> ClearCache() {

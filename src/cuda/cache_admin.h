@@ -8,17 +8,10 @@
 #include <vector>
 
 #include "src/core/status.h"
+#include "src/cuda/cache_entry.h"
 #include "src/cuda/kernel_specs.h"
 
 namespace xla_gpu::cuda {
-
-struct CachedKernel {
-  std::string file;
-  std::string description;  // empty if the file is damaged
-  bool valid = false;
-  int64_t bytes = 0;
-  int64_t modified = 0;  // seconds since 1970
-};
 
 struct CacheListing {
   std::string folder;

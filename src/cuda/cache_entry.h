@@ -2,6 +2,7 @@
 #ifndef XLA_GPU_CUDA_CACHE_ENTRY_H_
 #define XLA_GPU_CUDA_CACHE_ENTRY_H_
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,6 +15,15 @@ struct CacheEntry {
   Sha256::Digest key = {};  // what the kernel was made from
   std::string description;  // for people
   std::string cubin;
+};
+
+// A kernel in the cache's folder.
+struct CachedKernel {
+  std::string file;
+  std::string description;  // empty if the file is damaged
+  bool valid = false;       // a whole entry under its own key
+  int64_t bytes = 0;
+  int64_t modified = 0;  // seconds since 1970
 };
 
 std::string SerializeCacheEntry(const CacheEntry& entry);

@@ -43,7 +43,7 @@ void DiagnoseCache(Diagnostics& d) {
   StatusOr<DiskCache> cache = DiskCache::Open(d.cache.folder);
   d.cache.status = cache.status();
   if (!cache.ok()) return;
-  for (const DiskCache::File& file : cache->List()) {
+  for (const CachedKernel& file : cache->List()) {
     d.cache.num_kernels += file.valid ? 1 : 0;
     d.cache.bytes += file.bytes;
   }

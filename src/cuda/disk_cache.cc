@@ -242,15 +242,15 @@ void DiskCache::RemoveOutdated() const {
   }
 }
 
-std::vector<DiskCache::File> DiskCache::List() const {
-  std::vector<File> files;
+std::vector<CachedKernel> DiskCache::List() const {
+  std::vector<CachedKernel> files;
   for (const std::string& name : Names(fd_.get())) {
     struct stat info {};
     if (!IsOurs(name, kEntrySuffix) ||
         fstatat(fd_.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
       continue;
     }
-    File file{.name = name, .bytes = info.st_size, .modified = info.st_mtime};
+    CachedKernel file{.file = name, .bytes = info.st_size, .modified = info.st_mtime};
     const std::optional<std::string> bytes = ReadFile(name, /*mark_used=*/false);
     if (std::optional<CacheEntry> entry = bytes ? ParseCacheEntry(*bytes) : std::nullopt) {
       file.valid = EntryName(entry->key) == name;

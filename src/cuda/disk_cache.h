@@ -54,14 +54,7 @@ class DiskCache {
   };
   KeyLock Lock(const Sha256::Digest& key, std::chrono::milliseconds timeout) const;
 
-  struct File {
-    std::string name;
-    bool valid = false;  // a whole entry under its own key
-    std::string description;
-    int64_t bytes = 0;
-    int64_t modified = 0;  // seconds since 1970
-  };
-  std::vector<File> List() const;
+  std::vector<CachedKernel> List() const;
 
   // Removes all that this class has written and returns the number of kernels among it.
   StatusOr<int> Clear() const;

@@ -305,7 +305,7 @@ TEST_F(DiskCacheTest, ListAndClear) {
   const std::vector<std::string> foreign = Foreign();
   const auto files = cache.List();
   ASSERT_EQ(files.size(), 2u);
-  for (const DiskCache::File& file : files) {
+  for (const CachedKernel& file : files) {
     EXPECT_EQ(file.valid, file.description == "a");
     EXPECT_GT(file.bytes, 0);
   }
