@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "src/core/strings.h"
-
 namespace xla_gpu {
 
 Status TensorList::TooMany(size_t count) const {

@@ -12,7 +12,6 @@
 #include <cstring>
 #include <utility>
 
-#include "src/core/strings.h"
 #include "src/core/unique_fd.h"
 
 extern char** environ;

@@ -9,13 +9,19 @@
 
 namespace xla_gpu {
 
-// "op: name is bf16[8,32]; rule".
+// "op: name is bf16[8,32]; rule", the rule in parts.
+template <typename... Parts>
 Status Wrong(std::string_view op, std::string_view name, const TensorView& came,
-             std::string_view rule);
+             const Parts&... rule) {
+  return InvalidArgument(op, ": ", name, " is ", came.ToString(), "; ", rule...);
+}
 
 // That error, with the rule "it must be <expected><why>", unless `came` is so.
-Status Expect(std::string_view op, std::string_view name, const TensorView& came,
-              const TensorSpec& expected, std::string_view why);
+inline Status Expect(std::string_view op, std::string_view name, const TensorView& came,
+                     const TensorSpec& expected, std::string_view why) {
+  if (expected.Matches(came)) return OkStatus();
+  return Wrong(op, name, came, "it must be ", expected.ToString(), why);
+}
 
 }  // namespace xla_gpu
 

@@ -3,8 +3,6 @@
 #include <atomic>
 #include <cstring>
 
-#include "src/core/strings.h"
-
 namespace xla_gpu {
 namespace {
 

@@ -13,8 +13,6 @@
 #include <cstddef>
 #include <cstring>
 
-#include "src/core/strings.h"
-
 namespace xla_gpu {
 namespace {
 

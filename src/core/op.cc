@@ -177,7 +177,7 @@ StatusOr<std::vector<const TensorView*>> BindArguments(const Op& op, const Call&
     expected.push_back(op.args[i].name);
   });
   if (!present.empty()) {
-    const auto optional = std::views::filter(op.args, &ArgSpec::optional);
+    auto optional = std::views::filter(op.args, &ArgSpec::optional);
     return InvalidArgument(op.name, ": attribute 'optional_args' has '", present,
                            "' left over; it must name some of '",
                            StrJoin(optional, ",", &ArgSpec::name),

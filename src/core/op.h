@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "src/core/attributes.h"
@@ -49,6 +50,22 @@ class Plan {
   // allocation, no module load, no synchronisation, so that it may be captured into a graph.
   virtual Status Run(const Call& call, const ExecutionContext& context) const = 0;
 };
+
+// A plan whose Run is `run`, which owns all that it needs.
+template <typename Function>
+StatusOr<std::unique_ptr<Plan>> MakePlan(Function run) {
+  class FunctionPlan final : public Plan {
+   public:
+    explicit FunctionPlan(Function run) : run_(std::move(run)) {}
+    Status Run(const Call& call, const ExecutionContext& context) const override {
+      return run_(call, context);
+    }
+
+   private:
+    const Function run_;
+  };
+  return std::unique_ptr<Plan>(std::make_unique<FunctionPlan>(std::move(run)));
+}
 
 // Makes the plan of a call that CheckCall accepted, whose attributes are complete
 // (CompleteAttributes); data pointers may be null. `device_ordinal`: the CUDA device (0 on the

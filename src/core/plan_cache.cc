@@ -5,7 +5,6 @@
 
 #include "src/core/fork.h"
 #include "src/core/op_registry.h"
-#include "src/core/strings.h"
 
 namespace xla_gpu {
 namespace {

@@ -88,6 +88,12 @@ std::string DeviceInfo::Arch() const {
   return StrCat("sm_", compute_major, compute_minor, compute_major >= 9 ? "a" : "");
 }
 
+Status CheckComputeCapability(std::string_view op, const DeviceInfo& device) {
+  if (device.compute_major >= 8) return OkStatus();
+  return Unimplemented(op, ": ", device.name, " has compute capability ", device.compute_major, ".",
+                       device.compute_minor, "; the CUDA kernels need 8.0 or later");
+}
+
 StatusOr<int> DeviceCount() {
   XLA_GPU_ASSIGN_OR_RETURN(const DriverApi* driver, GetDriver());
   int count = 0;

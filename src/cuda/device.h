@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "src/core/status.h"
 
@@ -25,6 +26,9 @@ struct DeviceInfo {
   // else "sm_80", "sm_89", ...
   std::string Arch() const;
 };
+
+// An error of `op`, whose kernels need compute capability 8.0, if the device has less.
+Status CheckComputeCapability(std::string_view op, const DeviceInfo& device);
 
 StatusOr<int> DeviceCount();
 // Read once a device, then from memory.

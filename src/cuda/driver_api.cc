@@ -14,49 +14,43 @@ namespace xla_gpu::cuda {
 namespace {
 
 struct Symbol {
+  template <typename Function>
+  Symbol(const char* name, Function*& slot, bool required = true)
+      : name(name), slot(reinterpret_cast<void**>(&slot)), required(required) {}
+
   const char* name;  // as libcuda exports it: the versioned name where there is one
   void** slot;
-  bool required = true;
+  bool required;
 };
-
-template <typename Function>
-Symbol Required(const char* name, Function*& slot) {
-  return {name, reinterpret_cast<void**>(&slot), true};
-}
-
-template <typename Function>
-Symbol Optional(const char* name, Function*& slot) {
-  return {name, reinterpret_cast<void**>(&slot), false};
-}
 
 Status LoadSymbols(void* library, DriverApi& api) {
   const Symbol symbols[] = {
-      Required("cuInit", api.cuInit),
-      Required("cuDriverGetVersion", api.cuDriverGetVersion),
-      Required("cuGetErrorName", api.cuGetErrorName),
-      Required("cuGetErrorString", api.cuGetErrorString),
-      Required("cuDeviceGetCount", api.cuDeviceGetCount),
-      Required("cuDeviceGet", api.cuDeviceGet),
-      Required("cuDeviceGetName", api.cuDeviceGetName),
-      Required("cuDeviceGetAttribute", api.cuDeviceGetAttribute),
-      Required("cuDeviceTotalMem_v2", api.cuDeviceTotalMem),
-      Required("cuDevicePrimaryCtxRetain", api.cuDevicePrimaryCtxRetain),
-      Required("cuCtxGetCurrent", api.cuCtxGetCurrent),
-      Required("cuCtxGetDevice", api.cuCtxGetDevice),
-      Required("cuCtxPushCurrent_v2", api.cuCtxPushCurrent),
-      Required("cuCtxPopCurrent_v2", api.cuCtxPopCurrent),
-      Required("cuModuleLoadData", api.cuModuleLoadData),
-      Required("cuModuleUnload", api.cuModuleUnload),
-      Required("cuModuleGetFunction", api.cuModuleGetFunction),
-      Required("cuFuncSetAttribute", api.cuFuncSetAttribute),
-      Required("cuLaunchKernel", api.cuLaunchKernel),
-      Required("cuMemsetD8Async", api.cuMemsetD8Async),
-      Optional("cuLibraryLoadData", api.cuLibraryLoadData),
-      Optional("cuLibraryUnload", api.cuLibraryUnload),
-      Optional("cuLibraryGetKernel", api.cuLibraryGetKernel),
-      Optional("cuKernelGetFunction", api.cuKernelGetFunction),
-      Optional("cuKernelSetAttribute", api.cuKernelSetAttribute),
-      Optional("cuTensorMapEncodeTiled", api.cuTensorMapEncodeTiled),
+      {"cuInit", api.cuInit},
+      {"cuDriverGetVersion", api.cuDriverGetVersion},
+      {"cuGetErrorName", api.cuGetErrorName},
+      {"cuGetErrorString", api.cuGetErrorString},
+      {"cuDeviceGetCount", api.cuDeviceGetCount},
+      {"cuDeviceGet", api.cuDeviceGet},
+      {"cuDeviceGetName", api.cuDeviceGetName},
+      {"cuDeviceGetAttribute", api.cuDeviceGetAttribute},
+      {"cuDeviceTotalMem_v2", api.cuDeviceTotalMem},
+      {"cuDevicePrimaryCtxRetain", api.cuDevicePrimaryCtxRetain},
+      {"cuCtxGetCurrent", api.cuCtxGetCurrent},
+      {"cuCtxGetDevice", api.cuCtxGetDevice},
+      {"cuCtxPushCurrent_v2", api.cuCtxPushCurrent},
+      {"cuCtxPopCurrent_v2", api.cuCtxPopCurrent},
+      {"cuModuleLoadData", api.cuModuleLoadData},
+      {"cuModuleUnload", api.cuModuleUnload},
+      {"cuModuleGetFunction", api.cuModuleGetFunction},
+      {"cuFuncSetAttribute", api.cuFuncSetAttribute},
+      {"cuLaunchKernel", api.cuLaunchKernel},
+      {"cuMemsetD8Async", api.cuMemsetD8Async},
+      {"cuLibraryLoadData", api.cuLibraryLoadData, false},
+      {"cuLibraryUnload", api.cuLibraryUnload, false},
+      {"cuLibraryGetKernel", api.cuLibraryGetKernel, false},
+      {"cuKernelGetFunction", api.cuKernelGetFunction, false},
+      {"cuKernelSetAttribute", api.cuKernelSetAttribute, false},
+      {"cuTensorMapEncodeTiled", api.cuTensorMapEncodeTiled, false},
   };
   for (const Symbol& symbol : symbols) {
     *symbol.slot = dlsym(library, symbol.name);

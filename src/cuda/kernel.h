@@ -4,10 +4,12 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "src/core/status.h"
@@ -41,8 +43,9 @@ class Kernel {
 StatusOr<std::shared_ptr<const Kernel>> GetKernel(const KernelSpec& spec, int device_ordinal,
                                                   uint32_t max_dynamic_shared_bytes);
 
-// An error of `op` if its tensor `name` is not aligned to 16 bytes, which kernels copy at a time.
-Status CheckAligned(std::string_view op, const void* pointer, const char* name);
+// An error of `op` if one of its tensors is not aligned to 16 bytes, which kernels copy at a time.
+Status CheckAligned(std::string_view op,
+                    std::initializer_list<std::pair<const void*, const char*>> tensors);
 
 }  // namespace xla_gpu::cuda
 

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "src/core/elf.h"
+#include "src/core/file.h"
 #include "src/core/fork.h"
 #include "src/core/strings.h"
 #include "src/cuda/compiler.h"
@@ -31,9 +32,7 @@ const char* FindSource(std::string_view path) {
 // too many does no harm.
 std::vector<std::string> QuotedIncludes(std::string_view text) {
   std::vector<std::string> paths;
-  while (!text.empty()) {
-    std::string_view line = text.substr(0, text.find('\n'));
-    text.remove_prefix(std::min(text.size(), line.size() + 1));
+  for (std::string_view line : Lines(text)) {
     auto skip_spaces = [&line] {
       line.remove_prefix(std::min(line.size(), line.find_first_not_of(" \t")));
     };

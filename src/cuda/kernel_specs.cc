@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "src/core/strings.h"
 #include "src/cuda/driver_api.h"
 #include "src/cuda/kernel_image.h"
 

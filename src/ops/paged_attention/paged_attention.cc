@@ -26,10 +26,9 @@ enum Arg {
   kNumSeqs,
   kFirstOptional,
   kVCache = kFirstOptional,
-  kSinks,
-  kKScale,
-  kVScale,
 };
+
+constexpr OptionNames kNames = {kName, "query", "query_start_loc", "sinks", "scale", "causal"};
 
 StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform);
 
@@ -48,24 +47,19 @@ Op MakeOp() {
           "logit, if any). A sequence with an index that cannot be meant (a length below 0 or past "
           "the block table, a page outside the cache, starts that descend or lie outside) gives "
           "NaN rows; the others are untouched.",
-      .args = {{"query", paged_cache::ComputeTypes(),
-                "[tokens, q_heads, head_dim]: the queries of all sequences, one after the other"},
-               paged_cache::KvCacheArg(),
-               {"context_lens", kI32, "[max_seqs]: tokens in the cache, the new ones included"},
-               {"block_tables", kI32, "[max_seqs, max_pages]: page numbers"},
-               {"query_start_loc", kI32, "[max_seqs + 1]: first query row of each sequence"},
-               {.name = "num_seqs",
-                .dtypes = kI32,
-                .doc = "[1]: sequences in use; the rest is padding",
-                .vector = true},
-               paged_cache::VCacheArg(),
-               {.name = "sinks",
-                .dtypes = {DType::kF32},
-                .doc = "[q_heads]: one more logit in each head's denominator",
-                .optional = true,
-                .vector = true},
-               paged_cache::ScaleArg("k_scale", "keys are stored value * k_scale"),
-               paged_cache::ScaleArg("v_scale", "values are stored value * v_scale")},
+      .args = AttentionArgs(
+          kNames,
+          {{"query", paged_cache::ComputeTypes(),
+            "[tokens, q_heads, head_dim]: the queries of all sequences, one after the other"},
+           paged_cache::KvCacheArg(),
+           {"context_lens", kI32, "[max_seqs]: tokens in the cache, the new ones included"},
+           {"block_tables", kI32, "[max_seqs, max_pages]: page numbers"},
+           {"query_start_loc", kI32, "[max_seqs + 1]: first query row of each sequence"},
+           {.name = "num_seqs",
+            .dtypes = kI32,
+            .doc = "[1]: sequences in use; the rest is padding",
+            .vector = true},
+           paged_cache::VCacheArg()}),
       .results = {{.name = "out",
                    .doc = "[tokens, q_heads, head_dim] of out_dtype",
                    .like = "query",
@@ -79,11 +73,11 @@ Op MakeOp() {
                    .rank = 2,
                    .dtype = "f32"},
                   Workspace()},
-      .attrs = AttentionAttrs({"scale", "causal"}, {{.name = "return_lse",
-                                                     .type = AttrType::kBool,
-                                                     .doc = "also give lse",
-                                                     .default_value = false,
-                                                     .keyword_only = true}}),
+      .attrs = AttentionAttrs(kNames, {{.name = "return_lse",
+                                        .type = AttrType::kBool,
+                                        .doc = "also give lse",
+                                        .default_value = false,
+                                        .keyword_only = true}}),
       .instead_of_gradient = "it is an op for inference",
       .instead_of_batching =
           "a call already takes a batch of sequences: give each its row of "
@@ -95,36 +89,9 @@ Op MakeOp() {
 
 const Op& schema = *new Op(MakeOp());
 
-Status ParseQuery(const TensorView& query, const paged_cache::CacheShape& cache,
-                  const TensorView& kv_cache, Problem& problem) {
-  if (query.rank() != 3) {
-    return Wrong(kName, "query", query, "it must be [tokens, q_heads, head_dim], of rank 3");
-  }
-  if (query.dim(2) != cache.head_dim) {
-    return InvalidArgument(kName, ": head_dim is ", query.dim(2), " in query ", query.ToString(),
-                           " but ", cache.head_dim, " in kv_cache ", kv_cache.ToString(),
-                           "; they must be equal");
-  }
-  if (query.dim(1) < 1 || query.dim(1) > kMaxHeads || query.dim(1) % cache.kv_heads != 0) {
-    return InvalidArgument(kName, ": query ", query.ToString(), " has ", query.dim(1),
-                           " heads and kv_cache ", kv_cache.ToString(), " has ", cache.kv_heads,
-                           " kv heads; q_heads must be a multiple of "
-                           "kv_heads, at most ",
-                           kMaxHeads);
-  }
-  if (query.dim(0) > kMaxIndex) {
-    return Wrong(kName, "query", query,
-                 "at most 2^31-1 tokens are allowed: query_start_loc is i32");
-  }
-  problem.query_dtype = query.dtype;
-  problem.tokens = query.dim(0);
-  problem.q_heads = query.dim(1);
-  return OkStatus();
-}
-
 Status ParseIndices(const std::vector<const TensorView*>& args, Problem& problem) {
   const TensorView& block_tables = *args[kBlockTables];
-  if (block_tables.dtype != DType::kI32 || block_tables.rank() != 2) {
+  if (block_tables.rank() != 2) {
     return Wrong(kName, "block_tables", block_tables,
                  "it must be i32 [max_seqs, max_pages], of rank 2");
   }
@@ -172,34 +139,33 @@ XLA_GPU_REGISTER_OP(schema);
 StatusOr<Problem> ProblemFromCall(const Call& call) {
   XLA_GPU_ASSIGN_OR_RETURN(const auto args, BindArguments(schema, call));
   const Attributes attributes = CompleteAttributes(schema, *call.attributes);
-  Problem problem;
+  const TensorView& query = *args[kQuery];
   const TensorView& kv_cache = *args[kKvCache];
-  XLA_GPU_ASSIGN_OR_RETURN(const paged_cache::CacheShape cache,
+  XLA_GPU_ASSIGN_OR_RETURN(const auto cache,
                            paged_cache::ParseCacheShape(kName, kv_cache, args[kVCache]));
-  problem.cache_dtype = cache.dtype;
-  problem.kv_heads = cache.kv_heads;
-  problem.head_dim = cache.head_dim;
-  problem.num_pages = cache.num_pages;
-  problem.page_size = cache.page_size;
-  problem.k = cache.k;
-  problem.v = cache.v;
-  problem.separate_v = cache.separate_v;
-  XLA_GPU_RETURN_IF_ERROR(ParseQuery(*args[kQuery], cache, kv_cache, problem));
-  XLA_GPU_RETURN_IF_ERROR(ParseIndices(args, problem));
-  if (const TensorView* sinks = args[kSinks]; sinks != nullptr) {
-    XLA_GPU_RETURN_IF_ERROR(
-        Expect(kName, "sinks", *sinks, {DType::kF32, {problem.q_heads}}, ", one per q head"));
-    problem.has_sinks = true;
+  Problem problem{cache};
+  XLA_GPU_RETURN_IF_ERROR(ParseQuery(kNames, query, problem));
+  if (query.dim(2) != problem.head_dim) {
+    return InvalidArgument(kName, ": head_dim is ", query.dim(2), " in query ", query.ToString(),
+                           " but ", problem.head_dim, " in kv_cache ", kv_cache.ToString(),
+                           "; they must be equal");
   }
-  XLA_GPU_ASSIGN_OR_RETURN(
-      problem.k_scale_size,
-      paged_cache::ParseCacheScale(kName, "k_scale", args[kKScale], problem.kv_heads));
-  XLA_GPU_ASSIGN_OR_RETURN(
-      problem.v_scale_size,
-      paged_cache::ParseCacheScale(kName, "v_scale", args[kVScale], problem.kv_heads));
-  XLA_GPU_RETURN_IF_ERROR(ParseOptions(kName, {"scale", "causal"}, attributes, problem));
+  XLA_GPU_RETURN_IF_ERROR(CheckHeads(kNames, query, "kv_cache", kv_cache, problem.kv_heads));
+  XLA_GPU_RETURN_IF_ERROR(ParseIndices(args, problem));
+  XLA_GPU_RETURN_IF_ERROR(ParseOptions(kNames, args, attributes, problem));
   problem.return_lse = attributes.GetBool("return_lse");
   return problem;
+}
+
+std::vector<ArgSpec> AttentionArgs(const OptionNames& names, std::vector<ArgSpec> own) {
+  own.push_back({.name = names.sinks,
+                 .dtypes = {DType::kF32},
+                 .doc = "[q_heads]: one more logit in each head's denominator",
+                 .optional = true,
+                 .vector = true});
+  own.push_back(paged_cache::ScaleArg("k_scale", "keys are stored value * k_scale"));
+  own.push_back(paged_cache::ScaleArg("v_scale", "values are stored value * v_scale"));
+  return own;
 }
 
 std::vector<AttrSpec> AttentionAttrs(const OptionNames& names, std::vector<AttrSpec> more) {
@@ -239,8 +205,41 @@ std::vector<AttrSpec> AttentionAttrs(const OptionNames& names, std::vector<AttrS
   return attrs;
 }
 
-Status ParseOptions(std::string_view op, const OptionNames& names, const Attributes& attributes,
-                    Problem& problem) {
+Status ParseQuery(const OptionNames& names, const TensorView& query, Problem& problem) {
+  if (query.rank() != 3) {
+    return Wrong(names.op, names.query, query, "it must be [tokens, q_heads, head_dim], of rank 3");
+  }
+  if (query.dim(0) > kMaxIndex) {
+    return Wrong(names.op, names.query, query, "at most 2^31-1 tokens are allowed: ", names.starts,
+                 " is i32");
+  }
+  problem.query_dtype = query.dtype;
+  problem.tokens = query.dim(0);
+  problem.q_heads = query.dim(1);
+  return OkStatus();
+}
+
+Status CheckHeads(const OptionNames& names, const TensorView& query, std::string_view kv_name,
+                  const TensorView& kv, int64_t kv_heads) {
+  const int64_t q_heads = query.dim(1);
+  if (kv_heads >= 1 && q_heads >= 1 && q_heads <= kMaxHeads && q_heads % kv_heads == 0) {
+    return OkStatus();
+  }
+  return InvalidArgument(names.op, ": ", names.query, " ", query.ToString(), " has ", q_heads,
+                         " heads and ", kv_name, " ", kv.ToString(), " has ", kv_heads,
+                         " kv heads; q_heads must be a multiple of kv_heads, at most ", kMaxHeads);
+}
+
+Status ParseOptions(const OptionNames& names, std::span<const TensorView* const> args,
+                    const Attributes& attributes, Problem& problem) {
+  const std::string_view op = names.op;
+  const auto optional = args.last(3);
+  if (const TensorView* sinks = optional[0]; sinks != nullptr) {
+    XLA_GPU_RETURN_IF_ERROR(
+        Expect(op, names.sinks, *sinks, {DType::kF32, {problem.q_heads}}, ", one per q head"));
+    problem.has_sinks = true;
+  }
+  XLA_GPU_RETURN_IF_ERROR(paged_cache::ParseScales(op, optional[1], optional[2], problem));
   XLA_GPU_ASSIGN_OR_RETURN(problem.scale,
                            FactorAttribute(op, attributes, names.scale, -kMaxFactor));
   XLA_GPU_ASSIGN_OR_RETURN(problem.soft_cap,

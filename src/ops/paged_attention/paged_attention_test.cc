@@ -1,68 +1,32 @@
 // Types and attributes of a call: what is accepted, and the message for everything that is not.
 #include "src/ops/paged_attention/paged_attention.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <limits>
-#include <map>
-#include <string>
 #include <vector>
 
-#include "src/core/op_registry.h"
+#include "src/ops/paged_cache/typed_call_test_util.h"
 
 namespace xla_gpu::paged_attention {
 namespace {
 
-using ::testing::HasSubstr;
+using paged_cache::BadInput;
+using paged_cache::TypedCall;
 
-// Arguments by name, so that a test changes one; attributes likewise.
-struct TypedCall {
-  std::map<std::string, TensorSpec> args = {
-      {"query", {DType::kF32, {6, 8, 64}}},    {"kv_cache", {DType::kBF16, {10, 16, 4, 64}}},
-      {"context_lens", {DType::kI32, {3}}},    {"block_tables", {DType::kI32, {3, 5}}},
-      {"query_start_loc", {DType::kI32, {4}}}, {"num_seqs", {DType::kI32, {1}}},
-  };
-  std::map<std::string, AttrValue> attrs = {{"scale", 0.125}};
-
-  StatusOr<std::vector<TensorSpec>> Infer(Platform platform = Platform::kHost) const {
-    const Op& op = **OpRegistry::Global().Get("paged_attention");
-    std::vector<TensorView> views;
-    std::string optional;
-    for (const ArgSpec& spec : op.args) {
-      auto found = args.find(spec.name);
-      if (found == args.end()) continue;
-      views.push_back({nullptr, found->second.dtype, found->second.shape});
-      if (spec.optional) optional += (optional.empty() ? "" : ",") + spec.name;
-    }
-    Attributes attributes;
-    for (const auto& [name, value] : attrs) EXPECT_TRUE(attributes.Add(name, value).ok());
-    if (attrs.count("optional_args") == 0) {
-      EXPECT_TRUE(attributes.Add("optional_args", std::string_view(optional)).ok());
-    }
-    return InferTypes(op, platform, Call{views, {}, &attributes});
-  }
-
-  Problem GetProblem() const {
-    std::vector<TensorView> views;
-    std::string optional;
-    const Op& op = **OpRegistry::Global().Get("paged_attention");
-    for (const ArgSpec& spec : op.args) {
-      auto found = args.find(spec.name);
-      if (found == args.end()) continue;
-      views.push_back({nullptr, found->second.dtype, found->second.shape});
-      if (spec.optional) optional += (optional.empty() ? "" : ",") + spec.name;
-    }
-    Attributes attributes;
-    for (const auto& [name, value] : attrs) EXPECT_TRUE(attributes.Add(name, value).ok());
-    EXPECT_TRUE(attributes.Add("optional_args", std::string_view(optional)).ok());
-    return *ProblemFromCall(Call{views, {}, &attributes});
-  }
-};
+TypedCall MakeCall() {
+  return {"paged_attention",
+          {{"query", {DType::kF32, {6, 8, 64}}},
+           {"kv_cache", {DType::kBF16, {10, 16, 4, 64}}},
+           {"context_lens", {DType::kI32, {3}}},
+           {"block_tables", {DType::kI32, {3, 5}}},
+           {"query_start_loc", {DType::kI32, {4}}},
+           {"num_seqs", {DType::kI32, {1}}}},
+          {{"scale", 0.125}}};
+}
 
 TEST(PagedAttention, ResultTypes) {
-  TypedCall call;
+  TypedCall call = MakeCall();
   EXPECT_EQ(*call.Infer(), (std::vector<TensorSpec>{{DType::kF32, {6, 8, 64}}}));
   call.attrs["return_lse"] = true;
   call.attrs["out_dtype"] = std::string_view("bf16");
@@ -75,8 +39,8 @@ TEST(PagedAttention, ResultTypes) {
 }
 
 TEST(PagedAttention, CacheLayouts) {
-  TypedCall call;
-  const Problem interleaved = call.GetProblem();
+  TypedCall call = MakeCall();
+  const Problem interleaved = *call.With(ProblemFromCall);
   EXPECT_EQ(interleaved.kv_heads, 2);
   EXPECT_EQ(interleaved.k.offset, 0);
   EXPECT_EQ(interleaved.v.offset, 64);
@@ -86,7 +50,7 @@ TEST(PagedAttention, CacheLayouts) {
   EXPECT_FALSE(interleaved.separate_v);
 
   call.args["v_cache"] = call.args["kv_cache"];
-  const Problem pair = call.GetProblem();
+  const Problem pair = *call.With(ProblemFromCall);
   EXPECT_EQ(pair.kv_heads, 4);
   EXPECT_EQ(pair.v.offset, 0);
   EXPECT_EQ(pair.v.head_stride, 64);
@@ -95,7 +59,7 @@ TEST(PagedAttention, CacheLayouts) {
 
   call.args.erase("v_cache");
   call.args["kv_cache"].shape = {2, 10, 16, 4, 64};
-  const Problem stacked = call.GetProblem();
+  const Problem stacked = *call.With(ProblemFromCall);
   EXPECT_EQ(stacked.num_pages, 10);
   EXPECT_EQ(stacked.v.offset, 10 * 16 * 4 * 64);
   EXPECT_EQ(stacked.v.page_stride, 16 * 4 * 64);
@@ -103,7 +67,7 @@ TEST(PagedAttention, CacheLayouts) {
 }
 
 TEST(PagedAttention, AttributesReachTheProblem) {
-  TypedCall call;
+  TypedCall call = MakeCall();
   call.attrs["scale"] = int64_t{2};  // an int stands for a float
   call.attrs["sliding_window"] = std::numeric_limits<int64_t>::max();
   call.attrs["soft_cap"] = 30.0;
@@ -111,7 +75,7 @@ TEST(PagedAttention, AttributesReachTheProblem) {
   call.args["sinks"] = {DType::kF32, {8}};
   call.args["k_scale"] = {DType::kF32, {1}};
   call.args["v_scale"] = {DType::kF32, {2}};
-  const Problem problem = call.GetProblem();
+  const Problem problem = *call.With(ProblemFromCall);
   EXPECT_EQ(problem.scale, 2.0f);
   EXPECT_EQ(problem.sliding_window, std::numeric_limits<int32_t>::max());
   EXPECT_EQ(problem.soft_cap, 30.0f);
@@ -123,7 +87,7 @@ TEST(PagedAttention, AttributesReachTheProblem) {
 }
 
 TEST(PagedAttention, EmptyTensorsAreAllowed) {
-  TypedCall call;
+  TypedCall call = MakeCall();
   call.args["query"].shape[0] = 0;
   call.args["kv_cache"].shape[0] = 0;
   call.args["context_lens"].shape = {0};
@@ -132,25 +96,8 @@ TEST(PagedAttention, EmptyTensorsAreAllowed) {
   EXPECT_TRUE(call.Infer().ok());
 }
 
-struct BadInput {
-  const char* name;
-  std::function<void(TypedCall&)> change;
-  const char* message;
-};
-
 class PagedAttentionBadInput : public ::testing::TestWithParam<BadInput> {};
-
-TEST_P(PagedAttentionBadInput, GivesItsMessage) {
-  TypedCall call;
-  GetParam().change(call);
-  for (Platform platform : {Platform::kHost, Platform::kCuda}) {
-    const auto result = call.Infer(platform);
-    ASSERT_FALSE(result.ok());
-    EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument);
-    EXPECT_THAT(result.status().message(), HasSubstr(GetParam().message));
-    EXPECT_THAT(result.status().message(), HasSubstr("paged_attention: "));
-  }
-}
+TEST_P(PagedAttentionBadInput, GivesItsMessage) { ExpectRefused(MakeCall(), GetParam()); }
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
@@ -300,9 +247,8 @@ const BadInput kBadInputs[] = {
      "6 arguments came but 7 are expected"},
 };
 
-std::string BadInputName(const ::testing::TestParamInfo<BadInput>& info) { return info.param.name; }
 INSTANTIATE_TEST_SUITE_P(All, PagedAttentionBadInput, ::testing::ValuesIn(kBadInputs),
-                         BadInputName);
+                         paged_cache::BadInputName);
 
 }  // namespace
 }  // namespace xla_gpu::paged_attention

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "src/core/dtype.h"
+#include "src/ops/paged_attention/options.cuh"
 #include "src/ops/paged_cache/cache_shape.h"
 
 namespace xla_gpu::paged_attention {
@@ -17,37 +18,21 @@ using paged_cache::kMaxIndex;
 
 inline constexpr int64_t kMaxHeads = 1 << 16;  // of queries
 
-struct Problem {
+struct Problem : paged_cache::CacheShape, Options {
   // Types. Logits, softmax and accumulation are f32 or better in every kernel.
   DType query_dtype = DType::kInvalid;  // f32, bf16, f16
-  DType cache_dtype = DType::kInvalid;  // f32, bf16, f16, f8e4m3fn, f8e5m2
   DType out_dtype = DType::kInvalid;    // f32, bf16, f16
 
   // Shapes.
   int64_t tokens = 0;   // rows of query, padding included
   int64_t q_heads = 0;  // a multiple of kv_heads
-  int64_t kv_heads = 0;
-  int64_t head_dim = 0;  // 1 to 256
-  int64_t num_pages = 0;
-  int64_t page_size = 0;
   int64_t max_seqs = 0;
   int64_t max_pages_per_seq = 0;  // columns of block_tables
 
-  // The cache: K and V may lie in one tensor or in two.
-  CacheLayout k;
-  CacheLayout v;
-  bool separate_v = false;  // V is a tensor of its own
-
   // Features.
-  float scale = 1.0f;
-  bool causal = true;
   int64_t sliding_window = 0;  // 0: none
-  float soft_cap = 0.0f;       // 0: none
   bool has_sinks = false;      // f32 [q_heads]
-  int64_t k_scale_size = 0;    // f32 [1] or [kv_heads]; 0: none (1.0)
-  int64_t v_scale_size = 0;
   bool return_lse = false;
-  bool batch_invariant = false;
 
   int64_t group_size() const { return q_heads / kv_heads; }
   int64_t max_context() const { return max_pages_per_seq * page_size; }

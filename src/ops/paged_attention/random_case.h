@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -86,6 +87,31 @@ inline void Disorder(int32_t* starts, int32_t* context_lens, int64_t used, std::
   }
 }
 
+// Lengths and pages of the case's sequences; poison for the others and past each context.
+// `unused_start`: where those others begin, 0 for the end of the last one in use.
+inline void FillIndices(const CaseSpec& s, int64_t num_pages, int32_t unused_start,
+                        int32_t* context_lens, int32_t* starts, int32_t* tables,
+                        std::mt19937_64& rng) {
+  std::vector<int32_t> pages(static_cast<size_t>(num_pages));
+  std::iota(pages.begin(), pages.end(), 0);
+  std::shuffle(pages.begin(), pages.end(), rng);
+  const int32_t wild[] = {-1, INT32_MIN, INT32_MAX, static_cast<int32_t>(num_pages)};
+  const int64_t sequences = static_cast<int64_t>(s.query_lens.size());
+  size_t next = 0;
+  for (int64_t i = 0; i < s.max_seqs; ++i) {
+    const bool used = i < sequences;
+    context_lens[i] = used ? static_cast<int32_t>(s.context_lens[i]) : -12345;
+    starts[i + 1] = used                ? starts[i] + static_cast<int32_t>(s.query_lens[i])
+                    : unused_start == 0 ? starts[i]
+                                        : unused_start;
+    for (int64_t j = 0; j < s.max_pages; ++j) {
+      const bool read = used && j * s.page_size < s.context_lens[i];
+      tables[i * s.max_pages + j] = read ? pages[next++] : wild[(i + j) % 4];
+    }
+  }
+  if (s.disorder) Disorder(starts, context_lens, sequences, rng);
+}
+
 // A key or value that is not finite at a token that the last query row of a sequence sees, if any
 // row does, and most rows before it do not: one of the new ones.
 struct NonFinite {
@@ -124,7 +150,9 @@ class Case {
     FillFloats(query, rng, 1.0);
     Poison(kv_cache);
     if (spec_.layout == Layout::kPair) Poison(v_cache);
-    FillIndices(rng);
+    num_seqs.ints()[0] = static_cast<int32_t>(spec_.query_lens.size());
+    FillIndices(spec_, num_pages(), 0, context_lens.ints(), query_start_loc.ints(),
+                block_tables.ints(), rng);
     FillCache(rng);
     FillFloats(sinks, rng, 1.0);
     for (OwnedTensor* scale : {&k_scale, &v_scale}) {
@@ -197,32 +225,6 @@ class Case {
     if (s.return_lse) lse = OwnedTensor(DType::kF32, {tokens, q_heads});
   }
 
-  void FillIndices(std::mt19937_64& rng) {
-    const CaseSpec& s = spec_;
-    std::vector<int32_t> pages(static_cast<size_t>(num_pages()));
-    for (size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<int32_t>(i);
-    std::shuffle(pages.begin(), pages.end(), rng);
-    const int32_t wild[] = {-1, INT32_MIN, INT32_MAX, static_cast<int32_t>(num_pages())};
-    size_t next = 0;
-    int32_t row = 0;
-    num_seqs.ints()[0] = static_cast<int32_t>(s.query_lens.size());
-    for (int64_t i = 0; i < s.max_seqs; ++i) {
-      const bool used = i < static_cast<int64_t>(s.query_lens.size());
-      context_lens.ints()[i] = used ? static_cast<int32_t>(s.context_lens[i]) : -12345;
-      query_start_loc.ints()[i] = row;
-      if (used) row += static_cast<int32_t>(s.query_lens[i]);
-      query_start_loc.ints()[i + 1] = row;
-      for (int64_t j = 0; j < s.max_pages; ++j) {
-        const bool read = used && j * s.page_size < s.context_lens[i];
-        block_tables.ints()[i * s.max_pages + j] = read ? pages[next++] : wild[(i + j) % 4];
-      }
-    }
-    if (s.disorder) {
-      Disorder(query_start_loc.ints(), context_lens.ints(),
-               static_cast<int64_t>(s.query_lens.size()), rng);
-    }
-  }
-
   // Real keys and values for the tokens of each context alone.
   void FillCache(std::mt19937_64& rng) {
     std::normal_distribution<double> normal(0, 1.0);
@@ -231,8 +233,7 @@ class Case {
     OwnedTensor& values = spec_.layout == Layout::kPair ? v_cache : kv_cache;
     const auto at = [&](const CacheLayout& layout, size_t s, int64_t t, int64_t h, int64_t d) {
       const int64_t page = block_tables.ints()[s * p.max_pages_per_seq + t / p.page_size];
-      return layout.offset + page * layout.page_stride + t % p.page_size * layout.token_stride +
-             h * layout.head_stride + d;
+      return layout.At(page, t % p.page_size, h) + d;
     };
     for (size_t s = 0; s < spec_.context_lens.size(); ++s) {
       for (int64_t t = 0; t < spec_.context_lens[s]; ++t) {

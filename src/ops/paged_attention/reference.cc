@@ -78,8 +78,7 @@ class Reference {
 
   // Element 0 of the key or value of token k.
   int64_t CacheIndex(const CacheLayout& layout, int64_t s, int64_t k, int64_t kv_head) const {
-    return layout.offset + Page(s, k / p_.page_size) * layout.page_stride +
-           k % p_.page_size * layout.token_stride + kv_head * layout.head_stride;
+    return layout.At(Page(s, k / p_.page_size), k % p_.page_size, kv_head);
   }
 
   static double Scale(const float* scale, int64_t size, int64_t kv_head) {

@@ -1,6 +1,7 @@
 #include "src/ops/paged_cache/cache_shape.h"
 
 #include <cstdint>
+#include <tuple>
 
 #include "src/core/expect.h"
 #include "src/core/strings.h"
@@ -10,15 +11,10 @@ namespace {
 
 constexpr int64_t kMaxKvHeads = 1 << 16;
 
-// K and V side by side (`split`: the axis they lie along is of size 2, or they are interleaved).
-void SetStrides(CacheShape& shape, int64_t heads_in_tensor, int64_t v_offset) {
-  CacheLayout layout;
-  layout.head_stride = shape.head_dim * (heads_in_tensor / shape.kv_heads);
-  layout.token_stride = shape.head_dim * heads_in_tensor;
-  layout.page_stride = shape.page_size * layout.token_stride;
-  shape.k = layout;
-  layout.offset = v_offset;
-  shape.v = layout;
+void SetStrides(CacheShape& shape, int64_t token_stride, int64_t head_stride, int64_t v_offset) {
+  shape.k = {0, shape.page_size * token_stride, token_stride, head_stride};
+  shape.v = shape.k;
+  shape.v.offset = v_offset;
 }
 
 Status CheckPages(std::string_view op, const TensorView& kv_cache, const CacheShape& shape) {
@@ -89,12 +85,11 @@ StatusOr<CacheShape> ParseCacheShape(std::string_view op, const TensorView& kv_c
   }
   const int64_t first = rank - 4;
   const int64_t heads = kv_cache.dim(first + 2);
-  CacheShape shape;
-  shape.dtype = kv_cache.dtype;
-  shape.num_pages = kv_cache.dim(first);
-  shape.page_size = kv_cache.dim(first + 1);
-  shape.head_dim = kv_cache.dim(first + 3);
-  shape.separate_v = v_cache != nullptr;
+  CacheShape shape{.cache_dtype = kv_cache.dtype,
+                   .num_pages = kv_cache.dim(first),
+                   .page_size = kv_cache.dim(first + 1),
+                   .head_dim = kv_cache.dim(first + 3),
+                   .separate_v = v_cache != nullptr};
   const bool interleaved = rank == 4 && !shape.separate_v;
   if (interleaved && heads % 2 != 0) {
     return InvalidArgument(op, ": kv_cache is ", kv_cache.ToString(), " with ", heads,
@@ -114,7 +109,7 @@ StatusOr<CacheShape> ParseCacheShape(std::string_view op, const TensorView& kv_c
   const int64_t v_offset = interleaved        ? shape.head_dim
                            : shape.separate_v ? 0
                                               : kv_cache.num_elements() / 2;
-  SetStrides(shape, heads, v_offset);
+  SetStrides(shape, heads * shape.head_dim, (interleaved ? 2 : 1) * shape.head_dim, v_offset);
   return shape;
 }
 
@@ -127,38 +122,36 @@ StatusOr<CacheShape> ParsePackedCacheShape(std::string_view op, const TensorView
   const int64_t width = side_by_side ? 2 * head_dim : RoundUp(head_dim, 128);
   if (kv_cache.rank() != 5 || kv_cache.dim(2) != heads / packing || kv_cache.dim(3) != packing ||
       kv_cache.dim(4) != width) {
-    return Wrong(op, "kv_cache", kv_cache,
-                 StrCat("for ", kv_heads, " kv heads of head_dim ", head_dim, " in ",
-                        DTypeName(kv_cache.dtype), " it must be [pages, page_size, ",
-                        heads / packing, ", ", packing, ", ", width, "]: [pages, page_size, align(",
-                        side_by_side ? "" : "2*", "kv_heads, packing)/", "packing, packing, ",
-                        side_by_side ? "2*head_dim" : "align(head_dim, 128)",
-                        "] with packing = 32 / bits of the dtype"));
+    return Wrong(op, "kv_cache", kv_cache, "for ", kv_heads, " kv heads of head_dim ", head_dim,
+                 " in ", DTypeName(kv_cache.dtype), " it must be [pages, page_size, ",
+                 heads / packing, ", ", packing, ", ", width, "]: [pages, page_size, align(",
+                 side_by_side ? "" : "2*", "kv_heads, packing)/packing, packing, ",
+                 side_by_side ? "2*head_dim" : "align(head_dim, 128)",
+                 "] with packing = 32 / bits of the dtype");
   }
-  CacheShape shape;
-  shape.dtype = kv_cache.dtype;
-  shape.num_pages = kv_cache.dim(0);
-  shape.page_size = kv_cache.dim(1);
-  shape.kv_heads = kv_heads;
-  shape.head_dim = head_dim;
+  CacheShape shape{.cache_dtype = kv_cache.dtype,
+                   .num_pages = kv_cache.dim(0),
+                   .page_size = kv_cache.dim(1),
+                   .kv_heads = kv_heads,
+                   .head_dim = head_dim};
   XLA_GPU_RETURN_IF_ERROR(CheckPages(op, kv_cache, shape));
-  shape.k.head_stride = side_by_side ? width : 2 * width;
-  shape.k.token_stride = heads * width;
-  shape.k.page_stride = shape.page_size * shape.k.token_stride;
-  shape.v = shape.k;
-  shape.v.offset = side_by_side ? head_dim : width;
+  SetStrides(shape, heads * width, side_by_side ? width : 2 * width,
+             side_by_side ? head_dim : width);
   return shape;
 }
 
-StatusOr<int64_t> ParseCacheScale(std::string_view op, std::string_view name,
-                                  const TensorView* scale, int64_t kv_heads) {
-  if (scale == nullptr) return int64_t{0};
-  if (scale->dtype != DType::kF32 || scale->rank() != 1 ||
-      (scale->dim(0) != 1 && scale->dim(0) != kv_heads)) {
-    return Wrong(op, name, *scale,
-                 StrCat("it must be f32[1] or one for each kv head, f32[", kv_heads, "]"));
+Status ParseScales(std::string_view op, const TensorView* k_scale, const TensorView* v_scale,
+                   CacheShape& cache) {
+  for (const auto& [name, scale, size] : {std::tuple{"k_scale", k_scale, &cache.k_scale_size},
+                                          {"v_scale", v_scale, &cache.v_scale_size}}) {
+    if (scale == nullptr) continue;
+    if (scale->rank() != 1 || (scale->dim(0) != 1 && scale->dim(0) != cache.kv_heads)) {
+      return Wrong(op, name, *scale, "it must be f32[1] or one for each kv head, f32[",
+                   cache.kv_heads, "]");
+    }
+    *size = scale->dim(0);
   }
-  return scale->dim(0);
+  return OkStatus();
 }
 
 }  // namespace xla_gpu::paged_cache

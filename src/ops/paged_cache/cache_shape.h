@@ -32,17 +32,25 @@ struct CacheLayout {
   int64_t page_stride = 0;
   int64_t token_stride = 0;
   int64_t head_stride = 0;
+
+  // Element 0 of a head of the `token`-th token in a page.
+  int64_t At(int64_t page, int64_t token, int64_t head) const {
+    return offset + page * page_stride + token * token_stride + head * head_stride;
+  }
 };
 
+// The part that the problems of all ops over a cache have.
 struct CacheShape {
-  DType dtype = DType::kInvalid;
+  DType cache_dtype = DType::kInvalid;  // f32, bf16, f16, f8e4m3fn, f8e5m2
   int64_t num_pages = 0;
   int64_t page_size = 0;
   int64_t kv_heads = 0;
-  int64_t head_dim = 0;
+  int64_t head_dim = 0;  // 1 to 256
   CacheLayout k;
   CacheLayout v;
-  bool separate_v = false;
+  bool separate_v = false;   // V is a tensor of its own
+  int64_t k_scale_size = 0;  // f32 [1] or [kv_heads]; 0: none (1.0)
+  int64_t v_scale_size = 0;
 };
 
 // `v_cache` is null where the call has none. Errors begin with `op` and name the argument.
@@ -62,9 +70,10 @@ enum class PackedLayout { kInterleaved, kSideBySide };
 StatusOr<CacheShape> ParsePackedCacheShape(std::string_view op, const TensorView& kv_cache,
                                            PackedLayout layout, int64_t kv_heads, int64_t head_dim);
 
-// A scale argument (null: absent, size 0): f32 [1] or [kv_heads]. Returns its number of elements.
-StatusOr<int64_t> ParseCacheScale(std::string_view op, std::string_view name,
-                                  const TensorView* scale, int64_t kv_heads);
+// The sizes of the arguments k_scale and v_scale (null: absent) into `cache`, whose heads are
+// known.
+Status ParseScales(std::string_view op, const TensorView* k_scale, const TensorView* v_scale,
+                   CacheShape& cache);
 
 }  // namespace xla_gpu::paged_cache
 

@@ -17,11 +17,6 @@ StatusOr<CacheShape> Packed(DType dtype, std::vector<int64_t> shape, PackedLayou
   return ParsePackedCacheShape("op", {nullptr, dtype, shape}, layout, kv_heads, head_dim);
 }
 
-int64_t At(const CacheLayout& layout, int64_t page, int64_t token, int64_t head) {
-  return layout.offset + page * layout.page_stride + token * layout.token_stride +
-         head * layout.head_stride;
-}
-
 // Row-major position of an element of a rank-5 tensor.
 int64_t Flat(const std::vector<int64_t>& shape, const std::vector<int64_t>& index) {
   int64_t at = 0;
@@ -48,8 +43,8 @@ TEST(PackedCacheShape, InterleavedIsTheTpuLayout) {
     EXPECT_FALSE(got->separate_v);
     for (int64_t head = 0; head < c.kv_heads; ++head) {
       const int64_t k = 2 * head, v = 2 * head + 1, p = c.packing;
-      EXPECT_EQ(At(got->k, 3, 7, head), Flat(c.shape, {3, 7, k / p, k % p, 0}));
-      EXPECT_EQ(At(got->v, 3, 7, head), Flat(c.shape, {3, 7, v / p, v % p, 0}));
+      EXPECT_EQ(got->k.At(3, 7, head), Flat(c.shape, {3, 7, k / p, k % p, 0}));
+      EXPECT_EQ(got->v.At(3, 7, head), Flat(c.shape, {3, 7, v / p, v % p, 0}));
     }
   }
 }
@@ -59,8 +54,8 @@ TEST(PackedCacheShape, SideBySideHoldsKAndVInTheHalvesOfARow) {
   const auto got = Packed(DType::kBF16, shape, PackedLayout::kSideBySide, 3, 64);
   ASSERT_TRUE(got.ok()) << got.status().ToString();
   for (int64_t head = 0; head < 3; ++head) {
-    EXPECT_EQ(At(got->k, 4, 15, head), Flat(shape, {4, 15, head / 2, head % 2, 0}));
-    EXPECT_EQ(At(got->v, 4, 15, head), Flat(shape, {4, 15, head / 2, head % 2, 64}));
+    EXPECT_EQ(got->k.At(4, 15, head), Flat(shape, {4, 15, head / 2, head % 2, 0}));
+    EXPECT_EQ(got->v.At(4, 15, head), Flat(shape, {4, 15, head / 2, head % 2, 64}));
   }
 }
 
@@ -71,8 +66,8 @@ TEST(PackedCacheShape, NoTwoElementsShareAPlace) {
   for (int64_t page = 0; page < 2; ++page) {
     for (int64_t token = 0; token < 3; ++token) {
       for (int64_t head = 0; head < 3; ++head) {
-        rows.insert(At(got->k, page, token, head));
-        rows.insert(At(got->v, page, token, head));
+        rows.insert(got->k.At(page, token, head));
+        rows.insert(got->v.At(page, token, head));
       }
     }
   }

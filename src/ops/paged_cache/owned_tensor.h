@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -15,11 +16,19 @@ namespace xla_gpu::paged_cache {
 // The three shapes of ParseCacheShape.
 enum class Layout { kInterleaved, kPair, kStacked };
 
+inline constexpr std::align_val_t kLeastAlignment{16};  // that a front end may bring
+struct AlignedDelete {
+  std::align_val_t alignment = kLeastAlignment;
+  void operator()(char* memory) const { ::operator delete[](memory, alignment); }
+};
+
 // A tensor that owns exactly its bytes.
 struct OwnedTensor {
   OwnedTensor() = default;
-  OwnedTensor(DType type, std::vector<int64_t> dims) : dtype(type), shape(std::move(dims)) {
-    data.reset(new char[static_cast<size_t>(view().size_bytes())]());
+  OwnedTensor(DType type, std::vector<int64_t> dims, std::align_val_t alignment = kLeastAlignment)
+      : dtype(type), shape(std::move(dims)) {
+    const auto bytes = static_cast<size_t>(view().size_bytes());
+    data = {new (alignment) char[bytes](), AlignedDelete{alignment}};
   }
   TensorView view() const { return {data.get(), dtype, shape}; }
   double Get(int64_t i) const { return LoadAsDouble(data.get(), dtype, i); }
@@ -30,7 +39,7 @@ struct OwnedTensor {
 
   DType dtype = DType::kInvalid;
   std::vector<int64_t> shape;
-  std::unique_ptr<char[]> data;
+  std::unique_ptr<char[], AlignedDelete> data;
 };
 
 }  // namespace xla_gpu::paged_cache

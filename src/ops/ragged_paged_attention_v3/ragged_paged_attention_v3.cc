@@ -13,7 +13,6 @@ namespace xla_gpu {
 namespace ragged_paged_attention_v3 {
 namespace {
 
-using paged_attention::kMaxHeads;
 using paged_cache::kMaxIndex;
 
 constexpr char kCacheLayout[] = "cache_layout";
@@ -29,14 +28,12 @@ enum Arg {
   kCuQLens,
   kDistribution,
   kFirstOptional,
-  kAttentionSink = kFirstOptional,
-  kKScale,
-  kVScale,
 };
 
 StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform);
 
-const paged_attention::OptionNames kOptions = {"sm_scale", "use_causal_mask"};
+constexpr paged_attention::OptionNames kNames = {
+    kName, "queries", "cu_q_lens", "attention_sink", "sm_scale", "use_causal_mask"};
 
 Op MakeOp() {
   const DTypes kI32 = {DType::kI32};
@@ -50,29 +47,22 @@ Op MakeOp() {
           "pages page_indices[s * pages_per_seq ...]; the sequences in use are the first "
           "distribution[2]. Masks, window, soft cap, sinks, padding and wrong indices are as in "
           "`paged_attention`. A cache is packed by 32 bits: packing = 32 / bits of its dtype.",
-      .args = {{"queries", paged_cache::ComputeTypes(), "[tokens, q_heads, head_dim]"},
-               {"keys", paged_cache::CacheTypes(),
-                "[tokens, kv_heads, head_dim] of the cache's dtype"},
-               {"values", paged_cache::CacheTypes(), "as keys"},
-               {.name = "kv_cache",
-                .dtypes = paged_cache::CacheTypes(),
-                .doc =
-                    "[pages, page_size, align(2*kv_heads, packing)/packing, packing, "
-                    "align(head_dim, 128)], K and V of a head one after the other; "
-                    "side_by_side: [pages, page_size, align(kv_heads, packing)/packing, packing, "
-                    "128], head_dim 64, K and V in the halves of a row",
-                .no_copy = true},
-               {"kv_lens", kI32, "[max_seqs]: tokens in the cache, the new ones included"},
-               {"page_indices", kI32, "[max_seqs * pages_per_seq]: page numbers"},
-               {"cu_q_lens", kI32, "[max_seqs + 1]: first query row of each sequence"},
-               {"distribution", kI32, "[3]: the last is the number of sequences in use"},
-               {.name = "attention_sink",
-                .dtypes = {DType::kF32},
-                .doc = "[q_heads]: one more logit in each head's denominator",
-                .optional = true,
-                .vector = true},
-               paged_cache::ScaleArg("k_scale", "keys are stored value * k_scale"),
-               paged_cache::ScaleArg("v_scale", "values are stored value * v_scale")},
+      .args = paged_attention::AttentionArgs(
+          kNames,
+          {{"queries", paged_cache::ComputeTypes(), "[tokens, q_heads, head_dim]"},
+           {"keys", paged_cache::CacheTypes(), "[tokens, kv_heads, head_dim] of the cache's dtype"},
+           {"values", paged_cache::CacheTypes(), "as keys"},
+           {.name = "kv_cache",
+            .dtypes = paged_cache::CacheTypes(),
+            .doc = "[pages, page_size, align(2*kv_heads, packing)/packing, packing, "
+                   "align(head_dim, 128)], K and V of a head one after the other; "
+                   "side_by_side: [pages, page_size, align(kv_heads, packing)/packing, packing, "
+                   "128], head_dim 64, K and V in the halves of a row",
+            .no_copy = true},
+           {"kv_lens", kI32, "[max_seqs]: tokens in the cache, the new ones included"},
+           {"page_indices", kI32, "[max_seqs * pages_per_seq]: page numbers"},
+           {"cu_q_lens", kI32, "[max_seqs + 1]: first query row of each sequence"},
+           {"distribution", kI32, "[3]: the last is the number of sequences in use"}}),
       .results = {{.name = "out",
                    .doc = "[tokens, q_heads, head_dim] of out_dtype",
                    .like = "queries",
@@ -83,16 +73,16 @@ Op MakeOp() {
                    .alias_of = "kv_cache"},
                   Workspace()},
       .attrs = paged_attention::AttentionAttrs(
-          kOptions, {{.name = "update_kv_cache",
-                      .type = AttrType::kBool,
-                      .doc = "false: nothing is written, the cache already holds the new tokens",
-                      .default_value = true,
-                      .keyword_only = true},
-                     {.name = kCacheLayout,
-                      .type = AttrType::kString,
-                      .doc = "interleaved or side_by_side (head_dim 64)",
-                      .default_value = "interleaved",
-                      .keyword_only = true}}),
+          kNames, {{.name = "update_kv_cache",
+                    .type = AttrType::kBool,
+                    .doc = "false: nothing is written, the cache already holds the new tokens",
+                    .default_value = true,
+                    .keyword_only = true},
+                   {.name = kCacheLayout,
+                    .type = AttrType::kString,
+                    .doc = "interleaved or side_by_side (head_dim 64)",
+                    .default_value = "interleaved",
+                    .keyword_only = true}}),
       .instead_of_gradient = "it is an op for inference",
       .instead_of_batching =
           "a call already takes a batch of sequences: give each its pages, or "
@@ -104,40 +94,26 @@ Op MakeOp() {
 
 const Op& schema = *new Op(MakeOp());
 
-Status CheckQueriesAndKeys(const std::vector<const TensorView*>& args) {
+Status ParseQueriesAndKeys(const std::vector<const TensorView*>& args,
+                           paged_attention::Problem& problem) {
   const TensorView& queries = *args[kQueries];
   const TensorView& keys = *args[kKeys];
-  if (queries.rank() != 3) {
-    return Wrong(kName, "queries", queries,
-                 "it must be f32, bf16 or f16 [tokens, q_heads, head_dim]");
-  }
-  const int64_t tokens = queries.dim(0), q_heads = queries.dim(1), head_dim = queries.dim(2);
-  if (tokens > kMaxIndex) {
-    return Wrong(kName, "queries", queries, "at most 2^31-1 tokens are allowed: cu_q_lens is i32");
-  }
+  XLA_GPU_RETURN_IF_ERROR(paged_attention::ParseQuery(kNames, queries, problem));
+  const int64_t tokens = queries.dim(0), head_dim = queries.dim(2);
   if (head_dim < 1 || head_dim > 256) {
-    return Wrong(kName, "queries", queries,
-                 StrCat("its head_dim is ", head_dim, "; allowed are 1 to 256"));
+    return Wrong(kName, "queries", queries, "its head_dim is ", head_dim, "; allowed are 1 to 256");
   }
   if (keys.rank() != 3 || keys.dim(0) != tokens || keys.dim(2) != head_dim) {
-    return Wrong(kName, "keys", keys,
-                 StrCat("it must be [", tokens, ", kv_heads, ", head_dim, "], as queries ",
-                        queries.ToString()));
+    return Wrong(kName, "keys", keys, "it must be [", tokens, ", kv_heads, ", head_dim,
+                 "], as queries ", queries.ToString());
   }
-  const int64_t kv_heads = keys.dim(1);
-  if (kv_heads < 1 || q_heads < 1 || q_heads > kMaxHeads || q_heads % kv_heads != 0) {
-    return InvalidArgument(kName, ": queries ", queries.ToString(), " has ", q_heads,
-                           " heads and keys ", keys.ToString(), " has ", kv_heads,
-                           "; q_heads must be a multiple of kv_heads, at most ", kMaxHeads);
-  }
+  XLA_GPU_RETURN_IF_ERROR(paged_attention::CheckHeads(kNames, queries, "keys", keys, keys.dim(1)));
   const TensorView& cache = *args[kKvCache];
   if (keys.dtype != cache.dtype) {
-    return Wrong(kName, "keys", keys,
-                 StrCat("its dtype must be that of kv_cache ", cache.ToString(),
-                        ": quantise keys and values (x / scale, saturated) before the call"));
+    return Wrong(kName, "keys", keys, "its dtype must be that of kv_cache ", cache.ToString(),
+                 ": quantise keys and values (x / scale, saturated) before the call");
   }
-  return Expect(kName, "values", *args[kValues], {keys.dtype, {tokens, kv_heads, head_dim}},
-                " as keys");
+  return Expect(kName, "values", *args[kValues], keys.spec(), " as keys");
 }
 
 StatusOr<paged_cache::PackedLayout> LayoutOf(const Attributes& attributes) {
@@ -150,18 +126,17 @@ StatusOr<paged_cache::PackedLayout> LayoutOf(const Attributes& attributes) {
 
 Status ParseIndices(const std::vector<const TensorView*>& args, paged_attention::Problem& problem) {
   const TensorView& kv_lens = *args[kKvLens];
-  if (kv_lens.dtype != DType::kI32 || kv_lens.rank() != 1 || kv_lens.dim(0) < 1 ||
-      kv_lens.dim(0) >= kMaxIndex) {
+  if (kv_lens.rank() != 1 || kv_lens.dim(0) < 1 || kv_lens.dim(0) >= kMaxIndex) {
     return Wrong(kName, "kv_lens", kv_lens,
                  "it must be i32 [max_seqs], with at least one sequence");
   }
   problem.max_seqs = kv_lens.dim(0);
   const TensorView& pages = *args[kPageIndices];
-  if (pages.dtype != DType::kI32 || pages.rank() != 1 || pages.dim(0) % problem.max_seqs != 0 ||
+  if (pages.rank() != 1 || pages.dim(0) % problem.max_seqs != 0 ||
       pages.dim(0) / problem.max_seqs > kMaxIndex) {
     return Wrong(kName, "page_indices", pages,
-                 StrCat("it must be i32 [max_seqs * pages_per_seq], max_seqs ", problem.max_seqs,
-                        " as kv_lens ", kv_lens.ToString()));
+                 "it must be i32 [max_seqs * pages_per_seq], max_seqs ", problem.max_seqs,
+                 " as kv_lens ", kv_lens.ToString());
   }
   problem.max_pages_per_seq = pages.dim(0) / problem.max_seqs;
   XLA_GPU_RETURN_IF_ERROR(Expect(kName, "cu_q_lens", *args[kCuQLens],
@@ -189,47 +164,24 @@ XLA_GPU_REGISTER_OP(schema);
 StatusOr<Problem> ProblemFromCall(const Call& call) {
   XLA_GPU_ASSIGN_OR_RETURN(const auto args, BindArguments(schema, call));
   const Attributes attributes = CompleteAttributes(schema, *call.attributes);
-  XLA_GPU_RETURN_IF_ERROR(CheckQueriesAndKeys(args));
-  const TensorView& queries = *args[kQueries];
+  Problem problem;
+  paged_attention::Problem& p = problem.attention;
+  XLA_GPU_RETURN_IF_ERROR(ParseQueriesAndKeys(args, p));
   const TensorView& keys = *args[kKeys];
   XLA_GPU_ASSIGN_OR_RETURN(const auto layout, LayoutOf(attributes));
-  if (layout == paged_cache::PackedLayout::kSideBySide && queries.dim(2) != 64) {
+  if (layout == paged_cache::PackedLayout::kSideBySide && keys.dim(2) != 64) {
     return Wrong(
-        kName, "queries", queries,
+        kName, "queries", *args[kQueries],
         "with cache_layout side_by_side (the head_dim-64 variant) its head_dim must be 64");
   }
-  Problem problem;
+  paged_cache::CacheShape& cache = p;
+  XLA_GPU_ASSIGN_OR_RETURN(cache, paged_cache::ParsePackedCacheShape(kName, *args[kKvCache], layout,
+                                                                     keys.dim(1), keys.dim(2)));
+  // Without the scales: keys and values come as they are stored.
+  problem.update = {cache, keys.dtype, DType::kI64, keys.dim(0)};
   problem.update_kv_cache = attributes.GetBool("update_kv_cache");
-
-  update_kv_cache::Problem& update = problem.update;
-  XLA_GPU_ASSIGN_OR_RETURN(
-      update.cache,
-      paged_cache::ParsePackedCacheShape(kName, *args[kKvCache], layout, keys.dim(1), keys.dim(2)));
-  update.input_dtype = keys.dtype;
-  update.tokens = keys.dim(0);
-
-  paged_attention::Problem& p = problem.attention;
-  p.query_dtype = queries.dtype;
-  p.cache_dtype = update.cache.dtype;
-  p.tokens = queries.dim(0);
-  p.q_heads = queries.dim(1);
-  p.kv_heads = update.cache.kv_heads;
-  p.head_dim = update.cache.head_dim;
-  p.num_pages = update.cache.num_pages;
-  p.page_size = update.cache.page_size;
-  p.k = update.cache.k;
-  p.v = update.cache.v;
   XLA_GPU_RETURN_IF_ERROR(ParseIndices(args, p));
-  if (const TensorView* sink = args[kAttentionSink]; sink != nullptr) {
-    XLA_GPU_RETURN_IF_ERROR(
-        Expect(kName, "attention_sink", *sink, {DType::kF32, {p.q_heads}}, " (one per q head)"));
-    p.has_sinks = true;
-  }
-  XLA_GPU_ASSIGN_OR_RETURN(
-      p.k_scale_size, paged_cache::ParseCacheScale(kName, "k_scale", args[kKScale], p.kv_heads));
-  XLA_GPU_ASSIGN_OR_RETURN(
-      p.v_scale_size, paged_cache::ParseCacheScale(kName, "v_scale", args[kVScale], p.kv_heads));
-  XLA_GPU_RETURN_IF_ERROR(paged_attention::ParseOptions(kName, kOptions, attributes, p));
+  XLA_GPU_RETURN_IF_ERROR(paged_attention::ParseOptions(kNames, args, attributes, p));
   return problem;
 }
 

@@ -18,7 +18,7 @@ inline constexpr char kName[] = "ragged_paged_attention_v3";
 // Everything that is known while XLA compiles. The packed cache is strides in both parts.
 struct Problem {
   paged_attention::Problem attention;
-  update_kv_cache::Problem update;  // slot_dtype is not used: slots follow from the lengths
+  update_kv_cache::Problem update;  // on the Host, of i64 slots that follow from the lengths
   bool update_kv_cache = true;      // false: the cache already holds the new tokens
 };
 

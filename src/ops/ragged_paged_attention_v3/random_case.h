@@ -27,7 +27,9 @@ class Case {
       : spec_(std::move(spec)), side_by_side_(side_by_side), update_(update) {
     MakeTensors();
     MakeCall();
-    FillIndices(rng);
+    distribution.ints()[2] = static_cast<int32_t>(spec_.query_lens.size());
+    paged_attention::FillIndices(spec_, num_pages(), 54321, kv_lens.ints(), cu_q_lens.ints(),
+                                 page_indices.ints(), rng);
     std::normal_distribution<double> normal(0, 1);
     for (OwnedTensor* tensor : {&queries, &keys, &values, &sink}) {
       for (int64_t i = 0; tensor->data != nullptr && i < tensor->size(); ++i) {
@@ -143,27 +145,6 @@ class Case {
     if (!attributes_.Add(name, value).ok()) std::abort();
   }
 
-  void FillIndices(std::mt19937_64& rng) {
-    const CaseSpec& s = spec_;
-    std::vector<int32_t> pages(static_cast<size_t>(num_pages()));
-    for (size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<int32_t>(i);
-    std::shuffle(pages.begin(), pages.end(), rng);
-    const int32_t wild[] = {-1, INT32_MIN, INT32_MAX, static_cast<int32_t>(num_pages())};
-    const int64_t used = static_cast<int64_t>(s.query_lens.size());
-    distribution.ints()[2] = static_cast<int32_t>(used);
-    size_t next = 0;
-    for (int64_t i = 0; i < s.max_seqs; ++i) {
-      kv_lens.ints()[i] = i < used ? static_cast<int32_t>(s.context_lens[i]) : -12345;
-      cu_q_lens.ints()[i + 1] =
-          i < used ? cu_q_lens.ints()[i] + static_cast<int32_t>(s.query_lens[i]) : 54321;
-      for (int64_t j = 0; j < s.max_pages; ++j) {
-        const bool read = i < used && j * s.page_size < s.context_lens[i];
-        page_indices.ints()[i * s.max_pages + j] = read ? pages[next++] : wild[(i + j) % 4];
-      }
-    }
-    if (s.disorder) paged_attention::Disorder(cu_q_lens.ints(), kv_lens.ints(), used, rng);
-  }
-
   // Numbers for the tokens that are there before the call, NaN everywhere else.
   void FillCache(std::mt19937_64& rng) {
     for (int64_t i = 0; i < kv_cache.size(); ++i) kv_cache.Set(i, std::nan(""));
@@ -172,8 +153,7 @@ class Case {
     const auto at = [&](const paged_attention::CacheLayout& layout, size_t s, int64_t t,
                         int64_t head, int64_t d) {
       const int64_t page = page_indices.ints()[s * p.max_pages_per_seq + t / p.page_size];
-      return layout.offset + page * layout.page_stride + t % p.page_size * layout.token_stride +
-             head * layout.head_stride + d;
+      return layout.At(page, t % p.page_size, head) + d;
     };
     for (size_t s = 0; s < spec_.context_lens.size(); ++s) {
       const int64_t there = spec_.context_lens[s] - (update_ ? spec_.query_lens[s] : 0);
@@ -201,9 +181,7 @@ class Case {
                        int64_t token, int64_t page, int64_t in_page, std::vector<char>& cache) {
     const int64_t element = DTypeSize(p.cache_dtype);
     for (int64_t head = 0; head < p.kv_heads; ++head) {
-      const int64_t to = layout.offset + page * layout.page_stride + in_page * layout.token_stride +
-                         head * layout.head_stride;
-      std::memcpy(cache.data() + to * element,
+      std::memcpy(cache.data() + layout.At(page, in_page, head) * element,
                   from.data.get() + (token * p.kv_heads + head) * p.head_dim * element,
                   static_cast<size_t>(p.head_dim * element));
     }

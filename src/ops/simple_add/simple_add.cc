@@ -2,7 +2,6 @@
 // (docs/add-an-op.md).
 #include "src/ops/simple_add/simple_add.h"
 #include "src/core/op_registry.h"
-#include "src/core/strings.h"
 
 namespace xla_gpu {
 namespace {

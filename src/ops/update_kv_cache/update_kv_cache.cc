@@ -2,7 +2,6 @@
 
 #include "src/core/expect.h"
 #include "src/core/op_registry.h"
-#include "src/core/strings.h"
 
 namespace xla_gpu {
 namespace update_kv_cache {
@@ -24,7 +23,7 @@ enum Arg {
 
 StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform) {
   XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
-  return std::vector(problem.cache.separate_v ? 2 : 1, call.args[kKvCache].spec());
+  return std::vector(problem.separate_v ? 2 : 1, call.args[kKvCache].spec());
 }
 
 Op MakeOp() {
@@ -73,16 +72,14 @@ XLA_GPU_REGISTER_OP(schema);
 
 StatusOr<Problem> ProblemFromCall(const Call& call) {
   XLA_GPU_ASSIGN_OR_RETURN(const auto args, BindArguments(schema, call));
-  Problem problem;
-  XLA_GPU_ASSIGN_OR_RETURN(problem.cache,
+  XLA_GPU_ASSIGN_OR_RETURN(const auto cache,
                            paged_cache::ParseCacheShape(kName, *args[kKvCache], args[kVCache]));
+  Problem problem{cache};
   const TensorView& key = *args[kKey];
-  if (key.rank() != 3 || key.dim(1) != problem.cache.kv_heads ||
-      key.dim(2) != problem.cache.head_dim) {
-    return Wrong(kName, "key", key,
-                 StrCat("it must be f32, bf16 or f16 [tokens, ", problem.cache.kv_heads, ", ",
-                        problem.cache.head_dim, "], the kv heads and head_dim of kv_cache ",
-                        args[kKvCache]->ToString()));
+  if (key.rank() != 3 || key.dim(1) != problem.kv_heads || key.dim(2) != problem.head_dim) {
+    return Wrong(kName, "key", key, "it must be f32, bf16 or f16 [tokens, ", problem.kv_heads, ", ",
+                 problem.head_dim, "], the kv heads and head_dim of kv_cache ",
+                 args[kKvCache]->ToString());
   }
   const TensorView& value = *args[kValue];
   if (!key.SameType(value)) {
@@ -93,17 +90,11 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   problem.tokens = key.dim(0);
   const TensorView& slots = *args[kSlotMapping];
   if (slots.rank() != 1 || slots.dim(0) != problem.tokens) {
-    return Wrong(kName, "slot_mapping", slots,
-                 StrCat("it must be i32 or i64 [", problem.tokens,
-                        "], one slot for each token of key ", key.ToString()));
+    return Wrong(kName, "slot_mapping", slots, "it must be i32 or i64 [", problem.tokens,
+                 "], one slot for each token of key ", key.ToString());
   }
   problem.slot_dtype = slots.dtype;
-  XLA_GPU_ASSIGN_OR_RETURN(
-      problem.k_scale_size,
-      paged_cache::ParseCacheScale(kName, "k_scale", args[kKScale], problem.cache.kv_heads));
-  XLA_GPU_ASSIGN_OR_RETURN(
-      problem.v_scale_size,
-      paged_cache::ParseCacheScale(kName, "v_scale", args[kVScale], problem.cache.kv_heads));
+  XLA_GPU_RETURN_IF_ERROR(paged_cache::ParseScales(kName, args[kKScale], args[kVScale], problem));
   return problem;
 }
 
@@ -117,12 +108,12 @@ Buffers BuffersFromCall(const Problem& problem, const Call& call) {
   buffers.value = call.args[kValue].data;
   buffers.k_cache_in = call.args[kKvCache].data;
   buffers.slot_mapping = call.args[kSlotMapping].data;
-  const void* v_cache = optional(problem.cache.separate_v);
-  buffers.v_cache_in = problem.cache.separate_v ? v_cache : buffers.k_cache_in;
+  const void* v_cache = optional(problem.separate_v);
+  buffers.v_cache_in = problem.separate_v ? v_cache : buffers.k_cache_in;
   buffers.k_scale = static_cast<const float*>(optional(problem.k_scale_size > 0));
   buffers.v_scale = static_cast<const float*>(optional(problem.v_scale_size > 0));
   buffers.k_cache_out = call.results[0].data;
-  buffers.v_cache_out = problem.cache.separate_v ? call.results[1].data : call.results[0].data;
+  buffers.v_cache_out = problem.separate_v ? call.results[1].data : call.results[0].data;
   buffers.cache_bytes = call.args[kKvCache].size_bytes();
   return buffers;
 }

@@ -13,22 +13,19 @@ namespace xla_gpu {
 namespace update_kv_cache {
 
 // Everything that is known while XLA compiles.
-struct Problem {
+struct Problem : paged_cache::CacheShape {
   DType input_dtype = DType::kInvalid;  // of key and value: f32, bf16, f16
   DType slot_dtype = DType::kInvalid;   // of slot_mapping: i32, i64
   int64_t tokens = 0;
-  paged_cache::CacheShape cache;
-  int64_t k_scale_size = 0;  // f32 [1] or [kv_heads]; 0: none (1.0)
-  int64_t v_scale_size = 0;
 
-  int64_t num_slots() const { return cache.num_pages * cache.page_size; }
+  int64_t num_slots() const { return num_pages * page_size; }
 };
 
 // The tensors of one call. Where an output differs from its input, the op copies the cache first.
 struct Buffers {
   const void* key;           // [tokens, kv_heads, head_dim]
   const void* value;         // [tokens, kv_heads, head_dim]
-  const void* k_cache_in;    // the tensor that cache.k.offset counts from
+  const void* k_cache_in;    // the tensor that k.offset counts from
   const void* v_cache_in;    // k_cache_in unless separate_v
   const void* slot_mapping;  // [tokens]; slot = page * page_size + offset
   const float* k_scale;

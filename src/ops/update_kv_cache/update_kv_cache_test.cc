@@ -1,48 +1,28 @@
 // Types of a call of update_kv_cache: what is accepted, and the message for everything that is not.
 #include "src/ops/update_kv_cache/update_kv_cache.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
-#include <map>
-#include <string>
 #include <vector>
 
-#include "src/core/op_registry.h"
+#include "src/ops/paged_cache/typed_call_test_util.h"
 
 namespace xla_gpu::update_kv_cache {
 namespace {
 
-using ::testing::HasSubstr;
+using paged_cache::BadInput;
+using paged_cache::TypedCall;
 
-struct TypedCall {
-  std::map<std::string, TensorSpec> args = {
-      {"key", {DType::kBF16, {6, 2, 64}}},
-      {"value", {DType::kBF16, {6, 2, 64}}},
-      {"kv_cache", {DType::kF8E4M3FN, {10, 16, 4, 64}}},
-      {"slot_mapping", {DType::kI32, {6}}},
-  };
-
-  // With the results' types also checked, as a real call's are.
-  StatusOr<std::vector<TensorSpec>> Infer() const {
-    const Op& op = **OpRegistry::Global().Get("update_kv_cache");
-    std::vector<TensorView> views;
-    std::string optional;
-    for (const ArgSpec& spec : op.args) {
-      auto found = args.find(spec.name);
-      if (found == args.end()) continue;
-      views.push_back({nullptr, found->second.dtype, found->second.shape});
-      if (spec.optional) optional += (optional.empty() ? "" : ",") + spec.name;
-    }
-    Attributes attributes;
-    EXPECT_TRUE(attributes.Add("optional_args", std::string_view(optional)).ok());
-    return InferTypes(op, Platform::kHost, Call{views, {}, &attributes});
-  }
-};
+TypedCall MakeCall() {
+  return {"update_kv_cache",
+          {{"key", {DType::kBF16, {6, 2, 64}}},
+           {"value", {DType::kBF16, {6, 2, 64}}},
+           {"kv_cache", {DType::kF8E4M3FN, {10, 16, 4, 64}}},
+           {"slot_mapping", {DType::kI32, {6}}}}};
+}
 
 TEST(UpdateKvCache, ResultsAreTheCaches) {
-  TypedCall call;
+  TypedCall call = MakeCall();
   EXPECT_EQ(*call.Infer(), (std::vector<TensorSpec>{call.args["kv_cache"]}));
   call.args["kv_cache"].shape = {2, 10, 16, 2, 64};
   EXPECT_EQ(*call.Infer(), (std::vector<TensorSpec>{call.args["kv_cache"]}));
@@ -55,7 +35,7 @@ TEST(UpdateKvCache, ResultsAreTheCaches) {
 }
 
 TEST(UpdateKvCache, WhatIsAllowed) {
-  TypedCall call;
+  TypedCall call = MakeCall();
   call.args["slot_mapping"].dtype = DType::kI64;
   call.args["k_scale"] = {DType::kF32, {1}};
   call.args["v_scale"] = {DType::kF32, {2}};
@@ -65,23 +45,8 @@ TEST(UpdateKvCache, WhatIsAllowed) {
   EXPECT_TRUE(call.Infer().ok());
 }
 
-struct BadInput {
-  const char* name;
-  std::function<void(TypedCall&)> change;
-  const char* message;
-};
-
 class UpdateKvCacheBadInput : public ::testing::TestWithParam<BadInput> {};
-
-TEST_P(UpdateKvCacheBadInput, GivesItsMessage) {
-  TypedCall call;
-  GetParam().change(call);
-  const auto result = call.Infer();
-  ASSERT_FALSE(result.ok());
-  EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument);
-  EXPECT_THAT(result.status().message(), HasSubstr(GetParam().message));
-  EXPECT_THAT(result.status().message(), HasSubstr("update_kv_cache: "));
-}
+TEST_P(UpdateKvCacheBadInput, GivesItsMessage) { ExpectRefused(MakeCall(), GetParam()); }
 
 const BadInput kBadInputs[] = {
     {"KeyDtype", [](TypedCall& c) { c.args["key"].dtype = DType::kF8E4M3FN; },
@@ -153,8 +118,8 @@ const BadInput kBadInputs[] = {
      "dimensions must not be negative"},
 };
 
-std::string BadInputName(const ::testing::TestParamInfo<BadInput>& info) { return info.param.name; }
-INSTANTIATE_TEST_SUITE_P(All, UpdateKvCacheBadInput, ::testing::ValuesIn(kBadInputs), BadInputName);
+INSTANTIATE_TEST_SUITE_P(All, UpdateKvCacheBadInput, ::testing::ValuesIn(kBadInputs),
+                         paged_cache::BadInputName);
 
 }  // namespace
 }  // namespace xla_gpu::update_kv_cache

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -16,31 +16,15 @@
 namespace xla_gpu::paged_attention {
 namespace {
 
-// Memory as XLA's CPU client gives it out: on a cache line.
-struct AlignedTensor {
-  AlignedTensor() = default;
-  AlignedTensor(DType dtype, std::vector<int64_t> dims) : shape(std::move(dims)), dtype(dtype) {
-    void* memory = nullptr;
-    if (posix_memalign(&memory, 64, static_cast<size_t>(view().size_bytes())) != 0) std::abort();
-    data.reset(static_cast<char*>(memory));
-  }
-  TensorView view() const { return {data.get(), dtype, shape}; }
-
-  struct Free {
-    void operator()(char* p) const { std::free(p); }
-  };
-  std::vector<int64_t> shape;
-  DType dtype = DType::kInvalid;
-  std::unique_ptr<char, Free> data;
-};
-
 // A batch of equal sequences over a cache of random finite values, its pages shuffled.
 struct Batch {
   Batch(int64_t seqs, int64_t query_len, int64_t context, DType query_dtype, DType cache_dtype) {
     constexpr int64_t kPageSize = 16, kQueryHeads = 32, kKvHeads = 8, kHeadDim = 128;
     const int64_t pages = context / kPageSize;
     query = OwnedTensor(query_dtype, {seqs * query_len, kQueryHeads, kHeadDim});
-    cache = AlignedTensor(cache_dtype, {seqs * pages, kPageSize, 2 * kKvHeads, kHeadDim});
+    // As XLA's CPU client gives out memory: on a cache line.
+    cache = OwnedTensor(cache_dtype, {seqs * pages, kPageSize, 2 * kKvHeads, kHeadDim},
+                        std::align_val_t{64});
     context_lens = OwnedTensor(DType::kI32, {seqs});
     block_tables = OwnedTensor(DType::kI32, {seqs, pages});
     starts = OwnedTensor(DType::kI32, {seqs + 1});
@@ -58,10 +42,8 @@ struct Batch {
       std::memcpy(cache.data.get() + i * page_bytes, cache.data.get(),
                   static_cast<size_t>(page_bytes));
     }
-    std::vector<int32_t> order(static_cast<size_t>(seqs * pages));
-    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
-    std::shuffle(order.begin(), order.end(), rng);
-    std::copy(order.begin(), order.end(), block_tables.ints());
+    std::iota(block_tables.ints(), block_tables.ints() + seqs * pages, 0);
+    std::shuffle(block_tables.ints(), block_tables.ints() + seqs * pages, rng);
     for (int64_t s = 0; s < seqs; ++s) {
       context_lens.ints()[s] = static_cast<int32_t>(context);
       starts.ints()[s + 1] = static_cast<int32_t>((s + 1) * query_len);
@@ -83,8 +65,7 @@ struct Batch {
     if (!RunOp(op, Platform::kHost, {args, results, &attributes}, context).ok()) std::abort();
   }
 
-  OwnedTensor query, context_lens, block_tables, starts, num_seqs, out;
-  AlignedTensor cache;
+  OwnedTensor query, cache, context_lens, block_tables, starts, num_seqs, out;
   std::vector<TensorView> args, results;
   Attributes attributes;
 };

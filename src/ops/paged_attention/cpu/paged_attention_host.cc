@@ -173,19 +173,6 @@ class Work {
   std::vector<SplitOf> splits_;
 };
 
-class HostPlan final : public Plan {
- public:
-  explicit HostPlan(const Problem& problem) : problem_(problem) {}
-
-  Status Run(const Call& call, const ExecutionContext& context) const override {
-    AttendOnHost(problem_, BuffersFromCall(problem_, call), *context.thread_pool);
-    return OkStatus();
-  }
-
- private:
-  const Problem problem_;
-};
-
 }  // namespace
 
 void AttendOnHost(const Problem& problem, const Buffers& buffers, ThreadPool& pool) {
@@ -197,7 +184,10 @@ void AttendOnHost(const Problem& problem, const Buffers& buffers, ThreadPool& po
 StatusOr<std::unique_ptr<Plan>> MakePagedAttentionHostPlan(const Call& call, int device_ordinal) {
   using namespace paged_attention;  // NOLINT
   XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
-  return std::unique_ptr<Plan>(std::make_unique<HostPlan>(problem));
+  return MakePlan([problem](const Call& call, const ExecutionContext& context) {
+    AttendOnHost(problem, BuffersFromCall(problem, call), *context.thread_pool);
+    return OkStatus();
+  });
 }
 
 }  // namespace xla_gpu

@@ -83,9 +83,9 @@ int BoxTokens(const Problem& problem) {
   return problem.page_size % 16 == 0 ? 16 : 8;
 }
 
-int64_t PrefillSharedBytes(const Problem& problem) {
-  return problem.head_dim == 128 ? sizeof(sm90::PrefillShared<128>)
-                                 : sizeof(sm90::PrefillShared<64>);
+template <template <int> typename Shared>
+int64_t SharedBytes(const Problem& problem) {
+  return problem.head_dim == 128 ? sizeof(Shared<128>) : sizeof(Shared<64>);
 }
 
 // Whether the kernels for Hopper take the problem: its types, and pages as the copy engine loads
@@ -111,10 +111,6 @@ bool Sm90Takes(const Problem& problem, const cuda::DeviceInfo& device, int64_t s
 // for.
 bool IsDecode(const Problem& problem) {
   return problem.tokens > 0 && problem.tokens <= problem.max_seqs;
-}
-
-int64_t DecodeSharedBytes(const Problem& problem) {
-  return problem.head_dim == 128 ? sizeof(sm90::DecodeShared<128>) : sizeof(sm90::DecodeShared<64>);
 }
 
 // Rows of partial results of a part of a decode tile, as PartRows of line.cuh; and the most blocks
@@ -206,11 +202,7 @@ std::vector<std::string> ScheduleDefines(const Config& config) {
 }  // namespace
 
 StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device) {
-  if (device.compute_major < 8) {
-    return Unimplemented("paged_attention: ", device.name, " has compute capability ",
-                         device.compute_major, ".", device.compute_minor,
-                         "; the CUDA kernels need 8.0 or later");
-  }
+  XLA_GPU_RETURN_IF_ERROR(cuda::CheckComputeCapability("paged_attention", device));
   // Rows and places in the partial results are counted in 32 bits.
   const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
   if (problem.tokens * problem.q_heads > kMaxInt || layout.partial_capacity > kMaxInt) {
@@ -231,7 +223,8 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
   }
   config.workers = config.prefill_workers = static_cast<int>(
       std::min(int64_t{config.blocks_per_sm} * device.num_sms, MostWorkers(problem)));
-  if (HasPrefill(problem) && Sm90Takes(problem, device, PrefillSharedBytes(problem))) {
+  if (HasPrefill(problem) &&
+      Sm90Takes(problem, device, SharedBytes<sm90::PrefillShared>(problem))) {
     config.prefill_sm90 = true;
     config.prefill_workers = device.num_sms;
     config.wgmma = false;  // little prefill is left to attend
@@ -239,7 +232,7 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
   }
   // Where its ranges cut a sequence depends on the lengths of all.
   if (IsDecode(problem) && !problem.batch_invariant && MostLineBlocks(problem) <= kMaxInt / 2 &&
-      Sm90Takes(problem, device, DecodeSharedBytes(problem))) {
+      Sm90Takes(problem, device, SharedBytes<sm90::DecodeShared>(problem))) {
     config.decode_ranges = DecodeRanges(problem, device.num_sms);
   }
   if (config.decode_ranges > 0) {
@@ -318,25 +311,23 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   launches.schedule = {
       {folder + "schedule.cu", "paged_attention_schedule", ScheduleDefines(config)},
       {.block = {blocks(config.schedule_threads), 1, 1}}};
-  if (config.prefill_sm90) {
+  const auto add_sm90 = [&](const char* source, const char* entry, int grid, uint32_t block,
+                            int64_t shared_bytes) {
     std::vector<std::string> defines = TypeDefines(problem, config);
     defines.push_back(StrCat("TILE_ROWS=", sm90::kRows));
     defines.push_back(StrCat("TILE_KEYS=", sm90::kKeys));
-    launches.attend.push_back(
-        {{folder + "prefill_sm90.cu", "paged_attention_prefill", std::move(defines)},
-         {.grid = {blocks(config.prefill_workers), 1, 1},
-          .block = {sm90::kThreads, 1, 1},
-          .dynamic_shared_bytes = static_cast<uint32_t>(PrefillSharedBytes(problem))}});
+    launches.attend.push_back({{folder + source, entry, std::move(defines)},
+                               {.grid = {blocks(grid), 1, 1},
+                                .block = {block, 1, 1},
+                                .dynamic_shared_bytes = static_cast<uint32_t>(shared_bytes)}});
+  };
+  if (config.prefill_sm90) {
+    add_sm90("prefill_sm90.cu", "paged_attention_prefill", config.prefill_workers, sm90::kThreads,
+             SharedBytes<sm90::PrefillShared>(problem));
   }
   if (config.decode_sm90) {
-    std::vector<std::string> defines = TypeDefines(problem, config);
-    defines.push_back(StrCat("TILE_ROWS=", sm90::kRows));
-    defines.push_back(StrCat("TILE_KEYS=", sm90::kKeys));
-    launches.attend.push_back(
-        {{folder + "decode_sm90.cu", "paged_attention_decode", std::move(defines)},
-         {.grid = {blocks(config.workers), 1, 1},
-          .block = {sm90::kDecodeThreads, 1, 1},
-          .dynamic_shared_bytes = static_cast<uint32_t>(DecodeSharedBytes(problem))}});
+    add_sm90("decode_sm90.cu", "paged_attention_decode", config.workers, sm90::kDecodeThreads,
+             SharedBytes<sm90::DecodeShared>(problem));
     return launches;
   }
   const bool mma = config.family == Family::kTensorCore;
@@ -362,13 +353,12 @@ cuda::TensorMapSpec MakeBoxes(const Problem& problem) {
 }
 
 StatusOr<Params> MakeParams(const PlannedParams& planned, const Buffers& buffers) {
-  for (const auto& [pointer, name] : {std::pair<const void*, const char*>{buffers.query, "query"},
-                                      {buffers.k_cache, "kv_cache"},
-                                      {buffers.v_cache, "v_cache"},
-                                      {buffers.out, "out"},
-                                      {buffers.workspace, "workspace"}}) {
-    XLA_GPU_RETURN_IF_ERROR(cuda::CheckAligned("paged_attention", pointer, name));
-  }
+  XLA_GPU_RETURN_IF_ERROR(
+      cuda::CheckAligned("paged_attention", {{buffers.query, "query"},
+                                             {buffers.k_cache, "kv_cache"},
+                                             {buffers.v_cache, "v_cache"},
+                                             {buffers.out, "out"},
+                                             {buffers.workspace, "workspace"}}));
   const WorkspaceLayout& layout = planned.workspace;
   char* workspace = static_cast<char*>(buffers.workspace);
   Params p = planned.params;
@@ -406,6 +396,7 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
                         .k_offset = problem.k.offset * element,
                         .v_offset = problem.v.offset * element};
   Params& p = planned.params;
+  static_cast<Options&>(p) = problem;
   p.page_stride = problem.k.page_stride * element;
   p.token_stride = problem.k.token_stride * element;
   p.head_stride = problem.k.head_stride * element;
@@ -430,13 +421,10 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.max_pages = static_cast<int>(problem.max_pages_per_seq);
   p.k_scale_step = problem.k_scale_size > 1 ? 1 : 0;
   p.v_scale_step = problem.v_scale_size > 1 ? 1 : 0;
-  p.causal = problem.causal ? 1 : 0;
   // Positions are 32-bit; the margin keeps the ends of the last tiles from overflowing.
   p.max_context = static_cast<int>(std::min(problem.max_context(), kMaxInt - 4096));
   // A larger one hides nothing more, and would overflow with positions before the first key.
   p.window = static_cast<int>(std::min(problem.sliding_window, int64_t{p.max_context}));
-  p.scale = problem.scale;
-  p.soft_cap = problem.soft_cap;
   p.workers = config.workers;
   p.prefill_workers = config.prefill_workers;
   p.workers_per_sm = config.blocks_per_sm;
@@ -445,7 +433,6 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.decode_ranges = config.decode_ranges;
   p.partial_capacity = static_cast<int>(planned.workspace.partial_capacity);
   p.item_capacity = static_cast<int>(planned.workspace.item_capacity);
-  p.batch_invariant = problem.batch_invariant ? 1 : 0;
   return planned;
 }
 

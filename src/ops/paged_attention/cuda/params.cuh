@@ -1,5 +1,6 @@
 // What the Host hands to the kernels of one call, and what the kernels hand to each other in the
-// workspace. Included by Host and device code: no header, no type of uncertain size.
+// workspace. Included by Host and device code: no type of uncertain size, no header that is not so
+// too.
 //
 // Two or three launches make a call:
 //   schedule  one block reads the lengths and writes the list of work items
@@ -10,6 +11,8 @@
 //   decode    takes ranges of the line of decode work (line.cuh, decode_sm90.cuh)
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PARAMS_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PARAMS_CUH_
+
+#include "src/ops/paged_attention/options.cuh"
 
 namespace xla_gpu::paged_attention {
 
@@ -94,7 +97,7 @@ struct WorkHeader {
   int has_fills;     // 1: some rows belong to no sequence
 };
 
-struct Params {
+struct Params : Options {
   // Tensors. The cache bases have the layout's offset applied.
   const void* query;
   const char* k_cache;
@@ -142,10 +145,7 @@ struct Params {
   int max_pages;
   int k_scale_step;  // 0: one scale for all heads, 1: one a head
   int v_scale_step;
-  int causal;
   int window;  // 0: none
-  float scale;
-  float soft_cap;
 
   // For the schedule.
   int max_context;
@@ -157,7 +157,6 @@ struct Params {
   int decode_ranges;    // most ranges of the line of decode work; 0: decode items
   int partial_capacity;
   int item_capacity;
-  int batch_invariant;
 };
 
 }  // namespace xla_gpu::paged_attention

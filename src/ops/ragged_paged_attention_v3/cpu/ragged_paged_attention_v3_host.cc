@@ -30,37 +30,26 @@ void FindSlots(const paged_attention::Problem& p, const paged_attention::Buffers
   }
 }
 
-class HostPlan final : public Plan {
- public:
-  explicit HostPlan(const Problem& problem) : problem_(problem) {}
-
-  Status Run(const Call& call, const ExecutionContext& context) const override {
-    Buffers buffers = BuffersFromCall(problem_, call);
-    static thread_local std::vector<int64_t> slots;  // keeps its memory
-    if (problem_.update_kv_cache) {
-      FindSlots(problem_.attention, buffers.attention, slots);
-    } else {
-      slots.assign(static_cast<size_t>(problem_.attention.tokens), -1);
-    }
-    buffers.update.slot_mapping = slots.data();
-    update_kv_cache::UpdateCacheOnHost(problem_.update, buffers.update, *context.thread_pool);
-    paged_attention::AttendOnHost(problem_.attention, buffers.attention, *context.thread_pool);
-    return OkStatus();
-  }
-
- private:
-  const Problem problem_;
-};
-
 }  // namespace
 }  // namespace ragged_paged_attention_v3
 
 StatusOr<std::unique_ptr<Plan>> MakeRaggedPagedAttentionV3HostPlan(const Call& call,
                                                                    int device_ordinal) {
-  namespace v3 = ragged_paged_attention_v3;
-  XLA_GPU_ASSIGN_OR_RETURN(v3::Problem problem, v3::ProblemFromCall(call));
-  problem.update.slot_dtype = DType::kI64;
-  return std::unique_ptr<Plan>(std::make_unique<v3::HostPlan>(problem));
+  using namespace ragged_paged_attention_v3;  // NOLINT
+  XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
+  return MakePlan([problem](const Call& call, const ExecutionContext& context) {
+    Buffers buffers = BuffersFromCall(problem, call);
+    static thread_local std::vector<int64_t> slots;  // keeps its memory
+    if (problem.update_kv_cache) {
+      FindSlots(problem.attention, buffers.attention, slots);
+    } else {
+      slots.assign(static_cast<size_t>(problem.attention.tokens), -1);
+    }
+    buffers.update.slot_mapping = slots.data();
+    update_kv_cache::UpdateCacheOnHost(problem.update, buffers.update, *context.thread_pool);
+    paged_attention::AttendOnHost(problem.attention, buffers.attention, *context.thread_pool);
+    return OkStatus();
+  });
 }
 
 }  // namespace xla_gpu

@@ -36,8 +36,8 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
   for (const Case& c : {Case{DType::kBF16, 128}, Case{DType::kF8E4M3FN, 64},
                         Case{DType::kF8E5M2, 3}, Case{DType::kF32, 80}}) {
     update_kv_cache::Problem problem;
-    problem.input_dtype = problem.cache.dtype = c.cache;
-    problem.cache.head_dim = c.head_dim;
+    problem.input_dtype = problem.cache_dtype = c.cache;
+    problem.head_dim = c.head_dim;
     specs.push_back(AppendSpec(problem, {"", "", {"SCHEDULE_THREADS=128"}}));
   }
   return specs;
@@ -57,76 +57,29 @@ AppendParams PlanAppend(const Problem& problem, int num_sms) {
   return append;
 }
 
-struct Kernels {
-  std::shared_ptr<const cuda::Kernel> schedule;  // with the appending, if the problem has it
-  std::shared_ptr<const cuda::Kernel> copy;
-};
+// The launch that stands before attention's: its schedule, with the appending if there is any.
+struct FirstLaunch {
+  AppendParams append;  // without tensors
+  cuda::LaunchConfig config;
+  std::shared_ptr<const cuda::Kernel> kernel;
 
-class CudaPlan final : public Plan {
- public:
-  CudaPlan(const Problem& problem, int num_sms, const cuda::LaunchConfig& schedule_launch,
-           Kernels kernels, paged_attention::Attention attention)
-      : problem_(problem),
-        num_sms_(num_sms),
-        append_(PlanAppend(problem, num_sms)),
-        schedule_launch_(schedule_launch),
-        kernels_(std::move(kernels)),
-        attention_(std::move(attention)) {}
-
-  Status Run(const Call& call, const ExecutionContext& context) const override {
-    const Buffers b = BuffersFromCall(problem_, call);
-    for (const auto& [pointer, name] :
-         {std::pair<const void*, const char*>{b.attention.query, "queries"},
-          {b.update.key, "keys"},
-          {b.update.value, "values"},
-          {b.update.k_cache_in, "kv_cache"},
-          {b.update.k_cache_out, "the result kv_cache"},
-          {b.attention.out, "out"}}) {
-      XLA_GPU_RETURN_IF_ERROR(cuda::CheckAligned(kName, pointer, name));
+  Status Enqueue(const Problem& problem, const Buffers& b, paged_attention::Params& attention,
+                 void* stream) const {
+    if (!problem.update_kv_cache) {
+      void* const arguments[] = {&attention};
+      return kernel->Launch(config, arguments, stream);
     }
-    XLA_GPU_RETURN_IF_ERROR(CopyCache(b.update, context.stream));
-    if (problem_.attention.tokens == 0) return OkStatus();
-    XLA_GPU_ASSIGN_OR_RETURN(paged_attention::Params params, attention_.ParamsOf(b.attention));
-    XLA_GPU_RETURN_IF_ERROR(problem_.update_kv_cache ? AppendAndSchedule(b, params, context.stream)
-                                                     : Schedule(params, context.stream));
-    return attention_.Launch(params, context.stream);
+    AppendParams params = append;
+    update_kv_cache::SetTensors(problem.update, b.update, params.update);
+    params.context_lens = b.attention.context_lens;
+    params.block_tables = b.attention.block_tables;
+    params.query_start_loc = b.attention.query_start_loc;
+    params.num_seqs = b.attention.num_seqs;
+    cuda::LaunchConfig launch = config;
+    launch.grid[0] += update_kv_cache::UpdateLaunch(params.update).grid[0];
+    void* const arguments[] = {&params, &attention};
+    return kernel->Launch(launch, arguments, stream);
   }
-
- private:
-  Status CopyCache(const update_kv_cache::Buffers& b, void* stream) const {
-    if (b.k_cache_in == b.k_cache_out || b.cache_bytes == 0) return OkStatus();
-    const void* from = b.k_cache_in;
-    void* to = b.k_cache_out;
-    int64_t bytes = b.cache_bytes;
-    void* const arguments[] = {&from, &to, &bytes};
-    return kernels_.copy->Launch(update_kv_cache::CopyLaunch(bytes, num_sms_), arguments, stream);
-  }
-
-  Status Schedule(paged_attention::Params& params, void* stream) const {
-    void* const arguments[] = {&params};
-    return kernels_.schedule->Launch(schedule_launch_, arguments, stream);
-  }
-
-  Status AppendAndSchedule(const Buffers& b, paged_attention::Params& attention,
-                           void* stream) const {
-    AppendParams append = append_;
-    update_kv_cache::SetTensors(problem_.update, b.update, append.update);
-    append.context_lens = b.attention.context_lens;
-    append.block_tables = b.attention.block_tables;
-    append.query_start_loc = b.attention.query_start_loc;
-    append.num_seqs = b.attention.num_seqs;
-    cuda::LaunchConfig launch = schedule_launch_;
-    launch.grid[0] += update_kv_cache::UpdateLaunch(append.update).grid[0];
-    void* const arguments[] = {&append, &attention};
-    return kernels_.schedule->Launch(launch, arguments, stream);
-  }
-
-  const Problem problem_;
-  const int num_sms_;
-  const AppendParams append_;  // without tensors
-  const cuda::LaunchConfig schedule_launch_;
-  const Kernels kernels_;
-  const paged_attention::Attention attention_;
 };
 
 }  // namespace
@@ -134,25 +87,38 @@ class CudaPlan final : public Plan {
 
 StatusOr<std::unique_ptr<Plan>> MakeRaggedPagedAttentionV3CudaPlan(const Call& call,
                                                                    int device_ordinal) {
-  namespace v3 = ragged_paged_attention_v3;
-  XLA_GPU_ASSIGN_OR_RETURN(const v3::Problem problem, v3::ProblemFromCall(call));
+  using namespace ragged_paged_attention_v3;  // NOLINT
+  XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
   XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
   XLA_GPU_ASSIGN_OR_RETURN(const paged_attention::Config config,
                            paged_attention::ChooseConfig(problem.attention, *device));
-  const paged_attention::KernelLaunch schedule =
-      paged_attention::MakeLaunches(problem.attention, config).schedule;
-  v3::Kernels kernels;
-  for (const auto& [kernel, spec] :
-       {std::pair{&kernels.schedule, problem.update_kv_cache
-                                         ? v3::AppendSpec(problem.update, schedule.spec)
-                                         : schedule.spec},
-        {&kernels.copy, update_kv_cache::CopySpec(problem.update)}}) {
-    XLA_GPU_ASSIGN_OR_RETURN(*kernel, cuda::GetKernel(spec, device_ordinal, 0));
-  }
+  const auto [spec, launch] = paged_attention::MakeLaunches(problem.attention, config).schedule;
+  FirstLaunch first{PlanAppend(problem, device->num_sms), launch, nullptr};
   XLA_GPU_ASSIGN_OR_RETURN(
-      auto attention, paged_attention::Attention::Load(problem.attention, config, device_ordinal));
-  return std::unique_ptr<Plan>(std::make_unique<v3::CudaPlan>(
-      problem, device->num_sms, schedule.config, std::move(kernels), std::move(attention)));
+      first.kernel,
+      cuda::GetKernel(problem.update_kv_cache ? AppendSpec(problem.update, spec) : spec,
+                      device_ordinal, /*max_dynamic_shared_bytes=*/0));
+  XLA_GPU_ASSIGN_OR_RETURN(const auto copy,
+                           update_kv_cache::CacheCopy::Load(problem.update, *device));
+  XLA_GPU_ASSIGN_OR_RETURN(const auto attention, paged_attention::Attention::Load(
+                                                     problem.attention, config, device_ordinal));
+  return MakePlan([problem, first, copy, attention](const Call& call,
+                                                    const ExecutionContext& context) -> Status {
+    const Buffers b = BuffersFromCall(problem, call);
+    XLA_GPU_RETURN_IF_ERROR(
+        cuda::CheckAligned(kName, {{b.attention.query, "queries"},
+                                   {b.update.key, "keys"},
+                                   {b.update.value, "values"},
+                                   {b.update.k_cache_in, "kv_cache"},
+                                   {b.update.k_cache_out, "the result kv_cache"},
+                                   {b.attention.out, "out"}}));
+    XLA_GPU_RETURN_IF_ERROR(copy.Launch(b.update.k_cache_in, b.update.k_cache_out,
+                                        b.update.cache_bytes, context.stream));
+    if (problem.attention.tokens == 0) return OkStatus();
+    XLA_GPU_ASSIGN_OR_RETURN(paged_attention::Params params, attention.ParamsOf(b.attention));
+    XLA_GPU_RETURN_IF_ERROR(first.Enqueue(problem, b, params, context.stream));
+    return attention.Launch(params, context.stream);
+  });
 }
 
 }  // namespace xla_gpu

@@ -21,35 +21,32 @@ void AddBlocks(const Call& call, ThreadPool& pool, Add add) {
   });
 }
 
-class SimpleAddHostPlan final : public Plan {
- public:
-  Status Run(const Call& call, const ExecutionContext& context) const override {
-    ThreadPool& pool = *context.thread_pool;
-    switch (call.results[0].dtype) {
-      case DType::kF32:
-        AddBlocks<float>(call, pool, [](float x, float y) { return x + y; });
-        break;
-      case DType::kI32:  // unsigned: overflow wraps, as XLA's addition does
-        AddBlocks<uint32_t>(call, pool, [](uint32_t x, uint32_t y) { return x + y; });
-        break;
-      case DType::kBF16:
-        AddBlocks<uint16_t>(call, pool, [](uint16_t x, uint16_t y) {
-          return FloatToBF16(BF16ToFloat(x) + BF16ToFloat(y));
-        });
-        break;
-      default:  // f16: Infer allows nothing else
-        AddBlocks<uint16_t>(call, pool, [](uint16_t x, uint16_t y) {
-          return FloatToF16(F16ToFloat(x) + F16ToFloat(y));
-        });
-    }
-    return OkStatus();
+Status Add(const Call& call, const ExecutionContext& context) {
+  ThreadPool& pool = *context.thread_pool;
+  switch (call.results[0].dtype) {
+    case DType::kF32:
+      AddBlocks<float>(call, pool, [](float x, float y) { return x + y; });
+      break;
+    case DType::kI32:  // unsigned: overflow wraps, as XLA's addition does
+      AddBlocks<uint32_t>(call, pool, [](uint32_t x, uint32_t y) { return x + y; });
+      break;
+    case DType::kBF16:
+      AddBlocks<uint16_t>(call, pool, [](uint16_t x, uint16_t y) {
+        return FloatToBF16(BF16ToFloat(x) + BF16ToFloat(y));
+      });
+      break;
+    default:  // f16: Infer allows nothing else
+      AddBlocks<uint16_t>(call, pool, [](uint16_t x, uint16_t y) {
+        return FloatToF16(F16ToFloat(x) + F16ToFloat(y));
+      });
   }
-};
+  return OkStatus();
+}
 
 }  // namespace
 
 StatusOr<std::unique_ptr<Plan>> MakeSimpleAddHostPlan(const Call& call, int device_ordinal) {
-  return std::unique_ptr<Plan>(std::make_unique<SimpleAddHostPlan>());
+  return MakePlan(Add);
 }
 
 }  // namespace xla_gpu

@@ -1,7 +1,6 @@
 // simple_add on CUDA: chooses the kernel for the dtype, then launches it.
 #include <cstdint>
 
-#include "src/core/strings.h"
 #include "src/cuda/kernel.h"
 #include "src/cuda/kernel_specs.h"
 #include "src/ops/simple_add/simple_add.h"
@@ -27,12 +26,13 @@ std::vector<cuda::KernelSpec> KnownSpecs(const std::string& arch) {
 
 XLA_GPU_REGISTER_KERNEL_SPECS("simple_add", KnownSpecs);
 
-class SimpleAddCudaPlan final : public Plan {
- public:
-  explicit SimpleAddCudaPlan(std::shared_ptr<const cuda::Kernel> kernel)
-      : kernel_(std::move(kernel)) {}
+}  // namespace
 
-  Status Run(const Call& call, const ExecutionContext& context) const override {
+StatusOr<std::unique_ptr<Plan>> MakeSimpleAddCudaPlan(const Call& call, int device_ordinal) {
+  XLA_GPU_ASSIGN_OR_RETURN(const auto kernel,
+                           cuda::GetKernel(SpecFor(call.results[0].dtype), device_ordinal,
+                                           /*max_dynamic_shared_bytes=*/0));
+  return MakePlan([kernel](const Call& call, const ExecutionContext& context) {
     void* a = call.args[0].data;
     void* b = call.args[1].data;
     void* c = call.results[0].data;
@@ -42,20 +42,8 @@ class SimpleAddCudaPlan final : public Plan {
     config.grid[0] = static_cast<uint32_t>((n + per_block - 1) / per_block);
     config.block[0] = kThreads;
     void* params[] = {&a, &b, &c, &n};
-    return kernel_->Launch(config, params, context.stream);
-  }
-
- private:
-  std::shared_ptr<const cuda::Kernel> kernel_;
-};
-
-}  // namespace
-
-StatusOr<std::unique_ptr<Plan>> MakeSimpleAddCudaPlan(const Call& call, int device_ordinal) {
-  XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::Kernel> kernel,
-                           cuda::GetKernel(SpecFor(call.results[0].dtype), device_ordinal,
-                                           /*max_dynamic_shared_bytes=*/0));
-  return std::unique_ptr<Plan>(std::make_unique<SimpleAddCudaPlan>(std::move(kernel)));
+    return kernel->Launch(config, params, context.stream);
+  });
 }
 
 }  // namespace xla_gpu

@@ -149,25 +149,24 @@ bool Equal(const OwnedTensor& a, const OwnedTensor& b) {
 // The contract, token by token.
 void Expect(const UpdateCase& c, OwnedTensor& cache, OwnedTensor& v_cache) {
   const Problem p = *ProblemFromCall({c.args, {}, &c.attributes});
-  OwnedTensor& v_tensor = p.cache.separate_v ? v_cache : cache;
+  OwnedTensor& v_tensor = p.separate_v ? v_cache : cache;
   for (int64_t t = 0; t < p.tokens; ++t) {
     const int64_t slot = p.slot_dtype == DType::kI32
                              ? c.slots.ints()[t]
                              : reinterpret_cast<const int64_t*>(c.slots.data.get())[t];
     if (slot < 0 || slot >= p.num_slots()) continue;
-    for (int64_t h = 0; h < p.cache.kv_heads; ++h) {
-      for (int64_t d = 0; d < p.cache.head_dim; ++d) {
-        const int64_t from = (t * p.cache.kv_heads + h) * p.cache.head_dim + d;
+    for (int64_t h = 0; h < p.kv_heads; ++h) {
+      for (int64_t d = 0; d < p.head_dim; ++d) {
+        const int64_t from = (t * p.kv_heads + h) * p.head_dim + d;
         const auto write = [&](const OwnedTensor& input, const OwnedTensor& scale,
                                const paged_cache::CacheLayout& layout, OwnedTensor& to) {
           const float divisor =
               scale.data == nullptr ? 1.0f : scale.floats()[scale.size() == 1 ? 0 : h];
-          to.Set(layout.offset + slot / p.cache.page_size * layout.page_stride +
-                     slot % p.cache.page_size * layout.token_stride + h * layout.head_stride + d,
+          to.Set(layout.At(slot / p.page_size, slot % p.page_size, h) + d,
                  Load(input.data.get(), input.dtype, from) / divisor);
         };
-        write(c.key, c.k_scale, p.cache.k, cache);
-        write(c.value, c.v_scale, p.cache.v, v_tensor);
+        write(c.key, c.k_scale, p.k, cache);
+        write(c.value, c.v_scale, p.v, v_tensor);
       }
     }
   }

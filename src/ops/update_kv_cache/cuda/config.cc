@@ -12,18 +12,11 @@ constexpr char kSource[] = "src/ops/update_kv_cache/cuda/update_kv_cache.cu";
 
 }  // namespace
 
-Status CheckDevice(const cuda::DeviceInfo& device) {
-  if (device.compute_major >= 8) return OkStatus();
-  return Unimplemented("update_kv_cache: ", device.name, " has compute capability ",
-                       device.compute_major, ".", device.compute_minor,
-                       "; the CUDA kernels need 8.0 or later");
-}
-
 std::vector<std::string> WriteDefines(const Problem& problem) {
-  const DType cache = problem.cache.dtype;
+  const DType cache = problem.cache_dtype;
   return {StrCat("INPUT_TYPE=", InfoOf(problem.input_dtype).device),
-          StrCat("CACHE_TYPE=", InfoOf(cache).device), StrCat("HEAD_DIM=", problem.cache.head_dim),
-          StrCat("VECTOR=", VectorElements(problem.input_dtype, cache, problem.cache.head_dim))};
+          StrCat("CACHE_TYPE=", InfoOf(cache).device), StrCat("HEAD_DIM=", problem.head_dim),
+          StrCat("VECTOR=", VectorElements(problem.input_dtype, cache, problem.head_dim))};
 }
 
 cuda::KernelSpec UpdateSpec(const Problem& problem) {
@@ -32,33 +25,27 @@ cuda::KernelSpec UpdateSpec(const Problem& problem) {
   return {kSource, "update_kv_cache", std::move(defines)};
 }
 
-cuda::KernelSpec CopySpec(const Problem& problem) {
-  return {kSource, "copy_cache", WriteDefines(problem)};
-}
-
 Params PlanParams(const Problem& problem, int num_sms) {
-  const paged_cache::CacheShape& cache = problem.cache;
   Params p{};
   p.k.scale_step = problem.k_scale_size > 1 ? 1 : 0;
   p.v.scale_step = problem.v_scale_size > 1 ? 1 : 0;
-  p.page_stride = cache.k.page_stride;
-  p.token_stride = cache.k.token_stride;
-  p.head_stride = cache.k.head_stride;
+  p.page_stride = problem.k.page_stride;
+  p.token_stride = problem.k.token_stride;
+  p.head_stride = problem.k.head_stride;
   p.tokens = problem.tokens;
   p.num_slots = problem.num_slots();
-  p.page_size = cache.page_size;
-  p.kv_heads = static_cast<int>(cache.kv_heads);
+  p.page_size = problem.page_size;
+  p.kv_heads = static_cast<int>(problem.kv_heads);
   p.tokens_per_block = TokensPerBlock(problem.tokens, num_sms);
   return p;
 }
 
 void SetTensors(const Problem& problem, const Buffers& buffers, Params& params) {
-  const paged_cache::CacheShape& cache = problem.cache;
-  const int64_t element = DTypeSize(cache.dtype);
-  params.k.base = static_cast<char*>(buffers.k_cache_out) + cache.k.offset * element;
+  const int64_t element = DTypeSize(problem.cache_dtype);
+  params.k.base = static_cast<char*>(buffers.k_cache_out) + problem.k.offset * element;
   params.k.input = buffers.key;
   params.k.scale = buffers.k_scale;
-  params.v.base = static_cast<char*>(buffers.v_cache_out) + cache.v.offset * element;
+  params.v.base = static_cast<char*>(buffers.v_cache_out) + problem.v.offset * element;
   params.v.input = buffers.value;
   params.v.scale = buffers.v_scale;
   params.slot_mapping = buffers.slot_mapping;
@@ -72,12 +59,23 @@ cuda::LaunchConfig UpdateLaunch(const Params& params) {
   return launch;
 }
 
-cuda::LaunchConfig CopyLaunch(int64_t bytes, int num_sms) {
+StatusOr<CacheCopy> CacheCopy::Load(const Problem& problem, const cuda::DeviceInfo& device) {
+  CacheCopy copy;
+  copy.num_sms_ = device.num_sms;
+  XLA_GPU_ASSIGN_OR_RETURN(
+      copy.kernel_, cuda::GetKernel({kSource, "copy_cache", WriteDefines(problem)}, device.ordinal,
+                                    /*max_dynamic_shared_bytes=*/0));
+  return copy;
+}
+
+Status CacheCopy::Launch(const void* from, void* to, int64_t bytes, void* stream) const {
+  if (from == to || bytes == 0) return OkStatus();
   cuda::LaunchConfig launch;
   launch.grid[0] = static_cast<uint32_t>(
-      std::clamp<int64_t>(bytes / (int64_t{16} * kUpdateThreads), 1, int64_t{16} * num_sms));
+      std::clamp<int64_t>(bytes / (int64_t{16} * kUpdateThreads), 1, int64_t{16} * num_sms_));
   launch.block[0] = kUpdateThreads;
-  return launch;
+  void* const arguments[] = {&from, &to, &bytes};
+  return kernel_->Launch(launch, arguments, stream);
 }
 
 int VectorElements(DType input, DType cache, int64_t head_dim) {
@@ -105,8 +103,8 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
     Problem problem;
     problem.input_dtype = c.input;
     problem.slot_dtype = c.slot;
-    problem.cache.dtype = c.cache;
-    problem.cache.head_dim = c.head_dim;
+    problem.cache_dtype = c.cache;
+    problem.head_dim = c.head_dim;
     specs.push_back(UpdateSpec(problem));
   }
   return specs;

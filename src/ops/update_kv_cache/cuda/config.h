@@ -3,6 +3,7 @@
 #define XLA_GPU_OPS_UPDATE_KV_CACHE_CUDA_CONFIG_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,17 +15,24 @@
 
 namespace xla_gpu::update_kv_cache {
 
-// An error where the device is too old.
-Status CheckDevice(const cuda::DeviceInfo& device);
-
 cuda::KernelSpec UpdateSpec(const Problem& problem);
-cuda::KernelSpec CopySpec(const Problem& problem);
 
 // What a launch that writes a problem's tokens needs: all but where a call's tensors lie, and that.
 Params PlanParams(const Problem& problem, int num_sms);
 void SetTensors(const Problem& problem, const Buffers& buffers, Params& params);
 cuda::LaunchConfig UpdateLaunch(const Params& params);
-cuda::LaunchConfig CopyLaunch(int64_t bytes, int num_sms);
+
+// The launch that comes first where a result has memory of its own.
+class CacheCopy {
+ public:
+  static StatusOr<CacheCopy> Load(const Problem& problem, const cuda::DeviceInfo& device);
+  // Enqueues it, unless the two are one.
+  Status Launch(const void* from, void* to, int64_t bytes, void* stream) const;
+
+ private:
+  std::shared_ptr<const cuda::Kernel> kernel_;
+  int num_sms_ = 0;
+};
 
 // The defines of any kernel that includes write_tokens.cuh.
 std::vector<std::string> WriteDefines(const Problem& problem);

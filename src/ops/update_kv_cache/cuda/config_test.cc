@@ -28,8 +28,8 @@ TEST(Specs, SlotTypeAndTypesAreDefines) {
   Problem problem;
   problem.input_dtype = DType::kF16;
   problem.slot_dtype = DType::kI64;
-  problem.cache.dtype = DType::kF8E5M2;
-  problem.cache.head_dim = 80;
+  problem.cache_dtype = DType::kF8E5M2;
+  problem.head_dim = 80;
   EXPECT_THAT(UpdateSpec(problem).defines,
               testing::ElementsAre("INPUT_TYPE=F16", "CACHE_TYPE=E5M2", "HEAD_DIM=80", "VECTOR=8",
                                    "SLOT_TYPE_64"));
@@ -37,14 +37,14 @@ TEST(Specs, SlotTypeAndTypesAreDefines) {
   EXPECT_EQ(UpdateSpec(problem).defines.size(), 4u);
 }
 
-TEST(CheckDevice, NamesTheCapability) {
+TEST(CheckComputeCapability, NamesIt) {
   cuda::DeviceInfo device;
   device.name = "a GPU";
   device.compute_major = 7;
-  const Status status = CheckDevice(device);
+  const Status status = cuda::CheckComputeCapability("update_kv_cache", device);
   EXPECT_THAT(status.message(), testing::HasSubstr("compute capability 7.0"));
   device.compute_major = 8;
-  EXPECT_TRUE(CheckDevice(device).ok());
+  EXPECT_TRUE(cuda::CheckComputeCapability("update_kv_cache", device).ok());
 }
 
 }  // namespace
