@@ -5,7 +5,6 @@
 #include "src/capi/dlpack.h"
 #include "src/capi/internal.h"
 #include "src/core/plan_cache.h"
-#include "src/core/strings.h"
 
 namespace xla_gpu {
 namespace {

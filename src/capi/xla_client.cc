@@ -6,7 +6,6 @@
 
 #include "src/capi/internal.h"
 #include "src/core/fork.h"
-#include "src/core/strings.h"
 #include "src/xla/op_registration.h"
 #include "src/xla/pjrt_client.h"
 #include "src/xla/pjrt_discovery.h"

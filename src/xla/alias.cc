@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "src/core/fork.h"
-#include "src/core/strings.h"
 #include "src/xla/legacy.h"
 
 namespace xla_gpu::xla {

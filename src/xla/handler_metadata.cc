@@ -201,22 +201,17 @@ std::string DescribeFunction(const void* address) {
   return StrCat("the function at offset ", offset, " of ", info.dli_fname);
 }
 
-// This library's own handlers need no asking, and can be told where XLA would call them wrongly.
-struct OwnHandler {
-  bool is_own = false;
-  Platform platform = Platform::kHost;
-  int api_version = 0;
-};
-
-// As `platform` and `api_version` want it, where it serves so.
-OwnHandler FindOwnHandler(const void* handler, Platform platform, int api_version) {
-  if (IsOwnHandler(handler, platform, api_version)) return {true, platform, api_version};
+// The platform and version of a handler of this library's: those given, where it serves so. Its own
+// need no asking, and can be told where XLA would call them wrongly.
+std::optional<std::pair<Platform, int>> FindOwnHandler(const void* handler, Platform platform,
+                                                       int api_version) {
+  if (IsOwnHandler(handler, platform, api_version)) return std::pair(platform, api_version);
   for (const Platform other : {Platform::kHost, Platform::kCuda}) {
     for (int version = 1; version <= kTypedApiVersion; ++version) {
-      if (IsOwnHandler(handler, other, version)) return {true, other, version};
+      if (IsOwnHandler(handler, other, version)) return std::pair(other, version);
     }
   }
-  return {};
+  return std::nullopt;
 }
 
 }  // namespace
@@ -229,14 +224,13 @@ VersionProbeScope::~VersionProbeScope() { probe_scope = nullptr; }
 StatusOr<HandlerMetadata> AskHandler(const void* handler, Platform platform, int api_version) {
   XLA_GPU_RETURN_IF_ERROR(CheckIsCode(handler));
   const bool typed = api_version == kTypedApiVersion;
-  const OwnHandler own = FindOwnHandler(handler, platform, api_version);
-  if (own.is_own) {
-    if (own.platform == platform && own.api_version == api_version) {
+  if (const auto own = FindOwnHandler(handler, platform, api_version)) {
+    if (own == std::pair(platform, api_version)) {
       return typed ? Read(Ask(handler)) : HandlerMetadata();
     }
-    return InvalidArgument("it is this library's handler for platform ", PlatformName(own.platform),
-                           " and api_version ", own.api_version, ", not for ",
-                           PlatformName(platform), " and ", api_version);
+    return InvalidArgument("it is this library's handler for platform ", PlatformName(own->first),
+                           " and api_version ", own->second, ", not for ", PlatformName(platform),
+                           " and ", api_version);
   }
   const StatusOr<HandlerMetadata> metadata =
       AskInChild(handler, typed ? kAskLimit : kUntypedAskLimit);

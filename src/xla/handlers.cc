@@ -1,7 +1,6 @@
 #include "src/xla/handlers.h"
 
 #include "src/core/op_registry.h"
-#include "src/core/strings.h"
 #include "src/xla/alias.h"
 #include "src/xla/legacy.h"
 #include "src/xla/typed_ffi.h"

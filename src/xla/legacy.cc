@@ -11,7 +11,6 @@
 #include "src/core/fork.h"
 #include "src/core/op_registry.h"
 #include "src/core/plan_cache.h"
-#include "src/core/strings.h"
 
 namespace xla_gpu::xla {
 namespace {

@@ -198,9 +198,11 @@ StatusOr<TensorSpec> ToTensorSpec(const std::string& where, Node& node) {
   }
   const std::optional<DType> known = DTypeFromName(*dtype);
   if (!known) {
-    return Bad(where, ".dtype is \"", Excerpt(*dtype),
-               "\"; allowed are pred, i8, i16, i32, i64, u8, u16, u32, u64, f16, bf16, f32, "
-               "f64, f8e4m3fn and f8e5m2");
+    DTypes all;
+    for (const DTypeInfo& info : kDTypes) {
+      if (info.dtype != DType::kInvalid) all.push_back(info.dtype);
+    }
+    return Bad(where, ".dtype is \"", Excerpt(*dtype), "\"; allowed are ", DTypesText(all));
   }
   XLA_GPU_ASSIGN_OR_RETURN(std::vector<int64_t> shape,
                            ToInts(StrCat(where, ".shape"), *members[1]));

@@ -9,7 +9,6 @@
 
 #include "pjrt_c_api.h"
 #include "src/core/fork.h"
-#include "src/core/strings.h"
 #include "src/xla/compat/bridge.h"
 #include "src/xla/compat/own_error.h"
 #include "src/xla/compat/struct_history.h"
