@@ -258,8 +258,8 @@ xla_gpu_status* xla_gpu_register_pjrt(const void* pjrt_api, const char* plugin_p
                                       const char* name, const void* handler, const char* platform,
                                       int api_version) {
   return Guard([&]() -> Status {
-    return RegisterInPlugin(pjrt_api, plugin_path, name, xla::StagesOf(handler), platform,
-                            api_version);
+    return RegisterInPlugin(pjrt_api, plugin_path, name, xla::StagesOf(handler, api_version),
+                            platform, api_version);
   });
 }
 

@@ -19,8 +19,8 @@ Status RegisterOp(const PjrtPlugin& plugin, const Op& op, int api_version) {
   // XLA treats an unspecified version as the original one.
   const int version = api_version == 0 ? 1 : api_version;
   XLA_GPU_ASSIGN_OR_RETURN(const void* handler, HandlerAddress(op, platform, version));
-  return Register(plugin,
-                  {op.target, StagesOf(handler), std::string(PlatformName(platform)), version});
+  return Register(plugin, {op.target, StagesOf(handler, version),
+                           std::string(PlatformName(platform)), version});
 }
 
 }  // namespace

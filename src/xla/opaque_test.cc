@@ -322,7 +322,8 @@ TEST(Opaque, WhatJsonCannotHoldIsNotEncoded) {
   EXPECT_THAT(attempt({"\xff", {}, {}, {}}), HasSubstr("is not UTF-8"));
   EXPECT_THAT(attempt({"x", {}, {}, {{"a", int64_t{1}}, {"a", int64_t{2}}}}),
               HasSubstr("'a' is given twice"));
-  EXPECT_THAT(attempt({"x", {{DType::kF32, {-1}}}, {}, {}}), HasSubstr("args[0].shape has"));
+  EXPECT_THAT(attempt({"x", {{DType::kF32, {-1}}}, {}, {}}),
+              HasSubstr("args[0] is f32[-1]; dimensions"));
   EXPECT_THAT(attempt({"x", {{DType::kInvalid, {1}}}, {}, {}}), HasSubstr("no dtype"));
   EXPECT_THAT(attempt({"x", {}, {}, {{"a", std::string(kMaxOpaqueBytes, 'a')}}}),
               HasSubstr("bytes; at most"));

@@ -156,9 +156,10 @@ StatusOr<RuntimeFacts> LearnRuntime(const PjrtPlugin& plugin) {
   return facts;
 }
 
-HandlerStages StagesOf(const void* handler) {
-  const bool own = IsOwnHandler(handler, Platform::kHost, kTypedApiVersion) ||
-                   IsOwnHandler(handler, Platform::kCuda, kTypedApiVersion);
+HandlerStages StagesOf(const void* handler, int api_version) {
+  const bool own =
+      api_version == kTypedApiVersion && (IsOwnHandler(handler, Platform::kHost, api_version) ||
+                                          IsOwnHandler(handler, Platform::kCuda, api_version));
   return {.instantiate = own ? handler : nullptr, .execute = handler};
 }
 
@@ -183,7 +184,9 @@ StatusOr<HandlerMetadata> CheckHandler(const std::string& name, const HandlerSta
   if (stages.execute == nullptr) {
     return InvalidArgument("handler '", name, "' is NULL (its execute stage is required)");
   }
-  if (api_version != kTypedApiVersion && stages.has_more()) {
+  const bool staged =
+      stages.instantiate != nullptr || stages.prepare != nullptr || stages.initialize != nullptr;
+  if (api_version != kTypedApiVersion && staged) {
     return InvalidArgument("handler '", name, "' has api_version ", api_version,
                            " and more than one stage; untyped handlers have execute only");
   }
@@ -243,7 +246,10 @@ Status Register(const PjrtPlugin& plugin, const Registration& r) {
                        "stablehlo.custom_call with api_version = 4 : i32"));
   }
   // Our own handlers do without instantiate; another's state would be missing at execute.
-  if (r.stages.has_more() && DefaultRoute(facts) == RegistrationRoute::kFfi) {
+  const bool has_more =
+      r.stages.prepare != nullptr || r.stages.initialize != nullptr ||
+      (r.stages.instantiate != nullptr && r.stages.instantiate != r.stages.execute);
+  if (has_more && DefaultRoute(facts) == RegistrationRoute::kFfi) {
     return Unimplemented(who,
                          "registers the execute stage only (by its FFI extension), so the "
                          "handler's other stages would never be called; do their work in "

@@ -51,17 +51,12 @@ struct HandlerStages {
   const void* prepare = nullptr;
   const void* initialize = nullptr;
   const void* execute = nullptr;
-  // More than one function.
-  bool has_more() const {
-    return prepare != nullptr || initialize != nullptr ||
-           (instantiate != nullptr && instantiate != execute);
-  }
   friend bool operator==(const HandlerStages&, const HandlerStages&) = default;
 };
 
 // The stages of one handler address: this library's own typed ones serve instantiate and execute,
 // any other handler is taken as execute.
-HandlerStages StagesOf(const void* handler);
+HandlerStages StagesOf(const void* handler, int api_version = 4);
 
 // Platform::kHost for "Host" and "cpu", kCuda for "CUDA", "cuda", "GPU" and "gpu".
 StatusOr<Platform> ParseXlaPlatform(std::string_view name);
