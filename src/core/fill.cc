@@ -23,6 +23,7 @@ Status Fill(Platform platform, void* data, uint8_t value, int64_t bytes, void* s
     return Unimplemented("memory of platform ", PlatformName(platform),
                          " cannot be filled: its layer is not in this program");
   }
+  // The CUDA driver calls no bytes an invalid value.
   return bytes == 0 ? OkStatus() : fn(data, value, bytes, stream);
 }
 

@@ -57,9 +57,8 @@ inline StatusOr<std::vector<Bytes>> RunOnGpu(const Op& op, const Call& host,
     results.push_back(view);
   }
   Stream stream;
-  ExecutionContext context;
-  context.stream = stream.get();
-  XLA_GPU_RETURN_IF_ERROR(RunOp(op, Platform::kCuda, {args, results, host.attributes}, context));
+  XLA_GPU_RETURN_IF_ERROR(
+      RunOp(op, Platform::kCuda, {args, results, host.attributes}, {.stream = stream.get()}));
   stream.Synchronize();
   std::vector<Bytes> bytes;
   for (const auto* output : outputs) bytes.push_back(output->ToHost());

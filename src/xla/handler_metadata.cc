@@ -61,12 +61,9 @@ XLA_FFI_Api MakeAnswerApi() {
 const XLA_FFI_Api answer_api = MakeAnswerApi();
 
 // Structs with room behind them: handlers of newer headers write members that ours do not have.
-struct PaddedMetadata {
-  XLA_FFI_Metadata metadata{};
-  char tail[128] = {};
-};
-struct PaddedFrame {
-  XLA_FFI_CallFrame frame{};
+template <typename Struct>
+struct Padded {
+  Struct value{};
   char tail[128] = {};
 };
 
@@ -102,26 +99,26 @@ Answer Ask(const void* handler) {
   Answer answer{};
   size_t frame_size = XLA_FFI_CallFrame_STRUCT_SIZE;
   for (int attempt = 0; attempt < 2; ++attempt) {
-    PaddedMetadata told;
-    told.metadata.struct_size = sizeof(told);
-    told.metadata.api_version.struct_size = XLA_FFI_Api_Version_STRUCT_SIZE;
-    told.metadata.api_version.major_version = -1;
+    Padded<XLA_FFI_Metadata> told;
+    told.value.struct_size = sizeof(told);
+    told.value.api_version.struct_size = XLA_FFI_Api_Version_STRUCT_SIZE;
+    told.value.api_version.major_version = -1;
     XLA_FFI_Metadata_Extension extension{};
     extension.extension_base = {XLA_FFI_Metadata_Extension_STRUCT_SIZE, XLA_FFI_Extension_Metadata,
                                 nullptr};
-    extension.metadata = &told.metadata;
-    PaddedFrame padded;
-    padded.frame.struct_size = frame_size;
-    padded.frame.extension_start = &extension.extension_base;
-    padded.frame.api = &answer_api;
-    padded.frame.stage = XLA_FFI_ExecutionStage_EXECUTE;
+    extension.metadata = &told.value;
+    Padded<XLA_FFI_CallFrame> padded;
+    padded.value.struct_size = frame_size;
+    padded.value.extension_start = &extension.extension_base;
+    padded.value.api = &answer_api;
+    padded.value.stage = XLA_FFI_ExecutionStage_EXECUTE;
     const XLA_FFI_Error* error =
-        function(&padded.frame, nullptr, nullptr, nullptr, nullptr, nullptr);
+        function(&padded.value, nullptr, nullptr, nullptr, nullptr, nullptr);
     if (error == nullptr) {
-      const XLA_FFI_Api_Version& version = told.metadata.api_version;
+      const XLA_FFI_Api_Version& version = told.value.api_version;
       answer.kind = version.major_version < 0 ? Answer::kSilent : Answer::kTold;
       answer.ffi = {version.major_version, version.minor_version};
-      answer.traits = told.metadata.traits;
+      answer.traits = told.value.traits;
       break;
     }
     const XLA_FFI_Error* known = errors_made;
@@ -137,7 +134,7 @@ Answer Ask(const void* handler) {
     const size_t at = error->message.find(wanted);
     if (at == std::string::npos) break;
     frame_size = std::strtoul(error->message.c_str() + at + wanted.size(), nullptr, 10);
-    if (frame_size > sizeof(PaddedFrame)) break;
+    if (frame_size > sizeof(Padded<XLA_FFI_CallFrame>)) break;
   }
   FreeErrors();
   return answer;

@@ -87,7 +87,8 @@ class Collector {
     std::error_code error;
     const fs::path real = fs::canonical(path, error);
     if (error) return;
-    if (FoundPlugin* known = Find(real.string()); known != nullptr) {
+    const auto known = std::ranges::find(plugins, real.string(), &FoundPlugin::path);
+    if (known != plugins.end()) {
       known->loaded |= loaded;  // the one that XLA_GPU_PJRT_PLUGIN names may be in the process
       return;
     }
@@ -119,12 +120,6 @@ class Collector {
   }
 
   std::vector<FoundPlugin> plugins;
-
- private:
-  FoundPlugin* Find(const std::string& path) {
-    const auto found = std::ranges::find(plugins, path, &FoundPlugin::path);
-    return found == plugins.end() ? nullptr : &*found;
-  }
 };
 
 // "xla_cuda13/xla_cuda_plugin.so": what tells plugins apart. A folder further up may be named

@@ -167,9 +167,8 @@ class Case {
   Status Run(ThreadPool& pool) {
     Poison(out);
     if (spec_.return_lse) Poison(lse);
-    ExecutionContext context;
-    context.thread_pool = &pool;
-    return RunOp(**OpRegistry::Global().Get("paged_attention"), Platform::kHost, call(), context);
+    return RunOp(**OpRegistry::Global().Get("paged_attention"), Platform::kHost, call(),
+                 {.thread_pool = &pool});
   }
 
   Call call() const { return {arg_views_, result_views_, &attributes_}; }

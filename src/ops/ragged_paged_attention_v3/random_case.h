@@ -53,9 +53,8 @@ class Case {
   Status Run(bool in_place, ThreadPool& pool) {
     for (int64_t i = 0; i < out.size(); ++i) out.Set(i, std::nan(""));
     result_views_[1] = in_place ? kv_cache.view() : new_cache.view();
-    ExecutionContext context;
-    context.thread_pool = &pool;
-    return RunOp(**OpRegistry::Global().Get(kName), Platform::kHost, call(), context);
+    return RunOp(**OpRegistry::Global().Get(kName), Platform::kHost, call(),
+                 {.thread_pool = &pool});
   }
 
   // The cache before the call with the new tokens of right sequences in their slots, by the

@@ -59,10 +59,8 @@ struct Batch {
   }
 
   void Run() {
-    ExecutionContext context;
-    context.thread_pool = &DefaultThreadPool();
     const Op& op = **OpRegistry::Global().Get("paged_attention");
-    if (!RunOp(op, Platform::kHost, {args, results, &attributes}, context).ok()) std::abort();
+    if (!RunOp(op, Platform::kHost, {args, results, &attributes}, {}).ok()) std::abort();
   }
 
   OwnedTensor query, cache, context_lens, block_tables, starts, num_seqs, out;
