@@ -1,6 +1,7 @@
 // paged_attention on CUDA: Problem -> Config -> kernels, compiled and loaded here; a run only
 // launches them, so that it may be captured into a graph and replayed with other lengths.
 #include <memory>
+#include <utility>
 
 #include "src/cuda/kernel_specs.h"
 #include "src/ops/paged_attention/cuda/config.h"
@@ -18,8 +19,8 @@ StatusOr<std::unique_ptr<Plan>> MakePagedAttentionCudaPlan(const Call& call, int
   XLA_GPU_ASSIGN_OR_RETURN(const Config config, ChooseConfig(problem, *device));
   const auto [spec, launch] = MakeLaunches(problem, config).schedule;
   XLA_GPU_ASSIGN_OR_RETURN(const auto schedule, cuda::GetKernel(spec, device_ordinal, 0));
-  XLA_GPU_ASSIGN_OR_RETURN(const auto attention, Attention::Load(problem, config, device_ordinal));
-  return MakePlan([problem, schedule, launch = launch, attention](
+  XLA_GPU_ASSIGN_OR_RETURN(auto attention, Attention::Load(problem, config, device_ordinal));
+  return MakePlan([problem, schedule, launch = launch, attention = std::move(attention)](
                       const Call& call, const ExecutionContext& context) -> Status {
     if (problem.tokens == 0) return OkStatus();
     XLA_GPU_ASSIGN_OR_RETURN(Params params, attention.ParamsOf(BuffersFromCall(problem, call)));

@@ -100,10 +100,10 @@ StatusOr<std::unique_ptr<Plan>> MakeRaggedPagedAttentionV3CudaPlan(const Call& c
                       device_ordinal, /*max_dynamic_shared_bytes=*/0));
   XLA_GPU_ASSIGN_OR_RETURN(const auto copy,
                            update_kv_cache::CacheCopy::Load(problem.update, *device));
-  XLA_GPU_ASSIGN_OR_RETURN(const auto attention, paged_attention::Attention::Load(
-                                                     problem.attention, config, device_ordinal));
-  return MakePlan([problem, first, copy, attention](const Call& call,
-                                                    const ExecutionContext& context) -> Status {
+  XLA_GPU_ASSIGN_OR_RETURN(
+      auto attention, paged_attention::Attention::Load(problem.attention, config, device_ordinal));
+  return MakePlan([problem, first, copy, attention = std::move(attention)](
+                      const Call& call, const ExecutionContext& context) -> Status {
     const Buffers b = BuffersFromCall(problem, call);
     XLA_GPU_RETURN_IF_ERROR(
         cuda::CheckAligned(kName, {{b.attention.query, "queries"},
