@@ -1,4 +1,4 @@
-# Run as a script by embed_sources(): -DROOT= -DOUTPUT= -DFILES=a;b;c
+# Run as a script by xla_gpu_embed_sources(): -DROOT= -DOUTPUT= -DFILES=a;b;c
 set(text "// Made by cmake/write_embedded_sources.cmake.\n#include \"src/cuda/embedded_sources.h\"\n\n")
 string(APPEND text "namespace xla_gpu::cuda {\n\nstatic const EmbeddedSource kSources[] = {\n")
 foreach(file IN LISTS FILES)

@@ -17,8 +17,8 @@ int main() try {
   const float tokens[3][4] = {{1, 0, 10, 1}, {0, 1, 20, 2}, {1, 1, 30, 3}};  // k0 k1 v0 v1
   for (int t = 0; t < 3; ++t) std::copy(tokens[t], tokens[t] + 4, &pages[16 + 4 * t]);
 
-  xla_gpu::Xla xla;
-  const auto results = xla.Call(
+  xla_gpu::Client client;
+  const auto results = client.Call(
       "paged_attention",
       {query, Tensor({2, 4, 2, 2}, pages), Tensor({1}, std::vector<int32_t>{3}),  // context_lens
        Tensor({1, 1}, std::vector<int32_t>{1}),                                   // block_tables
@@ -27,7 +27,7 @@ int main() try {
       {{"scale", 1.0 / std::sqrt(2.0)}});
 
   const float* out = results[0].data<float>();
-  std::printf("on %s: %.4f %.4f %.4f %.4f\n", xla.platform().c_str(), out[0], out[1], out[2],
+  std::printf("on %s: %.4f %.4f %.4f %.4f\n", client.platform().c_str(), out[0], out[1], out[2],
               out[3]);
   return 0;
 } catch (const xla_gpu::Error& error) {

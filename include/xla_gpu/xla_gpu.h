@@ -37,7 +37,16 @@ XLA_GPU_EXPORT void xla_gpu_status_free(xla_gpu_status* status);
 /* A NUL-terminated text owned by the caller, freed with xla_gpu_string_free. */
 XLA_GPU_EXPORT void xla_gpu_string_free(char* text);
 
-/* "0.1.0". */
+/* The version of this header. Below 1.0.0 a new minor version may change the ABI: the soname of an
+ * installed library is libxla_gpu.so.MAJOR.MINOR. */
+#define XLA_GPU_VERSION_MAJOR 0
+#define XLA_GPU_VERSION_MINOR 1
+#define XLA_GPU_VERSION_PATCH 0
+/* 100 for 0.1.0; for #if. */
+#define XLA_GPU_VERSION_NUMBER \
+  (XLA_GPU_VERSION_MAJOR * 10000 + XLA_GPU_VERSION_MINOR * 100 + XLA_GPU_VERSION_PATCH)
+
+/* The version of the library that is loaded: "0.1.0". Static. */
 XLA_GPU_EXPORT const char* xla_gpu_version(void);
 
 /* ---- Tensors and attributes --------------------------------------------------------------- */

@@ -1,8 +1,9 @@
-// The C++ API: tensors, op calls and XLA clients over the C ABI (xla_gpu.h). Header only; link
-// libxla_gpu.so. Errors are exceptions of type xla_gpu::Error.
+// The C++ API: tensors, op calls and XLA clients over the C ABI (xla_gpu.h). Header only, C++17;
+// link libxla_gpu.so. Every error is an exception of type xla_gpu::Error.
 #ifndef XLA_GPU_XLA_GPU_HPP_
 #define XLA_GPU_XLA_GPU_HPP_
 
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -17,10 +18,11 @@
 namespace xla_gpu {
 inline namespace v1 {
 
+// what() names the argument, what came and what is allowed.
 class Error : public std::runtime_error {
  public:
   Error(int code, const std::string& message) : std::runtime_error(message), code_(code) {}
-  int code() const { return code_; }  // as xla_gpu_status_code
+  int code() const { return code_; }  // as xla_gpu_status_code: 3 is INVALID_ARGUMENT
 
  private:
   int code_;
@@ -34,9 +36,62 @@ inline void Check(xla_gpu_status* status) {
   throw error;
 }
 
-// The dtype of a C++ type. For bf16, f16 and fp8 give the dtype and the bits (uint16_t, uint8_t).
+namespace internal {
+
+template <typename T, typename... Types>
+inline constexpr bool kIsOneOf = (std::is_same_v<T, Types> || ...);
+
+struct DTypeInfo {
+  const char* name;
+  size_t bytes;  // of one element
+};
+
+inline DTypeInfo InfoOf(int32_t dtype) {
+  switch (dtype) {
+    case XLA_GPU_DTYPE_PRED:
+      return {"pred", 1};
+    case XLA_GPU_DTYPE_I8:
+      return {"i8", 1};
+    case XLA_GPU_DTYPE_I16:
+      return {"i16", 2};
+    case XLA_GPU_DTYPE_I32:
+      return {"i32", 4};
+    case XLA_GPU_DTYPE_I64:
+      return {"i64", 8};
+    case XLA_GPU_DTYPE_U8:
+      return {"u8", 1};
+    case XLA_GPU_DTYPE_U16:
+      return {"u16", 2};
+    case XLA_GPU_DTYPE_U32:
+      return {"u32", 4};
+    case XLA_GPU_DTYPE_U64:
+      return {"u64", 8};
+    case XLA_GPU_DTYPE_F16:
+      return {"f16", 2};
+    case XLA_GPU_DTYPE_F32:
+      return {"f32", 4};
+    case XLA_GPU_DTYPE_F64:
+      return {"f64", 8};
+    case XLA_GPU_DTYPE_BF16:
+      return {"bf16", 2};
+    case XLA_GPU_DTYPE_F8E5M2:
+      return {"f8e5m2", 1};
+    case XLA_GPU_DTYPE_F8E4M3FN:
+      return {"f8e4m3fn", 1};
+  }
+  throw Error(
+      3, "dtype is " + std::to_string(dtype) + "; it must be one of xla_gpu.h's XLA_GPU_DTYPE_*");
+}
+
+}  // namespace internal
+
+// The dtype of float, double and the integers of <cstdint>; other types do not compile. A tensor of
+// f16, bf16 or fp8 is made of its elements' bits (uint16_t, uint8_t) and a dtype.
 template <typename T>
 constexpr xla_gpu_dtype DTypeOf() {
+  static_assert(internal::kIsOneOf<T, float, double, int8_t, int16_t, int32_t, int64_t, uint8_t,
+                                   uint16_t, uint32_t, uint64_t>,
+                "this C++ type stands for no dtype: give the tensor a dtype (XLA_GPU_DTYPE_*)");
   if constexpr (std::is_same_v<T, float>) return XLA_GPU_DTYPE_F32;
   if constexpr (std::is_same_v<T, double>) return XLA_GPU_DTYPE_F64;
   if constexpr (std::is_same_v<T, int8_t>) return XLA_GPU_DTYPE_I8;
@@ -49,51 +104,84 @@ constexpr xla_gpu_dtype DTypeOf() {
   if constexpr (std::is_same_v<T, uint64_t>) return XLA_GPU_DTYPE_U64;
 }
 
-// Bytes of one element.
-inline size_t ElementSize(xla_gpu_dtype dtype) {
-  switch (dtype) {
-    case XLA_GPU_DTYPE_I16:
-    case XLA_GPU_DTYPE_U16:
-    case XLA_GPU_DTYPE_F16:
-    case XLA_GPU_DTYPE_BF16:
-      return 2;
-    case XLA_GPU_DTYPE_I32:
-    case XLA_GPU_DTYPE_U32:
-    case XLA_GPU_DTYPE_F32:
-      return 4;
-    case XLA_GPU_DTYPE_I64:
-    case XLA_GPU_DTYPE_U64:
-    case XLA_GPU_DTYPE_F64:
-      return 8;
-    default:
-      return 1;
+// Bytes of one element. An unknown dtype is an Error.
+inline size_t ElementSize(xla_gpu_dtype dtype) { return internal::InfoOf(dtype).bytes; }
+
+// As messages write it: "bf16". An unknown dtype is an Error.
+inline const char* DTypeName(xla_gpu_dtype dtype) { return internal::InfoOf(dtype).name; }
+
+namespace internal {
+
+// Throws unless T may stand for the dtype's elements: DTypeOf's type, bool for pred, the bits of
+// what C++ has no type for, or any other type of that size (a half of your own).
+template <typename T>
+xla_gpu_dtype HeldBy(xla_gpu_dtype dtype) {
+  static_assert(std::is_trivially_copyable_v<T>, "elements are copied as bytes");
+  const DTypeInfo info = InfoOf(dtype);
+  bool fits = sizeof(T) == info.bytes;
+  if constexpr (std::is_same_v<T, bool>) {
+    fits = fits && dtype == XLA_GPU_DTYPE_PRED;
+  } else if constexpr (std::is_arithmetic_v<T>) {
+    const bool is_bits = dtype == XLA_GPU_DTYPE_PRED || dtype == XLA_GPU_DTYPE_F16 ||
+                         dtype == XLA_GPU_DTYPE_BF16 || dtype == XLA_GPU_DTYPE_F8E5M2 ||
+                         dtype == XLA_GPU_DTYPE_F8E4M3FN;
+    fits = fits && (is_bits ? std::is_unsigned_v<T> : dtype == DTypeOf<T>());
   }
+  if (!fits) {
+    throw Error(3, std::string("elements of dtype ") + info.name + " (" +
+                       std::to_string(info.bytes) + " bytes) are not of this C++ type, which has " +
+                       std::to_string(sizeof(T)) +
+                       " bytes; take DTypeOf's type or, for f16, bf16, " +
+                       "fp8 and pred, unsigned bits of their size");
+  }
+  return dtype;
 }
+
+inline size_t BytesOf(xla_gpu_dtype dtype, const int64_t* dims, size_t rank) {
+  size_t bytes = ElementSize(dtype);
+  for (size_t i = 0; i < rank; ++i) {
+    const auto dim = static_cast<size_t>(dims[i]);
+    if (dims[i] < 0 || (dim != 0 && bytes > SIZE_MAX / dim)) {
+      throw Error(3, "dimension " + std::to_string(i) + " of a tensor's shape is " +
+                         std::to_string(dims[i]) +
+                         "; dimensions must not be negative, and the size must fit memory");
+    }
+    bytes *= dim;
+  }
+  return bytes;
+}
+
+}  // namespace internal
 
 // A dense row-major tensor in host memory that owns its data.
 class Tensor {
  public:
-  // `values` must hold as many elements as the shape says.
+  // `values` must hold as many elements as the shape says (a scalar's is {}), of a C++ type that
+  // the dtype has: see DTypeOf.
   template <typename T>
   Tensor(std::vector<int64_t> shape, const std::vector<T>& values,
          xla_gpu_dtype dtype = DTypeOf<T>())
-      : Tensor(std::move(shape), dtype, values.data(), values.size() * sizeof(T)) {}
+      : Tensor(std::move(shape), internal::HeldBy<T>(dtype), values.data(),
+               values.size() * sizeof(T)) {}
+  // Copies `bytes` bytes, which must be those of the shape and dtype.
   Tensor(std::vector<int64_t> shape, xla_gpu_dtype dtype, const void* data, size_t bytes)
-      : dtype_(dtype), shape_(std::move(shape)), data_(bytes) {
-    size_t wanted = ElementSize(dtype);
-    for (const int64_t dim : shape_) wanted *= static_cast<size_t>(dim);
+      : dtype_(dtype), shape_(std::move(shape)) {
+    const size_t wanted = internal::BytesOf(dtype, shape_.data(), shape_.size());
     if (wanted != bytes) {
       throw Error(3, "a tensor's values have " + std::to_string(bytes) +
                          " bytes but its shape and dtype ask for " + std::to_string(wanted));
     }
+    data_.resize(bytes);
     if (bytes > 0) std::memcpy(data_.data(), data, bytes);
   }
 
   xla_gpu_dtype dtype() const { return dtype_; }
   const std::vector<int64_t>& shape() const { return shape_; }
   size_t bytes() const { return data_.size(); }
+  // The elements; an Error where T does not stand for the dtype. Valid while the tensor lives.
   template <typename T>
   const T* data() const {
+    internal::HeldBy<T>(dtype_);
     return reinterpret_cast<const T*>(data_.data());
   }
   // Valid while the tensor lives.
@@ -108,6 +196,7 @@ class Tensor {
   std::vector<unsigned char> data_;
 };
 
+// An attribute of an op, of the type that `xla-gpu ops` lists: {"scale", 0.125}, {"causal", true}.
 using AttrValue = std::variant<bool, int64_t, double, std::string, std::vector<int64_t>>;
 struct Attr {
   std::string name;
@@ -126,19 +215,30 @@ inline xla_gpu_attr ToC(const Attr& attr) {
   xla_gpu_attr out{};
   out.struct_size = sizeof(out);
   out.name = attr.name.c_str();
-  out.type =
-      static_cast<int32_t>(attr.value.index());  // the alternatives have XLA_GPU_ATTR_*'s order
-  if (const auto* b = std::get_if<bool>(&attr.value)) out.i = *b ? 1 : 0;
-  if (const auto* i = std::get_if<int64_t>(&attr.value)) out.i = *i;
-  if (const auto* f = std::get_if<double>(&attr.value)) out.f = *f;
-  if (const auto* s = std::get_if<std::string>(&attr.value)) {
-    out.s = s->data();
-    out.s_size = s->size();
-  }
-  if (const auto* ints = std::get_if<std::vector<int64_t>>(&attr.value)) {
-    out.ints = ints->data();
-    out.ints_size = ints->size();
-  }
+  std::visit(
+      [&out](const auto& value) {
+        using Value = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<Value, bool>) {
+          out.type = XLA_GPU_ATTR_BOOL;
+          out.i = value ? 1 : 0;
+        } else if constexpr (std::is_same_v<Value, int64_t>) {
+          out.type = XLA_GPU_ATTR_INT;
+          out.i = value;
+        } else if constexpr (std::is_same_v<Value, double>) {
+          out.type = XLA_GPU_ATTR_FLOAT;
+          out.f = value;
+        } else if constexpr (std::is_same_v<Value, std::string>) {
+          out.type = XLA_GPU_ATTR_STRING;
+          out.s = value.data();
+          out.s_size = value.size();
+        } else {
+          static_assert(std::is_same_v<Value, std::vector<int64_t>>);
+          out.type = XLA_GPU_ATTR_INT_ARRAY;
+          out.ints = value.data();
+          out.ints_size = value.size();
+        }
+      },
+      attr.value);
   return out;
 }
 
@@ -150,25 +250,30 @@ inline std::string TakeString(char* text) {
 
 }  // namespace internal
 
-// A PJRT plugin's client: stock XLA, with this library's ops as custom calls.
-class Xla {
+// A PJRT plugin's client: stock XLA, with this library's ops as custom calls. It runs on one
+// device; tensors come from and go to host memory. Not for use in a child of fork().
+class Client {
  public:
-  // `plugin` as xla_gpu_client_create takes it: "" is the GPU if there is one, else the CPU.
-  explicit Xla(const std::string& plugin = "") {
+  // `plugin` as xla_gpu_client_create takes it: the path of a .so, "cpu" or "cuda"; "" is the GPU
+  // if there is one, else the CPU. An Error where no such plugin is found or it does not start.
+  explicit Client(const std::string& plugin = "") {
     xla_gpu_client* client = nullptr;
     Check(xla_gpu_client_create(plugin.c_str(), &client));
     client_.reset(client);
   }
 
+  // "Host" or "CUDA".
   std::string platform() const { return xla_gpu_client_platform(client_.get()); }
 
-  // Registers a handler of your own (xla_gpu_register_pjrt).
+  // Registers a handler of your own (xla_gpu_register_pjrt) as custom-call target `target`; an
+  // Error where it is no handler of this API version or another one has the name.
   void Register(const std::string& target, const void* handler, int api_version = 4) {
     Check(xla_gpu_register_pjrt(xla_gpu_client_pjrt_api(client_.get()), nullptr, target.c_str(),
                                 handler, xla_gpu_client_platform(client_.get()), api_version));
   }
 
-  // The StableHLO module that makes one call of the op; the arguments' data is not read.
+  // The StableHLO module that makes one call of the op; the arguments' data is not read. An Error
+  // where the op does not take these shapes, dtypes and attributes.
   std::string StableHlo(const std::string& op, const std::vector<Tensor>& args,
                         const std::vector<Attr>& attrs = {}) const {
     const std::vector<xla_gpu_tensor> views = internal::Views(args);
@@ -187,7 +292,8 @@ class Xla {
     return internal::TakeString(mlir);
   }
 
-  // Compiles the module (once) and runs it.
+  // Compiles the module (once; kept by its text) and runs its @main. An Error where the arguments
+  // are not of its types, and with XLA's message where it does not compile or run.
   std::vector<Tensor> Run(const std::string& mlir, const std::vector<Tensor>& args) {
     const std::vector<xla_gpu_tensor> views = internal::Views(args);
     xla_gpu_results* results = nullptr;
@@ -200,15 +306,14 @@ class Xla {
       view.struct_size = sizeof(view);
       Check(xla_gpu_results_get(results, i, &view));
       const auto dtype = static_cast<xla_gpu_dtype>(view.dtype);
-      size_t bytes = ElementSize(dtype);
-      for (int32_t d = 0; d < view.rank; ++d) bytes *= static_cast<size_t>(view.dims[d]);
       tensors.emplace_back(std::vector<int64_t>(view.dims, view.dims + view.rank), dtype, view.data,
-                           bytes);
+                           internal::BytesOf(dtype, view.dims, static_cast<size_t>(view.rank)));
     }
     return tensors;
   }
 
-  // One call of an op of this library, as a custom call in XLA.
+  // One call of an op of this library, as a custom call in XLA: its results, in the schema's order.
+  // Shapes, dtypes and attributes are those of `xla-gpu ops`; else an Error.
   std::vector<Tensor> Call(const std::string& op, const std::vector<Tensor>& args,
                            const std::vector<Attr>& attrs = {}) {
     return Run(StableHlo(op, args, attrs), args);

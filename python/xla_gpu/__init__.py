@@ -12,7 +12,7 @@ from xla_gpu._errors import (
     UnimplementedError,
     XlaGpuError,
 )
-from xla_gpu._lib import library_path
+from xla_gpu._lib import include_dir, library_dir, library_path
 from xla_gpu._register import handler, register
 from xla_gpu._schema import ops
 
@@ -22,6 +22,8 @@ __all__ = [
     "UnimplementedError",
     "XlaGpuError",
     "handler",
+    "include_dir",
+    "library_dir",
     "library_path",
     "library_version",
     "ops",

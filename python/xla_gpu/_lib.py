@@ -125,6 +125,28 @@ def library_path() -> str:
     )
 
 
+def library_dir() -> str:
+    """The folder of libxla_gpu.so, to link C and C++ with, and of its packages for other builds.
+
+    In a wheel it holds cmake/ (xla_gpu_ROOT may be this folder) and pkgconfig/, in a build cmake/.
+    XlaGpuError (NOT_FOUND) where there is no library.
+    """
+    return str(pathlib.Path(library_path()).parent)
+
+
+def include_dir() -> str:
+    """The folder of xla_gpu/xla_gpu.h and xla_gpu/xla_gpu.hpp: a wheel's, else the checkout's.
+
+    XlaGpuError (NOT_FOUND) where neither is there.
+    """
+    package = pathlib.Path(__file__).resolve().parent
+    candidates = [package / "include", package.parents[1] / "include"]
+    for folder in candidates:
+        if (folder / "xla_gpu" / "xla_gpu.h").is_file():
+            return str(folder)
+    raise make_error(5, f"xla_gpu/xla_gpu.h was not found in {', '.join(map(str, candidates))}")
+
+
 @functools.cache
 def load() -> ctypes.CDLL:
     """The loaded library with its functions declared."""

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "src/capi/test_util.h"
+#include "src/core/strings.h"
 
 namespace {
 
@@ -135,7 +136,12 @@ TEST(CApi, OpsAreJson) {
   EXPECT_EQ((*found)["target"], "XlaGpuSimpleAdd");
 }
 
-TEST(CApi, Version) { EXPECT_STREQ(xla_gpu_version(), XLA_GPU_VERSION); }
+TEST(CApi, TheHeaderAndTheBuildHaveOneVersion) {
+  EXPECT_STREQ(xla_gpu_version(), XLA_GPU_VERSION);  // CMake's
+  EXPECT_EQ(xla_gpu_version(), xla_gpu::StrCat(XLA_GPU_VERSION_MAJOR, ".", XLA_GPU_VERSION_MINOR,
+                                               ".", XLA_GPU_VERSION_PATCH));
+  EXPECT_EQ(XLA_GPU_VERSION_NUMBER, 100);
+}
 
 TEST(CApi, NullIsSuccessAndMayBeFreed) {
   EXPECT_EQ(xla_gpu_status_code(nullptr), 0);

@@ -7,6 +7,8 @@
 
 #include "src/capi/test_util.h"
 #include "src/cli/child_process.h"
+#include "src/core/dtype.h"
+#include "src/core/strings.h"
 #include "src/xla/testing/pjrt_test_plugin.h"
 #include "xla_gpu/xla_gpu.hpp"
 
@@ -26,7 +28,7 @@ std::string MessageOf(const std::function<void()>& body) {
 
 TEST(XlaClientTest, RunsOpsAndModules) {
   XLA_GPU_REQUIRE_CPU_PLUGIN(plugin);
-  Xla client(plugin->path());
+  Client client(plugin->path());
   EXPECT_EQ(client.platform(), "Host");
   const Tensor a({3}, std::vector<float>{1, 2, 3});
   const auto sum = client.Call("simple_add", {a, a});
@@ -50,10 +52,10 @@ TEST(XlaClientTest, RunsOpsAndModules) {
 
 TEST(XlaClientTest, ErrorsComeAsExceptions) {
   XLA_GPU_REQUIRE_CPU_PLUGIN(plugin);
-  Xla client(plugin->path());
+  Client client(plugin->path());
   const Tensor a({3}, std::vector<float>{1, 2, 3});
   const Tensor b({2}, std::vector<float>{1, 2});
-  EXPECT_THAT(MessageOf([] { Xla("/no/such.so"); }), HasSubstr("is no file"));
+  EXPECT_THAT(MessageOf([] { Client("/no/such.so"); }), HasSubstr("is no file"));
   EXPECT_THAT(MessageOf([] { Tensor({2}, std::vector<float>{1}); }), HasSubstr("ask for 8"));
   EXPECT_THAT(MessageOf([&] { client.Call("nothing", {a}); }), HasSubstr("nothing"));
   EXPECT_THAT(MessageOf([&] { client.Call("simple_add", {a, b}); }), HasSubstr("f32[2]"));
@@ -70,10 +72,56 @@ TEST(XlaClientTest, ErrorsComeAsExceptions) {
   EXPECT_THAT(MessageOf([&] { client.Register("f", &a); }), HasSubstr("is no function"));
 }
 
+TEST(XlaClientTest, TensorsAreWhatTheySay) {
+  const std::vector<uint16_t> bits{0x3f80};
+  EXPECT_EQ(Tensor({}, bits, XLA_GPU_DTYPE_BF16).data<uint16_t>()[0], 0x3f80);
+  EXPECT_EQ(Tensor({1}, XLA_GPU_DTYPE_PRED, "\1", 1).data<bool>()[0], true);
+  struct Half {
+    uint16_t bits;
+  };
+  EXPECT_EQ(Tensor({1}, bits, XLA_GPU_DTYPE_F16).data<Half>()[0].bits, 0x3f80);
+  for (int32_t dtype = -1; dtype < 64; ++dtype) {
+    const auto ours = DTypeFromInt(dtype);
+    const auto theirs = static_cast<xla_gpu_dtype>(dtype);
+    if (ours != DType::kInvalid) {
+      EXPECT_EQ(ElementSize(theirs), static_cast<size_t>(DTypeSize(ours))) << dtype;
+      EXPECT_EQ(DTypeName(theirs), DTypeName(ours));
+    } else {
+      const std::string wanted = StrCat("dtype is ", dtype, "; it must be one of");
+      EXPECT_THAT(MessageOf([&] { ElementSize(theirs); }), HasSubstr(wanted));
+      EXPECT_THAT(MessageOf([&] { DTypeName(theirs); }), HasSubstr(wanted));
+      EXPECT_THAT(MessageOf([&] { Tensor({1}, bits, theirs); }), HasSubstr(wanted));
+    }
+  }
+  const Tensor f32({1}, std::vector<float>{1});
+  const std::function<void()> wrong_types[] = {
+      [&] { f32.data<int32_t>(); },
+      [&] { f32.data<double>(); },
+      [&] { f32.data<uint32_t>(); },
+      [&] { f32.data<Half>(); },
+      [&] { f32.data<bool>(); },
+      [&] { Tensor({1}, std::vector<int32_t>{1}, XLA_GPU_DTYPE_F32); },
+      [&] { Tensor({1}, std::vector<float>{1}, XLA_GPU_DTYPE_F32).data<uint8_t>(); },
+  };
+  for (const auto& wrong : wrong_types) {
+    EXPECT_THAT(MessageOf(wrong), HasSubstr("elements of dtype f32 (4 bytes) are not of this"));
+  }
+  EXPECT_THAT(MessageOf([&] { Tensor({1}, std::vector<int16_t>{1}, XLA_GPU_DTYPE_BF16); }),
+              HasSubstr("elements of dtype bf16 (2 bytes)"));
+  EXPECT_THAT(MessageOf([] {
+                Tensor({2, -1}, std::vector<float>{1});
+              }),
+              HasSubstr("dimension 1 of a tensor's shape is -1"));
+  EXPECT_THAT(MessageOf([] {
+                Tensor({INT64_MAX, 2}, std::vector<float>{1});
+              }),
+              HasSubstr("dimension 0 of a tensor's shape is 9223372036854775807"));
+}
+
 // XLA's CPU plugin reads the bytes of another type as if they were of the module's.
 TEST(XlaClientTest, ArgumentsAreComparedWithTheModule) {
   XLA_GPU_REQUIRE_CPU_PLUGIN(plugin);
-  Xla client(plugin->path());
+  Client client(plugin->path());
   const std::string mlir =
       "func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> { return %a : tensor<4xf32> }";
   const auto message = [&](const std::vector<Tensor>& args) {
@@ -105,7 +153,7 @@ TEST(XlaClientTest, ArgumentsAreComparedWithTheModule) {
 // Its threads exist in the parent alone: to wait for them would be to wait for ever.
 TEST(XlaClientTest, AForkedChildIsRefusedItsParentsClient) {
   XLA_GPU_REQUIRE_CPU_PLUGIN(plugin);
-  auto client = std::make_unique<Xla>(plugin->path());
+  auto client = std::make_unique<Client>(plugin->path());
   const Tensor a({3}, std::vector<float>{1, 2, 3});
   ASSERT_EQ(client->Call("simple_add", {a, a}).size(), 1u);
   EXPECT_EQ(InChild([&] {
