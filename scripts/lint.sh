@@ -2,7 +2,7 @@
 # All static checks. Usage: scripts/lint.sh [--no-tidy]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-mapfile -t cpp < <(git ls-files -co --exclude-standard '*.h' '*.cc')
+mapfile -t cpp < <(git ls-files -co --exclude-standard '*.h' '*.hpp' '*.c' '*.cc')
 echo "lint: clang-format (${#cpp[@]} files)"
 .venv/bin/clang-format --dry-run --Werror "${cpp[@]}"
 echo "lint: ruff"

@@ -3,6 +3,7 @@
 # work with neither JAX nor torch there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+root=$PWD
 dist=$(mktemp -d)
 trap 'rm -rf "$dist"' EXIT
 settings=()
@@ -34,11 +35,18 @@ try_python() {
     bin/xla-gpu doctor || [[ $? == 1 ]]
     { bin/xla-gpu doctor --json || [[ $? == 1 ]]; } |
       bin/python -c 'import json, sys; assert json.load(sys.stdin)["library"]'
-    package=$(bin/python -c 'import pathlib, xla_gpu; print(pathlib.Path(xla_gpu.__file__).parent)')
+    package=$(bin/python -c 'import xla_gpu; print(xla_gpu.library_dir())')
     exported=$(nm --dynamic --defined-only --format=just-symbols "$package/libxla_gpu.so")
     [[ -n $exported && -z $(grep -v '^xla_gpu_' <<<"$exported") ]] ||
       { echo "wheel: libxla_gpu.so exports more than its C ABI: $exported" >&2; exit 1; }
     readelf --wide --dynamic "$package/libxla_gpu.so" | grep -q 'NOW.*NODELETE'
+    # Projects outside find it by both packages (docs/cpp.md).
+    cmake -S "$root/examples/cpp" -B examples -Dxla_gpu_ROOT="$package" >/dev/null
+    cmake --build examples >/dev/null
+    examples/simple_add
+    export PKG_CONFIG_PATH=$package/pkgconfig
+    cc "$root/examples/cpp/simple_add.c" $(pkg-config --cflags --libs xla_gpu) -o simple_add
+    LD_LIBRARY_PATH=$package ./simple_add
     bin/python - <<'PY'
 import pathlib
 import sys
@@ -61,7 +69,10 @@ for kind in ("platform", "general"):
 folder = pathlib.Path(xla_gpu.__file__).parent
 assert (folder / "libxla_gpu.so").is_file()
 assert (folder / "libxla_gpu_pjrt.so").is_file()
-assert (folder / "include/xla_gpu/xla_gpu.h").is_file()
+assert xla_gpu.library_dir() == str(folder)
+assert xla_gpu.include_dir() == str(folder / "include")
+assert not [path for path in folder.iterdir() if path.is_symlink()]
+assert len(list(folder.glob("libxla_gpu.so*"))) == 1
 assert not {"jax", "torch", "numpy"} & set(sys.modules), "import xla_gpu must need none of them"
 PY
   )
