@@ -58,8 +58,12 @@ Status DecodeBuffers(int64_t count, void* const* buffers, const auto* types, int
     if (Number(types[i]) != buffer_type || buffer == nullptr) {
       return InvalidArgument(out.kind(), " ", i, " is no buffer; tokens are not supported");
     }
-    XLA_GPU_RETURN_IF_ERROR(
-        out.Add(buffer->data, DTypeFromInt(Number(buffer->dtype)), buffer->rank, buffer->dims));
+    const DType dtype = DTypeFromInt(Number(buffer->dtype));
+    if (dtype == DType::kInvalid) {
+      return InvalidArgument(StrCat(out.kind(), " ", i, " has XLA dtype number ",
+                                    Number(buffer->dtype), ", which xla_gpu does not know"));
+    }
+    XLA_GPU_RETURN_IF_ERROR(out.Add(buffer->data, dtype, buffer->rank, buffer->dims));
   }
   return OkStatus();
 }
