@@ -45,7 +45,8 @@ try_python() {
     cmake --build examples >/dev/null
     examples/simple_add
     export PKG_CONFIG_PATH=$package/pkgconfig
-    cc "$root/examples/cpp/simple_add.c" $(pkg-config --cflags --libs xla_gpu) -o simple_add
+    read -ra flags <<<"$(pkg-config --cflags --libs xla_gpu)"
+    cc "$root/examples/cpp/simple_add.c" "${flags[@]}" -o simple_add
     LD_LIBRARY_PATH=$package ./simple_add
     bin/python - <<'PY'
 import pathlib

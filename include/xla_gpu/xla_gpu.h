@@ -27,10 +27,13 @@ extern "C" {
 /* NULL is success. Any other value is owned by the caller and freed with xla_gpu_status_free. */
 typedef struct xla_gpu_status xla_gpu_status;
 
-/* The canonical code (3 INVALID_ARGUMENT, 5 NOT_FOUND, 8 RESOURCE_EXHAUSTED,
- * 9 FAILED_PRECONDITION, 12 UNIMPLEMENTED, 13 INTERNAL, ...); 0 for NULL. */
+/* The canonical code, 0 for NULL: 3 INVALID_ARGUMENT (a NULL, a struct_size, a shape, dtype or
+ * attribute that cannot be), 5 NOT_FOUND (no such op, file or plugin), 8 RESOURCE_EXHAUSTED
+ * (memory, processes), 9 FAILED_PRECONDITION (no NVRTC, a runtime of another version, a child of
+ * fork()), 12 UNIMPLEMENTED (not on this platform or runtime), 13 INTERNAL (XLA's or CUDA's own),
+ * 14 UNAVAILABLE (no NVIDIA driver or device), ... */
 XLA_GPU_EXPORT int xla_gpu_status_code(const xla_gpu_status* status);
-/* UTF-8, valid until the status is freed; "" for NULL. */
+/* UTF-8, what is wrong and what is allowed; valid until the status is freed. "" for NULL. */
 XLA_GPU_EXPORT const char* xla_gpu_status_message(const xla_gpu_status* status);
 XLA_GPU_EXPORT void xla_gpu_status_free(xla_gpu_status* status);
 
@@ -51,7 +54,8 @@ XLA_GPU_EXPORT const char* xla_gpu_version(void);
 
 /* ---- Tensors and attributes --------------------------------------------------------------- */
 
-/* Element types; the values equal xla::PrimitiveType. */
+/* Element types; the values equal xla::PrimitiveType. Of 1 byte: PRED (0 or 1), I8, U8, F8*; of 2:
+ * I16, U16, F16, BF16; of 4: I32, U32, F32; of 8: I64, U64, F64. Any other value is refused. */
 typedef enum xla_gpu_dtype {
   XLA_GPU_DTYPE_PRED = 1,
   XLA_GPU_DTYPE_I8 = 2,
@@ -70,15 +74,17 @@ typedef enum xla_gpu_dtype {
   XLA_GPU_DTYPE_F8E4M3FN = 20
 } xla_gpu_dtype;
 
-/* A dense row-major tensor in host memory (platform "Host") or device memory ("CUDA"). */
+/* A dense row-major tensor in host memory (platform "Host") or device memory ("CUDA"): the product
+ * of its dimensions, times the dtype's size, in bytes. */
 typedef struct xla_gpu_tensor {
   size_t struct_size;
-  void* data;
-  int32_t dtype; /* xla_gpu_dtype */
-  int32_t rank;
-  const int64_t* dims; /* rank dimensions; may be NULL if rank is 0 */
+  void* data;          /* may be NULL if it has no elements */
+  int32_t dtype;       /* xla_gpu_dtype */
+  int32_t rank;        /* 0 to 32 */
+  const int64_t* dims; /* rank dimensions, each at least 0; may be NULL if rank is 0 */
 } xla_gpu_tensor;
 
+/* Of an attribute's value, with the members of xla_gpu_attr that hold it. */
 typedef enum xla_gpu_attr_type {
   XLA_GPU_ATTR_BOOL = 0,     /* i */
   XLA_GPU_ATTR_INT = 1,      /* i */
@@ -250,7 +256,8 @@ XLA_GPU_EXPORT xla_gpu_status* xla_gpu_client_run(xla_gpu_client* client, const 
                                                   const xla_gpu_tensor* args, size_t num_args,
                                                   xla_gpu_results** results);
 XLA_GPU_EXPORT size_t xla_gpu_results_count(const xla_gpu_results* results);
-/* Fills `tensor` (struct_size set by the caller); it points into `results`. */
+/* Fills `tensor` (struct_size set by the caller): one in host memory, which points into `results`.
+ * INVALID_ARGUMENT unless index is below the count. */
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_results_get(const xla_gpu_results* results, size_t index,
                                                    xla_gpu_tensor* tensor);
 XLA_GPU_EXPORT void xla_gpu_results_free(xla_gpu_results* results);

@@ -65,8 +65,9 @@ StatusOr<std::string> FindCompilerProgram() {
   std::vector<std::string> places;
   if (const std::string own = OwnFolder(); !own.empty()) {
     for (const char* relative : {"/", "/bin/"}) places.push_back(own + relative);
-    // The folder above may be /tmp, where anyone may put a program of this name.
-    for (const char* relative : {"/../bin/", "/../"}) {
+    // PREFIX/lib, PREFIX/lib/x86_64-linux-gnu; a folder above may be /tmp, where anyone may put a
+    // program of this name.
+    for (const char* relative : {"/../bin/", "/../../bin/", "/../"}) {
       if (HasTrustedOwner(own + relative + kProgram, own)) places.push_back(own + relative);
     }
   }

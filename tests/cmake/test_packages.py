@@ -1,5 +1,6 @@
 """Projects outside the tree find and link the library, by each way that docs/cpp.md names."""
 
+import json
 import os
 import re
 import shutil
@@ -71,6 +72,16 @@ def test_find_package(prefix, tmp_path):
 
 def test_the_builds_own_package(tmp_path):
     build_examples(tmp_path, xla_gpu_ROOT=xla_gpu.library_dir())
+
+
+@pytest.mark.parametrize("libdir", ["lib", "lib/x86_64-linux-gnu"])
+def test_what_is_installed_finds_its_compiler(prefix, libdir):
+    (prefix / libdir).mkdir(exist_ok=True)
+    beside_the_library = shutil.copy2(prefix / "bin/xla-gpu", prefix / libdir / "xla-gpu")
+    done = start(beside_the_library, "doctor", "--json")
+    assert Path(json.loads(done.stdout)["compiler"]["path"]).samefile(
+        prefix / "bin/xla-gpu-compile"
+    )
 
 
 @pytest.mark.parametrize("version", ["0.0.9", "0.2", "1.0"])
