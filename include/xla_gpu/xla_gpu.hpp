@@ -104,18 +104,18 @@ constexpr xla_gpu_dtype DTypeOf() {
   if constexpr (std::is_same_v<T, uint64_t>) return XLA_GPU_DTYPE_U64;
 }
 
-// Bytes of one element. An unknown dtype is an Error.
-inline size_t ElementSize(xla_gpu_dtype dtype) { return internal::InfoOf(dtype).bytes; }
+// Bytes of one element of an xla_gpu_dtype. An unknown one is an Error.
+inline size_t ElementSize(int32_t dtype) { return internal::InfoOf(dtype).bytes; }
 
-// As messages write it: "bf16". An unknown dtype is an Error.
-inline const char* DTypeName(xla_gpu_dtype dtype) { return internal::InfoOf(dtype).name; }
+// As messages write it: "bf16". An unknown one is an Error.
+inline const char* DTypeName(int32_t dtype) { return internal::InfoOf(dtype).name; }
 
 namespace internal {
 
 // Throws unless T may stand for the dtype's elements: DTypeOf's type, bool for pred, the bits of
 // what C++ has no type for, or any other type of that size (a half of your own).
 template <typename T>
-xla_gpu_dtype HeldBy(xla_gpu_dtype dtype) {
+int32_t HeldBy(int32_t dtype) {
   static_assert(std::is_trivially_copyable_v<T>, "elements are copied as bytes");
   const DTypeInfo info = InfoOf(dtype);
   bool fits = sizeof(T) == info.bytes;
@@ -137,7 +137,7 @@ xla_gpu_dtype HeldBy(xla_gpu_dtype dtype) {
   return dtype;
 }
 
-inline size_t BytesOf(xla_gpu_dtype dtype, const int64_t* dims, size_t rank) {
+inline size_t BytesOf(int32_t dtype, const int64_t* dims, size_t rank) {
   size_t bytes = ElementSize(dtype);
   for (size_t i = 0; i < rank; ++i) {
     const auto dim = static_cast<size_t>(dims[i]);
@@ -159,14 +159,14 @@ class Tensor {
   // `values` must hold as many elements as the shape says (a scalar's is {}), of a C++ type that
   // the dtype has: see DTypeOf.
   template <typename T>
-  Tensor(std::vector<int64_t> shape, const std::vector<T>& values,
-         xla_gpu_dtype dtype = DTypeOf<T>())
+  Tensor(std::vector<int64_t> shape, const std::vector<T>& values, int32_t dtype = DTypeOf<T>())
       : Tensor(std::move(shape), internal::HeldBy<T>(dtype), values.data(),
                values.size() * sizeof(T)) {}
   // Copies `bytes` bytes, which must be those of the shape and dtype.
-  Tensor(std::vector<int64_t> shape, xla_gpu_dtype dtype, const void* data, size_t bytes)
-      : dtype_(dtype), shape_(std::move(shape)) {
+  Tensor(std::vector<int64_t> shape, int32_t dtype, const void* data, size_t bytes)
+      : shape_(std::move(shape)) {
     const size_t wanted = internal::BytesOf(dtype, shape_.data(), shape_.size());
+    dtype_ = static_cast<xla_gpu_dtype>(dtype);
     if (wanted != bytes) {
       throw Error(3, "a tensor's values have " + std::to_string(bytes) +
                          " bytes but its shape and dtype ask for " + std::to_string(wanted));
@@ -305,9 +305,9 @@ class Client {
       xla_gpu_tensor view{};
       view.struct_size = sizeof(view);
       Check(xla_gpu_results_get(results, i, &view));
-      const auto dtype = static_cast<xla_gpu_dtype>(view.dtype);
-      tensors.emplace_back(std::vector<int64_t>(view.dims, view.dims + view.rank), dtype, view.data,
-                           internal::BytesOf(dtype, view.dims, static_cast<size_t>(view.rank)));
+      tensors.emplace_back(
+          std::vector<int64_t>(view.dims, view.dims + view.rank), view.dtype, view.data,
+          internal::BytesOf(view.dtype, view.dims, static_cast<size_t>(view.rank)));
     }
     return tensors;
   }

@@ -82,15 +82,14 @@ TEST(XlaClientTest, TensorsAreWhatTheySay) {
   EXPECT_EQ(Tensor({1}, bits, XLA_GPU_DTYPE_F16).data<Half>()[0].bits, 0x3f80);
   for (int32_t dtype = -1; dtype < 64; ++dtype) {
     const auto ours = DTypeFromInt(dtype);
-    const auto theirs = static_cast<xla_gpu_dtype>(dtype);
     if (ours != DType::kInvalid) {
-      EXPECT_EQ(ElementSize(theirs), static_cast<size_t>(DTypeSize(ours))) << dtype;
-      EXPECT_EQ(DTypeName(theirs), DTypeName(ours));
+      EXPECT_EQ(ElementSize(dtype), static_cast<size_t>(DTypeSize(ours))) << dtype;
+      EXPECT_EQ(DTypeName(dtype), DTypeName(ours));
     } else {
       const std::string wanted = StrCat("dtype is ", dtype, "; it must be one of");
-      EXPECT_THAT(MessageOf([&] { ElementSize(theirs); }), HasSubstr(wanted));
-      EXPECT_THAT(MessageOf([&] { DTypeName(theirs); }), HasSubstr(wanted));
-      EXPECT_THAT(MessageOf([&] { Tensor({1}, bits, theirs); }), HasSubstr(wanted));
+      EXPECT_THAT(MessageOf([&] { ElementSize(dtype); }), HasSubstr(wanted));
+      EXPECT_THAT(MessageOf([&] { DTypeName(dtype); }), HasSubstr(wanted));
+      EXPECT_THAT(MessageOf([&] { Tensor({1}, bits, dtype); }), HasSubstr(wanted));
     }
   }
   const Tensor f32({1}, std::vector<float>{1});
