@@ -11,19 +11,19 @@ find_package(Python3 COMPONENTS Interpreter)
 
 function(xla_gpu_fetch_headers variable)
   set(requirements "${PROJECT_SOURCE_DIR}/requirements/headers.txt")
-  set(pip pip install --no-deps --only-binary=:all: --no-compile --python-version 3.11
+  set(pip -m pip install --no-deps --only-binary=:all: --no-compile --python-version 3.11
     --ignore-requires-python --upgrade --target ${XLA_GPU_XLA_HEADERS}
     --require-hashes -r ${requirements})
   if(PROJECT_IS_TOP_LEVEL AND Python3_FOUND)
     message(STATUS "Fetching the packages of ${requirements} into ${XLA_GPU_XLA_HEADERS}")
-    execute_process(COMMAND ${Python3_EXECUTABLE} -m ${pip} --quiet RESULT_VARIABLE failed)
+    execute_process(COMMAND ${Python3_EXECUTABLE} ${pip} --quiet RESULT_VARIABLE failed)
     if(NOT failed)
       return()
     endif()
   endif()
   list(JOIN pip " " pip)
   message(FATAL_ERROR "xla_gpu: ${variable} is not set, and XLA_GPU_XLA_HEADERS "
-    "(${XLA_GPU_XLA_HEADERS}) does not hold XLA's headers. Install them by\n  python3 -m ${pip}\n"
+    "(${XLA_GPU_XLA_HEADERS}) does not hold XLA's headers. Install them by\n  python3 ${pip}\n"
     "and pass -DXLA_GPU_XLA_HEADERS=FOLDER if it is another folder; or pass "
     "-DXLA_FFI_INCLUDE_DIR=.../jaxlib/include -DPJRT_INCLUDE_DIR=.../xla_cpu_pjrt/include")
 endfunction()
