@@ -2,6 +2,10 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CPU_INSTRUCTION_SET_H_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CPU_INSTRUCTION_SET_H_
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <atomic>
 
 namespace xla_gpu {
@@ -11,17 +15,30 @@ namespace xla_gpu {
 enum class InstructionSet : int { kBaseline, kAvx2, kAvx3, kAvx3BF16 };
 
 // What this processor and its operating system have. F16C and LZCNT, which Highway's AVX2 also
-// means, are on every processor that has the rest.
+// means, are on every processor that has the rest. CPUID itself is asked: __builtin_cpu_supports is
+// the compiler's runtime library, and zig's, with which the wheel is built, answers no to all.
 inline InstructionSet BestInstructionSet() {
 #if defined(__x86_64__)
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-  if (!avx2) return InstructionSet::kBaseline;
-  const bool avx3 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd") &&
-                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                    __builtin_cpu_supports("avx512vl");
-  if (!avx3) return InstructionSet::kAvx2;
-  return __builtin_cpu_supports("avx512bf16") ? InstructionSet::kAvx3BF16 : InstructionSet::kAvx3;
+  constexpr unsigned kCpu = bit_FMA | bit_OSXSAVE | bit_AVX;
+  constexpr unsigned kAvx2 = bit_AVX2 | bit_BMI | bit_BMI2;
+  constexpr unsigned kAvx3 =
+      bit_AVX512F | bit_AVX512CD | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+  constexpr unsigned kSavedYmm = 0x06, kSavedZmm = 0xe6;  // registers that the system saves: XCR0
+  unsigned eax, ebx, ecx, edx;
+  if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (ecx & kCpu) != kCpu) {
+    return InstructionSet::kBaseline;
+  }
+  unsigned saved, high;
+  __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+  if ((saved & kSavedYmm) != kSavedYmm || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) ||
+      (ebx & kAvx2) != kAvx2) {
+    return InstructionSet::kBaseline;
+  }
+  if ((saved & kSavedZmm) != kSavedZmm || (ebx & kAvx3) != kAvx3) return InstructionSet::kAvx2;
+  const unsigned last_subleaf = eax;
+  if (last_subleaf == 0) return InstructionSet::kAvx3;
+  __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx);
+  return (eax & bit_AVX512BF16) != 0 ? InstructionSet::kAvx3BF16 : InstructionSet::kAvx3;
 #else
   return InstructionSet::kBaseline;
 #endif
