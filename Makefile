@@ -3,6 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 JOBS ?= $(shell nproc)
+ARCH ?= x86_64
 FUZZ_SECONDS ?= 60
 PY := .venv/bin/python
 STAMPS := .venv/.stamps
@@ -18,6 +19,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 
 .DEFAULT_GOAL := help
 .SECONDARY:
+.PHONY: configure library
 .PHONY: help build demo test test-torch test-vllm bench test-gpu compat fuzz format lint wheel clean
 
 help:  ## Show this list
@@ -41,17 +43,31 @@ $(STAMPS)/gpu: $(STAMPS)/test requirements/cuda12.txt requirements/cuda13.txt
 	@scripts/setup.sh torch
 	@touch $@
 
+.venv-wheel/.complete: requirements/wheel.txt scripts/setup.sh | build/.stamps/system-build
+	@scripts/setup.sh wheel
+	@touch $@
+
 .venv-vllm/.complete: requirements/vllm.txt scripts/setup.sh .venv-torch/.complete
 	@scripts/setup.sh vllm
 	@touch $@
 
-build: $(STAMPS)/test  ## Build the library and the program in build/release
+configure: $(STAMPS)/test
 	@cmake --preset release --log-level=WARNING -DPython3_EXECUTABLE=$(CURDIR)/$(PY) >/dev/null
-	@cmake --build --preset release --parallel $(JOBS)
+
+# Ninja tells its progress in one line of a terminal, and elsewhere nothing but what fails.
+BUILD := cmake --build --preset release --parallel $(JOBS)
+NINJA_OPTIONS := $(if $(MAKE_TERMOUT),,-- --quiet)
+
+build: configure  ## Build the library, the program and the tests in build/release
+	@$(BUILD) $(NINJA_OPTIONS)
+
+library: configure
+	@echo "-- building the library and the program"
+	@$(BUILD) --target xla_gpu_pjrt xla-gpu $(NINJA_OPTIONS)
 
 # ---- Use -------------------------------------------------------------------------------------
 
-demo: build $(STAMPS)/gpu  ## Paged attention as a custom call inside real XLA, from C++ and from JAX
+demo: library $(STAMPS)/gpu  ## Paged attention as a custom call inside real XLA, from C++ and from JAX
 	@scripts/demo.sh
 
 bench: build $(STAMPS)/bench $(STAMPS)/gpu  ## Speed on this machine: table and plots under docs/benchmarks
@@ -96,9 +112,8 @@ format: $(STAMPS)/lint  ## Format all C++ and Python
 lint: build $(STAMPS)/lint build/.stamps/system-lint  ## Formats, ruff, layers, clang-tidy
 	@scripts/lint.sh
 
-wheel: $(STAMPS)/test  ## The one wheel, in dist/
-	@$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
-	@ls dist/*.whl
+wheel: .venv-wheel/.complete  ## The one wheel, for glibc 2.28 and newer, in dist/ (ARCH=aarch64: cross-compiled)
+	@scripts/wheel.sh $(ARCH)
 
 clean:  ## Remove build outputs; .venv and fetched headers stay
-	@rm -rf build/release build/debug build/asan build/tsan build/fuzz build/wheel dist
+	@rm -rf build/release build/debug build/asan build/tsan build/fuzz build/wheel* build/zig dist

@@ -6,6 +6,7 @@
 #   scripts/setup.sh torch            another, .venv-torch, with requirements/torch.txt (6 GB)
 #   scripts/setup.sh vllm             and .venv-vllm, with requirements/vllm.txt (3 GB, and CUDA's
 #                                     libraries of .venv-torch); needs a Python 3.12
+#   scripts/setup.sh wheel            and .venv-wheel, with requirements/wheel.txt (a compiler: 500 MB)
 #   scripts/setup.sh gpu              JAX's CUDA plugin into .venv, where there is an NVIDIA GPU
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -81,6 +82,7 @@ install() { "$1/bin/python" -m pip install --quiet --disable-pip-version-check -
 
 venv() { make_venv .venv "$@"; }
 torch() { make_venv .venv-torch torch; }
+wheel() { make_venv .venv-wheel wheel; }
 
 # vllm-tpu has a wheel for Python 3.12 alone. Its torch and .venv-torch's load the same CUDA libraries
 # (and use none on the CPU): 4 GB that need not be there twice.
@@ -110,6 +112,6 @@ gpu() {
 step=${1:-}
 shift || true
 case $step in
-  system | venv | torch | vllm | gpu) "$step" "$@" ;;
-  *) sed -n '2,9s/^# //p' "$0" >&2; exit 2 ;;
+  system | venv | torch | vllm | wheel | gpu) "$step" "$@" ;;
+  *) sed -n '2,10s/^# //p' "$0" >&2; exit 2 ;;
 esac

@@ -1,11 +1,27 @@
 #!/usr/bin/env bash
-# Builds the wheel and uses it in empty environments: the program, the library and the headers must
-# work with neither JAX nor torch there.
+# Builds the wheel of `make wheel` and the one of `pip wheel .`, and uses them in empty environments:
+# the program, the library and the headers must work with neither JAX nor torch there, and the
+# README's Python with the oldest and the newest JAX.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
+die() { echo "wheel: $*" >&2; exit 1; }
 dist=$(mktemp -d)
 trap 'rm -rf "$dist"' EXIT
+
+# The name is auditwheel's; what it stands for, read another way.
+make --no-print-directory .venv-wheel/.complete
+scripts/wheel.sh x86_64 "$dist"
+wheel=$(echo "$dist"/*.whl)
+[[ $wheel == "$dist"/xla_gpu-*-py3-none-manylinux_2_28_x86_64.whl ]] || die "made $wheel"
+.venv/bin/python -m zipfile -e "$wheel" "$dist/unpacked"
+glibc=$(find "$dist/unpacked" -type f -exec sh -c 'readelf --wide --version-info "$1" 2>/dev/null' sh {} \; |
+  grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)
+[[ $(printf '%s\n' "$glibc" GLIBC_2.28 | sort -V | tail -n 1) == GLIBC_2.28 ]] || die "it needs $glibc"
+licenses=$(cd "$dist"/unpacked/*.dist-info/licenses && echo LICENSE licenses/*)
+[[ $licenses == "LICENSE licenses/llvm.txt licenses/third-party.txt" ]] || die "its licences: $licenses"
+echo "wheel: $(basename "$wheel"), $(stat -c %s "$wheel") bytes, needs $glibc"
+
 settings=()
 if [[ -n ${RELEASE_BUILD:-} ]]; then  # take its headers, so that ccache knows the sources
   for variable in XLA_FFI_INCLUDE_DIR PJRT_INCLUDE_DIR; do
@@ -13,18 +29,17 @@ if [[ -n ${RELEASE_BUILD:-} ]]; then  # take its headers, so that ccache knows t
     settings+=(--config-settings="cmake.define.$variable=$value")
   done
 fi
-.venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$dist" \
+.venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$dist/local" \
   "${settings[@]}" .
-wheels=("$dist"/*.whl)
-[[ ${#wheels[@]} == 1 && ${wheels[0]} == "$dist"/xla_gpu-*-py3-none-linux_x86_64.whl ]] ||
-  { echo "wheel: expected one py3-none-linux_x86_64 wheel, got ${wheels[*]}" >&2; exit 1; }
-echo "wheel: $(basename "${wheels[0]}"), $(stat -c %s "${wheels[0]}") bytes"
+local_wheel=$(echo "$dist"/local/*.whl)
+[[ $local_wheel == "$dist"/local/xla_gpu-*-py3-none-linux_x86_64.whl ]] || die "pip wheel made $local_wheel"
+echo "wheel: $(basename "$local_wheel"), $(stat -c %s "$local_wheel") bytes"
 
-try_python() {
-  local python=$1 env
-  env=$dist/$("$python" -c 'import sys; print("py%d.%d" % sys.version_info[:2])')
-  "$python" -m venv "$env"
-  "$env/bin/python" -m pip install --quiet --disable-pip-version-check --no-index "${wheels[0]}"
+# check PYTHON WHEEL: in the new environment $env, in which it stays.
+check() {
+  env=$(mktemp -d -p "$dist")
+  "$1" -m venv "$env"
+  "$env/bin/python" -m pip install --quiet --disable-pip-version-check --no-index "$2"
   (
     # Nothing of the source tree or of this shell's environment may help.
     cd "$env"
@@ -38,8 +53,8 @@ try_python() {
     package=$(bin/python -c 'import xla_gpu; print(xla_gpu.library_dir())')
     exported=$(nm --dynamic --defined-only --format=just-symbols "$package/libxla_gpu.so")
     [[ -n $exported && -z $(grep -v '^xla_gpu_' <<<"$exported") ]] ||
-      { echo "wheel: libxla_gpu.so exports more than its C ABI: $exported" >&2; exit 1; }
-    readelf --wide --dynamic "$package/libxla_gpu.so" | grep -q 'NOW.*NODELETE'
+      die "libxla_gpu.so exports more than its C ABI: $exported"
+    readelf --wide --dynamic "$package/libxla_gpu.so" | grep 'NOW.*NODELETE' >/dev/null
     # Projects outside find it by both packages (docs/cpp.md).
     cmake -S "$root/examples/cpp" -B examples -Dxla_gpu_ROOT="$package" >/dev/null
     cmake --build examples >/dev/null
@@ -78,5 +93,61 @@ assert not {"jax", "torch", "numpy"} & set(sys.modules), "import xla_gpu must ne
 PY
   )
 }
-for python in ${WHEEL_PYTHONS:-python3}; do try_python "$python"; done
+
+# check_jax PACKAGE...: on top of check, with what pip resolves for the extra and these packages.
+check_jax() {
+  "$env/bin/python" -m pip install --quiet --disable-pip-version-check "$wheel[jax]" "$@"
+  mkdir "$env/readme"
+  .venv/bin/python - "$env/readme" <<'PY'
+import pathlib
+import sys
+
+sys.path.insert(0, "tests/docs")
+from pages import ROOT, blocks_of
+
+folder = pathlib.Path(sys.argv[1])
+for page in [ROOT / "README.md", ROOT / "python/README.md"]:
+    for block in blocks_of(page):
+        if block.language == "python" and block.kind == "run" and "torch" not in block.text:
+            (folder / f"{page.parent.name}-line-{block.line}.py").write_text(block.text)
+assert len(list(folder.iterdir())) >= 2
+PY
+  (
+    cd "$env/readme"
+    unset PYTHONPATH XLA_GPU_LIBRARY XLA_GPU_PROGRAM XLA_GPU_COMPILER
+    export VIRTUAL_ENV=$env
+    ../bin/xla-gpu doctor
+    for page in *.py; do
+      echo "wheel: $("$env/bin/python" --version), $("$env/bin/pip" list 2>/dev/null | grep '^jax '), README $page"
+      "$env/bin/python" "$page"
+    done
+  )
+}
+
+# find_python VERSION: one that can make environments, or nothing.
+find_python() {
+  local python
+  for python in "python$1" python3 "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python3; do
+    "$python" -c "import sys, venv, ensurepip; sys.exit('%d.%d' % sys.version_info[:2] != '$1')" 2>/dev/null || continue
+    echo "$python"
+    return
+  done
+}
+
+check python3 "$local_wheel"
+tested=0
+while read -r -u 3 version packages; do
+  python=$(find_python "$version")
+  [[ -n $python ]] || { echo "wheel: SKIPPED: no Python $version on this machine"; continue; }
+  check "$python" "$wheel"
+  check_jax $packages
+  ((++tested))
+done 3<<'END'
+3.10 jax==0.4.38 jaxlib==0.4.38
+3.13
+END
+if ((tested == 0)); then
+  check python3 "$wheel"
+  check_jax
+fi
 echo "wheel: ok"

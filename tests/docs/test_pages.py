@@ -7,7 +7,13 @@ import subprocess
 import pytest
 from pages import ROOT, RUN_LANGUAGES, Block, PageRunner, blocks_of
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DESCRIPTION = ROOT / "python/README.md"  # what a package index shows
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    DESCRIPTION,
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 # Pages of a framework are run in an environment that has it.
 NEEDS = {
     "pytorch.md": "torch",
@@ -40,6 +46,7 @@ def test_links_lead_somewhere(page):
     prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose):
         if not target.startswith("http"):
+            assert page != DESCRIPTION, f"{target} is not on the package index"
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
