@@ -8,6 +8,8 @@ echo "lint: clang-format (${#cpp[@]} files)"
 echo "lint: ruff"
 .venv/bin/ruff format --check --quiet . || { echo "lint: run make format" >&2; exit 1; }
 .venv/bin/ruff check --quiet .
+echo "lint: mypy"
+.venv/bin/mypy --no-error-summary
 echo "lint: layers"
 .venv/bin/python scripts/check_layers.py
 [[ ${1:-} == --no-tidy ]] || .venv/bin/python scripts/tidy.py

@@ -9,6 +9,7 @@ from __future__ import annotations
 from xla_gpu._errors import (
     InvalidArgumentError,
     NotFoundError,
+    StatusCode,
     UnimplementedError,
     XlaGpuError,
 )
@@ -19,6 +20,7 @@ from xla_gpu._schema import ops
 __all__ = [
     "InvalidArgumentError",
     "NotFoundError",
+    "StatusCode",
     "UnimplementedError",
     "XlaGpuError",
     "handler",
@@ -37,4 +39,5 @@ def library_version() -> str:
     """The version of the loaded libxla_gpu.so, e.g. "0.1.0"."""
     from xla_gpu import _lib
 
-    return _lib.load().xla_gpu_version().decode()
+    version: bytes = _lib.load().xla_gpu_version()
+    return version.decode()

@@ -7,8 +7,10 @@ import functools
 import os
 import pathlib
 import threading
+from collections.abc import Callable
+from typing import Any
 
-from xla_gpu._errors import XlaGpuError, make_error
+from xla_gpu._errors import InvalidArgumentError, NotFoundError, StatusCode, XlaGpuError, make_error
 
 LIBRARY_NAME = "libxla_gpu.so"
 
@@ -73,7 +75,7 @@ class Call(ctypes.Structure):
 def c_int(value: int, what: str, low: int = -(1 << 63), high: int = (1 << 63) - 1) -> int:
     """The int, for a field that holds `low` to `high`; InvalidArgumentError names `what`."""
     if not low <= value <= high:
-        raise make_error(3, f"{what} is {value}; it must be {low} to {high}")
+        raise InvalidArgumentError(f"{what} is {value}; it must be {low} to {high}")
     return value
 
 
@@ -87,14 +89,10 @@ def c_text(text: str, what: str) -> bytes:
     try:
         encoded = text.encode()
     except UnicodeEncodeError as e:
-        raise make_error(3, f"{what} is {text!r}: {e.reason}; it must be text") from None
+        raise InvalidArgumentError(f"{what} is {text!r}: {e.reason}; it must be text") from None
     if b"\0" in encoded:
-        raise make_error(3, f"{what} is {text!r}; it must not hold a NUL character")
+        raise InvalidArgumentError(f"{what} is {text!r}; it must not hold a NUL character")
     return encoded
-
-
-def _c_api_version(value: int) -> int:
-    return c_int(value, "api_version", -(1 << 31), (1 << 31) - 1)
 
 
 def library_candidates() -> list[pathlib.Path]:
@@ -118,10 +116,9 @@ def library_path() -> str:
         if path.is_file():
             return str(path)
     tried = ", ".join(map(str, candidates))
-    raise make_error(
-        5,
+    raise NotFoundError(
         f"{LIBRARY_NAME} was not found (tried {tried}); install the wheel, run 'make build' in a "
-        "checkout, or set XLA_GPU_LIBRARY to the library's path",
+        "checkout, or set XLA_GPU_LIBRARY to the library's path"
     )
 
 
@@ -154,7 +151,7 @@ def load() -> ctypes.CDLL:
     try:
         lib = ctypes.CDLL(path)
     except OSError as e:
-        raise XlaGpuError(f"cannot load {path}: {e}", 9) from e
+        raise XlaGpuError(f"cannot load {path}: {e}", StatusCode.FAILED_PRECONDITION) from e
     status = ctypes.c_void_p
     signatures = {
         "xla_gpu_status_code": (ctypes.c_int, [status]),
@@ -208,32 +205,47 @@ def take_string(address: int | None) -> str:
     return text
 
 
-def handler_address(op: str, platform: str, api_version: int) -> int:
-    """The address of the function that XLA calls for `op` (see xla_gpu_handler in xla_gpu.h)."""
-    handler = ctypes.c_void_p()
-    check(
-        load().xla_gpu_handler(
-            c_text(op, "op"),
-            c_text(platform, "platform"),
-            _c_api_version(api_version),
-            ctypes.byref(handler),
-        )
-    )
-    assert handler.value is not None  # a Status of success comes with an address
-    return handler.value
+_new_capsule = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+)(("PyCapsule_New", ctypes.pythonapi))
+_capsule_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(
+    ("PyCapsule_GetName", ctypes.pythonapi)
+)
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_CAPSULE_NAME = b"xla._CUSTOM_CALL_TARGET"  # JAX's
 
 
-def alias_address(op: str, platform: str, api_version: int, opaque: str) -> int:
-    """The address of a handler bound to `opaque`, the text of `_ops.opaque` (see xla_gpu_alias)."""
+def capsule_of(address: int) -> object:
+    """A PyCapsule with the address of a handler, as jax.ffi.register_ffi_target takes it."""
+    return _new_capsule(address, _CAPSULE_NAME, None)
+
+
+def capsule_address(capsule: object) -> int:
+    """What a PyCapsule holds."""
+    return _capsule_pointer(capsule, _capsule_name(capsule)) or 0
+
+
+def text_of(function: Callable[..., int | None], *args: Any) -> str:
+    """The text that a function of the C ABI gives by its last argument."""
+    text = ctypes.c_void_p()
+    check(function(*args, ctypes.byref(text)))
+    return take_string(text.value)
+
+
+def handler_address(op: str, platform: str, api_version: int, opaque: str | None = None) -> int:
+    """The address of the function that XLA calls for `op`.
+
+    With `opaque`, the text of `_ops.opaque`, of a handler that is bound to it (xla_gpu_alias).
+    """
     handler = ctypes.c_void_p()
-    check(
-        load().xla_gpu_alias(
-            c_text(op, "op"),
-            c_text(platform, "platform"),
-            _c_api_version(api_version),
-            c_text(opaque, "opaque"),
-            ctypes.byref(handler),
-        )
-    )
+    version = c_int(api_version, "api_version", -(1 << 31), (1 << 31) - 1)
+    args = [c_text(op, "op"), c_text(platform, "platform"), version]
+    function = load().xla_gpu_handler
+    if opaque is not None:
+        args.append(c_text(opaque, "opaque"))
+        function = load().xla_gpu_alias
+    check(function(*args, ctypes.byref(handler)))
     assert handler.value is not None  # a Status of success comes with an address
     return handler.value

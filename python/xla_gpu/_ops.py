@@ -12,46 +12,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xla_gpu import _lib
-from xla_gpu._errors import make_error
+from xla_gpu._errors import InvalidArgumentError
 
-# Names as XLA and the library's messages write them -> xla_gpu_dtype.
-DTYPES = {
-    "pred": 1,
-    "i8": 2,
-    "i16": 3,
-    "i32": 4,
-    "i64": 5,
-    "u8": 6,
-    "u16": 7,
-    "u32": 8,
-    "u64": 9,
-    "f16": 10,
-    "f32": 11,
-    "f64": 12,
-    "bf16": 16,
-    "f8e5m2": 19,
-    "f8e4m3fn": 20,
+# Names as XLA and the library's messages write them: xla_gpu_dtype, NumPy's (ml_dtypes') name.
+_DTYPES = {
+    "pred": (1, "bool"),
+    "i8": (2, "int8"),
+    "i16": (3, "int16"),
+    "i32": (4, "int32"),
+    "i64": (5, "int64"),
+    "u8": (6, "uint8"),
+    "u16": (7, "uint16"),
+    "u32": (8, "uint32"),
+    "u64": (9, "uint64"),
+    "f16": (10, "float16"),
+    "f32": (11, "float32"),
+    "f64": (12, "float64"),
+    "bf16": (16, "bfloat16"),
+    "f8e5m2": (19, "float8_e5m2"),
+    "f8e4m3fn": (20, "float8_e4m3fn"),
 }
-
-# NumPy's (and ml_dtypes') names -> ours.
-NUMPY_DTYPE_NAMES = {
-    "bool": "pred",
-    "int8": "i8",
-    "int16": "i16",
-    "int32": "i32",
-    "int64": "i64",
-    "uint8": "u8",
-    "uint16": "u16",
-    "uint32": "u32",
-    "uint64": "u64",
-    "float16": "f16",
-    "float32": "f32",
-    "float64": "f64",
-    "bfloat16": "bf16",
-    "float8_e5m2": "f8e5m2",
-    "float8_e4m3fn": "f8e4m3fn",
-}
-NUMPY_NAMES = {ours: numpys for numpys, ours in NUMPY_DTYPE_NAMES.items()}
+DTYPES = {ours: number for ours, (number, _) in _DTYPES.items()}
+NUMPY_NAMES = {ours: numpys for ours, (_, numpys) in _DTYPES.items()}
+NUMPY_DTYPE_NAMES = {numpys: ours for ours, numpys in NUMPY_NAMES.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +81,24 @@ def spec_of(array: Any) -> TensorSpec:
     name = NUMPY_DTYPE_NAMES.get(str(array.dtype))
     if name is None:
         allowed = ", ".join(NUMPY_DTYPE_NAMES)
-        raise make_error(3, f"dtype {array.dtype} has no counterpart in XLA; allowed: {allowed}")
+        raise InvalidArgumentError(
+            f"dtype {array.dtype} has no counterpart in XLA; allowed: {allowed}"
+        )
     return TensorSpec(name, tuple(array.shape))
+
+
+def count_seqs(op: str, num_seqs: Any, shape: Sequence[int]) -> Any:
+    """The sequences of a call whose context_lens has this shape; None stands for all."""
+    if len(shape) != 1:
+        return 0  # the library says what is wrong with it
+    if num_seqs is None:
+        return shape[0]
+    if isinstance(num_seqs, bool) or not 0 <= num_seqs <= shape[0]:
+        raise InvalidArgumentError(
+            f"{op}: num_seqs is {num_seqs!r}; it must be 0 to {shape[0]}, as many sequences as "
+            "context_lens has, or None for all"
+        )
+    return num_seqs
 
 
 def _c_ints(values: Sequence[int], what: str) -> Sequence[int]:
@@ -188,11 +187,10 @@ def infer(
       InvalidArgumentError (a ValueError): with the library's message, naming the argument.
     """
     call = CCall(op, platform, [TensorRef(spec, 0) for spec in args], [], attrs)
-    text = ctypes.c_void_p()
-    _lib.check(_lib.load().xla_gpu_infer(ctypes.byref(call.struct), ctypes.byref(text)))
+    text = _lib.text_of(_lib.load().xla_gpu_infer, ctypes.byref(call.struct))
     return [
         Result(TensorSpec(r["dtype"], tuple(r["shape"])), r["name"], r["kind"], r["alias_of"])
-        for r in json.loads(_lib.take_string(text.value))
+        for r in json.loads(text)
     ]
 
 
@@ -217,9 +215,7 @@ def opaque(
     """
     arg_refs, result_refs = ([TensorRef(s, 0) for s in specs] for specs in (args, results))
     call = CCall(op, platform, arg_refs, result_refs, attrs)
-    text = ctypes.c_void_p()
-    _lib.check(_lib.load().xla_gpu_opaque(ctypes.byref(call.struct), ctypes.byref(text)))
-    return _lib.take_string(text.value)
+    return _lib.text_of(_lib.load().xla_gpu_opaque, ctypes.byref(call.struct))
 
 
 def run(

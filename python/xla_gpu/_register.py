@@ -9,7 +9,13 @@ import os
 from typing import Any
 
 from xla_gpu import _handlers, _lib
-from xla_gpu._errors import XlaGpuError, make_error
+from xla_gpu._errors import (
+    InvalidArgumentError,
+    StatusCode,
+    UnimplementedError,
+    XlaGpuError,
+    make_error,
+)
 
 _PLATFORMS = {
     "Host": "Host",
@@ -59,24 +65,24 @@ def register(
         ALREADY_EXISTS where another handler has the name.
     """
     if not isinstance(name, str) or not name:
-        raise make_error(3, f"register: name is {name!r}; it must be the custom call's target")
+        raise InvalidArgumentError(
+            f"register: name is {name!r}; it must be the custom call's target"
+        )
     if platform not in _PLATFORMS:
-        raise make_error(
-            3, f"register: platform is {platform!r}; allowed are {', '.join(_PLATFORMS)}"
+        raise InvalidArgumentError(
+            f"register: platform is {platform!r}; allowed are {', '.join(_PLATFORMS)}"
         )
     if isinstance(api_version, bool) or api_version not in (1, 2, 3, 4):
-        raise make_error(
-            3,
+        raise InvalidArgumentError(
             f"register: api_version is {api_version!r}; allowed are 1, 2, 3 (untyped) and 4 "
-            "(typed FFI)",
+            "(typed FFI)"
         )
     _lib.c_text(name, "register: name")  # before anything is registered anywhere
     stages = _handlers.stages_of(handler)
     if api_version != 4 and list(stages) != ["execute"]:
-        raise make_error(
-            3,
+        raise InvalidArgumentError(
             f"register: {name} has the stages {', '.join(stages)}, but an untyped handler "
-            f"(api_version={api_version}) has execute only",
+            f"(api_version={api_version}) has execute only"
         )
     if pjrt_plugin is not None:
         runtime = os.path.realpath(pjrt_plugin)
@@ -97,10 +103,10 @@ def _is_known(key: tuple[str, str, str], api_version: int, stages: dict[str, int
     known = _registered.get(key)
     if known is None or known == (api_version, stages):
         return known is not None
-    raise make_error(
-        6,
+    raise XlaGpuError(
         f"register: {key[1]} on {key[2]} is taken by another handler (api_version {known[0]}); "
         "XLA cannot replace it, so choose another name",
+        StatusCode.ALREADY_EXISTS,
     )
 
 
@@ -138,10 +144,9 @@ def _register_in_plugin(
     path: str, name: str, platform: str, api_version: int, stages: dict[str, int]
 ) -> None:
     if set(stages) - {"instantiate", "execute"} or len(set(stages.values())) > 1:
-        raise make_error(
-            12,
+        raise UnimplementedError(
             f"register: {name} has a handler for each of {', '.join(stages)}; into a PJRT plugin "
-            "goes one handler, as execute",
+            "goes one handler, as execute"
         )
     _lib.check(
         _library().xla_gpu_register_pjrt(
@@ -155,8 +160,10 @@ def _register_in_plugin(
     )
 
 
-def handler(op: str, *, platform: str, api_version: int = 4) -> int:
-    """The address of the function that XLA calls for an op of this library.
+def handler(op: str, *, platform: str, api_version: int = 4) -> object:
+    """The function that XLA calls for an op of this library, as a PyCapsule.
+
+    What jax.ffi.register_ffi_target, `register` and xla_gpu.torch_xla take.
 
     Args:
       op: "simple_add", "paged_attention", ...; see `xla_gpu.ops`.
@@ -166,4 +173,4 @@ def handler(op: str, *, platform: str, api_version: int = 4) -> int:
     Raises:
       NotFoundError, InvalidArgumentError, UnimplementedError: with the library's message.
     """
-    return _lib.handler_address(op, platform, api_version)
+    return _lib.capsule_of(_lib.handler_address(op, platform, api_version))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xla_gpu import _lib
-from xla_gpu._errors import make_error
+from xla_gpu._errors import InvalidArgumentError, NotFoundError
 from xla_gpu._ops import AttrValue
 
 
@@ -44,7 +44,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Attr:
-    """An attribute of an op (AttrSpec); `default` is None where it is required."""
+    """An attribute of an op (AttrSpec)."""
 
     name: str
     type: str
@@ -79,7 +79,8 @@ def _made(kind: type, members: dict[str, Any]) -> Any:
 
 def ops() -> list[dict[str, Any]]:
     """Every op with its schema and platforms (see `xla-gpu ops`)."""
-    return json.loads(_lib.take_string(_lib.load().xla_gpu_ops_json()))
+    found: list[dict[str, Any]] = json.loads(_lib.take_string(_lib.load().xla_gpu_ops_json()))
+    return found
 
 
 @functools.cache
@@ -97,18 +98,22 @@ def schema(op: str) -> Op:
     """The schema of one op, by name; NotFoundError if the library has none of that name."""
     found = schemas().get(op)
     if found is None:
-        raise make_error(5, f"this library has no op '{op}'; it has {list(schemas())}")
+        raise NotFoundError(f"this library has no op '{op}'; it has {list(schemas())}")
     return found
 
 
 # ---- Attributes --------------------------------------------------------------------------------
 
-_NUMBERS = {"float": (numbers.Real, "number"), "int": (numbers.Integral, "int")}
+# What a caller may write, its name in messages, and what the library takes.
+_NUMBERS: dict[str, tuple[type, str, Callable[[Any], float]]] = {
+    "float": (numbers.Real, "number", float),
+    "int": (numbers.Integral, "int", int),
+}
 
 
 def attribute(
     op: str, attr: Attr, value: Any, dtype_name: Callable[[Any], str | None]
-) -> AttrValue:
+) -> AttrValue | None:
     """An attribute as the library takes it, of what a caller wrote; its range is checked there.
 
     Args:
@@ -116,6 +121,9 @@ def attribute(
       attr: the attribute.
       value: a Python value; None stands for the default where the schema says so.
       dtype_name: the library's name of a framework's dtype; None for what is none.
+
+    Returns:
+      The value; None for an attribute that the call leaves out.
 
     Raises:
       InvalidArgumentError (a ValueError): for a value of another type.
@@ -126,21 +134,26 @@ def attribute(
     if attr.type == "bool":
         if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):  # NumPy's too
             return bool(value)
-        raise make_error(3, f"{op}: {attr.name} is {_came(value)}; allowed are True and False")
+        raise InvalidArgumentError(
+            f"{op}: {attr.name} is {_came(value)}; allowed are True and False"
+        )
     if attr.type == "dtype":
         name = dtype_name(value)
-        if name in attr.dtypes:
+        if name is not None and name in attr.dtypes:
             return name
         allowed = ", ".join(attr.dtypes)
-        raise make_error(3, f"{op}: {attr.name} is {value!r}; allowed are {allowed}{or_none}")
-    if attr.type in _NUMBERS:
-        kind, word = _NUMBERS[attr.type]
-        if isinstance(value, kind) and not isinstance(value, bool):
-            return float(value) if attr.type == "float" else int(value)
-        raise make_error(
-            3, f"{op}: {attr.name} is {_came(value)}; allowed is a Python {word}{or_none}"
+        raise InvalidArgumentError(
+            f"{op}: {attr.name} is {value!r}; allowed are {allowed}{or_none}"
         )
-    return value
+    if attr.type in _NUMBERS:
+        kind, word, taken = _NUMBERS[attr.type]
+        if isinstance(value, kind) and not isinstance(value, bool):
+            return taken(value)
+        raise InvalidArgumentError(
+            f"{op}: {attr.name} is {_came(value)}; allowed is a Python {word}{or_none}"
+        )
+    text_or_ints: AttrValue = value
+    return text_or_ints
 
 
 # The value of an environment variable: os.environ takes a microsecond where there is none.
@@ -148,11 +161,10 @@ getenv = ctypes.PyDLL(None).getenv
 getenv.argtypes, getenv.restype = [ctypes.c_char_p], ctypes.c_char_p
 
 
-def default(attr: Attr) -> AttrValue:
+def default(attr: Attr) -> AttrValue | None:
     """What an attribute is that a caller leaves out, at the time when a call is traced."""
     if attr.environment:
-        return getenv(attr.environment.encode()) == b"1"
-    assert attr.default is not None, attr.name
+        return bool(getenv(attr.environment.encode()) == b"1")
     return attr.default
 
 

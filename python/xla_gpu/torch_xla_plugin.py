@@ -22,7 +22,7 @@ import torch_xla
 from torch_xla.experimental import plugins
 
 from xla_gpu import _lib
-from xla_gpu._errors import make_error
+from xla_gpu._errors import InvalidArgumentError, NotFoundError, StatusCode, XlaGpuError
 
 DEVICE = "XLA_GPU"
 PLUGIN_NAME = "libxla_gpu_pjrt.so"
@@ -39,8 +39,8 @@ def plugin_path() -> str:
     """The path of libxla_gpu_pjrt.so, which lies beside libxla_gpu.so; NotFoundError without it."""
     path = pathlib.Path(_lib.library_path()).with_name(PLUGIN_NAME)
     if not path.is_file():
-        raise make_error(
-            5, f"{path} does not exist; install the wheel again, or run 'make build' in a checkout"
+        raise NotFoundError(
+            f"{path} does not exist; install the wheel again, or run 'make build' in a checkout"
         )
     return str(path)
 
@@ -58,20 +58,19 @@ def plugin_info() -> dict[str, Any]:
     """
     info = _lib.load().xla_gpu_pjrt_compat_info
     info.restype, info.argtypes = ctypes.c_void_p, [ctypes.POINTER(ctypes.c_void_p)]
-    text = ctypes.c_void_p()
-    _lib.check(info(ctypes.byref(text)))
-    return json.loads(_lib.take_string(text.value))
+    found: dict[str, Any] = json.loads(_lib.text_of(info))
+    return found
 
 
 def _variable(name: str, allowed: tuple[str, ...] = ()) -> str:
     name = f"XLA_PYTHON_CLIENT_{name}"
     value = os.environ.get(name, "").lower()
     if value and allowed and value not in allowed:
-        raise make_error(3, f"{name} is '{value}'; allowed are {', '.join(allowed)}")
+        raise InvalidArgumentError(f"{name} is '{value}'; allowed are {', '.join(allowed)}")
     return value
 
 
-class XlaGpuPlugin(plugins.DevicePlugin):
+class XlaGpuPlugin(plugins.DevicePlugin):  # type: ignore[misc]
     """What torch_xla asks of a device; entry point XLA_GPU of the group torch_xla.plugins."""
 
     def __init__(self) -> None:
@@ -104,8 +103,8 @@ class XlaGpuPlugin(plugins.DevicePlugin):
             try:
                 options["memory_fraction"] = float(fraction)
             except ValueError:
-                raise make_error(
-                    3, f"XLA_PYTHON_CLIENT_MEM_FRACTION is '{fraction}'; it must be a number"
+                raise InvalidArgumentError(
+                    f"XLA_PYTHON_CLIENT_MEM_FRACTION is '{fraction}'; it must be a number"
                 ) from None
         return options
 
@@ -134,11 +133,11 @@ def register() -> None:
       XlaGpuError: FAILED_PRECONDITION where torch_xla runs on another device already.
     """
     if torch_xla._XLAC._xla_runtime_is_initialized() and device() != DEVICE:
-        raise make_error(
-            9,
+        raise XlaGpuError(
             f"torch_xla has taken the device {device()} already and keeps it while the process "
             "lives: import xla_gpu.torch_xla before torch_xla, or at least before the first use "
             f"of a device; or start the process with PJRT_DEVICE={DEVICE}",
+            StatusCode.FAILED_PRECONDITION,
         )
     if DEVICE not in plugins._plugin_registry:
         plugins.use_dynamic_plugins()

@@ -53,7 +53,10 @@ const char* Optional(const ResultSpec& result) {
   return always ? "" : " (optional)";
 }
 
-std::string Default(const AttrSpec& attr) { return AttrToString(*attr.default_value); }
+std::string Default(const AttrSpec& attr) {
+  if (attr.default_value.has_value()) return AttrToString(*attr.default_value);
+  return attr.none_is_default ? "none" : "required";
+}
 
 std::string Doc(const AttrSpec& attr) {
   std::string doc = attr.dtypes.empty() ? "" : StrCat(DTypesText(attr.dtypes), "; ");
@@ -90,7 +93,7 @@ void PrintMarkdown() {
     std::printf("\n| attribute | type | default | |\n|---|---|---|---|\n");
     for (const AttrSpec& attr : op->attrs) {
       const std::string fallback =
-          attr.default_value.has_value() ? Code(Default(attr)) : "required";
+          attr.default_value.has_value() ? Code(Default(attr)) : Default(attr);
       std::printf("| %s | %s | %s | %s |\n", Code(attr.name).c_str(),
                   std::string(AttrTypeName(attr.type)).c_str(), fallback.c_str(),
                   Cell(Doc(attr)).c_str());
@@ -117,8 +120,7 @@ void PrintText() {
     }
     for (const AttrSpec& attr : op->attrs) {
       std::printf("  attr    %s (%s, %s): %s\n", attr.name.c_str(),
-                  std::string(AttrTypeName(attr.type)).c_str(),
-                  attr.default_value.has_value() ? Default(attr).c_str() : "required",
+                  std::string(AttrTypeName(attr.type)).c_str(), Default(attr).c_str(),
                   Doc(attr).c_str());
     }
     std::printf("\n");

@@ -65,7 +65,8 @@ Status CheckAttributes(const Op& op, const Attributes& attributes) {
     }
   }
   for (const AttrSpec& spec : op.attrs) {
-    if (!spec.default_value.has_value() && attributes.Find(spec.name) == nullptr) {
+    const bool required = !spec.default_value.has_value() && !spec.none_is_default;
+    if (required && attributes.Find(spec.name) == nullptr) {
       return InvalidArgument(op.name, ": attribute '", spec.name, "' (", AttrTypeName(spec.type),
                              ") is missing; it is required");
     }

@@ -126,10 +126,12 @@ struct AttrSpec {
   std::string name;
   AttrType type;
   std::string doc;
-  std::optional<AttrValue> default_value = {};  // none: the attribute is required
-  bool none_is_default = false;  // front ends write the default as None: no window, no cap
-  bool keyword_only = false;     // in front ends that have positional arguments
-  DTypes dtypes = {};            // of a kDType, whose value is a dtype's name, or empty by default
+  std::optional<AttrValue> default_value = {};
+  // Front ends write None for a call that leaves it out. With neither this nor a default the
+  // attribute is required.
+  bool none_is_default = false;
+  bool keyword_only = false;  // in front ends that have positional arguments
+  DTypes dtypes = {};         // of a kDType, whose value is a dtype's name, or empty by default
   // The environment variable whose "1" makes true the default of this bool: for a front end, when
   // it traces a call; for a call that leaves the attribute out, when the library was loaded.
   std::string environment = {};

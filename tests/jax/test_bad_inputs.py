@@ -51,6 +51,11 @@ def is_array(value):
     )
 
 
+def ragged(num_seqs=1, **change):
+    arrays = (zeros(T, H, D), zeros(PAGES, SIZE, 2 * K, D), i32(SEQS), i32(SEQS, 3), i32(SEQS + 1))
+    return ragged_paged_attention(*arrays, num_seqs, **change)
+
+
 def update(**change):
     call = {
         "key": zeros(T, K, D),
@@ -113,6 +118,14 @@ JAX_TABLE = {
         "query_start_loc is i32[2]; it must be i32[3]",
     ),
     "num_seqs": (lambda: attend(num_seqs=i32(2)), "num_seqs is i32[2]; it must be i32[1]"),
+    "num_seqs int": (lambda: attend(num_seqs=3), "num_seqs is 3; it must be 0 to 2, as many"),
+    "num_seqs negative": (lambda: attend(num_seqs=-1), "num_seqs is -1; it must be 0 to 2"),
+    "num_seqs bool": (lambda: attend(num_seqs=True), "num_seqs is True; it must be 0 to 2"),
+    "num_seqs and lens": (
+        lambda: attend(num_seqs=9, context_lens=i32(SEQS, 1)),
+        "context_lens is i32[2,1]; it must be i32[2]",
+    ),
+    "num_seqs float": (lambda: attend(num_seqs=2.0), "num_seqs is f32[1]; its dtype must be i32"),
     "num_seqs text": (lambda: attend(num_seqs="2"), "num_seqs is str '2'; it must be an array"),
     "sinks shape": (lambda: attend(sinks=zeros(K)), "sinks is f32[2]; it must be f32[4]"),
     "sinks ints": (lambda: attend(sinks=i32(H)), "sinks is i32[4]; its dtype must be floating"),
@@ -127,9 +140,20 @@ JAX_TABLE = {
         lambda: attend(sliding_window=-1),
         "'sliding_window' is -1; it must be at least 1",
     ),
+    "window 0": (
+        lambda: attend(sliding_window=0),
+        "'sliding_window' is 0; it must be at least 1, or left out for no window",
+    ),
     "window float": (lambda: attend(sliding_window=2.0), "sliding_window is float 2.0; allowed"),
     "window bool": (lambda: attend(sliding_window=True), "sliding_window is bool True; allowed"),
     "cap negative": (lambda: attend(soft_cap=-1.0), "'soft_cap' is -1; it must be a finite"),
+    "cap 0": (
+        lambda: attend(soft_cap=0.0),
+        "'soft_cap' is 0; it must be a finite number from 1e-20 to 1e+20, or left out for no cap",
+    ),
+    "v2 window 0": (lambda: ragged(sliding_window=0), "'sliding_window' is 0; it must be"),
+    "v2 cap 0": (lambda: ragged(soft_cap=0), "'soft_cap' is 0; it must be"),
+    "v2 num_seqs": (lambda: ragged(num_seqs=3), "num_seqs is 3; it must be 0 to 2"),
     "causal text": (lambda: attend(causal="yes"), "causal is str 'yes'; allowed are True and"),
     "return_lse int": (lambda: attend(return_lse=1), "return_lse is int 1; allowed are True and"),
     "out_dtype int": (
@@ -204,7 +228,16 @@ CTYPES_TABLE = {
     "negative size": (("simple_add", "Host", [spec("f32", -3)] * 2, {}), ValueError, "-3"),
     "huge rank": (("simple_add", "Host", [spec("f32", *[1] * 33)] * 2, {}), ValueError, "rank 33"),
     "unknown attribute": (("simple_add", "Host", ADD, {"scale": 1.0}), ValueError, "'scale'"),
-    "missing attribute": (("paged_attention", "Host", ATTENTION, {}), ValueError, "'scale'"),
+    "window 0": (
+        ("paged_attention", "Host", ATTENTION, {"sliding_window": 0}),
+        ValueError,
+        "attribute 'sliding_window' is 0; it must be at least 1, or left out",
+    ),
+    "cap 0": (
+        ("paged_attention", "Host", ATTENTION, {"soft_cap": 0.0}),
+        ValueError,
+        "attribute 'soft_cap' is 0; it must be a finite number from 1e-20",
+    ),
     "attribute type": (
         ("paged_attention", "Host", ATTENTION, {"scale": "1"}),
         ValueError,
@@ -309,7 +342,10 @@ LOST = {
         r"platform is 'Host\\x00'; it must not hold a NUL",
     ),
     "NUL in an attribute's name": (lambda: _ops.infer("simple_add", "Host", [], {"a\0": 1}), "NUL"),
-    "NUL in an opaque": (lambda: _lib.alias_address("simple_add", "Host", 3, "{}\0"), "opaque is"),
+    "NUL in an opaque": (
+        lambda: _lib.handler_address("simple_add", "Host", 3, "{}\0"),
+        "opaque is",
+    ),
     "NUL in a target": (
         lambda: xla_gpu.register(
             "a\0b", xla_gpu.handler("simple_add", platform="Host"), platform="Host"

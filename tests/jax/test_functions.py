@@ -1,9 +1,12 @@
 """Each public function against the schema of its op, and the functions that the schema makes."""
 
+import functools
 import inspect
+import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import xla_gpu.jax
 from problems import SMALL
@@ -12,14 +15,16 @@ from xla_gpu.jax import _functions, _primitive
 
 # What the function of an op has its own name or way for: schema's name -> parameter.
 RENAMED = {"v_cache": "kv_cache"}  # a pair (K, V)
+ABSENT = object()
 # Where the function has another default, or none to give.
 SET_BY_THE_FUNCTION = {
+    "paged_attention": {"num_seqs": None},
     # The TPU kernels' signatures: 1.0 as theirs; layout and sinks are what makes hd64 another one.
     "ragged_paged_attention_v3": {
         "sm_scale": 1.0,
-        "cache_layout": None,
-        "attention_sink": None,
-        "batch_invariant": None,
+        "cache_layout": ABSENT,
+        "attention_sink": ABSENT,
+        "batch_invariant": ABSENT,
     },
 }
 
@@ -30,7 +35,7 @@ def test_every_argument_and_attribute_of_an_op_can_be_given(op):
     theirs = inspect.signature(_functions.function(op)).parameters
     own = SET_BY_THE_FUNCTION.get(op, {})
     for name, parameter in theirs.items():
-        if own.get(name, "") is None:
+        if own.get(name) is ABSENT:
             assert name not in ours
             continue
         found = ours[RENAMED.get(name, name) if name not in ours else name]
@@ -107,14 +112,50 @@ def test_call_takes_names():
     for wrong in ({"querry": args["query"]}, {"sink": args["query"]}):
         with pytest.raises(ValueError, match="paged_attention: no argument is named"):
             _primitive.call("paged_attention", args | wrong, {"scale": 0.5})
-    with pytest.raises(ValueError, match="'scale' .* is missing"):
-        _primitive.call("paged_attention", args, {})
     with pytest.raises(ValueError, match="unknown attribute 'scales'"):
         _primitive.call("paged_attention", args, {"scale": 0.5, "scales": 1.0})
     with pytest.raises(ValueError, match="query is None; it must be an array"):
         _primitive.call("paged_attention", args | {"query": None}, {"scale": 0.5})
     with pytest.raises(LookupError, match="no op 'attention'"):
         _primitive.call("attention", args, {})
+
+
+def test_none_is_the_default():
+    """num_seqs: all, scale: head_dim ** -0.5; window and cap: none."""
+    args = attention_args()
+    count = {"num_seqs": args.pop("num_seqs")}
+    scale = SMALL.head_dim**-0.5
+    want = xla_gpu.jax.paged_attention(**args, **count, scale=scale)
+    for given in (
+        {},
+        {"num_seqs": None, "scale": None, "sliding_window": None, "soft_cap": None},
+        {"num_seqs": SMALL.max_seqs},
+        {"num_seqs": jnp.int32(SMALL.max_seqs)},
+        {"num_seqs": np.int64(SMALL.max_seqs), "scale": scale},
+    ):
+        assert (xla_gpu.jax.paged_attention(**args, **given) == want).all()
+        jitted = jax.jit(lambda args, given=given: xla_gpu.jax.paged_attention(**args, **given))
+        assert (jitted(args) == want).all()
+    by_name = _primitive.call("paged_attention", args | count, {})
+    assert (by_name[0] == want).all()
+    two_names = [*args.values(), count["num_seqs"]]
+    assert (xla_gpu.jax.ragged_paged_attention(*two_names, sm_scale=None) == want).all()
+    one = xla_gpu.jax.paged_attention(**args, num_seqs=1)
+    assert (one[:1] == want[:1]).all() and not one[1:].any()
+
+
+def test_the_scale_of_v3_is_by_default_the_tpu_kernels():
+    cache = jnp.ones(xla_gpu.jax.packed_kv_cache_shape(2, 4, 1, 16, jnp.float32))
+    token, i32 = jnp.ones((1, 1, 16)), jnp.int32
+    indices = (jnp.ones(1, i32), jnp.zeros(1, i32), jnp.arange(2, dtype=i32), jnp.ones(3, i32))
+
+    def scale_of(**given):
+        v3 = functools.partial(xla_gpu.jax.ragged_paged_attention_v3, **given)
+        text = str(jax.make_jaxpr(v3)(token, token, token, cache, *indices))
+        return float(re.search(r"'sm_scale', ([\d.]+)", text)[1])
+
+    assert scale_of() == 1 and scale_of(sm_scale=None) == 0.25
+    assert scale_of(sm_scale=None, q_scale=2.0) == 0.5
 
 
 def test_a_workspace_may_be_larger_than_the_library_asks():

@@ -126,7 +126,7 @@ def test_update_kv_cache(version, seed):
 
 
 def alias(version: int, text: str) -> int:
-    return _lib.alias_address("simple_add", "Host", version, text)
+    return _lib.handler_address("simple_add", "Host", version, text)
 
 
 def test_equal_calls_share_an_alias():

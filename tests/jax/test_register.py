@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import xla_gpu
 from legacy_calls import custom_call
+from xla_gpu import _lib
 from xla_gpu.jax import _registration
 
 _COUNTER = itertools.count()
@@ -30,7 +31,15 @@ def capsule(address):
 
 
 def simple_add_address():
-    return xla_gpu.handler("simple_add", platform="Host")
+    return _lib.handler_address("simple_add", "Host", 4)
+
+
+def test_handler_is_what_jax_takes():
+    target = fresh()
+    jax_ffi = pytest.importorskip("jax.ffi")
+    handler = xla_gpu.handler("simple_add", platform="Host")
+    jax_ffi.register_ffi_target(target, handler, platform="cpu")
+    assert type(handler).__name__ == "PyCapsule" and adds(target)
 
 
 def adds(target):

@@ -67,7 +67,7 @@ def call_by_version(
     attrs = dict(attrs or {})
     text = opaque(op, args, attrs)
     if version < 3:  # on the CPU such calls carry no text: it lies in an alias of the target
-        target = register(_lib.alias_address(op, "Host", version, text), version)
+        target = register(_lib.handler_address(op, "Host", version, text), version)
         return custom_call(target, version, "", results)
     target = register(_lib.handler_address(op, "Host", version), version)
     return custom_call(target, version, text, results, **(attrs if version == 4 else {}))

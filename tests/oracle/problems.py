@@ -53,8 +53,9 @@ class Static:
 
     def attrs(self) -> dict[str, Any]:
         """The op's attributes by name, except out_dtype and optional_args."""
-        names = ("scale", "sliding_window", "soft_cap", "causal", "return_lse")
-        return {name: getattr(self, name) for name in names}
+        given = {"scale": self.scale, "causal": self.causal, "return_lse": self.return_lse}
+        caps = {"sliding_window": self.sliding_window, "soft_cap": self.soft_cap}
+        return given | {name: value for name, value in caps.items() if value}
 
 
 # For tests of anything but the numbers.

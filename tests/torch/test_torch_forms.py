@@ -19,14 +19,14 @@ from xla_gpu.torch import _kernels, _registration
 ops = torch.ops.xla_gpu
 ATTENTION = (
     "(Tensor query, Tensor kv_cache, Tensor context_lens, Tensor block_tables, "
-    "Tensor query_start_loc, Tensor num_seqs, float scale, int? sliding_window=None, "
+    "Tensor query_start_loc, Tensor num_seqs, float? scale=None, int? sliding_window=None, "
     "float? soft_cap=None, *, Tensor? v_cache=None, Tensor? sinks=None, Tensor? k_scale=None, "
     "Tensor? v_scale=None, bool causal=True, ScalarType? out_dtype=None, "
     "bool? batch_invariant=None)"
 )
 V3 = (
     "(Tensor queries, Tensor keys, Tensor values, {cache} kv_cache, Tensor kv_lens, "
-    "Tensor page_indices, Tensor cu_q_lens, Tensor distribution, float sm_scale, "
+    "Tensor page_indices, Tensor cu_q_lens, Tensor distribution, float? sm_scale=None, "
     "int? sliding_window=None, float? soft_cap=None, *, Tensor? attention_sink=None, "
     "Tensor? k_scale=None, Tensor? v_scale=None, bool use_causal_mask=True, "
     'bool update_kv_cache=True, str cache_layout="interleaved", ScalarType? out_dtype=None, '
@@ -59,6 +59,8 @@ def test_a_function_takes_what_its_op_takes(name):
     none, keyword = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
     want = {a.name: (None if a.optional else none, a.optional) for a in op.args}
     del want["v_cache"]
+    if "num_seqs" in want:  # None for all
+        want["num_seqs"] = (None, False)
     for attr in op.attrs:
         default = none if attr.default is None else attr.default
         want[attr.name] = (None if attr.none_is_default else default, attr.keyword_only)
@@ -66,6 +68,29 @@ def test_a_function_takes_what_its_op_takes(name):
     assert {p.name: (p.default, p.kind is keyword) for p in parameters} == want
     positional = [p.name for p in parameters if p.kind is not keyword]
     assert positional == [name for name, (_, by_name) in want.items() if not by_name]
+
+
+def test_none_is_the_default():
+    """num_seqs: all, scale: head_dim ** -0.5; window and cap: none."""
+    *arrays, _ = small_batch()
+    max_seqs, scale = len(arrays[2]), arrays[0].shape[-1] ** -0.5
+    want = ops.paged_attention(*arrays, torch.tensor([max_seqs], dtype=torch.int32), scale)
+    none = {"num_seqs": None, "scale": None, "sliding_window": None, "soft_cap": None}
+    array = torch.tensor(max_seqs, dtype=torch.int32)
+    for given in ({}, none, {"num_seqs": max_seqs}, {"num_seqs": array, "scale": scale}):
+        assert torch.equal(xla_gpu.torch.paged_attention(*arrays, **given), want)
+        out, _ = xla_gpu.torch.paged_attention(*arrays, **given, return_lse=True)
+        assert torch.equal(out, want)
+    assert torch.equal(ops.paged_attention(*arrays, array.reshape(1)), want)
+    one = xla_gpu.torch.paged_attention(*arrays, 1)
+    rows = int(arrays[4][1])
+    assert torch.equal(one[:rows], want[:rows]) and not one[rows:].any()
+    for dynamic in (None, True):
+        step = torch.compile(
+            xla_gpu.torch.paged_attention, backend="aot_eager", fullgraph=True, dynamic=dynamic
+        )
+        assert torch.equal(step(*arrays), want) and torch.equal(step(*arrays, max_seqs), want)
+        torch._dynamo.reset()
 
 
 def test_an_op_without_a_function_gets_one():

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 try:
     from jax import ffi
 except ImportError:  # jax 0.4.38
-    from jax.extend import ffi  # type: ignore[no-redef]
+    from jax.extend import ffi  # type: ignore[attr-defined,no-redef]
 
 __all__ = ["custom_partitioning", "define_partition", "ffi", "make_aval", "register_replication"]
 
@@ -49,13 +49,16 @@ def make_aval(shape: tuple[int, ...], dtype: Any, operands: tuple[Any, ...]) -> 
     vma = frozenset().union(*(aval.vma for aval in varying))
     # Some releases want the mesh of the varying axes beside them (0.8, 0.9).
     sharding = NamedSharding(varying[0].sharding.mesh, P(*[None] * len(shape)))
-    return jax.core.ShapedArray(shape, dtype, vma=vma, sharding=sharding)
+    return jax.core.ShapedArray(shape, dtype, vma=vma, sharding=sharding)  # type: ignore[call-arg]
 
 
 def register_replication(primitive: Any) -> None:
     """Lets shard_map's replication check (before 0.6) pass `primitive`, as an ordinary op."""
     try:
-        from jax.experimental.shard_map import register_standard_check, register_standard_rewrite
+        from jax.experimental.shard_map import (  # type: ignore[attr-defined]
+            register_standard_check,
+            register_standard_rewrite,
+        )
     except ImportError:  # later versions read the abstract value's vma
         return
     register_standard_check(primitive)

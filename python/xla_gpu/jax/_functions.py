@@ -11,15 +11,16 @@ import inspect
 import numbers
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax.numpy as jnp
 import numpy as np
 
 from xla_gpu import _ops, _schema
-from xla_gpu._errors import make_error
+from xla_gpu._errors import InvalidArgumentError, at_callers_line
 from xla_gpu.jax import _primitive
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _known_types: set[type] = {type(None)}  # and those seen by `array`: eager calls repeat them
 
 
@@ -61,7 +62,9 @@ def array(op: str, name: str, value: Any) -> Any:
             return np.asarray(value, np.int32) if _all_ints(value) else np.asarray(value)
         except ValueError:
             pass
-    raise make_error(3, f"{op}: {name} is {type(value).__name__} {value!r}; it must be an array")
+    raise InvalidArgumentError(
+        f"{op}: {name} is {type(value).__name__} {value!r}; it must be an array"
+    )
 
 
 def _all_ints(value: Any) -> bool:
@@ -80,7 +83,7 @@ def _array(op: str, arg: _schema.Arg, value: Any) -> Any:
     return array(op, arg.name, value)
 
 
-def keep(function: Callable[..., Any]) -> Callable[..., Any]:
+def keep(function: _F) -> _F:
     """Keeps what a function of Python values gave: eager calls repeat them."""
     kept = functools.lru_cache(maxsize=1024, typed=True)(function)  # typed: True is no window of 1
 
@@ -91,7 +94,7 @@ def keep(function: Callable[..., Any]) -> Callable[..., Any]:
         except TypeError:  # an array, which has no hash: let the check say so
             return function(*args, **values)
 
-    return call
+    return cast(_F, call)
 
 
 def attributes(op: str, said: str, /, **values: Any) -> _primitive.Attrs:
@@ -107,10 +110,10 @@ def attributes(op: str, said: str, /, **values: Any) -> _primitive.Attrs:
     )
 
 
-def attribute(op: str, attr: _schema.Attr, value: Any) -> _ops.AttrValue:
+def attribute(op: str, attr: _schema.Attr, value: Any) -> _ops.AttrValue | None:
     """An attribute of a Python value; ValueError where it cannot be one."""
-    if attr.type == "dtype" and _dtype_name(value) is not None:
-        return _dtype_name(value)  # the library says which are allowed
+    if attr.type == "dtype" and (name := _dtype_name(value)) is not None:
+        return name  # the library says which are allowed
     return _schema.attribute(op, attr, value, _dtype_name)
 
 
@@ -144,6 +147,7 @@ def function(op: str) -> Callable[..., Any]:
 
     whole = len(positional) if len(positional) == len(parameters) else -1
 
+    @at_callers_line
     def call(*given: Any, **named: Any) -> Any:
         if len(given) == whole and not named:
             return invoke(op, given[: len(args)], given[len(args) :])
@@ -157,7 +161,7 @@ def function(op: str) -> Callable[..., Any]:
     call.__name__ = call.__qualname__ = op
     call.__module__ = "xla_gpu.jax"
     call.__doc__ = _doc(schema)
-    call.__signature__ = signature
+    vars(call)["__signature__"] = signature
     return call
 
 

@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from xla_gpu import _ops, _schema
-from xla_gpu._errors import UnimplementedError, make_error
+from xla_gpu._errors import InvalidArgumentError, UnimplementedError
 from xla_gpu.jax import _compat, _partition, _registration
 from xla_gpu.jax._rules import RULES
 
@@ -43,7 +43,9 @@ def call(op: str, args: Mapping[str, Any], attrs: Mapping[str, _ops.AttrValue]) 
     primitive = of(op)
     unknown = [name for name in args if name not in primitive.names]
     if unknown:
-        raise make_error(3, f"{op}: no argument is named {unknown}; known are {primitive.names}")
+        raise InvalidArgumentError(
+            f"{op}: no argument is named {unknown}; known are {primitive.names}"
+        )
     jitted = primitive.jitted(tuple(attrs.items()), primitive.environment())
     return jitted(*map(args.get, primitive.names))
 
@@ -102,7 +104,7 @@ class OpPrimitive:
             mlir.register_lowering(
                 self.primitive, functools.partial(self._lower, platform), platform=platform
             )
-        mlir.register_lowering(self.primitive, functools.partial(self._lower, None))
+        mlir.register_lowering(self.primitive, functools.partial(self._lower, ""))
         _compat.register_replication(self.primitive)
         _compat.needs_devices(self.primitive)
         self.jitted = functools.lru_cache(maxsize=1024)(self._make_jitted)
@@ -129,11 +131,14 @@ class OpPrimitive:
                         continue
                     optional_args.append(arg.name)
                 elif value is None:
-                    raise make_error(3, f"{self.op}: {arg.name} is None; it must be an array")
+                    raise InvalidArgumentError(
+                        f"{self.op}: {arg.name} is None; it must be an array"
+                    )
                 args.append(self._vector(arg, value) if arg.vector else value)
-            return self.primitive.bind(
+            results: list[jax.Array] = self.primitive.bind(
                 *args, optional_args=tuple(optional_args), attrs=complete, local=False
             )
+            return results
 
         call.__name__ = self.op
         return jax.jit(call, inline=True)
@@ -156,7 +161,9 @@ class OpPrimitive:
             return array
         if not jax.numpy.issubdtype(array.dtype, jax.numpy.floating):
             came = _ops.spec_of(array)
-            raise make_error(3, f"{self.op}: {arg.name} is {came}; its dtype must be floating")
+            raise InvalidArgumentError(
+                f"{self.op}: {arg.name} is {came}; its dtype must be floating"
+            )
         return array.astype(np.float32)
 
     def bind_local(self, args: Sequence[Any], optional_args: tuple[str, ...], attrs: Attrs) -> Any:
@@ -169,10 +176,9 @@ class OpPrimitive:
         """The results on "Host" or "CUDA"; ValueError with the library's message."""
         for name, aval in zip(self.arg_names(optional_args), avals):
             if not all(isinstance(size, int) for size in aval.shape):
-                raise make_error(
-                    3,
+                raise InvalidArgumentError(
                     f"{self.op}: {name} has the symbolic shape {aval.shape}; XLA's kernels are "
-                    "made for exact shapes, so export with concrete shapes",
+                    "made for exact shapes, so export with concrete shapes"
                 )
         specs = tuple(_ops.spec_of(aval) for aval in avals)
         return _infer(self.op, platform, specs, optional_args, attrs)
@@ -181,7 +187,7 @@ class OpPrimitive:
         message = "; ".join((f"{self.op}: {what} is not supported", *filter(None, remedies)))
 
         def rule(*args: Any, **params: Any) -> Any:
-            raise UnimplementedError(message, 12)
+            raise UnimplementedError(message)
 
         return rule
 
@@ -196,7 +202,7 @@ class OpPrimitive:
 
     def _lower(
         self,
-        platform: str | None,
+        platform: str,
         ctx: mlir.LoweringRuleContext,
         *operands: Any,
         optional_args: tuple[str, ...],
@@ -212,14 +218,13 @@ class OpPrimitive:
             return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
         return self._lower_custom_call(PLATFORMS[platform], ctx, operands, optional_args, attrs)
 
-    def _check_platforms(self, platform: str | None, ctx: mlir.LoweringRuleContext) -> None:
+    def _check_platforms(self, platform: str, ctx: mlir.LoweringRuleContext) -> None:
         wanted = getattr(ctx, "platforms", None) or ctx.module_context.platforms
-        if platform is None:
+        if not platform:
             unknown = [p for p in wanted if p not in PLATFORMS]
             raise UnimplementedError(
                 f"{self.op}: platform {', '.join(unknown or wanted)} is not supported; allowed are "
-                f"{', '.join(PLATFORMS)} (jax.default_device or JAX_PLATFORMS chooses)",
-                12,
+                f"{', '.join(PLATFORMS)} (jax.default_device or JAX_PLATFORMS chooses)"
             )
 
     def _lower_custom_call(

@@ -28,7 +28,7 @@ def _try_cell(platform: str, api_version: int) -> tuple[str, str]:
     from jaxlib import xla_client
 
     from xla_gpu import _lib, _ops
-    from xla_gpu.jax import _compat, _registration
+    from xla_gpu.jax import _compat
 
     a = np.arange(8, dtype=np.float32)
     b = 100 - a
@@ -40,10 +40,10 @@ def _try_cell(platform: str, api_version: int) -> tuple[str, str]:
     try:
         opaque = _ops.opaque(_OP, side, [_ops.spec_of(a), _ops.spec_of(b)], {})
         if side == "Host" and version < 3:  # their calls carry no opaque text
-            address = _lib.alias_address(_OP, side, version, opaque)
+            address = _lib.handler_address(_OP, side, version, opaque)
         else:
             address = _lib.handler_address(_OP, side, version)
-        capsule = _registration._capsule(address)
+        capsule = _lib.capsule_of(address)
         handler = {"instantiate": capsule, "execute": capsule} if typed else capsule
         xla_client.register_custom_call_target(
             target, handler, platform=platform, api_version=1 if typed else 0

@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
 from xla_gpu import _ops, _schema
-from xla_gpu._errors import make_error
+from xla_gpu._errors import InvalidArgumentError, at_callers_line
 from xla_gpu.jax import _primitive
 from xla_gpu.jax._functions import arrays, attribute, attributes, keep
 
@@ -26,7 +27,7 @@ def packed_kv_cache_shape(
     page_size: int,
     num_kv_heads: int,
     head_dim: int,
-    kv_dtype: Any,
+    kv_dtype: DTypeLike,
     *,
     side_by_side: bool = False,
 ) -> tuple[int, int, int, int, int]:
@@ -46,23 +47,24 @@ def packed_kv_cache_shape(
     return (total_num_pages, page_size, -(-heads // packing), packing, width)
 
 
+@at_callers_line
 def ragged_paged_attention_v3(
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    kv_cache: jax.Array,
-    kv_lens: jax.Array,
-    page_indices: jax.Array,
-    cu_q_lens: jax.Array,
-    distribution: jax.Array,
+    queries: ArrayLike,
+    keys: ArrayLike,
+    values: ArrayLike,
+    kv_cache: ArrayLike,
+    kv_lens: ArrayLike,
+    page_indices: ArrayLike,
+    cu_q_lens: ArrayLike,
+    distribution: ArrayLike,
     *,
     use_causal_mask: bool = True,
     update_kv_cache: bool = True,
     skip_kv_mask: bool = False,
-    sm_scale: float = 1.0,
+    sm_scale: float | None = 1.0,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
-    out_dtype: Any = None,
+    out_dtype: DTypeLike | None = None,
     mask_value: float | None = None,
     q_scale: float | None = None,
     k_scale: float | None = None,
@@ -103,22 +105,17 @@ def ragged_paged_attention_v3(
       update_kv_cache: False writes nothing: the cache holds the new tokens already (layers that
         share a cache).
       skip_kv_mask: no effect; with use_causal_mask an error, as on TPUs.
-      sm_scale: factor of the logits.
-      sliding_window: keys that a query sees, itself included; None for all.
-      soft_cap: logits become soft_cap * tanh(logits / soft_cap); None for none.
+      sm_scale: factor of the logits; None for head_dim ** -0.5.
+      sliding_window: keys that a query sees, itself included, at least 1; None for all.
+      soft_cap: logits become soft_cap * tanh(logits / soft_cap), of either sign but not 0, for
+        which None stands.
       out_dtype: float32, bfloat16 or float16; None for the queries'. Sums are in f32 always.
       mask_value: no effect (masked keys are left out exactly); at most -1e4 or None.
       q_scale: rounds queries / q_scale to the cache's dtype first; the logits get the factor back.
       k_scale: the keys are stored value * k_scale.
       v_scale: the values are stored value * v_scale.
-      chunk_prefill_size: no effect, as all that follow: the TPU's tuning and debugging.
-      d_block_sizes: no effect.
-      p_block_sizes: no effect.
-      m_block_sizes: no effect.
-      vmem_limit_bytes: no effect.
-      debug_mode: no effect.
-      disable_bounds_checks: no effect: indices are always checked.
-      disable_semaphore_checks: no effect.
+      chunk_prefill_size: no effect, as all that follow: the TPU's tuning and debugging. Indices are
+        always checked.
 
     Returns:
       (out [max_num_tokens, num_q_heads, head_dim], the updated kv_cache).
@@ -144,18 +141,19 @@ def ragged_paged_attention_v3(
     )
 
 
+@at_callers_line
 def ragged_paged_attention_hd64(
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    kv_cache: jax.Array,
-    kv_lens: jax.Array,
-    page_indices: jax.Array,
-    cu_q_lens: jax.Array,
-    distribution: jax.Array,
-    attention_sink: jax.Array | None = None,
+    queries: ArrayLike,
+    keys: ArrayLike,
+    values: ArrayLike,
+    kv_cache: ArrayLike,
+    kv_lens: ArrayLike,
+    page_indices: ArrayLike,
+    cu_q_lens: ArrayLike,
+    distribution: ArrayLike,
+    attention_sink: ArrayLike | None = None,
     *,
-    sm_scale: float = 1.0,
+    sm_scale: float | None = 1.0,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     mask_value: float | None = DEFAULT_MASK_VALUE,
@@ -173,29 +171,11 @@ def ragged_paged_attention_hd64(
     The signature of tpu-inference's `kernels.ragged_paged_attention.v3.kernel_hd64`
     (`ragged_paged_attention_hd64`, 0.32.0).
 
-    Args:
-      queries: as ragged_paged_attention_v3's, with head_dim 64.
-      keys: as there.
-      values: as there.
+    Args, where they are not ragged_paged_attention_v3's:
+      queries: [max_num_tokens, num_q_heads, 64].
       kv_cache: [total_num_pages, page_size, align(num_kv_heads, packing) / packing, packing, 128],
         K and V of a head in the two halves of a row (`packed_kv_cache_shape(side_by_side=True)`).
-      kv_lens: as there.
-      page_indices: as there.
-      cu_q_lens: as there.
-      distribution: as there.
       attention_sink: f32 [num_q_heads], one more logit a head in the softmax's denominator.
-      sm_scale: as there.
-      sliding_window: as there.
-      soft_cap: as there.
-      mask_value: as there.
-      q_scale: as there.
-      k_scale: as there.
-      v_scale: as there.
-      chunk_prefill_size: no effect, as all that follow: the TPU's tuning and debugging.
-      num_kv_pages_per_block: no effect.
-      num_queries_per_block: no effect.
-      vmem_limit_bytes: no effect.
-      debug_mode: no effect.
 
     Returns:
       (out [max_num_tokens, num_q_heads, 64] of the queries' dtype, the updated kv_cache).
@@ -206,7 +186,7 @@ def ragged_paged_attention_hd64(
     op = "ragged_paged_attention_hd64"
     if getattr(attention_sink, "dtype", jnp.float32) != jnp.float32:  # as on TPUs
         came = _ops.spec_of(attention_sink)
-        raise make_error(3, f"{op}: attention_sink is {came}; its dtype must be f32")
+        raise InvalidArgumentError(f"{op}: attention_sink is {came}; its dtype must be f32")
     tensors = (queries, keys, values, kv_cache, kv_lens, page_indices, cu_q_lens, distribution)
     return _call(
         op,
@@ -225,12 +205,14 @@ _OP = "ragged_paged_attention_v3"
 
 
 def _call(
-    op: str, tensors: tuple[Any, ...], scales: dict[str, Any], **options: Any
+    op: str, tensors: tuple[Any, ...], scales: dict[str, Any], *, sm_scale: Any, **options: Any
 ) -> tuple[jax.Array, jax.Array]:
     """The call of tensors and scales, in the schema's order; errors begin with `op`."""
     primitive = _primitive.of(_OP)
     queries, *rest = arrays(op, primitive, tensors)
-    jitted, q_scale = _jitted(op, primitive.environment(), **options)
+    if sm_scale is None:  # here, for q_scale multiplies it
+        sm_scale = max(1, *queries.shape[-1:]) ** -0.5
+    jitted, q_scale = _jitted(op, primitive.environment(), sm_scale=sm_scale, **options)
     if q_scale is not None:
         queries = _round_queries(queries, rest[2].dtype, q_scale)
     rest += [_scale(op, name, value) for name, value in scales.items()]
@@ -243,7 +225,7 @@ def _scale(op: str, name: str, value: Any) -> Any:
         return None
     number = _checked(op, name, value, like="soft_cap")
     if not math.isfinite(number):
-        raise make_error(3, f"{op}: {name} is {number}; it must be finite, or None")
+        raise InvalidArgumentError(f"{op}: {name} is {number}; it must be finite, or None")
     return np.full((1,), number, np.float32)
 
 
@@ -266,34 +248,25 @@ def _jitted(
     attrs = dict(attributes(_OP, op, **options))
     skip = _checked(op, "skip_kv_mask", skip_kv_mask, like="use_causal_mask")
     if skip and attrs["use_causal_mask"]:
-        raise make_error(
-            3,
+        raise InvalidArgumentError(
             f"{op}: skip_kv_mask is True with use_causal_mask True; allowed is one of them "
-            "(skip_kv_mask=False is always right)",
+            "(skip_kv_mask=False is always right)"
         )
     if q_scale is not None:
         q_scale = _checked(op, "q_scale", q_scale, like="soft_cap")
         if not 0 < q_scale < math.inf:
-            raise make_error(
-                3, f"{op}: q_scale is {q_scale}; it must be positive and finite, or None"
+            raise InvalidArgumentError(
+                f"{op}: q_scale is {q_scale}; it must be positive and finite, or None"
             )
         attrs["sm_scale"] *= q_scale
-    window = attrs.get("sliding_window")
-    if window is not None and window <= 0:
-        raise make_error(
-            3, f"{op}: sliding_window is {window}; it must be positive, or None for no window"
-        )
     if "soft_cap" in attrs:
         attrs["soft_cap"] = abs(attrs["soft_cap"])  # the cap is symmetric
-        if attrs["soft_cap"] == 0.0:
-            raise make_error(3, f"{op}: soft_cap is 0; it must not be, or None for no cap")
     if mask_value is None:
         mask_value = -math.inf
     if not _checked(op, "mask_value", mask_value, like="soft_cap") <= _HIGHEST_MASK_VALUE:
-        raise make_error(
-            3,
+        raise InvalidArgumentError(
             f"{op}: mask_value is {mask_value}; masked keys are left out exactly, which stands for "
-            f"values up to {_HIGHEST_MASK_VALUE:g}, or None",
+            f"values up to {_HIGHEST_MASK_VALUE:g}, or None"
         )
     return _primitive.of(_OP).jitted(tuple(attrs.items()), environment), q_scale
 

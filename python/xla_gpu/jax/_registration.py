@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import pathlib
 import re
-from typing import Any
 
 import jaxlib.version
 from jaxlib import xla_client
@@ -15,13 +13,6 @@ from xla_gpu import _lib, _schema
 from xla_gpu.jax import _compat
 
 _registered: set[tuple[str, str]] = set()
-
-
-def _capsule(address: int) -> Any:
-    new = ctypes.pythonapi.PyCapsule_New
-    new.restype = ctypes.py_object
-    new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    return new(address, None, None)
 
 
 def register_target(name: str, platform: str, api_version: int, stages: dict[str, int]) -> None:
@@ -35,10 +26,10 @@ def register_target(name: str, platform: str, api_version: int, stages: dict[str
     """
     jax_platform = "cpu" if platform == "Host" else platform
     if api_version == 4:
-        capsules = {stage: _capsule(address) for stage, address in stages.items()}
+        capsules = {stage: _lib.capsule_of(address) for stage, address in stages.items()}
         _compat.ffi.register_ffi_target(name, capsules, platform=jax_platform, api_version=1)
     else:
-        capsule = _capsule(stages["execute"])
+        capsule = _lib.capsule_of(stages["execute"])
         xla_client.register_custom_call_target(name, capsule, platform=jax_platform, api_version=0)
 
 
@@ -56,10 +47,10 @@ def runtime_ffi_version() -> tuple[str, tuple[int, int]]:
     runtime = f"jaxlib {jaxlib.version.__version__}"
     header = ffi_include_dir() / "xla" / "ffi" / "api" / "c_api.h"
     text = header.read_text() if header.is_file() else ""
-    found = [re.search(rf"define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
-    if None in found:
+    major, minor = (re.search(rf"define XLA_FFI_API_{p} (\d+)", text) for p in ("MAJOR", "MINOR"))
+    if major is None or minor is None:
         return runtime, (0, 1)  # without headers: what every supported release has
-    return runtime, (int(found[0][1]), int(found[1][1]))
+    return runtime, (int(major[1]), int(minor[1]))
 
 
 def register_op(op: str, platform: str) -> None:

@@ -147,7 +147,7 @@ def _paged_attention(args: Arrays, attrs: Mapping[str, Any]) -> Split:
     cache, per_head = _cache_of(args), _per_head(args)
     q_heads, kv_heads = args["query"].shape[1], cache.kv_heads(args["kv_cache"].shape)
     # Without a causal mask, a window is placed by the whole query's length: rows cannot be cut.
-    causal, window = attrs["causal"], attrs["sliding_window"]
+    causal, window = attrs["causal"], attrs.get("sliding_window", 0)
     rows_may_split = causal or not window
 
     def choose(mesh: Mesh, args: Arrays, results: Arrays) -> tuple[Specs, Localize | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import os
@@ -37,7 +38,7 @@ class Batch:
     @property
     def scale(self) -> float:
         """The usual 1/sqrt(head_dim)."""
-        return self.head_dim**-0.5
+        return float(self.head_dim**-0.5)
 
     def flops(self) -> float:
         """Multiplications and additions of both products, under the causal mask."""
@@ -47,9 +48,9 @@ class Batch:
     def kv_bytes(self, dtype: Any) -> float:
         """Bytes of keys and values of all contexts."""
         tokens = sum(context for _, context in self.sequences)
-        return 2.0 * tokens * self.kv_heads * self.head_dim * jnp.dtype(dtype).itemsize
+        return 2.0 * tokens * self.kv_heads * self.head_dim * float(jnp.dtype(dtype).itemsize)
 
-    def make(self, dtype: Any, seed: int = 0) -> dict[str, jax.Array]:
+    def make(self, dtype: Any, seed: int = 0) -> dict[str, Any]:
         """The arguments of paged_attention; pages in random order."""
         rng = np.random.default_rng(seed)
         used = [-(-context // self.page_size) for _, context in self.sequences]
@@ -83,7 +84,7 @@ def gather_attention(batch: Batch, args: dict[str, jax.Array]) -> jax.Array:
     sequence = jnp.searchsorted(args["query_start_loc"], row, side="right") - 1
     group = batch.q_heads // batch.kv_heads
 
-    def one_sequence(s: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def one_sequence(s: jax.Array) -> jax.Array:
         kv = args["kv_cache"][tables[s]]
         kv = kv.reshape(max_context, batch.kv_heads, 2, batch.head_dim)
         start, end = args["query_start_loc"][s], args["query_start_loc"][s + 1]
@@ -99,7 +100,8 @@ def gather_attention(batch: Batch, args: dict[str, jax.Array]) -> jax.Array:
         mine = (sequence == s)[:, None, None]
         return jnp.where(mine, one_sequence(s).reshape(query.shape).astype(query.dtype), out)
 
-    return jax.lax.fori_loop(0, tables.shape[0], body, jnp.zeros_like(query))
+    out: jax.Array = jax.lax.fori_loop(0, tables.shape[0], body, jnp.zeros_like(query))
+    return out
 
 
 def exact_attention(batch: Batch, args: dict[str, jax.Array]) -> np.ndarray:
@@ -181,7 +183,7 @@ def _decode_loop(batch: Batch, dtype: Any) -> None:
     args = batch.make(dtype)
     slots = jnp.arange(batch.tokens, dtype=jnp.int32)
 
-    def step(cache: jax.Array, query: jax.Array, rest: dict[str, jax.Array]) -> Any:
+    def step(cache: jax.Array, query: jax.Array, rest: dict[str, Any]) -> Any:
         key = query[:, :: batch.q_heads // batch.kv_heads]
         cache = update_kv_cache(key, key, cache, slots)
         return cache, paged_attention(query, cache, **rest, scale=batch.scale)
@@ -226,12 +228,12 @@ def main() -> int:
         limit = (64 if dtype == jnp.float32 else 4) * rounding * np.abs(exact).max()
         failed |= not error <= limit
         _say(f"  error against float64: {error:.1e} (allowed {limit:.1e})")
-        ours = _median_ms(lambda step=step, args=args: step(args))
+        ours = _median_ms(functools.partial(step, args))
         rates = f"{batch.flops() / ours / 1e6:.0f} GFLOP/s, "
         rates += f"{batch.kv_bytes(dtype) / ours / 1e6:.1f} GB/s of KV"
         _say(f"  paged_attention {ours:10.2f} ms  ({rates})")
         gather = jax.jit(lambda args: gather_attention(batch, args)).lower(args).compile()
-        theirs = _median_ms(lambda gather=gather, args=args: gather(args))
+        theirs = _median_ms(functools.partial(gather, args))
         _say(f"  pure jnp gather {theirs:10.2f} ms  ({theirs / ours:.1f}x ours)")
         torch = None if gpu else _torch_ms(batch, args)
         if torch is not None:

@@ -6,12 +6,14 @@ import functools
 import numbers
 import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
+from xla_gpu import _docs
+from xla_gpu import _ops as _library
 from xla_gpu import _schema as _schemas
-from xla_gpu._errors import make_error
+from xla_gpu._errors import InvalidArgumentError, XlaGpuError
 from xla_gpu.torch import _kernels, _schema
 from xla_gpu.torch._registration import bump_versions, is_plain
 
@@ -24,8 +26,13 @@ _profiling = torch.autograd._profiler_enabled
 _TYPES = {"bool": bool, "int": int, "float": float, "string": str, "dtype": torch.dtype}
 
 # A tensor; or a Python number.
-Scalar = float | torch.Tensor
-KvCache = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+Scalar: TypeAlias = float | torch.Tensor
+KvCache: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+if TYPE_CHECKING:
+    from xla_gpu._signatures import PagedAttention
+
+    _PagedAttention: TypeAlias = PagedAttention[torch.Tensor, Scalar, torch.dtype, torch.Tensor]
 
 
 def _is_ordinary(run: _kernels.Kernel, tensors: _kernels.Tensors) -> bool:
@@ -50,7 +57,7 @@ def _show(value: Any) -> str:
 
 
 def _no_tensor(op: str, name: str, value: Any) -> Exception:
-    return make_error(3, f"{op}: {name} is {_show(value)}; it must be a torch.Tensor")
+    return InvalidArgumentError(f"{op}: {name} is {_show(value)}; it must be a torch.Tensor")
 
 
 def _split_cache(op: str, kv_cache: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -59,10 +66,9 @@ def _split_cache(op: str, kv_cache: Any) -> tuple[torch.Tensor, torch.Tensor | N
     if not isinstance(kv_cache, (tuple, list)):
         raise _no_tensor(op, "kv_cache", kv_cache)
     if len(kv_cache) != 2:
-        raise make_error(
-            3,
+        raise InvalidArgumentError(
             f"{op}: kv_cache is a {type(kv_cache).__name__} of {len(kv_cache)}; allowed is one "
-            "tensor or a pair (K, V)",
+            "tensor or a pair (K, V)"
         )
     for i, part in enumerate(kv_cache):
         if not isinstance(part, torch.Tensor):
@@ -70,10 +76,8 @@ def _split_cache(op: str, kv_cache: Any) -> tuple[torch.Tensor, torch.Tensor | N
     return tuple(kv_cache)
 
 
-def _tensors(
-    form: _schema.Form, given: dict[str, Any], sizes: dict[str, int]
-) -> dict[str, torch.Tensor]:
-    """The tensors that come, by their names in the op; a number fills a vector of `sizes` (1)."""
+def _tensors(form: _schema.Form, given: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors that come, by their names in the op; a number fills a vector."""
     given["kv_cache"], given["v_cache"] = _split_cache(form.name, given["kv_cache"])
     tensors: dict[str, torch.Tensor] = {}
     for arg in form.op.args:
@@ -85,7 +89,8 @@ def _tensors(
             if not arg.vector or not isinstance(value, number) or isinstance(value, bool):
                 raise _no_tensor(form.name, arg.name, value)
             dtype, device = _schema.TORCH_DTYPES[arg.dtypes[0]], given["kv_cache"].device
-            value = torch.full((sizes.get(arg.name, 1),), value, dtype=dtype, device=device)
+            size = tensors["query"].shape[1:2] if arg.name == "sinks" else (1,)
+            value = torch.full(size, value, dtype=dtype, device=device)
         tensors[arg.name] = value
     return tensors
 
@@ -99,8 +104,30 @@ def _check_attributes(op: _schemas.Op, attrs: dict[str, Any]) -> None:
             continue
         if expected is torch.dtype or isinstance(value, torch.Tensor):
             allowed = "a torch.dtype" if expected is torch.dtype else "a Python number"
-            raise make_error(3, f"{op.name}: {attr.name} is {_show(value)}; allowed is {allowed}")
+            raise InvalidArgumentError(
+                f"{op.name}: {attr.name} is {_show(value)}; allowed is {allowed}"
+            )
         _schemas.attribute(op.name, attr, value, _schema.dtype_name)
+
+
+def _checked(op: str, given: dict[str, Any], attrs: dict[str, Any]) -> Any:
+    """The torch op for Python values, by their names."""
+    try:
+        form = _schema.FORMS[op]
+        lens, count = given.get("context_lens"), given.get("num_seqs")
+        if isinstance(lens, torch.Tensor) and (
+            count is None or isinstance(count, numbers.Integral)
+        ):
+            given["num_seqs"] = _library.count_seqs(op, count, lens.shape)
+        tensors = _tensors(form, given)
+        _check_attributes(form.op, attrs)
+        if attrs.pop("return_lse", False):
+            op = "paged_attention_with_lse"
+        elif "v_cache" in tensors and op == "update_kv_cache":
+            op = "update_kv_cache_pair"
+        return _call(op, {**tensors, **attrs})
+    except XlaGpuError as error:
+        raise error.with_traceback(None) from None  # to end here, not in layers below
 
 
 def _call(name: str, args: dict[str, Any]) -> Any:
@@ -114,14 +141,20 @@ def _call(name: str, args: dict[str, Any]) -> Any:
     return getattr(_ops, name)(**args)
 
 
+def _signature(function: _PagedAttention) -> _PagedAttention:
+    return function
+
+
+@_docs.contract(_docs.PAGED_ATTENTION)
+@_signature
 def paged_attention(
     query: torch.Tensor,
     kv_cache: KvCache,
     context_lens: torch.Tensor,
     block_tables: torch.Tensor,
     query_start_loc: torch.Tensor,
-    num_seqs: torch.Tensor | int,
-    scale: float,
+    num_seqs: torch.Tensor | int | None = None,
+    scale: float | None = None,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     *,
@@ -132,52 +165,18 @@ def paged_attention(
     return_lse: bool = False,
     out_dtype: torch.dtype | None = None,
     batch_invariant: bool | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> Any:
     """Attention of a ragged batch over a paged KV cache: prefill, decode or both in one call.
 
-    Query i of a sequence stands at pos = context_len - query_len + i and sees keys k <= pos; with a
-    window only those with pos - k < sliding_window. Rows that belong to no sequence are 0,
-    and so are rows that see no key, as before the first token where context_len < query_len. A
-    sequence with an index that cannot be meant (a negative length, a page outside the cache, ...)
-    gives NaN rows, the others are untouched. Softmax and sums are in f32 or better. On CUDA: on the
-    current stream, without synchronisation, and capturable in a CUDA graph after one call of the
-    same types.
-
-    Args:
-      query: bf16, f16 or f32 [tokens, q_heads, head_dim], all sequences one after the other.
-      kv_cache: [pages, page_size, 2 * kv_heads, head_dim] with K on even heads and V on odd; or a
-        pair (K, V) of [pages, page_size, kv_heads, head_dim]; or [2, pages, page_size, kv_heads,
-        head_dim]. bf16, f16, f32, float8_e4m3fn or float8_e5m2. q_heads is a multiple of kv_heads.
-      context_lens: i32 [max_seqs], tokens in the cache, the new ones included.
-      block_tables: i32 [max_seqs, max_pages], page numbers.
-      query_start_loc: i32 [max_seqs + 1], first query row of each sequence.
-      num_seqs: i32 [1], sequences in use (the rest is padding); or a Python int.
-      scale: factor of the logits, e.g. head_dim ** -0.5; -1e20 to 1e20.
-      sliding_window: keys that a query sees, itself included; None for all.
-      soft_cap: logits become soft_cap * tanh(logits / soft_cap), 1e-20 to 1e20; None for none.
-      sinks: f32 [q_heads], one more logit a head in the softmax's denominator; or a number.
-      k_scale: f32 [1] or [kv_heads], or a number: factor of the stored keys (fp8 caches).
-      v_scale: as k_scale, of the stored values.
-      causal: False lets every query see the whole context.
-      return_lse: also return the log-sum-exp of each row's logits.
-      out_dtype: torch.float32, bfloat16 or float16; None for query's.
-      batch_invariant: a sequence's bits do not depend on what else is in the batch; None for what
-        XLA_GPU_BATCH_INVARIANT says at the first call of these types.
-
-    Returns:
-      out [tokens, q_heads, head_dim]; with return_lse, (out, lse) with lse f32 [tokens, q_heads]
-      (natural log; where a row sees nothing the sink's logit, -inf without sinks).
-
-    Raises:
-      ValueError: for wrong shapes, dtypes, devices or attributes.
-      NotImplementedError: in backward; the op has no gradient.
+    On CUDA: on the current stream, without synchronisation, and capturable in a CUDA graph after
+    one call of the same types. backward raises NotImplementedError: the op has no gradient.
     """
     args = (query, kv_cache, context_lens, block_tables, query_start_loc, num_seqs)
     if (  # the call of a serving loop, with nothing to convert
         sinks is None
         and k_scale is None
         and v_scale is None
-        and type(scale) is float
+        and (type(scale) is float or scale is None)
         and (sliding_window is None or type(sliding_window) is int)
         and (soft_cap is None or type(soft_cap) is float)
         and causal is True
@@ -188,8 +187,7 @@ def paged_attention(
     ):
         options = (scale, sliding_window, soft_cap, *_DEFAULTS)
         return (_attention_lse if return_lse else _attention)(args, options)
-    form = _schema.FORMS["paged_attention"]
-    names = (*form.required, "sinks", "k_scale", "v_scale")
+    names = (*_attention.form.required, "sinks", "k_scale", "v_scale")
     given = dict(zip(names, (*args, sinks, k_scale, v_scale)))
     attrs = {
         "scale": scale,
@@ -200,11 +198,7 @@ def paged_attention(
         "out_dtype": out_dtype,
         "batch_invariant": batch_invariant,
     }
-    q_heads = query.shape[1] if isinstance(query, torch.Tensor) and query.ndim == 3 else 1
-    tensors = _tensors(form, given, {"sinks": q_heads})
-    _check_attributes(form.op, attrs)
-    name = "paged_attention_with_lse" if attrs.pop("return_lse") else "paged_attention"
-    return _call(name, {**tensors, **attrs})
+    return _checked("paged_attention", given, attrs)
 
 
 _attention = _kernels.kernel(_schema.FORMS["paged_attention"], ())
@@ -217,42 +211,27 @@ _DEFAULTS = tuple(
 )
 
 
-def _update_tensors(name: str, *given: Any) -> dict[str, torch.Tensor]:
-    names = ("key", "value", "kv_cache", "slot_mapping", "k_scale", "v_scale")
-    return _tensors(_schema.FORMS[name], dict(zip(names, given)), {})
+_Cache = TypeVar("_Cache", torch.Tensor, tuple[torch.Tensor, torch.Tensor])
 
 
+@_docs.contract(_docs.UPDATE_KV_CACHE)
 def update_kv_cache(
     key: torch.Tensor,
     value: torch.Tensor,
-    kv_cache: KvCache,
+    kv_cache: _Cache,
     slot_mapping: torch.Tensor,
     *,
     k_scale: Scalar | None = None,
     v_scale: Scalar | None = None,
-) -> KvCache:
-    """A copy of a paged cache with the keys and values of new tokens in their slots.
-
-    Args:
-      key: f32, bf16 or f16 [tokens, kv_heads, head_dim].
-      value: as key.
-      kv_cache: any layout of paged_attention's; its dtype may differ from key's.
-      slot_mapping: i32 or i64 [tokens], page * page_size + offset in the page. A negative slot or
-        one past the last is skipped: nothing is written.
-      k_scale: f32 [1] or [kv_heads], or a number: fp8 caches store key / k_scale, saturated.
-      v_scale: as k_scale, of the values.
-
-    Returns:
-      The updated cache: a tensor, or a pair where a pair came.
-
-    Raises:
-      ValueError: for wrong shapes, dtypes or devices.
-    """
-    given = (key, value, kv_cache, slot_mapping, k_scale, v_scale)
-    tensors = _update_tensors("update_kv_cache", *given)
-    return _call("update_kv_cache_pair" if "v_cache" in tensors else "update_kv_cache", tensors)
+) -> _Cache:
+    """A copy of a paged cache with the keys and values of new tokens in their slots."""
+    updated: _Cache = _update(
+        "update_kv_cache", key, value, kv_cache, slot_mapping, k_scale, v_scale
+    )
+    return updated
 
 
+@_docs.contract(_docs.UPDATE_KV_CACHE)
 def update_kv_cache_(
     key: torch.Tensor,
     value: torch.Tensor,
@@ -264,12 +243,14 @@ def update_kv_cache_(
 ) -> None:
     """As update_kv_cache, in place: writes into the cache and nothing else.
 
-    Raises:
-      ValueError: for wrong shapes, dtypes or devices, or where key, value or slot_mapping share
-        memory with the cache.
+    key, value and slot_mapping must not share memory with the cache.
     """
-    name = "update_kv_cache_"
-    _call(name, _update_tensors(name, key, value, kv_cache, slot_mapping, k_scale, v_scale))
+    _update("update_kv_cache_", key, value, kv_cache, slot_mapping, k_scale, v_scale)
+
+
+def _update(op: str, *given: Any) -> Any:
+    names = ("key", "value", "kv_cache", "slot_mapping", "k_scale", "v_scale")
+    return _checked(op, dict(zip(names, given)), {})
 
 
 # ---- Of ops without a function here --------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from xla_gpu import _ops
-from xla_gpu._errors import make_error
+from xla_gpu._errors import InvalidArgumentError, UnimplementedError, XlaGpuError
 from xla_gpu._schema import Arg
 from xla_gpu.torch import _schema
 from xla_gpu.torch._prepared import MAX_PREPARED, Prepared, ensure_context, thread
@@ -94,7 +94,10 @@ class Kernel:
         if prepared is not None and prepared.object_call:
             thread.recent[short_key] = prepared
         if prepared is None:
-            return self._first(key, tensors, options)
+            try:
+                return self._first(key, tensors, options)
+            except XlaGpuError as error:
+                raise error.with_traceback(None) from None  # to end here, not in layers below
         if prepared.index >= 0 and prepared.index != _current_device():
             with torch.cuda.device(prepared.index):
                 return self._run(prepared, tensors)
@@ -110,8 +113,8 @@ class Kernel:
         call = self.call(tensors, options)
         device = _schema.check_devices(call)
         if device.type not in _PLATFORMS:
-            raise make_error(
-                12, f"{call.op}: {call.names[0]} is on {device}; allowed are CPU and CUDA tensors"
+            raise UnimplementedError(
+                f"{call.op}: {call.names[0]} is on {device}; allowed are CPU and CUDA tensors"
             )
         specs = _schema.specs_of(call)
         args = tuple(map(self._dense, self.args, call.args))
@@ -137,19 +140,21 @@ class Kernel:
         """A required tensor may come as None, which torch lets pass: InvalidArgumentError."""
         for name, tensor in zip(self.names, tensors):
             if tensor is None:
-                raise make_error(3, f"{self.name}: {name} is None; it must be a tensor")
+                message = f"{self.name}: {name} is None; it must be a tensor"
+                raise InvalidArgumentError(message) from None
 
     def _dense(self, arg: Arg, tensor: torch.Tensor) -> torch.Tensor:
         """The argument dense and row-major; an error where that may not take a copy."""
         what = f"{self.form.op.name}: {arg.name}"
         if tensor.layout != torch.strided:
-            raise make_error(3, f"{what} is {tensor.layout}; it must be dense (torch.strided)")
+            raise InvalidArgumentError(
+                f"{what} is {tensor.layout}; it must be dense (torch.strided)"
+            )
         if arg.no_copy and not tensor.is_contiguous():
-            raise make_error(
-                3,
+            raise InvalidArgumentError(
                 f"{what} {_schema.describe(tensor)} has strides {tuple(tensor.stride())}; a cache "
                 "must be contiguous, since a call does not copy it (call .contiguous() once, when "
-                "it is made)",
+                "it is made)"
             )
         return tensor.contiguous()
 
@@ -174,7 +179,7 @@ def kernel(form: Form, names: tuple[str, ...]) -> Kernel:
     """The kernel for calls that bring these optional arguments."""
     for name in form.required:
         if name not in names and any(a.name == name and a.optional for a in form.args):
-            raise make_error(3, f"{form.name}: {name} is None; it must be a tensor")
+            raise InvalidArgumentError(f"{form.name}: {name} is None; it must be a tensor")
     return Kernel(form, tuple(a.name for a in form.args if not a.optional or a.name in names))
 
 
@@ -182,7 +187,8 @@ def define(form: Form, body: str, **names: Any) -> Callable[..., Any]:
     """A function with the form's signature, as dataclasses make theirs: nothing is quicker."""
     source = f"def {form.name}({form.signature}):\n    {body}\n"
     exec(compile(source, f"<xla_gpu.torch {form.name}>", "exec"), names)
-    return names[form.name]
+    function: Callable[..., Any] = names[form.name]
+    return function
 
 
 def _inputs(form: Form) -> Callable[..., Inputs]:

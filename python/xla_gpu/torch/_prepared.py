@@ -65,12 +65,7 @@ class _ObjectCall(ctypes.Structure):
 def exchange_api() -> int:
     """The address of torch's DLPackExchangeAPI (2.10 and later), 0 where it has none."""
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if capsule is None:
-        return 0
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype = ctypes.c_void_p
-    get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    return get_pointer(capsule, b"dlpack_exchange_api") or 0
+    return 0 if capsule is None else _lib.capsule_address(capsule)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from xla_gpu import _ops
-from xla_gpu._errors import make_error
+from xla_gpu._errors import UnimplementedError, at_callers_line
 from xla_gpu.torch import _kernels, _schema
 
 _requires_grad = attrgetter("requires_grad")
@@ -25,14 +25,13 @@ def _no_gradient(form: _schema.Form, forward_mode: bool = False) -> Exception:
     why = form.op.instead_of_gradient and f" ({form.op.instead_of_gradient})"
     what = "forward-mode derivative" if forward_mode else "gradient"
     no_grad = "" if forward_mode else "torch.no_grad() or "  # which forward mode does not heed
-    return make_error(
-        12,
+    return UnimplementedError(
         f"xla_gpu::{form.name} has no {what}{why}; call it under {no_grad}torch.inference_mode(), "
-        "or detach() its inputs",
+        "or detach() its inputs"
     )
 
 
-class _NoGradient(torch.autograd.function._SingleLevelFunction):
+class _NoGradient(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
     """The op, with a backward that says what to do: many models run forward with gradients on.
 
     Of a single level, as any autograd kernel: functorch calls it once for each of its transforms,
@@ -170,10 +169,11 @@ def _infer(call: _schema.OpCall, exact: bool) -> list[_ops.Result] | None:
 
 
 def _fake_kernel(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
+    @at_callers_line
     def kernel(*args: Any, **kwargs: Any) -> Any:
         run, tensors, options = inputs(*args, **kwargs)
         call = run.call(tensors, options)
-        inferred = _infer(call, exact=not all(r.alias_of or r.like for r in run.results))
+        inferred = _infer(call, exact=not all(r.alias_of or r.like for r in run.results)) or []
         given = dict(zip(call.names, tensors))
         made = []
         for i, result in enumerate(run.results):
@@ -182,7 +182,7 @@ def _fake_kernel(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
                 like, shape, name = tensors[0], inferred[i].spec.shape, inferred[i].spec.dtype
             else:
                 shape = like.shape[: result.rank] if result.rank else like.shape
-                name = call.attrs.get(result.dtype, result.dtype)
+                name = str(call.attrs.get(result.dtype, result.dtype))
             dtype = _schema.TORCH_DTYPES[name] if name else like.dtype
             made.append(like.new_empty(shape, dtype=dtype))
         return run.pick(made)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from xla_gpu import _ops, _schema
-from xla_gpu._errors import make_error
+from xla_gpu._errors import InvalidArgumentError
 
 NAMESPACE = "xla_gpu"
 
@@ -154,10 +154,11 @@ class Form:
 
     def attributes(self, options: Sequence[Any]) -> dict[str, _ops.AttrValue]:
         """The library's attributes, of the values of `attrs`."""
-        return {
+        values = {
             attr.name: _schema.attribute(self.op.name, attr, value, dtype_name)
             for attr, value in zip(self.attrs, options, strict=True)
-        } | self.fixed
+        }
+        return {name: value for name, value in values.items() if value is not None} | self.fixed
 
 
 def _parameter(attr: _schema.Attr) -> Parameter:
@@ -204,8 +205,8 @@ def spec_of(op: str, name: str, tensor: torch.Tensor) -> _ops.TensorSpec:
     """The library's type of a tensor; InvalidArgumentError for a dtype that it does not know."""
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
-        raise make_error(
-            3, f"{op}: {name} is {describe(tensor)}; {tensor.dtype} has no counterpart in XLA"
+        raise InvalidArgumentError(
+            f"{op}: {name} is {describe(tensor)}; {tensor.dtype} has no counterpart in XLA"
         )
     return _ops.TensorSpec(dtype, tuple(tensor.shape))
 
@@ -215,10 +216,9 @@ def check_devices(call: OpCall) -> torch.device:
     device = call.args[0].device
     for name, tensor in zip(call.names, call.args, strict=True):
         if tensor.device != device:
-            raise make_error(
-                3,
+            raise InvalidArgumentError(
                 f"{call.op}: {name} {describe(tensor)} is on {tensor.device} but {call.names[0]} "
-                f"is on {device}; all arguments must be on one device",
+                f"is on {device}; all arguments must be on one device"
             )
     return device
 

@@ -18,7 +18,7 @@ from torch_xla.core import xla_builder
 
 from xla_gpu import _handlers, _lib, _ops
 from xla_gpu import _schema as _schemas
-from xla_gpu._errors import make_error
+from xla_gpu._errors import InvalidArgumentError, NotFoundError
 from xla_gpu.torch import _schema
 from xla_gpu.torch_xla import _hlo, _runtime
 
@@ -96,31 +96,29 @@ def _op_targets() -> frozenset[str]:
 def _resolve(name: str, api_version: int) -> str:
     """XLA's name for the target, for a call by `api_version`; else the error that helps."""
     if isinstance(api_version, bool) or api_version not in (1, 2, 3, 4):
-        raise make_error(
-            3,
+        raise InvalidArgumentError(
             f"custom call '{name}': api_version is {api_version!r}; allowed are 1, 2, 3 (untyped) "
-            "and 4 (typed FFI), as its handler was registered",
+            "and 4 (typed FFI), as its handler was registered"
         )
     known = _targets.get(name)
     if known is None:
         if name in _op_targets():
             known = {True: _Target(name, _TYPED, _runtime.platform())}
         else:
-            raise make_error(
-                5,
+            raise NotFoundError(
                 f"custom call '{name}': no handler is registered under this name; before the "
                 "call, xla_gpu.torch_xla.register_custom_call_target"
                 f"('{name}', handler, '{_runtime.platform()}', api_version={api_version}) "
-                f"(registered here: {', '.join(sorted(_targets)) or 'none'})",
+                f"(registered here: {', '.join(sorted(_targets)) or 'none'})"
             )
     target = known.get(api_version == _TYPED)
     if target is None:
         (other,) = known.values()
-        raise make_error(3, _wrong_version(name, api_version, other))
+        raise InvalidArgumentError(_wrong_version(name, api_version, other))
     # XLA keeps the untyped versions in one registry and passes what the call's version says. A
     # handler that takes a status must be given one; one that takes none never sees it.
     if target.api_version in (2, 3) and api_version == 1:
-        raise make_error(3, _wrong_version(name, api_version, target))
+        raise InvalidArgumentError(_wrong_version(name, api_version, target))
     return target.xla_name
 
 
@@ -178,10 +176,9 @@ def custom_call(
     """
     if attributes is not None:
         if backend_config or api_version != _TYPED:
-            raise make_error(
-                3,
+            raise InvalidArgumentError(
                 f"custom call '{target}': attributes are for typed calls (api_version=4) without "
-                "backend_config; an untyped one takes its configuration as backend_config",
+                "backend_config; an untyped one takes its configuration as backend_config"
             )
         backend_config = _hlo.attributes_text(attributes)
     xla_name = _resolve(target, api_version)
@@ -191,16 +188,14 @@ def custom_call(
     aliases = tuple(sorted((output_operand_aliases or {}).items()))
     for result, arg in aliases:
         if not 0 <= result < len(results) or not 0 <= arg < len(specs):
-            raise make_error(
-                3,
+            raise InvalidArgumentError(
                 f"custom call '{target}': output_operand_aliases has {result}: {arg}, but there "
-                f"are {len(results)} results and {len(specs)} inputs",
+                f"are {len(results)} results and {len(specs)} inputs"
             )
         if results[result] != specs[arg]:
-            raise make_error(
-                3,
+            raise InvalidArgumentError(
                 f"custom call '{target}': result {result} is {results[result]} but input {arg}, "
-                f"whose buffer it shares, is {specs[arg]}; they must be equal",
+                f"whose buffer it shares, is {specs[arg]}; they must be equal"
             )
     call = _hlo.CustomCall(
         xla_name,
@@ -217,9 +212,10 @@ def custom_call(
 
 def emit(call: _hlo.CustomCall, inputs: Tensors) -> list[torch.Tensor]:
     """The call in the graph of `inputs`, which must be XLA tensors of its types."""
-    return torch_xla._XLAC._xla_user_computation(
+    results: list[torch.Tensor] = torch_xla._XLAC._xla_user_computation(
         f"xla_gpu::{call.target}", list(reversed(inputs)), _computation(call)
     )
+    return results
 
 
 @functools.lru_cache(maxsize=4096)
@@ -231,17 +227,16 @@ def _check_config(target: str, backend_config: str, api_version: int) -> None:
     """XLA would refuse the text, too, but when it compiles, and without naming the call."""
     text = backend_config.strip()
     if api_version == _TYPED and text and not (text.startswith("{") and text.endswith("}")):
-        raise make_error(
-            3,
+        raise InvalidArgumentError(
             f"custom call '{target}': backend_config is {backend_config!r}; a typed call takes its "
-            "attributes as MLIR writes them, e.g. '{scale = 2.0 : f32, causal = true}'",
+            "attributes as MLIR writes them, e.g. '{scale = 2.0 : f32, causal = true}'"
         )
 
 
 def _input_specs(target: str, inputs: Tensors) -> tuple[_ops.TensorSpec, ...]:
     if not inputs:
-        raise make_error(
-            3, f"custom call '{target}': no inputs; at least one is needed, which tells the device"
+        raise InvalidArgumentError(
+            f"custom call '{target}': no inputs; at least one is needed, which tells the device"
         )
     for i, tensor in enumerate(inputs):
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != "xla":
@@ -250,10 +245,9 @@ def _input_specs(target: str, inputs: Tensors) -> tuple[_ops.TensorSpec, ...]:
                 if isinstance(tensor, torch.Tensor)
                 else type(tensor).__name__
             )
-            raise make_error(
-                3,
+            raise InvalidArgumentError(
                 f"custom call '{target}': input {i} is {came}; it must be an XLA tensor "
-                "(tensor.to('xla'))",
+                "(tensor.to('xla'))"
             )
     return tuple(_schema.spec_of(target, f"input {i}", t) for i, t in enumerate(inputs))
 
@@ -262,15 +256,14 @@ def _output_specs(
     target: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]
 ) -> tuple[_ops.TensorSpec, ...]:
     if len(shapes) != len(dtypes) or not shapes:
-        raise make_error(
-            3,
+        raise InvalidArgumentError(
             f"custom call '{target}': {len(shapes)} output shapes and {len(dtypes)} output dtypes; "
-            "each result has one of both, and there is at least one result",
+            "each result has one of both, and there is at least one result"
         )
     unknown = [dtype for dtype in dtypes if dtype not in _schema.DTYPES]
     if unknown:
-        raise make_error(
-            3, f"custom call '{target}': output dtype {unknown[0]} has no counterpart in XLA"
+        raise InvalidArgumentError(
+            f"custom call '{target}': output dtype {unknown[0]} has no counterpart in XLA"
         )
     return tuple(
         _ops.TensorSpec(_schema.DTYPES[dtype], tuple(int(size) for size in shape))
@@ -293,7 +286,7 @@ def _replacement(
 ) -> list[torch.Tensor]:
     """`torch_xla._XLAC._xla_custom_call` by `custom_call`; targets of XLA's own go the old way."""
     if target not in _targets and target.startswith(_XLAS_OWN):
-        return _xla_custom_call(
+        results: list[torch.Tensor] = _xla_custom_call(
             inputs,
             target,
             output_shapes,
@@ -303,6 +296,7 @@ def _replacement(
             api_version,
             frontend_attributes or {},
         )
+        return results
     return custom_call(
         target,
         inputs,

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 
 from xla_gpu import _ops
-from xla_gpu._errors import make_error
+from xla_gpu._errors import InvalidArgumentError
 
 # ---- Protobuf's wire format --------------------------------------------------------------------
 
@@ -193,10 +193,9 @@ def _value(name: str, value: _ops.AttrValue) -> str:
         return _string(value)
     if isinstance(value, Sequence) and all(isinstance(v, int) for v in value):
         return f"array<i64: {', '.join(map(str, value))}>" if value else "array<i64>"
-    raise make_error(
-        3,
+    raise InvalidArgumentError(
         f"attribute '{name}' is {type(value).__name__} {value!r}; allowed are bool, int, float, "
-        "str and a sequence of ints",
+        "str and a sequence of ints"
     )
 
 

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from xla_gpu import _register, torch_xla_plugin
-from xla_gpu._errors import XlaGpuError, make_error
+from xla_gpu._errors import StatusCode, XlaGpuError, make_error
 
 
 @functools.cache
@@ -22,9 +22,9 @@ def _stock_plugin() -> str:
             f"PyTorch/XLA runs on PJRT_DEVICE={device or '(unset)'}, whose client this library can "
             f"register no handlers in; start with PJRT_DEVICE={torch_xla_plugin.DEVICE}, or import "
             "xla_gpu.torch_xla before torch_xla",
-            9,
+            StatusCode.FAILED_PRECONDITION,
         )
-    return _plugin()["path"]
+    return str(_plugin()["path"])
 
 
 def platform() -> str:
@@ -34,14 +34,16 @@ def platform() -> str:
       XlaGpuError: PyTorch/XLA runs on another device than XLA_GPU, or there is no stock plugin.
     """
     _stock_plugin()
-    return _plugin()["platform"]
+    return str(_plugin()["platform"])
 
 
 def ops_platform() -> str:
     """`platform`, where this library's ops can be called; else the error that says why not."""
     where = platform()
     if _plugin()["problem"]:
-        raise XlaGpuError(f"the ops cannot be called here: {_plugin()['problem']}", 9)
+        raise XlaGpuError(
+            f"the ops cannot be called here: {_plugin()['problem']}", StatusCode.FAILED_PRECONDITION
+        )
     return where
 
 
@@ -60,7 +62,7 @@ def register_handler(name: str, handler: Any, platform: str, api_version: int) -
             )
             return target
         except XlaGpuError as e:
-            if e.code != 6:
+            if e.code != StatusCode.ALREADY_EXISTS:
                 raise make_error(e.code, _with_remedy(str(e))) from None
         number += 1
         target = f"{name}.{number}"

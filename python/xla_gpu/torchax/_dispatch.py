@@ -18,7 +18,7 @@ from torchax import interop
 from torchax.tensor import Tensor, XLADispatchMode
 from torchax.view import View
 
-from xla_gpu._errors import make_error
+from xla_gpu._errors import InvalidArgumentError
 from xla_gpu.jax import _primitive
 from xla_gpu.torch import _kernels, _schema
 
@@ -97,11 +97,11 @@ class _Op:
 
     def _to_jax(self, name: str, tensor: torch.Tensor) -> jax.Array:
         if isinstance(tensor, _TORCHAX):
-            return tensor.jax()
-        raise make_error(
-            3,
+            array: jax.Array = tensor.jax()
+            return array
+        raise InvalidArgumentError(
             f"{self.form.name}: {name} {_schema.describe(tensor)} is an ordinary tensor on "
-            f"{tensor.device} but others are torchax's; move it with .to('jax')",
+            f"{tensor.device} but others are torchax's; move it with .to('jax')"
         )
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec, TypeVar
 
-import jax
 import jax.numpy as jnp
 
 from xla_gpu.jax import ragged_paged_attention_hd64, ragged_paged_attention_v3
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _OF_A_STEP = ("kv_lens", "page_indices", "cu_q_lens", "distribution")
 
 
-def _with_copies(attention: Callable) -> Callable:
+def _with_copies(attention: Callable[_P, _R]) -> Callable[_P, _R]:
     """`attention` of copies of lengths, pages and counts.
 
     vLLM brings them in new tensors for each step. XLA records each command that reads a tensor that
@@ -26,7 +27,7 @@ def _with_copies(attention: Callable) -> Callable:
     signature = inspect.signature(attention)
 
     @functools.wraps(attention)
-    def attend(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.Array]:
+    def attend(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         bound = signature.bind(*args, **kwargs)
         for name in _OF_A_STEP:
             bound.arguments[name] = jnp.maximum(bound.arguments[name], -1)

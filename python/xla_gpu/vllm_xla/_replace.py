@@ -23,9 +23,9 @@ from xla_gpu.vllm_xla._versions import UnsupportedError
 _MARK = "_xla_gpu_replacement"
 
 
-def _expect(owner: ModuleType | type, name: str, parameters: str) -> Callable[..., Any]:
+def _expect(owner: ModuleType | type, name: str, parameters: str) -> Any:
     """owner.name, if it is a function of just these parameter names."""
-    function = getattr(owner, name, None)
+    function: Any = getattr(owner, name, None)
     found = "nothing" if function is None else "something that is no function"
     if callable(function):
         found = f"{name}({', '.join(inspect.signature(function).parameters)})"
@@ -37,7 +37,9 @@ def _expect(owner: ModuleType | type, name: str, parameters: str) -> Callable[..
     return function
 
 
-def _replace(owner: str, name: str, parameters: str, make: Callable[[Callable], Callable]) -> None:
+def _replace(
+    owner: str, name: str, parameters: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
     """Puts make(original) in the place of a module's function or a class's method, once.
 
     Args:
@@ -60,7 +62,7 @@ def _replace(owner: str, name: str, parameters: str, make: Callable[[Callable], 
 # ---- Compiler options ----------------------------------------------------------------------------
 
 
-def _without_options(original: Callable[[], dict]) -> Callable[[], dict]:
+def _without_options(original: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
     # Read, not called: it would start JAX, in the server process too, to ask a TPU for its memory.
     options = set(re.findall(r'"(xla_\w+)"', inspect.getsource(original)))
     others = sorted(name for name in options if not name.startswith("xla_tpu_"))
@@ -72,7 +74,7 @@ def _without_options(original: Callable[[], dict]) -> Callable[[], dict]:
         )
 
     @functools.wraps(original)
-    def no_options() -> dict:
+    def no_options() -> dict[str, Any]:
         return {}
 
     return no_options
@@ -88,9 +90,9 @@ def compiler_options() -> None:
 # ---- Devices -------------------------------------------------------------------------------------
 
 
-def _plain_mesh(original: Callable) -> Callable:
+def _plain_mesh(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def make_mesh(axis_shapes, axis_names, *, devices=None):
+    def make_mesh(axis_shapes: Any, axis_names: Any, *, devices: Any = None) -> jax.sharding.Mesh:
         devices = jax.devices() if devices is None else devices
         types = (jax.sharding.AxisType.Auto,) * len(axis_shapes)
         return jax.make_mesh(axis_shapes, axis_names, types, devices=devices)
@@ -129,12 +131,12 @@ def memory_limit() -> None:
     _replace("tpu_inference.utils", "get_device_hbm_limit", "", _memory_of_this_machine)
 
 
-def _put_copies(original: Callable) -> Callable:
+def _put_copies(original: Callable[..., Any]) -> Callable[..., Any]:
     def copied(leaf: Any) -> Any:
         return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
     @functools.wraps(original)
-    def put(tensor, sharding, *, layout=None, source_mesh=None):
+    def put(tensor: Any, sharding: Any, *, layout: Any = None, source_mesh: Any = None) -> Any:
         tensor = jax.tree.map(copied, tensor)
         return original(tensor, sharding, layout=layout, source_mesh=source_mesh)
 
@@ -185,7 +187,7 @@ def attention() -> None:
     )
 
 
-def _named(function: Callable) -> Callable:
+def _named(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -196,9 +198,9 @@ def _named(function: Callable) -> Callable:
 # ---- Loading torchax models ----------------------------------------------------------------------
 
 
-def _from_a_copy(original: Callable) -> Callable:
+def _from_a_copy(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def to_jax(t, use_dlpack=False):
+    def to_jax(t: Any, use_dlpack: bool = False) -> Any:
         return original(t.detach().clone(), use_dlpack=use_dlpack)
 
     return to_jax
@@ -217,9 +219,9 @@ def weights_are_converted_from_copies() -> None:
 # ---- Preemption ----------------------------------------------------------------------------------
 
 
-def _with_their_tokens(original: Callable) -> Callable:
+def _with_their_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def update_states(self, scheduler_output, get_mrope_input_positions_fn):
+    def update_states(self: Any, scheduler_output: Any, get_mrope_input_positions_fn: Any) -> Any:
         for request, tokens in scheduler_output.scheduled_cached_reqs.all_token_ids.items():
             state = self.requests[request]
             known = tokens[state.num_prompt_tokens :]

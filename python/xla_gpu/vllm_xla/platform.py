@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-class XlaPlatform(TpuPlatform):
+class XlaPlatform(TpuPlatform):  # type: ignore[misc]
     """vLLM's JAX backend on XLA:CPU and XLA:GPU.
 
     It keeps the names of the TPU platform (device_name "tpu" and so on): vLLM asks for them to find

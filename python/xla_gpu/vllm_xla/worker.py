@@ -15,7 +15,7 @@ from xla_gpu.vllm_xla._versions import UnsupportedError
 logger = init_logger("vllm.xla_gpu")
 
 
-class XlaWorker(TPUWorker):
+class XlaWorker(TPUWorker):  # type: ignore[misc]
     """A TPUWorker on XLA's CPU or CUDA device, whose attention is this library's."""
 
     def init_device(self, *args: str, **kwargs: str) -> None:

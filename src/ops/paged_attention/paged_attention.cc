@@ -109,18 +109,19 @@ Status ParseIndices(const std::vector<const TensorView*>& args, Problem& problem
   return Expect(kName, "num_seqs", *args[kNumSeqs], {DType::kI32, {1}}, " (one number)");
 }
 
-// A float attribute that is at least `smallest`, or 0 if that is positive, and at most kMaxFactor.
-// Beyond, f32 numbers leave their range on the way to the logits.
-StatusOr<float> FactorAttribute(std::string_view op, const Attributes& attributes,
-                                std::string_view name, double smallest) {
-  const double given = attributes.GetFloat(name, 0.0);
-  const float value = static_cast<float>(given);
-  const bool in_range =
-      value >= static_cast<float>(smallest) && value <= static_cast<float>(kMaxFactor);
-  if (in_range || (smallest > 0 && given == 0)) return value;
+// Sets `factor` where the attribute is given: from `smallest` to kMaxFactor. Beyond, f32 numbers
+// leave their range on the way to the logits.
+Status ReadFactor(std::string_view op, const Attributes& attributes, std::string_view name,
+                  double smallest, std::string_view left_out, float& factor) {
+  if (attributes.Find(name) == nullptr) return OkStatus();
+  const double given = attributes.GetFloat(name);
+  factor = static_cast<float>(given);
+  if (factor >= static_cast<float>(smallest) && factor <= static_cast<float>(kMaxFactor)) {
+    return OkStatus();
+  }
   return InvalidArgument(op, ": attribute '", name, "' is ", given,
                          "; it must be a finite number from ", smallest, " to ", kMaxFactor,
-                         smallest > 0 ? ", or 0 for none" : "");
+                         ", or left out for ", left_out);
 }
 
 StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform) {
@@ -172,16 +173,15 @@ std::vector<AttrSpec> AttentionAttrs(const OptionNames& names, std::vector<AttrS
   std::vector<AttrSpec> attrs = {
       {.name = names.scale,
        .type = AttrType::kFloat,
-       .doc = "factor of the logits, often 1/sqrt(head_dim); -1e20 to 1e20"},
+       .doc = "factor of the logits, -1e20 to 1e20; none: 1/sqrt(head_dim)",
+       .none_is_default = true},
       {.name = "sliding_window",
        .type = AttrType::kInt,
-       .doc = "keys a query sees, itself included; 0: all",
-       .default_value = int64_t{0},
+       .doc = "keys a query sees, itself included, at least 1; none: all",
        .none_is_default = true},
       {.name = "soft_cap",
        .type = AttrType::kFloat,
-       .doc = "cap of the logits, 1e-20 to 1e20; 0: none",
-       .default_value = 0.0,
+       .doc = "cap of the logits, 1e-20 to 1e20; none: no cap",
        .none_is_default = true},
       {.name = names.causal,
        .type = AttrType::kBool,
@@ -240,17 +240,20 @@ Status ParseOptions(const OptionNames& names, std::span<const TensorView* const>
     problem.has_sinks = true;
   }
   XLA_GPU_RETURN_IF_ERROR(paged_cache::ParseScales(op, optional[1], optional[2], problem));
-  XLA_GPU_ASSIGN_OR_RETURN(problem.scale,
-                           FactorAttribute(op, attributes, names.scale, -kMaxFactor));
-  XLA_GPU_ASSIGN_OR_RETURN(problem.soft_cap,
-                           FactorAttribute(op, attributes, "soft_cap", 1 / kMaxFactor));
-  const int64_t window = attributes.GetInt("sliding_window");
-  if (window < 0) {
-    return InvalidArgument(op, ": attribute 'sliding_window' is ", window,
-                           "; it must be at least 1, or 0 for no window");
+  problem.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(problem.head_dim)));
+  XLA_GPU_RETURN_IF_ERROR(
+      ReadFactor(op, attributes, names.scale, -kMaxFactor, "1/sqrt(head_dim)", problem.scale));
+  XLA_GPU_RETURN_IF_ERROR(
+      ReadFactor(op, attributes, "soft_cap", 1 / kMaxFactor, "no cap", problem.soft_cap));
+  if (attributes.Find("sliding_window") != nullptr) {
+    const int64_t window = attributes.GetInt("sliding_window");
+    if (window < 1) {
+      return InvalidArgument(op, ": attribute 'sliding_window' is ", window,
+                             "; it must be at least 1, or left out for no window");
+    }
+    // Positions are i32, so a larger window hides nothing more.
+    problem.sliding_window = std::min(window, kMaxIndex);
   }
-  // Positions are i32, so a larger window hides nothing more.
-  problem.sliding_window = std::min(window, kMaxIndex);
   problem.causal = attributes.GetBool(names.causal);
   problem.out_dtype =
       DTypeFromName(attributes.GetString("out_dtype")).value_or(problem.query_dtype);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -64,6 +65,15 @@ TEST(PagedAttention, CacheLayouts) {
   EXPECT_EQ(stacked.v.offset, 10 * 16 * 4 * 64);
   EXPECT_EQ(stacked.v.page_stride, 16 * 4 * 64);
   EXPECT_FALSE(stacked.separate_v);
+}
+
+TEST(PagedAttention, AttributesMayBeLeftOut) {
+  TypedCall call = MakeCall();
+  call.attrs.clear();
+  const Problem problem = call.GetProblem();
+  EXPECT_EQ(problem.scale, 1 / std::sqrt(static_cast<float>(problem.head_dim)));
+  EXPECT_EQ(problem.sliding_window, 0);
+  EXPECT_EQ(problem.soft_cap, 0.0f);
 }
 
 TEST(PagedAttention, AttributesReachTheProblem) {
@@ -207,10 +217,9 @@ const BadInput kBadInputs[] = {
        c.args["v_scale"] = {DType::kF32, {}};
      },
      "v_scale is f32[]; it must be f32[1]"},
-    {"ScaleMissing", [](TypedCall& c) { c.attrs.erase("scale"); },
-     "attribute 'scale' (float) is missing; it is required"},
     {"ScaleNaN", [](TypedCall& c) { c.attrs["scale"] = kNaN; },
-     "attribute 'scale' is nan; it must be a finite number from -1e+20 to 1e+20"},
+     "attribute 'scale' is nan; it must be a finite number from -1e+20 to 1e+20, or left out for "
+     "1/sqrt(head_dim)"},
     {"ScaleBeyondF32", [](TypedCall& c) { c.attrs["scale"] = 1e300; },
      "attribute 'scale' is 1e+300; it must be a finite number from -1e+20 to 1e+20"},
     {"ScaleTooLarge", [](TypedCall& c) { c.attrs["scale"] = -2.4e38; },
@@ -218,17 +227,22 @@ const BadInput kBadInputs[] = {
     {"ScaleString", [](TypedCall& c) { c.attrs["scale"] = std::string_view("0.1"); },
      "attribute 'scale' is string \"0.1\"; it must be float"},
     {"WindowNegative", [](TypedCall& c) { c.attrs["sliding_window"] = int64_t{-1}; },
-     "attribute 'sliding_window' is -1; it must be at least 1, or 0 for no window"},
+     "attribute 'sliding_window' is -1; it must be at least 1, or left out for no window"},
+    {"WindowZero", [](TypedCall& c) { c.attrs["sliding_window"] = int64_t{0}; },
+     "attribute 'sliding_window' is 0; it must be at least 1, or left out for no window"},
     {"WindowFloat", [](TypedCall& c) { c.attrs["sliding_window"] = 4.0; },
      "attribute 'sliding_window' is float 4; it must be int"},
     {"SoftCapNegative", [](TypedCall& c) { c.attrs["soft_cap"] = -1.0; },
-     "attribute 'soft_cap' is -1; it must be a finite number from 1e-20 to 1e+20, or 0 for none"},
+     "attribute 'soft_cap' is -1; it must be a finite number from 1e-20 to 1e+20, or left out for "
+     "no cap"},
+    {"SoftCapZero", [](TypedCall& c) { c.attrs["soft_cap"] = 0.0; },
+     "attribute 'soft_cap' is 0; it must be a finite number from 1e-20 to 1e+20, or left out"},
     {"SoftCapTiny", [](TypedCall& c) { c.attrs["soft_cap"] = 1e-40; },
-     "attribute 'soft_cap' is 1e-40; it must be a finite number from 1e-20 to 1e+20, or 0"},
+     "attribute 'soft_cap' is 1e-40; it must be a finite number from 1e-20 to 1e+20, or left"},
     {"SoftCapSubnormalF64", [](TypedCall& c) { c.attrs["soft_cap"] = 1e-320; },
-     "; it must be a finite number from 1e-20 to 1e+20, or 0"},
+     "; it must be a finite number from 1e-20 to 1e+20, or left"},
     {"SoftCapHuge", [](TypedCall& c) { c.attrs["soft_cap"] = 2.4e38; },
-     "attribute 'soft_cap' is 2.4e+38; it must be a finite number from 1e-20 to 1e+20, or 0"},
+     "attribute 'soft_cap' is 2.4e+38; it must be a finite number from 1e-20 to 1e+20, or left"},
     {"CausalInt", [](TypedCall& c) { c.attrs["causal"] = int64_t{1}; },
      "attribute 'causal' is int 1; it must be bool"},
     {"OutDtypeUnknown", [](TypedCall& c) { c.attrs["out_dtype"] = std::string_view("half"); },

@@ -268,8 +268,8 @@ class Case {
     if (spec_.return_lse) result_views_.push_back(lse.view());
     attributes_ = Attributes();
     Add("scale", spec_.scale);
-    Add("sliding_window", spec_.sliding_window);
-    Add("soft_cap", spec_.soft_cap);
+    if (spec_.sliding_window != 0) Add("sliding_window", spec_.sliding_window);
+    if (spec_.soft_cap != 0) Add("soft_cap", spec_.soft_cap);
     Add("causal", spec_.causal);
     Add("return_lse", spec_.return_lse);
     Add("out_dtype", std::string_view(spec_.out_dtype));

@@ -132,8 +132,8 @@ class Case {
     optional_args_ = StrJoin(names, ",");
     result_views_ = {out.view(), kv_cache.view()};
     Add("sm_scale", spec_.scale);
-    Add("sliding_window", spec_.sliding_window);
-    Add("soft_cap", spec_.soft_cap);
+    if (spec_.sliding_window != 0) Add("sliding_window", spec_.sliding_window);
+    if (spec_.soft_cap != 0) Add("soft_cap", spec_.soft_cap);
     Add("use_causal_mask", spec_.causal);
     Add("update_kv_cache", update_);
     Add("cache_layout", std::string_view(side_by_side_ ? "side_by_side" : "interleaved"));
