@@ -4,14 +4,24 @@ Wrong index values are data, not types: they give NaN rows (test_property_*.py).
 """
 
 import ctypes
+import pathlib
+import pickle
+import traceback
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import xla_gpu
-from xla_gpu import _lib, _ops
-from xla_gpu.jax import paged_attention, ragged_paged_attention, simple_add, update_kv_cache
+from xla_gpu import _errors, _lib, _ops
+from xla_gpu.jax import (
+    _functions,
+    paged_attention,
+    ragged_paged_attention,
+    ragged_paged_attention_v3,
+    simple_add,
+    update_kv_cache,
+)
 
 T, H, K, D, PAGES, SIZE, SEQS, MAX_PAGES = 4, 4, 2, 8, 6, 4, 2, 3
 
@@ -377,3 +387,72 @@ def test_a_missing_library_says_where_it_was_looked_for(monkeypatch):
     monkeypatch.setenv("XLA_GPU_LIBRARY", "/no/such/libxla_gpu.so")
     with pytest.raises(LookupError, match=r"tried /no/such/libxla_gpu.so.*XLA_GPU_LIBRARY"):
         _lib.library_path.__wrapped__()
+
+
+def our_frames(error):
+    """How many frames of xla_gpu a user sees below the line that is wrong."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    ours = [str(pathlib.Path(xla_gpu.__file__).parent) in file for file in files]
+    return ours[::-1].index(False)
+
+
+@pytest.mark.parametrize("jit", [True, False])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"query": zeros(T, H, 9)},
+        {"kv_cache": (zeros(3), None)},
+        {"num_seqs": "2"},
+        {"scale": "1"},
+        {"sliding_window": 0},
+        {"sinks": i32(H)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("op", [paged_attention, _functions.function("paged_attention")])
+def test_a_traceback_ends_at_the_callers_line(op, change, jit):
+    call = {"op": op, "num_seqs": i32(1)} | change
+    with jax.disable_jit(not jit), pytest.raises(ValueError) as error:
+        attend(**call)
+    assert our_frames(error.value) <= 1
+    assert error.value.__cause__ is None and error.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: simple_add(zeros(3), zeros(4)),
+        lambda: update(key=zeros(T, K, 9)),
+        lambda: ragged(sliding_window=0),
+        lambda: ragged_paged_attention_v3(*[zeros(3)] * 8),
+        lambda: ragged_paged_attention_v3(*[zeros(3)] * 8, q_scale="1"),
+        lambda: jax.vmap(lambda x: simple_add(x, x))(zeros(3)),
+        lambda: jax.grad(lambda x: simple_add(x, x).sum())(zeros(3)),
+    ],
+)
+def test_other_tracebacks(call):
+    with pytest.raises(xla_gpu.XlaGpuError) as error:
+        call()
+    assert our_frames(error.value) <= 1
+    with pytest.raises(TypeError, match="simple_add: missing a required argument: 'b'") as wrong:
+        simple_add(zeros(3))
+    assert our_frames(wrong.value) <= 2
+
+
+@pytest.mark.parametrize("kind", [k for k in vars(xla_gpu).values() if isinstance(k, type)])
+def test_error_classes_carry_their_codes(kind):
+    if not issubclass(kind, Exception):
+        assert kind is xla_gpu.StatusCode
+        return
+    names = {
+        "XlaGpuError": "INTERNAL",
+        "InvalidArgumentError": "INVALID_ARGUMENT",
+        "NotFoundError": "NOT_FOUND",
+        "UnimplementedError": "UNIMPLEMENTED",
+    }
+    error = kind("x")
+    assert error.code is xla_gpu.StatusCode[names[kind.__name__]]
+    assert error.code_name == names[kind.__name__] and str(error) == "x"
+    again = pickle.loads(pickle.dumps(_errors.make_error(11, "y")))
+    assert type(again) is xla_gpu.InvalidArgumentError and again.code_name == "OUT_OF_RANGE"
+    assert _errors.make_error(99, "z").code is xla_gpu.StatusCode.UNKNOWN

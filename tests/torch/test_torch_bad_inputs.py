@@ -5,6 +5,8 @@ torch.compile and torch.export see) and the op on meta tensors.
 """
 
 import dataclasses
+import pathlib
+import traceback
 from collections.abc import Callable
 
 import pytest
@@ -227,3 +229,21 @@ def test_bad_input(row, door):
         DOORS[door](row.op, args)
     text = str(caught.value)
     assert row.message in text, f"message: {text[:300]}"
+    if isinstance(caught.value, xla_gpu.XlaGpuError):
+        assert our_frames(caught.value) <= 2
+
+
+def our_frames(error):
+    """How many frames of xla_gpu a user sees at the traceback's end."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    ours = [str(pathlib.Path(xla_gpu.__file__).parent) in file for file in files]
+    return ours[::-1].index(False)
+
+
+@pytest.mark.parametrize(
+    "change", [{"query": zeros(8, 8, 32)}, {"num_seqs": 9}, {"kv_cache": None}, {"causal": 1}]
+)
+def test_a_traceback_ends_at_the_callers_line(change):
+    with pytest.raises(ValueError) as error:
+        xla_gpu.torch.paged_attention(**{**good_args("paged_attention"), **change})
+    assert our_frames(error.value) <= 2 and error.value.__suppress_context__

@@ -153,7 +153,10 @@ def function(op: str) -> Callable[..., Any]:
             return invoke(op, given[: len(args)], given[len(args) :])
         form = len(given), *named
         if form not in accepted:
-            signature.bind(*given, **named)  # a TypeError says what is wrong
+            try:
+                signature.bind(*given, **named)
+            except TypeError as error:
+                raise TypeError(f"{op}: {error}") from None
             accepted.add(form)
         values = {**defaults, **dict(zip(positional, given)), **named}
         return invoke(op, [values[name] for name in args], [values[name] for name in attrs])

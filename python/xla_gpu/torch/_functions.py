@@ -110,26 +110,6 @@ def _check_attributes(op: _schemas.Op, attrs: dict[str, Any]) -> None:
         _schemas.attribute(op.name, attr, value, _schema.dtype_name)
 
 
-def _checked(op: str, given: dict[str, Any], attrs: dict[str, Any]) -> Any:
-    """The torch op for Python values, by their names."""
-    try:
-        form = _schema.FORMS[op]
-        lens, count = given.get("context_lens"), given.get("num_seqs")
-        if isinstance(lens, torch.Tensor) and (
-            count is None or isinstance(count, numbers.Integral)
-        ):
-            given["num_seqs"] = _library.count_seqs(op, count, lens.shape)
-        tensors = _tensors(form, given)
-        _check_attributes(form.op, attrs)
-        if attrs.pop("return_lse", False):
-            op = "paged_attention_with_lse"
-        elif "v_cache" in tensors and op == "update_kv_cache":
-            op = "update_kv_cache_pair"
-        return _call(op, {**tensors, **attrs})
-    except XlaGpuError as error:
-        raise error.with_traceback(None) from None  # to end here, not in layers below
-
-
 def _call(name: str, args: dict[str, Any]) -> Any:
     """The torch op of this name."""
     if not _is_compiling():
@@ -198,7 +178,23 @@ def paged_attention(
         "out_dtype": out_dtype,
         "batch_invariant": batch_invariant,
     }
-    return _checked("paged_attention", given, attrs)
+    return _checked_attention(given, attrs)
+
+
+def _checked_attention(given: dict[str, Any], attrs: dict[str, Any]) -> Any:
+    """The call of Python values, by their names."""
+    form, lens, count = _attention.form, given["context_lens"], given["num_seqs"]
+    try:
+        if isinstance(lens, torch.Tensor) and (
+            count is None or isinstance(count, numbers.Integral)
+        ):
+            given["num_seqs"] = _library.count_seqs(form.name, count, lens.shape)
+        tensors = _tensors(form, given)
+        _check_attributes(form.op, attrs)
+        name = "paged_attention_with_lse" if attrs.pop("return_lse") else "paged_attention"
+        return _call(name, {**tensors, **attrs})
+    except XlaGpuError as error:
+        raise error.with_traceback(None) from None  # to end here, not in layers below
 
 
 _attention = _kernels.kernel(_schema.FORMS["paged_attention"], ())
@@ -250,7 +246,13 @@ def update_kv_cache_(
 
 def _update(op: str, *given: Any) -> Any:
     names = ("key", "value", "kv_cache", "slot_mapping", "k_scale", "v_scale")
-    return _checked(op, dict(zip(names, given)), {})
+    try:
+        tensors = _tensors(_schema.FORMS[op], dict(zip(names, given)))
+        if "v_cache" in tensors and op == "update_kv_cache":
+            op = "update_kv_cache_pair"
+        return _call(op, tensors)
+    except XlaGpuError as error:
+        raise error.with_traceback(None) from None  # to end here, not in layers below
 
 
 # ---- Of ops without a function here --------------------------------------------------------------

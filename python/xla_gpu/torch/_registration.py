@@ -94,6 +94,7 @@ def _below_autograd(
     """The autograd kernel for any device and any tensors: down the dispatcher again."""
     op = _schema.torch_op(form)
 
+    @at_callers_line
     def kernel(*args: Any, **kwargs: Any) -> Any:
         run, tensors, _ = inputs(*args, **kwargs)
         run.check_present(tensors)

@@ -10,6 +10,7 @@ import torch
 
 from xla_gpu import _ops
 from xla_gpu import _schema as _schemas
+from xla_gpu._errors import at_callers_line
 from xla_gpu.torch import _kernels, _schema
 from xla_gpu.torch._schema import OpCall
 from xla_gpu.torch_xla import _custom_call, _hlo, _runtime
@@ -45,6 +46,7 @@ def run(call: OpCall) -> list[torch.Tensor]:
 def _new_results(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
     """The implementation of a functional op for the dispatch key XLA."""
 
+    @at_callers_line
     def kernel(*args: Any, **kwargs: Any) -> Any:
         op, tensors, options = inputs(*args, **kwargs)
         return op.pick(run(op.call(tensors, options)))

@@ -18,7 +18,7 @@ from torchax import interop
 from torchax.tensor import Tensor, XLADispatchMode
 from torchax.view import View
 
-from xla_gpu._errors import InvalidArgumentError
+from xla_gpu._errors import InvalidArgumentError, at_callers_line
 from xla_gpu.jax import _primitive
 from xla_gpu.torch import _kernels, _schema
 
@@ -82,6 +82,7 @@ class _Op:
             return self._run(args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
+    @at_callers_line
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Arrays out of the tensors, the call in JAX, and tensors of its results."""
         kernel, tensors, options = self.inputs(*args, **kwargs)
