@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import TypeVar
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from xla_gpu._schema import Arg, Attr, Result
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -17,6 +22,31 @@ def contract(text: str) -> Callable[[_F], _F]:
         return function
 
     return add
+
+
+def of_schema(
+    text: str,
+    args: Sequence[Arg],
+    attrs: Sequence[Attr],
+    returned: Sequence[Result],
+    written: Sequence[Result] = (),
+) -> str:
+    """The docstring of a function that the schema alone makes."""
+    dtypes = [re.sub(", ([^ ]*)$", r" or \1", ", ".join(a.dtypes)) or "any dtype" for a in args]
+    sections = {
+        "Args": [f"{a.name}: {either}, {a.doc}" for a, either in zip(args, dtypes)]
+        + [f"{a.name}: {a.type}, {a.doc}" for a in attrs],
+        "Updates in place": [f"{r.alias_of}: {r.doc}" for r in written],
+        "Returns": [f"{r.name}: {r.doc}" for r in returned],
+        "Raises": ["ValueError: for wrong shapes, dtypes, devices or attributes"],
+    }
+    lines = [text]
+    for title, entries in sections.items():
+        if entries:
+            lines += ["", f"{title}:", *(f"  {entry}." for entry in entries)]
+    return "\n".join(
+        textwrap.fill(line, 100, subsequent_indent="    " * line.startswith(" ")) for line in lines
+    )
 
 
 PAGED_ATTENTION = """

@@ -407,7 +407,7 @@ def our_frames(error):
         {"sliding_window": 0},
         {"sinks": i32(H)},
     ],
-    ids=str,
+    ids=lambda change: next(iter(change)),
 )
 @pytest.mark.parametrize("op", [paged_attention, _functions.function("paged_attention")])
 def test_a_traceback_ends_at_the_callers_line(op, change, jit):
@@ -415,7 +415,6 @@ def test_a_traceback_ends_at_the_callers_line(op, change, jit):
     with jax.disable_jit(not jit), pytest.raises(ValueError) as error:
         attend(**call)
     assert our_frames(error.value) <= 1
-    assert error.value.__cause__ is None and error.value.__suppress_context__
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import jax.numpy as jnp
 import numpy as np
 
-from xla_gpu import _ops, _schema
+from xla_gpu import _docs, _ops, _schema
 from xla_gpu._errors import InvalidArgumentError, at_callers_line
 from xla_gpu.jax import _primitive
 
@@ -163,7 +162,8 @@ def function(op: str) -> Callable[..., Any]:
 
     call.__name__ = call.__qualname__ = op
     call.__module__ = "xla_gpu.jax"
-    call.__doc__ = _doc(schema)
+    results = [r for r in schema.results if r.kind != "scratch"]
+    call.__doc__ = _docs.of_schema(schema.doc, schema.args, schema.attrs, results)
     vars(call)["__signature__"] = signature
     return call
 
@@ -179,24 +179,3 @@ def _parameters(schema: _schema.Op) -> list[inspect.Parameter]:
         default = None if attr.none_is_default else empty if attr.default is None else attr.default
         parameters.append(inspect.Parameter(attr.name, kinds[attr.keyword_only], default=default))
     return sorted(parameters, key=lambda p: p.kind)
-
-
-def _doc(schema: _schema.Op) -> str:
-    described = {a.name: f"{_either(a.dtypes)}, {a.doc}" for a in schema.args}
-    described |= {a.name: f"{a.type}, {a.doc}" for a in schema.attrs}
-    results = {r.name: r.doc for r in schema.results if r.kind != "scratch"}
-    errors = {"ValueError": "for wrong shapes, dtypes or attributes, while the call is traced"}
-    text = textwrap.fill(schema.doc, 100)
-    for title, entries in (("Args", described), ("Returns", results), ("Raises", errors)):
-        lines = (f"{name}: {entry}." for name, entry in entries.items())
-        filled = (
-            textwrap.fill(line, 100, initial_indent="  ", subsequent_indent="    ")
-            for line in lines
-        )
-        text += "\n\n" + "\n".join((f"{title}:", *filled))
-    return text
-
-
-def _either(names: tuple[str, ...]) -> str:
-    """As messages have it: "f32, bf16 or f16"."""
-    return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:]))) or "any dtype"

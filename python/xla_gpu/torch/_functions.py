@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import numbers
-import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -265,18 +263,8 @@ def _generated(form: _schema.Form) -> Callable[..., Any]:
     function = _kernels.define(form, f"return op({names})", op=getattr(_ops, form.name))
     returned = [r for r in form.results if not (form.in_place and r.alias_of)]
     written = [r for r in form.results if r not in returned]
-    sections = {
-        "Args": [(a.name, f"{', '.join(a.dtypes)} {a.doc}") for a in form.args]
-        + [(a.name, a.doc) for a in form.attrs],
-        "Updates in place": [(r.alias_of, r.doc) for r in written],
-        "Returns": [(r.name, r.doc) for r in returned],
-    }
-    lines = [f"{form.op.doc} (torch.ops.xla_gpu.{form.name})"]
-    for title, entries in sections.items():
-        if entries:
-            lines += ["", f"{title}:", *(f"  {name}: {doc}." for name, doc in entries)]
-    wrap = functools.partial(textwrap.fill, width=96, subsequent_indent="    ")
-    function.__doc__ = "\n".join(map(wrap, lines))
+    text = f"{form.op.doc} (torch.ops.xla_gpu.{form.name})"
+    function.__doc__ = _docs.of_schema(text, form.args, form.attrs, returned, written)
     function.__module__ = "xla_gpu.torch"
     return function
 
