@@ -83,7 +83,7 @@ for kind in ("platform", "general"):
     assert callable(entry.load()) and entry.value == f"xla_gpu.vllm_xla:{kind}_plugin"
 
 folder = pathlib.Path(xla_gpu.__file__).parent
-assert (folder / "libxla_gpu.so").is_file()
+assert (folder / "libxla_gpu.so").is_file() and (folder / "py.typed").is_file()
 assert (folder / "libxla_gpu_pjrt.so").is_file()
 assert xla_gpu.library_dir() == str(folder)
 assert xla_gpu.include_dir() == str(folder / "include")

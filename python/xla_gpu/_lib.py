@@ -152,31 +152,24 @@ def load() -> ctypes.CDLL:
         lib = ctypes.CDLL(path)
     except OSError as e:
         raise XlaGpuError(f"cannot load {path}: {e}", StatusCode.FAILED_PRECONDITION) from e
-    status = ctypes.c_void_p
-    signatures = {
-        "xla_gpu_status_code": (ctypes.c_int, [status]),
-        "xla_gpu_status_message": (ctypes.c_char_p, [status]),
-        "xla_gpu_status_free": (None, [status]),
-        "xla_gpu_string_free": (None, [ctypes.c_void_p]),
-        "xla_gpu_version": (ctypes.c_char_p, []),
-        "xla_gpu_run": (status, [ctypes.POINTER(Call)]),
-        "xla_gpu_infer": (status, [ctypes.POINTER(Call), ctypes.POINTER(ctypes.c_void_p)]),
-        "xla_gpu_ops_json": (ctypes.c_void_p, []),
-        "xla_gpu_handler": (
-            status,
-            [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p)],
-        ),
-        "xla_gpu_opaque": (status, [ctypes.POINTER(Call), ctypes.POINTER(ctypes.c_void_p)]),
-        "xla_gpu_alias": (
-            status,
-            [
-                ctypes.c_char_p,
-                ctypes.c_char_p,
-                ctypes.c_int,
-                ctypes.c_char_p,
-                ctypes.POINTER(ctypes.c_void_p),
-            ],
-        ),
+    number, text, pointer = ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p
+    call, out = ctypes.POINTER(Call), ctypes.POINTER(ctypes.c_void_p)
+    handler = [text, text, number]
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "xla_gpu_status_code": (number, [pointer]),
+        "xla_gpu_status_message": (text, [pointer]),
+        "xla_gpu_status_free": (None, [pointer]),
+        "xla_gpu_string_free": (None, [pointer]),
+        "xla_gpu_version": (text, []),
+        "xla_gpu_run": (pointer, [call]),
+        "xla_gpu_infer": (pointer, [call, out]),
+        "xla_gpu_ops_json": (pointer, []),
+        "xla_gpu_opaque": (pointer, [call, out]),
+        "xla_gpu_handler": (pointer, [*handler, out]),
+        "xla_gpu_alias": (pointer, [*handler, text, out]),
+        "xla_gpu_check_handler": (pointer, [text, pointer, text, number, number, number, out]),
+        "xla_gpu_register_pjrt": (pointer, [pointer, text, text, pointer, text, number]),
+        "xla_gpu_pjrt_compat_info": (pointer, [out]),
     }
     for name, (restype, argtypes) in signatures.items():
         function = getattr(lib, name)

@@ -14,26 +14,13 @@ from typing import Any
 from xla_gpu import _lib
 from xla_gpu._errors import InvalidArgumentError
 
-# Names as XLA and the library's messages write them: xla_gpu_dtype, NumPy's (ml_dtypes') name.
-_DTYPES = {
-    "pred": (1, "bool"),
-    "i8": (2, "int8"),
-    "i16": (3, "int16"),
-    "i32": (4, "int32"),
-    "i64": (5, "int64"),
-    "u8": (6, "uint8"),
-    "u16": (7, "uint16"),
-    "u32": (8, "uint32"),
-    "u64": (9, "uint64"),
-    "f16": (10, "float16"),
-    "f32": (11, "float32"),
-    "f64": (12, "float64"),
-    "bf16": (16, "bfloat16"),
-    "f8e5m2": (19, "float8_e5m2"),
-    "f8e4m3fn": (20, "float8_e4m3fn"),
-}
-DTYPES = {ours: number for ours, (number, _) in _DTYPES.items()}
-NUMPY_NAMES = {ours: numpys for ours, (_, numpys) in _DTYPES.items()}
+# Names as XLA and the library's messages write them -> xla_gpu_dtype, NumPy's (ml_dtypes') names.
+_INTS = ["pred", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"]
+_FLOATS = {"f16": 10, "f32": 11, "f64": 12, "bf16": 16, "f8e5m2": 19, "f8e4m3fn": 20}
+DTYPES = dict(zip(_INTS, range(1, 10))) | _FLOATS
+_NUMPYS = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+_NUMPYS += ["float16", "float32", "float64", "bfloat16", "float8_e5m2", "float8_e4m3fn"]
+NUMPY_NAMES = dict(zip(DTYPES, _NUMPYS, strict=True))
 NUMPY_DTYPE_NAMES = {numpys: ours for ours, numpys in NUMPY_NAMES.items()}
 
 
@@ -203,15 +190,7 @@ def opaque(
 ) -> str:
     """Checks a call and returns the text that describes it to a legacy handler (backend_config).
 
-    Args:
-      op: the op's name or custom-call target.
-      platform: "Host" or "CUDA" (which may add a workspace result).
-      args: the types of the arguments, absent optional ones left out.
-      attrs: attribute values by name.
-      results: the types of the results; empty: those that `infer` returns.
-
-    Raises:
-      InvalidArgumentError (a ValueError): with the library's message, naming the argument.
+    Arguments and errors as of `infer`; `results` are their types, if empty those that it returns.
     """
     arg_refs, result_refs = ([TensorRef(s, 0) for s in specs] for specs in (args, results))
     call = CCall(op, platform, arg_refs, result_refs, attrs)

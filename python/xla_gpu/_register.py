@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import importlib.util
 import os
 from typing import Any
@@ -110,26 +108,11 @@ def _is_known(key: tuple[str, str, str], api_version: int, stages: dict[str, int
     )
 
 
-@functools.cache
-def _library() -> ctypes.CDLL:
-    """The library with the functions for registration declared."""
-    lib = _lib.load()
-    text, pointer, number = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int
-    lib.xla_gpu_check_handler.restype = pointer
-    lib.xla_gpu_check_handler.argtypes = [
-        *(text, pointer, text, number),
-        *(number, number, ctypes.POINTER(pointer)),
-    ]
-    lib.xla_gpu_register_pjrt.restype = pointer
-    lib.xla_gpu_register_pjrt.argtypes = [pointer, text, text, pointer, text, number]
-    return lib
-
-
 def _register_in_jax(name: str, platform: str, api_version: int, stages: dict[str, int]) -> None:
     from xla_gpu.jax import _registration
 
     runtime, ffi = _registration.runtime_ffi_version()
-    check_handler = _library().xla_gpu_check_handler
+    check_handler = _lib.load().xla_gpu_check_handler
     for address in stages.values():
         try:
             _lib.check(
@@ -149,7 +132,7 @@ def _register_in_plugin(
             "goes one handler, as execute"
         )
     _lib.check(
-        _library().xla_gpu_register_pjrt(
+        _lib.load().xla_gpu_register_pjrt(
             None,
             path.encode() or None,
             name.encode(),

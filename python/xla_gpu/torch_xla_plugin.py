@@ -10,7 +10,6 @@ of `xla_gpu.torch_xla`, which needs all of torch_xla, and it imports little.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import json
 import os
@@ -56,9 +55,7 @@ def plugin_info() -> dict[str, Any]:
     Raises:
       XlaGpuError: no stock plugin was found or it cannot be loaded; the message says what to do.
     """
-    info = _lib.load().xla_gpu_pjrt_compat_info
-    info.restype, info.argtypes = ctypes.c_void_p, [ctypes.POINTER(ctypes.c_void_p)]
-    found: dict[str, Any] = json.loads(_lib.text_of(info))
+    found: dict[str, Any] = json.loads(_lib.text_of(_lib.load().xla_gpu_pjrt_compat_info))
     return found
 
 

@@ -4,6 +4,7 @@ import ctypes
 import importlib.metadata
 import itertools
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 import xla_gpu
 from legacy_calls import custom_call
 from xla_gpu import _lib
-from xla_gpu.jax import _registration
+from xla_gpu.jax import _compat, _registration
 
 _COUNTER = itertools.count()
 
@@ -100,7 +101,7 @@ def library(tmp_path_factory):
     source = folder / "handlers.cc"
     source.write_text(HANDLER_SOURCE)
     path = folder / "libhandlers.so"
-    include = _registration.ffi_include_dir()
+    include = pathlib.Path(_compat.ffi.include_dir())
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-std=c++17", f"-I{include}", source, "-o", path], check=True
     )

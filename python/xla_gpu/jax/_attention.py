@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numbers
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 # A Python number becomes a compile-time constant.
 KvCache: TypeAlias = ArrayLike | tuple[ArrayLike, ArrayLike]
+
+_contract: Callable[[_PagedAttention], _PagedAttention] = _docs.contract(_docs.PAGED_ATTENTION)
+_Cache = TypeVar("_Cache", jax.Array, tuple[jax.Array, jax.Array])
 
 
 def _split_cache(op: str, kv_cache: Any) -> tuple[Any, Any]:
@@ -43,13 +47,8 @@ def _count(num_seqs: Any, context_lens: Any) -> Any:
     return np.full(1, _ops.count_seqs("paged_attention", num_seqs, shape), np.int32)
 
 
-def _signature(function: _PagedAttention) -> _PagedAttention:
-    return function
-
-
 @at_callers_line
-@_docs.contract(_docs.PAGED_ATTENTION)
-@_signature
+@_contract
 def paged_attention(
     query: ArrayLike,
     kv_cache: KvCache,
@@ -139,37 +138,17 @@ def ragged_paged_attention(
     )
 
 
-@overload
-def update_kv_cache(
-    key: ArrayLike,
-    value: ArrayLike,
-    kv_cache: ArrayLike,
-    slot_mapping: ArrayLike,
-    *,
-    k_scale: ArrayLike | None = ...,
-    v_scale: ArrayLike | None = ...,
-) -> jax.Array: ...
-@overload
-def update_kv_cache(
-    key: ArrayLike,
-    value: ArrayLike,
-    kv_cache: tuple[ArrayLike, ArrayLike],
-    slot_mapping: ArrayLike,
-    *,
-    k_scale: ArrayLike | None = ...,
-    v_scale: ArrayLike | None = ...,
-) -> tuple[jax.Array, jax.Array]: ...
 @at_callers_line
 @_docs.contract(_docs.UPDATE_KV_CACHE)
 def update_kv_cache(
     key: ArrayLike,
     value: ArrayLike,
-    kv_cache: KvCache,
+    kv_cache: _Cache,
     slot_mapping: ArrayLike,
     *,
     k_scale: ArrayLike | None = None,
     v_scale: ArrayLike | None = None,
-) -> Any:
+) -> _Cache:
     """Writes the keys and values of new tokens into their slots of a paged cache.
 
     In place where the cache is donated (jax.jit(..., donate_argnums=...)) or is a temporary of the
@@ -177,4 +156,5 @@ def update_kv_cache(
     """
     cache, v_cache = _split_cache("update_kv_cache", kv_cache)
     args = (key, value, cache, slot_mapping, v_cache, k_scale, v_scale)
-    return invoke("update_kv_cache", args, ())
+    updated: _Cache = invoke("update_kv_cache", args, ())
+    return updated

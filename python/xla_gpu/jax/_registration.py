@@ -33,11 +33,6 @@ def register_target(name: str, platform: str, api_version: int, stages: dict[str
         xla_client.register_custom_call_target(name, capsule, platform=jax_platform, api_version=0)
 
 
-def ffi_include_dir() -> pathlib.Path:
-    """Where jaxlib keeps the headers for handlers (jax.ffi.include_dir)."""
-    return pathlib.Path(_compat.ffi.include_dir())
-
-
 @functools.cache
 def runtime_ffi_version() -> tuple[str, tuple[int, int]]:
     """("jaxlib 0.7.2", (0, 1)): what the runtime of this process is, and its FFI version.
@@ -45,7 +40,7 @@ def runtime_ffi_version() -> tuple[str, tuple[int, int]]:
     Read from the headers that jaxlib ships; JAX's CUDA plugins are released with jaxlib.
     """
     runtime = f"jaxlib {jaxlib.version.__version__}"
-    header = ffi_include_dir() / "xla" / "ffi" / "api" / "c_api.h"
+    header = pathlib.Path(_compat.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
     text = header.read_text() if header.is_file() else ""
     major, minor = (re.search(rf"define XLA_FFI_API_{p} (\d+)", text) for p in ("MAJOR", "MINOR"))
     if major is None or minor is None:

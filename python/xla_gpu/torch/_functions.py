@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     _PagedAttention: TypeAlias = PagedAttention[torch.Tensor, Scalar, torch.dtype, torch.Tensor]
 
+_contract: Callable[[_PagedAttention], _PagedAttention] = _docs.contract(_docs.PAGED_ATTENTION)
+
 
 def _is_ordinary(run: _kernels.Kernel, tensors: _kernels.Tensors) -> bool:
     """Whether torch's dispatcher would do nothing but call the kernel; that costs microseconds.
@@ -119,12 +121,7 @@ def _call(name: str, args: dict[str, Any]) -> Any:
     return getattr(_ops, name)(**args)
 
 
-def _signature(function: _PagedAttention) -> _PagedAttention:
-    return function
-
-
-@_docs.contract(_docs.PAGED_ATTENTION)
-@_signature
+@_contract
 def paged_attention(
     query: torch.Tensor,
     kv_cache: KvCache,
