@@ -23,7 +23,7 @@ std::string ResultsToJson(const std::vector<Result>& results);
 // Everything in Op but its functions, under the names of its members:
 // [{"name":...,"target":...,"doc":...,"platforms":["Host"],"args":[...],"results":[...],
 //   "attrs":[...],"instead_of_gradient":...,"instead_of_batching":...}, ...]. The "default" of an
-// attribute is a value, null where it is required.
+// attribute is a value, null where it has none.
 std::string OpsToJson(const OpRegistry& registry);
 
 }  // namespace xla_gpu

@@ -129,7 +129,7 @@ class CallBuilder {
                  {DType::kI32, {max_seqs, max_pages}},
                  {DType::kI32, {max_seqs + 1}},
                  {DType::kI32, {1}}};
-    call.attrs.push_back({"scale", Chance(4) ? bytes_.ConsumeFloatingPoint<float>() : 0.125});
+    if (Chance(4)) call.attrs.push_back({"scale", bytes_.ConsumeFloatingPoint<float>()});
     if (Chance(2)) call.attrs.push_back({"sliding_window", Int(0, 9)});
     if (Chance(2)) call.attrs.push_back({"soft_cap", static_cast<double>(Int(0, 30))});
     if (Chance(2)) call.attrs.push_back({"causal", Chance(2)});

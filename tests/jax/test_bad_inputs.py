@@ -4,8 +4,12 @@ Wrong index values are data, not types: they give NaN rows (test_property_*.py).
 """
 
 import ctypes
+import importlib.util
+import os
 import pathlib
 import pickle
+import re
+import subprocess
 import traceback
 
 import jax
@@ -15,7 +19,9 @@ import pytest
 import xla_gpu
 from xla_gpu import _errors, _lib, _ops
 from xla_gpu.jax import (
+    _compat,
     _functions,
+    _registration,
     paged_attention,
     ragged_paged_attention,
     ragged_paged_attention_v3,
@@ -455,3 +461,26 @@ def test_error_classes_carry_their_codes(kind):
     again = pickle.loads(pickle.dumps(_errors.make_error(11, "y")))
     assert type(again) is xla_gpu.InvalidArgumentError and again.code_name == "OUT_OF_RANGE"
     assert _errors.make_error(99, "z").code is xla_gpu.StatusCode.UNKNOWN
+
+
+@pytest.mark.parametrize("given", [{"sliding_window": np.int64(0)}, {"soft_cap": np.float32(0)}])
+def test_typed_ffi_and_the_program_refuse_0_too(given, tmp_path):
+    (name,) = given
+    arrays = [jnp.zeros(spec.shape, _ops.NUMPY_NAMES[spec.dtype]) for spec in ATTENTION]
+    _registration.register_op("paged_attention", "Host")
+    call = _compat.ffi.ffi_call("xla_gpu_paged_attention", arrays[0])
+    with pytest.raises(Exception, match=f"'{name}' is 0; it must be"):
+        jax.block_until_ready(call(*arrays, **given))
+
+    module = tmp_path / "module.mlir"
+    text = jax.jit(lambda *a: call(*a, **given)).lower(*arrays).as_text()
+    attributes = "api_version = 4 : i32, backend_config = {"
+    module.write_text(re.sub(r'backend_config = "",.* mhlo.backend_config = {', attributes, text))
+    if importlib.util.find_spec("xla_plugins") is None or "XLA_GPU_PROGRAM" not in os.environ:
+        pytest.skip("the program needs xla-cpu-pjrt, and XLA_GPU_PROGRAM names it")
+    command = [os.environ["XLA_GPU_PROGRAM"], "run", module, "--plugin", "cpu"]
+    for i, array in enumerate(arrays):
+        np.save(tmp_path / f"{i}.npy", array)
+        command += ["--input", tmp_path / f"{i}.npy"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0 and f"'{name}' is 0; it must be" in done.stderr
