@@ -164,16 +164,8 @@ def paged_attention(
         return (_attention_lse if return_lse else _attention)(args, options)
     names = (*_attention.form.required, "sinks", "k_scale", "v_scale")
     given = dict(zip(names, (*args, sinks, k_scale, v_scale)))
-    attrs = {
-        "scale": scale,
-        "sliding_window": sliding_window,
-        "soft_cap": soft_cap,
-        "causal": causal,
-        "return_lse": return_lse,
-        "out_dtype": out_dtype,
-        "batch_invariant": batch_invariant,
-    }
-    return _checked_attention(given, attrs)
+    attrs = (scale, sliding_window, soft_cap, causal, return_lse, out_dtype, batch_invariant)
+    return _checked_attention(given, dict(zip(_ATTRIBUTES, attrs)))
 
 
 def _checked_attention(given: dict[str, Any], attrs: dict[str, Any]) -> Any:
@@ -194,6 +186,7 @@ def _checked_attention(given: dict[str, Any], attrs: dict[str, Any]) -> Any:
 
 _attention = _kernels.kernel(_schema.FORMS["paged_attention"], ())
 _attention_lse = _kernels.kernel(_schema.FORMS["paged_attention_with_lse"], ())
+_ATTRIBUTES = tuple(attr.name for attr in _attention.form.op.attrs)
 # Of the attributes that are given by name only.
 _DEFAULTS = tuple(
     None if attr.none_is_default else attr.default

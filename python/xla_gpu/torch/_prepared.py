@@ -7,7 +7,6 @@ its own; this is the same on the Python side, where building the structs of the 
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
 from array import array
 from collections.abc import Callable, Sequence
@@ -27,11 +26,13 @@ _WORDS_PER_TENSOR = ctypes.sizeof(_lib.Tensor) // _WORD
 _DATA_WORD = _lib.Tensor.data.offset // _WORD
 
 
-@functools.cache
-def _run_function() -> Callable[[int], int | None]:
-    """xla_gpu_run, which takes the address of a call and gives that of a status or None."""
-    prototype = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
-    return prototype(("xla_gpu_run", _lib.load()))
+_pointer = ctypes.c_void_p
+# These take the address of a call; that with the GIL held, its tensors and room for a status too.
+_run = ctypes.CFUNCTYPE(_pointer, _pointer)(("xla_gpu_run", _lib.load()))
+_clear = ctypes.CFUNCTYPE(None, _pointer)(("xla_gpu_object_call_clear", _lib.load()))
+_run_objects = ctypes.PYFUNCTYPE(ctypes.c_int, _pointer, ctypes.py_object, _pointer)(
+    ("xla_gpu_run_objects", _lib.load())
+)
 
 
 def _no_stream(index: int) -> int:
@@ -61,24 +62,9 @@ class _ObjectCall(ctypes.Structure):
     ]
 
 
-@functools.cache
-def exchange_api() -> int:
-    """The address of torch's DLPackExchangeAPI (2.10 and later), 0 where it has none."""
-    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    return 0 if capsule is None else _lib.capsule_address(capsule)
-
-
-@functools.cache
-def _run_objects_function() -> Callable[[int, Any, int], int]:
-    """xla_gpu_run_objects, called with the GIL held."""
-    prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
-    return prototype(("xla_gpu_run_objects", _lib.load()))
-
-
-@functools.cache
-def _clear_function() -> Callable[[int], None]:
-    """xla_gpu_object_call_clear."""
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("xla_gpu_object_call_clear", _lib.load()))
+# The address of torch's DLPackExchangeAPI (2.10 and later), 0 where it has none.
+_exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+_EXCHANGE_API = 0 if _exchange is None else _lib.capsule_address(_exchange)
 
 
 def _python_function(name: str) -> int:
@@ -141,14 +127,14 @@ class Prepared:
             for r in results
         ]
         self.object_call = 0
-        if exchange_api():
+        if _EXCHANGE_API:
             self._prepare_objects(device)
 
     def _prepare_objects(self, device: torch.device) -> None:
         self._object_call = _ObjectCall(
             struct_size=ctypes.sizeof(_ObjectCall),
             call=self._address,
-            exchange_api=exchange_api(),
+            exchange_api=_EXCHANGE_API,
             device_type=1 if device.type == "cpu" else 2,
             device_id=max(self.index, 0),
             none=id(None),
@@ -157,8 +143,8 @@ class Prepared:
             acquire_gil=_python_function("PyEval_RestoreThread"),
         )
         self.object_call = ctypes.addressof(self._object_call)
-        self._run_objects = _run_objects_function()
-        self._clear = _clear_function()
+        self._run_objects = _run_objects
+        self._clear = _clear
         self._status = ctypes.c_void_p()
         self._status_address = ctypes.addressof(self._status)
 
@@ -172,7 +158,7 @@ class Prepared:
         Only where `object_call` is not 0.
         """
         try:
-            outcome = self._run_objects(self.object_call, tensors, self._status_address)
+            outcome: int = self._run_objects(self.object_call, tensors, self._status_address)
         except (BufferError, RuntimeError, TypeError, ValueError):
             return False  # torch cannot show one of them to others: the checks say why
         if outcome == 2:
@@ -184,7 +170,7 @@ class Prepared:
         self._words[:] = array("Q", addresses)
         if self.index >= 0:
             self._struct.stream = self._stream(self.index)
-        status = _run_function()(self._address)
+        status = _run(self._address)
         if status:
             _lib.check(status)
 
