@@ -12,7 +12,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from xla_gpu import _docs, _ops
 from xla_gpu._errors import InvalidArgumentError, at_callers_line
-from xla_gpu.jax._functions import array, invoke
+from xla_gpu.jax._functions import array, invoke, known_types
 
 if TYPE_CHECKING:
     from xla_gpu._signatures import PagedAttention
@@ -41,7 +41,9 @@ def _split_cache(op: str, kv_cache: Any) -> tuple[Any, Any]:
 
 def _count(num_seqs: Any, context_lens: Any) -> Any:
     """num_seqs as an array, of what may be a Python int or None."""
-    if num_seqs is not None and not isinstance(num_seqs, numbers.Integral):
+    if num_seqs is not None and (
+        type(num_seqs) in known_types or not isinstance(num_seqs, numbers.Integral)
+    ):
         return num_seqs
     shape = array("paged_attention", "context_lens", context_lens).shape
     return np.full(1, _ops.count_seqs("paged_attention", num_seqs, shape), np.int32)
@@ -69,7 +71,7 @@ def paged_attention(
     batch_invariant: bool | None = None,
 ) -> Any:
     """Attention of a ragged batch over a paged KV cache: prefill, decode or both in one call."""
-    if isinstance(sinks, numbers.Real):
+    if sinks is not None and isinstance(sinks, numbers.Real):
         sinks = np.full(np.shape(query)[1:2], sinks, np.float32)
     cache, v_cache = _split_cache("paged_attention", kv_cache)
     count = _count(num_seqs, context_lens)

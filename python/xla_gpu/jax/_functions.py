@@ -20,7 +20,7 @@ from xla_gpu._errors import InvalidArgumentError, at_callers_line
 from xla_gpu.jax import _primitive
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_known_types: set[type] = {type(None)}  # and those seen by `array`: eager calls repeat them
+known_types: set[type] = {type(None)}  # and those seen by `array`: eager calls repeat them
 
 
 def invoke(op: str, args: Sequence[Any], attrs: Sequence[Any]) -> Any:
@@ -45,7 +45,7 @@ def invoke(op: str, args: Sequence[Any], attrs: Sequence[Any]) -> Any:
 
 def arrays(op: str, primitive: _primitive.OpPrimitive, values: Sequence[Any]) -> Sequence[Any]:
     """Python values in the schema's order as arrays; None for absent optional arguments."""
-    if _known_types.issuperset(map(type, values)):
+    if known_types.issuperset(map(type, values)):
         return values
     return list(map(functools.partial(_array, op), primitive.schema.args, values))
 
@@ -54,7 +54,7 @@ def array(op: str, name: str, value: Any) -> Any:
     """The value if it is an array, or one of the Python numbers that it holds; else an error."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if not isinstance(value, np.generic):
-            _known_types.add(type(value))
+            known_types.add(type(value))
         return value
     if isinstance(value, list | tuple | numbers.Number):
         try:
