@@ -70,8 +70,8 @@ library: configure
 demo: library $(STAMPS)/gpu  ## Paged attention as a custom call inside real XLA, from C++ and from JAX
 	@scripts/demo.sh
 
-bench: build $(STAMPS)/bench $(STAMPS)/gpu  ## Speed on this machine: table and plots under docs/benchmarks
-	@scripts/bench.sh
+bench: build $(STAMPS)/gpu  ## Speed on this machine, to build/bench; UPDATE=1: over docs/benchmarks
+	@scripts/bench.sh $(if $(UPDATE),--update)
 
 # ---- Tests -----------------------------------------------------------------------------------
 
@@ -105,9 +105,7 @@ fuzz: $(STAMPS)/test build/.stamps/system-lint  ## Each fuzz target for FUZZ_SEC
 # ---- Care ------------------------------------------------------------------------------------
 
 format: $(STAMPS)/lint  ## Format all C++ and Python
-	@git ls-files -co --exclude-standard '*.h' '*.cc' | xargs .venv/bin/clang-format -i
-	@.venv/bin/ruff check --quiet --fix . || true
-	@.venv/bin/ruff format --quiet .
+	@scripts/lint.sh --fix
 
 lint: build $(STAMPS)/lint build/.stamps/system-lint  ## Formats, ruff, layers, clang-tidy
 	@scripts/lint.sh

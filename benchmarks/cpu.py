@@ -1,19 +1,25 @@
 """Paged attention on the CPU beside torch's SDPA, the jnp gather and the memory's bandwidth.
 
-Writes docs/benchmarks/cpu.md and cpu.svg. What is compared, exactly:
+    python benchmarks/cpu.py [--out FOLDER]         # measures, five minutes; torch where installed
+    python benchmarks/cpu.py --from FOLDER/cpu.json # makes table and chart again
 
-- ours: one jitted paged_attention call on the paged cache (pages in random order);
-- torch SDPA: torch.nn.functional.scaled_dot_product_attention with enable_gqa=True on keys and
-  values as a gather of the pages gives them, [batch, context, kv_heads, head_dim], seen head first
-  through transpose(1, 2); the gather itself is not counted;
-- torch head-major: the same on keys and values copied to contiguous [batch, kv_heads, context,
-  head_dim] beforehand, which is not counted either;
-- torch folded: head-major, with the query heads of a group folded into rows of one head, for
-  decode;
-- jnp gather: the same from the paged cache by indexing and einsum, jitted;
-- read bandwidth: all cores search a 1 GiB array for a byte that it does not hold (memchr of libc);
-  the mean of two medians of eight, taken right before and right after each decode of ours, since
-  neighbours on a shared machine change it from minute to minute.
+Writes FOLDER/cpu.json, cpu.md and cpu.svg: GB/s of keys and values for decode, GFLOP/s for prefill.
+
+Medians of single calls. What is compared:
+
+- ours, paged: one jitted xla_gpu.jax.paged_attention on the paged cache;
+- torch SDPA, gathered: torch.nn.functional.scaled_dot_product_attention with enable_gqa=True on
+  keys and values as a gather of the pages gives them, [batch, context, kv_heads, head_dim], seen
+  head first through transpose(1, 2); the gather itself is not counted;
+- torch SDPA, head-major: the same on keys and values copied to contiguous [batch, kv_heads,
+  context, head_dim] beforehand, which is not counted either;
+- torch SDPA, folded: head-major, with the query heads of a group folded into rows of one head,
+  which a user must know to do and which prefill's mask rules out;
+- jnp, paged: the pages by indexing, then einsum and softmax, jitted.
+
+The ceilings: for decode, what all cores together read from memory (they search 1 GiB for a byte
+that it does not hold), right before and right after ours, since neighbours on a shared machine
+change it from minute to minute; for prefill, XLA's product of two 2048 x 2048 matrices, likewise.
 """
 
 from __future__ import annotations
@@ -21,7 +27,9 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import ctypes
+import dataclasses
 import importlib.util
+import json
 import os
 import pathlib
 import platform
@@ -29,14 +37,15 @@ import statistics
 import time
 from collections.abc import Callable
 
+import chart
 import jax
 import jax.numpy as jnp
 import numpy as np
 import overhead
-from workloads import Problem, jnp_gather
+from workloads import Problem, folder_of, jnp_gather
 from xla_gpu.jax import paged_attention
 
-DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
+OURS, TORCH, JNP = "ours, paged", "torch SDPA", "jnp, paged"
 
 
 def cpu_name() -> str:
@@ -87,9 +96,6 @@ def time_jnp(p: Problem, args: dict[str, jax.Array], budget: float) -> float:
     return median_seconds(lambda: jax.block_until_ready(step(args)), budget)
 
 
-NAMES = ("ours", "torch SDPA", "torch head-major", "torch folded", "jnp gather")
-
-
 def time_torch(p: Problem, args: dict[str, jax.Array], budget: float) -> dict[str, float]:
     """Seconds of each form of SDPA by its name; none where torch is not installed.
 
@@ -110,9 +116,10 @@ def time_torch(p: Problem, args: dict[str, jax.Array], budget: float) -> dict[st
     head_major = [a.contiguous() for a in gathered]
     q = to_torch(args["query"]).reshape(p.batch, p.query_len, p.q_heads, p.head_dim)
     q = q.transpose(1, 2).contiguous()
-    forms = {"torch SDPA": (q, gathered), "torch head-major": (q, head_major)}
+    forms = {f"{TORCH}, gathered": (q, gathered), f"{TORCH}, head-major": (q, head_major)}
     if not p.prefill:
-        forms["torch folded"] = q.reshape(p.batch, p.kv_heads, -1, p.head_dim), head_major
+        folded = q.reshape(p.batch, p.kv_heads, -1, p.head_dim)
+        forms[f"{TORCH}, folded"] = folded, head_major
     with torch.inference_mode():
         return {
             name: median_seconds(
@@ -125,78 +132,116 @@ def time_torch(p: Problem, args: dict[str, jax.Array], budget: float) -> dict[st
         }
 
 
-def measure(p: Problem, budget: float, gibibytes: float) -> dict[str, object]:
+def product(dtype: str, n: int) -> float:
+    """GFLOP/s of XLA's product of two n x n matrices."""
+    a = jnp.ones((n, n), dtype)
+    multiply = jax.jit(jnp.matmul)
+    return 2e-9 * n**3 / median_seconds(lambda: jax.block_until_ready(multiply(a, a)), 1.0)
+
+
+def measure(p: Problem, budget: float, shrink: int = 1) -> dict[str, object]:
+    """Rates by name and the ceiling, in GB/s or GFLOP/s."""
+
+    def ceiling() -> float:
+        return product(p.dtype, 2048 // shrink) if p.prefill else read_bandwidth(1.0 / shrink)
+
     args = jax.block_until_ready(p.make())
     torch = time_torch(p, args, budget)
-    before = read_bandwidth(gibibytes)
+    before = ceiling()
     ours = time_ours(p, args, budget)
-    bandwidth = (before + read_bandwidth(gibibytes)) / 2
-    seconds = {"ours": ours, **torch, "jnp gather": time_jnp(p, args, budget)}
+    limit = (before + ceiling()) / 2
+    seconds = {OURS: ours, **torch, JNP: time_jnp(p, args, budget)}
     amount = p.flops() if p.prefill else p.kv_bytes()
-    rates = {name: amount / s / 1e9 for name, s in seconds.items()}
-    return {"problem": p, "rates": rates, "bandwidth": bandwidth}
+    return {
+        "problem": p,
+        "rates": {name: amount / s / 1e9 for name, s in seconds.items()},
+        "ceilings": {"XLA's product" if p.prefill else "memory, read": limit},
+    }
 
 
-def _rate(rate: float | None) -> str:
-    return "-" if rate is None else f"{rate:.2f}"
-
-
-def _ratio(a: float, b: float | None) -> str:
-    return "-" if b is None else f"{a / b:.1f}x"
+def _unit(p: Problem) -> str:
+    return "GFLOP/s" if p.prefill else "GB/s of keys and values"
 
 
 def table(rows: list[dict[str, object]]) -> list[str]:
+    """A column a problem, a line a competitor: its rate and how many times as fast ours is."""
     lines = []
-    for prefill, unit in ((False, "GB/s of KV"), (True, "GFLOP/s")):
+    for prefill in (False, True):
         chosen = [row for row in rows if row["problem"].prefill == prefill]
         if not chosen:
             continue
-        header = [unit, *NAMES, *(f"ours / {name}" for name in NAMES[1:])]
-        if not prefill:
-            header += ["read bandwidth", "ours / read bandwidth"]
+        header = [_unit(chosen[0]["problem"]), *(str(row["problem"]) for row in chosen)]
         lines += ["", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-        for row in chosen:
-            ours, *others = (row["rates"].get(name) for name in NAMES)
-            cells = [str(row["problem"]), _rate(ours), *map(_rate, others)]
-            cells += [_ratio(ours, other) for other in others]
-            if not prefill:
-                cells += [_rate(row["bandwidth"]), f"{100 * ours / row['bandwidth']:.0f}%"]
-            lines.append("| " + " | ".join(cells) + " |")
+        for name in dict.fromkeys(name for row in chosen for name in row["rates"]):
+            cells = [_cell(row["rates"][OURS], row["rates"].get(name), name) for row in chosen]
+            lines.append("| " + " | ".join([name, *cells]) + " |")
+        for name in dict.fromkeys(name for row in chosen for name in row["ceilings"]):
+            cells = [
+                f"{limit:.3g} (ours: {100 * row['rates'][OURS] / limit:.0f}%)"
+                for row in chosen
+                if (limit := row["ceilings"][name])
+            ]
+            lines.append("| " + " | ".join([f"ceiling: {name}", *cells]) + " |")
     return lines
 
 
-def plot(rows: list[dict[str, object]], path: pathlib.Path) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        print("matplotlib is not installed: no plot")
-        return
-    import matplotlib
+def _cell(ours: float, rate: float | None, name: str) -> str:
+    if rate is None:
+        return "-"
+    return f"**{rate:.3g}**" if name == OURS else f"{rate:.3g} (ours: {ours / rate:.1f}x)"
 
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4), width_ratios=(3, 1))
-    for axis, prefill, unit in ((axes[0], False, "GB/s of KV"), (axes[1], True, "GFLOP/s")):
-        chosen = [row for row in rows if row["problem"].prefill == prefill]
-        for i, name in enumerate(NAMES):
-            heights = [row["rates"].get(name, 0.0) for row in chosen]
-            axis.bar(np.arange(len(chosen)) + 0.17 * (i - 2), heights, 0.16, label=name)
-        axis.set_xticks(range(len(chosen)), [str(row["problem"]) for row in chosen], fontsize=8)
-        axis.set_ylabel(unit)
-        if not prefill:
-            bandwidths = [row["bandwidth"] for row in chosen]
-            axis.plot(range(len(chosen)), bandwidths, "--", c="gray", label="read bandwidth")
-            axis.legend()
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+def save(folder: pathlib.Path, facts: dict[str, object], rows: list[dict[str, object]]) -> None:
+    """JSON, table and chart."""
+    plain = [row | {"problem": dataclasses.asdict(row["problem"])} for row in rows]
+    (folder / "cpu.json").write_text(json.dumps(facts | {"rows": plain}, indent=1) + "\n")
+    how = __doc__[__doc__.index("Medians of") :].strip()
+    lines = [
+        "# Speed on the CPU",
+        "",
+        "Made by `make bench`. 32 query heads, 8 kv heads, head_dim 128, pages of 16 tokens in "
+        "random order.",
+        f"Machine: {facts['machine']}; jax {facts['jax']}, torch {facts['torch']}.",
+        "",
+        "![speed on the CPU](cpu.svg)",
+        *table(rows),
+        "",
+        how,
+        "",
+        "| call overhead | median, us |",
+        "|---|---|",
+        *(f"| {name} | {us:.2f} |" for name, us in facts["overhead_us"].items()),
+        "",
+    ]
+    (folder / "cpu.md").write_text("\n".join(lines))
+    panels = [
+        chart.Panel(row["problem"].title(), _unit(row["problem"]), row["rates"], row["ceilings"])
+        for row in rows
+    ]
+    chart.write(folder / "cpu.svg", panels)
+
+
+def load(path: pathlib.Path) -> tuple[dict[str, object], list[dict[str, object]]]:
+    facts = json.loads(path.read_text())
+    return facts, [row | {"problem": Problem(**row["problem"])} for row in facts.pop("rows")]
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the code")
-    parser.add_argument("--out", type=pathlib.Path, default=DOCS)
-    options = parser.parse_args(argv)
-    shrink = 64 if options.quick else 1
-    budget = 0.1 if options.quick else 3.0
+    options = folder_of(parser, argv)
+    if options.saved:
+        save(options.out, *load(options.saved))
+        return
+    shrink, budget = (64, 0.1) if options.quick else (1, 3.0)
+    facts = {
+        "machine": f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores",
+        "jax": jax.__version__,
+        "torch": "not installed",
+    }
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        facts["torch"] = torch.__version__
 
     with jax.default_device(jax.devices("cpu")[0]):
         problems = [
@@ -205,48 +250,16 @@ def main(argv: list[str] | None = None) -> None:
             for batch, context in ((8, 4096), (1, 32768))
         ]
         problems.append(Problem(1, 2048 // shrink, "float32", prefill=True))
+        print(f"{facts['machine']}: {len(problems)} problems, to {options.out}/cpu.md", flush=True)
         rows = []
-        for problem in problems:
-            rows.append(measure(problem, budget, 1.0 / shrink))
-            rates = {n: round(r, 2) for n, r in rows[-1]["rates"].items()}
-            print(f"{problem}: {rates}, reading {rows[-1]['bandwidth']:.2f}", flush=True)
-        call = overhead.measure()
-
-    torch_version = "not installed"
-    if importlib.util.find_spec("torch") is not None:
-        import torch
-
-        torch_version = torch.__version__
-    lines = [
-        "# Speed on the CPU",
-        "",
-        "Made by `make bench`. 32 query heads, 8 kv heads, head_dim 128, pages of 16 tokens in "
-        "random order.",
-        f"Machine: {cpu_name()}, {len(os.sched_getaffinity(0))} cores; jax {jax.__version__}, "
-        f"torch {torch_version}.",
-        *table(rows),
-        "",
-        "What is compared: `ours` is one jitted `xla_gpu.jax.paged_attention` on the paged cache. "
-        "`torch SDPA` gets keys and values as a gather of the pages gives them, seen head first "
-        "through `transpose(1, 2)`, and `enable_gqa=True`; `torch head-major` gets them copied to "
-        "contiguous [batch, kv_heads, context, head_dim]; neither the gather nor the copy is "
-        "counted. `torch folded` is head-major with the query heads of a group folded into rows "
-        "of one head, which a user must know to do and which prefill's mask rules out. "
-        "`jnp gather` indexes the pages and uses einsum and "
-        "softmax, jitted. `read bandwidth`: all cores search 1 GiB for a byte, right before and "
-        "right after ours. Medians.",
-        "",
-        "| call overhead | median, us |",
-        "|---|---|",
-        *(f"| {name} | {us:.2f} |" for name, us in call.items()),
-        "",
-        "![speed on the CPU](cpu.svg)",
-        "",
-    ]
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "cpu.md").write_text("\n".join(lines))
-    plot(rows, options.out / "cpu.svg")
-    print(f"wrote {options.out / 'cpu.md'}")
+        for number, problem in enumerate(problems, 1):
+            row = measure(problem, budget, shrink)
+            rows.append(row)
+            found = ", ".join(f"{n} {r:.3g}" for n, r in (row["rates"] | row["ceilings"]).items())
+            print(f"{number}/{len(problems)} {problem}, {_unit(problem)}: {found}", flush=True)
+        facts["overhead_us"] = overhead.measure()
+    save(options.out, facts, rows)
+    print(f"wrote {options.out}/cpu.md")
 
 
 if __name__ == "__main__":

@@ -1,23 +1,34 @@
 """Paged attention on an NVIDIA GPU beside what JAX itself offers: cuDNN, Pallas, plain jnp.
 
-Writes docs/benchmarks/<gpu>.md and .svg and ends within four minutes. How it is timed: N calls,
-each fed with the one before (q + 0.001 * out), in one jitted loop, so that nothing overlaps and no
-call is dropped; the median of several such loops, divided by N. Keys and values are 1 GiB, far more
-than the L2 cache. A competitor that fails has its error in the table.
+    python benchmarks/gpu.py [--out FOLDER] [--seconds N]   # measures; a progress line a competitor
+    python benchmarks/gpu.py --from FOLDER/h200.json        # makes table and chart again
 
-- ours: xla_gpu.jax.paged_attention, a custom call, on the paged cache (pages in random order);
-- cuDNN: jax.nn.dot_product_attention(implementation="cudnn") on contiguous keys and values;
-- Pallas paged: jax.experimental.pallas.ops.gpu.paged_attention on pages [kv_heads, pages, ...];
-- Pallas dense: jax.experimental.pallas.ops.gpu decode_attention (decode) and attention_mgpu or,
-  where that fails, attention (prefill), on contiguous keys and values;
-- jnp gather: the pages by indexing, then einsum and softmax.
+Writes FOLDER/<gpu>.json, .md and .svg: TB/s of keys and values for decode, TFLOP/s for prefill.
+
+How it is timed: 20 calls, each fed with the one before (q + 0.001 * out), unrolled by ten in one
+jitted loop, so that nothing overlaps and no call is dropped or shared; the median of seven such
+loops, divided by 20. Keys and values of a decode are 1 GiB, far more than the L2 cache. What a
+competitor wants prepared (its layout of the cache) is not counted; of its variants the fastest is.
+
+- ours, paged: xla_gpu.jax.paged_attention, a custom call, on pages of 16 tokens in random order;
+- cuDNN, paged: jax._src.cudnn.fused_attention_stablehlo.paged_attention, JAX's own (not public), on
+  the same pages, K and V split, and on pages of 128 tokens;
+- cuDNN, contiguous: jax.nn.dot_product_attention(implementation="cudnn") on keys and values
+  gathered beforehand: nothing is paged;
+- Pallas, paged: jax.experimental.pallas.ops.gpu.paged_attention on pages [kv_heads, pages, ...];
+- Pallas, contiguous: jax.experimental.pallas.ops.gpu decode_attention (decode) and attention_mgpu
+  or, where that fails, attention (prefill), on gathered keys and values;
+- jnp, paged: the pages by indexing, then einsum and softmax.
+
+The ceilings, timed the same way: XLA's sum of 1 GiB, and its bf16 product of two 8192 x 8192
+matrices; and the data sheet's bandwidth.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
+import json
 import math
 import pathlib
 import re
@@ -25,14 +36,15 @@ import statistics
 import time
 from collections.abc import Callable
 
+import chart
 import jax
 import jax.numpy as jnp
-from workloads import Problem, jnp_gather
+from workloads import Problem, folder_of, jnp_gather
 from xla_gpu.jax import paged_attention
 
-DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
-# Beside the numbers: what the hardware can do at most (NVIDIA's data sheet).
-PEAKS = {"H200": (4.8, 989.0), "H100": (3.35, 989.0), "A100": (2.0, 312.0)}
+# The data sheet's memory bandwidth, TB/s.
+SHEET = {"H200": 4.8, "H100": 3.35, "A100": 2.04}
+UNROLL = 10
 
 Operands = dict[str, jax.Array]
 Step = Callable[[jax.Array, Operands], jax.Array]
@@ -51,8 +63,11 @@ class Competitor:
 class Measured:
     seconds: float | None = None
     variant: str = ""
-    difference: float | None = None  # largest, from jnp gather
+    difference: float | None = None  # largest, from jnp
     error: str = ""
+
+
+Rows = list[tuple[Problem, dict[str, Measured]]]
 
 
 # ---- The competitors -----------------------------------------------------------------------------
@@ -100,6 +115,52 @@ def _cudnn(p: Problem) -> dict[str, Step]:
         return out.reshape(q.shape)
 
     return {"": step}
+
+
+def _split_pages(p: Problem, args: Operands) -> Operands:
+    """cuDNN's caches, K and V apart: pages of 16 tokens and, in an order of their own, of 128."""
+    cache, tables = args["kv_cache"], args["block_tables"]
+    ops = {
+        "k16": cache[:, :, 0::2],
+        "v16": cache[:, :, 1::2],
+        "tables16": tables[:, None, :, None],
+        "lens": args["context_lens"],
+        "query_lens": jnp.full_like(args["context_lens"], p.query_len),
+    }
+    if p.context % 128 == 0:
+        pages = p.batch * p.context // 128
+        order = jax.random.permutation(jax.random.PRNGKey(1), pages).astype(jnp.int32)
+        for name, array in zip("kv", p.gathered(args), strict=True):
+            blocks = array.reshape(pages, 128, p.kv_heads, p.head_dim)
+            ops[f"{name}128"] = jnp.zeros_like(blocks).at[order].set(blocks)
+        ops["tables128"] = order.reshape(p.batch, 1, -1, 1)
+    return ops
+
+
+def _cudnn_paged(p: Problem) -> dict[str, Step]:
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    mask = cudnn.MaskType.PADDING_CAUSAL if p.prefill else cudnn.MaskType.PADDING
+
+    def make(size: int) -> Step:
+        def step(q: jax.Array, ops: Operands) -> jax.Array:
+            out = cudnn.paged_attention(
+                q.reshape(p.batch, p.query_len, p.q_heads, p.head_dim),
+                ops[f"k{size}"],
+                ops[f"v{size}"],
+                ops["query_lens"],
+                ops["lens"],
+                ops[f"tables{size}"],
+                ops[f"tables{size}"],
+                scale=p.scale,
+                mask_type=mask,
+            )
+            return out.reshape(q.shape)
+
+        return step
+
+    sizes = (16, 128) if p.context % 128 == 0 else (16,)
+    return {f"pages of {size}": make(size) for size in sizes}
 
 
 def _pallas_paged(p: Problem) -> dict[str, Step]:
@@ -169,35 +230,43 @@ def _jnp(p: Problem) -> dict[str, Step]:
 
 
 COMPETITORS = [
-    Competitor("ours", _without_query, _ours),
-    Competitor("JAX cuDNN", _contiguous, _cudnn),
-    Competitor("Pallas paged", _per_head_pages, _pallas_paged),
-    Competitor("Pallas dense", _contiguous, _pallas_dense),
-    Competitor("jnp gather", _without_query, _jnp),
+    Competitor("ours, paged", _without_query, _ours),
+    Competitor("cuDNN, paged", _split_pages, _cudnn_paged),
+    Competitor("Pallas, paged", _per_head_pages, _pallas_paged),
+    Competitor("jnp, paged", _without_query, _jnp),
+    Competitor("cuDNN, contiguous", _contiguous, _cudnn),
+    Competitor("Pallas, contiguous", _contiguous, _pallas_dense),
 ]
 
 
 # ---- Timing --------------------------------------------------------------------------------------
 
 
-def seconds_a_call(step: Step, q: jax.Array, ops: Operands, calls: int, loops: int) -> float:
+def seconds_a_call(step: Step, x: jax.Array, ops: Operands, calls: int, loops: int = 7) -> float:
     """The median over `loops` of the time of a chain of `calls`, divided by `calls`."""
 
     @jax.jit
-    def chain(q: jax.Array, ops: Operands) -> jax.Array:
-        def body(_: int, q: jax.Array) -> jax.Array:
-            return q + (0.001 * step(q, ops)).astype(q.dtype)
+    def chain(x: jax.Array, ops: Operands) -> jax.Array:
+        def body(_: int, x: jax.Array) -> jax.Array:
+            # The barrier keeps what depends on ops alone (a gather) in each call.
+            return step(*jax.lax.optimization_barrier((x, ops)))
 
-        return jax.lax.fori_loop(0, calls, body, q)
+        return jax.lax.fori_loop(0, calls, body, x, unroll=min(calls, UNROLL))
 
     for _ in range(3):  # compile, capture, replay
-        jax.block_until_ready(chain(q, ops))
+        jax.block_until_ready(chain(x, ops))
     times = []
     for _ in range(loops):
         start = time.perf_counter()
-        jax.block_until_ready(chain(q, ops))
+        jax.block_until_ready(chain(x, ops))
         times.append(time.perf_counter() - start)
     return statistics.median(times) / calls
+
+
+def chained(step: Step) -> Step:
+    """`step` fed with its own result; traced and lowered once however often it is called."""
+    jitted = jax.jit(step)
+    return lambda q, ops: q + (0.001 * jitted(q, ops)).astype(q.dtype)
 
 
 def measure_one(
@@ -211,7 +280,7 @@ def measure_one(
     """Never raises: a failure is in the result."""
     best = Measured()
     try:
-        ops = jax.block_until_ready(competitor.prepare(p, args))
+        ops = jax.block_until_ready(jax.jit(lambda args: competitor.prepare(p, args))(args))
         variants = competitor.variants(p)
     except Exception as e:
         return Measured(error=_short(e))
@@ -225,9 +294,9 @@ def measure_one(
             if want is not None:
                 both = out.reshape(want.shape).astype(jnp.float32) - want.astype(jnp.float32)
                 difference = float(jnp.abs(both).max())
-            seconds = seconds_a_call(step, args["query"], ops, calls, loops=7)
+            seconds = seconds_a_call(chained(step), args["query"], ops, calls)
         except Exception as e:
-            best.error = _short(e)
+            best.error = best.error or _short(e)
             continue
         if best.seconds is None or seconds < best.seconds:
             best = Measured(seconds, name, difference)
@@ -239,68 +308,101 @@ def _short(error: Exception) -> str:
     return text[:160] or type(error).__name__
 
 
+def ceilings(device: str, shrink: int, calls: int) -> dict[str, float]:
+    """Rates by name, TB/s and TFLOP/s: what no attention here should pass."""
+    n = 8192 // math.isqrt(shrink)
+    data = jnp.ones((2**29 // shrink,), jnp.bfloat16)
+    matrix = jax.random.normal(jax.random.PRNGKey(0), (n, n), jnp.bfloat16) / n**0.5
+    read = seconds_a_call(lambda x, ops: x + ops["a"].sum(), jnp.zeros(()), {"a": data}, calls)
+    product = seconds_a_call(lambda x, ops: x @ ops["a"], matrix, {"a": matrix}, calls)
+    found = {"XLA's sum": data.nbytes / read / 1e12, "XLA's product": 2e-12 * n**3 / product}
+    sheet = next((rate for name, rate in SHEET.items() if name in device), None)
+    return found if sheet is None else found | {"data sheet": sheet}
+
+
 # ---- Output --------------------------------------------------------------------------------------
 
 
-def rate(p: Problem, seconds: float) -> float:
+def rate(p: Problem, seconds: float | None) -> float | None:
     """TB/s of KV for decode, TFLOP/s for prefill."""
-    return (p.flops() if p.prefill else p.kv_bytes()) / seconds / 1e12
+    return None if seconds is None else (p.flops() if p.prefill else p.kv_bytes()) / seconds / 1e12
+
+
+def _unit(p: Problem) -> str:
+    return "TFLOP/s" if p.prefill else "TB/s"
 
 
 def _cell(p: Problem, measured: Measured) -> str:
     if measured.seconds is None:
         return measured.error or "-"
-    text = f"{rate(p, measured.seconds):.2f} ({measured.seconds * 1e6:.0f} us"
+    text = f"{rate(p, measured.seconds):.3g} {_unit(p)} ({measured.seconds * 1e6:.0f} us"
     return text + (f"; {measured.variant})" if measured.variant else ")")
 
 
-def write(path: pathlib.Path, device: str, rows: list[tuple[Problem, dict[str, Measured]]]) -> None:
-    """The table as Markdown; called after every row, so that a late failure loses nothing."""
-    names = [competitor.name for competitor in COMPETITORS]
-    peak = next((peaks for name, peaks in PEAKS.items() if name in device), None)
-    lines = [
-        f"# Speed on {device}",
-        "",
-        f"Made by `benchmarks/gpu.py` with jax {jax.__version__}. bf16, 32 query heads, 8 kv "
-        "heads, head_dim 128, pages of 16 tokens in random order.",
-        "Decode in TB/s of keys and values read, prefill in TFLOP/s (the causal half counted).",
+def of_problem(p: Problem, found: dict[str, float]) -> dict[str, float]:
+    """The ceilings of `found` that are in the problem's unit."""
+    return {name: most for name, most in found.items() if p.prefill == (name == "XLA's product")}
+
+
+def save(path: pathlib.Path, facts: dict[str, object], rows: Rows) -> None:
+    """JSON, table and chart; after every competitor, so that a late failure loses nothing."""
+    plain = [
+        {"problem": dataclasses.asdict(p)}
+        | {"measured": {name: dataclasses.asdict(m) for name, m in row.items()}}
+        for p, row in rows
     ]
-    if peak is not None:
-        lines.append(f"The data sheet's peaks: {peak[0]} TB/s, {peak[1]:.0f} TFLOP/s.")
-    lines += ["", "| problem | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    for p, row in rows:
-        cells = [_cell(p, row[name]) if name in row else "-" for name in names]
-        lines.append(f"| {p} ({'TFLOP/s' if p.prefill else 'TB/s'}) | " + " | ".join(cells) + " |")
-    lines += ["", "Largest difference from jnp gather:", ""]
+    path.with_suffix(".json").write_text(json.dumps(facts | {"rows": plain}, indent=1) + "\n")
+    names = [competitor.name for competitor in COMPETITORS]
+    most = facts["ceilings"]
+    lines = [
+        f"# Speed on {facts['device']}",
+        "",
+        f"Made by `benchmarks/gpu.py` with jax {facts['jax']}. bf16, 32 query heads, 8 kv "
+        "heads, head_dim 128. Decode in TB/s of keys and values read, prefill in TFLOP/s (the "
+        "causal half counted).",
+        "",
+        f"![speed]({path.stem}.svg)",
+        "",
+        "| | " + " | ".join(str(p) for p, _ in rows) + " |",
+        "|---" * (len(rows) + 1) + "|",
+    ]
+    for name in names:
+        cells = [_cell(p, row[name]) if name in row else "-" for p, row in rows]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    ends = [
+        ", ".join(f"{n} {r:.3g} {_unit(p)}" for n, r in of_problem(p, most).items())
+        for p, _ in rows
+    ]
+    lines += [f"| ceilings | {' | '.join(ends)} |", "", "Largest difference from jnp:", ""]
     for p, row in rows:
         found = [f"{n} {m.difference:.1e}" for n, m in row.items() if m.difference is not None]
-        lines.append(f"- {p}: {', '.join(found) or '-'}")
-    how = __doc__.split("\n\n", 1)[1].strip()
-    path.write_text("\n".join([*lines, "", how, "", f"![speed]({path.stem}.svg)", ""]))
+        lines.append(f"- {p}: {'; '.join(found) or '-'}")
+    how = __doc__[__doc__.index("How it is timed") :].strip()
+    path.write_text("\n".join([*lines, "", how, ""]))
+    chart.write(
+        path.with_suffix(".svg"),
+        [
+            chart.Panel(
+                p.title(),
+                _unit(p) if p.prefill else f"{_unit(p)} of keys and values",
+                {name: rate(p, m.seconds) for name, m in row.items()},
+                of_problem(p, most),
+            )
+            for p, row in rows
+        ],
+    )
 
 
-def plot(path: pathlib.Path, rows: list[tuple[Problem, dict[str, Measured]]]) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        print("matplotlib is not installed: no plot")
-        return
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(rows), figsize=(4 * len(rows), 4), squeeze=False)
-    for axis, (p, row) in zip(axes[0], rows, strict=True):
-        done = {name: rate(p, m.seconds) for name, m in row.items() if m.seconds is not None}
-        axis.bar(list(done), list(done.values()))
-        axis.set_title(str(p), fontsize=9)
-        axis.set_ylabel("TFLOP/s" if p.prefill else "TB/s of KV")
-        axis.tick_params(axis="x", rotation=40, labelsize=8)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+def load(path: pathlib.Path) -> tuple[dict[str, object], Rows]:
+    facts = json.loads(path.read_text())
+    return facts, [
+        (Problem(**row["problem"]), {n: Measured(**m) for n, m in row["measured"].items()})
+        for row in facts.pop("rows")
+    ]
 
 
 def reference(p: Problem, args: Operands) -> jax.Array | None:
-    """jnp gather's result; None where that does not fit into memory."""
+    """jnp's result; None where that does not fit into memory."""
     try:
         return jax.block_until_ready(jax.jit(lambda args: jnp_gather(p, args))(args))
     except Exception as e:
@@ -310,22 +412,25 @@ def reference(p: Problem, args: Operands) -> jax.Array | None:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the code")
-    parser.add_argument("--out", type=pathlib.Path, default=DOCS)
     parser.add_argument("--seconds", type=float, default=210.0, help="start nothing after this")
-    options = parser.parse_args(argv)
+    options = folder_of(parser, argv)
+    if options.saved:
+        save(options.out / f"{options.saved.stem}.md", *load(options.saved))
+        return
     start = time.monotonic()
     device = jax.devices()[0].device_kind
-    shrink = 128 if options.quick else 1
+    shrink, calls = (128, 2) if options.quick else (1, 2 * UNROLL)
     problems = [
         Problem(8, 32768 // shrink, "bfloat16"),
         Problem(64, 4096 // shrink, "bfloat16"),
         Problem(4, 4096 // shrink, "bfloat16", prefill=True),
     ]
-    short = next((name.lower() for name in PEAKS if name in device), "gpu")
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"{short}.md"
-    rows: list[tuple[Problem, dict[str, Measured]]] = []
+    path = options.out / f"{next((name for name in SHEET if name in device), 'gpu').lower()}.md"
+    print(f"{device}: {len(problems)} problems x {len(COMPETITORS)}, to {path}", flush=True)
+    facts = {"device": device, "jax": jax.__version__}
+    facts["ceilings"] = ceilings(device, shrink, calls)
+    print(f"ceilings: {facts['ceilings']}", flush=True)
+    rows: Rows = []
     for number, p in enumerate(problems):
         # Each problem has its share of the time that is left.
         now = time.monotonic()
@@ -335,14 +440,14 @@ def main(argv: list[str] | None = None) -> None:
         want = reference(p, args)
         row: dict[str, Measured] = {}
         rows.append((p, row))
-        calls = 2 if options.quick else 20
         for competitor in COMPETITORS:
             row[competitor.name] = measure_one(competitor, p, args, want, deadline, calls)
-            print(f"{p}: {competitor.name}: {_cell(p, row[competitor.name])}", flush=True)
-            write(path, device, rows)
+            seconds = time.monotonic() - start
+            cell = _cell(p, row[competitor.name])
+            print(f"{seconds:4.0f} s  {p}: {competitor.name}: {cell}", flush=True)
+            save(path, facts, rows)
         if want is not None and not math.isfinite(float(jnp.abs(want.astype(jnp.float32)).max())):
             print(f"{p}: the reference is not finite", flush=True)
-    plot(path.with_suffix(".svg"), rows)
     print(f"wrote {path} after {time.monotonic() - start:.0f} s")
 
 

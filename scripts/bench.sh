@@ -1,8 +1,20 @@
 #!/usr/bin/env bash
-# `make bench`: every benchmark on this machine; tables and plots go to docs/benchmarks.
+# `make bench`: speed on this machine. A line a measurement with its units; results, tables and charts
+# go to build/bench. With --update they go over the repository's, in docs/benchmarks. Five minutes on
+# the CPU (torch's SDPA beside ours where make test-torch has been), four on a GPU.
+# Usage: scripts/bench.sh [--update | --out FOLDER] [--quick]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # Arrays of XLA's CPU client in 2 MB pages where the kernel lets programs choose them, as NumPy's
 # already are: in 4 KB pages no program here reads memory at its full speed.
 export GLIBC_TUNABLES="${GLIBC_TUNABLES-glibc.malloc.hugetlb=1}"
-.venv/bin/python benchmarks/run.py "$@"
+with_torch=.venv/bin/python
+[[ ! -e .venv-torch/.complete ]] || with_torch=.venv-torch/bin/python
+echo "bench: the CPU"
+"$with_torch" benchmarks/cpu.py "$@"
+if .venv/bin/python -c 'import jax, sys; sys.exit(jax.default_backend() != "gpu")'; then
+  echo "bench: the GPU"
+  .venv/bin/python benchmarks/gpu.py "$@"
+else
+  echo "bench: no GPU that JAX can use: benchmarks/gpu.py is not run"
+fi

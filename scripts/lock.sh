@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 names=("$@")
-((${#names[@]})) || names=(headers test bench cuda12 cuda13 lint torch vllm wheel)
+((${#names[@]})) || names=(headers test cuda12 cuda13 lint torch vllm wheel)
 for name in "${names[@]}"; do
   read -ra options < <(sed -n 's/^# lock: //p' "requirements/$name.in")
   "${UV:-.venv/bin/uv}" pip compile --quiet --universal --generate-hashes --no-annotate \
