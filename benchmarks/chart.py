@@ -6,7 +6,7 @@ import dataclasses
 import html
 import pathlib
 
-WIDTH, NAMES, BAR, GAP, TITLE, FOOT = 760, 190, 18, 8, 52, 26
+WIDTH, NAMES, BAR, GAP, TITLE, FOOT = 760, 170, 15, 5, 48, 20
 PLOT = WIDTH - NAMES - 130  # what a full bar takes; the rest is for its value
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1f2328 }
@@ -61,11 +61,11 @@ def _panel(panel: Panel, top: float) -> tuple[list[str], float]:
         width = (rate or 0.0) * scale
         inside = width > 60
         lines += [
-            _text(NAMES - 8, y + 14, "name", name),
+            _text(NAMES - 8, y + 12, "name", name),
             f'<rect x="{NAMES}" y="{y}" width="{width:.1f}" height="{BAR}" class="{kind}"/>',
             _text(
                 NAMES + width + (-6 if inside else 6),
-                y + 14,
+                y + 12,
                 f"in-{kind}" if inside else "value",
                 f"{rate:.3g}" if rate else "does not run",
             ),

@@ -5,10 +5,11 @@
 
 Writes FOLDER/<gpu>.json, .md and .svg: TB/s of keys and values for decode, TFLOP/s for prefill.
 
-How it is timed: 20 calls, each fed with the one before (q + 0.001 * out), unrolled by ten in one
-jitted loop, so that nothing overlaps and no call is dropped or shared; the median of seven such
-loops, divided by 20. Keys and values of a decode are 1 GiB, far more than the L2 cache. What a
-competitor wants prepared (its layout of the cache) is not counted; of its variants the fastest is.
+How it is timed: calls for 40 ms (but 10 to 200), each fed with the one before (q + 0.001 * out),
+unrolled by ten in one jitted loop, so that nothing overlaps and no call is dropped or shared; the
+median of seven such loops, divided by the number of calls. Keys and values of a decode are 1 GiB,
+far more than the L2 cache. What a competitor wants prepared (its layout of the cache) is not
+counted. Where it has variants all times are given, the fastest first.
 
 - ours, paged: xla_gpu.jax.paged_attention, a custom call, on pages of 16 tokens in random order;
 - cuDNN, paged: jax._src.cudnn.fused_attention_stablehlo.paged_attention, JAX's own (not public), on
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -44,7 +46,6 @@ from xla_gpu.jax import paged_attention
 
 # The data sheet's memory bandwidth, TB/s.
 SHEET = {"H200": 4.8, "H100": 3.35, "A100": 2.04}
-UNROLL = 10
 
 Operands = dict[str, jax.Array]
 Step = Callable[[jax.Array, Operands], jax.Array]
@@ -52,7 +53,7 @@ Step = Callable[[jax.Array, Operands], jax.Array]
 
 @dataclasses.dataclass
 class Competitor:
-    """One way to compute a problem: `prepare` is not timed, the fastest variant counts."""
+    """One way to compute a problem: `prepare` is not timed."""
 
     name: str
     prepare: Callable[[Problem, Operands], Operands]
@@ -61,10 +62,13 @@ class Competitor:
 
 @dataclasses.dataclass
 class Measured:
-    seconds: float | None = None
-    variant: str = ""
-    difference: float | None = None  # largest, from jnp
-    error: str = ""
+    times: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds by variant
+    difference: float | None = None  # largest of any variant, from jnp
+    error: str = ""  # of the first variant that fails
+
+    @property
+    def seconds(self) -> float | None:
+        return min(self.times.values(), default=None)
 
 
 Rows = list[tuple[Problem, dict[str, Measured]]]
@@ -242,31 +246,29 @@ COMPETITORS = [
 # ---- Timing --------------------------------------------------------------------------------------
 
 
-def seconds_a_call(step: Step, x: jax.Array, ops: Operands, calls: int, loops: int = 7) -> float:
-    """The median over `loops` of the time of a chain of `calls`, divided by `calls`."""
+def seconds_a_call(step: Step, x: jax.Array, ops: Operands, calls: int) -> float:
+    """The median time of seven chains of `calls`, divided by `calls`."""
+    jitted = jax.jit(step)
+
+    def once(x: jax.Array, ops: Operands) -> jax.Array:
+        # The barrier keeps what depends on ops alone (a gather) in each call.
+        return jitted(*jax.lax.optimization_barrier((x, ops)))
 
     @jax.jit
     def chain(x: jax.Array, ops: Operands) -> jax.Array:
-        def body(_: int, x: jax.Array) -> jax.Array:
-            # The barrier keeps what depends on ops alone (a gather) in each call.
-            return step(*jax.lax.optimization_barrier((x, ops)))
+        return jax.lax.fori_loop(0, calls, lambda _, x: once(x, ops), x, unroll=min(calls, 10))
 
-        return jax.lax.fori_loop(0, calls, body, x, unroll=min(calls, UNROLL))
-
-    for _ in range(3):  # compile, capture, replay
-        jax.block_until_ready(chain(x, ops))
     times = []
-    for _ in range(loops):
+    for _ in range(3 + 7):  # the first three compile, capture, replay
         start = time.perf_counter()
         jax.block_until_ready(chain(x, ops))
         times.append(time.perf_counter() - start)
-    return statistics.median(times) / calls
+    return statistics.median(times[3:]) / calls
 
 
 def chained(step: Step) -> Step:
-    """`step` fed with its own result; traced and lowered once however often it is called."""
-    jitted = jax.jit(step)
-    return lambda q, ops: q + (0.001 * jitted(q, ops)).astype(q.dtype)
+    """`step` whose query depends on the result before."""
+    return lambda q, ops: q + (0.001 * step(q, ops)).astype(q.dtype)
 
 
 def measure_one(
@@ -275,10 +277,10 @@ def measure_one(
     args: Operands,
     want: jax.Array | None,
     deadline: float,
-    calls: int,
+    budget: float,
 ) -> Measured:
-    """Never raises: a failure is in the result."""
-    best = Measured()
+    """Never raises: a failure is in the result. `budget`: of a chain, in seconds."""
+    found = Measured()
     try:
         ops = jax.block_until_ready(jax.jit(lambda args: competitor.prepare(p, args))(args))
         variants = competitor.variants(p)
@@ -286,21 +288,21 @@ def measure_one(
         return Measured(error=_short(e))
     for name, step in variants.items():
         if time.monotonic() > deadline:
-            best.error = best.error or "not measured: time is up"
+            found.error = found.error or "not measured: time is up"
             break
         try:
-            out = jax.block_until_ready(jax.jit(step)(args["query"], ops))
-            difference = None
+            once = jax.jit(step)
+            out = jax.block_until_ready(once(args["query"], ops))
+            start = time.perf_counter()
+            jax.block_until_ready(once(args["query"], ops))
+            calls = 10 * max(1, min(20, round(budget / (time.perf_counter() - start) / 10)))
             if want is not None:
                 both = out.reshape(want.shape).astype(jnp.float32) - want.astype(jnp.float32)
-                difference = float(jnp.abs(both).max())
-            seconds = seconds_a_call(chained(step), args["query"], ops, calls)
+                found.difference = max(found.difference or 0.0, float(jnp.abs(both).max()))
+            found.times[name] = seconds_a_call(chained(step), args["query"], ops, calls)
         except Exception as e:
-            best.error = best.error or _short(e)
-            continue
-        if best.seconds is None or seconds < best.seconds:
-            best = Measured(seconds, name, difference)
-    return best
+            found.error = found.error or _short(e)
+    return found
 
 
 def _short(error: Exception) -> str:
@@ -308,13 +310,13 @@ def _short(error: Exception) -> str:
     return text[:160] or type(error).__name__
 
 
-def ceilings(device: str, shrink: int, calls: int) -> dict[str, float]:
+def ceilings(device: str, shrink: int) -> dict[str, float]:
     """Rates by name, TB/s and TFLOP/s: what no attention here should pass."""
     n = 8192 // math.isqrt(shrink)
     data = jnp.ones((2**29 // shrink,), jnp.bfloat16)
     matrix = jax.random.normal(jax.random.PRNGKey(0), (n, n), jnp.bfloat16) / n**0.5
-    read = seconds_a_call(lambda x, ops: x + ops["a"].sum(), jnp.zeros(()), {"a": data}, calls)
-    product = seconds_a_call(lambda x, ops: x @ ops["a"], matrix, {"a": matrix}, calls)
+    read = seconds_a_call(lambda x, ops: x + ops["a"].sum(), jnp.zeros(()), {"a": data}, 100)
+    product = seconds_a_call(lambda x, ops: x @ ops["a"], matrix, {"a": matrix}, 100)
     found = {"XLA's sum": data.nbytes / read / 1e12, "XLA's product": 2e-12 * n**3 / product}
     sheet = next((rate for name, rate in SHEET.items() if name in device), None)
     return found if sheet is None else found | {"data sheet": sheet}
@@ -333,10 +335,11 @@ def _unit(p: Problem) -> str:
 
 
 def _cell(p: Problem, measured: Measured) -> str:
-    if measured.seconds is None:
+    if not measured.times:
         return measured.error or "-"
-    text = f"{rate(p, measured.seconds):.3g} {_unit(p)} ({measured.seconds * 1e6:.0f} us"
-    return text + (f"; {measured.variant})" if measured.variant else ")")
+    times = sorted((t, variant) for variant, t in measured.times.items())
+    words = (f"{variant} {t * 1e6:.0f} us".strip() for t, variant in times)
+    return f"{rate(p, measured.seconds):.3g} {_unit(p)} ({'; '.join(words)})"
 
 
 def of_problem(p: Problem, found: dict[str, float]) -> dict[str, float]:
@@ -419,7 +422,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     start = time.monotonic()
     device = jax.devices()[0].device_kind
-    shrink, calls = (128, 2) if options.quick else (1, 2 * UNROLL)
+    shrink, budget = (128, 0.001) if options.quick else (1, 0.04)
     problems = [
         Problem(8, 32768 // shrink, "bfloat16"),
         Problem(64, 4096 // shrink, "bfloat16"),
@@ -428,7 +431,7 @@ def main(argv: list[str] | None = None) -> None:
     path = options.out / f"{next((name for name in SHEET if name in device), 'gpu').lower()}.md"
     print(f"{device}: {len(problems)} problems x {len(COMPETITORS)}, to {path}", flush=True)
     facts = {"device": device, "jax": jax.__version__}
-    facts["ceilings"] = ceilings(device, shrink, calls)
+    facts["ceilings"] = ceilings(device, shrink)
     print(f"ceilings: {facts['ceilings']}", flush=True)
     rows: Rows = []
     for number, p in enumerate(problems):
@@ -441,7 +444,7 @@ def main(argv: list[str] | None = None) -> None:
         row: dict[str, Measured] = {}
         rows.append((p, row))
         for competitor in COMPETITORS:
-            row[competitor.name] = measure_one(competitor, p, args, want, deadline, calls)
+            row[competitor.name] = measure_one(competitor, p, args, want, deadline, budget)
             seconds = time.monotonic() - start
             cell = _cell(p, row[competitor.name])
             print(f"{seconds:4.0f} s  {p}: {competitor.name}: {cell}", flush=True)

@@ -76,7 +76,8 @@ def test_gpu_table_shows_each_competitor_or_its_error(problem, tmp_path):
     want = gpu.reference(problem, args)
     deadline = time.monotonic() + 60
     row = {
-        c.name: gpu.measure_one(c, problem, args, want, deadline, calls=2) for c in gpu.COMPETITORS
+        c.name: gpu.measure_one(c, problem, args, want, deadline, budget=0.0)
+        for c in gpu.COMPETITORS
     }
     assert row["ours, paged"].seconds > 0
     assert row["ours, paged"].difference < 1e-5
@@ -84,7 +85,7 @@ def test_gpu_table_shows_each_competitor_or_its_error(problem, tmp_path):
         assert row["cuDNN, paged"].seconds is None
         assert row["cuDNN, paged"].error
     path = tmp_path / "gpu.md"
-    facts = {"device": "a test", "jax": "0", "ceilings": gpu.ceilings("H200", 4096, calls=2)}
+    facts = {"device": "a test", "jax": "0", "ceilings": gpu.ceilings("H200", 4096)}
     gpu.save(path, facts, [(problem, row)])
     words, bars = chart_of(tmp_path / "gpu.svg")
     assert bars.count("ours") == 1
@@ -94,5 +95,5 @@ def test_gpu_table_shows_each_competitor_or_its_error(problem, tmp_path):
 
 
 def test_gpu_stops_at_its_deadline(problem):
-    measured = gpu.measure_one(gpu.COMPETITORS[0], problem, problem.make(), None, 0.0, calls=2)
+    measured = gpu.measure_one(gpu.COMPETITORS[0], problem, problem.make(), None, 0.0, 0.0)
     assert measured.error == "not measured: time is up"
