@@ -22,11 +22,10 @@ packages_of() {
 installed() { [[ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]; }
 
 system() {
-  local missing=() package
-  local all
+  local missing=() package all
   all=$(packages_of "$@")
   if ! command -v dpkg-query >/dev/null; then
-    say "not a Debian or Ubuntu system: these packages, or yours of that content, are needed:" $all
+    say "not a Debian or Ubuntu system: these packages, or yours of that content, are needed: ${all//$'\n'/ }"
     return
   fi
   for package in $all; do installed "$package" || missing+=("$package"); done
@@ -49,7 +48,7 @@ system() {
 # make_venv FOLDER FILE...: the environment FOLDER with requirements/FILE.txt, of the Python that
 # BASE_PYTHON names and with the options of pip in PIP_OPTIONS.
 make_venv() {
-  local folder=$1 files=() name base=${BASE_PYTHON:-python3}
+  local folder=$1 files=() options=() name base=${BASE_PYTHON:-python3}
   shift
   if ! "$folder/bin/python" -c 'import pip' 2>/dev/null; then
     "$base" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
@@ -75,7 +74,8 @@ PY
   fi
   for name in "$@"; do files+=(-r "requirements/$name.txt"); done
   say "installing Python packages of ${files[*]} in $folder"
-  install "$folder" ${PIP_OPTIONS:-} "${files[@]}"
+  read -ra options <<<"${PIP_OPTIONS:-}"
+  install "$folder" "${options[@]}" "${files[@]}"
 }
 
 install() { "$1/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes "${@:2}"; }

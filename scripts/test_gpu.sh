@@ -4,7 +4,7 @@
 # if it has one, else python3). Prints a summary a step; with OUT set, each step's log goes there.
 # Usage: scripts/test_gpu.sh [STEP...]
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 release=$PWD/build/release
 export XLA_GPU_LIBRARY=${XLA_GPU_LIBRARY:-$release/libxla_gpu.so}
 export XLA_GPU_PROGRAM=${XLA_GPU_PROGRAM:-$release/xla-gpu}

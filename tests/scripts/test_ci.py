@@ -1,0 +1,13 @@
+"""The workflow runs each part of .ci/run, and once."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_workflow_runs_every_part():
+    (parts,) = re.findall(r"^all=\(setup (.*)\)$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    (jobs,) = re.findall(r"parts: \[(.*)\]", workflow)
+    assert sorted(re.findall(r"\w+", jobs)) == sorted(parts.split())
