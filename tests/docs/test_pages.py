@@ -5,7 +5,7 @@ import re
 import subprocess
 
 import pytest
-from pages import ROOT, RUN_LANGUAGES, Block, PageRunner, blocks_of
+from pages import BUILD, ROOT, RUN_LANGUAGES, Block, PageRunner, blocks_of
 
 DESCRIPTION = ROOT / "python/README.md"  # what a package index shows
 PAGES = [
@@ -41,13 +41,42 @@ def test_page(page, tmp_path):
         pytest.skip("; ".join(sorted(set(left_out))))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def without_blocks(page):
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page):
+    """The fragments that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", without_blocks(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, *sorted((ROOT / "docs/benchmarks").glob("*.md"))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_links_lead_somewhere(page):
-    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose):
+    for target, fragment in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", without_blocks(page)):
         if not target.startswith("http"):
             assert page != DESCRIPTION, f"{target} is not on the package index"
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            file = page.parent / target if target else page
+            assert file.exists(), f"{page.name} links to {target}"
+            assert not fragment or fragment in anchors(file), f"{page.name}: {target}#{fragment}"
+
+
+def test_every_page_is_linked_from_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        assert f"](docs/{page.name})" in readme, page.name
+
+
+def test_the_ops_page_is_what_the_program_prints():
+    command = [BUILD / "xla-gpu", "ops", "--markdown"]
+    printed = subprocess.run(command, text=True, check=True, capture_output=True).stdout
+    page = (ROOT / "docs/ops.md").read_text()
+    how = "{ sed '/^| op/,$d' docs/ops.md; xla-gpu ops --markdown; } >new && mv new docs/ops.md"
+    assert page.endswith(f"\n\n{printed}"), f"docs/ops.md is old: {how}"
 
 
 # ---- The runner itself ----------------------------------------------------------------------
