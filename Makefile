@@ -104,10 +104,10 @@ fuzz: $(STAMPS)/test build/.stamps/system-lint  ## Each fuzz target for FUZZ_SEC
 
 # ---- Care ------------------------------------------------------------------------------------
 
-format: $(STAMPS)/lint  ## Format all C++ and Python
+format: $(STAMPS)/lint  ## Format all C++, CUDA and Python
 	@scripts/lint.sh --fix
 
-lint: build $(STAMPS)/lint build/.stamps/system-lint  ## Formats, ruff, layers, clang-tidy
+lint: build $(STAMPS)/lint build/.stamps/system-lint  ## Formats, ruff, shellcheck, layers, clang-tidy
 	@scripts/lint.sh
 
 wheel: .venv-wheel/.complete  ## The one wheel, for glibc 2.28 and newer, in dist/ (ARCH=aarch64: cross-compiled)

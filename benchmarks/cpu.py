@@ -255,7 +255,7 @@ def main(argv: list[str] | None = None) -> None:
         for number, problem in enumerate(problems, 1):
             row = measure(problem, budget, shrink)
             rows.append(row)
-            found = ", ".join(f"{n} {r:.3g}" for n, r in (row["rates"] | row["ceilings"]).items())
+            found = "; ".join(f"{n}: {r:.3g}" for n, r in (row["rates"] | row["ceilings"]).items())
             print(f"{number}/{len(problems)} {problem}, {_unit(problem)}: {found}", flush=True)
         facts["overhead_us"] = overhead.measure()
     save(options.out, facts, rows)
