@@ -195,7 +195,6 @@ def save(folder: pathlib.Path, facts: dict[str, object], rows: list[dict[str, ob
     """JSON, table and chart."""
     plain = [row | {"problem": dataclasses.asdict(row["problem"])} for row in rows]
     (folder / "cpu.json").write_text(json.dumps(facts | {"rows": plain}, indent=1) + "\n")
-    how = __doc__[__doc__.index("Medians of") :].strip()
     lines = [
         "# Speed on the CPU",
         "",
@@ -206,7 +205,7 @@ def save(folder: pathlib.Path, facts: dict[str, object], rows: list[dict[str, ob
         "![speed on the CPU](cpu.svg)",
         *table(rows),
         "",
-        how,
+        facts["how"],
         "",
         "| call overhead | median, us |",
         "|---|---|",
@@ -237,6 +236,7 @@ def main(argv: list[str] | None = None) -> None:
         "machine": f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores",
         "jax": jax.__version__,
         "torch": "not installed",
+        "how": __doc__[__doc__.index("Medians of") :].strip(),
     }
     if importlib.util.find_spec("torch") is not None:
         import torch

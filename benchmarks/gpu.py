@@ -337,7 +337,7 @@ def _cell(p: Problem, measured: Measured) -> str:
     if not measured.times:
         return measured.error or "-"
     times = sorted((t, variant) for variant, t in measured.times.items())
-    words = (f"{variant} {t * 1e6:.0f} us".strip() for t, variant in times)
+    words = (f"{variant}: {t * 1e6:.0f} us".removeprefix(": ") for t, variant in times)
     return f"{rate(p, measured.seconds):.3g} {_unit(p)} ({'; '.join(words)})"
 
 
@@ -379,8 +379,7 @@ def save(path: pathlib.Path, facts: dict[str, object], rows: Rows) -> None:
     for p, row in rows:
         found = [f"{n} {m.difference:.1e}" for n, m in row.items() if m.difference is not None]
         lines.append(f"- {p}: {'; '.join(found) or '-'}")
-    how = __doc__[__doc__.index("How it is timed") :].strip()
-    path.write_text("\n".join([*lines, "", how, ""]))
+    path.write_text("\n".join([*lines, "", facts["how"], ""]))
     chart.write(
         path.with_suffix(".svg"),
         [
@@ -429,7 +428,8 @@ def main(argv: list[str] | None = None) -> None:
     ]
     path = options.out / f"{next((name for name in SHEET if name in device), 'gpu').lower()}.md"
     print(f"{device}: {len(problems)} problems x {len(COMPETITORS)}, to {path}", flush=True)
-    facts = {"device": device, "jax": jax.__version__}
+    how = __doc__[__doc__.index("How it is timed") :].strip()
+    facts = {"device": device, "jax": jax.__version__, "how": how}
     facts["ceilings"] = ceilings(device, shrink)
     print(f"ceilings: {facts['ceilings']}", flush=True)
     rows: Rows = []

@@ -42,7 +42,8 @@ def test_cpu_results_are_saved_and_made_again(problem, tmp_path):
     assert row["rates"]["ours, paged"] > 0
     (limit,) = row["ceilings"].values()
     assert limit > 0
-    facts = {"machine": "a test", "jax": "0", "torch": "none", "overhead_us": {"empty": 1.0}}
+    facts = {"machine": "a test", "jax": "0", "torch": "none", "how": "so"}
+    facts["overhead_us"] = {"empty": 1.0}
     cpu.save(tmp_path, facts, [row])
     assert str(problem) in (tmp_path / "cpu.md").read_text()
     again = tmp_path / "again"
@@ -85,7 +86,7 @@ def test_gpu_table_shows_each_competitor_or_its_error(problem, tmp_path):
         assert row["cuDNN, paged"].seconds is None
         assert row["cuDNN, paged"].error
     path = tmp_path / "gpu.md"
-    facts = {"device": "a test", "jax": "0", "ceilings": gpu.ceilings("H200", 4096)}
+    facts = {"device": "a test", "jax": "0", "how": "so", "ceilings": gpu.ceilings("H200", 4096)}
     gpu.save(path, facts, [(problem, row)])
     words, bars = chart_of(tmp_path / "gpu.svg")
     assert bars.count("ours") == 1
