@@ -18,7 +18,7 @@ echo "lint: ruff"
 echo "lint: mypy"
 .venv/bin/mypy --no-error-summary
 echo "lint: shellcheck (${#shell[@]} files)"
-shellcheck "${shell[@]}"
+shellcheck --severity=warning "${shell[@]}"
 echo "lint: layers"
 .venv/bin/python scripts/check_layers.py
 [[ ${1:-} == --no-tidy ]] || .venv/bin/python scripts/tidy.py
