@@ -55,12 +55,13 @@ int64_t AttentionBatch::tokens() const {
 }
 
 double AttentionBatch::kv_bytes() const {
-  double bytes = 0;
-  for (const BatchSequence& sequence : sequences) {
-    bytes +=
-        2.0 * static_cast<double>(sequence.context_len * kv_heads * head_dim * DTypeSize(dtype));
-  }
-  return bytes;
+  double tokens = 0;
+  for (const BatchSequence& s : sequences) tokens += static_cast<double>(s.context_len);
+  return 2 * tokens * static_cast<double>(kv_heads * head_dim * DTypeSize(dtype));
+}
+
+double AttentionBatch::q_bytes() const {
+  return static_cast<double>(tokens()) * static_cast<double>(q_heads * head_dim * DTypeSize(dtype));
 }
 
 double AttentionBatch::flops() const {

@@ -28,6 +28,8 @@ struct AttentionBatch {
   int64_t tokens() const;
   // Bytes of keys and values that the batch reads once each.
   double kv_bytes() const;
+  // Of the queries.
+  double q_bytes() const;
   // Multiplications and additions of both matrix products, masked ones left out.
   double flops() const;
   // "8 sequences, 8 tokens, context 4096"

@@ -78,7 +78,7 @@ TEST_F(BadInputTest, WhatIsNoPluginAndNoHandler) {
     const Output plugin = Program({"run", Module(), "--plugin", file}, kSeconds);
     EXPECT_EQ(plugin.code, 1) << file << "\n" << plugin.err;
     EXPECT_THAT(plugin.err, AnyOf(HasSubstr(file), HasSubstr("xla-gpu run"))) << file;
-    EXPECT_EQ(Program({"doctor", "--plugin", file}, kSeconds).code, 0) << file;
+    EXPECT_EQ(Program({"doctor", "--plugin", file}, kSeconds).code, 1) << file;
     EXPECT_EQ(Program({"probe", "--plugin", file, "--no-jax"}, kSeconds).code, 1) << file;
     if (Plugin().empty()) continue;
     const Output handler = Program({"run", Module(), "--plugin", Plugin(), "--input", NpyFile(),

@@ -1,84 +1,55 @@
 // xla-gpu bench: the speed of paged_attention through XLA, for a shape the user gives.
-#include <charconv>
 #include <cstdio>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "src/cli/attention_batch.h"
 #include "src/cli/batch_runner.h"
 #include "src/cli/cli.h"
 #include "src/cli/json.h"
-#include "src/cli/options.h"
 #include "src/cli/program.h"
+#include "src/core/strings.h"
 
 namespace xla_gpu::cli {
 namespace {
 
-constexpr char kUsage[] =
-    "bench [--plugin PATH|cpu|cuda] [--seqs N] [--query-len N] [--context N]... [--q-heads N] "
-    "[--kv-heads N] [--head-dim N] [--page-size N] [--dtype f32|bf16|f16] [--json]";
-
 // The most a bench's tensors may take, so that a slip of the keyboard does not fill the machine.
-constexpr double kMaxCacheBytes = 32e9;
+constexpr double kMaxBytes = 32e9;
 
 struct Options {
-  std::string plugin, seqs, query_len, q_heads, kv_heads, head_dim, page_size, dtype = "bf16";
-  std::vector<std::string> contexts;
+  std::string plugin, dtype = "bf16";
+  std::vector<int64_t> contexts;
+  AttentionBatch shape;
+  int64_t seqs = 8, query_len = 1;
   bool json = false;
 };
 
-StatusOr<int64_t> ParseCount(const std::string& name, const std::string& text, int64_t fallback) {
-  if (text.empty()) return fallback;
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 1 || value > 1 << 24) {
-    return InvalidArgument(
-        StrCat(name, " is '", text, "'; it must be a whole number from 1 to ", 1 << 24));
-  }
-  return value;
-}
-
 // One batch for each --context; without any, decode at two lengths and a prefill.
 StatusOr<std::vector<AttentionBatch>> MakeBatches(const Options& options) {
-  AttentionBatch shape;
-  XLA_GPU_ASSIGN_OR_RETURN(shape.q_heads, ParseCount("--q-heads", options.q_heads, 32));
-  XLA_GPU_ASSIGN_OR_RETURN(shape.kv_heads, ParseCount("--kv-heads", options.kv_heads, 8));
-  XLA_GPU_ASSIGN_OR_RETURN(shape.head_dim, ParseCount("--head-dim", options.head_dim, 128));
-  XLA_GPU_ASSIGN_OR_RETURN(shape.page_size, ParseCount("--page-size", options.page_size, 16));
-  const std::optional<DType> dtype = DTypeFromName(options.dtype);
-  if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16) {
-    return InvalidArgument(StrCat("--dtype is '", options.dtype, "'; allowed: f32, bf16, f16"));
-  }
-  shape.dtype = *dtype;
-  XLA_GPU_ASSIGN_OR_RETURN(const int64_t query_len,
-                           ParseCount("--query-len", options.query_len, 1));
-  XLA_GPU_ASSIGN_OR_RETURN(const int64_t seqs, ParseCount("--seqs", options.seqs, 8));
-
   std::vector<AttentionBatch> batches;
   const auto add = [&](int64_t count, BatchSequence sequence) {
-    AttentionBatch batch = shape;
+    AttentionBatch batch = options.shape;
+    batch.dtype = *DTypeFromName(options.dtype);
     batch.name = sequence.query_len == 1 ? "decode" : "prefill";
     batch.sequences.assign(static_cast<size_t>(count), sequence);
     batches.push_back(std::move(batch));
   };
-  for (const std::string& text : options.contexts) {
-    XLA_GPU_ASSIGN_OR_RETURN(const int64_t context, ParseCount("--context", text, 0));
-    if (context < query_len) {
-      return InvalidArgument(StrCat("--context is ", context, " but --query-len is ", query_len,
-                                    "; the context includes the new tokens"));
-    }
-    add(seqs, {query_len, context});
-  }
+  for (const int64_t context : options.contexts) add(options.seqs, {options.query_len, context});
   if (batches.empty()) {
-    add(seqs, {1, 4096});
-    add(1, {1, 32768});
+    add(options.seqs, {options.query_len, 4096});
+    add(1, {options.query_len, 32768});
     add(1, {2048, 2048});
   }
   for (const AttentionBatch& batch : batches) {
-    if (batch.kv_bytes() > kMaxCacheBytes) {
-      return InvalidArgument(StrCat("the cache of ", batch.Describe(), " would take ",
-                                    batch.kv_bytes() / 1e9, " GB; at most ", kMaxCacheBytes / 1e9,
-                                    " are allowed (--seqs, --context)"));
+    const BatchSequence& sequence = batch.sequences[0];
+    if (sequence.context_len < sequence.query_len) {
+      return InvalidArgument(StrCat("--context is ", sequence.context_len, " but --query-len is ",
+                                    sequence.query_len, "; the context includes the new tokens"));
+    }
+    const double bytes = batch.kv_bytes() + batch.q_bytes();
+    if (bytes > kMaxBytes) {
+      return InvalidArgument(StrCat("the tensors of ", batch.Describe(), " would take ",
+                                    bytes / 1e9, " GB; at most ", kMaxBytes / 1e9,
+                                    " are allowed (--seqs, --context, the heads)"));
     }
   }
   return batches;
@@ -118,29 +89,32 @@ Status RunBench(const Options& options, const std::vector<AttentionBatch>& batch
   return OkStatus();
 }
 
-int BenchMain(const Args& args) {
+int Bench(const Invocation& invocation) {
   Options o;
-  const auto rest = ParseOptions(args, {{.name = "--plugin", .value = &o.plugin},
-                                        {.name = "--seqs", .value = &o.seqs},
-                                        {.name = "--query-len", .value = &o.query_len},
-                                        {.name = "--context", .values = &o.contexts},
-                                        {.name = "--q-heads", .value = &o.q_heads},
-                                        {.name = "--kv-heads", .value = &o.kv_heads},
-                                        {.name = "--head-dim", .value = &o.head_dim},
-                                        {.name = "--page-size", .value = &o.page_size},
-                                        {.name = "--dtype", .value = &o.dtype},
-                                        {.name = "--json", .flag = &o.json}});
-  if (!rest.ok()) return FailUsage("bench", rest.status().message());
-  if (!rest->empty()) return FailUsage("bench", StrCat("argument ", (*rest)[0], " is unknown"));
+  if (const auto code = invocation.Parse({
+          PluginOption(&o.plugin),
+          {"--seqs", "N", &o.seqs, "sequences in the batch"},
+          {"--query-len", "N", &o.query_len, "new tokens of each sequence"},
+          {"--context", "N", &o.contexts,
+           "tokens of each, new ones included; default 4096, 32768 and a prefill"},
+          {"--q-heads", "N", &o.shape.q_heads, "query heads"},
+          {"--kv-heads", "N", &o.shape.kv_heads, "heads of keys and values"},
+          {"--head-dim", "N", &o.shape.head_dim, "elements of a head"},
+          {"--page-size", "N", &o.shape.page_size, "tokens of a page"},
+          {"--dtype", "f32|bf16|f16", &o.dtype, "of queries and cache", {"f32", "bf16", "f16"}},
+          {"--json", "", &o.json, "print JSON"},
+      })) {
+    return *code;
+  }
   const auto batches = MakeBatches(o);
-  if (!batches.ok()) return FailUsage("bench", batches.status().message());
+  if (!batches.ok()) return invocation.WrongUsage(batches.status().message());
   QuietXla();
   const Status status = RunBench(o, *batches);
-  return status.ok() ? 0 : Fail("bench", status);
+  return status.ok() ? 0 : invocation.Fail(status);
 }
 
-XLA_GPU_CLI_COMMAND("bench", kUsage, "speed of paged attention through XLA, for any shape",
-                    BenchMain);
+XLA_GPU_CLI_COMMAND("bench", "speed of paged attention through XLA, for any shape",
+                    "bench --plugin cpu --seqs 2 --context 512 --q-heads 8 --kv-heads 2", Bench);
 
 }  // namespace
 }  // namespace xla_gpu::cli

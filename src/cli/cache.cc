@@ -4,28 +4,19 @@
 #include <cstdio>
 #include <ctime>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
 #include "src/cli/cli.h"
 #include "src/cli/json.h"
+#include "src/cli/program.h"
+#include "src/core/strings.h"
 #include "src/cuda/cache_admin.h"
 #include "src/cuda/device.h"
+#include "src/cuda/kernel_image.h"
 
 namespace xla_gpu::cli {
 namespace {
-
-constexpr char kUsage[] =
-    "cache list [--json] | clear | warm [--arch sm_90a]... [--op NAME]... [--jobs N]";
-
-int Fail(const Status& status) {
-  std::fprintf(stderr, "xla-gpu cache: %s\n", status.message().c_str());
-  return 1;
-}
-
-int WrongUsage(const std::string& what) {
-  std::fprintf(stderr, "xla-gpu cache: %s\nusage: xla-gpu %s\n", what.c_str(), kUsage);
-  return 2;
-}
 
 std::string LocalTime(int64_t seconds) {
   const std::time_t time = seconds;
@@ -36,11 +27,11 @@ std::string LocalTime(int64_t seconds) {
   return text;
 }
 
-int List(const Args& args) {
-  const bool json = args.size() == 1 && args[0] == "--json";
-  if (!args.empty() && !json) return WrongUsage("list takes only --json");
+int List(const Invocation& invocation) {
+  bool json = false;
+  if (const auto code = invocation.Parse({{"--json", "", &json, "print JSON"}})) return *code;
   StatusOr<cuda::CacheListing> listing = cuda::ListCache();
-  if (!listing.ok()) return Fail(listing.status());
+  if (!listing.ok()) return invocation.Fail(listing.status());
   int64_t total = 0;
   auto kernels = nlohmann::ordered_json::array();
   for (const cuda::CachedKernel& kernel : listing->kernels) {
@@ -66,10 +57,10 @@ int List(const Args& args) {
   return 0;
 }
 
-int Clear(const Args& args) {
-  if (!args.empty()) return WrongUsage("clear takes no arguments");
+int Clear(const Invocation& invocation) {
+  if (const auto code = invocation.Parse({})) return *code;
   StatusOr<int> removed = cuda::ClearCache();
-  if (!removed.ok()) return Fail(removed.status());
+  if (!removed.ok()) return invocation.Fail(removed.status());
   std::printf("%d kernels removed\n", *removed);
   return 0;
 }
@@ -85,8 +76,10 @@ StatusOr<std::vector<std::string>> LocalArchs() {
   return archs;
 }
 
-void PrintProgress(size_t done, size_t total, const cuda::RegisteredSpec& registered,
-                   const std::string& arch, const StatusOr<cuda::CompiledKernel>& kernel) {
+// `told`: the reasons of failures that were printed; the same for another kernel is not again.
+void PrintProgress(std::set<std::string>& told, size_t done, size_t total,
+                   const cuda::RegisteredSpec& registered, const std::string& arch,
+                   const StatusOr<cuda::CompiledKernel>& kernel) {
   std::string defines;
   for (const std::string& define : registered.spec.defines) defines += " " + define;
   std::printf("[%zu/%zu] %s %s%s: %s\n", done, total, arch.c_str(), registered.op.c_str(),
@@ -95,53 +88,54 @@ void PrintProgress(size_t done, size_t total, const cuda::RegisteredSpec& regist
               : kernel->from_disk ? "present"
                                   : "compiled");
   std::fflush(stdout);
-  if (!kernel.ok()) std::fprintf(stderr, "%s\n", kernel.status().message().c_str());
+  if (kernel.ok()) return;
+  const std::string& message = kernel.status().message();
+  const std::string name = cuda::Describe(registered.spec, arch);
+  const size_t at = message.find(name);
+  const std::string reason = at == message.npos ? message : message.substr(at + name.size());
+  if (told.insert(reason).second) std::fprintf(stderr, "%s\n", message.c_str());
 }
 
-int Warm(const Args& args) {
+int Warm(const Invocation& invocation) {
   std::vector<std::string> archs, ops;
-  int jobs = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
-  for (size_t i = 0; i < args.size(); i += 2) {
-    if (i + 1 == args.size()) return WrongUsage(args[i] + " needs a value");
-    const std::string& value = args[i + 1];
-    if (args[i] == "--arch") {
-      archs.push_back(value);
-    } else if (args[i] == "--op") {
-      ops.push_back(value);
-    } else if (args[i] == "--jobs") {
-      jobs = std::atoi(value.c_str());
-      if (jobs < 1 || jobs > 256) return WrongUsage("--jobs must be 1 to 256");
-    } else {
-      return WrongUsage("warm does not know " + args[i]);
-    }
+  int64_t jobs = std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, 16);
+  if (const auto code = invocation.Parse({
+          {"--arch", "sm_NN", &archs, "GPU architecture; default: those of the GPUs here",
+           cuda::KnownArchs()},
+          {"--op", "NAME", &ops, "only this op's kernels"},
+          {"--jobs", "N", &jobs, "kernels compiled at a time", {}, 1, 256},
+      })) {
+    return *code;
+  }
+  for (std::string& name : ops) {
+    const auto op = FindOp(name);
+    if (!op.ok()) return invocation.WrongUsage(op.status().message());
+    name = (*op)->name;
   }
   if (archs.empty()) {
     StatusOr<std::vector<std::string>> local = LocalArchs();
     if (!local.ok()) {
-      return WrongUsage(
-          "name the architectures to compile for (--arch sm_90a), since no GPU was "
-          "found here: " +
-          local.status().message());
+      return invocation.WrongUsage(StrCat("no GPU was found, so --arch is needed: one or more of ",
+                                          StrJoin(cuda::KnownArchs(), ", "), " (",
+                                          local.status().message(), ")"));
     }
     archs = *local;
   }
-  StatusOr<cuda::WarmResult> result = cuda::WarmCache(archs, ops, jobs, PrintProgress);
-  if (!result.ok()) return Fail(result.status());
+  std::set<std::string> told;
+  const auto progress = [&told](const auto&... of) { PrintProgress(told, of...); };
+  StatusOr<cuda::WarmResult> result = cuda::WarmCache(archs, ops, static_cast<int>(jobs), progress);
+  if (!result.ok()) return invocation.Fail(result.status());
   std::printf("%d compiled, %d present, %d failed\n", result->compiled, result->present,
               result->failed);
   return result->failed == 0 ? 0 : 1;
 }
 
-int Run(const Args& args) {
-  if (args.empty()) return WrongUsage("it needs one of list, clear, warm");
-  const Args rest(args.begin() + 1, args.end());
-  if (args[0] == "list") return List(rest);
-  if (args[0] == "clear") return Clear(rest);
-  if (args[0] == "warm") return Warm(rest);
-  return WrongUsage("it does not know '" + args[0] + "'");
-}
-
-XLA_GPU_CLI_COMMAND("cache", kUsage, "show, empty or fill the disk cache of compiled kernels", Run);
+XLA_GPU_CLI_COMMAND("cache list", "show the compiled kernels that are kept on disk",
+                    "cache list --json", List);
+XLA_GPU_CLI_COMMAND("cache clear", "remove the compiled kernels from the disk", "cache clear",
+                    Clear);
+XLA_GPU_CLI_COMMAND("cache warm", "compile kernels ahead of their first use",
+                    "cache warm --arch sm_90a --op simple_add", Warm);
 
 }  // namespace
 }  // namespace xla_gpu::cli

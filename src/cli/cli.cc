@@ -5,49 +5,92 @@
 #include <exception>
 #include <new>
 
+#include "src/core/strings.h"
+
 namespace xla_gpu::cli {
 namespace {
 
+// By name: the order of registration is the linker's.
 std::vector<Command>& Commands() {
   static auto* commands = new std::vector<Command>;
   return *commands;
 }
 
-int Help(FILE* out) {
-  std::fprintf(out, "usage: xla-gpu COMMAND [ARGUMENTS]\n\n");
-  std::vector<Command> commands = Commands();
-  std::ranges::sort(
-      commands, [](const Command& a, const Command& b) { return std::string(a.name) < b.name; });
-  for (const Command& command : commands) {
-    std::fprintf(out, "  %-8s %s\n", command.name, command.summary);
+// The commands whose names begin with `group`: "cache ", or "" for all.
+void List(FILE* out, const std::string& group) {
+  std::fprintf(out, "usage: xla-gpu %sCOMMAND [ARGUMENTS]\n\n", group.c_str());
+  for (const Command& command : Commands()) {
+    const std::string name = command.name;
+    if (!name.starts_with(group)) continue;
+    std::fprintf(out, "  %-12s  %s\n", command.name, command.summary);
   }
-  std::fprintf(out, "\nxla-gpu COMMAND --help shows a command's arguments.\n");
-  return out == stdout ? 0 : 2;
+  std::fprintf(out, "\nxla-gpu %sCOMMAND --help shows a command's options and an example.\n",
+               group.c_str());
 }
 
-int Dispatch(const Args& all) {
-  if (all.empty()) return Help(stderr);
-  if (all[0] == "help" || all[0] == "--help" || all[0] == "-h") return Help(stdout);
-  if (all[0] == "--version") {
+bool AsksForHelp(const std::string& arg) { return arg == "--help" || arg == "-h"; }
+
+int Dispatch(Args all) {
+  if (all == Args{"--version"}) {
     std::printf("xla-gpu %s\n", XLA_GPU_VERSION);
     return 0;
   }
-  for (const Command& command : Commands()) {
-    if (all[0] != command.name) continue;
-    const Args args(all.begin() + 1, all.end());
-    if (std::ranges::find(args, "--help") != args.end()) {
-      std::printf("usage: xla-gpu %s\n\n%s\n", command.usage, command.summary);
-      return 0;
-    }
-    return command.run(args);
+  if (!all.empty() && all[0] == "help") {
+    all.erase(all.begin());
+    all.emplace_back("--help");
   }
-  std::fprintf(stderr, "xla-gpu: no command is named '%s'\n\n", all[0].c_str());
-  return Help(stderr);
+  std::string group;
+  for (const Command& command : Commands()) {
+    if (all.empty() || !std::string(command.name).starts_with(all[0] + ' ')) continue;
+    group = all[0] + ' ';
+    all.erase(all.begin());
+    break;
+  }
+  if (all.empty() || AsksForHelp(all[0])) {
+    List(all.empty() ? stderr : stdout, group);
+    return all.empty() ? 2 : 0;
+  }
+  const std::string name = group + all[0];
+  std::vector<std::string> names;
+  for (const Command& command : Commands()) {
+    if (name == command.name) {
+      return command.run(Invocation(command, Args(all.begin() + 1, all.end())));
+    }
+    names.emplace_back(command.name);
+  }
+  std::fprintf(stderr, "xla-gpu: no command is named '%s'%s\nxla-gpu help lists them.\n",
+               name.c_str(), DidYouMean(name, names).c_str());
+  return 2;
 }
 
 }  // namespace
 
-CommandRegistration::CommandRegistration(const Command& command) { Commands().push_back(command); }
+CommandRegistration::CommandRegistration(const Command& command) {
+  Commands().push_back(command);
+  std::ranges::sort(Commands(), {}, [](const Command& c) { return std::string_view(c.name); });
+}
+
+std::optional<int> Invocation::Parse(const std::vector<Option>& options) const {
+  if (std::ranges::any_of(args_, AsksForHelp)) {
+    std::printf("usage: xla-gpu %s%s\n\n%s\n\n%sexample: xla-gpu %s\n", command_.name,
+                UsageText(options).c_str(), command_.summary, HelpText(options).c_str(),
+                command_.example);
+    return 0;
+  }
+  const Status status = ParseOptions(args_, options);
+  return status.ok() ? std::nullopt : std::optional(WrongUsage(status.message()));
+}
+
+int Invocation::Fail(const Status& status) const {
+  std::fprintf(stderr, "xla-gpu %s: %s\n", command_.name, status.ToString().c_str());
+  return 1;
+}
+
+int Invocation::WrongUsage(const std::string& message) const {
+  std::fprintf(stderr, "xla-gpu %s: %s\nxla-gpu %s --help shows its arguments.\n", command_.name,
+               message.c_str(), command_.name);
+  return 2;
+}
 
 int Main(int argc, char** argv) {
   int code = 1;

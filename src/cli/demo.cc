@@ -4,7 +4,6 @@
 #include "src/cli/attention_batch.h"
 #include "src/cli/batch_runner.h"
 #include "src/cli/cli.h"
-#include "src/cli/options.h"
 #include "src/cli/program.h"
 #include "src/core/strings.h"
 #include "src/xla/hlo_text.h"
@@ -12,8 +11,6 @@
 
 namespace xla_gpu::cli {
 namespace {
-
-constexpr char kUsage[] = "demo [--plugin PATH|cpu|cuda]";
 
 // The error may exceed that of rounding the exact result by what f32 sums and bf16 softmax weights
 // add; a wrong mask, page or head is off by a hundred times more.
@@ -94,19 +91,18 @@ Status RunDemo(const std::string& plugin_name, bool* right) {
   return Internal("the optimised modules hold no call of xla_gpu_paged_attention");
 }
 
-int DemoMain(const Args& args) {
+int Demo(const Invocation& invocation) {
   std::string plugin;
-  const auto rest = ParseOptions(args, {{.name = "--plugin", .value = &plugin}});
-  if (!rest.ok()) return FailUsage("demo", rest.status().message());
-  if (!rest->empty()) return FailUsage("demo", StrCat("argument ", (*rest)[0], " is unknown"));
+  if (const auto code = invocation.Parse({PluginOption(&plugin)})) return *code;
   QuietXla();
   bool right = false;
   const Status status = RunDemo(plugin, &right);
-  if (!status.ok()) return Fail("demo", status);
+  if (!status.ok()) return invocation.Fail(status);
   return right ? 0 : 1;
 }
 
-XLA_GPU_CLI_COMMAND("demo", kUsage, "paged attention of ragged batches through XLA", DemoMain);
+XLA_GPU_CLI_COMMAND("demo", "paged attention of ragged batches through XLA", "demo --plugin cpu",
+                    Demo);
 
 }  // namespace
 }  // namespace xla_gpu::cli

@@ -25,11 +25,11 @@ const char* FitName(Fit fit) {
   return "no";
 }
 
+}  // namespace
+
 std::string CudaVersion(int version) {
   return version == 0 ? "" : StrCat(version / 1000, ".", version % 1000 / 10);
 }
-
-}  // namespace
 
 std::string ReportToText(const Report& report) {
   const Findings& f = report.findings;
@@ -37,8 +37,7 @@ std::string ReportToText(const Report& report) {
   out << "xla-gpu " << f.library_version << ": ops " << StrJoin(f.ops, ", ") << "\n";
   const cuda::Diagnostics& c = f.cuda;
   out << "\nDriver    "
-      << (c.driver.ok() ? StrCat("CUDA ", CudaVersion(c.driver_version)) : c.driver.message())
-      << "\n";
+      << (c.driver.ok() ? StrCat("CUDA ", CudaVersion(c.driver_version)) : "none usable") << "\n";
   for (const cuda::DeviceInfo& gpu : c.devices) {
     out << "GPU " << gpu.ordinal << "     " << gpu.name << ", compute capability "
         << gpu.compute_major << "." << gpu.compute_minor << ", " << (gpu.memory_bytes >> 30)
@@ -48,14 +47,14 @@ std::string ReportToText(const Report& report) {
   for (const cuda::NvrtcDiagnosis& nvrtc : c.nvrtcs) {
     out << "NVRTC     " << nvrtc.version << (nvrtc.chosen ? " (used) " : " ") << nvrtc.path << "\n";
   }
-  out << "Compiler  " << (c.compiler.ok() ? c.compiler_program : c.compiler.message()) << "\n";
+  out << "Compiler  " << (c.compiler.ok() ? c.compiler_program : "none found") << "\n";
   out << "Cache     "
       << (c.cache.folder.empty() ? "switched off"
                                  : StrCat(c.cache.folder, ": ", c.cache.num_kernels, " kernels, ",
                                           c.cache.bytes >> 10, " KiB"))
       << "\n";
-  out << "\nPython packages\n";
-  if (f.site_packages.empty()) {
+  if (!f.plugins_named) out << "\nPython packages\n";
+  if (!f.plugins_named && f.site_packages.empty()) {
     out << "  no site-packages folder was found; activate a virtual environment or pass "
            "--site-packages FOLDER\n";
   }
@@ -85,9 +84,11 @@ std::string ReportToText(const Report& report) {
     if (!verdict.remedy.empty()) out << "        remedy: " << verdict.remedy << "\n";
   }
   out << "\n"
-      << (report.usable ? "An XLA runtime here takes the custom calls of xla_gpu."
-                        : "No XLA runtime here takes the custom calls of xla_gpu.")
-      << "\n";
+      << (f.plugins_named
+              ? report.usable ? "Every plugin named takes" : "Not every plugin named takes"
+          : report.usable ? "An XLA runtime here takes"
+                          : "No XLA runtime here takes")
+      << " the custom calls of xla_gpu.\n";
   return std::move(out).str();
 }
 

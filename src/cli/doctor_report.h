@@ -27,11 +27,14 @@ struct PluginFinding {
 struct Findings {
   std::string library_version;
   std::vector<std::string> ops;
+  std::string library;          // XLA_GPU_LIBRARY, for the Python package
+  std::string library_problem;  // why it cannot be used, or empty
   cuda::Diagnostics cuda;
   bool gpu_device_files = false;  // the machine has an NVIDIA GPU, driver or not
   std::vector<std::string> site_packages;
   std::vector<PythonPackage> packages;
   std::vector<PluginFinding> plugins;
+  bool plugins_named = false;  // by --plugin: the question is whether these can be used
 };
 
 enum class Fit { kYes, kPartly, kNo };
@@ -46,11 +49,14 @@ struct Verdict {
 struct Report {
   Findings findings;
   std::vector<Verdict> verdicts;
-  // An XLA runtime that takes our custom calls is there.
+  // An XLA runtime that takes our custom calls is there; every plugin does, where they are named.
   bool usable = false;
 };
 
 Report Diagnose(Findings findings);
+
+// 13000 is "13.0"; 0 is empty.
+std::string CudaVersion(int version);
 
 // The report for people, and as JSON (its members are stable: "schema" counts incompatible
 // changes).

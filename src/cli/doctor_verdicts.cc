@@ -14,14 +14,22 @@ constexpr char kNewestTestedJaxlib[] = "0.12.0.1";
 
 constexpr int kOldestDriver = 12000;  // cuLibraryLoadData came with CUDA 12.0
 
-std::string CudaVersion(int version) { return StrCat(version / 1000, ".", version % 1000 / 10); }
-
 const PythonPackage* FindIn(const Findings& findings, std::string_view folder,
                             std::string_view name) {
   for (const PythonPackage& package : findings.packages) {
     if (package.name == name && package.folder == folder) return &package;
   }
   return nullptr;
+}
+
+void JudgeLibrary(const Findings& f, std::vector<Verdict>& out) {
+  if (f.library.empty()) return;
+  if (f.library_problem.empty()) {
+    out.push_back({"XLA_GPU_LIBRARY", Fit::kYes, StrCat("Python loads ", f.library), ""});
+  } else {
+    out.push_back({"XLA_GPU_LIBRARY", Fit::kNo, f.library_problem,
+                   "set it to a libxla_gpu.so; unset, Python loads the one beside its package"});
+  }
 }
 
 void JudgeDriver(const Findings& f, std::vector<Verdict>& out) {
@@ -277,13 +285,13 @@ int CudaMajorOf(const PluginFinding& plugin) {
   return 0;
 }
 
-void JudgePlugin(const Findings& f, const PluginFinding& plugin, std::vector<Verdict>& out,
-                 bool& usable) {
+// True if it can be used here.
+bool JudgePlugin(const Findings& f, const PluginFinding& plugin, std::vector<Verdict>& out) {
   const std::string subject = plugin.package.empty() ? StrCat("PJRT plugin ", plugin.path)
                                                      : StrCat(plugin.package, " ", plugin.version);
   if (!plugin.problem.empty()) {
     out.push_back({subject, Fit::kNo, plugin.problem, ""});
-    return;
+    return false;
   }
   const std::string versions =
       StrCat("PJRT ", plugin.pjrt, ", FFI ", plugin.ffi.empty() ? "unknown" : plugin.ffi);
@@ -293,13 +301,13 @@ void JudgePlugin(const Findings& f, const PluginFinding& plugin, std::vector<Ver
                           "; it has neither the extension FFI nor Gpu_Custom_Call, so no "
                           "handler can be registered"),
                    "use a plugin that has one: xla-cpu-pjrt, jax-cuda12-pjrt, jax-cuda13-pjrt"});
-    return;
+    return false;
   }
   const int needs = CudaMajorOf(plugin);
   if (plugin.is_gpu && f.cuda.devices.empty()) {
     out.push_back(
         {subject, Fit::kPartly, StrCat(versions, "; it needs an NVIDIA GPU, none is visible"), ""});
-    return;
+    return false;
   }
   if (plugin.is_gpu && f.cuda.driver_version < needs * 1000) {
     out.push_back({subject, Fit::kNo,
@@ -307,26 +315,32 @@ void JudgePlugin(const Findings& f, const PluginFinding& plugin, std::vector<Ver
                           " but the driver is for CUDA ", CudaVersion(f.cuda.driver_version)),
                    needs == 13 ? "install driver 580 or newer, or jax-cuda12-pjrt"
                                : "install driver 525 or newer"});
-    return;
+    return false;
   }
-  usable = true;
   out.push_back({subject, Fit::kYes,
                  StrCat(versions, "; takes custom calls of API version ",
                         plugin.takes_legacy ? "1, 2, 3, 4" : "4"),
                  ""});
+  return true;
 }
 
 }  // namespace
 
 Report Diagnose(Findings findings) {
   Report report;
+  JudgeLibrary(findings, report.verdicts);
   JudgeDriver(findings, report.verdicts);
   JudgeCompiler(findings, report.verdicts);
   JudgePackages(findings, report.verdicts, report.usable);
+  size_t fit = 0;
   for (const PluginFinding& plugin : findings.plugins) {
-    JudgePlugin(findings, plugin, report.verdicts, report.usable);
+    fit += JudgePlugin(findings, plugin, report.verdicts) ? 1 : 0;
   }
-  if (!report.usable) {
+  if (findings.plugins_named) {
+    report.usable = fit == findings.plugins.size();
+  } else if (fit > 0) {
+    report.usable = true;
+  } else if (!report.usable) {
     report.verdicts.push_back({"XLA runtime", Fit::kNo,
                                "none that takes custom calls was found in the folders searched",
                                "pip install 'jax>=0.4.38' or xla-cpu-pjrt into this environment"});

@@ -4,53 +4,39 @@
 #include <filesystem>
 
 #include "src/cli/cli.h"
-#include "src/cli/options.h"
 #include "src/cli/program.h"
 #include "src/core/strings.h"
 #include "src/xla/hlo_text.h"
-#include "src/xla/op_registration.h"
-#include "src/xla/pjrt_client.h"
 
 namespace xla_gpu::cli {
 namespace {
 
-constexpr char kUsage[] =
-    "hlo FILE.mlir|DUMP_FOLDER [--plugin PATH|cpu|cuda] [--expect TARGET]...\n"
-    "               [--handler NAME=LIBRARY.so:SYMBOL[:API_VERSION]]...";
-
 StatusOr<std::vector<xla::HloModuleText>> CompileAndDump(const std::string& file,
-                                                         const std::string& plugin_name,
+                                                         const std::string& plugin,
                                                          const std::vector<std::string>& handlers) {
-  XLA_GPU_ASSIGN_OR_RETURN(const std::string mlir, ReadTextFile(file));
+  XLA_GPU_ASSIGN_OR_RETURN(const std::string mlir, ReadModule(file));
   const HloDump dump;
-  XLA_GPU_ASSIGN_OR_RETURN(const xla::PjrtPlugin* plugin, OpenPlugin(plugin_name));
-  for (const std::string& handler : handlers) {
-    XLA_GPU_RETURN_IF_ERROR(RegisterUserHandler(*plugin, handler));
-  }
-  XLA_GPU_RETURN_IF_ERROR(xla::RegisterOpsOf(*plugin, mlir));
-  XLA_GPU_ASSIGN_OR_RETURN(auto client, xla::PjrtClient::Create(plugin));
-  XLA_GPU_RETURN_IF_ERROR(client->Compile(mlir).status());
+  XLA_GPU_RETURN_IF_ERROR(Compile(mlir, plugin, handlers).status());
   return dump.Read();
 }
 
-int Hlo(const Args& args) {
-  std::string plugin;
+int Hlo(const Invocation& invocation) {
+  std::string file, plugin;
   std::vector<std::string> expected, handlers;
-  const auto files = ParseOptions(args, {{.name = "--plugin", .value = &plugin},
-                                         {.name = "--expect", .values = &expected},
-                                         {.name = "--handler", .values = &handlers}});
-  if (!files.ok()) return FailUsage("hlo", files.status().message());
-  if (files->size() != 1) {
-    return FailUsage("hlo",
-                     StrCat("one FILE.mlir or dump folder is wanted, ", files->size(), " came"));
+  if (const auto code = invocation.Parse({
+          {"FILE", "", &file, "a StableHLO module, or the folder of a dump (--xla_dump_to)"},
+          PluginOption(&plugin),
+          {"--expect", "TARGET", &expected, "fail if no custom call to this target is left"},
+          HandlerOption(&handlers),
+      })) {
+    return *code;
   }
   QuietXla();
-  const std::string& file = (*files)[0];
   std::error_code error;
   const auto modules = std::filesystem::is_directory(file, error)
                            ? xla::ReadHloDump(file)
                            : CompileAndDump(file, plugin, handlers);
-  if (!modules.ok()) return Fail("hlo", modules.status());
+  if (!modules.ok()) return invocation.Fail(NameKnownTargets(modules.status()));
 
   std::vector<std::string> found;
   for (const xla::HloModuleText& module : *modules) {
@@ -69,16 +55,17 @@ int Hlo(const Args& args) {
   }
   for (const std::string& target : expected) {
     if (std::ranges::find(found, target) != found.end()) continue;
-    return Fail("hlo",
-                NotFound(StrCat("no custom call to ", target,
-                                " is in the optimised module: XLA folded it away (its result is "
-                                "not used, or an equal call stands for it), or the module never "
-                                "had it")));
+    return invocation.Fail(NotFound(
+        StrCat("no custom call to ", target,
+               " is in the optimised module: XLA folded it away (its "
+               "result is not used, or an equal call stands for it), or the module never had it",
+               DidYouMean(target, found))));
   }
   return 0;
 }
 
-XLA_GPU_CLI_COMMAND("hlo", kUsage, "show the optimised HLO and the custom calls left in it", Hlo);
+XLA_GPU_CLI_COMMAND("hlo", "show the optimised HLO and the custom calls left in it",
+                    "hlo add.mlir --plugin cpu --expect XlaGpuSimpleAdd", Hlo);
 
 }  // namespace
 }  // namespace xla_gpu::cli

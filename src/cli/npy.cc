@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <utility>
 
 #include "src/core/file.h"
 #include "src/core/strings.h"
@@ -15,11 +14,12 @@ constexpr std::string_view kMagic("\x93NUMPY", 6);
 constexpr size_t kMaxHeader = 1 << 20;
 constexpr size_t kMaxRank = 32;
 
-// NumPy's names, after the byte order; what is not here has none (see npy.h).
-constexpr std::pair<std::string_view, DType> kNames[] = {
-    {"b1", DType::kPred}, {"i1", DType::kI8},  {"i2", DType::kI16}, {"i4", DType::kI32},
-    {"i8", DType::kI64},  {"u1", DType::kU8},  {"u2", DType::kU16}, {"u4", DType::kU32},
-    {"u8", DType::kU64},  {"f2", DType::kF16}, {"f4", DType::kF32}, {"f8", DType::kF64}};
+// NumPy's name, after the byte order: "f4"; empty for what has none (see npy.h).
+std::string NumpyName(const DTypeInfo& info) {
+  constexpr std::string_view kKinds = "iuf   b";  // by DLPack's code
+  if (info.dlpack >= kKinds.size() || kKinds[info.dlpack] == ' ') return "";
+  return StrCat(kKinds[info.dlpack], info.size);
+}
 
 struct Header {
   std::string descr;
@@ -119,9 +119,8 @@ class HeaderParser {
 StatusOr<DType> ParseDescr(std::string_view descr, DType expected) {
   const std::string_view name =
       descr.find_first_of("<|=") == 0 ? descr.substr(1) : std::string_view();
-  for (const auto& [known, dtype] : kNames) {
-    if (name == known) return dtype;
-  }
+  const auto named = [name](const DTypeInfo& info) { return name == NumpyName(info); };
+  if (const auto dtype = FindDType(named); dtype && !name.empty()) return *dtype;
   if (name == "f1") return DType::kF8E5M2;
   if (name == "V2" && (expected == DType::kBF16 || expected == DType::kInvalid)) {
     return DType::kBF16;
@@ -134,10 +133,9 @@ StatusOr<DType> ParseDescr(std::string_view descr, DType expected) {
 }
 
 std::string FormatDescr(DType dtype) {
-  for (const auto& [name, known] : kNames) {
-    if (dtype == known) return StrCat(DTypeSize(dtype) == 1 ? '|' : '<', name);
-  }
-  return StrCat("<V", DTypeSize(dtype));
+  const std::string name = NumpyName(InfoOf(dtype));
+  if (name.empty()) return StrCat("<V", DTypeSize(dtype));
+  return StrCat(DTypeSize(dtype) == 1 ? '|' : '<', name);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/cli/cli.h"
+#include "src/cli/program.h"
 #include "src/core/op_registry.h"
 #include "src/core/schema_json.h"
 #include "src/core/strings.h"
@@ -13,14 +14,6 @@
 
 namespace xla_gpu::cli {
 namespace {
-
-// By name: the order of registration is the linker's.
-std::vector<const Op*> SortedOps() {
-  std::vector<const Op*> ops;
-  for (const auto& op : OpRegistry::Global().ops()) ops.push_back(op.get());
-  std::ranges::sort(ops, {}, &Op::name);
-  return ops;
-}
 
 // How an op is reached on a platform, or "-" without a kernel. Host calls of versions 1 and 2 carry
 // no configuration, so theirs lies in an alias of the target (xla_gpu_alias).
@@ -46,106 +39,122 @@ std::string Cell(const std::string& text) {
 
 std::string Code(std::string_view text) { return StrCat("`", text, "`"); }
 
-std::string Doc(const ArgSpec& arg) { return StrCat(DTypesText(arg.dtypes), " ", arg.doc); }
+// An argument, result or attribute.
+struct Row {
+  const char* kind;
+  std::string name;
+  bool optional = false;
+  std::string doc;
+  std::string type = {};           // of an attribute
+  std::string default_value = {};  // of an attribute; empty: it is required
+};
 
-const char* Optional(const ResultSpec& result) {
-  const bool always = result.only_with.empty() && result.kind != ResultKind::kScratch;
-  return always ? "" : " (optional)";
+std::vector<Row> Rows(const Op& op) {
+  std::vector<Row> rows;
+  for (const ArgSpec& arg : op.args) {
+    rows.push_back(
+        {"argument", arg.name, arg.optional, StrCat(DTypesText(arg.dtypes), " ", arg.doc)});
+  }
+  for (const ResultSpec& result : op.results) {
+    const std::string alias =
+        result.alias_of.empty() ? "" : StrCat("; shares the buffer of ", Code(result.alias_of));
+    rows.push_back({"result", result.name,
+                    !result.only_with.empty() || result.kind == ResultKind::kScratch,
+                    result.doc + alias});
+  }
+  for (const AttrSpec& attr : op.attrs) {
+    std::string doc = attr.dtypes.empty() ? "" : StrCat(DTypesText(attr.dtypes), "; ");
+    doc += attr.doc;
+    if (!attr.environment.empty()) doc += StrCat("; ", attr.environment, "=1 makes it the default");
+    rows.push_back({"attribute", attr.name, false, doc, std::string(AttrTypeName(attr.type)),
+                    attr.default_value     ? AttrToString(*attr.default_value)
+                    : attr.none_is_default ? "none"
+                                           : ""});
+  }
+  return rows;
 }
 
-std::string Default(const AttrSpec& attr) {
-  if (attr.default_value.has_value()) return AttrToString(*attr.default_value);
-  return attr.none_is_default ? "none" : "required";
-}
-
-std::string Doc(const AttrSpec& attr) {
-  std::string doc = attr.dtypes.empty() ? "" : StrCat(DTypesText(attr.dtypes), "; ");
-  doc += attr.doc;
-  if (!attr.environment.empty()) doc += StrCat("; ", attr.environment, "=1 makes it the default");
-  return doc;
-}
-
-void PrintMatrix() {
+void PrintMarkdown(const std::vector<const Op*>& ops) {
   std::printf("| op | custom-call target | Host | CUDA |\n|---|---|---|---|\n");
-  for (const Op* op : SortedOps()) {
+  for (const Op* op : ops) {
     std::printf("| %s | %s | %s | %s |\n", Code(op->name).c_str(), Code(op->target).c_str(),
                 Doors(*op, Platform::kHost).c_str(), Doors(*op, Platform::kCuda).c_str());
   }
-}
-
-void PrintMarkdown() {
-  PrintMatrix();
-  for (const Op* op : SortedOps()) {
+  for (const Op* op : ops) {
     std::printf("\n## %s\n\n%s\n", op->name.c_str(), op->doc.c_str());
-    std::printf("\n| argument | |\n|---|---|\n");
-    for (const ArgSpec& arg : op->args) {
-      std::printf("| %s%s | %s |\n", Code(arg.name).c_str(), arg.optional ? " (optional)" : "",
-                  Cell(Doc(arg)).c_str());
-    }
-    std::printf("\n| result | |\n|---|---|\n");
-    for (const ResultSpec& result : op->results) {
-      const std::string alias =
-          result.alias_of.empty() ? "" : StrCat("; shares the buffer of ", Code(result.alias_of));
-      std::printf("| %s%s | %s%s |\n", Code(result.name).c_str(), Optional(result),
-                  Cell(result.doc).c_str(), alias.c_str());
-    }
-    if (op->attrs.empty()) continue;
-    std::printf("\n| attribute | type | default | |\n|---|---|---|---|\n");
-    for (const AttrSpec& attr : op->attrs) {
-      const std::string fallback =
-          attr.default_value.has_value() ? Code(Default(attr)) : Default(attr);
-      std::printf("| %s | %s | %s | %s |\n", Code(attr.name).c_str(),
-                  std::string(AttrTypeName(attr.type)).c_str(), fallback.c_str(),
-                  Cell(Doc(attr)).c_str());
+    std::string_view kind;
+    for (const Row& row : Rows(*op)) {
+      if (row.kind != kind) {
+        std::printf("\n| %s |%s |\n|---|%s---|\n", row.kind,
+                    row.type.empty() ? "" : " type | default |",
+                    row.type.empty() ? "" : "---|---|");
+      }
+      kind = row.kind;
+      std::printf("| %s%s |", Code(row.name).c_str(), row.optional ? " (optional)" : "");
+      if (!row.type.empty()) {
+        std::printf(" %s | %s |", row.type.c_str(),
+                    row.default_value.empty() ? "required" : Code(row.default_value).c_str());
+      }
+      std::printf(" %s |\n", Cell(row.doc).c_str());
     }
   }
 }
 
-void PrintText() {
-  for (const Op* op : SortedOps()) {
-    std::printf("%s (custom-call target %s)\n  %s\n", op->name.c_str(), op->target.c_str(),
-                op->doc.c_str());
-    for (int p = 0; p < kNumPlatforms; ++p) {
-      const auto platform = static_cast<Platform>(p);
-      std::printf("  %-4s  %s\n", std::string(PlatformName(platform)).c_str(),
+void PrintText(const std::vector<const Op*>& ops) {
+  for (const Op* op : ops) {
+    std::printf("%s%s (custom-call target %s)\n  %s\n", op == ops[0] ? "" : "\n", op->name.c_str(),
+                op->target.c_str(), op->doc.c_str());
+    for (const Platform platform : {Platform::kHost, Platform::kCuda}) {
+      std::printf("  %-9s  %s\n", std::string(PlatformName(platform)).c_str(),
                   Doors(*op, platform).c_str());
     }
-    for (const ArgSpec& arg : op->args) {
-      std::printf("  arg     %s%s: %s\n", arg.name.c_str(), arg.optional ? " (optional)" : "",
-                  Doc(arg).c_str());
+    for (const Row& row : Rows(*op)) {
+      std::string note = row.optional ? " (optional)" : "";
+      if (!row.type.empty()) {
+        note = StrCat(" (", row.type, ", ",
+                      row.default_value.empty() ? "required" : "default " + row.default_value, ")");
+      }
+      std::printf("  %-9s  %s%s: %s\n", row.kind, row.name.c_str(), note.c_str(), row.doc.c_str());
     }
-    for (const ResultSpec& result : op->results) {
-      std::printf("  result  %s%s: %s\n", result.name.c_str(), Optional(result),
-                  result.doc.c_str());
-    }
-    for (const AttrSpec& attr : op->attrs) {
-      std::printf("  attr    %s (%s, %s): %s\n", attr.name.c_str(),
-                  std::string(AttrTypeName(attr.type)).c_str(), Default(attr).c_str(),
-                  Doc(attr).c_str());
-    }
-    std::printf("\n");
   }
 }
 
-int RunOps(const Args& args) {
-  if (args.empty()) {
-    PrintText();
-  } else if (args == Args{"--json"}) {
-    std::printf("%s\n",
-                nlohmann::ordered_json::parse(OpsToJson(OpRegistry::Global())).dump(2).c_str());
-  } else if (args == Args{"--markdown"}) {
-    PrintMarkdown();
-  } else {
-    std::fprintf(stderr,
-                 "xla-gpu ops: unknown argument '%s'; usage: xla-gpu ops [--json | --markdown]\n",
-                 args.back().c_str());
-    return 2;
+void PrintJson(const std::vector<const Op*>& ops) {
+  auto all = nlohmann::ordered_json::parse(OpsToJson(OpRegistry::Global()));
+  std::erase_if(all.get_ref<nlohmann::ordered_json::array_t&>(), [&](const auto& json) {
+    return std::ranges::none_of(ops, [&](const Op* op) { return json["name"] == op->name; });
+  });
+  std::printf("%s\n", all.dump(2).c_str());
+}
+
+int Ops(const Invocation& invocation) {
+  std::vector<std::string> names;
+  bool json = false, markdown = false;
+  if (const auto code = invocation.Parse({
+          {"NAME", "", &names, "an op's name or custom-call target; default: every op"},
+          {"--json", "", &json, "print JSON"},
+          {"--markdown", "", &markdown, "print Markdown, the table of platforms first"},
+      })) {
+    return *code;
   }
+  if (json && markdown) return invocation.WrongUsage("one of --json and --markdown is allowed");
+  std::vector<const Op*> ops;
+  for (const std::string& name : names) {
+    const auto op = FindOp(name);
+    if (!op.ok()) return invocation.WrongUsage(op.status().message());
+    ops.push_back(*op);
+  }
+  if (names.empty()) {
+    for (const auto& op : OpRegistry::Global().ops()) ops.push_back(op.get());
+    // The order of registration is the linker's.
+    std::ranges::sort(ops, {}, &Op::name);
+  }
+  (json ? PrintJson : markdown ? PrintMarkdown : PrintText)(ops);
   return 0;
 }
 
-XLA_GPU_CLI_COMMAND("ops", "ops [--json | --markdown]",
-                    "The ops: schemas, custom-call targets, platforms and API versions.", RunOps);
+XLA_GPU_CLI_COMMAND("ops", "the ops: arguments, results, attributes, custom-call targets",
+                    "ops simple_add", Ops);
 
 }  // namespace
 }  // namespace xla_gpu::cli

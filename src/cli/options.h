@@ -1,57 +1,40 @@
-// Command-line options of one command: --name value, --name=value, flags, and what is left.
+// The options of one command: a table from which its arguments are read and its help is made.
 #ifndef XLA_GPU_CLI_OPTIONS_H_
 #define XLA_GPU_CLI_OPTIONS_H_
 
+#include <cstdint>
 #include <string>
+#include <variant>
 #include <vector>
 
-#include "src/cli/cli.h"
 #include "src/core/status.h"
-#include "src/core/strings.h"
 
 namespace xla_gpu::cli {
 
-struct OptionSpec {
-  const char* name;                            // "--plugin"
-  std::vector<std::string>* values = nullptr;  // takes a value, may come again
-  std::string* value = nullptr;                // takes a value, once
-  bool* flag = nullptr;                        // takes none
+using Args = std::vector<std::string>;
+
+struct Option {
+  const char* name;   // "--plugin", or an argument by its place: "FILE.mlir"
+  const char* value;  // what the help writes for its value: "PATH|cpu|cuda"
+  // Filled by the arguments; what it holds before is the default. A flag takes no value, a vector
+  // may come again, a text by its place must come.
+  std::variant<bool*, int64_t*, std::string*, std::vector<int64_t>*, std::vector<std::string>*>
+      target;
+  const char* help;  // empty: not shown, as it is for the children that this program starts
+  std::vector<std::string> allowed = {};  // values; empty: any
+  int64_t min = 1;                        // of numbers
+  int64_t max = 1 << 24;
 };
 
-// Fills the options and returns the arguments that are none; an error names what is unknown or
-// lacks its value.
-inline StatusOr<std::vector<std::string>> ParseOptions(const Args& args,
-                                                       const std::vector<OptionSpec>& specs) {
-  std::vector<std::string> rest;
-  for (size_t i = 0; i < args.size(); ++i) {
-    if (!args[i].starts_with("--")) {
-      rest.push_back(args[i]);
-      continue;
-    }
-    const size_t equals = args[i].find('=');
-    const std::string name = args[i].substr(0, equals);
-    const OptionSpec* spec = nullptr;
-    for (const OptionSpec& candidate : specs) {
-      if (name == candidate.name) spec = &candidate;
-    }
-    if (spec == nullptr) return InvalidArgument(StrCat("option ", name, " is unknown"));
-    if (spec->flag != nullptr) {
-      if (equals != std::string::npos) return InvalidArgument(StrCat(name, " takes no value"));
-      *spec->flag = true;
-      continue;
-    }
-    if (equals == std::string::npos && i + 1 == args.size()) {
-      return InvalidArgument(StrCat(name, " needs a value"));
-    }
-    const std::string value = equals == std::string::npos ? args[++i] : args[i].substr(equals + 1);
-    if (spec->values != nullptr) {
-      spec->values->push_back(value);
-    } else {
-      *spec->value = value;
-    }
-  }
-  return rest;
-}
+// Takes --name value and --name=value. An error names what is unknown, missing or wrong.
+Status ParseOptions(const Args& args, const std::vector<Option>& options);
+
+// " FILE.mlir [OPTIONS]", and a line for each option with its default, an empty one last.
+std::string UsageText(const std::vector<Option>& options);
+std::string HelpText(const std::vector<Option>& options);
+
+// "; did you mean X?" where one of the candidates is much like the word, else empty.
+std::string DidYouMean(const std::string& word, const std::vector<std::string>& candidates);
 
 }  // namespace xla_gpu::cli
 

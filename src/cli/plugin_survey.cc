@@ -62,7 +62,7 @@ PluginFinding SurveyPlugin(const xla::FoundPlugin& plugin, const std::string& pr
   if (!finding.problem.empty()) return finding;
 
   bool answered = false;
-  const auto end = RunLines({program, "doctor", "--plugin", plugin.path}, kSeconds,
+  const auto end = RunLines({program, "doctor", StrCat("--child=", plugin.path)}, kSeconds,
                             [&](const std::string& line) {
                               answered |= ReadAnswer(ParseObject(line), &finding);
                               return false;

@@ -10,7 +10,7 @@
 
 namespace xla_gpu::cli {
 
-// Runs `program doctor --plugin PATH` (this program, SelfPath()) and reads its answer.
+// Runs `program doctor --child=PATH` (this program, SelfPath()) and reads its answer.
 PluginFinding SurveyPlugin(const xla::FoundPlugin& plugin, const std::string& program);
 
 // The child's part: loads the plugin into this process and describes it, as one line of JSON.

@@ -13,9 +13,9 @@
 #include "src/cli/child_process.h"
 #include "src/cli/cli.h"
 #include "src/cli/json.h"
-#include "src/cli/options.h"
 #include "src/cli/probe_cell.h"
 #include "src/cli/program.h"
+#include "src/core/file.h"
 #include "src/core/strings.h"
 #include "src/xla/pjrt_discovery.h"
 #include "src/xla/registration.h"
@@ -25,7 +25,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr char kUsage[] = "probe [--json] [--plugin PATH|cpu|cuda]... [--no-jax]";
 constexpr int kCellTimeoutS = 120;  // a CUDA client on a loaded machine takes long to come up
 
 // ---- The child ----
@@ -85,15 +84,12 @@ struct Runtime {
 // The lines that XLA logs as errors; the rest of stderr is of no interest.
 std::string ErrorLines(const std::string& text) {
   std::string lines;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string line = text.substr(begin, end - begin);
+  for (const std::string_view line : Lines(text)) {
     // "E0000 00:00:17...] text", "F1121 ...", "2026-11-21 10:00:00.1: E file:1] text"
     const bool dated = line.size() > 28 && (line[28] == 'E' || line[28] == 'F');
     const bool lettered =
         line.size() > 1 && (line[0] == 'E' || line[0] == 'F') && line[1] >= '0' && line[1] <= '9';
-    if (dated || lettered) lines += (lines.empty() ? "" : "\n") + line;
-    begin = end + 1;
+    if (dated || lettered) lines.append(lines.empty() ? "" : "\n").append(line);
   }
   return lines;
 }
@@ -151,10 +147,10 @@ void Probe(Runtime& runtime, const std::function<void(size_t)>& progress) {
 
 // ---- Output ----
 
-void PrintMatrix(const Runtime& runtime) {
+// `notes`: the texts that were printed, each once, and their numbers.
+void PrintMatrix(const Runtime& runtime, std::map<std::string, size_t>& notes) {
   const std::vector<ProbeCell> cells = AllProbeCells();
-  std::map<std::string, size_t> notes;  // each distinct text once
-  std::vector<const std::string*> ordered;
+  std::string fresh;
   std::printf("  %-10s", "platform");
   for (int api = 0; api <= 4; ++api) std::printf("  %-18s", StrCat("API ", api).c_str());
   for (size_t i = 0; i < cells.size(); ++i) {
@@ -168,18 +164,15 @@ void PrintMatrix(const Runtime& runtime) {
         message.replace(at, cells[i].target().size(), "TARGET");
       }
       const auto [note, is_new] = notes.emplace(message, notes.size() + 1);
-      if (is_new) ordered.push_back(&note->first);
+      if (is_new) fresh += StrCat("  [", note->second, "] ", message, "\n");
       text += StrCat(" [", note->second, "]");
     }
     std::printf("  %-18s", text.c_str());
   }
-  std::printf("\n");
-  for (size_t i = 0; i < ordered.size(); ++i) {
-    std::printf("  [%zu] %s\n", i + 1, ordered[i]->c_str());
-  }
+  std::printf("\n%s", fresh.c_str());
 }
 
-void Print(const Runtime& runtime) {
+void Print(const Runtime& runtime, std::map<std::string, size_t>& notes) {
   std::printf("%s\n", runtime.title.c_str());
   if (!runtime.path.empty()) std::printf("  %s\n", runtime.path.c_str());
   const auto text = [&](const char* key) {
@@ -203,7 +196,7 @@ void Print(const Runtime& runtime) {
     std::printf("  cannot be used: %s\n\n", runtime.unusable.c_str());
     return;
   }
-  PrintMatrix(runtime);
+  PrintMatrix(runtime, notes);
   std::printf("\n");
 }
 
@@ -265,33 +258,37 @@ void AddJax(std::vector<Runtime>& runtimes) {
   }
 }
 
-int ProbeMain(const Args& args) {
+int ProbeAll(const Invocation& invocation) {
   bool as_json = false, no_jax = false;
   std::vector<std::string> names;
-  std::string child, first = "0";
-  const auto rest = ParseOptions(args, {{.name = "--json", .flag = &as_json},
-                                        {.name = "--no-jax", .flag = &no_jax},
-                                        {.name = "--plugin", .values = &names},
-                                        {.name = "--child", .value = &child},
-                                        {.name = "--first", .value = &first}});
-  if (!rest.ok()) return FailUsage("probe", rest.status().message());
-  if (!rest->empty()) return FailUsage("probe", StrCat("argument ", (*rest)[0], " is unknown"));
+  std::string child;
+  int64_t first = 0;
+  if (const auto code = invocation.Parse({
+          PluginsOption(&names),
+          {"--no-jax", "", &no_jax, "leave out JAX's own runtimes"},
+          {"--json", "", &as_json, "print JSON"},
+          {"--child", "PATH", &child, ""},
+          {"--first", "CELL", &first, "", {}, 0},
+      })) {
+    return *code;
+  }
   QuietXla();
-  if (!child.empty()) return ProbeChild(child, std::strtoul(first.c_str(), nullptr, 10));
+  if (!child.empty()) return ProbeChild(child, static_cast<size_t>(first));
 
   std::vector<xla::FoundPlugin> plugins;
   if (names.empty()) plugins = xla::FindPjrtPlugins();
   for (const std::string& name : names) {
     const auto plugin = xla::ChoosePjrtPlugin(name);
-    if (!plugin.ok()) return Fail("probe", plugin.status());
+    if (!plugin.ok()) return invocation.Fail(plugin.status());
     plugins.push_back(*plugin);
   }
   std::vector<Runtime> runtimes;
   for (const xla::FoundPlugin& plugin : plugins) runtimes.push_back(PluginRuntime(plugin));
   if (!no_jax && names.empty()) AddJax(runtimes);
-  if (runtimes.empty()) return Fail("probe", xla::ChoosePjrtPlugin("").status());
+  if (runtimes.empty()) return invocation.Fail(xla::ChoosePjrtPlugin("").status());
 
   json all = json::array();
+  std::map<std::string, size_t> notes;
   bool any = false;
   const bool terminal = isatty(STDERR_FILENO) != 0;
   for (Runtime& runtime : runtimes) {
@@ -304,15 +301,15 @@ int ProbeMain(const Args& args) {
     if (as_json) {
       all.push_back(ToJson(runtime));
     } else {
-      Print(runtime);
+      Print(runtime, notes);
     }
   }
   if (as_json) std::printf("%s\n", JsonText(all, 2).c_str());
   return any ? 0 : 1;
 }
 
-XLA_GPU_CLI_COMMAND("probe", kUsage, "try every platform name and API version in every XLA found",
-                    ProbeMain);
+XLA_GPU_CLI_COMMAND("probe", "try every platform name and API version in every XLA found",
+                    "probe --plugin cpu", ProbeAll);
 
 }  // namespace
 }  // namespace xla_gpu::cli

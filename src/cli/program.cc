@@ -2,39 +2,23 @@
 
 #include <dlfcn.h>
 
-#include <cstdio>
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 
 #include "src/core/file.h"
+#include "src/core/op_registry.h"
 #include "src/core/strings.h"
+#include "src/xla/op_registration.h"
 #include "src/xla/pjrt_discovery.h"
 #include "src/xla/registration.h"
 
 namespace xla_gpu::cli {
-int Fail(const char* command, const Status& status) {
-  std::fprintf(stderr, "xla-gpu %s: %s\n", command, status.ToString().c_str());
-  return 1;
-}
+namespace {
 
-int FailUsage(const char* command, const std::string& message) {
-  std::fprintf(stderr, "xla-gpu %s: %s\nxla-gpu %s --help shows its arguments.\n", command,
-               message.c_str(), command);
-  return 2;
-}
+constexpr char kPluginValue[] = "PATH|cpu|cuda";
 
-StatusOr<std::string> ReadTextFile(const std::string& path) {
-  constexpr uint64_t kMaxModule = uint64_t{1} << 31;  // XLA takes no larger one
-  return ReadFile(path, kMaxModule);
-}
-
-void QuietXla() { setenv("TF_CPP_MIN_LOG_LEVEL", "2", /*overwrite=*/0); }
-
-StatusOr<const xla::PjrtPlugin*> OpenPlugin(const std::string& name) {
-  XLA_GPU_ASSIGN_OR_RETURN(const xla::FoundPlugin found, xla::ChoosePjrtPlugin(name));
-  return xla::PjrtPlugin::Load(found.path);
-}
-
+// NAME=LIBRARY.so:SYMBOL[:API_VERSION]
 Status RegisterUserHandler(const xla::PjrtPlugin& plugin, const std::string& text) {
   const auto bad = [&text](const std::string& why) {
     return InvalidArgument(StrCat("--handler ", text, ": ", why,
@@ -66,6 +50,77 @@ Status RegisterUserHandler(const xla::PjrtPlugin& plugin, const std::string& tex
   const char* platform = plugin.is_gpu() ? "CUDA" : "Host";
   return xla::Register(plugin,
                        {text.substr(0, equals), {.execute = handler}, platform, api_version});
+}
+
+}  // namespace
+
+Option PluginOption(std::string* plugin) {
+  return {"--plugin", kPluginValue, plugin,
+          "PJRT plugin; default: XLA_GPU_PJRT_PLUGIN, else the best found"};
+}
+
+Option PluginsOption(std::vector<std::string>* plugins) {
+  return {"--plugin", kPluginValue, plugins,
+          "look at these PJRT plugins alone; default: all found"};
+}
+
+Option HandlerOption(std::vector<std::string>* handlers) {
+  return {"--handler", "NAME=LIBRARY.so:SYMBOL[:API_VERSION]", handlers,
+          "a handler of yours for target NAME; API version 1 to 4, default 4"};
+}
+
+StatusOr<const Op*> FindOp(const std::string& name) {
+  StatusOr<const Op*> found = OpRegistry::Global().Get(name);
+  if (found.ok()) return found;
+  std::vector<std::string> names;
+  for (const auto& op : OpRegistry::Global().ops()) {
+    names.push_back(op->name);
+    names.push_back(op->target);
+  }
+  return Status(found.status().code(), found.status().message() + DidYouMean(name, names));
+}
+
+StatusOr<std::string> ReadModule(const std::string& path) {
+  constexpr uint64_t kMaxModule = uint64_t{1} << 31;  // XLA takes no larger one
+  return ReadFile(path, kMaxModule);
+}
+
+void QuietXla() { setenv("TF_CPP_MIN_LOG_LEVEL", "2", /*overwrite=*/0); }
+
+StatusOr<const xla::PjrtPlugin*> OpenPlugin(const std::string& name) {
+  XLA_GPU_ASSIGN_OR_RETURN(const xla::FoundPlugin found, xla::ChoosePjrtPlugin(name));
+  return xla::PjrtPlugin::Load(found.path);
+}
+
+StatusOr<CompiledModule> Compile(const std::string& mlir, const std::string& plugin_name,
+                                 const std::vector<std::string>& handlers) {
+  XLA_GPU_ASSIGN_OR_RETURN(const xla::PjrtPlugin* plugin, OpenPlugin(plugin_name));
+  for (const std::string& handler : handlers) {
+    XLA_GPU_RETURN_IF_ERROR(RegisterUserHandler(*plugin, handler));
+  }
+  XLA_GPU_RETURN_IF_ERROR(xla::RegisterOpsOf(*plugin, mlir));
+  XLA_GPU_ASSIGN_OR_RETURN(auto client, xla::PjrtClient::Create(plugin));
+  XLA_GPU_ASSIGN_OR_RETURN(auto executable, client->Compile(mlir));
+  return CompiledModule{std::move(client), std::move(executable)};
+}
+
+Status NameKnownTargets(const Status& status) {
+  // "No FFI handler registered for X on a platform Host", "No registered implementation for
+  // [untyped] custom call to X for Host"
+  const std::string& message = status.message();
+  size_t begin = std::string::npos;
+  for (const std::string_view before : {"No FFI handler registered for ", " custom call to "}) {
+    const size_t at = message.find(before);
+    if (at != std::string::npos) begin = at + before.size();
+  }
+  if (begin == std::string::npos) return status;
+  const std::string target = message.substr(begin, message.find(' ', begin) - begin);
+  std::vector<std::string> known;
+  for (const auto& op : OpRegistry::Global().ops()) known.push_back(op->target);
+  if (std::ranges::find(known, target) != known.end()) return status;
+  std::ranges::sort(known);
+  return Status(status.code(), StrCat(message, "\nxla-gpu knows the targets ", StrJoin(known, ", "),
+                                      "; --handler adds one of yours", DidYouMean(target, known)));
 }
 
 HloDump::HloDump() {

@@ -15,6 +15,7 @@
 namespace xla_gpu::cli {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -63,6 +64,18 @@ TEST_F(ProgramsTest, RunsAModule) {
   EXPECT_EQ(result->data, std::vector<uint8_t>(16, 2));
 }
 
+TEST_F(ProgramsTest, TheOutputFolderIsMadeForOutputsAlone) {
+  const std::string nothing = folder_.Write("nothing.mlir", "func.func @main() {\n  return\n}\n");
+  const Output output =
+      Program({"run", nothing, "--plugin", plugin_, "--output-dir", folder_.path("out")});
+  EXPECT_EQ(output.code, 0) << output.err;
+  EXPECT_EQ(Program({"run", folder_.Write("broken.mlir", "func.func @main() { ret }"), "--plugin",
+                     plugin_, "--output-dir", folder_.path("out")})
+                .code,
+            1);
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("out")));
+}
+
 TEST_F(ProgramsTest, RunsBf16AndFp8) {
   const std::string a = Npy("a.npy", DType::kBF16, {2, 3}, 0x3f);
   const Output add = Program(
@@ -92,9 +105,11 @@ TEST_F(ProgramsTest, RunRefusesWhatIsWrong) {
     int code;
     const char* message;
   } cases[] = {
-      {{}, 2, "one FILE.mlir is wanted, 0 came"},
-      {{module, module}, 2, "2 came"},
-      {{module, "--what"}, 2, "option --what is unknown"},
+      {{}, 2, "FILE.mlir is missing"},
+      {{module, module}, 2, "is one too many"},
+      {{module, "--what"}, 2, "option --what is unknown\n"},
+      {{module, "--inptu", good}, 2, "option --inptu is unknown; did you mean --input?"},
+      {{module, "--output-dir", good}, 1, "a.npy is there and is no folder"},
       {{module, "--input"}, 2, "--input needs a value"},
       {{"/no/such.mlir"}, 1, "/no/such.mlir: cannot be read: No such file"},
       {{folder_.path()}, 1, "is a folder"},
@@ -142,7 +157,13 @@ TEST_F(ProgramsTest, RunRefusesPluginsAndVersionsThatDoNotFit) {
   }
   EXPECT_THAT(run(AddModule(3), plugin_).err, HasSubstr("takes typed FFI handlers only"));
   EXPECT_THAT(run(AddModule(4, "tensor<4xi32>", "nobody"), plugin_).err,
-              HasSubstr("No FFI handler registered for nobody"));
+              AllOf(HasSubstr("No FFI handler registered for nobody"),
+                    HasSubstr("knows the targets XlaGpuSimpleAdd, xla_gpu_paged_attention, "),
+                    HasSubstr("; --handler adds one of yours\n")));
+  const std::string typo = AddModule(4, "tensor<4xi32>", "XlaGpuSimpelAdd");
+  EXPECT_THAT(run(typo, plugin_).err, HasSubstr("did you mean XlaGpuSimpleAdd?"));
+  EXPECT_THAT(Program({"hlo", typo, "--plugin", plugin_}).err,
+              HasSubstr("did you mean XlaGpuSimpleAdd?"));
   EXPECT_THAT(run(AddModule(4, "tensor<4xi8>"), plugin_).err, HasSubstr("argument 0"));
 }
 
@@ -203,6 +224,13 @@ TEST_F(ProgramsTest, BenchRefusesWhatIsWrong) {
       {{"--seqs", "2x"}, 2, "--seqs is '2x'"},
       {{"--seqs", "99999999999999999999"}, 2, "--seqs is '99999999999999999999'"},
       {{"--context", "4", "--query-len", "5"}, 2, "--context is 4 but --query-len is 5"},
+      {{"--query-len", "5000"}, 2, "--context is 4096 but --query-len is 5000"},
+      {{"--context", "4", "--seqs", "1", "--q-heads", "16777216", "--head-dim", "16777216"},
+       2,
+       "at most 32 are allowed"},
+      {{"--context", "16777216", "--kv-heads", "16777216", "--head-dim", "16777216"},
+       2,
+       "at most 32 are allowed"},
       {{"--dtype", "i32", "--context", "4"}, 2, "--dtype is 'i32'; allowed: f32, bf16, f16"},
       {{"--seqs", "10000", "--context", "100000"}, 2, "at most 32 are allowed"},
       {{"--q-heads", "3", "--context", "4"}, 1, "q_heads must be a multiple of kv_heads"},

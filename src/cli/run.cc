@@ -2,48 +2,27 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 
 #include "src/cli/cli.h"
 #include "src/cli/npy.h"
-#include "src/cli/options.h"
 #include "src/cli/program.h"
 #include "src/core/float_types.h"
 #include "src/core/strings.h"
 #include "src/xla/mlir_text.h"
-#include "src/xla/op_registration.h"
-#include "src/xla/pjrt_client.h"
 
 namespace xla_gpu::cli {
 namespace {
 
-constexpr char kUsage[] =
-    "run FILE.mlir [--plugin PATH|cpu|cuda] [--input A.npy]... [--output-dir FOLDER]\n"
-    "               [--handler NAME=LIBRARY.so:SYMBOL[:API_VERSION]]...";
-
 double Element(const HostTensor& tensor, int64_t i) {
-  const void* data = tensor.data.data();
-  switch (tensor.dtype) {
-    case DType::kPred:
-    case DType::kU8:
-      return static_cast<const uint8_t*>(data)[i];
-    case DType::kI8:
-      return static_cast<const int8_t*>(data)[i];
-    case DType::kI16:
-      return static_cast<const int16_t*>(data)[i];
-    case DType::kU16:
-      return static_cast<const uint16_t*>(data)[i];
-    case DType::kI32:
-      return static_cast<const int32_t*>(data)[i];
-    case DType::kU32:
-      return static_cast<const uint32_t*>(data)[i];
-    case DType::kI64:
-      return static_cast<double>(static_cast<const int64_t*>(data)[i]);
-    case DType::kU64:
-      return static_cast<double>(static_cast<const uint64_t*>(data)[i]);
-    default:
-      return LoadAsDouble(data, tensor.dtype, i);
-  }
+  if (IsFloat(tensor.dtype)) return LoadAsDouble(tensor.data.data(), tensor.dtype, i);
+  const int64_t size = DTypeSize(tensor.dtype);
+  uint64_t bits = 0;  // this library is for little-endian machines
+  std::memcpy(&bits, tensor.data.data() + i * size, static_cast<size_t>(size));
+  if (InfoOf(tensor.dtype).dlpack != kDlpackInt) return static_cast<double>(bits);
+  const int64_t unused = 64 - 8 * size;
+  return static_cast<double>(static_cast<int64_t>(bits << unused) >> unused);
 }
 
 // "output 0: f32[4] = 1 2 3 4", or the range and mean of a larger one.
@@ -108,62 +87,75 @@ StatusOr<std::vector<HostTensor>> ReadInputs(const std::string& mlir,
   return inputs;
 }
 
-Status RunProgram(const std::string& file, const std::string& plugin_name,
-                  const std::vector<std::string>& input_paths,
-                  const std::vector<std::string>& handlers, const std::string& output_dir) {
-  XLA_GPU_ASSIGN_OR_RETURN(const std::string mlir, ReadTextFile(file));
-  XLA_GPU_ASSIGN_OR_RETURN(const xla::PjrtPlugin* plugin, OpenPlugin(plugin_name));
-  XLA_GPU_ASSIGN_OR_RETURN(const std::vector<HostTensor> inputs, ReadInputs(mlir, input_paths));
-  for (const std::string& handler : handlers) {
-    XLA_GPU_RETURN_IF_ERROR(RegisterUserHandler(*plugin, handler));
+// The folder for the outputs is made when there is one to write. What can never be one is refused
+// before the work.
+Status CheckOutputDir(const std::string& folder) {
+  std::error_code error;
+  if (folder.empty() || !std::filesystem::exists(folder, error) ||
+      std::filesystem::is_directory(folder, error)) {
+    return OkStatus();
   }
-  XLA_GPU_RETURN_IF_ERROR(xla::RegisterOpsOf(*plugin, mlir));
-  XLA_GPU_ASSIGN_OR_RETURN(auto client, xla::PjrtClient::Create(plugin));
-  XLA_GPU_ASSIGN_OR_RETURN(const xla::PjrtExecutable executable, client->Compile(mlir));
+  return InvalidArgument(StrCat("--output-dir ", folder, " is there and is no folder"));
+}
+
+Status WriteOutput(const std::string& folder, size_t index, const HostTensor& tensor) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) return Unavailable(StrCat("--output-dir ", folder, ": ", error.message()));
+  return WriteNpy(StrCat(folder, "/output_", index, ".npy"), tensor);
+}
+
+struct Options {
+  std::string file, plugin, output_dir;
+  std::vector<std::string> inputs, handlers;
+};
+
+Status RunProgram(const Options& options) {
+  XLA_GPU_ASSIGN_OR_RETURN(const std::string mlir, ReadModule(options.file));
+  XLA_GPU_RETURN_IF_ERROR(CheckOutputDir(options.output_dir));
+  XLA_GPU_ASSIGN_OR_RETURN(const std::vector<HostTensor> inputs, ReadInputs(mlir, options.inputs));
+  XLA_GPU_ASSIGN_OR_RETURN(const CompiledModule module,
+                           Compile(mlir, options.plugin, options.handlers));
   std::vector<TensorView> views;
   for (const HostTensor& input : inputs) views.push_back(input.view());
-  XLA_GPU_RETURN_IF_ERROR(executable.CheckArguments(views));
+  XLA_GPU_RETURN_IF_ERROR(module.executable.CheckArguments(views));
 
   std::vector<xla::DeviceBuffer> buffers;
   for (const HostTensor& input : inputs) {
-    XLA_GPU_ASSIGN_OR_RETURN(xla::DeviceBuffer buffer, client->ToDevice(input.view()));
+    XLA_GPU_ASSIGN_OR_RETURN(xla::DeviceBuffer buffer, module.client->ToDevice(input.view()));
     buffers.push_back(std::move(buffer));
   }
   std::vector<const xla::DeviceBuffer*> arguments;
   for (const xla::DeviceBuffer& buffer : buffers) arguments.push_back(&buffer);
-  XLA_GPU_ASSIGN_OR_RETURN(const auto results, executable.Execute(arguments));
-
-  if (!output_dir.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(output_dir, error);
-    if (error) return Unavailable(StrCat("--output-dir ", output_dir, ": ", error.message()));
-  }
+  XLA_GPU_ASSIGN_OR_RETURN(const auto results, module.executable.Execute(arguments));
   for (size_t i = 0; i < results.size(); ++i) {
     XLA_GPU_ASSIGN_OR_RETURN(const HostTensor host, results[i].ToHost());
     PrintTensor(i, host);
-    if (output_dir.empty()) continue;
-    XLA_GPU_RETURN_IF_ERROR(WriteNpy(StrCat(output_dir, "/output_", i, ".npy"), host));
+    if (options.output_dir.empty()) continue;
+    XLA_GPU_RETURN_IF_ERROR(WriteOutput(options.output_dir, i, host));
   }
   return OkStatus();
 }
 
-int Run(const Args& args) {
-  std::string plugin, output_dir;
-  std::vector<std::string> inputs, handlers;
-  const auto files = ParseOptions(args, {{.name = "--plugin", .value = &plugin},
-                                         {.name = "--input", .values = &inputs},
-                                         {.name = "--handler", .values = &handlers},
-                                         {.name = "--output-dir", .value = &output_dir}});
-  if (!files.ok()) return FailUsage("run", files.status().message());
-  if (files->size() != 1) {
-    return FailUsage("run", StrCat("one FILE.mlir is wanted, ", files->size(), " came"));
+int Run(const Invocation& invocation) {
+  Options o;
+  if (const auto code = invocation.Parse({
+          {"FILE.mlir", "", &o.file, "a StableHLO module, text or bytecode"},
+          PluginOption(&o.plugin),
+          {"--input", "A.npy", &o.inputs, "one for each argument of @main, in order"},
+          {"--output-dir", "FOLDER", &o.output_dir,
+           "write results to FOLDER/output_N.npy; made where it is missing"},
+          HandlerOption(&o.handlers),
+      })) {
+    return *code;
   }
   QuietXla();
-  const Status status = RunProgram((*files)[0], plugin, inputs, handlers, output_dir);
-  return status.ok() ? 0 : Fail("run", status);
+  const Status status = RunProgram(o);
+  return status.ok() ? 0 : invocation.Fail(NameKnownTargets(status));
 }
 
-XLA_GPU_CLI_COMMAND("run", kUsage, "run a StableHLO file through XLA, .npy in and out", Run);
+XLA_GPU_CLI_COMMAND("run", "run a StableHLO module through XLA, .npy in and out",
+                    "run add.mlir --plugin cpu --input x.npy --input x.npy", Run);
 
 }  // namespace
 }  // namespace xla_gpu::cli

@@ -22,7 +22,6 @@ StatusOr<std::vector<Job>> PlanJobs(const std::vector<std::string>& archs,
   std::vector<Job> jobs;
   std::set<std::string> known;
   for (const std::string& arch : archs) {
-    XLA_GPU_RETURN_IF_ERROR(CheckArch(arch));
     for (RegisteredSpec& spec : AllKernelSpecs(arch)) {
       known.insert(spec.op);
       if (ops.empty() || std::ranges::find(ops, spec.op) != ops.end()) {
@@ -42,13 +41,18 @@ StatusOr<std::vector<Job>> PlanJobs(const std::vector<std::string>& archs,
 }  // namespace
 
 StatusOr<CacheListing> ListCache() {
-  XLA_GPU_ASSIGN_OR_RETURN(DiskCache cache, DiskCache::Open(DiskCache::DefaultFolder()));
-  return CacheListing{cache.folder(), cache.List()};
+  CacheListing listing{DiskCache::DefaultFolder(), {}};
+  const StatusOr<DiskCache> cache = DiskCache::OpenExisting(listing.folder);
+  if (cache.status().code() == StatusCode::kNotFound) return listing;
+  XLA_GPU_RETURN_IF_ERROR(cache.status());
+  return CacheListing{listing.folder, cache->List()};
 }
 
 StatusOr<int> ClearCache() {
-  XLA_GPU_ASSIGN_OR_RETURN(DiskCache cache, DiskCache::Open(DiskCache::DefaultFolder()));
-  return cache.Clear();
+  const StatusOr<DiskCache> cache = DiskCache::OpenExisting(DiskCache::DefaultFolder());
+  if (cache.status().code() == StatusCode::kNotFound) return 0;
+  XLA_GPU_RETURN_IF_ERROR(cache.status());
+  return cache->Clear();
 }
 
 StatusOr<WarmResult> WarmCache(const std::vector<std::string>& archs,

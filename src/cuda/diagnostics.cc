@@ -40,8 +40,8 @@ void DiagnoseCompiler(Diagnostics& d) {
 
 void DiagnoseCache(Diagnostics& d) {
   d.cache.folder = DiskCache::DefaultFolder();
-  StatusOr<DiskCache> cache = DiskCache::Open(d.cache.folder);
-  d.cache.status = cache.status();
+  StatusOr<DiskCache> cache = DiskCache::OpenExisting(d.cache.folder);
+  if (cache.status().code() != StatusCode::kNotFound) d.cache.status = cache.status();
   if (!cache.ok()) return;
   for (const CachedKernel& file : cache->List()) {
     d.cache.num_kernels += file.valid ? 1 : 0;

@@ -33,7 +33,7 @@ TEST(Diagnostics, SaysWhatIsHereAndWhatIsMissing) {
 }
 
 TEST(Diagnostics, NothingFails) {
-  ScopedEnv cache("XLA_GPU_CACHE_DIR", "/proc/nowhere/cache");
+  ScopedEnv cache("XLA_GPU_CACHE_DIR", "/dev/null/cache");
   ScopedEnv nvrtc("XLA_GPU_NVRTC", "/nowhere/libnvrtc.so.13");
   ScopedEnv compiler("XLA_GPU_COMPILER", "/nowhere/compiler");
   const Diagnostics d = Diagnose();

@@ -95,6 +95,16 @@ Status CheckPrivate(const std::string& folder, const struct stat& info) {
   return OkStatus();
 }
 
+// 0 if the folder, which is missing, could be made with its parents; else as mkdir.
+int CouldMake(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::path parent = folder.parent_path();
+  while (!std::filesystem::exists(parent, error) && parent.has_relative_path()) {
+    parent = parent.parent_path();
+  }
+  return access((parent / ".").c_str(), W_OK | X_OK);
+}
+
 bool SameFile(const struct stat& a, const struct stat& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
@@ -110,7 +120,13 @@ std::string DiskCache::DefaultFolder() {
   return home.empty() ? "" : home + "/.cache/xla_gpu";
 }
 
-StatusOr<DiskCache> DiskCache::Open(const std::string& given) {
+StatusOr<DiskCache> DiskCache::Open(const std::string& folder) { return Open(folder, true); }
+
+StatusOr<DiskCache> DiskCache::OpenExisting(const std::string& folder) {
+  return Open(folder, false);
+}
+
+StatusOr<DiskCache> DiskCache::Open(const std::string& given, bool make) {
   // "x/" and "x/." name the same folder as "x", but their parent would be "x", and a link would be
   // followed.
   std::string folder = given;
@@ -119,14 +135,17 @@ StatusOr<DiskCache> DiskCache::Open(const std::string& given) {
     return FailedPrecondition(
         "cuda: there is no disk cache: XLA_GPU_CACHE_DIR is empty, or no home folder is known");
   }
-  std::error_code error;
-  const std::filesystem::path path(folder);
-  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), error);
-  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
-    return FailedPrecondition("cuda: cache folder ", folder, " could not be made: ", ErrnoText(),
-                              "; set XLA_GPU_CACHE_DIR to another");
-  }
   struct stat info {};
+  if (lstat(folder.c_str(), &info) != 0) {
+    std::error_code error;
+    const std::filesystem::path path = std::filesystem::absolute(folder, error);
+    if (make) std::filesystem::create_directories(path.parent_path(), error);
+    if ((make ? mkdir(folder.c_str(), 0700) : CouldMake(path)) != 0 && errno != EEXIST) {
+      return FailedPrecondition("cuda: cache folder ", folder, " could not be made: ", ErrnoText(),
+                                "; set XLA_GPU_CACHE_DIR to another");
+    }
+    if (!make) return NotFound("cuda: cache folder ", folder, " is not there yet");
+  }
   if (lstat(folder.c_str(), &info) == 0 && S_ISLNK(info.st_mode)) {
     return FailedPrecondition(
         "cuda: cache folder ", folder,

@@ -26,6 +26,8 @@ class DiskCache {
   // Makes the folder (mode 0700) where it is missing. Refuses one that belongs to another user or
   // that others may write to, and a link, whose maker need not be its folder's owner.
   static StatusOr<DiskCache> Open(const std::string& folder);
+  // Makes nothing: kNotFound for a folder that is missing and could be made.
+  static StatusOr<DiskCache> OpenExisting(const std::string& folder);
 
   // The entry with this key. A damaged file is removed and is as good as none.
   std::optional<CacheEntry> Read(const Sha256::Digest& key) const;
@@ -64,6 +66,7 @@ class DiskCache {
  private:
   DiskCache(std::string folder, UniqueFd fd) : folder_(std::move(folder)), fd_(std::move(fd)) {}
 
+  static StatusOr<DiskCache> Open(const std::string& given, bool make);
   std::optional<std::string> ReadFile(const std::string& name, bool mark_used) const;
   void RemoveOutdated() const;
 

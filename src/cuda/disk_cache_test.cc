@@ -105,6 +105,19 @@ TEST_F(DiskCacheTest, AFolderThatCannotBeMadeIsAnError) {
   EXPECT_THAT(DiskCache::Open("").status().message(), HasSubstr("XLA_GPU_CACHE_DIR is empty"));
 }
 
+TEST_F(DiskCacheTest, LookingMakesNothing) {
+  const std::string missing = folder_.path("a/b/cache/");
+  EXPECT_EQ(DiskCache::OpenExisting(missing).status().code(), StatusCode::kNotFound);
+  EXPECT_FALSE(fs::exists(folder_.path("a")));
+  ASSERT_TRUE(DiskCache::Open(missing).ok());
+  EXPECT_TRUE(DiskCache::OpenExisting(missing).ok());
+  folder_.Write("file", "");
+  for (const char* not_a_place : {"file/cache", "file/x/cache"}) {
+    EXPECT_THAT(DiskCache::OpenExisting(folder_.path(not_a_place)).status().message(),
+                HasSubstr("could not be made: Not a directory"));
+  }
+}
+
 TEST_F(DiskCacheTest, DefaultFolderFollowsXdg) {
   ScopedEnv home("HOME", "/h");
   ScopedEnv xdg("XDG_CACHE_HOME", nullptr);

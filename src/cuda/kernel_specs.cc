@@ -1,7 +1,5 @@
 #include "src/cuda/kernel_specs.h"
 
-#include <algorithm>
-
 #include "src/cuda/driver_api.h"
 #include "src/cuda/kernel_image.h"
 
@@ -32,20 +30,14 @@ std::vector<RegisteredSpec> AllKernelSpecs(const std::string& arch) {
   return found;
 }
 
-Status CheckArch(const std::string& arch) {
-  std::string_view digits = arch;
-  const bool prefixed = digits.starts_with("sm_");
-  if (prefixed) digits.remove_prefix(3);
-  if (digits.ends_with('a') || digits.ends_with('f')) digits.remove_suffix(1);
-  const bool numbered = digits.size() >= 2 && digits.size() <= 3 &&
-                        std::ranges::all_of(digits, [](char c) { return c >= '0' && c <= '9'; });
-  if (prefixed && numbered) return OkStatus();
-  return InvalidArgument("architecture is '", arch,
-                         "'; it must be like sm_80, sm_89, sm_90a, sm_100a or sm_120a");
+const std::vector<std::string>& KnownArchs() {
+  static const auto* archs =
+      new std::vector<std::string>{"sm_80",   "sm_86",   "sm_87",   "sm_89",   "sm_90a",
+                                   "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"};
+  return *archs;
 }
 
 StatusOr<CompiledKernel> CompileKernel(const KernelSpec& spec, const std::string& arch) {
-  XLA_GPU_RETURN_IF_ERROR(CheckArch(arch));
   // The kernel must be the one that GetKernel would ask for here, hence the same compiler.
   StatusOr<const DriverApi*> driver = GetDriver();
   XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const KernelImage> image,

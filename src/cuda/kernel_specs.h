@@ -26,8 +26,8 @@ struct RegisteredSpec {
 // Those of every op, in the order of registration.
 std::vector<RegisteredSpec> AllKernelSpecs(const std::string& arch);
 
-// OK if `arch` reads like "sm_80" or "sm_90a".
-Status CheckArch(const std::string& arch);
+// What DeviceInfo::Arch gives for the GPUs there are.
+const std::vector<std::string>& KnownArchs();
 
 struct CompiledKernel {
   size_t cubin_bytes = 0;
