@@ -80,6 +80,15 @@ TEST_F(BadInputTest, WhatIsNoPluginAndNoHandler) {
     EXPECT_THAT(plugin.err, AnyOf(HasSubstr(file), HasSubstr("xla-gpu run"))) << file;
     EXPECT_EQ(Program({"doctor", "--plugin", file}, kSeconds).code, 1) << file;
     EXPECT_EQ(Program({"probe", "--plugin", file, "--no-jax"}, kSeconds).code, 1) << file;
+    EXPECT_EQ(Program({"probe", "--child", file, "--first", "29"}, kSeconds).code, 1) << file;
+    const Output child = Program({"doctor", "--child", file}, kSeconds);
+    EXPECT_EQ(child.code, 0) << file;
+    EXPECT_THAT(child.out, testing::StartsWith("{\"problem\":")) << file;
+    {
+      const cuda::ScopedEnv library("XLA_GPU_LIBRARY", file);
+      EXPECT_THAT(Program({"doctor", "--plugin", "/no.so"}, kSeconds).out,
+                  HasSubstr("NO  XLA_GPU_LIBRARY: " + file));
+    }
     if (Plugin().empty()) continue;
     const Output handler = Program({"run", Module(), "--plugin", Plugin(), "--input", NpyFile(),
                                     "--handler", "x=" + file + ":f"},
@@ -105,6 +114,18 @@ TEST_F(BadInputTest, AFunctionThatIsNoHandler) {
       EXPECT_EQ(output.code, 1) << symbol;
       EXPECT_THAT(output.err, HasSubstr("handler 'x'")) << symbol;
     }
+  }
+}
+
+TEST_F(BadInputTest, WhatIsNoFolderForOutputs) {
+  if (Plugin().empty()) GTEST_SKIP() << "needs xla-cpu-pjrt";
+  for (const std::string& folder : {std::string("/dev/null"), pipe_, sparse_, sparse_ + "/x",
+                                    folder_.path() + "/" + std::string(300, 'x')}) {
+    const Output output = Program(
+        {"run", Module(), "--plugin", Plugin(), "--input", NpyFile(), "--output-dir", folder},
+        kSeconds);
+    EXPECT_EQ(output.code, 1) << folder;
+    EXPECT_THAT(output.err, HasSubstr("--output-dir " + folder));
   }
 }
 
@@ -152,9 +173,10 @@ TEST_F(BadInputTest, APathThatIsNoUtf8) {
 
 TEST_F(BadInputTest, OutputThatCannotBeWritten) {
   const cuda::ScopedEnv cache("XLA_GPU_CACHE_DIR", folder_.path("cache"));
-  for (const char* args : {"--version", "help", "run --help", "ops", "ops --json", "ops --markdown",
-                           "cache list", "cache list --json", "cache clear",
-                           "doctor --plugin /no/such.so", "doctor --site-packages /no/such"}) {
+  for (const char* args :
+       {"--version", "help", "run --help", "ops", "ops --json", "ops --markdown", "ops simple_add",
+        "cache --help", "cache list", "cache list --json", "cache clear",
+        "doctor --plugin /no/such.so", "doctor --site-packages /no/such"}) {
     const Output output =
         RunToEnd({"sh", "-c", "exec \"$0\" " + std::string(args) + " >/dev/full", ProgramPath()});
     EXPECT_EQ(output.code, 1) << args;
