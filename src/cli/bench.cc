@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "src/cli/attention_batch.h"
-#include "src/cli/batch_runner.h"
 #include "src/cli/cli.h"
 #include "src/cli/json.h"
 #include "src/cli/program.h"
@@ -29,7 +28,6 @@ StatusOr<std::vector<AttentionBatch>> MakeBatches(const Options& options) {
   const auto add = [&](int64_t count, BatchSequence sequence) {
     AttentionBatch batch = options.shape;
     batch.dtype = *DTypeFromName(options.dtype);
-    batch.name = sequence.query_len == 1 ? "decode" : "prefill";
     batch.sequences.assign(static_cast<size_t>(count), sequence);
     batches.push_back(std::move(batch));
   };

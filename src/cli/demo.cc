@@ -2,7 +2,6 @@
 #include <cstdio>
 
 #include "src/cli/attention_batch.h"
-#include "src/cli/batch_runner.h"
 #include "src/cli/cli.h"
 #include "src/cli/program.h"
 #include "src/core/strings.h"

@@ -1,6 +1,5 @@
 #include "src/cli/doctor_report.h"
 
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "src/cli/json.h"
@@ -29,6 +28,19 @@ const char* FitName(Fit fit) {
 
 std::string CudaVersion(int version) {
   return version == 0 ? "" : StrCat(version / 1000, ".", version % 1000 / 10);
+}
+
+Json ToJson(const PluginFinding& plugin) {
+  return {{"path", plugin.path},
+          {"package", plugin.package},
+          {"version", plugin.version},
+          {"gpu", plugin.is_gpu},
+          {"pjrt", plugin.pjrt},
+          {"ffi", plugin.ffi},
+          {"extensions", plugin.extensions},
+          {"typed", plugin.takes_typed},
+          {"legacy", plugin.takes_legacy},
+          {"problem", plugin.problem}};
 }
 
 std::string ReportToText(const Report& report) {
@@ -126,18 +138,7 @@ std::string ReportToJson(const Report& report) {
         {{"name", package.name}, {"version", package.version}, {"folder", package.folder}});
   }
   json["plugins"] = Json::array();
-  for (const PluginFinding& plugin : f.plugins) {
-    json["plugins"].push_back({{"path", plugin.path},
-                               {"package", plugin.package},
-                               {"version", plugin.version},
-                               {"gpu", plugin.is_gpu},
-                               {"pjrt", plugin.pjrt},
-                               {"ffi", plugin.ffi},
-                               {"extensions", plugin.extensions},
-                               {"typed", plugin.takes_typed},
-                               {"legacy", plugin.takes_legacy},
-                               {"problem", plugin.problem}});
-  }
+  for (const PluginFinding& plugin : f.plugins) json["plugins"].push_back(ToJson(plugin));
   json["verdicts"] = Json::array();
   for (const Verdict& verdict : report.verdicts) {
     json["verdicts"].push_back({{"subject", verdict.subject},

@@ -3,6 +3,7 @@
 #ifndef XLA_GPU_CLI_DOCTOR_REPORT_H_
 #define XLA_GPU_CLI_DOCTOR_REPORT_H_
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,9 @@ Report Diagnose(Findings findings);
 
 // 13000 is "13.0"; 0 is empty.
 std::string CudaVersion(int version);
+
+// The plugin's part of the JSON report.
+nlohmann::ordered_json ToJson(const PluginFinding& plugin);
 
 // The report for people, and as JSON (its members are stable: "schema" counts incompatible
 // changes).

@@ -11,20 +11,16 @@
 namespace xla_gpu::cli {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr int kSeconds = 120;  // a CUDA plugin on a cold disk has 300 MB to read
 
 // False for a line that is no answer of DescribePlugin: a plugin may print lines of its own.
-bool ReadAnswer(const Json& json, PluginFinding* finding) {
+bool ReadAnswer(const nlohmann::json& json, PluginFinding* finding) {
   PluginFinding read = *finding;
-  if (ReadMember(json, "pjrt", &read.pjrt)) {
-    const bool told =
-        ReadMember(json, "gpu", &read.is_gpu) && ReadMember(json, "extensions", &read.extensions) &&
-        ReadMember(json, "ffi", &read.ffi) && ReadMember(json, "typed", &read.takes_typed) &&
-        ReadMember(json, "legacy", &read.takes_legacy);
-    if (!ReadMember(json, "problem", &read.problem) && !told) return false;
-  } else if (!ReadMember(json, "problem", &read.problem)) {
+  if (!ReadMember(json, "gpu", &read.is_gpu) || !ReadMember(json, "pjrt", &read.pjrt) ||
+      !ReadMember(json, "ffi", &read.ffi) || !ReadMember(json, "extensions", &read.extensions) ||
+      !ReadMember(json, "typed", &read.takes_typed) ||
+      !ReadMember(json, "legacy", &read.takes_legacy) ||
+      !ReadMember(json, "problem", &read.problem)) {
     return false;
   }
   *finding = std::move(read);
@@ -34,22 +30,27 @@ bool ReadAnswer(const Json& json, PluginFinding* finding) {
 }  // namespace
 
 std::string DescribePlugin(const std::string& path) {
+  PluginFinding finding{.path = path};
+  finding.is_gpu = xla::FoundPlugin{.path = path}.is_cuda();
   const auto plugin = xla::PjrtPlugin::Load(path);
-  if (!plugin.ok()) return JsonText(Json{{"problem", plugin.status().message()}});
-  Json json = {{"gpu", (*plugin)->is_gpu()}, {"pjrt", (*plugin)->pjrt_version().ToString()}};
-  json["extensions"] = Json::array();
+  if (!plugin.ok()) {
+    finding.problem = plugin.status().message();
+    return JsonText(ToJson(finding));
+  }
+  finding.is_gpu = (*plugin)->is_gpu();
+  finding.pjrt = (*plugin)->pjrt_version().ToString();
   for (const auto& extension : (*plugin)->extensions()) {
-    json["extensions"].push_back(xla::ExtensionTypeName(extension.type));
+    finding.extensions.emplace_back(xla::ExtensionTypeName(extension.type));
   }
   const auto facts = xla::LearnRuntime(**plugin);
   if (!facts.ok()) {
-    json["problem"] = facts.status().message();
+    finding.problem = facts.status().message();
   } else {
-    json["ffi"] = facts->takes_typed() ? facts->ffi.ToString() : "";
-    json["typed"] = facts->takes_typed();
-    json["legacy"] = facts->takes_untyped();
+    finding.takes_typed = facts->takes_typed();
+    finding.takes_legacy = facts->takes_untyped();
+    if (finding.takes_typed) finding.ffi = facts->ffi.ToString();
   }
-  return JsonText(json);
+  return JsonText(ToJson(finding));
 }
 
 PluginFinding SurveyPlugin(const xla::FoundPlugin& plugin, const std::string& program) {

@@ -51,7 +51,7 @@ TEST(SurveyPlugin, ACrashIsAProblem) {
 TEST(SurveyPlugin, LinesOfThePluginItselfAreSkipped) {
   const FakeProgram noisy(
       R"(echo "loading..."; echo '{"pjrt": "0.115", "gpu": false, "ffi": "0.1", "typed": true, )"
-      R"("legacy": false, "extensions": ["FFI"]}'; echo bye; echo '{"pjrt": 7}')");
+      R"("legacy": false, "extensions": ["FFI"], "problem": ""}'; echo bye; echo '{"pjrt": 7}')");
   const PluginFinding finding = SurveyPlugin({.path = "/x.so"}, noisy.path());
   EXPECT_EQ(finding.problem, "");
   EXPECT_EQ(finding.pjrt, "0.115");
