@@ -73,11 +73,13 @@ class HeaderParser {
     SkipSpace();
     return at_ < text_.size() && text_[at_] == c;
   }
-  bool Take(char c) {
-    if (!Peek(c)) return false;
-    ++at_;
+  bool TakeWord(std::string_view word) {
+    SkipSpace();
+    if (!text_.substr(at_).starts_with(word)) return false;
+    at_ += word.size();
     return true;
   }
+  bool Take(char c) { return TakeWord({&c, 1}); }
   bool TakeString(std::string* out) {
     if (!Take('\'')) return false;
     const size_t end = text_.find('\'', at_);
@@ -87,15 +89,8 @@ class HeaderParser {
     return true;
   }
   bool TakeBool(bool* out) {
-    SkipSpace();
-    for (const bool value : {true, false}) {
-      const std::string_view word = value ? "True" : "False";
-      if (!text_.substr(at_).starts_with(word)) continue;
-      at_ += word.size();
-      *out = value;
-      return true;
-    }
-    return false;
+    *out = TakeWord("True");
+    return *out || TakeWord("False");
   }
   bool TakeTuple(std::vector<int64_t>* out) {
     if (!Take('(')) return false;

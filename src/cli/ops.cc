@@ -46,7 +46,8 @@ struct Row {
   bool optional = false;
   std::string doc;
   std::string type = {};           // of an attribute
-  std::string default_value = {};  // of an attribute; empty: it is required
+  std::string default_value = {};  // of an attribute that has one
+  const char* without = "";        // of one that has none: "none", "required"
 };
 
 std::vector<Row> Rows(const Op& op) {
@@ -67,9 +68,8 @@ std::vector<Row> Rows(const Op& op) {
     doc += attr.doc;
     if (!attr.environment.empty()) doc += StrCat("; ", attr.environment, "=1 makes it the default");
     rows.push_back({"attribute", attr.name, false, doc, std::string(AttrTypeName(attr.type)),
-                    attr.default_value     ? AttrToString(*attr.default_value)
-                    : attr.none_is_default ? "none"
-                                           : ""});
+                    attr.default_value ? AttrToString(*attr.default_value) : "",
+                    attr.none_is_default ? "none" : "required"});
   }
   return rows;
 }
@@ -93,7 +93,7 @@ void PrintMarkdown(const std::vector<const Op*>& ops) {
       std::printf("| %s%s |", Code(row.name).c_str(), row.optional ? " (optional)" : "");
       if (!row.type.empty()) {
         std::printf(" %s | %s |", row.type.c_str(),
-                    row.default_value.empty() ? "required" : Code(row.default_value).c_str());
+                    row.default_value.empty() ? row.without : Code(row.default_value).c_str());
       }
       std::printf(" %s |\n", Cell(row.doc).c_str());
     }
@@ -111,8 +111,9 @@ void PrintText(const std::vector<const Op*>& ops) {
     for (const Row& row : Rows(*op)) {
       std::string note = row.optional ? " (optional)" : "";
       if (!row.type.empty()) {
-        note = StrCat(" (", row.type, ", ",
-                      row.default_value.empty() ? "required" : "default " + row.default_value, ")");
+        note =
+            StrCat(" (", row.type, ", ",
+                   row.default_value.empty() ? row.without : "default " + row.default_value, ")");
       }
       std::printf("  %-9s  %s%s: %s\n", row.kind, row.name.c_str(), note.c_str(), row.doc.c_str());
     }

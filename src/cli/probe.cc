@@ -34,40 +34,29 @@ void Say(const json& message) {
   std::fflush(stdout);
 }
 
-int ProbeChild(const std::string& path, size_t first) {
-  const auto plugin = xla::PjrtPlugin::Load(path);
-  if (!plugin.ok()) {
-    Say({{"unusable", plugin.status().message()}});
-    return 1;
-  }
-  const auto facts = xla::LearnRuntime(**plugin);
-  if (!facts.ok()) {
-    Say({{"unusable", facts.status().message()}});
-    return 1;
-  }
-  json runtime = {{"pjrt", (*plugin)->pjrt_version().ToString()},
-                  {"ffi", facts->takes_typed() ? facts->ffi.ToString() : ""},
-                  {"ffi_told", facts->ffi_told},
-                  {"typed", facts->takes_typed()},
-                  {"untyped", facts->takes_untyped()}};
-  const auto client = xla::PjrtClient::Create(*plugin);
-  if (!client.ok()) {
-    Say({{"runtime", runtime}, {"unusable", client.status().message()}});
-    return 1;
-  }
-  runtime["platform"] = (*client)->platform_name();
-  runtime["device"] = (*client)->device_kind();
+Status TryCells(const std::string& path, size_t first) {
+  XLA_GPU_ASSIGN_OR_RETURN(const xla::PjrtPlugin* plugin, xla::PjrtPlugin::Load(path));
+  XLA_GPU_ASSIGN_OR_RETURN(const xla::RuntimeFacts facts, xla::LearnRuntime(*plugin));
+  json runtime = {{"pjrt", plugin->pjrt_version().ToString()},
+                  {"ffi", facts.takes_typed() ? facts.ffi.ToString() : ""},
+                  {"ffi_told", facts.ffi_told},
+                  {"typed", facts.takes_typed()},
+                  {"untyped", facts.takes_untyped()}};
+  Say({{"runtime", runtime}});
+  XLA_GPU_ASSIGN_OR_RETURN(const auto client, xla::PjrtClient::Create(plugin));
+  runtime["platform"] = client->platform_name();
+  runtime["device"] = client->device_kind();
   Say({{"runtime", runtime}});
   const std::vector<ProbeCell> cells = AllProbeCells();
   for (size_t i = first; i < cells.size(); ++i) {
     Say({{"begin", i}});
-    const ProbeOutcome outcome = TryProbeCell(**client, cells[i]);
+    const ProbeOutcome outcome = TryProbeCell(*client, cells[i]);
     Say({{"cell", i},
          {"ok", outcome.ok},
          {"result", outcome.result},
          {"message", outcome.message}});
   }
-  return 0;
+  return OkStatus();
 }
 
 // ---- The parent ----
@@ -99,14 +88,12 @@ void Probe(Runtime& runtime, const std::function<void(size_t)>& progress) {
   runtime.outcomes.assign(count, {false, "not tried", ""});
   for (size_t next = 0; next < count;) {
     size_t current = count;  // the cell under way; count: none
-    bool ready = false;
     std::vector<std::string> command = runtime.command;
     command.push_back(StrCat(next));
     const auto end = RunLines(command, kCellTimeoutS, [&](const std::string& line) {
       const json message = ParseObject(line);  // empty for a library's own chatter
       if (message.contains("runtime") && message["runtime"].is_object()) {
         runtime.facts = message["runtime"];
-        ready = true;
       }
       ReadMember(message, "unusable", &runtime.unusable);
       size_t cell = 0;
@@ -136,8 +123,9 @@ void Probe(Runtime& runtime, const std::function<void(size_t)>& progress) {
     const std::string log = ErrorLines(end->err);
     const std::string how = StrCat("it ", end->HowItEnded(), log.empty() ? "" : "\n", log);
     if (current == count) {  // it ended between cells
-      runtime.unusable =
-          StrCat(ready ? "the probe ended early: " : "its client does not start: ", how);
+      runtime.unusable = StrCat(runtime.facts.contains("platform") ? "the probe ended early: "
+                                                                   : "its client does not start: ",
+                                how);
       return;
     }
     runtime.outcomes[current] = {false, end->timed_out ? "timeout" : "crash", how};
@@ -273,7 +261,11 @@ int ProbeAll(const Invocation& invocation) {
     return *code;
   }
   QuietXla();
-  if (!child.empty()) return ProbeChild(child, static_cast<size_t>(first));
+  if (!child.empty()) {
+    const Status status = TryCells(child, static_cast<size_t>(first));
+    if (!status.ok()) Say({{"unusable", status.message()}});
+    return status.ok() ? 0 : 1;
+  }
 
   std::vector<xla::FoundPlugin> plugins;
   if (names.empty()) plugins = xla::FindPjrtPlugins();

@@ -104,13 +104,13 @@ ProbeOutcome TryProbeCell(const xla::PjrtClient& client, const ProbeCell& cell) 
     a.data_as<float>()[i] = 0.5f * static_cast<float>(i);
     b.data_as<float>()[i] = 100.0f - static_cast<float>(i);
   }
-  const auto device_a = client.ToDevice(a.view());
-  const auto device_b = client.ToDevice(b.view());
-  if (!device_a.ok()) return {false, "run", device_a.status().message()};
-  if (!device_b.ok()) return {false, "run", device_b.status().message()};
-  const auto results = executable->Execute({&*device_a, &*device_b});
-  if (!results.ok()) return {false, "run", results.status().message()};
-  StatusOr<HostTensor> sum = (*results)[0].ToHost();
+  const auto run = [&]() -> StatusOr<HostTensor> {
+    XLA_GPU_ASSIGN_OR_RETURN(const xla::DeviceBuffer device_a, client.ToDevice(a.view()));
+    XLA_GPU_ASSIGN_OR_RETURN(const xla::DeviceBuffer device_b, client.ToDevice(b.view()));
+    XLA_GPU_ASSIGN_OR_RETURN(const auto results, executable->Execute({&device_a, &device_b}));
+    return results[0].ToHost();
+  };
+  StatusOr<HostTensor> sum = run();
   if (!sum.ok()) return {false, "run", sum.status().message()};
   for (int i = 0; i < kElements; ++i) {
     const float wanted = a.data_as<float>()[i] + b.data_as<float>()[i];
