@@ -9,7 +9,6 @@
 #include <cstring>
 #include <numeric>
 #include <random>
-#include <ranges>
 
 #include "src/core/float_types.h"
 #include "src/core/op_registry.h"
@@ -82,11 +81,10 @@ double AttentionBatch::flops() const {
 }
 
 std::string AttentionBatch::Describe() const {
-  const auto [shortest, longest] =
-      std::ranges::minmax(sequences | std::views::transform(&BatchSequence::context_len));
+  const auto [least, most] = std::ranges::minmax(sequences, {}, &BatchSequence::context_len);
   return StrCat(sequences.size(), sequences.size() == 1 ? " sequence, " : " sequences, ", tokens(),
-                " tokens, context ", shortest,
-                shortest == longest ? std::string() : StrCat(" to ", longest));
+                " tokens, context ", least.context_len,
+                least.context_len == most.context_len ? "" : StrCat(" to ", most.context_len));
 }
 
 std::vector<HostTensor> MakeArguments(const AttentionBatch& batch) {

@@ -15,7 +15,7 @@ inline Findings Bare() {
   Findings f;
   f.library_version = "0.1.0";
   f.ops = {"simple_add"};
-  f.cuda.driver = Unavailable("libcuda.so.1 cannot be opened");
+  f.cuda.driver = Unavailable("libcuda.so.1 cannot be opened; install the driver");
   f.cuda.nvrtc = Unavailable("no NVRTC was found");
   f.cuda.compiler_program = "/bin/xla-gpu-compile";
   f.site_packages = {kSite};

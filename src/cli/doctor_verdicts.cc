@@ -68,6 +68,11 @@ struct Judge {
            const std::string& remedy = "") const {
     report.verdicts.push_back({subject, fit, reason, remedy});
   }
+  // The text of an error of ours: "what is so; what to do".
+  void SayError(Fit fit, const std::string& subject, const std::string& text) const {
+    const size_t end = text.rfind("; ");
+    Say(fit, subject, text.substr(0, end), end == text.npos ? "" : text.substr(end + 2));
+  }
 
   void Library() const {
     if (f.library.empty()) return;
@@ -81,12 +86,10 @@ struct Judge {
 
   void Driver() const {
     if (!c.driver.ok()) {
-      const bool gpu_there = f.gpu_device_files;
-      Say(gpu_there ? kNo : kPartly, "NVIDIA driver",
-          StrCat(c.driver.message(), gpu_there ? "" : "; the CPU works without it"),
-          gpu_there ? "install the NVIDIA driver's user-space libraries (libcuda.so.1); in "
-                      "a container, start it with the GPUs passed through"
-                    : "");
+      SayError(f.gpu_device_files ? kNo : kPartly, "NVIDIA driver", c.driver.message());
+      if (f.gpu_device_files) return;
+      report.verdicts.back().remedy = "";
+      report.verdicts.back().reason += "; the CPU works without it";
       return;
     }
     const std::string subject = StrCat("NVIDIA driver for CUDA ", CudaVersion(c.driver_version));
@@ -133,18 +136,14 @@ struct Judge {
     }
     if (!wanted) return;
     if (!c.nvrtc.ok()) {
-      const bool cuda13 = c.driver_version >= 13000;
-      Say(kNo, "NVRTC", StrCat("no kernel can be compiled: ", c.nvrtc.message()),
-          cuda13 ? "pip install nvidia-cuda-nvrtc" : "pip install nvidia-cuda-nvrtc-cu12");
+      SayError(kNo, "NVRTC", "no kernel can be compiled: " + c.nvrtc.message());
     }
     if (!c.compiler.ok()) {
-      Say(kNo, "xla-gpu-compile", StrCat("no kernel can be compiled: ", c.compiler.message()),
-          "install the wheel again, or set XLA_GPU_COMPILER to the program");
+      SayError(kNo, "xla-gpu-compile", "no kernel can be compiled: " + c.compiler.message());
     }
     if (!c.cache.status.ok()) {
-      Say(kPartly, "kernel cache",
-          StrCat("kernels are compiled anew by each process: ", c.cache.status.message()),
-          "set XLA_GPU_CACHE_DIR to a folder that you own");
+      SayError(kPartly, "kernel cache",
+               "kernels are compiled anew by each process: " + c.cache.status.message());
     }
   }
 
@@ -287,7 +286,7 @@ struct Judge {
     const std::string subject = plugin.package.empty()
                                     ? StrCat("PJRT plugin ", plugin.path)
                                     : StrCat(plugin.package, " ", plugin.version);
-    if (!plugin.problem.empty()) return Say(kNo, subject, plugin.problem);
+    if (!plugin.problem.empty()) return SayError(kNo, subject, plugin.problem);
     const std::string versions =
         StrCat("PJRT ", plugin.pjrt, ", FFI ", plugin.ffi.empty() ? "unknown" : plugin.ffi);
     if (!plugin.takes_typed && !plugin.takes_legacy) {
