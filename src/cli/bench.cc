@@ -106,7 +106,6 @@ int Bench(const Invocation& invocation) {
   }
   const auto batches = MakeBatches(o);
   if (!batches.ok()) return invocation.WrongUsage(batches.status().message());
-  QuietXla();
   const Status status = RunBench(o, *batches);
   return status.ok() ? 0 : invocation.Fail(status);
 }

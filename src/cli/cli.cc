@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <new>
 
@@ -93,6 +94,8 @@ int Invocation::WrongUsage(const std::string& message) const {
 }
 
 int Main(int argc, char** argv) {
+  // XLA's information and warning lines stay off the terminal, unless the user wants them.
+  setenv("TF_CPP_MIN_LOG_LEVEL", "2", /*overwrite=*/0);
   int code = 1;
   try {
     code = Dispatch(Args(argv + std::min(argc, 1), argv + argc));

@@ -93,7 +93,6 @@ Status RunDemo(const std::string& plugin_name, bool* right) {
 int Demo(const Invocation& invocation) {
   std::string plugin;
   if (const auto code = invocation.Parse({PluginOption(&plugin)})) return *code;
-  QuietXla();
   bool right = false;
   const Status status = RunDemo(plugin, &right);
   if (!status.ok()) return invocation.Fail(status);

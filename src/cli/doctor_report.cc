@@ -12,17 +12,9 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kSchema = 1;
 
-const char* FitName(Fit fit) {
-  switch (fit) {
-    case Fit::kYes:
-      return "yes";
-    case Fit::kPartly:
-      return "partly";
-    case Fit::kNo:
-      return "no";
-  }
-  return "no";
-}
+// By Fit: in JSON, and as a mark.
+constexpr const char* kFitNames[] = {"yes", "partly", "no"};
+constexpr const char* kFitMarks[] = {"ok", "--", "NO"};
 
 }  // namespace
 
@@ -91,8 +83,8 @@ std::string ReportToText(const Report& report) {
   }
   out << "\nVerdicts\n";
   for (const Verdict& verdict : report.verdicts) {
-    const char* mark = verdict.fit == Fit::kYes ? "ok" : verdict.fit == Fit::kPartly ? "--" : "NO";
-    out << "  " << mark << "  " << verdict.subject << ": " << verdict.reason << "\n";
+    out << "  " << kFitMarks[static_cast<int>(verdict.fit)] << "  " << verdict.subject << ": "
+        << verdict.reason << "\n";
     if (!verdict.remedy.empty()) out << "        remedy: " << verdict.remedy << "\n";
   }
   out << "\n"
@@ -142,7 +134,7 @@ std::string ReportToJson(const Report& report) {
   json["verdicts"] = Json::array();
   for (const Verdict& verdict : report.verdicts) {
     json["verdicts"].push_back({{"subject", verdict.subject},
-                                {"fits", FitName(verdict.fit)},
+                                {"fits", kFitNames[static_cast<int>(verdict.fit)]},
                                 {"reason", verdict.reason},
                                 {"remedy", verdict.remedy}});
   }

@@ -31,7 +31,6 @@ int Hlo(const Invocation& invocation) {
       })) {
     return *code;
   }
-  QuietXla();
   std::error_code error;
   const auto modules = std::filesystem::is_directory(file, error)
                            ? xla::ReadHloDump(file)

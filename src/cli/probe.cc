@@ -260,7 +260,6 @@ int ProbeAll(const Invocation& invocation) {
       })) {
     return *code;
   }
-  QuietXla();
   if (!child.empty()) {
     const Status status = TryCells(child, static_cast<size_t>(first));
     if (!status.ok()) Say({{"unusable", status.message()}});

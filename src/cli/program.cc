@@ -85,8 +85,6 @@ StatusOr<std::string> ReadModule(const std::string& path) {
   return ReadFile(path, kMaxModule);
 }
 
-void QuietXla() { setenv("TF_CPP_MIN_LOG_LEVEL", "2", /*overwrite=*/0); }
-
 StatusOr<const xla::PjrtPlugin*> OpenPlugin(const std::string& name) {
   XLA_GPU_ASSIGN_OR_RETURN(const xla::FoundPlugin found, xla::ChoosePjrtPlugin(name));
   return xla::PjrtPlugin::Load(found.path);

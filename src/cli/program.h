@@ -25,9 +25,6 @@ StatusOr<const Op*> FindOp(const std::string& name);
 
 StatusOr<std::string> ReadModule(const std::string& path);
 
-// Keeps XLA's information and warning lines off the terminal, unless TF_CPP_MIN_LOG_LEVEL is set.
-void QuietXla();
-
 // Loads the plugin that `name` means (ChoosePjrtPlugin).
 StatusOr<const xla::PjrtPlugin*> OpenPlugin(const std::string& name);
 

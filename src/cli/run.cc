@@ -149,7 +149,6 @@ int Run(const Invocation& invocation) {
       })) {
     return *code;
   }
-  QuietXla();
   const Status status = RunProgram(o);
   return status.ok() ? 0 : invocation.Fail(NameKnownTargets(status));
 }
