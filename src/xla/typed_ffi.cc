@@ -60,8 +60,8 @@ Status DecodeBuffers(int64_t count, void* const* buffers, const auto* types, int
     }
     const DType dtype = DTypeFromInt(Number(buffer->dtype));
     if (dtype == DType::kInvalid) {
-      return InvalidArgument(StrCat(out.kind(), " ", i, " has XLA dtype number ",
-                                    Number(buffer->dtype), ", which xla_gpu does not know"));
+      return InvalidArgument(out.kind(), " ", i, " has XLA dtype number ", Number(buffer->dtype),
+                             ", which xla_gpu does not know");
     }
     XLA_GPU_RETURN_IF_ERROR(out.Add(buffer->data, dtype, buffer->rank, buffer->dims));
   }
