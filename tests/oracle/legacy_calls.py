@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,10 +21,7 @@ _COUNTER = itertools.count()
 def register(address: int, api_version: int) -> str:
     """Puts a handler into JAX's registry for the CPU; the fresh name of its target."""
     target = f"legacy_test_{next(_COUNTER)}"
-    new_capsule = ctypes.pythonapi.PyCapsule_New
-    new_capsule.restype = ctypes.py_object
-    new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    capsule = new_capsule(address, b"xla._CUSTOM_CALL_TARGET", None)
+    capsule = _lib.capsule_of(address)
     typed = api_version == 4
     handlers = {"instantiate": capsule, "execute": capsule} if typed else capsule
     xla_client.register_custom_call_target(
