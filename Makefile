@@ -3,7 +3,6 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 JOBS ?= $(shell nproc)
-ARCH ?= x86_64
 FUZZ_SECONDS ?= 60
 PY := .venv/bin/python
 STAMPS := .venv/.stamps
@@ -110,8 +109,8 @@ format: $(STAMPS)/lint  ## Format all C++, CUDA and Python
 lint: build $(STAMPS)/lint build/.stamps/system-lint  ## Formats, ruff, shellcheck, layers, clang-tidy
 	@scripts/lint.sh
 
-wheel: .venv-wheel/.complete  ## The one wheel, for glibc 2.28 and newer, in dist/ (ARCH=aarch64: cross-compiled)
-	@scripts/wheel.sh $(ARCH)
+wheel: .venv-wheel/.complete  ## The one wheel, for glibc 2.28 and newer, in dist/
+	@scripts/wheel.sh
 
 clean:  ## Remove build outputs; .venv and fetched headers stay
 	@rm -rf build/release build/debug build/asan build/tsan build/fuzz build/wheel* build/zig dist

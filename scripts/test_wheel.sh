@@ -11,7 +11,7 @@ trap 'rm -rf "$dist"' EXIT
 
 # The name is auditwheel's; what it stands for, read another way.
 make --no-print-directory .venv-wheel/.complete
-scripts/wheel.sh x86_64 "$dist"
+scripts/wheel.sh "$dist"
 wheel=$(echo "$dist"/*.whl)
 [[ $wheel == "$dist"/xla_gpu-*-py3-none-manylinux_2_28_x86_64.whl ]] || die "made $wheel"
 .venv/bin/python -m zipfile -e "$wheel" "$dist/unpacked"
@@ -96,7 +96,7 @@ PY
 
 # check_jax PACKAGE...: on top of check, with what pip resolves for the extra and these packages.
 check_jax() {
-  "$env/bin/python" -m pip install --quiet --disable-pip-version-check "$wheel[jax]" "$@"
+  "$env/bin/python" -m pip install --quiet --disable-pip-version-check "${wheel}[jax]" "$@"
   mkdir "$env/readme"
   .venv/bin/python - "$env/readme" <<'PY'
 import pathlib

@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# `make wheel`: the wheel for every Linux of x86-64 or aarch64 with glibc 2.28 or newer. zig is the
-# compiler (clang, with any release's glibc to link against and libc++ as a static library); auditwheel
-# gives the wheel its name, if the name is true. Usage: scripts/wheel.sh [x86_64|aarch64] [FOLDER]
+# `make wheel`: the wheel for every Linux of x86-64 with glibc 2.28 or newer. zig is the compiler (clang,
+# with any release's glibc to link against and libc++ as a static library); auditwheel gives the wheel
+# its name, if the name is true. Usage: scripts/wheel.sh [FOLDER]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-arch=${1:-x86_64} folder=${2:-dist} glibc=2.28
-python=$PWD/.venv-wheel/bin/python tools=$PWD/build/zig/$arch
+arch=x86_64 glibc=2.28 folder=${1:-dist}
+python=$PWD/.venv-wheel/bin/python tools=$PWD/build/zig
 die() { echo "wheel: $*" >&2; exit 1; }
-[[ $arch == x86_64 || $arch == aarch64 ]] || die "$arch is not an architecture: x86_64 or aarch64"
 
 zig=$("$python" -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")')
 mkdir -p "$tools"
@@ -31,13 +30,14 @@ set_target_properties(nlohmann_json::nlohmann_json PROPERTIES
 CMAKE
 
 # ccache: the wrapper's date says nothing, what it starts does.
-export CC=$tools/cc CXX=$tools/c++ ZIG_GLOBAL_CACHE_DIR=$PWD/build/zig/cache \
-  CCACHE_COMPILERTYPE=clang CCACHE_COMPILERCHECK="string:$arch $glibc $("$zig" version)"
+version=$("$zig" version)
+export CC=$tools/cc CXX=$tools/c++ ZIG_GLOBAL_CACHE_DIR=$tools/cache \
+  CCACHE_COMPILERTYPE=clang CCACHE_COMPILERCHECK="string:zig $version $arch $glibc"
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
-_PYTHON_HOST_PLATFORM=linux-$arch "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps \
+"$python" -m pip wheel --quiet --disable-pip-version-check --no-deps \
   --no-build-isolation --wheel-dir "$made" \
-  --config-settings=build-dir="build/wheel-$arch" \
+  --config-settings=build-dir="build/wheel-manylinux" \
   --config-settings=install.strip=false \
   --config-settings=cmake.define.CMAKE_PREFIX_PATH="$tools" \
   --config-settings=cmake.define.HWY_INCLUDE_DIR="$tools/include" .
