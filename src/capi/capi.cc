@@ -1,6 +1,5 @@
 // The C ABI: turns C structs into core types and Status into xla_gpu_status, nothing else.
 #include <exception>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>

@@ -1,7 +1,5 @@
 #include "src/xla/pjrt_client.h"
 
-#include <utility>
-
 #include "pjrt_c_api.h"
 #include "src/core/strings.h"
 #include "src/xla/hlo_proto.h"

@@ -1,6 +1,5 @@
 #include "src/xla/stablehlo_module.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
