@@ -3,13 +3,10 @@
 //
 // Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (BF16, F16, E4M3, E5M2, float), HEAD_DIM,
 // SOFT_CAP (0: none, 1, 2: with the exact tanh), TILE_ROWS (64, 128), TILE_KEYS (a multiple of 16),
-// MIN_BLOCKS (an SM should hold), WGMMA (1: prefill by Hopper's warpgroup instructions, sm_90a),
-// BEHIND_PREFILL (1: a launch before this one has taken the prefill items, and left some).
+// MIN_BLOCKS (an SM should hold), BEHIND_PREFILL (1: a launch before this one has taken the prefill
+// items, and left some).
 #include "src/ops/paged_attention/cuda/decode.cuh"
 #include "src/ops/paged_attention/cuda/prefill.cuh"
-#if WGMMA
-#include "src/ops/paged_attention/cuda/prefill_wgmma.cuh"
-#endif
 
 namespace xla_gpu::paged_attention {
 
@@ -24,11 +21,18 @@ extern "C" __global__ void __launch_bounds__(kAttendThreads, MIN_BLOCKS)
   __syncthreads();
   Attend<Out, kHeadDim, BEHIND_PREFILL != 0>(p, [&](const Tile& tile, auto fetch_next) {
     if (tile.kind == kPrefillItem) {
-#if WGMMA
-      RunPrefillWgmma(p, tile, fetch_next, tiles, extra.prefill);
-#else
-      RunPrefill(p, tile, fetch_next, tiles, extra.prefill);
-#endif
+      for (int row = 0; row < tile.num_rows; row += kTileRows) {  // once, but for the launch before
+        if (row > 0) __syncthreads();
+        Tile part = tile;
+        part.first_row += row;
+        part.num_rows = min(tile.num_rows - row, kTileRows);
+        RunPrefill(
+            p, part,
+            [&] {
+              if (row == 0) fetch_next();
+            },
+            tiles, extra.prefill);
+      }
     } else {
       RunDecode(p, tile, fetch_next, tiles, extra.decode);
     }

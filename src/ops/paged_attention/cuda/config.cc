@@ -75,8 +75,12 @@ int64_t SimtSharedBytes(const Problem& problem) {
 }
 
 // Whether a prefill launch could pay, whatever the device: a batch with as many sequences as the
-// problem has room for would decode more than two tokens of each.
-bool HasPrefill(const Problem& problem) { return problem.tokens > 2 * problem.max_seqs; }
+// problem has room for would decode more than two tokens of each; or so many more than one of each
+// that an empty launch hardly shows beside them.
+bool HasPrefill(const Problem& problem) {
+  constexpr int64_t kFewTokens = 32;
+  return problem.tokens - problem.max_seqs > std::min(problem.max_seqs, kFewTokens);
+}
 
 int BoxTokens(const Problem& problem) {
   // Larger boxes load no faster, and bring more of what lies past the end of a sequence.
@@ -85,18 +89,26 @@ int BoxTokens(const Problem& problem) {
 
 template <template <int> typename Shared>
 int64_t SharedBytes(const Problem& problem) {
-  return problem.head_dim == 128 ? sizeof(Shared<128>) : sizeof(Shared<64>);
+  return problem.head_dim == 256   ? sizeof(Shared<256>)
+         : problem.head_dim == 128 ? sizeof(Shared<128>)
+                                   : sizeof(Shared<64>);
 }
 
-// Whether the kernels for Hopper take the problem: its types, and pages as the copy engine loads
-// them.
-bool Sm90Takes(const Problem& problem, const cuda::DeviceInfo& device, int64_t shared_bytes) {
-  if (device.Arch() != "sm_90a" || !device.tensor_maps) return false;
+// Whether the kernels for Hopper take the problem's types and head_dim.
+bool Sm90Takes(const Problem& problem, const cuda::DeviceInfo& device, int64_t most_head_dim,
+               int64_t shared_bytes) {
+  if (device.Arch() != "sm_90a") return false;
   if (!TensorCoresTake(problem) || problem.cache_dtype != problem.query_dtype) return false;
-  if (problem.head_dim != 64 && problem.head_dim != 128) return false;
+  const int64_t dim = problem.head_dim;
+  if ((dim != 64 && dim != 128 && dim != 256) || dim > most_head_dim) return false;
   // The static part of its shared memory, rounded up to the alignment of the rest, comes on top.
-  if (shared_bytes + 1024 > device.max_shared_memory_per_block) return false;
-  // A head's elements lie in whole panels, and pages of whole groups.
+  return shared_bytes + 1024 <= device.max_shared_memory_per_block;
+}
+
+// Whether the copy engine can load the problem's pages by boxes: a head's elements lie in whole
+// panels, and pages of whole groups.
+bool BoxesFit(const Problem& problem, const cuda::DeviceInfo& device) {
+  if (!device.tensor_maps) return false;
   const CacheLayout& k = problem.k;
   constexpr int64_t kPanel = sm90::kPanelDims;
   for (const int64_t stride : {k.page_stride, k.token_stride, k.head_stride}) {
@@ -155,11 +167,6 @@ bool FitTensorCore(const Problem& problem, const cuda::DeviceInfo& device, Confi
       config.tile_keys = keys;
       config.blocks_per_sm = blocks;
       config.shared_bytes = static_cast<int>(bytes);
-      // Its panels are 64 elements wide, and its operands come as they are in the cache.
-      const bool panels =
-          problem.head_dim == 64 || problem.head_dim == 128 || problem.head_dim == 256;
-      config.wgmma = device.Arch() == "sm_90a" && keys == 64 && panels &&
-                     problem.cache_dtype == problem.query_dtype;
       return true;
     }
   }
@@ -189,7 +196,6 @@ std::vector<std::string> AttendDefines(const Problem& problem, const Config& con
     defines.push_back(StrCat("TILE_ROWS=", config.tile_rows));
     defines.push_back(StrCat("TILE_KEYS=", config.tile_keys));
     defines.push_back(StrCat("MIN_BLOCKS=", config.blocks_per_sm));
-    defines.push_back(StrCat("WGMMA=", config.wgmma ? 1 : 0));
     defines.push_back(StrCat("BEHIND_PREFILL=", config.prefill_sm90 ? 1 : 0));
   }
   return defines;
@@ -224,19 +230,20 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
   config.workers = config.prefill_workers = static_cast<int>(
       std::min(int64_t{config.blocks_per_sm} * device.num_sms, MostWorkers(problem)));
   if (HasPrefill(problem) &&
-      Sm90Takes(problem, device, SharedBytes<sm90::PrefillShared>(problem))) {
+      Sm90Takes(problem, device, 256, SharedBytes<sm90::PrefillShared>(problem))) {
     config.prefill_sm90 = true;
+    config.boxes = BoxesFit(problem, device);
     config.prefill_workers = device.num_sms;
-    config.wgmma = false;  // little prefill is left to attend
     config.decode_max_rows = kDecodeTileRows;
   }
   // Where its ranges cut a sequence depends on the lengths of all.
   if (IsDecode(problem) && !problem.batch_invariant && MostLineBlocks(problem) <= kMaxInt / 2 &&
-      Sm90Takes(problem, device, SharedBytes<sm90::DecodeShared>(problem))) {
+      Sm90Takes(problem, device, 128, SharedBytes<sm90::DecodeShared>(problem)) &&
+      BoxesFit(problem, device)) {
     config.decode_ranges = DecodeRanges(problem, device.num_sms);
   }
   if (config.decode_ranges > 0) {
-    config.decode_sm90 = true;
+    config.decode_sm90 = config.boxes = true;
     config.decode_max_rows = static_cast<int>(kMaxInt);
     config.workers = device.num_sms;
     config.blocks_per_sm = 1;
@@ -312,10 +319,10 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
       {folder + "schedule.cu", "paged_attention_schedule", ScheduleDefines(config)},
       {.block = {blocks(config.schedule_threads), 1, 1}}};
   const auto add_sm90 = [&](const char* source, const char* entry, int grid, uint32_t block,
-                            int64_t shared_bytes) {
+                            int64_t shared_bytes, const std::vector<std::string>& own) {
     std::vector<std::string> defines = TypeDefines(problem, config);
     defines.push_back(StrCat("TILE_ROWS=", sm90::kRows));
-    defines.push_back(StrCat("TILE_KEYS=", sm90::kKeys));
+    defines.insert(defines.end(), own.begin(), own.end());
     launches.attend.push_back({{folder + source, entry, std::move(defines)},
                                {.grid = {blocks(grid), 1, 1},
                                 .block = {block, 1, 1},
@@ -323,11 +330,13 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   };
   if (config.prefill_sm90) {
     add_sm90("prefill_sm90.cu", "paged_attention_prefill", config.prefill_workers, sm90::kThreads,
-             SharedBytes<sm90::PrefillShared>(problem));
+             SharedBytes<sm90::PrefillShared>(problem),
+             {StrCat("TILE_KEYS=", sm90::PrefillKeys(static_cast<int>(problem.head_dim))),
+              StrCat("BOXES=", config.boxes ? 1 : 0)});
   }
   if (config.decode_sm90) {
     add_sm90("decode_sm90.cu", "paged_attention_decode", config.workers, sm90::kDecodeThreads,
-             SharedBytes<sm90::DecodeShared>(problem));
+             SharedBytes<sm90::DecodeShared>(problem), {StrCat("TILE_KEYS=", sm90::kDecodeKeys)});
     return launches;
   }
   const bool mma = config.family == Family::kTensorCore;
@@ -428,7 +437,7 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.workers = config.workers;
   p.prefill_workers = config.prefill_workers;
   p.workers_per_sm = config.blocks_per_sm;
-  p.prefill_tile_rows = config.tile_rows;
+  p.prefill_tile_rows = config.prefill_sm90 ? sm90::kRows : config.tile_rows;
   p.decode_max_rows = config.decode_max_rows;
   p.decode_ranges = config.decode_ranges;
   p.partial_capacity = static_cast<int>(planned.workspace.partial_capacity);
@@ -474,8 +483,10 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
     problem.head_dim = c.head_dim;
     problem.k = problem.v = {0, 8 * c.head_dim, c.head_dim, c.head_dim};
     problem.soft_cap = c.soft_cap;
-    for (const int64_t tokens : {1, 64}) {  // decode, and what has prefill
+    for (const int64_t tokens : {1, 64}) {             // decode, and what has prefill
+      if (tokens == 1 && c.head_dim == 256) continue;  // as with prefill
       problem.tokens = tokens;
+      problem.page_size = tokens > 1 && c.head_dim == 64 ? 7 : 8;  // which no box fits
       const Launches launches = MakeLaunches(problem, *ChooseConfig(problem, device));
       add(launches.schedule.spec);
       for (const KernelLaunch& launch : launches.attend) add(launch.spec);

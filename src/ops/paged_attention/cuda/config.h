@@ -22,12 +22,12 @@ enum class Family { kTensorCore, kSimt };
 
 struct Config {
   Family family = Family::kSimt;
-  int tile_rows = 0;          // query rows of a prefill item
+  int tile_rows = 0;          // query rows that attend does at once, of a prefill item
   int tile_keys = 0;          // keys of a stage of a prefill item (kTensorCore)
-  bool wgmma = false;         // prefill by Hopper's warpgroup instructions (kTensorCore)
   bool prefill_sm90 = false;  // a launch of its own for prefill items (prefill_sm90.cuh)
   int prefill_workers = 0;    // blocks that share the prefill items
   bool decode_sm90 = false;   // decode_sm90.cuh in attend's place
+  bool boxes = false;         // the copy engine loads their keys and values
   int decode_ranges = 0;      // of the line of decode work, at most
   int blocks_per_sm = 1;      // of the attend launch
   int workers = 0;            // its blocks

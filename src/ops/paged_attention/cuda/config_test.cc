@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <initializer_list>
 #include <random>
+#include <tuple>
 
 namespace xla_gpu::paged_attention {
 namespace {
@@ -54,31 +56,22 @@ Config Choose(const Problem& problem, const cuda::DeviceInfo& device) {
   return *config;
 }
 
-// With room for more than decode, and less than prefill.
+// With room for more than decode.
 Problem MakeChunks() {
   Problem problem = MakeProblem();
   problem.tokens = 2 * problem.max_seqs;
   return problem;
 }
 
-TEST(Config, HopperTakesWarpgroupInstructions) {
-  const Config config = Choose(MakeChunks(), kH200);
-  EXPECT_EQ(config.family, Family::kTensorCore);
-  EXPECT_TRUE(config.wgmma);
-  EXPECT_EQ(config.tile_rows, 128);
-  EXPECT_EQ(config.tile_keys, 64);
-  EXPECT_EQ(config.blocks_per_sm, 2);
-  EXPECT_EQ(config.workers, 264);
-}
-
-TEST(Config, OnlyWherePanelsAndTypesFit) {
-  EXPECT_TRUE(Choose(MakeProblem(DType::kF16, DType::kF16, 64), kH200).wgmma);
-  EXPECT_TRUE(Choose(MakeProblem(DType::kF16, DType::kF16, 256), kH200).wgmma);
-  EXPECT_FALSE(Choose(MakeProblem(DType::kF16, DType::kF16, 192), kH200).wgmma);
-  EXPECT_FALSE(Choose(MakeProblem(DType::kF16, DType::kF16, 80), kH200).wgmma);
-  EXPECT_FALSE(Choose(MakeProblem(DType::kBF16, DType::kF8E4M3FN), kH200).wgmma);
-  EXPECT_FALSE(Choose(MakeProblem(), kA100).wgmma);
-  EXPECT_FALSE(Choose(MakeProblem(), kB200).wgmma);
+TEST(Config, TilesFillAMultiprocessor) {
+  for (const cuda::DeviceInfo& device : {kA100, kH200, kB200}) {
+    const Config config = Choose(MakeChunks(), device);
+    EXPECT_EQ(config.family, Family::kTensorCore);
+    EXPECT_EQ(config.tile_rows, 128);
+    EXPECT_EQ(config.tile_keys, device.num_sms == 108 ? 32 : 64);
+    EXPECT_EQ(config.blocks_per_sm, 2);
+    EXPECT_EQ(config.workers, 2 * device.num_sms);
+  }
 }
 
 // As MakeProblem, with room for a prefill.
@@ -89,12 +82,18 @@ Problem MakePrefill(DType dtype = DType::kBF16, int64_t head_dim = 128) {
 }
 
 TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
-  for (const Problem& problem : {MakePrefill(), MakePrefill(DType::kF16, 64)}) {
+  for (const auto& [problem, workers] : {std::pair{MakeChunks(), 264},
+                                         {MakePrefill(), 264},
+                                         {MakePrefill(DType::kF16, 64), 264},
+                                         {MakePrefill(DType::kBF16, 256), 132}}) {
     const Config config = Choose(problem, kH200);
     EXPECT_TRUE(config.prefill_sm90);
+    EXPECT_TRUE(config.boxes);
     EXPECT_EQ(config.prefill_workers, 132);
-    EXPECT_EQ(config.workers, 264);
-    EXPECT_EQ(config.tile_rows, 128);       // of both launches: attend takes what prefill leaves
+    EXPECT_EQ(config.workers, workers);
+    // Of both launches: attend takes what prefill leaves.
+    EXPECT_EQ(PlanParams(problem, config).params.prefill_tile_rows, 128);
+    EXPECT_EQ(128 % config.tile_rows, 0);
     EXPECT_EQ(config.decode_max_rows, 16);  // more rows of a sequence read its keys once
     const Launches l = MakeLaunches(problem, config);
     ASSERT_EQ(l.attend.size(), 2u);
@@ -103,7 +102,21 @@ TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
     EXPECT_EQ(l.attend[0].config.block[0], 384u);
     EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
     EXPECT_THAT(l.attend[1].spec.defines, Contains("BEHIND_PREFILL=1"));
-    EXPECT_THAT(l.attend[1].spec.defines, Contains("WGMMA=0"));
+  }
+}
+
+TEST(Config, DecodesOfTwoTokensHaveNoPrefillUnlessMany) {
+  Problem problem = MakeProblem();
+  for (const auto& [seqs, tokens, expected] :
+       std::initializer_list<std::tuple<int, int, bool>>{{1, 2, false},
+                                                         {1, 3, true},
+                                                         {8, 16, false},
+                                                         {8, 17, true},
+                                                         {64, 96, false},
+                                                         {64, 97, true}}) {
+    problem.max_seqs = seqs;
+    problem.tokens = tokens;
+    EXPECT_EQ(Choose(problem, kH200).prefill_sm90, expected) << seqs << " " << tokens;
   }
 }
 
@@ -179,43 +192,56 @@ TEST(Config, ProblemsMayLackTokensSequencesAndPages) {
 }
 
 TEST(Config, DecodeKeepsItsTwoLaunches) {
-  const Problem problem = MakeChunks();
+  const Problem problem = MakeProblem(DType::kBF16, DType::kBF16, 256);
   const Config config = Choose(problem, kH200);
   EXPECT_FALSE(config.prefill_sm90);
   EXPECT_FALSE(config.decode_sm90);
+  EXPECT_FALSE(config.boxes);
   EXPECT_EQ(config.prefill_workers, config.workers);
   const Launches l = MakeLaunches(problem, config);
   ASSERT_EQ(l.attend.size(), 1u);
   EXPECT_THAT(l.attend[0].spec.defines, Contains("BEHIND_PREFILL=0"));
 }
 
-TEST(Config, PrefillLaunchNeedsPagesThatTheCopyEngineTakes) {
+TEST(Config, PrefillLaunchNeedsPanelsAndTypesThatFit) {
   const auto takes = [](const Problem& problem, const cuda::DeviceInfo& device = kH200) {
     return Choose(problem, device).prefill_sm90;
   };
   EXPECT_FALSE(takes(MakePrefill(), kA100));
   EXPECT_FALSE(takes(MakePrefill(), kB200));
-  cuda::DeviceInfo old_driver = kH200;
-  old_driver.tensor_maps = false;
-  EXPECT_FALSE(takes(MakePrefill(), old_driver));
-  EXPECT_FALSE(takes(MakePrefill(DType::kBF16, 96)));
-  EXPECT_FALSE(takes(MakePrefill(DType::kBF16, 256)));
+  EXPECT_FALSE(takes(MakePrefill(DType::kBF16, 80)));
+  EXPECT_FALSE(takes(MakePrefill(DType::kBF16, 192)));
   EXPECT_FALSE(takes(MakePrefill(DType::kF32)));
+  EXPECT_FALSE(takes(MakeProblem()));
   Problem problem = MakePrefill();
   problem.cache_dtype = DType::kF8E4M3FN;
   EXPECT_FALSE(takes(problem));
+}
+
+TEST(Config, BoxesNeedPagesThatTheCopyEngineTakes) {
+  const auto boxes = [](const Problem& problem, const cuda::DeviceInfo& device = kH200) {
+    const Config config = Choose(problem, device);
+    EXPECT_TRUE(config.prefill_sm90);
+    EXPECT_THAT(MakeLaunches(problem, config).attend[0].spec.defines,
+                Contains(config.boxes ? "BOXES=1" : "BOXES=0"));
+    return config.boxes;
+  };
+  cuda::DeviceInfo old_driver = kH200;
+  old_driver.tensor_maps = false;
+  EXPECT_FALSE(boxes(MakePrefill(), old_driver));
+  Problem problem;
   for (const auto& [page_size, taken] :
        {std::pair{1, false}, {8, true}, {12, false}, {24, true}, {256, true}}) {
     problem = MakePrefill();
     problem.page_size = page_size;
-    EXPECT_EQ(takes(problem), taken) << page_size;
+    EXPECT_EQ(boxes(problem), taken) << page_size;
   }
   problem = MakePrefill();
   problem.k.page_stride = problem.v.page_stride = int64_t{1} << 40;
-  EXPECT_FALSE(takes(problem));
+  EXPECT_FALSE(boxes(problem));
   problem = MakePrefill();
   problem.k.head_stride = problem.v.head_stride = 2 * 128 + 8;
-  EXPECT_FALSE(takes(problem));
+  EXPECT_FALSE(boxes(problem));
 }
 
 // Where the copy engine finds token `token` of `page`, head `head`, element `d`, in bytes from the
@@ -476,7 +502,7 @@ TEST_F(ParamsTest, PageDivisionIsExact) {
 TEST(CompileCheckSpecs, AreFewAndDistinct) {
   for (const char* arch : {"sm_80", "sm_89", "sm_90a", "sm_100a"}) {
     const auto specs = CompileCheckSpecs(arch);
-    EXPECT_LE(specs.size(), 12u);
+    EXPECT_LE(specs.size(), 13u);
     for (size_t i = 0; i < specs.size(); ++i) {
       for (size_t j = 0; j < i; ++j) {
         EXPECT_FALSE(specs[i].source == specs[j].source && specs[i].defines == specs[j].defines);

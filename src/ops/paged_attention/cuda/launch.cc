@@ -15,9 +15,7 @@ StatusOr<Attention> Attention::Load(const Problem& problem, const Config& config
                              cuda::GetKernel(spec, device_ordinal, launch.dynamic_shared_bytes));
     attention.steps_.push_back({std::move(kernel), launch});
   }
-  if (config.prefill_sm90 || config.decode_sm90) {
-    attention.boxes_ = std::make_unique<cuda::TensorMaps>(MakeBoxes(problem));
-  }
+  if (config.boxes) attention.boxes_ = std::make_unique<cuda::TensorMaps>(MakeBoxes(problem));
   return attention;
 }
 

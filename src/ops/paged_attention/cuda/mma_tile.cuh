@@ -94,30 +94,6 @@ __device__ __forceinline__ void Negate(char* shared) {
   x.x ^= 0x80008000u, x.y ^= 0x80008000u, x.z ^= 0x80008000u, x.w ^= 0x80008000u;
 }
 
-// Copies the tile's query rows, of a multiple of eight elements, in the background; chunk c of row
-// r goes to `place(r, c)`. Rows that do not exist become 0. With `negate` (a negative scale) their
-// sign is turned. All threads; the copies are one group.
-template <typename Place>
-__device__ __forceinline__ void CopyQuery(const Params& p, const Tile& tile, bool negate,
-                                          char* shared, Place place) {
-  constexpr int kRowChunks = kHeadDim / 8;
-  const Query* query = static_cast<const Query*>(p.query);
-#pragma unroll 4
-  for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += kAttendThreads) {
-    const int row = i / kRowChunks, chunk = i % kRowChunks;
-    const bool exists = row < tile.num_rows;
-    const long long from = exists ? QueryRow(p, tile, row) * kHeadDim + chunk * 8 : 0;
-    CopyAsync<16>(SharedAddress(shared) + place(row, chunk), query + from, exists);
-  }
-  CommitCopies();
-  if (negate) {
-    WaitCopies<0>();  // what a thread copied it sees without a barrier
-    for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += kAttendThreads) {
-      Negate(shared + place(i / kRowChunks, i % kRowChunks));
-    }
-  }
-}
-
 // A power of two that brings a row of bf16 into f16's range, and its inverse.
 struct RowScale {
   float up;
@@ -145,8 +121,21 @@ __device__ inline void LoadQuery(const Params& p, const Tile& tile, bool negate,
                                   i % kPadChunks * 16) = make_uint4(0, 0, 0, 0);
       }
     }
-    CopyQuery(p, tile, negate, shared,
-              [](int row, int chunk) { return row * kQueryStride + chunk * 16; });
+    constexpr int kRowChunks = (kHeadDim + 7) / 8;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += kAttendThreads) {
+      const int row = i / kRowChunks, chunk = i % kRowChunks;
+      const bool exists = row < tile.num_rows;
+      const long long from = exists ? QueryRow(p, tile, row) * kHeadDim + chunk * 8 : 0;
+      CopyAsync<16>(SharedAddress(shared) + row * kQueryStride + chunk * 16, query + from, exists);
+    }
+    CommitCopies();
+    if (negate) {
+      WaitCopies<0>();  // what a thread copied it sees without a barrier
+      for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += kAttendThreads) {
+        Negate(shared + i / kRowChunks * kQueryStride + i % kRowChunks * 16);
+      }
+    }
   } else {
     const int lane = threadIdx.x % 32;
     for (int row = threadIdx.x / 32; row < kTileRows; row += kAttendWarps) {

@@ -21,7 +21,10 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
-inline constexpr int kLoadRegisters = 40, kComputeRegisters = 232;
+// Where sums leave room, those who copy single rows have registers for more addresses.
+inline constexpr bool kLoadMore = !BOXES && kHeadDim <= 128;
+inline constexpr int kLoadRegisters = kLoadMore ? 56 : 40,
+                     kComputeRegisters = kLoadMore ? 224 : 232;
 enum NamedBarrier : int { kRowsDone = 1, kGroupDone };  // kGroupDone: of each warpgroup one
 
 // Issues logits = queries * keys^T.
@@ -30,7 +33,7 @@ __device__ __forceinline__ void IssueLogits(Logits& s, unsigned queries, unsigne
 #pragma unroll
   for (int block = 0; block < kDimBlocks; ++block) {
     const unsigned at = (block / 4 * 1024 + block % 4 * 32) >> 4;
-    WarpgroupDot<Operand, kGroupBytes>(s, queries + at, keys + at, block > 0);
+    WarpgroupDot<Operand, kKeys, kGroupBytes>(s, queries + at, keys + at, block > 0);
   }
   WarpgroupCommit();
 }
@@ -47,9 +50,7 @@ __device__ __forceinline__ void IssuePanel(Products& products, const Weights& we
 #pragma unroll
   for (int block = 0; block < kKeys / 16; ++block) {
     const unsigned at = values + ((panel * 1024 + block * 2 * kGroupBytes) >> 4);
-    WarpgroupMmaAdd<Operand>(
-        products, weights[block],
-        static_cast<unsigned long long>(kMatrixLayout<kGroupBytes>) << 32 | at);
+    WarpgroupAdd<Operand, kPanelDims, kGroupBytes>(products, weights[block], at);
   }
   WarpgroupCommit();
 }
@@ -64,12 +65,11 @@ __device__ __forceinline__ void IssueValues(Sums& o, Products& products, const W
 #pragma unroll
     for (int block = 0; block < kKeys / 16; ++block) {
       const unsigned at = values + (block * 2 * kGroupBytes >> 4);
-      if constexpr (kPanels == 2) {
-        WarpgroupAdd<Operand, kGroupBytes>(o, weights[block], at);
-      } else {
-        WarpgroupMmaAdd<Operand>(
-            o, weights[block],
-            static_cast<unsigned long long>(kMatrixLayout<kGroupBytes>) << 32 | at);
+      constexpr int kDims = kHeadDim > 128 ? 128 : kHeadDim;  // of an instruction
+#pragma unroll
+      for (int d = 0; d < kHeadDim; d += kDims) {
+        WarpgroupAdd<Operand, kDims, kGroupBytes>(o + d / 8, weights[block],
+                                                  at + (d / kPanelDims * 1024 >> 4));
       }
     }
     WarpgroupCommit();
@@ -184,7 +184,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       MatrixAddress(SharedAddress(shared.query) + group * (kRows / 2 / 8 * kGroupBytes), 0);
   const unsigned keys = MatrixAddress(SharedAddress(shared.keys), 0);
   const unsigned values = MatrixAddress(SharedAddress(shared.values), 1024);
-  constexpr unsigned kTileStep = kTileBytes >> 4;
+  constexpr unsigned kTileStep = kTileBytes >> 4, kQueryStep = Shared::kQueryBytes >> 4;
   const auto release = [&](unsigned barrier) {
     __syncwarp();
     if (lane == 0) Arrive(barrier);
@@ -202,7 +202,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     if (Uniform(slot.stop) != 0) return;
     const Tile& tile = slot.tile;
     const KeyTiles range = TilesOf(tile);
-    const unsigned own_queries = queries + query.index * kTileStep;
+    const unsigned own_queries = queries + query.index * kQueryStep;
     Logits s;
     Sums o;
     Products products;
@@ -353,9 +353,9 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     if (warp == 0) {
       TakePieces(p, shared);
     } else if (warp == 1) {
-      LoadBoxes<false>(p, key_boxes, shared);
+      LoadKeys<false>(p, key_boxes, shared);
     } else if (warp == 2) {
-      LoadBoxes<true>(p, value_boxes, shared);
+      LoadKeys<true>(p, value_boxes, shared);
     } else {
       LoadQueries(p, shared);
     }

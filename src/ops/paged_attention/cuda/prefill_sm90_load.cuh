@@ -37,46 +37,66 @@ __device__ __forceinline__ void TakePieces(const Params& p, Shared& shared) {
   }
 }
 
+// Starts to copy kCount rows to a tile. `rows`: addresses of rows lane, lane + 32 and so on; 0:
+// zeros. All lanes of a warp, eight of them a row, so that one address serves its panels.
+template <int kCount>
+__device__ __forceinline__ void CopyRows(const unsigned long long (&rows)[(kCount + 31) / 32],
+                                         unsigned tile) {
+  const int first = threadIdx.x % 32 / 8, piece = threadIdx.x % 8;
+  const unsigned to[2] = {tile + PlaceInTile(first, piece), tile + PlaceInTile(first + 4, piece)};
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    const unsigned long long row = __shfl_sync(kAllLanes, rows[i / 32], i % 32 + first);
+    const char* const from = reinterpret_cast<const char*>(row) + piece * 16;
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      CopyAsync<16>(to[i / 4 % 2] + i / 8 * kGroupBytes + panel * 1024, from + panel * 128,
+                    row != 0);
+    }
+  }
+}
+
 // A warp: loads the queries of the pieces. Rows that do not exist become 0: they share with others
 // the choice of how weights are computed, so that they must not hold what happened to lie there.
 __device__ __forceinline__ void LoadQueries(const Params& p, Shared& shared) {
   const int lane = threadIdx.x % 32;
-  const int first_row = lane / kPieces, piece = lane % kPieces;
-  const Query* const query = static_cast<const Query*>(p.query) + piece * 8;
-  unsigned places[8 / kRowStep];  // in a group of eight rows
-#pragma unroll
-  for (int i = 0; i < 8 / kRowStep; ++i) places[i] = PlaceInTile(first_row + i * kRowStep, piece);
   Place<kSlots> at;
   for (Place<kQueries> to;; at.Next(), to.Next()) {
     Wait(At(shared.slot_full, at), at.parity);
     const Slot& slot = shared.slots[at.index];
     if (slot.stop != 0) return;
-    RowWalk<kRowStep> from(p, slot.tile, first_row);
     const int rows = slot.tile.num_rows;
+    unsigned long long from[kRows / 32];
+#pragma unroll
+    for (int j = 0; j < kRows / 32; ++j) {
+      const int row = lane + j * 32;
+      const Query* const query = static_cast<const Query*>(p.query);
+      from[j] =
+          row < rows
+              ? reinterpret_cast<unsigned long long>(query + QueryRow(p, slot.tile, row) * kHeadDim)
+              : 0;
+    }
     const bool negate = MakeLogitFactor(p, slot.tile.head).negate;
     Arrive(At(shared.slot_empty, at));
 
     char* const tile = shared.query[to.index];
-    const unsigned tile_address = SharedAddress(tile);
     Wait(At(shared.query_empty, to), to.parity ^ 1);
-#pragma unroll 4
-    for (int group = 0; group < kRows / 8; ++group) {
-#pragma unroll
-      for (int i = 0; i < 8 / kRowStep; ++i, from.Next()) {
-        const bool exists = group * 8 + i * kRowStep + first_row < rows;
-        CopyAsync<16>(tile_address + group * kGroupBytes + places[i],
-                      query + (exists ? static_cast<long long>(from.at) * kHeadDim : 0), exists);
-      }
-    }
+    CopyRows<kRows>(from, SharedAddress(tile));
     CommitCopies();
     WaitCopies<0>();
     if (negate) {
-      for (int row = first_row; row < rows; row += kRowStep) Negate(tile + PlaceInTile(row, piece));
+      __syncwarp();
+      for (int row = lane / kPieces; row < rows; row += kRowStep) {
+        Negate(tile + PlaceInTile(row, lane % kPieces));
+      }
     }
     FenceForMatrixReads();
     Arrive(At(shared.query_full, to));
   }
 }
+
+// Keys of a tile that a lane looks up: the first of its box, or all that it has.
+inline constexpr int kLaneKeys = BOXES ? 1 : (kKeys + 31) / 32;
 
 // Zeros rows [begin, end) of a tile of values; all lanes of a warp.
 __device__ __forceinline__ void ZeroRows(char* values, int begin, int end) {
@@ -86,15 +106,27 @@ __device__ __forceinline__ void ZeroRows(char* values, int begin, int end) {
   }
 }
 
-// A warp: loads the keys, or the values, of the pieces. A lane copies the box of its tokens. What
-// the piece must not see is not read, or, in a box that it sees a part of, overwritten with zeros
-// where a weight of 0 would not hide it: in the values. So are values that are not finite among
-// keys that not every row sees.
+// Zeroes the values that are not finite of keys [begin, end) of a tile, and maybe of some beside
+// them; true if there were such. All lanes of a warp.
+__device__ __forceinline__ bool ZeroNonFiniteKeys(char* values, int begin, int end) {
+  bool found = false;
+  for (int group = begin / 8; group * 8 < end; ++group) {
+    found |= ZeroNonFinite<8, kHeadDim * 2, kHeadDim * 2>(
+        SharedAddress(values) + group * kGroupBytes, threadIdx.x % 32, 32);
+  }
+  return found;
+}
+
+// A warp: loads the keys, or the values, of the pieces. A lane looks up the pages of its tokens: a
+// box of them, which it copies, or where boxes do not fit the pages some single ones. What the
+// piece must not see is not read, or, in a box that it sees a part of, overwritten with zeros where
+// a weight of 0 would not hide it: in the values. So are values that are not finite among keys that
+// not every row sees.
 template <bool kValues>
-__device__ __forceinline__ void LoadBoxes(const Params& p, const TensorMap& map, Shared& shared) {
+__device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, Shared& shared) {
   const int lane = threadIdx.x % 32;
-  const int box_tokens = p.box_tokens;
-  const int boxes = kKeys / box_tokens;
+  const int tokens = BOXES ? p.box_tokens : 1;  // of a page that are looked up as one
+  const int count = kKeys / tokens;
   auto& full = kValues ? shared.values_full : shared.keys_full;
   auto& empty = kValues ? shared.values_empty : shared.keys_empty;
   auto& tiles = kValues ? shared.values : shared.keys;
@@ -106,53 +138,80 @@ __device__ __forceinline__ void LoadBoxes(const Params& p, const TensorMap& map,
     Slot& slot = shared.slots[at.index];
     if (slot.stop != 0) return;
     const int seq = slot.tile.seq, panel = slot.tile.head * panels_a_head;
+    const char* const base = (kValues ? p.v_cache : p.k_cache) + slot.tile.head * p.head_stride;
     const int key_begin = slot.tile.key_begin, key_end = slot.tile.key_end;
     const KeyTiles range = TilesOf(slot.tile);
     const Visible by_all = kValues ? SeenByAll(p, slot.tile) : Visible{};
     Arrive(At(shared.slot_empty, at));
 
     const int* const table = p.block_tables + static_cast<long long>(seq) * p.max_pages;
-    const auto reads = [&](int key) {
-      return lane < boxes && key < key_end && key + box_tokens > key_begin;
+    const auto key_of = [&](int t, int j) { return t * kKeys + (lane + j * 32) * tokens; };
+    const auto reads = [&](int t, int j) {
+      const int key = key_of(t, j);
+      return lane + j * 32 < count && key < key_end && key + tokens > key_begin;
     };
-    const auto page_of = [&](int key) {
-      return reads(key) ? LoadIndex(table + PageIndex(p, key)) : -1;
-    };
-    int key = (range.end - 1) * kKeys + lane * box_tokens;
-    int next = range.first < range.end ? page_of(key) : -1;
-    for (int t = range.end - 1; t >= range.first; --t, key -= kKeys) {
-      int page = next;
-      if (t > range.first) next = page_of(key - kKeys);
-      if (static_cast<unsigned>(page) >= static_cast<unsigned>(p.num_pages)) {
-        page = -1;  // zeros
-        if (!kValues && reads(key)) {
-          p.state[seq] = kInvalid;
-          p.header->any_bad_page = 1;
-        }
+    // Of all lanes, without branches: a key that is not read stands for one that is.
+    int next[kLaneKeys];  // pages
+    const auto look_up = [&](int t) {
+#pragma unroll
+      for (int j = 0; j < kLaneKeys; ++j) {
+        const int key = min(max(key_of(t, j), key_begin), key_end - 1);
+        next[j] = LoadIndex(table + PageIndex(p, key));
       }
-      const int group = (key - PageIndex(p, key) * p.page_size) / 8;
+    };
+    if (range.first < range.end) look_up(range.end - 1);
+    for (int t = range.end - 1; t >= range.first; --t) {
+      int page = 0, in_page = 0;                   // of the last key
+      unsigned long long rows[(kKeys + 31) / 32];  // addresses
+      bool bad = false;
+#pragma unroll
+      for (int j = 0; j < kLaneKeys; ++j) {
+        const int key = key_of(t, j);
+        in_page = key - PageIndex(p, key) * p.page_size;
+        const bool exists = static_cast<unsigned>(next[j]) < static_cast<unsigned>(p.num_pages);
+        bad |= reads(t, j) && !exists;
+        page = reads(t, j) && exists ? next[j] : -1;  // zeros
+        const char* const row = base + page * p.page_stride + in_page * p.token_stride;
+        rows[j] = page < 0 ? 0 : reinterpret_cast<unsigned long long>(row);
+      }
+      if (!kValues && bad) {
+        p.state[seq] = kInvalid;
+        p.header->any_bad_page = 1;
+      }
+      if (t > range.first) look_up(t - 1);
       const int begin = max(key_begin - t * kKeys, 0), end = min(key_end - t * kKeys, kKeys);
       const bool hidden =  // from some row
           kValues && (t * kKeys + begin < by_all.begin || t * kKeys + end > by_all.end);
-      const bool cut = kValues && (hidden || begin % box_tokens != 0 || end % box_tokens != 0);
+      const bool cut = !BOXES || (kValues && (hidden || begin % tokens != 0 || end % tokens != 0));
       char* const to = tiles[stage.index];
       Wait(At(empty, stage), stage.parity ^ 1);
-      const unsigned barrier = cut ? SharedAddress(&shared.values_raw) : At(full, stage);
-      if (lane == 0) ArriveExpecting(barrier, kTileBytes);
-      __syncwarp();
-      if (lane < boxes) {
-        CopyBox(SharedAddress(to) + lane * (box_tokens / 8 * kGroupBytes), &map, barrier, panel,
-                group, page);
+      if constexpr (BOXES) {
+        const unsigned barrier = cut ? SharedAddress(&shared.values_raw) : At(full, stage);
+        if (lane == 0) ArriveExpecting(barrier, kTileBytes);
+        __syncwarp();
+        if (lane < count) {
+          CopyBox(SharedAddress(to) + lane * (tokens / 8 * kGroupBytes), &map, barrier, panel,
+                  in_page / 8, page);
+        }
+        if (cut) {
+          Wait(barrier, raw_parity);
+          raw_parity ^= 1;
+          ZeroRows(to, begin / tokens * tokens, begin);
+          ZeroRows(to, end, (end + tokens - 1) / tokens * tokens);
+        }
+      } else {
+        CopyRows<kKeys>(rows, SharedAddress(to));
+        CommitCopies();
+        WaitCopies<0>();
       }
       if (cut) {
-        Wait(barrier, raw_parity);
-        raw_parity ^= 1;
-        ZeroRows(to, begin / box_tokens * box_tokens, begin);
-        ZeroRows(to, end, (end + box_tokens - 1) / box_tokens * box_tokens);
         __syncwarp();
-        if (hidden &&
-            ZeroNonFinite<kKeys, kHeadDim * 2, kHeadDim * 2>(SharedAddress(to), lane, 32)) {
-          slot.zeroed = 1;  // the piece is not done before its values are here
+        if (hidden) {
+          const int from = t * kKeys;
+          const int first = from + begin < by_all.begin ? begin : max(by_all.end - from, begin);
+          const int last = from + end > by_all.end ? end : min(by_all.begin - from, end);
+          // The piece is not done before its values are here.
+          if (ZeroNonFiniteKeys(to, first, last)) slot.zeroed = 1;
         }
         FenceForMatrixReads();
         __syncwarp();

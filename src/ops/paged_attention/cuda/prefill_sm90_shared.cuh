@@ -8,9 +8,7 @@
 namespace xla_gpu::paged_attention::sm90 {
 
 inline constexpr int kRows = 128;      // of a tile: 64 for each of two warpgroups that compute
-inline constexpr int kKeys = 128;      // of a stage
 inline constexpr int kStages = 2;      // of keys, and of values
-inline constexpr int kQueries = 2;     // tiles of queries: one computes, one waits
 inline constexpr int kSlots = 4;       // pieces of work, taken ahead
 inline constexpr int kThreads = 384;   // a warpgroup that loads, two that compute
 inline constexpr int kPanelDims = 64;  // head dimensions in 128 bytes, what the swizzle spans
@@ -20,14 +18,20 @@ struct alignas(64) TensorMap {
   char bytes[128];
 };
 
+// Keys of a stage: as many as leave room for the sums in registers, and for the stages.
+constexpr int PrefillKeys(int head_dim) { return head_dim > 128 ? 80 : 128; }
+
 // A tile of rows (queries, keys or values) lies as [row / 8][panel][row % 8], 128 bytes each, whose
 // 16-byte pieces are swizzled: piece c of row r at place c ^ (r % 8).
 template <int kHeadDim>
 struct alignas(1024) PrefillShared {
-  static constexpr int kTileBytes = kKeys * kHeadDim * 2;
-  static_assert(kRows == kKeys && kHeadDim % kPanelDims == 0);
+  static_assert(kHeadDim % kPanelDims == 0);
+  // Tiles of queries: one computes, and where there is room another one waits.
+  static constexpr int kQueries = kHeadDim > 128 ? 1 : 2;
+  static constexpr int kQueryBytes = kRows * kHeadDim * 2;
+  static constexpr int kTileBytes = PrefillKeys(kHeadDim) * kHeadDim * 2;  // of keys, or values
 
-  char query[kQueries][kTileBytes];  // and the results, on their way out
+  char query[kQueries][kQueryBytes];  // and the results, on their way out
   char keys[kStages][kTileBytes];
   char values[kStages][kTileBytes];
   struct Slot {

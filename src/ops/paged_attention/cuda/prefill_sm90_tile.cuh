@@ -9,6 +9,7 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
+inline constexpr int kKeys = PrefillKeys(kHeadDim);  // of a stage
 static_assert(kTileRows == kRows && kTileKeys == kKeys);
 static_assert(kSameType<Query, Cache> && !kOneByte);
 
@@ -17,6 +18,7 @@ using Slot = Shared::Slot;
 inline constexpr int kPanels = kHeadDim / kPanelDims;
 inline constexpr int kGroupBytes = kPanels * 1024;  // eight rows of a tile
 inline constexpr int kTileBytes = Shared::kTileBytes;
+inline constexpr int kQueries = Shared::kQueries;
 inline constexpr int kPieces = kHeadDim / 8;  // of 16 bytes in a row
 inline constexpr int kComputeWarps = 8;
 
