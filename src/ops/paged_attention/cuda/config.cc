@@ -125,6 +125,33 @@ bool IsDecode(const Problem& problem) {
   return problem.tokens > 0 && problem.tokens <= problem.max_seqs;
 }
 
+// Rows of a tile where clusters share heads: half as many if those of a token fit.
+int ClusterRows(const Problem& problem) {
+  return problem.group_size() <= kDecodeTileRows / 2 ? kDecodeTileRows / 2 : kDecodeTileRows;
+}
+template <int kHeadDim>
+using NarrowCluster = sm90::ClusterShared<kHeadDim, kDecodeTileRows / 2>;
+template <int kHeadDim>
+using WideCluster = sm90::ClusterShared<kHeadDim, kDecodeTileRows>;
+int64_t ClusterSharedBytes(const Problem& problem) {
+  return ClusterRows(problem) == kDecodeTileRows ? SharedBytes<WideCluster>(problem)
+                                                 : SharedBytes<NarrowCluster>(problem);
+}
+
+// The blocks that share a kv head in decode_cluster_sm90.cuh, or 0 where decode_sm90.cuh takes the
+// problem: it begins later, but reads with all multiprocessors.
+int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device) {
+  if (problem.tokens > 8 || problem.max_seqs > sm90::kClusterSeqs) return 0;
+  if (!Sm90Takes(problem, device, 128, ClusterSharedBytes(problem))) return 0;
+  // So many that all run at once: clusters do not reach every multiprocessor.
+  int64_t blocks = 8;
+  while (blocks * problem.kv_heads > device.num_sms * 3 / 4) blocks /= 2;
+  if (blocks < 2) return 0;
+  // Half of the multiprocessors read nearly as fast as all of them.
+  const int64_t most_keys = blocks * problem.kv_heads >= 64 ? 131072 : 1024 * blocks;
+  return problem.max_context() <= most_keys / problem.tokens ? static_cast<int>(blocks) : 0;
+}
+
 // Rows of partial results of a part of a decode tile, as PartRows of line.cuh; and the most blocks
 // of the line of decode work, where it is.
 int64_t PartRows(const Problem& problem) {
@@ -245,7 +272,10 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
   if (config.decode_ranges > 0) {
     config.decode_sm90 = config.boxes = true;
     config.decode_max_rows = static_cast<int>(kMaxInt);
-    config.workers = device.num_sms;
+    config.decode_cluster = DecodeCluster(problem, device);
+    config.workers = config.decode_cluster > 0
+                         ? config.decode_cluster * static_cast<int>(problem.kv_heads)
+                         : device.num_sms;
     config.blocks_per_sm = 1;
   }
   // A thread a sequence; fewer threads have shorter barriers.
@@ -333,6 +363,13 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
              SharedBytes<sm90::PrefillShared>(problem),
              {StrCat("TILE_KEYS=", sm90::PrefillKeys(static_cast<int>(problem.head_dim))),
               StrCat("BOXES=", config.boxes ? 1 : 0)});
+  }
+  if (config.decode_cluster > 0) {
+    add_sm90("decode_cluster_sm90.cu", "paged_attention_decode_cluster", config.workers,
+             sm90::kDecodeThreads, ClusterSharedBytes(problem),
+             {StrCat("TILE_KEYS=", sm90::kDecodeKeys), StrCat("CLUSTER=", config.decode_cluster),
+              StrCat("LINE_ROWS=", ClusterRows(problem))});
+    return launches;
   }
   if (config.decode_sm90) {
     add_sm90("decode_sm90.cu", "paged_attention_decode", config.workers, sm90::kDecodeThreads,
@@ -450,6 +487,7 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
     DType query, cache, out;
     int64_t head_dim;
     float soft_cap;
+    int64_t max_seqs = 1;
   };
   constexpr DType kBF16 = DType::kBF16, kF16 = DType::kF16, kF32 = DType::kF32;
   cuda::DeviceInfo device;
@@ -469,7 +507,7 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
     specs.push_back(spec);
   };
   for (const Case& c :
-       {Case{kBF16, kBF16, kBF16, 128, 0}, Case{kF16, kF16, kF32, 64, 50},
+       {Case{kBF16, kBF16, kBF16, 128, 0}, Case{kF16, kF16, kF32, 64, 50, 64},
         Case{kBF16, kBF16, kBF16, 256, 0}, Case{kBF16, DType::kF8E4M3FN, kBF16, 128, 0},
         Case{kF16, DType::kF8E5M2, kF16, 3, 50}, Case{kF32, kF32, kF32, 128, 0},
         Case{kBF16, kF16, kF32, 255, 50}}) {
@@ -477,16 +515,18 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
     problem.query_dtype = c.query;
     problem.cache_dtype = c.cache;
     problem.out_dtype = c.out;
-    problem.tokens = problem.max_seqs = problem.q_heads = problem.kv_heads = 1;
+    problem.max_seqs = c.max_seqs;
+    problem.q_heads = problem.kv_heads = 1;
     problem.num_pages = problem.max_pages_per_seq = 1;
     problem.page_size = 8;
     problem.head_dim = c.head_dim;
     problem.k = problem.v = {0, 8 * c.head_dim, c.head_dim, c.head_dim};
     problem.soft_cap = c.soft_cap;
-    for (const int64_t tokens : {1, 64}) {             // decode, and what has prefill
-      if (tokens == 1 && c.head_dim == 256) continue;  // as with prefill
+    for (const int64_t tokens : {c.max_seqs, 64 * c.max_seqs}) {  // decode, and what has prefill
+      const bool prefill = tokens > c.max_seqs;
+      if (!prefill && c.head_dim == 256) continue;  // as with prefill
       problem.tokens = tokens;
-      problem.page_size = tokens > 1 && c.head_dim == 64 ? 7 : 8;  // which no box fits
+      problem.page_size = prefill && c.head_dim == 64 ? 7 : 8;  // which no box fits
       const Launches launches = MakeLaunches(problem, *ChooseConfig(problem, device));
       add(launches.schedule.spec);
       for (const KernelLaunch& launch : launches.attend) add(launch.spec);

@@ -29,6 +29,7 @@ struct Config {
   bool decode_sm90 = false;   // decode_sm90.cuh in attend's place
   bool boxes = false;         // the copy engine loads their keys and values
   int decode_ranges = 0;      // of the line of decode work, at most
+  int decode_cluster = 0;     // blocks that share a head in decode_cluster_sm90.cuh, or 0
   int blocks_per_sm = 1;      // of the attend launch
   int workers = 0;            // its blocks
   int shared_bytes = 0;       // its dynamic shared memory
@@ -69,7 +70,7 @@ struct KernelLaunch {
 // attend, or decode in its place. Each takes Params; prefill and decode also the tensor maps of the
 // keys and of the values.
 struct Launches {
-  KernelLaunch schedule;
+  KernelLaunch schedule;  // not for clusters
   std::vector<KernelLaunch> attend;
 };
 Launches MakeLaunches(const Problem& problem, const Config& config);

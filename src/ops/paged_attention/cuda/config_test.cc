@@ -8,6 +8,8 @@
 #include <random>
 #include <tuple>
 
+#include "src/core/strings.h"
+
 namespace xla_gpu::paged_attention {
 namespace {
 
@@ -150,6 +152,54 @@ TEST(Config, HopperDecodesInALaunchOfItsOwn) {
   problem = MakeProblem();
   problem.batch_invariant = true;
   EXPECT_FALSE(takes(problem));
+}
+
+// Few tokens over contexts that half of the multiprocessors read as fast as all.
+TEST(Config, HopperDecodesFewTokensInClusters) {
+  struct Case {
+    const char* what;
+    int64_t tokens, max_seqs, kv_heads, context;
+    int blocks;  // of a cluster
+  };
+  for (const Case& c : {Case{"one", 1, 1, 8, 1024, 8},
+                        {"the longest", 1, 1, 8, 131072, 8},
+                        {"too long", 1, 1, 8, 131088, 0},
+                        {"eight", 8, 32, 8, 16384, 8},
+                        {"eight, too long", 8, 8, 8, 16400, 0},
+                        {"nine", 9, 9, 8, 1024, 0},
+                        {"room for too many", 8, 33, 8, 1024, 0},
+                        {"few heads", 1, 1, 2, 8192, 8},
+                        {"few heads, too long", 1, 1, 2, 8208, 0},
+                        {"12 heads", 1, 1, 12, 131072, 8},
+                        {"13 heads", 1, 1, 13, 4096, 4},
+                        {"13 heads, too long", 1, 1, 13, 4112, 0},
+                        {"32 heads", 4, 4, 32, 4096, 2},
+                        {"49 heads", 4, 4, 49, 4096, 2},
+                        {"50 heads", 1, 1, 50, 1024, 0}}) {
+    SCOPED_TRACE(c.what);
+    Problem problem = MakeProblem();
+    problem.tokens = c.tokens;
+    problem.max_seqs = c.max_seqs;
+    problem.kv_heads = c.kv_heads;
+    problem.max_pages_per_seq = c.context / problem.page_size;
+    for (const int64_t group : {4, 16}) {
+      problem.q_heads = group * c.kv_heads;
+      const Config config = Choose(problem, kH200);
+      EXPECT_TRUE(config.decode_sm90);
+      EXPECT_EQ(config.decode_cluster, c.blocks);
+      if (c.blocks == 0) continue;
+      const Launches l = MakeLaunches(problem, config);
+      ASSERT_EQ(l.attend.size(), 1u);
+      EXPECT_EQ(l.attend[0].spec.source, "src/ops/paged_attention/cuda/decode_cluster_sm90.cu");
+      EXPECT_THAT(l.attend[0].spec.defines, Contains(StrCat("CLUSTER=", c.blocks)));
+      EXPECT_THAT(l.attend[0].spec.defines, Contains(StrCat("LINE_ROWS=", group == 4 ? 8 : 16)));
+      EXPECT_EQ(l.attend[0].config.grid[0], c.blocks * c.kv_heads);
+      EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
+    }
+    EXPECT_EQ(Choose(problem, kB200).decode_cluster, 0);
+    problem.batch_invariant = true;
+    EXPECT_EQ(Choose(problem, kH200).decode_cluster, 0);
+  }
 }
 
 // Each range of the line of decode work has room for the partial results of two tiles.

@@ -9,7 +9,13 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
+#ifdef CLUSTER
+inline constexpr int kClusterBlocks = CLUSTER;  // blocks that share a head: decode_cluster_sm90.cuh
+using DecodeMemory = ClusterShared<kHeadDim, kLineRows>;
+#else
+inline constexpr int kClusterBlocks = 0;
 using DecodeMemory = DecodeShared<kHeadDim>;
+#endif
 
 struct Loader {
   const Params& p;
@@ -30,7 +36,7 @@ struct Loader {
   // key of the next stage, and its pages in the next two.
   struct Piece {
     int stages = 0;
-    int seq, key_begin, key_end, panel, key;
+    int slot, seq, key_begin, key_end, panel, key;
     int pages[2];
   } piece;
 
@@ -41,6 +47,10 @@ struct Loader {
     if (!Reads(of, key)) return -1;
     return LoadIndex(p.block_tables + static_cast<long long>(of.seq) * p.max_pages +
                      PageIndex(p, key));
+  }
+
+  __device__ __forceinline__ bool IsPage(int page) const {
+    return static_cast<unsigned>(page) < static_cast<unsigned>(p.num_pages);
   }
 
   // Starts to copy the queries of a piece. Rows that do not exist become zeros.
@@ -58,9 +68,10 @@ struct Loader {
 
   // Hands a piece to the warps that compute and write, and then loads the keys of the one before:
   // so this one's pages, and the next piece, are found meanwhile.
-  __device__ __forceinline__ void Take(const Tile& tile, unsigned* arrivals) {
+  __device__ __forceinline__ void Take(const Tile& tile, unsigned* arrivals, bool bad = false) {
     const int first_key = tile.key_begin / kSplitTokens * kSplitTokens;
     Piece next;
+    next.slot = slot.index;
     next.seq = tile.seq;
     next.key_begin = tile.key_begin;
     next.key_end = tile.key_end;
@@ -80,6 +91,7 @@ struct Loader {
       to.stages = next.stages;
       to.arrivals = arrivals;
       to.stop = 0;
+      to.bad = bad;
     }
     HandOver();
     LoadKeys();
@@ -99,8 +111,11 @@ struct Loader {
       piece.pages[0] = piece.pages[1];
       piece.pages[1] = PageAt(piece, piece.key + 2 * kDecodeKeys);
       const bool read = Reads(piece, piece.key);
-      if (read && static_cast<unsigned>(page) >= static_cast<unsigned>(p.num_pages)) {
-        page = -1;  // zeros
+      const bool bad = read && !IsPage(page);
+      if (bad) page = -1;  // zeros
+      if constexpr (kClusterBlocks > 0) {
+        if (__any_sync(kAllLanes, bad) && lane == 0) shared.slots[piece.slot].bad = 1;
+      } else if (bad) {
         p.state[piece.seq] = kInvalid;
         p.header->any_bad_page = 1;
       }
@@ -157,7 +172,7 @@ struct Loader {
       const int tile_length = of.TileLength();
       const int first = seq.line_end - of.tiles * tile_length;
       if (first >= end) return;
-      int tile = first < begin ? (begin - first) / tile_length : 0;
+      int tile = of.tiles > 1 && first < begin ? (begin - first) / tile_length : 0;
       for (; tile < of.tiles; ++tile) {
         const int place = first + tile * tile_length;
         if (place >= end) return;
@@ -179,22 +194,46 @@ struct Loader {
     tile.kind = kDecodeItem;
     tile.seq = seq;
     tile.query_begin = info.query_begin;
-    tile.first_row = index * kDecodeTileRows;
-    tile.num_rows = min(kDecodeTileRows, info.query_len * p.group_size - tile.first_row);
+    tile.first_row = index * kLineRows;
+    tile.num_rows = min(kLineRows, info.query_len * p.group_size - tile.first_row);
     tile.rows = PartRows(p);
     tile.first_pos = info.context_len - info.query_len;
     const Keys keys = KeysOf(p, info, tile.first_row, tile.num_rows);
     tile.key_begin = max(keys.begin, (of.first_block + from) * kSplitTokens);
     tile.key_end = max(tile.key_begin, min(keys.end, (of.first_block + to) * kSplitTokens));
-    const int range = begin / length, first = place / length;
-    tile.split = range - first;
-    tile.splits = (place + max(of.blocks, 1) - 1) / length - first + 1;
+    const auto range_of = [&](int place) {
+      if constexpr (kClusterBlocks == 0) return place / length;
+      return __popc(__ballot_sync(kAllLanes, place >= (lane + 1) * length));  // no more than 32
+    };
+    const int first = range_of(place);
+    tile.split = range_of(begin) - first;
+    tile.splits = range_of(place + max(of.blocks, 1) - 1) - first + 1;
     // Tiles that are split begin in different ranges, and end before, or in, the next one's first:
     // of twice as many places as there are ranges each has its own.
     tile.partial_begin = 2 * first * p.kv_heads * tile.rows - tile.first_row;
     tile.head = head;
     tile.again = 0;
-    Take(tile, p.arrivals + first * p.kv_heads + head);
+    if constexpr (kClusterBlocks > 0) {
+      // Other tiles of the sequence may see keys that this one does not.
+      const int seen = p.window == 0 ? 0 : max(0, tile.first_pos - p.window + 1);
+      const bool bad =
+          of.tiles > 1 && HasBadPage(seq, max(seen, (of.first_block + from) * kSplitTokens),
+                                     min(info.context_len, (of.first_block + to) * kSplitTokens));
+      Take(tile, nullptr, bad);
+    } else {
+      Take(tile, p.arrivals + first * p.kv_heads + head);
+    }
+  }
+
+  // Whether a page of keys [begin, end) of a sequence is out of range.
+  __device__ __forceinline__ bool HasBadPage(int seq, int begin, int end) const {
+    bool bad = false;
+    const int pages = end > begin ? PageIndex(p, end - 1) + 1 : 0;
+#pragma unroll 1
+    for (int i = PageIndex(p, begin) + lane; i < pages; i += 32) {
+      bad |= !IsPage(LoadIndex(p.block_tables + static_cast<long long>(seq) * p.max_pages + i));
+    }
+    return __any_sync(kAllLanes, bad);
   }
 
   __device__ __forceinline__ void Run() {
@@ -219,6 +258,10 @@ struct Loader {
       LoadKeys();
       unit = __shfl_sync(kAllLanes, next, 0);
     }
+    Stop();
+  }
+
+  __device__ __forceinline__ void Stop() {
     Wait(At(shared.slot_empty, slot), slot.parity ^ 1);
     if (lane == 0) shared.slots[slot.index].stop = 1;
     HandOver();

@@ -28,7 +28,15 @@ __device__ __forceinline__ Keys KeysOf(const Params& p, const SequenceInfo& info
   return keys;
 }
 
+// Rows of a tile, and its start and end in blocks: more where blocks of keys take less time, since
+// fewer multiprocessors share the bandwidth.
+#ifdef CLUSTER
+inline constexpr int kLineRows = LINE_ROWS;
+inline constexpr int kTileBlocks = 2;
+#else
+inline constexpr int kLineRows = kDecodeTileRows;
 inline constexpr int kTileBlocks = 1;
+#endif
 
 // A sequence's place on the line: so many tiles, each of so many blocks of keys from the first on.
 struct LinePart {
@@ -47,13 +55,13 @@ __device__ __forceinline__ LinePart LinePartOf(const Params& p, const SequenceIn
   const int first_key = p.window == 0 ? 0 : max(0, first_pos - p.window + 1);
   const int first_block = first_key / kSplitTokens;
   const int end = (info.context_len + kSplitTokens - 1) / kSplitTokens;
-  return {(rows + kDecodeTileRows - 1) / kDecodeTileRows, first_block, max(end - first_block, 0)};
+  return {(rows + kLineRows - 1) / kLineRows, first_block, max(end - first_block, 0)};
 }
 
-// The length of a range. Shorter ones would cost more for their start and end than they save.
-__device__ __forceinline__ int RangeBlocks(const Params& p, int line) {
+// The length of each of `ranges` ranges at most. Shorter ones would cost more for their start and
+// end than they save.
+__device__ __forceinline__ int RangeBlocks(int ranges, int line) {
   constexpr int kLeast = 2;
-  const int ranges = max(p.decode_ranges, 1);
   // The last tile's end is not waited for.
   return max((max(line - kTileBlocks, 0) + ranges - 1) / ranges, kLeast);
 }

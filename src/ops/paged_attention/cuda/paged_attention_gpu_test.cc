@@ -268,6 +268,36 @@ TEST_F(PagedAttentionGpuTest, DecodeOfManyPagesAgreesWithReference) {
   std::printf("worst error %.2f half ulps\n", errors.worst);
 }
 
+// Few sequences: on Hopper 8, 4 or 2 blocks share each head, and contexts are cut between all.
+TEST_F(PagedAttentionGpuTest, DecodeOfFewSequencesAgreesWithReference) {
+  Errors errors;
+  int64_t kv_heads = 4;
+  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2]}) {
+    kv_heads *= 2;
+    for (int seed = 1; seed <= std::max(CasesPerKind() / 10, 3); ++seed) {
+      std::mt19937_64 rng(static_cast<uint64_t>(seed));
+      const auto in = [&rng](int64_t lo, int64_t hi) {
+        return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
+      };
+      CaseSpec spec = SpecOf(kind, rng);
+      spec.kv_heads = kv_heads;
+      spec.group_size = kv_heads == 8 ? in(1, 16) : in(1, 4);
+      spec.page_size = 8 * in(1, 5);
+      spec.k_scale_size = spec.v_scale_size = 1;
+      spec.query_lens.assign(static_cast<size_t>(in(1, 4)), 1);
+      spec.context_lens.clear();
+      for (size_t i = 0; i < spec.query_lens.size(); ++i) spec.context_lens.push_back(in(1, 1500));
+      spec.padding_rows = in(0, 2);
+      spec.max_seqs = 8;
+      spec.max_pages = 1500 / spec.page_size + 1;
+      Case c(spec, rng);
+      ExpectReference(kind, c, errors);
+      ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
+    }
+  }
+  std::printf("worst error %.2f half ulps\n", errors.worst);
+}
+
 TEST_F(PagedAttentionGpuTest, BadIndicesTouchOnlyTheirSequence) {
   const Op& op = **OpRegistry::Global().Get("paged_attention");
   for (uint64_t seed = 1; seed <= static_cast<uint64_t>(CasesPerKind()); ++seed) {

@@ -18,14 +18,19 @@ StatusOr<std::unique_ptr<Plan>> MakePagedAttentionCudaPlan(const Call& call, int
   XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
   XLA_GPU_ASSIGN_OR_RETURN(const Config config, ChooseConfig(problem, *device));
   const auto [spec, launch] = MakeLaunches(problem, config).schedule;
-  XLA_GPU_ASSIGN_OR_RETURN(const auto schedule, cuda::GetKernel(spec, device_ordinal, 0));
+  std::shared_ptr<const cuda::Kernel> schedule;
+  if (config.decode_cluster == 0) {  // else it is not needed
+    XLA_GPU_ASSIGN_OR_RETURN(schedule, cuda::GetKernel(spec, device_ordinal, 0));
+  }
   XLA_GPU_ASSIGN_OR_RETURN(auto attention, Attention::Load(problem, config, device_ordinal));
   return MakePlan([problem, schedule, launch = launch, attention = std::move(attention)](
                       const Call& call, const ExecutionContext& context) -> Status {
     if (problem.tokens == 0) return OkStatus();
     XLA_GPU_ASSIGN_OR_RETURN(Params params, attention.ParamsOf(BuffersFromCall(problem, call)));
-    void* const arguments[] = {&params};
-    XLA_GPU_RETURN_IF_ERROR(schedule->Launch(launch, arguments, context.stream));
+    if (schedule != nullptr) {
+      void* const arguments[] = {&params};
+      XLA_GPU_RETURN_IF_ERROR(schedule->Launch(launch, arguments, context.stream));
+    }
     return attention.Launch(params, context.stream);
   });
 }

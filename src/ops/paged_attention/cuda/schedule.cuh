@@ -330,7 +330,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
                  static_cast<unsigned>(p.prefill_workers),
                  0,
                  line,
-                 RangeBlocks(p, line),
+                 RangeBlocks(Max(p.decode_ranges, 1), line),
                  totals.order == kContested || totals.owned_tokens < p.tokens};
   }
 }

@@ -1,0 +1,324 @@
+// Decode of few sequences on Hopper, where what counts is the time from the launch to the first key
+// and from the last key to the result. A cluster of blocks has a kv head; its blocks take equal
+// ranges of the line of the head's work (line.cuh), each as a block of decode_sm90.cuh does, and
+// merge the tiles that a cut goes through over the cluster's shared memory. Each block looks at the
+// lengths itself, so that nothing is launched before, and nothing goes through the workspace.
+//
+// A page out of range makes the sums of its tile NaN: parts are merged to NaN whatever the others
+// are.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_CLUSTER_SM90_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_CLUSTER_SM90_CUH_
+
+#include "src/ops/paged_attention/cuda/decode_sm90_compute.cuh"
+#include "src/ops/paged_attention/cuda/finish.cuh"
+
+namespace xla_gpu::paged_attention::sm90 {
+
+// What the call says of a lane's sequence.
+struct ClusterLengths {
+  int num_seqs;
+  int begin;
+  int end;
+  int context;
+};
+
+__device__ __forceinline__ ClusterLengths ReadLengths(const Params& p) {
+  const int lane = threadIdx.x % 32;
+  ClusterLengths of = {LoadIndex(p.num_seqs), 0, 0, 0};
+  if (lane < p.max_seqs) {
+    of.begin = LoadIndex(p.query_start_loc + lane);
+    of.end = LoadIndex(p.query_start_loc + lane + 1);
+    of.context = LoadIndex(p.context_lens + lane);
+  }
+  return of;
+}
+
+struct ClusterLoader : Loader {
+  // The last rows of each token go to the last sequence that has it, in tiles without splits.
+  __device__ __forceinline__ void LoadContested(int rank, int head, int num_seqs, bool& valid) {
+#pragma unroll 1
+    for (int s = 0; s < num_seqs; ++s) {
+      const SequenceInfo of = Of(s);
+      if (of.query_len == 0) continue;
+      const Keys keys = KeysOf(p, of, 0, of.query_len * p.group_size);
+      if (HasBadPage(s, keys.begin, keys.end) && lane == s) valid = false, info.query_len = 0;
+    }
+#pragma unroll 1
+    for (int token = rank; token < p.tokens; token += kClusterBlocks) {
+      const int place = token - info.query_begin;
+      const unsigned owners = __ballot_sync(kAllLanes, place >= 0 && place < info.query_len);
+      if (owners == 0) continue;
+      const int seq = 31 - __clz(static_cast<int>(owners));
+      const SequenceInfo of = Of(seq);
+#pragma unroll 1
+      for (int row = 0; row < p.group_size; row += kLineRows) {
+        Tile tile = {};
+        tile.kind = kDecodeItem;
+        tile.seq = seq;
+        tile.query_begin = of.query_begin;
+        tile.first_row = (token - of.query_begin) * p.group_size + row;
+        tile.num_rows = min(kLineRows, p.group_size - row);
+        tile.first_pos = of.context_len - of.query_len;
+        const Keys keys = KeysOf(p, of, tile.first_row, tile.num_rows);
+        tile.key_begin = keys.begin;
+        tile.key_end = max(keys.end, keys.begin);
+        tile.splits = 1;
+        tile.head = head;
+        Take(tile, nullptr);
+      }
+    }
+  }
+
+  __device__ __forceinline__ SequenceInfo Of(int seq) const {
+    const auto from = [&](int x) { return __shfl_sync(kAllLanes, x, seq); };
+    return {from(info.query_begin), from(info.query_len), from(info.context_len), 0};
+  }
+
+  // Finds the tokens that no sequence owns.
+  __device__ __forceinline__ void FindFills(const ClusterLengths& lengths, int num_seqs,
+                                            bool valid) {
+    bool owned = false, claimed = false;
+#pragma unroll 1
+    for (int s = 0; s < num_seqs; ++s) {
+      const int begin = __shfl_sync(kAllLanes, lengths.begin, s);
+      const int end = __shfl_sync(kAllLanes, lengths.end, s);
+      const bool has = begin <= lane && lane < end;
+      const bool of_valid = __shfl_sync(kAllLanes, static_cast<int>(valid), s) != 0;
+      owned |= has && of_valid;
+      claimed |= has && !of_valid;
+    }
+    shared.fill[lane] = lane >= p.tokens || owned ? 0 : claimed ? 2 : 1;
+    if (lane == 0) shared.has_fills = 1;
+  }
+
+  __device__ __forceinline__ void Run(const ClusterLengths& lengths, int rank, int head) {
+    const int num_seqs = min(max(lengths.num_seqs, 0), p.max_seqs);
+    bool valid = lane < num_seqs && lengths.begin >= 0 && lengths.begin <= lengths.end &&
+                 lengths.end <= p.tokens && lengths.context >= 0 &&
+                 lengths.context <= p.max_context;
+    SequenceInfo of_lane = {};
+    if (valid) of_lane = {lengths.begin, lengths.end - lengths.begin, lengths.context, 0};
+    LookAt(0, of_lane);
+    // The greatest end, and the line's, so far.
+    int end = valid ? lengths.end : 0, line_end = part.Length();
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other_end = __shfl_up_sync(kAllLanes, end, step);
+      const int other_line = __shfl_up_sync(kAllLanes, line_end, step);
+      if (lane >= step) end = max(end, other_end), line_end += other_line;
+    }
+    info.line_end = line_end;
+    const int line = __shfl_sync(kAllLanes, line_end, 31);
+    int before = __shfl_up_sync(kAllLanes, end, 1);
+    if (lane == 0) before = 0;
+    const bool contested = __any_sync(kAllLanes, info.query_len > 0 && before > info.query_begin);
+    const int rows = __reduce_add_sync(kAllLanes, info.query_len);
+    // A tile without keys is where another's end is, which nobody waits for.
+    const bool ends_empty =
+        __any_sync(kAllLanes, part.tiles > 0 && part.blocks == 0 && info.line_end == line);
+    const int length = RangeBlocks(kClusterBlocks, line + (ends_empty ? kTileBlocks : 0));
+    if (contested) {
+      LoadContested(rank, head, num_seqs, valid);
+    } else if (rank * length < line) {
+      LoadRange(rank * length, length, num_seqs, head);
+    }
+    LoadKeys();
+    if (contested || rows < p.tokens) {
+      FindFills(lengths, num_seqs, valid);
+    }
+    Stop();
+  }
+};
+
+// The maximum of `count` parts of a row, the sum of their weights, and their factors in both.
+template <int kMost>
+struct MergedRow {
+  float max, sum, factors[kMost];
+
+  __device__ __forceinline__ MergedRow(const float (&of_max)[kMost], const float (&of_sum)[kMost],
+                                       float logit_factor) {
+    max = of_max[0];
+#pragma unroll
+    for (int i = 1; i < kMost; ++i) max = fmaxf(max, of_max[i]);
+    const float base = max == -Infinity() ? 0.0f : max;
+    sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      factors[i] = Exp2((of_max[i] - base) * logit_factor);
+      sum += of_sum[i] * factors[i];
+    }
+  }
+};
+
+// Writes four elements of a row of the result, and what else the row has with the first.
+__device__ __forceinline__ void FinishElements(const Params& p, const Tile& tile, int row, int d,
+                                               float logit_factor, float max, float sum,
+                                               const Vector<float, 4>& value) {
+  const long long query_row = QueryRow(p, tile, row);
+  const RowEnd end = FinishRow(p, tile, query_row, logit_factor, max, sum);
+  Vector<Out, 4> out;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) out.x[j] = FromFloat<Out>(end.Value(value.x[j]));
+  *reinterpret_cast<Vector<Out, 4>*>(static_cast<Out*>(p.out) + query_row * kHeadDim + d) = out;
+  if (p.lse != nullptr && d == 0) p.lse[query_row] = end.lse;
+}
+
+__device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory& shared,
+                                                   int thread) {
+  constexpr int kVectors = kHeadDim / 4;
+  Place<1> sums;
+  for (Place<DecodeMemory::kSlots> at;; at.Next()) {
+    Wait(At(shared.slot_full, at), at.parity);
+    const DecodeMemory::Slot& slot = shared.slots[at.index];
+    if (slot.stop != 0) return;
+    const Tile tile = slot.tile;
+    const float factor = MakeLogitFactor(p, tile.head).factor;
+    Wait(At(shared.sums_full, sums), sums.parity);
+    DecodeMemory::Part& part = shared.parts[tile.split == 0 ? 1 : 0];
+    for (int i = thread; i < tile.num_rows * kVectors; i += kWriteWarps * 32) {
+      const int row = i / kVectors, d = i % kVectors * 4;
+      MergedRow<kDecodeWarps> merged(shared.max[row], shared.sum[row], factor);
+      if (slot.bad != 0) merged.sum = NaN();
+      Vector<float, 4> value = {};
+#pragma unroll
+      for (int w = 0; w < kDecodeWarps; ++w) {
+        const auto x = *reinterpret_cast<const Vector<float, 4>*>(&shared.sums[w][row][d]);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) value.x[j] += x.x[j] * merged.factors[w];
+      }
+      if (tile.splits == 1) {
+        FinishElements(p, tile, row, d, factor, merged.max, merged.sum, value);
+      } else {
+        *reinterpret_cast<Vector<float, 4>*>(&part.sums[row][d]) = value;
+        if (d == 0) part.max[row] = merged.max, part.sum[row] = merged.sum;
+      }
+    }
+    if (thread == 0 && tile.splits > 1) part.tile = tile, part.exists = 1;
+    Arrive(At(shared.sums_empty, sums));
+    Arrive(At(shared.slot_empty, at));
+    sums.Next();
+  }
+}
+
+// The address of a place in the shared memory of block `rank` of the cluster.
+__device__ __forceinline__ unsigned InBlock(const void* place, int rank) {
+  unsigned address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"(SharedAddress(place)), "r"(rank));
+  return address;
+}
+__device__ __forceinline__ float LoadFrom(unsigned address) {
+  float x;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+  return x;
+}
+__device__ __forceinline__ Vector<float, 4> LoadVectorFrom(unsigned address) {
+  Vector<float, 4> x;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x[0]), "=f"(x.x[1]), "=f"(x.x[2]), "=f"(x.x[3])
+               : "r"(address)
+               : "memory");
+  return x;
+}
+// All threads of all blocks of the cluster; what they wrote to shared memory is seen by all.
+__device__ __forceinline__ void SyncCluster() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+
+// This block's share of the elements of a tile of which it has a part. All threads.
+__device__ __forceinline__ void MergeParts(const Params& p, DecodeMemory& shared,
+                                           const DecodeMemory::Part& own, int rank) {
+  constexpr int kVectors = kHeadDim / 4;
+  const Tile tile = own.tile;
+  const float factor = MakeLogitFactor(p, tile.head).factor;
+  const int first = rank - tile.split;
+  const int count = tile.num_rows * kVectors;
+  const int each = (count + tile.splits - 1) / tile.splits;
+  const int end = min((tile.split + 1) * each, count);
+  for (int i = tile.split * each + threadIdx.x; i < end; i += kDecodeThreads) {
+    const int row = i / kVectors, d = i % kVectors * 4;
+    float max[kClusterBlocks], sum[kClusterBlocks];
+    Vector<float, 4> x[kClusterBlocks];
+#pragma unroll
+    for (int s = 0; s < kClusterBlocks; ++s) {
+      const int block = first + min(s, tile.splits - 1);  // all loads at once, without branches
+      const DecodeMemory::Part& part = shared.parts[s == 0 ? 1 : 0];
+      max[s] = LoadFrom(InBlock(&part.max[row], block));
+      sum[s] = LoadFrom(InBlock(&part.sum[row], block));
+      x[s] = LoadVectorFrom(InBlock(&part.sums[row][d], block));
+    }
+#pragma unroll
+    for (int s = 2; s < kClusterBlocks; ++s) {
+      if (s >= tile.splits) max[s] = -Infinity(), sum[s] = 0.0f, x[s] = {};
+    }
+    const MergedRow<kClusterBlocks> merged(max, sum, factor);
+    Vector<float, 4> value = {};
+#pragma unroll
+    for (int s = 0; s < kClusterBlocks; ++s) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) value.x[j] += x[s].x[j] * merged.factors[s];
+    }
+    FinishElements(p, tile, row, d, factor, merged.max, merged.sum, value);
+  }
+}
+
+__device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap& key_boxes,
+                                                const TensorMap& value_boxes, char* memory) {
+  DecodeMemory& shared = *reinterpret_cast<DecodeMemory*>(memory);
+  const int warp = Uniform(threadIdx.x / 32);
+  const int rank = static_cast<int>(blockIdx.x % kClusterBlocks);
+  const int head = static_cast<int>(blockIdx.x / kClusterBlocks);
+  ClusterLengths lengths = {};
+  if (warp == kDecodeWarps) {
+    lengths = ReadLengths(p);
+  } else if (warp == 0) {
+    if (threadIdx.x == 0) {
+      InitDecodeBarriers(shared);
+      shared.has_fills = shared.parts[0].exists = shared.parts[1].exists = 0;
+    }
+  } else if (warp == 1) {
+    if (threadIdx.x % 32 < 2) {
+      const TensorMap* const map = threadIdx.x % 32 == 0 ? &key_boxes : &value_boxes;
+      asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+    }
+  } else {
+    // The page numbers, while the lengths are on their way.
+    constexpr int kLine = 32;
+    const long long at = static_cast<long long>(threadIdx.x - 64) * kLine;
+    if (at < static_cast<long long>(p.max_seqs) * p.max_pages) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(p.block_tables + at));
+    }
+  }
+  __syncthreads();
+
+  // Each warp's part.
+  if (warp < kDecodeWarps) {
+    ComputePieces(p, shared, warp);
+  } else if (warp == kDecodeWarps) {
+    ClusterLoader{{p, key_boxes, value_boxes, shared}}.Run(lengths, rank, head);
+  } else {
+    WriteClusterPieces(p, shared, static_cast<int>(threadIdx.x) - (kDecodeWarps + 1) * 32);
+  }
+  SyncCluster();
+
+  // Tiles in parts, and rows that no sequence has.
+  for (const DecodeMemory::Part& part : shared.parts) {
+    if (part.exists != 0) MergeParts(p, shared, part, rank);
+  }
+  if (shared.has_fills != 0) {
+    for (int token = rank; token < p.tokens; token += kClusterBlocks) {
+      const char fill = shared.fill[token];
+      if (fill == 0) continue;
+      FillHeads<Out, kHeadDim>(p, token, head * p.group_size, p.group_size,
+                               fill == 2 ? NaN() : 0.0f, fill == 2 ? NaN() : -Infinity());
+    }
+  }
+  SyncCluster();  // no block leaves while others read its parts
+}
+
+}  // namespace xla_gpu::paged_attention::sm90
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_CLUSTER_SM90_CUH_
