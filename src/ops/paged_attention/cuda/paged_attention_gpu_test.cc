@@ -286,10 +286,13 @@ TEST_F(PagedAttentionGpuTest, DecodeOfFewSequencesAgreesWithReference) {
       spec.k_scale_size = spec.v_scale_size = 1;
       spec.query_lens.assign(static_cast<size_t>(in(1, 4)), 1);
       spec.context_lens.clear();
-      for (size_t i = 0; i < spec.query_lens.size(); ++i) spec.context_lens.push_back(in(1, 1500));
+      const int64_t longest = 10000 / kv_heads;
+      for (size_t i = 0; i < spec.query_lens.size(); ++i) {
+        spec.context_lens.push_back(in(1, longest));
+      }
       spec.padding_rows = in(0, 2);
-      spec.max_seqs = 8;
-      spec.max_pages = 1500 / spec.page_size + 1;
+      spec.max_seqs = 6;
+      spec.max_pages = longest / spec.page_size + 1;
       Case c(spec, rng);
       ExpectReference(kind, c, errors);
       ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
