@@ -118,8 +118,8 @@ TEST_F(CliTest, OneOp) {
   EXPECT_THAT(text.out, StartsWith("simple_add (custom-call target XlaGpuSimpleAdd)\n"));
   EXPECT_THAT(text.out, Not(HasSubstr("paged_attention")));
   EXPECT_THAT(Shell("ops paged_attention").out,
-              HasSubstr("\n  attribute  sliding_window (int, default 0): keys a query sees"));
-  EXPECT_THAT(Shell("ops paged_attention").out, HasSubstr("scale (float, required): "));
+              HasSubstr("\n  attribute  sliding_window (int, none): keys a query sees"));
+  EXPECT_THAT(Shell("ops paged_attention").out, HasSubstr("causal (bool, default true): "));
   EXPECT_THAT(Shell("ops update_kv_cache").out, HasSubstr("shares the buffer of `kv_cache`"));
   EXPECT_THAT(
       Shell("ops simple_add --json").out,

@@ -70,7 +70,7 @@ TEST(PagedAttention, CacheLayouts) {
 TEST(PagedAttention, AttributesMayBeLeftOut) {
   TypedCall call = MakeCall();
   call.attrs.clear();
-  const Problem problem = call.GetProblem();
+  const Problem problem = *call.With(ProblemFromCall);
   EXPECT_EQ(problem.scale, 1 / std::sqrt(static_cast<float>(problem.head_dim)));
   EXPECT_EQ(problem.sliding_window, 0);
   EXPECT_EQ(problem.soft_cap, 0.0f);
