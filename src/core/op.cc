@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <ranges>
 
 #include "src/core/strings.h"
 
@@ -178,10 +177,12 @@ StatusOr<std::vector<const TensorView*>> BindArguments(const Op& op, const Call&
     expected.push_back(op.args[i].name);
   });
   if (!present.empty()) {
-    auto optional = std::views::filter(op.args, &ArgSpec::optional);
+    std::vector<std::string_view> optional;
+    for (const ArgSpec& arg : op.args) {
+      if (arg.optional) optional.push_back(arg.name);
+    }
     return InvalidArgument(op.name, ": attribute 'optional_args' has '", present,
-                           "' left over; it must name some of '",
-                           StrJoin(optional, ",", &ArgSpec::name),
+                           "' left over; it must name some of '", StrJoin(optional, ","),
                            "' in this order, joined by commas");
   }
   if (expected.size() != call.args.size()) {
