@@ -142,22 +142,22 @@ Status DriverStatus(const DriverApi& driver, CUresult result, const std::string&
   const char* text = nullptr;
   driver.cuGetErrorName(result, &name);
   driver.cuGetErrorString(result, &text);
-  std::string message =
+  const std::string message =
       StrCat("cuda: ", what, " failed: ", name == nullptr ? "error" : name, " ", result, " (",
              text == nullptr ? "unknown to this driver" : text, ")", Remedy(result));
   switch (result) {
     case 2:
-      return ResourceExhausted(std::move(message));
+      return ResourceExhausted(message);
     case kCudaErrorNoDevice:
-      return Unavailable(std::move(message));
+      return Unavailable(message);
     case kCudaErrorInvalidImage:
     case kCudaErrorNoBinaryForGpu:
     case kCudaErrorUnsupportedPtxVersion:
-      return FailedPrecondition(std::move(message));
+      return FailedPrecondition(message);
     case kCudaErrorNotFound:
-      return NotFound(std::move(message));
+      return NotFound(message);
     default:
-      return Internal(std::move(message));
+      return Internal(message);
   }
 }
 
