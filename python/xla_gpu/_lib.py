@@ -141,7 +141,7 @@ def include_dir() -> str:
     for folder in candidates:
         if (folder / "xla_gpu" / "xla_gpu.h").is_file():
             return str(folder)
-    raise make_error(5, f"xla_gpu/xla_gpu.h was not found in {', '.join(map(str, candidates))}")
+    raise NotFoundError(f"xla_gpu/xla_gpu.h was not found in {', '.join(map(str, candidates))}")
 
 
 @functools.cache
