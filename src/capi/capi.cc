@@ -208,7 +208,7 @@ xla_gpu_status* xla_gpu_opaque(const xla_gpu_call* c, char** text) {
     if (text == nullptr) return InvalidArgument("text is NULL");
     DecodedCall decoded;
     XLA_GPU_ASSIGN_OR_RETURN(const Op* op, Decode(c, /*with_results=*/true, decoded));
-    xla::OpaqueCall opaque = xla::MakeOpaqueCall(op->name, decoded.call());
+    xla::OpaqueCall opaque = xla::MakeOpaqueCall(op->id(), decoded.call());
     if (decoded.results.views().empty()) {
       XLA_GPU_ASSIGN_OR_RETURN(opaque.results, InferTypes(*op, decoded.platform, decoded.call()));
     } else {

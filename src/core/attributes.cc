@@ -41,6 +41,12 @@ Status Attributes::Add(std::string_view name, AttrValue value) {
   return OkStatus();
 }
 
+void Attributes::Remove(std::string_view name) {
+  const auto end = std::remove_if(items_, items_ + size_,
+                                  [name](const Attribute& item) { return item.name == name; });
+  size_ = static_cast<size_t>(end - items_);
+}
+
 const AttrValue* Attributes::Find(std::string_view name) const {
   for (const Attribute& item : all()) {
     if (item.name == name) return &item.value;

@@ -38,6 +38,9 @@ class Attributes {
   // Adds one attribute; an error if the name is taken or kMaxAttributes is reached.
   Status Add(std::string_view name, AttrValue value);
 
+  // Takes one out, if it is there.
+  void Remove(std::string_view name);
+
   std::span<const Attribute> all() const { return {items_, size_}; }
   const AttrValue* Find(std::string_view name) const;
 

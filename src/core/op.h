@@ -7,6 +7,7 @@
 #ifndef XLA_GPU_CORE_OP_H_
 #define XLA_GPU_CORE_OP_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -70,7 +71,8 @@ StatusOr<std::unique_ptr<Plan>> MakePlan(Function run) {
 // Makes the plan of a call that CheckCall accepted, whose attributes are complete
 // (CompleteAttributes); data pointers may be null. `device_ordinal`: the CUDA device (0 on the
 // Host).
-using PlanFactory = StatusOr<std::unique_ptr<Plan>> (*)(const Call& call, int device_ordinal);
+using PlanFactory =
+    std::function<StatusOr<std::unique_ptr<Plan>>(const Call& call, int device_ordinal)>;
 
 // What a value may be of; empty: any.
 using DTypes = std::vector<DType>;
@@ -132,12 +134,20 @@ struct AttrSpec {
   bool none_is_default = false;
   bool keyword_only = false;  // in front ends that have positional arguments
   DTypes dtypes = {};         // of a kDType, whose value is a dtype's name, or empty by default
+  // Follows from the other attributes and the arguments' types (a grid, the types of results): a
+  // front end works it out, and its functions have no parameter for it.
+  bool derived = false;
   // The environment variable whose "1" makes true the default of this bool: for a front end, when
   // it traces a call; for a call that leaves the attribute out, when the library was loaded.
   std::string environment = {};
 };
 
 inline constexpr std::string_view kOptionalArgsAttribute = "optional_args";
+
+// Of the calls of an op that is defined at run time (OpRegistry::Define): its key and, in programs
+// that leave this process, its definition.
+inline constexpr std::string_view kKernelAttribute = "kernel";
+inline constexpr std::string_view kDefinitionAttribute = "definition";
 
 struct Op {
   std::string name;    // "paged_attention"
@@ -153,9 +163,18 @@ struct Op {
   // Checks shapes and attribute values (never data; dtypes are checked by then, attributes
   // complete) and returns the types of the results that the call has, a workspace last where the
   // platform needs one.
-  StatusOr<std::vector<TensorSpec>> (*infer)(const Call& call, Platform platform) = nullptr;
+  std::function<StatusOr<std::vector<TensorSpec>>(const Call& call, Platform platform)> infer;
 
-  PlanFactory make_plan[kNumPlatforms] = {nullptr, nullptr};
+  PlanFactory make_plan[kNumPlatforms];
+
+  // Of an op that is defined at run time: "saxpy@6b3c0e9ad1f24711", its name and a digest of its
+  // definition. Else empty.
+  std::string key = {};
+  // Whether its CUDA calls only enqueue work, so that they may be captured into a graph.
+  bool capturable = true;
+
+  // What OpRegistry finds it by.
+  const std::string& id() const { return key.empty() ? name : key; }
 };
 
 // A result that a call has.

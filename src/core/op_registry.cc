@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <utility>
 
 #include "src/core/strings.h"
 
@@ -43,6 +45,12 @@ const Op* OpRegistry::Find(std::string_view name_or_target) const {
   for (const auto& op : ops_) {
     if (op->name == name_or_target || op->target == name_or_target) return op.get();
   }
+  if (const Op* op = FindDefined(name_or_target)) return op;
+  for (const auto& bucket : defined_) {
+    for (const Defined* at = bucket.load(); at != nullptr; at = at->next) {
+      if (at->op.target == name_or_target) return &at->op;
+    }
+  }
   return nullptr;
 }
 
@@ -52,11 +60,52 @@ StatusOr<const Op*> OpRegistry::Get(std::string_view name_or_target) const {
                   "'; known are: ", StrJoin(ops_, ", ", [](const auto& op) { return op->name; }));
 }
 
-int OpRegistry::SlotOf(const Op& op) const {
+size_t OpRegistry::SlotOf(const Op& op) const {
   for (size_t i = 0; i < ops_.size(); ++i) {
-    if (ops_[i].get() == &op) return static_cast<int>(i);
+    if (ops_[i].get() == &op) return i;
   }
-  Die(StrCat("op ", op.name, " is not registered"));
+  return kMaxOps;
+}
+
+size_t OpRegistry::BucketOf(std::string_view key) {
+  return std::hash<std::string_view>{}(key) % kBuckets;
+}
+
+const Op* OpRegistry::FindDefined(std::string_view key) const {
+  const auto& bucket = defined_[BucketOf(key)];
+  for (const Defined* at = bucket.load(std::memory_order_acquire); at != nullptr; at = at->next) {
+    if (at->op.key == key) return &at->op;
+  }
+  return nullptr;
+}
+
+StatusOr<const Op*> OpRegistry::Define(std::string_view definition) {
+  if (definer_ == nullptr) return Unimplemented("this library defines no ops at run time");
+  XLA_GPU_ASSIGN_OR_RETURN(Op op, definer_(definition));
+  std::atomic<const Defined*>& bucket = defined_[BucketOf(op.key)];
+  auto made = std::make_unique<Defined>(Defined{std::move(op), bucket.load()});
+  for (;;) {
+    if (const Op* known = FindDefined(made->op.key)) return known;
+    // Nothing was added since made->next was read, or this fails and reads it again.
+    if (bucket.compare_exchange_strong(made->next, made.get(), std::memory_order_acq_rel)) {
+      return &made.release()->op;
+    }
+  }
+}
+
+StatusOr<const Op*> OpRegistry::OpOfCall(const Attributes& attributes) {
+  const std::string_view key = attributes.GetString(kKernelAttribute);
+  if (const Op* op = FindDefined(key)) return op;
+  const std::string_view definition = attributes.GetString(kDefinitionAttribute);
+  if (!definition.empty()) {
+    XLA_GPU_ASSIGN_OR_RETURN(const Op* op, Define(definition));
+    if (key.empty() || op->key == key) return op;
+    return InvalidArgument("the call's kernel is '", key, "' but its definition is that of '",
+                           op->key, "'");
+  }
+  return NotFound("the call's kernel is '", key,
+                  "', which this process does not know: define it before the program is compiled, "
+                  "or export the program with its kernels (docs/your-kernel.md)");
 }
 
 void SetCurrentDeviceFn(Platform platform, CurrentDeviceFn fn) {

@@ -86,7 +86,7 @@ StatusOr<std::shared_ptr<const Plan>> PlanCache::GetOrCreate(const Op& op, Platf
     auto found = plans_.find(std::string_view(key));
     if (found != plans_.end()) return found->second;
   }
-  const PlanFactory make_plan = op.make_plan[static_cast<int>(platform)];
+  const PlanFactory& make_plan = op.make_plan[static_cast<int>(platform)];
   if (make_plan == nullptr) {
     return Unimplemented(op.name, ": there is no kernel for platform ", PlatformName(platform));
   }

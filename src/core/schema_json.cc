@@ -20,6 +20,8 @@ std::string Array(const Range& range, Write write = {}) {
   return StrCat('[', StrJoin(range, ",", write), ']');
 }
 
+}  // namespace
+
 std::string OpToJson(const Op& op) {
   std::vector<std::string_view> platforms;
   for (int p = 0; p < kNumPlatforms; ++p) {
@@ -40,21 +42,20 @@ std::string OpToJson(const Op& op) {
                   R"(,"dtype":)", Quote(r.dtype), R"(,"doc":)", Quote(r.doc), '}');
   };
   const auto attr = [&](const AttrSpec& a) {
-    return StrCat(R"({"name":)", Quote(a.name), R"(,"type":)", Quote(AttrTypeName(a.type)),
-                  R"(,"default":)",
-                  a.default_value.has_value() ? ValueToJson(*a.default_value) : "null",
-                  R"(,"none_is_default":)", Bool(a.none_is_default), R"(,"keyword_only":)",
-                  Bool(a.keyword_only), R"(,"dtypes":)", dtypes(a.dtypes), R"(,"environment":)",
-                  Quote(a.environment), R"(,"doc":)", Quote(a.doc), '}');
+    return StrCat(
+        R"({"name":)", Quote(a.name), R"(,"type":)", Quote(AttrTypeName(a.type)), R"(,"default":)",
+        a.default_value.has_value() ? ValueToJson(*a.default_value) : "null",
+        R"(,"none_is_default":)", Bool(a.none_is_default), R"(,"keyword_only":)",
+        Bool(a.keyword_only), R"(,"derived":)", Bool(a.derived), R"(,"dtypes":)", dtypes(a.dtypes),
+        R"(,"environment":)", Quote(a.environment), R"(,"doc":)", Quote(a.doc), '}');
   };
-  return StrCat(R"({"name":)", Quote(op.name), R"(,"target":)", Quote(op.target), R"(,"doc":)",
-                Quote(op.doc), R"(,"platforms":)", Array(platforms, Quote), R"(,"args":)",
-                Array(op.args, arg), R"(,"results":)", Array(op.results, result), R"(,"attrs":)",
-                Array(op.attrs, attr), R"(,"instead_of_gradient":)", Quote(op.instead_of_gradient),
+  return StrCat(R"({"name":)", Quote(op.name), R"(,"key":)", Quote(op.key), R"(,"target":)",
+                Quote(op.target), R"(,"doc":)", Quote(op.doc), R"(,"platforms":)",
+                Array(platforms, Quote), R"(,"args":)", Array(op.args, arg), R"(,"results":)",
+                Array(op.results, result), R"(,"attrs":)", Array(op.attrs, attr),
+                R"(,"instead_of_gradient":)", Quote(op.instead_of_gradient),
                 R"(,"instead_of_batching":)", Quote(op.instead_of_batching), '}');
 }
-
-}  // namespace
 
 std::string ValueToJson(const AttrValue& value) {
   if (const auto* ints = std::get_if<std::span<const int64_t>>(&value)) return Array(*ints);

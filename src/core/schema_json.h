@@ -20,8 +20,10 @@ std::string TensorSpecsToJson(const std::vector<TensorSpec>& specs);
 // is the index of an argument of the call, or null.
 std::string ResultsToJson(const std::vector<Result>& results);
 
-// Everything in Op but its functions, under the names of its members:
-// [{"name":...,"target":...,"doc":...,"platforms":["Host"],"args":[...],"results":[...],
+// Everything in Op but its functions, under the names of its members.
+std::string OpToJson(const Op& op);
+// Of all ops of the library:
+// [{"name":...,"key":"","target":...,"doc":...,"platforms":["Host"],"args":[...],"results":[...],
 //   "attrs":[...],"instead_of_gradient":...,"instead_of_batching":...}, ...]. The "default" of an
 // attribute is a value, null where it has none.
 std::string OpsToJson(const OpRegistry& registry);

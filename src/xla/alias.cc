@@ -53,7 +53,7 @@ class AliasTable {
   StatusOr<void*> Bind(size_t version, std::unique_ptr<const LegacySite> site) {
     // Written anew, so that blanks and the op's two names make no difference.
     OpaqueCall canonical = site->call;
-    canonical.op = site->op->name;
+    canonical.op = site->op->id();
     XLA_GPU_ASSIGN_OR_RETURN(std::string key, EncodeOpaque(canonical));
     std::lock_guard lock(mutex_);
     auto& known = known_[version - 1];

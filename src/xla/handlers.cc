@@ -26,6 +26,11 @@ bool IsOwnHandler(const void* handler, Platform platform, int api_version) {
     const StatusOr<void*> own = HandlerAddress(*op, platform, api_version);
     if (own.ok() && *own == handler) return true;
   }
+  for (const bool capturable : {false, true}) {
+    const Op any{.key = "any", .capturable = capturable};  // ops defined at run time share handlers
+    const StatusOr<void*> own = HandlerAddress(any, platform, api_version);
+    if (own.ok() && *own == handler) return true;
+  }
   return IsAlias(handler, platform, api_version);
 }
 

@@ -78,25 +78,29 @@ Status BindBuffers(const LegacySite& site, Platform platform, const LegacyBuffer
 
 void RunLegacyText(size_t slot, Platform platform, const char* opaque, size_t opaque_len,
                    const LegacyBuffers& buffers, const LegacyCaller& caller) {
-  const Op& op = *OpRegistry::Global().ops()[slot];
+  // Null in the handlers of ops that are defined at run time, which the text names.
+  const bool defined = slot == OpRegistry::kMaxOps;
+  const Op* const op = defined ? nullptr : OpRegistry::Global().ops()[slot].get();
+  const std::string_view name = defined ? "kernel" : std::string_view(op->name);
   Status status;
   try {
     const std::string_view text = opaque == nullptr ? "" : std::string_view(opaque, opaque_len);
     auto site = site_cache.Get().GetOrDecode(text, platform);
-    if (site.ok() && (*site)->op == &op) {
+    if (site.ok() && (defined ? !(*site)->op->key.empty() : (*site)->op == op)) {
       RunLegacySite(**site, platform, buffers, caller);
       return;
     }
-    status = site.ok() ? InvalidArgument(op.name, ": opaque names the op '", (*site)->op->name,
-                                         "' but the target is that of ", op.name)
-                       : site.status().After(op.name, ": ");
+    status = site.ok() ? InvalidArgument(name, ": opaque names the op '", (*site)->op->name,
+                                         "' but the target is that of ", name)
+                       : site.status().After(name, ": ");
   } catch (const std::exception&) {  // nothing may unwind into the runtime
-    status = StatusFromException(op.name);
+    status = StatusFromException(name);
   }
   ReportFailure(status, platform, {}, caller);
 }
 
-// A legacy handler has no user data, so each op slot has functions of its own. The return address
+// A legacy handler has no user data, so each op slot has functions of its own; the last slot's are
+// those of all ops that are defined at run time. The return address
 // tells the runtime that called, hence it is taken in the handler itself.
 template <size_t slot>
 void CudaOriginal(void* stream, void** buffers, const char* opaque, size_t opaque_len) {
@@ -156,11 +160,12 @@ void RunLegacySite(const LegacySite& site, Platform platform, const LegacyBuffer
 }
 
 StatusOr<void*> LegacyHandler(const Op& op, Platform platform, int api_version) {
-  static constexpr auto kHandlers = MakeHandlers(std::make_index_sequence<OpRegistry::kMaxOps>{});
+  static constexpr auto kHandlers =
+      MakeHandlers(std::make_index_sequence<OpRegistry::kMaxOps + 1>{});
   if (api_version < 1 || api_version > 3) {
     return InvalidArgument("api_version is ", api_version, "; legacy are 1, 2 and 3");
   }
-  const SlotHandlers& handlers = kHandlers[static_cast<size_t>(OpRegistry::Global().SlotOf(op))];
+  const SlotHandlers& handlers = kHandlers[OpRegistry::Global().SlotOf(op)];
   if (platform == Platform::kCuda) {
     return api_version == 1 ? reinterpret_cast<void*>(handlers.cuda_original)
                             : reinterpret_cast<void*>(handlers.cuda_status_returning);

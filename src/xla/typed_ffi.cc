@@ -221,12 +221,20 @@ Status Instantiate(const Op& op, Platform platform, const Call& call) {
   return PlanCache::Global().GetOrCreate(op, platform, call).status();
 }
 
-Status Dispatch(const Op& op, Platform platform, const XLA_FFI_CallFrame& frame) {
+std::string_view NameOf(const Op* known) { return known == nullptr ? "kernel" : known->name; }
+
+// `known`: the handler's op; null in those that serve all ops that are defined at run time.
+Status Dispatch(const Op* known, Platform platform, const XLA_FFI_CallFrame& frame) {
   CallFrame decoded;
   if (Status status = Decode(frame, decoded); !status.ok()) {
-    return status.After(op.name, ": ");
+    return status.After(NameOf(known), ": ");
   }
   const Call call = decoded.call();
+  if (known == nullptr) {
+    XLA_GPU_ASSIGN_OR_RETURN(known, OpRegistry::Global().OpOfCall(decoded.attributes));
+    decoded.attributes.Remove(kDefinitionAttribute);  // of any length, and no part of the problem
+  }
+  const Op& op = *known;
   switch (Number(frame.stage)) {
     case XLA_FFI_ExecutionStage_INSTANTIATE:
       return Instantiate(op, platform, call);
@@ -238,34 +246,41 @@ Status Dispatch(const Op& op, Platform platform, const XLA_FFI_CallFrame& frame)
 }
 
 // XLA asks a handler for its FFI version and traits by a frame that carries this extension alone.
-bool AnswerMetadata(const XLA_FFI_CallFrame& frame, Platform platform) {
+bool AnswerMetadata(const XLA_FFI_CallFrame& frame, bool capturable) {
   constexpr auto kMetadata = XLA_FFI_Extension_Metadata;
   if (frame.extension_start == nullptr || Number(frame.extension_start->type) != kMetadata)
     return false;
   auto* extension = reinterpret_cast<XLA_FFI_Metadata_Extension*>(frame.extension_start);
   extension->metadata->api_version.major_version = XLA_FFI_API_MAJOR;
   extension->metadata->api_version.minor_version = XLA_FFI_API_MINOR;
-  // CUDA plans only launch kernels, so XLA may replay them in command buffers (CUDA graphs).
-  extension->metadata->traits =
-      platform == Platform::kCuda ? XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE : 0;
+  // Plans that only enqueue work may be replayed in command buffers (CUDA graphs).
+  extension->metadata->traits = capturable ? XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE : 0;
   return true;
 }
 
-XLA_FFI_Error* HandleTypedCall(const Op& op, Platform platform, XLA_FFI_CallFrame* frame) {
-  if (AnswerMetadata(*frame, platform)) return nullptr;
+XLA_FFI_Error* HandleTypedCall(const Op* op, Platform platform, bool capturable,
+                               XLA_FFI_CallFrame* frame) {
+  if (AnswerMetadata(*frame, capturable && platform == Platform::kCuda)) return nullptr;
   Status status;
   try {
     status = Dispatch(op, platform, *frame);
   } catch (const std::exception&) {  // nothing may unwind into the runtime
-    status = StatusFromException(op.name);
+    status = StatusFromException(NameOf(op));
   }
   return status.ok() ? nullptr : MakeError(frame->api, status);
 }
 
-// An FFI handler has no user data, so each op slot and platform has a function of its own.
+// An FFI handler has no user data, so each op slot and platform has a function of its own; calls of
+// ops that are defined at run time name their op by an attribute.
 template <size_t slot, Platform platform>
 XLA_FFI_Error* Handler(XLA_FFI_CallFrame* frame) {
-  return HandleTypedCall(*OpRegistry::Global().ops()[slot], platform, frame);
+  return HandleTypedCall(OpRegistry::Global().ops()[slot].get(), platform, true, frame);
+}
+
+// Those of ops that are defined at run time.
+template <Platform platform, bool capturable>
+XLA_FFI_Error* DefinedHandler(XLA_FFI_CallFrame* frame) {
+  return HandleTypedCall(nullptr, platform, capturable, frame);
 }
 
 template <Platform platform, size_t... slots>
@@ -279,8 +294,11 @@ XLA_FFI_Handler* TypedHandler(const Op& op, Platform platform) {
   using Slots = std::make_index_sequence<OpRegistry::kMaxOps>;
   static constexpr auto kHost = MakeHandlers<Platform::kHost>(Slots{});
   static constexpr auto kCuda = MakeHandlers<Platform::kCuda>(Slots{});
-  const auto slot = static_cast<size_t>(OpRegistry::Global().SlotOf(op));
-  return platform == Platform::kHost ? kHost[slot] : kCuda[slot];
+  const size_t slot = OpRegistry::Global().SlotOf(op);
+  if (slot < OpRegistry::kMaxOps) return platform == Platform::kHost ? kHost[slot] : kCuda[slot];
+  if (platform == Platform::kHost) return DefinedHandler<Platform::kHost, false>;
+  return op.capturable ? DefinedHandler<Platform::kCuda, true>
+                       : DefinedHandler<Platform::kCuda, false>;
 }
 
 }  // namespace xla_gpu::xla

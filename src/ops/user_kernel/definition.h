@@ -1,0 +1,136 @@
+// Definition: a kernel of the user's as data, and the op that it becomes.
+//
+// A definition comes as a JSON text (xla_gpu_define_kernel, and the attribute `definition` of calls
+// in exported programs):
+//
+//   {"name": "saxpy",                          the custom-call target; one line of UTF-8
+//    "doc": "...",                             optional
+//    "arguments": [{"name": "x", "dtypes": ["f32"], "optional": false}, ...],
+//    "results": [{"name": "out", "like": "x", "dtype": "f32"}, {"name": "y", "alias_of": "y"}],
+//    "scalars": [{"name": "alpha", "type": "f32", "default": 1.0}, ...],
+//    "capture": true,                          whether CUDA calls only enqueue work
+//    "implementations": {"CUDA": {...}, "Host": {...}}}
+//
+// A result that is neither `like` an argument nor one's alias has the type that the call says by
+// the attribute `result_types`. A scalar's type is "pred", an integer's or a float's; without a
+// default it is required. Without `arguments` and `scalars` they are those that the source text
+// declares: pointers that no output has the name of are arguments, numbers are scalars.
+//
+// An implementation has a `kind` and what that needs:
+//
+//   cuda_source   text, entry (a name or a name expression: "scale<float, 256>"), file (its name in
+//                 messages), options (NVRTC's: "-DN=4", "-I/folder")
+//   cuda_image    image (cubin, PTX or fatbin in base64), entry, arch ("sm_90a", for messages)
+//   host_source   text (C++), entry, file, options (the compiler's)
+//   function      library and symbol, or address: a C function. On CUDA a launcher, whose first
+//                 parameter is the stream unless `parameters` says where
+//   tvm_ffi       library and symbol (without "__tvm_ffi_"), or address (a TVMFFIObject of a
+//                 function); libtvm_ffi (a path, loaded first), owned (pass tensors that the callee
+//                 may keep a reference of, not views)
+//   legacy        library and symbol, or address: an XLA custom call of api_version 1, 2 or 3;
+//                 opaque (text)
+//
+// and, of those that are launched, cluster ([2,1,1]), cooperative, programmatic (dependent launch).
+//
+// `parameters` are what the function takes, in order: the name of an argument (its address; null
+// where an optional one is absent), of a result or of a scalar; null; {"value": 3, "type": "i32"};
+// {"elements_of": "x", "type": "i64"}; {"dim_of": "x", "dim": 0, "type": "i64"}; "workspace" (the
+// address of the call's work space); "stream". Left out, they are those of the source's text, or
+// arguments, results and scalars in this order. For tvm_ffi, results that are not named are what
+// the function returns.
+//
+// Calls carry, besides the scalars, what a front end works out for their shapes (Op, derived):
+// `grid` and `block` (three ints each; of launches), `shared_memory` (bytes of dynamic shared
+// memory), `workspace_bytes` and `result_types`: for each result that needs it a dtype's number,
+// the rank and the dimensions.
+#ifndef XLA_GPU_OPS_USER_KERNEL_DEFINITION_H_
+#define XLA_GPU_OPS_USER_KERNEL_DEFINITION_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/core/op.h"
+
+namespace xla_gpu::user_kernel {
+
+// A parameter of the function that is called or launched.
+struct Parameter {
+  enum class Kind {
+    kArgument,   // address of argument `index` of the schema
+    kResult,     // address of result `index` of the schema
+    kScalar,     // value of scalar `index`, as `type`
+    kConstant,   // `bits`, as `type`
+    kElements,   // number of elements of argument `index`, as `type`
+    kDimension,  // dimension `dim` of argument `index`, as `type`
+    kNull,
+    kWorkspace,
+    kStream,
+  };
+  Kind kind = Kind::kNull;
+  size_t index = 0;
+  size_t dim = 0;
+  DType type = DType::kU64;  // of a number; addresses are u64
+  uint64_t bits = 0;         // a constant's, in the lowest bytes
+};
+
+struct Scalar {
+  std::string name;
+  DType type;
+  std::optional<AttrValue> default_value;
+};
+
+struct Implementation {
+  enum class Kind { kCudaSource, kCudaImage, kHostSource, kFunction, kTvmFfi, kLegacy };
+  Kind kind = Kind::kFunction;
+  std::string text, file;            // sources
+  std::vector<std::string> options;  // of their compiler
+  std::string image, arch;           // machine code, decoded
+  std::string entry;                 // of sources and images
+  std::string library, symbol;       // of functions,
+  uint64_t address = 0;              // or this instead
+  std::string libtvm_ffi;
+  bool owned = false;
+  int api_version = 0;
+  std::string opaque;
+  std::vector<Parameter> parameters;
+  std::array<uint32_t, 3> cluster = {1, 1, 1};
+  bool cooperative = false;
+  bool programmatic = false;
+
+  // Whether the driver launches it with the call's grid and block.
+  bool is_launched() const { return kind == Kind::kCudaSource || kind == Kind::kCudaImage; }
+};
+
+struct Definition {
+  std::string name, doc;
+  std::string key;  // name@digest of the text
+  std::vector<ArgSpec> arguments;
+  std::vector<ResultSpec> results;  // outputs and aliases; work space is not listed
+  std::vector<Scalar> scalars;
+  bool capture = true;
+  std::optional<Implementation> implementations[kNumPlatforms];
+};
+
+// Safe on any text; the error begins with "kernel: " or the kernel's name and says which member is
+// wrong.
+StatusOr<std::shared_ptr<const Definition>> ParseDefinition(std::string_view text);
+
+// The op whose plans run the definition's implementations.
+Op MakeOp(std::shared_ptr<const Definition> definition);
+
+// What a plan factory of one kind of implementation is: MakePlan of op.h for one call.
+using ImplementationPlan = StatusOr<std::unique_ptr<Plan>>(
+    std::shared_ptr<const Definition> definition, Platform platform, const Call& call, int device);
+ImplementationPlan MakeLaunchPlan;    // cuda_source, cuda_image
+ImplementationPlan MakeFunctionPlan;  // function, host_source
+ImplementationPlan MakeTvmFfiPlan;
+ImplementationPlan MakeLegacyPlan;
+
+}  // namespace xla_gpu::user_kernel
+
+#endif  // XLA_GPU_OPS_USER_KERNEL_DEFINITION_H_

@@ -1,0 +1,51 @@
+// The values of a function's parameters in one call.
+#ifndef XLA_GPU_OPS_USER_KERNEL_PARAMETERS_H_
+#define XLA_GPU_OPS_USER_KERNEL_PARAMETERS_H_
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "src/core/dtype.h"
+#include "src/core/op.h"
+#include "src/ops/user_kernel/definition.h"
+
+namespace xla_gpu::user_kernel {
+
+// The most parameters that a function may have.
+inline constexpr size_t kMaxParameters = 128;
+
+// A number in the lowest bytes of 64 bits, as a parameter of this type is passed: rounded to
+// nearest where it is a float. `value`: a bool, an int (or a float that is one) or a float.
+uint64_t NumberBits(DType type, const AttrValue& value);
+
+// An error that names the scalar if its value does not fit its type.
+Status CheckScalars(const Definition& definition, const Attributes& attributes);
+
+// Which tensors of calls with one set of optional arguments the parameters are. Made once for a
+// plan; then Fill does without look-ups by name.
+class ParameterPlan {
+ public:
+  // `call`: complete (CompleteAttributes).
+  ParameterPlan(const Definition& definition, const Implementation& implementation,
+                const Call& call);
+
+  size_t size() const { return steps_.size(); }
+  DType type(size_t i) const { return steps_[i].type; }
+  // Writes a value for each parameter: addresses, and numbers as NumberBits gives them.
+  // `values` has room for size() values.
+  void Fill(const Call& call, void* stream, std::span<uint64_t> values) const;
+
+ private:
+  struct Step {
+    enum class Kind { kArgument, kResult, kValue, kStream } kind;
+    size_t index;  // in the call's arguments or results
+    DType type;
+    uint64_t value;  // kValue: numbers do not change from call to call of a plan
+  };
+  std::vector<Step> steps_;
+};
+
+}  // namespace xla_gpu::user_kernel
+
+#endif  // XLA_GPU_OPS_USER_KERNEL_PARAMETERS_H_
