@@ -163,6 +163,16 @@ XLA_GPU_EXPORT void xla_gpu_object_call_clear(xla_gpu_object_call* c);
 /* Every op with its schema and platforms, as JSON; NULL where there is no memory for it. */
 XLA_GPU_EXPORT char* xla_gpu_ops_json(void);
 
+/* ---- Kernels of your own ------------------------------------------------------------------- */
+
+/* Makes a kernel of yours an op, by a JSON text (docs/your-kernel.md has its members) of `size`
+ * bytes: CUDA source, machine code, a C or TVM-FFI function, C++ source for the Host. Nothing is
+ * compiled yet. Writes what xla_gpu_ops_json tells of an op; its "key" is the op's name in
+ * xla_gpu_call and in all other functions here, "target" the name of its custom calls, which have
+ * an attribute "kernel" with the key. The same text again is the same op; it is never removed. */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_define_kernel(const char* definition, size_t size,
+                                                     char** op_json);
+
 /* ---- Handlers for XLA custom calls -------------------------------------------------------- */
 
 /* The function that XLA calls for `op` on `platform` ("Host", "CUDA") by custom-call API version 1,

@@ -13,17 +13,24 @@ from xla_gpu._errors import (
     UnimplementedError,
     XlaGpuError,
 )
+from xla_gpu._kernel import Kernel, cdiv
+from xla_gpu._kernels import cubin_kernel, cuda_kernel, host_kernel
 from xla_gpu._lib import include_dir, library_dir, library_path
 from xla_gpu._register import handler, register
 from xla_gpu._schema import ops
 
 __all__ = [
     "InvalidArgumentError",
+    "Kernel",
     "NotFoundError",
     "StatusCode",
     "UnimplementedError",
     "XlaGpuError",
+    "cdiv",
+    "cubin_kernel",
+    "cuda_kernel",
     "handler",
+    "host_kernel",
     "include_dir",
     "library_dir",
     "library_path",

@@ -16,6 +16,11 @@ STAGES = ("instantiate", "prepare", "initialize", "execute")
 _kept: list[Any] = []  # libraries and functions that XLA may call until the process ends
 
 
+def keep(function: Any) -> None:
+    """Keeps what a function's address is of until the process ends."""
+    _kept.append(function)
+
+
 def _symbol_address(path: str, symbol: str) -> int:
     if not pathlib.Path(path).is_file():
         raise NotFoundError(f"register: the library {path} does not exist")

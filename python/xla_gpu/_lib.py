@@ -164,6 +164,7 @@ def load() -> ctypes.CDLL:
         "xla_gpu_run": (pointer, [call]),
         "xla_gpu_infer": (pointer, [call, out]),
         "xla_gpu_ops_json": (pointer, []),
+        "xla_gpu_define_kernel": (pointer, [text, ctypes.c_size_t, out]),
         "xla_gpu_opaque": (pointer, [call, out]),
         "xla_gpu_handler": (pointer, [*handler, out]),
         "xla_gpu_alias": (pointer, [*handler, text, out]),

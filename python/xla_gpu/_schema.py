@@ -5,14 +5,18 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import inspect
 import json
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xla_gpu import _lib
 from xla_gpu._errors import InvalidArgumentError, NotFoundError
 from xla_gpu._ops import AttrValue
+
+if TYPE_CHECKING:
+    from xla_gpu._kernel import Kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Attr:
     default: AttrValue | None
     none_is_default: bool
     keyword_only: bool
+    derived: bool
     dtypes: tuple[str, ...]
     environment: str
     doc: str
@@ -58,9 +63,10 @@ class Attr:
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """An op (Op of src/core/op.h)."""
+    """An op (Op of src/core/op.h); `kernel` is the user's, of one that is defined at run time."""
 
     name: str
+    key: str
     target: str
     doc: str
     platforms: tuple[str, ...]
@@ -69,6 +75,12 @@ class Op:
     attrs: tuple[Attr, ...]
     instead_of_gradient: str
     instead_of_batching: str
+    kernel: Kernel | None = None
+
+    @property
+    def id(self) -> str:
+        """What the library finds it by."""
+        return self.key or self.name
 
 
 def _made(kind: type, members: dict[str, Any]) -> Any:
@@ -86,20 +98,57 @@ def ops() -> list[dict[str, Any]]:
 @functools.cache
 def schemas() -> dict[str, Op]:
     """The schema of every op of the library, by name."""
-    found = {}
-    for members in ops():
-        for name, kind in (("args", Arg), ("results", Result), ("attrs", Attr)):
-            members[name] = [_made(kind, each) for each in members[name]]
-        found[members["name"]] = _made(Op, members)
+    return {members["name"]: _op(members) for members in ops()}
+
+
+def _op(members: dict[str, Any]) -> Op:
+    for name, kind in (("args", Arg), ("results", Result), ("attrs", Attr)):
+        members[name] = [_made(kind, each) for each in members[name]]
+    made: Op = _made(Op, members)
+    return made
+
+
+_defined: dict[str, Op] = {}  # by key, and by the definition's text
+
+
+def define(definition: dict[str, Any], kernel: Kernel) -> Op:
+    """Makes a kernel of the user's an op of the library, by the content of its definition.
+
+    Raises:
+      InvalidArgumentError: with the library's message, which names the member that is wrong.
+    """
+    text = json.dumps(definition, sort_keys=True)
+    found = _defined.get(text)
+    if found is None:
+        encoded = text.encode()
+        told = _lib.text_of(_lib.load().xla_gpu_define_kernel, encoded, len(encoded))
+        found = dataclasses.replace(_op(json.loads(told)), kernel=kernel)
+        _defined[text] = _defined[found.key] = found
     return found
 
 
 def schema(op: str) -> Op:
-    """The schema of one op, by name; NotFoundError if the library has none of that name."""
-    found = schemas().get(op)
+    """The schema of one op, by name or key; NotFoundError if the library has none of that name."""
+    found = schemas().get(op) or _defined.get(op)
     if found is None:
         raise NotFoundError(f"this library has no op '{op}'; it has {list(schemas())}")
     return found
+
+
+def parameters(schema: Op) -> list[inspect.Parameter]:
+    """Of the Python function of an op: arguments by position, and what must be named."""
+    empty, named = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
+    kinds = {False: inspect.Parameter.POSITIONAL_OR_KEYWORD, True: named}
+    parameters = [
+        inspect.Parameter(a.name, kinds[a.optional], default=None if a.optional else empty)
+        for a in schema.args
+    ]
+    for attr in schema.attrs:
+        if attr.derived:
+            continue
+        default = None if attr.none_is_default else empty if attr.default is None else attr.default
+        parameters.append(inspect.Parameter(attr.name, kinds[attr.keyword_only], default=default))
+    return sorted(parameters, key=lambda p: p.kind)
 
 
 # ---- Attributes --------------------------------------------------------------------------------

@@ -192,6 +192,17 @@ char* xla_gpu_ops_json(void) {
   }
 }
 
+xla_gpu_status* xla_gpu_define_kernel(const char* definition, size_t size, char** op_json) {
+  return Guard([&]() -> Status {
+    if (definition == nullptr || op_json == nullptr) {
+      return InvalidArgument("definition or op_json is NULL");
+    }
+    XLA_GPU_ASSIGN_OR_RETURN(const Op* op, OpRegistry::Global().Define({definition, size}));
+    *op_json = CopyString(OpToJson(*op));
+    return OkStatus();
+  });
+}
+
 xla_gpu_status* xla_gpu_handler(const char* op, const char* platform, int api_version,
                                 void** handler) {
   return Guard([&]() -> Status {

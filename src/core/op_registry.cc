@@ -82,6 +82,10 @@ const Op* OpRegistry::FindDefined(std::string_view key) const {
 StatusOr<const Op*> OpRegistry::Define(std::string_view definition) {
   if (definer_ == nullptr) return Unimplemented("this library defines no ops at run time");
   XLA_GPU_ASSIGN_OR_RETURN(Op op, definer_(definition));
+  for (const auto& own : ops_) {
+    if (own->name != op.target && own->target != op.target) continue;
+    return InvalidArgument(op.name, ": this library has an op of this name; choose another");
+  }
   std::atomic<const Defined*>& bucket = defined_[BucketOf(op.key)];
   auto made = std::make_unique<Defined>(Defined{std::move(op), bucket.load()});
   for (;;) {

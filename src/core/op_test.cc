@@ -278,8 +278,45 @@ TEST(OpRegistryDeathTest, ErrorsOfOursEndTheProcess) {
   no_infer.target = "other";
   no_infer.infer = nullptr;
   EXPECT_DEATH(registry.Register(no_infer), "op other has no infer function");
-  const Op stranger = MakeOp();
-  EXPECT_DEATH(registry.SlotOf(stranger), "op toy is not registered");
+}
+
+TEST(OpRegistry, OpsMayBeDefinedAtRunTime) {
+  OpRegistry registry;
+  registry.Register(MakeOp());
+  EXPECT_EQ(registry.Define("scale").status().message(), "this library defines no ops at run time");
+  registry.SetDefiner([](std::string_view definition) -> StatusOr<Op> {
+    Op op = MakeOp();
+    op.name = op.target = std::string(definition);
+    op.key = op.name + "@1";
+    if (definition.empty()) return InvalidArgument("empty");
+    return op;
+  });
+  EXPECT_EQ(registry.Define("").status().message(), "empty");
+  const auto first = registry.Define("scale");
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(*registry.Define("scale"), *first);
+  EXPECT_EQ(registry.Find("scale@1"), *first);
+  EXPECT_EQ(registry.Find("scale"), *first);
+  EXPECT_EQ(registry.Find("scale@2"), nullptr);
+  EXPECT_EQ(registry.SlotOf(**first), OpRegistry::kMaxOps);
+  EXPECT_EQ(registry.SlotOf(*registry.ops()[0]), 0u);
+  // Its name may be no other op's.
+  EXPECT_THAT(registry.Define("toy").status().message(), testing::HasSubstr("toy"));
+
+  Attributes call;
+  ASSERT_TRUE(call.Add("kernel", std::string_view("scale@1")).ok());
+  EXPECT_EQ(*registry.OpOfCall(call), *first);
+  Attributes unknown;
+  ASSERT_TRUE(unknown.Add("kernel", std::string_view("other@1")).ok());
+  EXPECT_THAT(registry.OpOfCall(unknown).status().message(),
+              testing::HasSubstr("'other@1', which this process does not know"));
+  ASSERT_TRUE(unknown.Add("definition", std::string_view("other")).ok());
+  EXPECT_EQ((*registry.OpOfCall(unknown))->name, "other");
+  Attributes mixed;
+  ASSERT_TRUE(mixed.Add("kernel", std::string_view("third@1")).ok());
+  ASSERT_TRUE(mixed.Add("definition", std::string_view("fourth")).ok());
+  EXPECT_THAT(registry.OpOfCall(mixed).status().message(),
+              testing::HasSubstr("'third@1' but its definition is that of 'fourth@1'"));
 }
 
 TEST(OpRegistry, SchemaAsJson) {
@@ -293,13 +330,13 @@ TEST(OpRegistry, SchemaAsJson) {
                        .instead_of_gradient = "g",
                        .infer = InferLikeX});
   EXPECT_EQ(OpsToJson(registry),
-            R"([{"name":"t","target":"T","doc":"d","platforms":[],)"
+            R"([{"name":"t","key":"","target":"T","doc":"d","platforms":[],)"
             R"("args":[{"name":"x","dtypes":["f32","i8"],"optional":false,"vector":false,)"
             R"("no_copy":false,"doc":"any"}],)"
             R"("results":[{"name":"out","kind":"alias","alias_of":"x","only_with":"","form":"",)"
             R"("like":"","rank":0,"dtype":"","doc":"as x"}],)"
             R"("attrs":[{"name":"n","type":"int","default":3,"none_is_default":false,)"
-            R"("keyword_only":false,"dtypes":[],"environment":"","doc":"count"}],)"
+            R"("keyword_only":false,"derived":false,"dtypes":[],"environment":"","doc":"count"}],)"
             R"("instead_of_gradient":"g","instead_of_batching":""}])");
 }
 

@@ -7,13 +7,14 @@
 namespace xla_gpu::cuda {
 namespace {
 
-// magic (8) | key (32) | checksum (32) | description size (8) | cubin size (8) | description |
-// cubin Sizes are little-endian; the checksum is the SHA-256 of all bytes but its own.
-constexpr std::string_view kMagic = "XGKERN1\n";
+// magic (8) | key (32) | checksum (32) | sizes (8 each) of description, entry and cubin |
+// description | entry | cubin. Sizes are little-endian; the checksum is the SHA-256 of all bytes
+// but its own.
+constexpr std::string_view kMagic = "XGKERN2\n";
 constexpr size_t kKeyAt = 8;
 constexpr size_t kChecksumAt = 40;
 constexpr size_t kSizesAt = 72;
-constexpr size_t kHeader = 88;
+constexpr size_t kHeader = 96;
 
 void AppendSize(std::string& bytes, uint64_t size) {
   for (int i = 0; i < 8; ++i) bytes.push_back(static_cast<char>(size >> (8 * i)));
@@ -39,8 +40,10 @@ std::string SerializeCacheEntry(const CacheEntry& entry) {
   bytes.append(reinterpret_cast<const char*>(entry.key.data()), entry.key.size());
   bytes.append(sizeof(Sha256::Digest), '\0');
   AppendSize(bytes, entry.description.size());
+  AppendSize(bytes, entry.entry.size());
   AppendSize(bytes, entry.cubin.size());
   bytes.append(entry.description);
+  bytes.append(entry.entry);
   bytes.append(entry.cubin);
   const Sha256::Digest checksum = Checksum(bytes);
   std::ranges::copy(checksum, bytes.begin() + kChecksumAt);
@@ -51,7 +54,9 @@ std::optional<CacheEntry> ParseCacheEntry(std::string_view bytes) {
   if (bytes.size() < kHeader || !bytes.starts_with(kMagic)) return std::nullopt;
   const uint64_t body = bytes.size() - kHeader;
   const uint64_t description_size = ReadSize(bytes, kSizesAt);
-  if (description_size > body || ReadSize(bytes, kSizesAt + 8) != body - description_size) {
+  const uint64_t entry_size = ReadSize(bytes, kSizesAt + 8);
+  if (description_size > body || entry_size > body - description_size ||
+      ReadSize(bytes, kSizesAt + 16) != body - description_size - entry_size) {
     return std::nullopt;
   }
   const Sha256::Digest checksum = Checksum(bytes);
@@ -61,7 +66,8 @@ std::optional<CacheEntry> ParseCacheEntry(std::string_view bytes) {
   CacheEntry entry;
   std::memcpy(entry.key.data(), bytes.data() + kKeyAt, entry.key.size());
   entry.description = bytes.substr(kHeader, description_size);
-  entry.cubin = bytes.substr(kHeader + description_size);
+  entry.entry = bytes.substr(kHeader + description_size, entry_size);
+  entry.cubin = bytes.substr(kHeader + description_size + entry_size);
   return entry;
 }
 

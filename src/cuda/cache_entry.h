@@ -14,6 +14,7 @@ namespace xla_gpu::cuda {
 struct CacheEntry {
   Sha256::Digest key = {};  // what the kernel was made from
   std::string description;  // for people
+  std::string entry;        // the kernel's name in the code, where that is not the source's
   std::string cubin;
 };
 

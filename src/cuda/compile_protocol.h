@@ -14,6 +14,8 @@ namespace xla_gpu::cuda {
 struct CompileRequest {
   std::string nvrtc;     // path of libnvrtc
   std::string builtins;  // path of its libnvrtc-builtins
+  // The kernel that is wanted, as C++ names it: "scale<float, 256>". Empty for an extern "C" one.
+  std::string name_expression;
   std::vector<std::string> options;
   // Path and text; the first is compiled, the others are what it may include.
   std::vector<std::pair<std::string, std::string>> sources;
@@ -24,6 +26,7 @@ struct CompileResponse {
   Outcome outcome = Outcome::kOk;
   std::string log;    // the compiler's messages, or what else went wrong
   std::string cubin;  // machine code, if kOk
+  std::string entry;  // what name_expression is called there
 };
 
 std::string Encode(const CompileRequest& request);

@@ -101,7 +101,8 @@ StatusOr<CompileResult> CompileInChild(const CompileRequest& request, const std:
                     Tail(child.err));
   }
   if (response->outcome != CompileResponse::Outcome::kOk) return Failure(*response, name);
-  return CompileResult{std::move(response->cubin), std::move(response->log)};
+  return CompileResult{std::move(response->cubin), std::move(response->log),
+                       std::move(response->entry)};
 }
 
 }  // namespace xla_gpu::cuda

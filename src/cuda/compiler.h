@@ -19,7 +19,8 @@ StatusOr<std::chrono::milliseconds> CompileTimeout();
 
 struct CompileResult {
   std::string cubin;
-  std::string log;  // warnings
+  std::string log;    // warnings
+  std::string entry;  // as CompileResponse has it
 };
 
 // `name` is what messages call the kernel. Errors: INVALID_ARGUMENT, the source does not compile

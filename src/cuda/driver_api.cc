@@ -50,6 +50,8 @@ Status LoadSymbols(void* library, DriverApi& api) {
       {"cuLibraryGetKernel", api.cuLibraryGetKernel, false},
       {"cuKernelGetFunction", api.cuKernelGetFunction, false},
       {"cuKernelSetAttribute", api.cuKernelSetAttribute, false},
+      {"cuLaunchKernelEx", api.cuLaunchKernelEx, false},
+      {"cuKernelGetParamInfo", api.cuKernelGetParamInfo, false},
       {"cuTensorMapEncodeTiled", api.cuTensorMapEncodeTiled, false},
   };
   for (const Symbol& symbol : symbols) {

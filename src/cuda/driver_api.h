@@ -27,6 +27,7 @@ inline constexpr CUresult kCudaErrorInvalidImage = 200;
 inline constexpr CUresult kCudaErrorNoBinaryForGpu = 209;
 inline constexpr CUresult kCudaErrorUnsupportedPtxVersion = 222;
 inline constexpr CUresult kCudaErrorNotFound = 500;
+inline constexpr CUresult kCudaErrorNotSupported = 801;
 
 enum DeviceAttribute : int {
   kMultiprocessorCount = 16,
@@ -35,6 +36,28 @@ enum DeviceAttribute : int {
   kComputeCapabilityMinor = 76,
   kMaxSharedMemoryPerBlockOptin = 97,
 };
+enum LaunchAttribute : int { kCooperative = 2, kClusterDimension = 4, kProgrammatic = 6 };
+
+struct CUlaunchAttribute {
+  LaunchAttribute id;
+  alignas(8) union {
+    char bytes[64];
+    unsigned dims[3];
+    int flag;
+  } value;
+};
+static_assert(sizeof(CUlaunchAttribute) == 72);
+
+struct CUlaunchConfig {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared_bytes;
+  CUstream stream;
+  CUlaunchAttribute* attributes;
+  unsigned num_attributes;
+};
+static_assert(sizeof(CUlaunchConfig) == 56);
+
 enum FunctionAttribute : int { kMaxDynamicSharedSize = 8 };
 
 struct DriverApi {
@@ -73,9 +96,13 @@ struct DriverApi {
   CUresult (*cuLibraryUnload)(CUlibrary library);
   CUresult (*cuLibraryGetKernel)(CUkernel* kernel, CUlibrary library, const char* name);
   CUresult (*cuKernelGetFunction)(CUfunction* function, CUkernel kernel);
+  CUresult (*cuLaunchKernelEx)(const CUlaunchConfig* config, CUfunction function, void** params,
+                               void** extra);
   CUresult (*cuKernelSetAttribute)(FunctionAttribute attribute, int value, CUkernel kernel,
                                    CUdevice device);
 
+  // Driver 12.4 and newer; null in older ones.
+  CUresult (*cuKernelGetParamInfo)(CUkernel kernel, size_t index, size_t* offset, size_t* size);
   // Driver 12.0 and newer; null in older ones.
   CUresult (*cuTensorMapEncodeTiled)(void* map, int data_type, uint32_t rank, void* base,
                                      const uint64_t* dims, const uint64_t* strides,

@@ -1,6 +1,8 @@
 #include "src/cuda/kernel.h"
 
+#include <algorithm>
 #include <mutex>
+#include <tuple>
 #include <utility>
 
 #include "src/core/fork.h"
@@ -15,20 +17,20 @@ namespace {
 
 class LoadedKernel final : public Kernel {
  public:
-  LoadedKernel(const DriverApi& driver, std::string entry, int ordinal)
-      : driver_(driver), entry_(std::move(entry)), ordinal_(ordinal) {}
+  LoadedKernel(const DriverApi& driver, std::string name, int ordinal)
+      : driver_(driver), name_(std::move(name)), ordinal_(ordinal) {}
 
-  Status Load(const std::string& cubin) {
+  Status Load(const KernelImage& image) {
     ScopedPrimaryContext context(driver_, ordinal_);
     XLA_GPU_RETURN_IF_ERROR(context.status());
-    return driver_.has_libraries() ? LoadLibrary(cubin) : LoadModule(cubin);
+    return driver_.has_libraries() ? LoadLibrary(image) : LoadModule(image);
   }
 
   // Raises the most dynamic shared memory that a launch may ask for.
   Status AllowShared(uint32_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (bytes <= max_shared_) return OkStatus();
-    const std::string what = StrCat("allowing kernel ", entry_, " ", bytes,
+    const std::string what = StrCat("allowing kernel ", name_, " ", bytes,
                                     " bytes of dynamic shared memory on device ", ordinal_);
     const int value = static_cast<int>(bytes);
     CUresult result = kCudaSuccess;
@@ -49,28 +51,72 @@ class LoadedKernel final : public Kernel {
 
   Status Launch(const LaunchConfig& config, std::span<void* const> params,
                 void* stream) const override {
-    const auto& [grid, block, shared] = config;
+    const auto& grid = config.grid;
+    const auto& block = config.block;
+    const uint32_t shared = config.dynamic_shared_bytes;
     if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0) return OkStatus();  // nothing to compute
-    const CUresult result = driver_.cuLaunchKernel(
-        function_, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared,
-        static_cast<CUstream>(stream), const_cast<void**>(params.data()), nullptr);
+    const auto values = const_cast<void**>(params.data());
+    const CUresult result =
+        IsPlain(config) ? driver_.cuLaunchKernel(function_, grid[0], grid[1], grid[2], block[0],
+                                                 block[1], block[2], shared,
+                                                 static_cast<CUstream>(stream), values, nullptr)
+                        : LaunchWithAttributes(config, values, static_cast<CUstream>(stream));
     if (result == kCudaSuccess) return OkStatus();
     return DriverStatus(driver_, result,
-                        StrCat("launching kernel ", entry_, " with grid ", StrJoin(grid, "x"),
+                        StrCat("launching kernel ", name_, " with grid ", StrJoin(grid, "x"),
                                ", block ", StrJoin(block, "x"), " and ", shared,
                                " bytes of dynamic shared memory on device ", ordinal_));
   }
 
+  std::optional<std::vector<size_t>> ParameterSizes() const override {
+    if (kernel_ == nullptr || driver_.cuKernelGetParamInfo == nullptr) return std::nullopt;
+    std::vector<size_t> sizes;
+    size_t offset = 0, size = 0;
+    while (driver_.cuKernelGetParamInfo(kernel_, sizes.size(), &offset, &size) == kCudaSuccess) {
+      sizes.push_back(size);
+    }
+    return sizes;
+  }
+
  private:
+  static bool IsPlain(const LaunchConfig& config) {
+    return config.cluster == std::array<uint32_t, 3>{1, 1, 1} && !config.cooperative &&
+           !config.programmatic;
+  }
+
+  CUresult LaunchWithAttributes(const LaunchConfig& config, void** params, CUstream stream) const {
+    if (driver_.cuLaunchKernelEx == nullptr) return kCudaErrorNotSupported;
+    CUlaunchAttribute attributes[3] = {};
+    unsigned count = 0;
+    const auto add = [&](LaunchAttribute id) -> auto& {
+      attributes[count].id = id;
+      return attributes[count++].value;
+    };
+    if (config.cooperative) add(kCooperative).flag = 1;
+    if (config.programmatic) add(kProgrammatic).flag = 1;
+    if (config.cluster != std::array<uint32_t, 3>{1, 1, 1}) {
+      std::ranges::copy(config.cluster, add(kClusterDimension).dims);
+    }
+    const auto& [grid, block] = std::tie(config.grid, config.block);
+    const CUlaunchConfig launch = {{grid[0], grid[1], grid[2]},
+                                   {block[0], block[1], block[2]},
+                                   config.dynamic_shared_bytes,
+                                   stream,
+                                   attributes,
+                                   count};
+    return driver_.cuLaunchKernelEx(&launch, function_, params, nullptr);
+  }
+
   // Driver 12.0 and newer: code that belongs to no context, so that a launch takes its context from
   // the stream.
-  Status LoadLibrary(const std::string& cubin) {
+  Status LoadLibrary(const KernelImage& image) {
     CUlibrary library = nullptr;
-    XLA_GPU_RETURN_IF_ERROR(DriverStatus(
-        driver_,
-        driver_.cuLibraryLoadData(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
-        StrCat("loading kernel ", entry_)));
-    CUresult result = driver_.cuLibraryGetKernel(&kernel_, library, entry_.c_str());
+    XLA_GPU_RETURN_IF_ERROR(
+        DriverStatus(driver_,
+                     driver_.cuLibraryLoadData(&library, image.cubin.data(), nullptr, nullptr, 0,
+                                               nullptr, nullptr, 0),
+                     StrCat("loading kernel ", name_)));
+    CUresult result = driver_.cuLibraryGetKernel(&kernel_, library, image.entry.c_str());
     // Lazy loading would otherwise move the code to the device at the first launch, which may be
     // inside a graph capture.
     CUfunction loaded = nullptr;
@@ -78,24 +124,24 @@ class LoadedKernel final : public Kernel {
     if (result != kCudaSuccess) {
       driver_.cuLibraryUnload(library);
       return DriverStatus(driver_, result,
-                          StrCat("loading kernel ", entry_, " on device ", ordinal_));
+                          StrCat("loading kernel ", name_, " on device ", ordinal_));
     }
     function_ = reinterpret_cast<CUfunction>(kernel_);  // cuLaunchKernel takes either
     return OkStatus();
   }
 
-  Status LoadModule(const std::string& cubin) {
+  Status LoadModule(const KernelImage& image) {
     CUmodule module = nullptr;
-    const std::string what = StrCat("loading kernel ", entry_, " on device ", ordinal_);
+    const std::string what = StrCat("loading kernel ", name_, " on device ", ordinal_);
     XLA_GPU_RETURN_IF_ERROR(
-        DriverStatus(driver_, driver_.cuModuleLoadData(&module, cubin.data()), what));
-    const CUresult result = driver_.cuModuleGetFunction(&function_, module, entry_.c_str());
+        DriverStatus(driver_, driver_.cuModuleLoadData(&module, image.cubin.data()), what));
+    const CUresult result = driver_.cuModuleGetFunction(&function_, module, image.entry.c_str());
     if (result != kCudaSuccess) driver_.cuModuleUnload(module);
     return DriverStatus(driver_, result, what);
   }
 
   const DriverApi& driver_;
-  const std::string entry_;
+  const std::string name_;  // for messages
   const int ordinal_;
   CUkernel kernel_ = nullptr;
   CUfunction function_ = nullptr;
@@ -109,8 +155,11 @@ bool IsFaultOfImage(const Status& loaded) {
 
 std::string KeyOf(const KernelSpec& spec, int ordinal) {
   std::string key = StrCat(ordinal, '\n', spec.source, '\n', spec.entry);
-  for (const std::string& define : spec.defines) key.append(1, '\n').append(define);
-  return key;
+  for (const auto* list : {&spec.defines, &spec.options}) {
+    for (const std::string& item : *list) key.append(1, '\n').append(item);
+    key.append(1, '\n');
+  }
+  return key.append(spec.text).append(1, '\n').append(spec.image);
 }
 
 constinit PerProcess<SingleFlight<std::shared_ptr<LoadedKernel>>> loaded_kernels;
@@ -132,7 +181,7 @@ StatusOr<std::shared_ptr<const Kernel>> GetKernel(const KernelSpec& spec, int de
       XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const KernelImage> image,
                                GetKernelImage(spec, device->Arch(), driver->version));
       auto kernel = std::make_shared<LoadedKernel>(*driver, spec.entry, device_ordinal);
-      const Status loaded = kernel->Load(image->cubin);
+      const Status loaded = kernel->Load(*image);
       if (loaded.ok()) return kernel;
       if (again || !image->from_disk || !IsFaultOfImage(loaded)) return loaded;
       ForgetKernelImage(*image);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,13 +21,23 @@ namespace xla_gpu::cuda {
 struct KernelSpec {
   std::string source;  // path of an embedded source: "src/ops/simple_add/cuda/simple_add.cu"
   std::string entry;   // name of its extern "C" __global__ function
-  std::vector<std::string> defines;  // "HEAD_DIM=128", passed as -D
+  std::vector<std::string> defines = {};  // "HEAD_DIM=128", passed as -D
+  // A text of the user's in place of the embedded source, which `source` then names in messages;
+  // `entry` may be a name expression ("scale<float, 256>"). The options are NVRTC's.
+  std::string text = {};
+  std::vector<std::string> options = {};
+  // Or machine code (a cubin, PTX or fatbin), which is loaded as it is.
+  std::string image = {};
 };
 
 struct LaunchConfig {
   std::array<uint32_t, 3> grid = {1, 1, 1};
   std::array<uint32_t, 3> block = {1, 1, 1};
   uint32_t dynamic_shared_bytes = 0;  // above 48 KiB is opted in when the kernel is loaded
+  // These need a driver of CUDA 12.
+  std::array<uint32_t, 3> cluster = {1, 1, 1};  // blocks
+  bool cooperative = false;                     // all blocks run at once
+  bool programmatic = false;  // may begin before the kernel in front of it in the stream ends
 };
 
 // A kernel loaded on one device. Launch only enqueues: it may be captured into a CUDA graph.
@@ -36,6 +47,9 @@ class Kernel {
   // `params`: one pointer to each kernel parameter, as cuLaunchKernel takes them.
   virtual Status Launch(const LaunchConfig& config, std::span<void* const> params,
                         void* stream) const = 0;
+  // The bytes of each parameter as the machine code has them; nothing where the driver (before CUDA
+  // 12.4) does not tell.
+  virtual std::optional<std::vector<size_t>> ParameterSizes() const = 0;
 };
 
 // From memory, else from disk, else compiled in a child process; then loaded on the device.

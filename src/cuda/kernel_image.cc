@@ -28,9 +28,9 @@ const char* FindSource(std::string_view path) {
   return nullptr;
 }
 
-// The X of every line `#include "X"`. Lines that the preprocessor would skip count too: a source
-// too many does no harm.
-std::vector<std::string> QuotedIncludes(std::string_view text) {
+// The X of every line `#include "X"`, and `#include <X>` if `bracketed`. Lines that the
+// preprocessor would skip count too: a source too many does no harm.
+std::vector<std::string> Includes(std::string_view text, bool bracketed) {
   std::vector<std::string> paths;
   for (std::string_view line : Lines(text)) {
     auto skip_spaces = [&line] {
@@ -43,22 +43,53 @@ std::vector<std::string> QuotedIncludes(std::string_view text) {
     if (!line.starts_with("include")) continue;
     line.remove_prefix(7);
     skip_spaces();
-    if (!line.starts_with('"')) continue;
+    const char close = line.starts_with('"') ? '"' : bracketed && line.starts_with('<') ? '>' : 0;
+    if (close == 0) continue;
     line.remove_prefix(1);
-    if (size_t end = line.find('"'); end != line.npos) paths.emplace_back(line.substr(0, end));
+    if (size_t end = line.find(close); end != line.npos) paths.emplace_back(line.substr(0, end));
   }
   return paths;
 }
 
+// The content of all files that a text of the user's may include from the folders of its options.
+std::vector<std::string> IncludedTexts(const KernelSpec& spec) {
+  constexpr uint64_t kMaxFile = uint64_t{16} << 20;
+  std::vector<std::string> folders, texts = {spec.text};
+  for (size_t i = 0; i < spec.options.size(); ++i) {
+    const std::string& option = spec.options[i];
+    for (const std::string_view flag : {"--include-path=", "-I"}) {
+      if (!option.starts_with(flag)) continue;
+      const bool is_apart = option.size() == flag.size() && i + 1 < spec.options.size();
+      folders.push_back(is_apart ? spec.options[i + 1] : option.substr(flag.size()));
+    }
+  }
+  std::set<std::string> seen;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    for (const std::string& include : Includes(texts[i], /*bracketed=*/true)) {
+      for (const std::string& folder : folders) {
+        const std::string path = StrCat(folder, "/", include);
+        if (!seen.insert(path).second) continue;
+        if (auto text = ReadFile(path, kMaxFile); text.ok()) texts.push_back(*std::move(text));
+      }
+    }
+  }
+  texts.erase(texts.begin());
+  return texts;
+}
+
 std::vector<std::string> Options(const KernelSpec& spec, const std::string& arch) {
-  std::vector<std::string> options = {"--gpu-architecture=" + arch, "--std=c++20",
-                                      "--device-as-default-execution-space"};
+  std::vector<std::string> options = {"--gpu-architecture=" + arch};
+  if (spec.text.empty()) {
+    options.insert(options.end(), {"--std=c++20", "--device-as-default-execution-space"});
+  }
+  options.insert(options.end(), spec.options.begin(), spec.options.end());
   for (const std::string& define : spec.defines) options.push_back("-D" + define);
   return options;
 }
 
 // Everything that the machine code depends on.
-Sha256::Digest KeyOf(const CompileRequest& request, const NvrtcLibrary& nvrtc) {
+Sha256::Digest KeyOf(const CompileRequest& request, const std::vector<std::string>& included,
+                     const NvrtcLibrary& nvrtc) {
   Sha256 hash;
   auto add = [&hash](std::string_view text) {
     hash.Update(std::to_string(text.size()) + ":");  // so that no two lists run together alike
@@ -66,12 +97,14 @@ Sha256::Digest KeyOf(const CompileRequest& request, const NvrtcLibrary& nvrtc) {
   };
   add("xla_gpu " XLA_GPU_VERSION);
   add(nvrtc.Identity());
+  add(request.name_expression);
   add(std::to_string(request.options.size()));
   for (const std::string& option : request.options) add(option);
   for (const auto& [path, text] : request.sources) {
     add(path);
     add(text);
   }
+  for (const std::string& text : included) add(text);
   return hash.Finish();
 }
 
@@ -107,7 +140,10 @@ StatusOr<KernelImage> Compile(const CompileRequest& request, const Sha256::Diges
                     " bytes) is no whole machine code (", request.nvrtc,
                     "); reinstall NVRTC, or set XLA_GPU_NVRTC to another\n", result.log);
   }
-  return KernelImage{.key = key, .cubin = std::move(result.cubin), .log = std::move(result.log)};
+  return KernelImage{.key = key,
+                     .cubin = std::move(result.cubin),
+                     .entry = std::move(result.entry),
+                     .log = std::move(result.log)};
 }
 
 StatusOr<KernelImage> ReadOrCompile(const CompileRequest& request, const Sha256::Digest& key,
@@ -117,7 +153,10 @@ StatusOr<KernelImage> ReadOrCompile(const CompileRequest& request, const Sha256:
   auto read = [&]() -> std::optional<KernelImage> {
     std::optional<CacheEntry> entry = cache->Read(key);
     if (!entry || !IsCubin(entry->cubin)) return std::nullopt;
-    return KernelImage{.key = key, .cubin = std::move(entry->cubin), .from_disk = true};
+    return KernelImage{.key = key,
+                       .cubin = std::move(entry->cubin),
+                       .entry = std::move(entry->entry),
+                       .from_disk = true};
   };
   if (auto image = read()) return *std::move(image);
   XLA_GPU_ASSIGN_OR_RETURN(std::chrono::milliseconds timeout, CompileTimeout());
@@ -125,7 +164,7 @@ StatusOr<KernelImage> ReadOrCompile(const CompileRequest& request, const Sha256:
   // Another process may have compiled it while we waited.
   if (auto image = read()) return *std::move(image);
   XLA_GPU_ASSIGN_OR_RETURN(KernelImage image, Compile(request, key, name));
-  image.kept = cache->Write({key, name, image.cubin});
+  image.kept = cache->Write({key, name, image.entry, image.cubin});
   if (!image.kept.ok()) WarnOnce(image.kept.message());
   return image;
 }
@@ -150,7 +189,7 @@ StatusOr<std::vector<std::pair<std::string, std::string>>> CollectSources(const 
   }
   sources.emplace_back(path, text);
   for (size_t i = 0; i < sources.size(); ++i) {
-    for (const std::string& include : QuotedIncludes(sources[i].second)) {
+    for (const std::string& include : Includes(sources[i].second, /*bracketed=*/false)) {
       if (!seen.insert(include).second) continue;
       // A name that is not embedded is left to the compiler, whose message names the line.
       if (const char* found = FindSource(include)) sources.emplace_back(include, found);
@@ -161,16 +200,32 @@ StatusOr<std::vector<std::pair<std::string, std::string>>> CollectSources(const 
 
 StatusOr<Image> GetKernelImage(const KernelSpec& spec, const std::string& arch,
                                int driver_version) {
+  if (!spec.image.empty()) {
+    return Image(
+        std::make_shared<KernelImage>(KernelImage{.cubin = spec.image, .entry = spec.entry}));
+  }
   CompileRequest request;
-  request.options = Options(spec, arch);
-  XLA_GPU_ASSIGN_OR_RETURN(request.sources, CollectSources(spec.source));
+  std::vector<std::string> included;
+  if (spec.text.empty()) {
+    XLA_GPU_ASSIGN_OR_RETURN(request.sources, CollectSources(spec.source));
+  } else {
+    request.name_expression = spec.entry;
+    included = IncludedTexts(spec);
+    request.sources = {{spec.source, spec.text}};
+  }
   for (;;) {
     XLA_GPU_ASSIGN_OR_RETURN(NvrtcLibrary nvrtc, SelectNvrtc(driver_version));
+    request.options = Options(spec, arch);
+    if (!spec.text.empty()) {  // after the user's own
+      for (const std::string& folder : nvrtc.IncludeFolders())
+        request.options.push_back("-I" + folder);
+    }
     request.nvrtc = nvrtc.path;
     request.builtins = nvrtc.builtins;
-    const Sha256::Digest key = KeyOf(request, nvrtc);
+    const Sha256::Digest key = KeyOf(request, included, nvrtc);
     StatusOr<Image> image = images_in_memory.Get().Get(Sha256::Hex(key), [&]() -> StatusOr<Image> {
       XLA_GPU_ASSIGN_OR_RETURN(KernelImage made, ReadOrCompile(request, key, Describe(spec, arch)));
+      if (made.entry.empty()) made.entry = spec.entry;
       return Image(std::make_shared<KernelImage>(std::move(made)));
     });
     if (image.ok() || image.status().code() != StatusCode::kUnavailable) return image;

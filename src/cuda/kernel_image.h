@@ -16,7 +16,8 @@ namespace xla_gpu::cuda {
 struct KernelImage {
   Sha256::Digest key;
   std::string cubin;
-  std::string log;  // the compiler's warnings; empty when it came from disk
+  std::string entry;  // the kernel's name in it
+  std::string log;    // the compiler's warnings; empty when it came from disk
   bool from_disk = false;
   Status kept;  // why it is not on disk, where that was to be
 };

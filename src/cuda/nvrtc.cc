@@ -182,6 +182,19 @@ std::string NvrtcLibrary::Identity() const {
   return StrCat("nvrtc ", Version(), " of ", error ? 0 : size, " bytes");
 }
 
+std::vector<std::string> NvrtcLibrary::IncludeFolders() const {
+  std::vector<std::string> folders;
+  const fs::path lib = fs::path(path).parent_path();
+  // A toolkit or nvidia/cu13; nvidia/cuda_nvrtc beside nvidia/cuda_runtime.
+  for (const fs::path& folder :
+       {lib.parent_path() / "include", lib.parent_path().parent_path() / "cuda_runtime" / "include",
+        lib.parent_path().parent_path() / "cuda_cccl" / "include"}) {
+    std::error_code error;
+    if (fs::is_directory(folder, error)) folders.push_back(folder.string());
+  }
+  return folders;
+}
+
 std::vector<NvrtcLibrary> FindNvrtcs() {
   std::vector<NvrtcLibrary> found;
   if (const std::string given = Env("XLA_GPU_NVRTC"); !given.empty()) {

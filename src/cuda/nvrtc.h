@@ -23,6 +23,9 @@ struct NvrtcLibrary {
   // "13.5", and what tells apart two builds of one version.
   std::string Version() const;
   std::string Identity() const;
+  // Where the headers of its toolkit are (cuda_fp16.h, cuda_bf16.h), in a toolkit or in pip's
+  // packages; none where they are not installed.
+  std::vector<std::string> IncludeFolders() const;
 };
 
 // Every NVRTC on this machine, newest first, unusable ones included. XLA_GPU_NVRTC (files or

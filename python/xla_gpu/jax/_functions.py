@@ -137,7 +137,7 @@ def _jitted(op: str, environment: tuple[bytes | None, ...], *values: Any) -> Any
 def function(op: str) -> Callable[..., Any]:
     """An op as a function: its required arguments and its attributes, then what must be named."""
     schema = _schema.schema(op)
-    signature = inspect.Signature(_parameters(schema))
+    signature = inspect.Signature(_schema.parameters(schema))
     parameters = signature.parameters.values()
     positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
@@ -166,16 +166,3 @@ def function(op: str) -> Callable[..., Any]:
     call.__doc__ = _docs.of_schema(schema.doc, schema.args, schema.attrs, results)
     vars(call)["__signature__"] = signature
     return call
-
-
-def _parameters(schema: _schema.Op) -> list[inspect.Parameter]:
-    empty, named = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
-    kinds = {False: inspect.Parameter.POSITIONAL_OR_KEYWORD, True: named}
-    parameters = [
-        inspect.Parameter(a.name, kinds[a.optional], default=None if a.optional else empty)
-        for a in schema.args
-    ]
-    for attr in schema.attrs:
-        default = None if attr.none_is_default else empty if attr.default is None else attr.default
-        parameters.append(inspect.Parameter(attr.name, kinds[attr.keyword_only], default=default))
-    return sorted(parameters, key=lambda p: p.kind)

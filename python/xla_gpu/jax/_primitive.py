@@ -74,20 +74,29 @@ def _numpy_dtype(name: str) -> np.dtype:
     return jax.numpy.dtype(_ops.NUMPY_NAMES[name])
 
 
-def _mlir_attribute(value: Any) -> Any:
-    """The value as XLA's dictionary carries it: f32, i64, i1 or a string."""
+def _mlir_attribute(value: Any, floats: type[np.floating[Any]]) -> Any:
+    """The value as XLA's dictionary carries it: a float, i64, i1, a string or i64s."""
     if isinstance(value, bool | str):
         return value
     if isinstance(value, float):
-        return np.float32(value)
-    return np.int64(value)
+        return floats(value)
+    return np.asarray(value, np.int64)[()]
+
+
+def check_concrete(op: str, name: str, array: Any) -> None:
+    """InvalidArgumentError for an array of a shape that is not known yet (jax.export)."""
+    if not all(isinstance(size, int) for size in array.shape):
+        raise InvalidArgumentError(
+            f"{op}: {name} has the symbolic shape {array.shape}; XLA's kernels are made for exact "
+            "shapes, so export with concrete shapes"
+        )
 
 
 class OpPrimitive:
     """An op of the library as a JAX primitive."""
 
     def __init__(self, schema: _schema.Op) -> None:
-        self.op, self.schema = schema.name, schema
+        self.op, self.schema, self._id = schema.name, schema, schema.id
         self.names = tuple(a.name for a in schema.args)
         self._environment = tuple(a.environment.encode() for a in schema.attrs if a.environment)
         self.primitive = Primitive(f"xla_gpu_{self.op}")
@@ -96,7 +105,9 @@ class OpPrimitive:
         self.primitive.def_impl(self._run)
         loop = schema.instead_of_batching.replace("loop over the batch", "loop with jax.lax.map")
         stop = "wrap its inputs in jax.lax.stop_gradient"
-        batching.primitive_batchers[self.primitive] = self._refuse("vmap", loop)
+        refuse = self._refuse("vmap", loop)
+        has_rule = schema.kernel is not None and schema.kernel.vmap is not None
+        batching.primitive_batchers[self.primitive] = self._batch if has_rule else refuse
         ad.primitive_jvps[self.primitive] = self._refuse(
             "differentiation", schema.instead_of_gradient, stop
         )
@@ -120,8 +131,7 @@ class OpPrimitive:
 
         Compiled once per types, inlined in an outer jit. Defaults depend on `environment`.
         """
-        defaults = {a.name: _schema.default(a) for a in self.schema.attrs if a.default is not None}
-        complete = tuple(sorted({**defaults, **dict(attrs)}.items()))
+        complete = self.complete(dict(attrs))
 
         def call(*values: Any) -> list[jax.Array]:
             args, optional_args = [], []
@@ -142,6 +152,11 @@ class OpPrimitive:
 
         call.__name__ = self.op
         return jax.jit(call, inline=True)
+
+    def complete(self, attrs: Mapping[str, _ops.AttrValue]) -> Attrs:
+        """The attributes with the defaults of those that are not given, in one order."""
+        defaults = {a.name: _schema.default(a) for a in self.schema.attrs if a.default is not None}
+        return tuple(sorted({**defaults, **attrs}.items()))
 
     def arg_names(self, optional_args: tuple[str, ...]) -> tuple[str, ...]:
         """The names of a call's arguments."""
@@ -175,13 +190,22 @@ class OpPrimitive:
     ) -> tuple[_ops.Result, ...]:
         """The results on "Host" or "CUDA"; ValueError with the library's message."""
         for name, aval in zip(self.arg_names(optional_args), avals):
-            if not all(isinstance(size, int) for size in aval.shape):
-                raise InvalidArgumentError(
-                    f"{self.op}: {name} has the symbolic shape {aval.shape}; XLA's kernels are "
-                    "made for exact shapes, so export with concrete shapes"
-                )
+            check_concrete(self.op, name, aval)
         specs = tuple(_ops.spec_of(aval) for aval in avals)
-        return _infer(self.op, platform, specs, optional_args, attrs)
+        return _infer(self._id, platform, specs, optional_args, attrs)
+
+    def _batch(
+        self,
+        args: Sequence[Any],
+        dims: Sequence[Any],
+        *,
+        optional_args: tuple[str, ...],
+        attrs: Attrs,
+        local: bool,
+    ) -> Any:
+        from xla_gpu.jax import _kernels
+
+        return _kernels.batch(self, args, dims, optional_args, attrs)
 
     def _refuse(self, what: str, *remedies: str) -> Callable[..., Any]:
         message = "; ".join((f"{self.op}: {what} is not supported", *filter(None, remedies)))
@@ -235,14 +259,15 @@ class OpPrimitive:
         optional_args: tuple[str, ...],
         attrs: Attrs,
     ) -> Any:
-        _registration.register_op(self.op, platform)
+        _registration.register_op(self._id, platform)
         results = self.results(platform, ctx.avals_in, optional_args, attrs)
         scratch = [
             jax.core.ShapedArray(r.spec.shape, _numpy_dtype(r.spec.dtype))
             for r in results
             if r.kind == "scratch"
         ]
-        attributes = {name: _mlir_attribute(value) for name, value in attrs}
+        wide = np.float64 if self.schema.key else np.float32  # a user's scalar may be an f64
+        attributes = {name: _mlir_attribute(value, wide) for name, value in attrs}
         if optional_args:
             attributes["optional_args"] = ",".join(optional_args)
         lowering = _compat.ffi.ffi_lowering(

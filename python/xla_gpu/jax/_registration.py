@@ -10,9 +10,11 @@ import jaxlib.version
 from jaxlib import xla_client
 
 from xla_gpu import _lib, _schema
+from xla_gpu._errors import InvalidArgumentError
 from xla_gpu.jax import _compat
 
 _registered: set[tuple[str, str]] = set()
+_handlers: dict[tuple[str, str], int] = {}  # of kernels of the user's, by target
 
 
 def register_target(name: str, platform: str, api_version: int, stages: dict[str, int]) -> None:
@@ -55,5 +57,15 @@ def register_op(op: str, platform: str) -> None:
             return
         address = _lib.handler_address(op, platform, 4)
         stages = {"instantiate": address, "execute": address}
-        register_target(_schema.schema(op).target, platform, 4, stages)
+        schema = _schema.schema(op)
+        known = _handlers.get((schema.target, platform)) if schema.key else None
+        if known is None:
+            register_target(schema.target, platform, 4, stages)
+        elif known != address:  # XLA cannot replace it
+            raise InvalidArgumentError(
+                f"{schema.target}: a kernel of this name with another `capture` is registered "
+                "already; give one of them another name"
+            )
+        if schema.key:
+            _handlers[schema.target, platform] = address
         _registered.add((op, platform))

@@ -33,6 +33,9 @@ struct NvrtcApi {
                                      const char* const* options);
   nvrtcResult (*nvrtcGetProgramLogSize)(nvrtcProgram program, size_t* size);
   nvrtcResult (*nvrtcGetProgramLog)(nvrtcProgram program, char* log);
+  nvrtcResult (*nvrtcAddNameExpression)(nvrtcProgram program, const char* expression);
+  nvrtcResult (*nvrtcGetLoweredName)(nvrtcProgram program, const char* expression,
+                                     const char** name);
   nvrtcResult (*nvrtcGetCUBINSize)(nvrtcProgram program, size_t* size);
   nvrtcResult (*nvrtcGetCUBIN)(nvrtcProgram program, char* cubin);
   const char* (*nvrtcGetErrorString)(nvrtcResult result);
@@ -40,7 +43,8 @@ struct NvrtcApi {
 
 CompileResponse Unusable(const std::string& path) {
   const char* why = dlerror();
-  return {Outcome::kNvrtcUnusable, StrCat(path, ": ", why == nullptr ? "unknown error" : why), ""};
+  return {Outcome::kNvrtcUnusable, StrCat(path, ": ", why == nullptr ? "unknown error" : why), "",
+          ""};
 }
 
 // False, with `response` filled in, if the library cannot be used.
@@ -58,6 +62,8 @@ bool LoadNvrtc(const CompileRequest& request, NvrtcApi& api, CompileResponse& re
       {"nvrtcCompileProgram", reinterpret_cast<void**>(&api.nvrtcCompileProgram)},
       {"nvrtcGetProgramLogSize", reinterpret_cast<void**>(&api.nvrtcGetProgramLogSize)},
       {"nvrtcGetProgramLog", reinterpret_cast<void**>(&api.nvrtcGetProgramLog)},
+      {"nvrtcAddNameExpression", reinterpret_cast<void**>(&api.nvrtcAddNameExpression)},
+      {"nvrtcGetLoweredName", reinterpret_cast<void**>(&api.nvrtcGetLoweredName)},
       {"nvrtcGetCUBINSize", reinterpret_cast<void**>(&api.nvrtcGetCUBINSize)},
       {"nvrtcGetCUBIN", reinterpret_cast<void**>(&api.nvrtcGetCUBIN)},
       {"nvrtcGetErrorString", reinterpret_cast<void**>(&api.nvrtcGetErrorString)},
@@ -95,16 +101,27 @@ CompileResponse Compile(const CompileRequest& request) {
 
   auto failed = [&api](const char* what, nvrtcResult result, const std::string& log) {
     return CompileResponse{Outcome::kCompileError,
-                           StrCat(what, ": ", api.nvrtcGetErrorString(result), "\n", log), ""};
+                           StrCat(what, ": ", api.nvrtcGetErrorString(result), "\n", log), "", ""};
   };
   nvrtcProgram program = nullptr;
   nvrtcResult result =
       api.nvrtcCreateProgram(&program, texts[0], names[0], static_cast<int>(names.size()) - 1,
                              texts.data() + 1, names.data() + 1);
   if (result != 0) return failed("nvrtcCreateProgram", result, "");
+  const char* expression = request.name_expression.c_str();
+  if (*expression != '\0') {
+    result = api.nvrtcAddNameExpression(program, expression);
+    if (result != 0) return failed("nvrtcAddNameExpression", result, "");
+  }
   result = api.nvrtcCompileProgram(program, static_cast<int>(options.size()), options.data());
   response.log = ProgramLog(api, program);
   if (result != 0) return failed("nvrtcCompileProgram", result, response.log);
+  if (*expression != '\0') {
+    const char* entry = nullptr;
+    result = api.nvrtcGetLoweredName(program, expression, &entry);
+    if (result != 0) return failed("nvrtcGetLoweredName", result, response.log);
+    response.entry = entry;
+  }
   size_t size = 0;
   result = api.nvrtcGetCUBINSize(program, &size);
   if (result != 0) return failed("nvrtcGetCUBINSize", result, response.log);
@@ -146,7 +163,7 @@ int Main() {
   const std::optional<CompileRequest> request = DecodeRequest(ReadAll(STDIN_FILENO));
   const CompileResponse response =
       request ? Compile(*request)
-              : CompileResponse{Outcome::kBadRequest, "the request is not well-formed", ""};
+              : CompileResponse{Outcome::kBadRequest, "the request is not well-formed", "", ""};
   return WriteAll(out, Encode(response)) ? 0 : 1;
 }
 

@@ -8,13 +8,15 @@
 //    "arguments": [{"name": "x", "dtypes": ["f32"], "optional": false}, ...],
 //    "results": [{"name": "out", "like": "x", "dtype": "f32"}, {"name": "y", "alias_of": "y"}],
 //    "scalars": [{"name": "alpha", "type": "f32", "default": 1.0}, ...],
+//    "workspace": false,                       whether calls bring scratch memory
 //    "capture": true,                          whether CUDA calls only enqueue work
 //    "implementations": {"CUDA": {...}, "Host": {...}}}
 //
 // A result that is neither `like` an argument nor one's alias has the type that the call says by
 // the attribute `result_types`. A scalar's type is "pred", an integer's or a float's; without a
-// default it is required. Without `arguments` and `scalars` they are those that the source text
-// declares: pointers that no output has the name of are arguments, numbers are scalars.
+// default it is required, `derived` means that a front end works it out. What a source text
+// declares besides is added: pointers become arguments (unless `arguments` is given), numbers
+// scalars.
 //
 // An implementation has a `kind` and what that needs:
 //
@@ -23,7 +25,8 @@
 //   cuda_image    image (cubin, PTX or fatbin in base64), entry, arch ("sm_90a", for messages)
 //   host_source   text (C++), entry, file, options (the compiler's)
 //   function      library and symbol, or address: a C function. On CUDA a launcher, whose first
-//                 parameter is the stream unless `parameters` says where
+//                 parameter is the stream unless `parameters` says where. returns_error: its int
+//                 result, where not 0, is an error
 //   tvm_ffi       library and symbol (without "__tvm_ffi_"), or address (a TVMFFIObject of a
 //                 function); libtvm_ffi (a path, loaded first), owned (pass tensors that the callee
 //                 may keep a reference of, not views)
@@ -80,8 +83,10 @@ struct Parameter {
 
 struct Scalar {
   std::string name;
-  DType type;
-  std::optional<AttrValue> default_value;
+  DType type = DType::kInvalid;
+  std::optional<AttrValue> default_value = {};
+  bool derived = false;  // worked out by the front end, from the arguments
+  std::string doc = {};
 };
 
 struct Implementation {
@@ -95,6 +100,7 @@ struct Implementation {
   uint64_t address = 0;              // or this instead
   std::string libtvm_ffi;
   bool owned = false;
+  bool returns_error = false;
   int api_version = 0;
   std::string opaque;
   std::vector<Parameter> parameters;
@@ -113,6 +119,7 @@ struct Definition {
   std::vector<ResultSpec> results;  // outputs and aliases; work space is not listed
   std::vector<Scalar> scalars;
   bool capture = true;
+  bool workspace = false;  // calls may bring scratch memory
   std::optional<Implementation> implementations[kNumPlatforms];
 };
 

@@ -1,0 +1,271 @@
+"""Kernels of the user's: one description, which every framework of the process can call.
+
+A kernel is known to the library by a *definition* (src/ops/user_kernel/definition.h), a JSON text
+from which the library makes an op with a schema like that of its own ops. What depends on shapes
+(the grid, the types of results, which variant of a template) is worked out for each call while it
+is traced: `Kernel.resolve`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from xla_gpu import _ops, _schema
+from xla_gpu._errors import InvalidArgumentError, at_callers_line
+from xla_gpu._ops import AttrValue, TensorSpec
+
+Specs = Mapping[str, TensorSpec]
+Scalars = Mapping[str, AttrValue]
+
+VMAP_METHODS = ("sequential", "expand_dims", "broadcast_all")
+
+
+class Kernel:
+    """A kernel that can be called on the arrays of any framework here.
+
+    Made by `xla_gpu.cuda_kernel` and its siblings. `kernel(x, y, alpha=2.0)` takes JAX arrays and
+    tracers, torch tensors on CPU and CUDA, torch_xla's and torchax's tensors; all arguments are of
+    one framework. Under jit it is one custom call whose target is the kernel's name.
+
+    Attributes:
+      name: the custom call's target.
+      schema: what a call takes: arguments, scalars (as attributes), results.
+    """
+
+    def __init__(
+        self,
+        definition: Mapping[str, Any],
+        *,
+        outputs: Mapping[str, Any],
+        launch: Mapping[str, Any] | None = None,
+        derived: Mapping[str, Callable[..., Any]] | None = None,
+        workspace: Any = 0,
+        variant: Callable[[Specs, Scalars], Mapping[str, Any]] | None = None,
+        vmap: str | None = None,
+        gradient: Callable[..., Any] | None = None,
+        sharding: str | None = None,
+    ) -> None:
+        """For the functions that make kernels.
+
+        Args:
+          definition: the JSON text's content, without what `variant` adds.
+          outputs: by result, what says its type where the definition does not (see `output_spec`).
+          launch: "grid", "block" and "shared_memory", each a value or a function of arguments.
+          derived: scalars that follow from the arguments, as functions.
+          workspace: bytes of scratch memory, or a function of the arguments.
+          variant: members that replace the definition's for arguments of these types.
+          vmap: one of VMAP_METHODS, or None for an error that says so.
+          gradient: (arguments, results, gradients of the results, **scalars) -> gradients of the
+            arguments, by functions of the framework whose arrays come.
+          sharding: a rule in Shardy's form, "i j, j -> i".
+        """
+        self.name = str(definition["name"])
+        if vmap is not None and vmap not in VMAP_METHODS:
+            raise InvalidArgumentError(
+                f"{self.name}: vmap is {vmap!r}; allowed are {', '.join(VMAP_METHODS)} and None"
+            )
+        self._definition = dict(definition)
+        self._outputs = dict(outputs)
+        self._launch = dict(launch or {})
+        self._derived = dict(derived or {})
+        self._workspace = workspace
+        self._variant = variant
+        self.vmap, self.gradient, self.sharding = vmap, gradient, sharding
+        self.schema = self._define({})
+        self._scalars = tuple(a for a in self.schema.attrs if not a.derived)
+        self._scalar_names = frozenset(a.name for a in self._scalars)
+        self.__doc__ = self.schema.doc or type(self).__doc__
+
+    @functools.cached_property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.Signature(_schema.parameters(self.schema))
+
+    @at_callers_line
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Calls the kernel; a result, or a tuple of them.
+
+        Raises:
+          TypeError: for a wrong count or keyword.
+          InvalidArgumentError (a ValueError): for a wrong dtype, rank or scalar, by its name.
+        """
+        try:
+            bound = self.__signature__.bind(*args, **named)
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}") from None
+        bound.apply_defaults()
+        values = bound.arguments
+        arrays = {a.name: values[a.name] for a in self.schema.args}
+        scalars = self.scalars({a.name: values[a.name] for a in self._scalars})
+        return _front_end(self.name, arrays)(self, arrays, scalars)
+
+    def __repr__(self) -> str:
+        return f"<xla_gpu kernel {self.name}{self.__signature__}>"
+
+    def scalars(self, values: Mapping[str, Any]) -> dict[str, AttrValue]:
+        """The scalars of a call as the library takes them; an error names a wrong one."""
+        given = {
+            attr.name: _schema.attribute(self.name, attr, values[attr.name], lambda value: None)
+            for attr in self._scalars
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def resolve(self, specs: Specs, scalars: Scalars) -> tuple[str, dict[str, AttrValue]]:
+        """The op and all attributes of a call, by the types of the arguments that it brings."""
+        schema = self.schema
+        if self._variant is not None:
+            schema = self._define(self._variant(specs, scalars))
+        call = _Call(self.name, specs, scalars)
+        attrs: dict[str, AttrValue] = dict(scalars)
+        for name, function in self._derived.items():
+            attr = next(a for a in schema.attrs if a.name == name)
+            value = call.value(function, name)
+            made = _schema.attribute(self.name, attr, value, lambda value: None)
+            if made is not None:
+                attrs[name] = made
+        types: list[int] = []
+        for name, output in self._outputs.items():
+            spec = output_spec(self.name, name, call.value(output, f"outputs[{name!r}]"), specs)
+            types += [_ops.DTYPES[spec.dtype], len(spec.shape), *spec.shape]
+        if types:
+            attrs["result_types"] = tuple(types)
+        for name in ("grid", "block"):
+            if name in self._launch:
+                attrs[name] = _dims(self.name, name, call.value(self._launch[name], name))
+        for name, given in (
+            ("shared_memory", self._launch.get("shared_memory", 0)),
+            ("workspace_bytes", self._workspace),
+        ):
+            if count := _bytes(self.name, name, call.value(given, name)):
+                attrs[name] = count
+        attrs["kernel"] = schema.key
+        return schema.key, attrs
+
+    def user_scalars(self, attrs: Mapping[str, AttrValue]) -> dict[str, AttrValue]:
+        """Of a call's attributes, those that the user gave."""
+        return {name: value for name, value in attrs.items() if name in self._scalar_names}
+
+    def _define(self, members: Mapping[str, Any]) -> _schema.Op:
+        return _schema.define({**self._definition, **members}, self)
+
+
+class _Call:
+    """What functions of a call's arguments are given: those that their parameters name."""
+
+    def __init__(self, kernel: str, specs: Specs, scalars: Scalars) -> None:
+        self._kernel = kernel
+        self._known: dict[str, Any] = {**specs, **scalars}
+
+    def value(self, given: Any, what: str) -> Any:
+        if not callable(given) or isinstance(given, type):
+            return given
+        wanted = inspect.signature(given).parameters.values()
+        if any(p.kind is p.VAR_KEYWORD for p in wanted):
+            return given(**self._known)
+        names = [p.name for p in wanted if p.default is p.empty or p.name in self._known]
+        unknown = [name for name in names if name not in self._known]
+        if unknown:
+            raise InvalidArgumentError(
+                f"{self._kernel}: the function {what} has a parameter {unknown[0]}, which is no "
+                f"argument or scalar of this call; it has {', '.join(self._known)}"
+            )
+        return given(**{name: self._known[name] for name in names})
+
+
+def call_with(kernel: str, specs: Specs, scalars: Scalars, given: Any, what: str) -> Any:
+    """`given`, or what it gives for a call's arguments if it is a function of them."""
+    return _Call(kernel, specs, scalars).value(given, what)
+
+
+def dtype_name(value: Any) -> str | None:
+    """The library's name ("f32") of a dtype of NumPy, JAX or torch, or of its name; else None."""
+    for text in (value, getattr(value, "name", None), getattr(value, "__name__", None), str(value)):
+        if isinstance(text, str):
+            text = text.removeprefix("torch.")
+            found = text if text in _ops.DTYPES else _ops.NUMPY_DTYPE_NAMES.get(text)
+            if found is not None:
+                return found
+    return None
+
+
+def output_spec(kernel: str, name: str, value: Any, specs: Specs) -> TensorSpec:
+    """The type of a result: like an argument (its name), (shape, dtype), or what has both."""
+    if isinstance(value, str):
+        if value in specs:
+            return specs[value]
+        raise InvalidArgumentError(
+            f"{kernel}: outputs[{name!r}] is {value!r}, which is no argument of this call; it has "
+            f"{', '.join(specs)}"
+        )
+    if isinstance(value, TensorSpec):
+        return value
+    pair = (
+        (value.shape, value.dtype) if hasattr(value, "shape") and hasattr(value, "dtype") else value
+    )
+    if isinstance(pair, Sequence) and len(pair) == 2:
+        shape, dtype = pair
+        if isinstance(shape, int):
+            shape = (shape,)
+        known = dtype_name(dtype)
+        if known is not None and all(isinstance(n, int) and n >= 0 for n in shape):
+            return TensorSpec(known, tuple(shape))
+    raise InvalidArgumentError(
+        f"{kernel}: outputs[{name!r}] is {value!r}; it must be the name of an argument, a pair "
+        "(shape, dtype), what has a shape and a dtype, or a function of arguments that gives one"
+    )
+
+
+def _dims(kernel: str, name: str, value: Any) -> tuple[int, int, int]:
+    dims = (value,) if isinstance(value, int) else tuple(value) if _is_list(value) else ()
+    if not 1 <= len(dims) <= 3 or not all(isinstance(n, int) for n in dims):
+        raise InvalidArgumentError(f"{kernel}: {name} is {value!r}; it must be 1 to 3 ints")
+    x, y, z = (*dims, 1, 1)[:3]
+    return x, y, z
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _bytes(kernel: str, name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidArgumentError(f"{kernel}: {name} is {value!r}; it must be a number of bytes")
+    return value
+
+
+# ---- Front ends ----------------------------------------------------------------------------------
+
+FrontEnd = Callable[[Kernel, Mapping[str, Any], Scalars], Any]
+
+
+def _front_end(kernel: str, arrays: Mapping[str, Any]) -> FrontEnd:
+    """What calls the kernel on arrays like these."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        tensors = [a for a in arrays.values() if isinstance(a, torch.Tensor)]
+        if tensors:
+            return _torch_front_end(tensors[0])
+    try:
+        from xla_gpu.jax import _kernels
+    except ImportError:
+        came = ", ".join(f"{name}: {type(a).__name__}" for name, a in arrays.items())
+        raise InvalidArgumentError(
+            f"{kernel}: no argument is a tensor of a framework that is here ({came}), and JAX is "
+            "not installed"
+        ) from None
+    return _kernels.call
+
+
+def _torch_front_end(tensor: Any) -> FrontEnd:
+    raise NotImplementedError
+
+
+# ---- Making them ---------------------------------------------------------------------------------
+
+
+def cdiv(a: int, b: int) -> int:
+    """A / b, rounded up: how many blocks of b cover a."""
+    return -(-a // b)

@@ -1,0 +1,138 @@
+"""Kernels of the user's on JAX's arrays and tracers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from xla_gpu import _ops
+from xla_gpu._errors import InvalidArgumentError
+from xla_gpu._kernel import Kernel, Scalars
+from xla_gpu.jax import _functions, _primitive
+
+
+def call(kernel: Kernel, arrays: Mapping[str, Any], scalars: Scalars) -> Any:
+    """The kernel on arrays by argument, None for absent ones: its result, or a tuple of them."""
+    args: Collection[Any] = arrays.values()
+    if not _functions.known_types.issuperset(map(type, args)):
+        args = [_array(kernel, arg, arrays[arg.name]) for arg in kernel.schema.args]
+    results = _jitted(kernel, tuple(scalars.items()))(*args)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _array(kernel: Kernel, arg: Any, value: Any) -> Any:
+    if value is None and arg.optional:
+        return None
+    return _functions.array(kernel.name, arg.name, value)
+
+
+@functools.lru_cache(maxsize=4096)
+def _jitted(kernel: Kernel, scalars: _primitive.Attrs) -> Callable[..., Sequence[jax.Array]]:
+    """The call as a function of all arguments, absent ones None; traced once for their types."""
+    names = [arg.name for arg in kernel.schema.args]
+
+    def run(*values: Any) -> Sequence[jax.Array]:
+        given = {name: v for name, v in zip(names, values, strict=True) if v is not None}
+        return bind(kernel, given, dict(scalars))
+
+    run.__name__ = kernel.name
+    if kernel.gradient is not None:
+        run = _differentiable(kernel, run, names, dict(scalars))
+    return jax.jit(run, inline=True)
+
+
+def bind(kernel: Kernel, given: Mapping[str, Any], scalars: Scalars) -> Sequence[jax.Array]:
+    """The primitive of the op that the kernel is for arrays of these types."""
+    specs = {name: _spec_of(kernel, name, value) for name, value in given.items()}
+    op, attrs = kernel.resolve(specs, scalars)
+    primitive = _primitive.of(op)
+    optional = [a.name for a in primitive.schema.args if a.optional and a.name in given]
+    results: Sequence[jax.Array] = primitive.primitive.bind(
+        *given.values(),
+        optional_args=tuple(optional),
+        attrs=primitive.complete(attrs),
+        local=False,
+    )
+    return results
+
+
+def _spec_of(kernel: Kernel, name: str, array: Any) -> _ops.TensorSpec:
+    _primitive.check_concrete(kernel.name, name, array)
+    return _ops.spec_of(array)
+
+
+def _differentiable(
+    kernel: Kernel, run: Callable[..., Any], names: Sequence[str], scalars: Scalars
+) -> Callable[..., Any]:
+    """`run` with the kernel's gradient for reverse mode."""
+    function = jax.custom_vjp(run)
+
+    def forward(*values: Any) -> tuple[Any, Any]:
+        results = run(*values)
+        return results, (values, tuple(results))
+
+    def backward(kept: Any, cotangents: Any) -> tuple[Any, ...]:
+        values, results = kept
+        given = tuple(v for v in values if v is not None)
+        assert kernel.gradient is not None
+        gradients = kernel.gradient(given, results, tuple(cotangents), **scalars)
+        if not isinstance(gradients, tuple | list) or len(gradients) != len(given):
+            raise InvalidArgumentError(
+                f"{kernel.name}: gradient gave {type(gradients).__name__}; it must give a tuple of "
+                f"{len(given)}, one for each argument (None: it has none)"
+            )
+        left = iter(gradients)
+        return tuple(None if v is None else _gradient(v, next(left)) for v in values)
+
+    function.defvjp(forward, backward)
+    return function
+
+
+def _gradient(value: Any, gradient: Any) -> Any:
+    """As JAX takes it: integers have gradients of float0, None stands for zeros."""
+    if not jnp.issubdtype(value.dtype, jnp.inexact):
+        return None
+    return jnp.zeros_like(value) if gradient is None else jnp.asarray(gradient, value.dtype)
+
+
+# ---- vmap ----------------------------------------------------------------------------------------
+
+
+def batch(
+    primitive: _primitive.OpPrimitive,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    optional_args: tuple[str, ...],
+    attrs: _primitive.Attrs,
+) -> tuple[Sequence[jax.Array], Sequence[int]]:
+    """Vmap's rule of a call, as the kernel's `vmap` says."""
+    kernel = primitive.schema.kernel
+    assert kernel is not None
+    moved = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims, strict=True)]
+    is_batched = [d is not None for d in dims]
+    if kernel.vmap == "sequential":
+
+        def one(batched: Sequence[Any]) -> Sequence[jax.Array]:
+            items = iter(batched)
+            mixed = [next(items) if b else a for a, b in zip(moved, is_batched, strict=True)]
+            results: Sequence[jax.Array] = primitive.primitive.bind(
+                *mixed, optional_args=optional_args, attrs=attrs, local=False
+            )
+            return results
+
+        results = jax.lax.map(one, [a for a, b in zip(moved, is_batched, strict=True) if b])
+    else:
+        size = next(a.shape[0] for a, b in zip(moved, is_batched, strict=True) if b)
+        lead = 1 if kernel.vmap == "expand_dims" else size
+        whole = [
+            a if b else jnp.broadcast_to(a, (lead, *a.shape))
+            for a, b in zip(moved, is_batched, strict=True)
+        ]
+        names = primitive.arg_names(optional_args)
+        given = dict(zip(names, whole, strict=True))
+        results = bind(kernel, given, kernel.user_scalars(dict(attrs)))
+    return results, (0,) * len(results)

@@ -1,0 +1,159 @@
+#include "src/ops/user_kernel/cpu/host_compiler.h"
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "src/core/child_process.h"
+#include "src/core/elf.h"
+#include "src/core/file.h"
+#include "src/core/fork.h"
+#include "src/core/strings.h"
+#include "src/core/unique_fd.h"
+#include "src/cuda/compiler.h"
+#include "src/cuda/disk_cache.h"
+#include "src/cuda/single_flight.h"
+
+namespace xla_gpu::user_kernel {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Holds the entry's address, whatever C++ name it has.
+constexpr char kEntry[] = "xla_gpu_entry";
+constexpr uint64_t kMaxLibrary = uint64_t{1} << 30;
+
+struct Compiler {
+  std::string path;
+  std::string version;  // what it says of itself
+};
+
+StatusOr<Compiler> FindCompiler() {
+  const std::string given = Env("CXX");
+  Compiler compiler{.path = given.empty() ? "c++" : given};
+  auto child = RunChild({compiler.path, "--version"}, "", std::chrono::seconds(20));
+  if (!child.ok() || child->exit_code != 0) {
+    return FailedPrecondition("no C++ compiler: ", compiler.path, given.empty() ? "" : " (CXX)",
+                              child.ok() ? " " : " cannot be started",
+                              child.ok() ? child->HowItEnded() : "",
+                              "; install g++ or clang++, or set CXX to its path");
+  }
+  compiler.version = std::move(child->out);
+  return compiler;
+}
+
+// Goes with its content when it leaves its scope.
+class ScratchFolder {
+ public:
+  ScratchFolder() {
+    std::error_code error;
+    path_ = (fs::temp_directory_path(error) / "xla_gpu.XXXXXX").string();
+    if (mkdtemp(path_.data()) == nullptr) path_.clear();
+  }
+  ~ScratchFolder() {
+    std::error_code error;
+    if (!path_.empty()) fs::remove_all(path_, error);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+std::string ReplaceAll(std::string text, const std::string& from, const std::string& to) {
+  for (size_t at = 0; (at = text.find(from, at)) != text.npos; at += to.size()) {
+    text.replace(at, from.size(), to);
+  }
+  return text;
+}
+
+StatusOr<std::string> Compile(const std::string& kernel, const Compiler& compiler,
+                              const Implementation& implementation, const std::string& text) {
+  const ScratchFolder folder;
+  if (folder.path().empty()) return Internal("no folder for a compilation can be made");
+  const std::string name =
+      implementation.file.empty() ? "kernel.cc" : fs::path(implementation.file).filename().string();
+  const std::string source = StrCat(folder.path(), "/", name);
+  const std::string library = StrCat(folder.path(), "/library.so");
+  XLA_GPU_RETURN_IF_ERROR(WriteFile(source, text));
+  std::vector<std::string> command = {compiler.path, "-std=c++17", "-O2",  "-shared", "-fPIC",
+                                      "-x",          "c++",        source, "-o",      library};
+  command.insert(command.end(), implementation.options.begin(), implementation.options.end());
+  XLA_GPU_ASSIGN_OR_RETURN(const std::chrono::milliseconds timeout, cuda::CompileTimeout());
+  XLA_GPU_ASSIGN_OR_RETURN(const ChildResult child, RunChild(command, "", timeout));
+  if (child.timed_out) {
+    return Internal("the C++ compiler did not end within ",
+                    static_cast<double>(timeout.count()) / 1e3,
+                    " s; XLA_GPU_COMPILE_TIMEOUT sets the limit in seconds");
+  }
+  if (child.exit_code != 0) {
+    return InvalidArgument("kernel ", kernel, " does not compile:\n",
+                           ReplaceAll(child.err, folder.path() + "/", ""));
+  }
+  return ReadFile(library, kMaxLibrary);
+}
+
+StatusOr<const void*> Load(const std::string& kernel, const std::string& bytes) {
+  // From memory: a file could be another one by the time that it is loaded.
+  const UniqueFd file(memfd_create(StrCat("xla_gpu ", kernel).c_str(), MFD_CLOEXEC));
+  if (!file.open() || !WriteAll(file.get(), bytes)) return Internal("no memory for its code");
+  void* library = dlopen(StrCat("/proc/self/fd/", file.get()).c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* why = dlerror();
+    return FailedPrecondition("its code cannot be loaded: ", why == nullptr ? "?" : why);
+  }
+  const auto* entry = static_cast<const void* const*>(dlsym(library, kEntry));
+  if (entry == nullptr) return Internal("its code has no ", kEntry);
+  return *entry;
+}
+
+struct Loaded {
+  const void* function = nullptr;
+};
+constinit PerProcess<cuda::SingleFlight<Loaded>> functions;
+constinit PerProcess<cuda::SingleFlight<Compiler>> compilers;
+
+}  // namespace
+
+StatusOr<const void*> CompileHostSource(const std::string& kernel,
+                                        const Implementation& implementation) {
+  XLA_GPU_ASSIGN_OR_RETURN(const Compiler compiler, compilers.Get().Get(Env("CXX"), FindCompiler));
+  const std::string text = StrCat(
+      implementation.text, "\nextern \"C\" __attribute__((visibility(\"default\"))) const auto ",
+      kEntry, " = &", implementation.entry, ";\n");
+  cuda::Sha256 hash;
+  for (const std::string& part : {compiler.path, compiler.version, implementation.file, text,
+                                  StrJoin(implementation.options, "\n")}) {
+    hash.Update(std::to_string(part.size()) + ":");
+    hash.Update(part);
+  }
+  const cuda::Sha256::Digest key = hash.Finish();
+  auto make = [&]() -> StatusOr<Loaded> {
+    std::optional<cuda::DiskCache> cache;
+    if (const std::string folder = cuda::DiskCache::DefaultFolder(); !folder.empty()) {
+      if (auto opened = cuda::DiskCache::Open(folder); opened.ok()) cache = *std::move(opened);
+    }
+    if (cache) {
+      if (auto entry = cache->Read(key)) {
+        if (auto loaded = Load(kernel, entry->cubin); loaded.ok()) return Loaded{*loaded};
+      }
+    }
+    XLA_GPU_ASSIGN_OR_RETURN(const std::string library,
+                             Compile(kernel, compiler, implementation, text));
+    XLA_GPU_ASSIGN_OR_RETURN(const void* function, Load(kernel, library));
+    if (cache) (void)cache->Write({key, StrCat(kernel, " for the CPU"), "", library});
+    return Loaded{function};
+  };
+  XLA_GPU_ASSIGN_OR_RETURN(const Loaded loaded, functions.Get().Get(cuda::Sha256::Hex(key), make));
+  return loaded.function;
+}
+
+}  // namespace xla_gpu::user_kernel

@@ -1,0 +1,136 @@
+#include "src/ops/user_kernel/parameters.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "src/core/float_types.h"
+#include "src/core/strings.h"
+
+namespace xla_gpu::user_kernel {
+namespace {
+
+double AsDouble(const AttrValue& value) {
+  if (const auto* held = std::get_if<double>(&value)) return *held;
+  if (const auto* held = std::get_if<int64_t>(&value)) return static_cast<double>(*held);
+  return std::get<bool>(value) ? 1 : 0;
+}
+
+int64_t AsInt(const AttrValue& value) {
+  if (const auto* held = std::get_if<int64_t>(&value)) return *held;
+  if (const auto* held = std::get_if<double>(&value)) return static_cast<int64_t>(*held);
+  return std::get<bool>(value) ? 1 : 0;
+}
+
+// Whether an int fits the type; u64 holds what an attribute can say.
+bool Fits(DType type, int64_t value) {
+  const int bits = 8 * static_cast<int>(DTypeSize(type));
+  if (InfoOf(type).dlpack == kDlpackUInt) {
+    return value >= 0 && (bits == 64 || value < int64_t{1} << bits);
+  }
+  return bits == 64 || (value >= -(int64_t{1} << (bits - 1)) && value < int64_t{1} << (bits - 1));
+}
+
+}  // namespace
+
+uint64_t NumberBits(DType type, const AttrValue& value) {
+  uint64_t bits = 0;
+  if (IsFloat(type)) {
+    StoreFromDouble(&bits, type, 0, AsDouble(value));
+  } else {
+    const int64_t number = type == DType::kPred ? AsInt(value) != 0 : AsInt(value);
+    std::memcpy(&bits, &number, static_cast<size_t>(DTypeSize(type)));
+  }
+  return bits;
+}
+
+Status CheckScalars(const Definition& definition, const Attributes& attributes) {
+  for (const Scalar& scalar : definition.scalars) {
+    const AttrValue* value = attributes.Find(scalar.name);
+    if (value == nullptr || IsFloat(scalar.type) || scalar.type == DType::kPred) continue;
+    const auto* number = std::get_if<int64_t>(value);
+    if (number == nullptr || Fits(scalar.type, *number)) continue;
+    return InvalidArgument(definition.name, ": ", scalar.name, " is ", *number, ", which its type ",
+                           DTypeName(scalar.type), " does not hold");
+  }
+  return OkStatus();
+}
+
+ParameterPlan::ParameterPlan(const Definition& definition, const Implementation& implementation,
+                             const Call& call) {
+  // Positions in the call of the schema's arguments, -1 where one is absent.
+  std::vector<int> positions;
+  int next = 0;
+  std::string_view present = call.attributes->GetString(kOptionalArgsAttribute);
+  for (const ArgSpec& arg : definition.arguments) {
+    bool here = true;
+    if (arg.optional) {
+      here = present.substr(0, present.find(',')) == arg.name;
+      if (here) present.remove_prefix(std::min(present.size(), arg.name.size() + 1));
+    }
+    positions.push_back(here ? next++ : -1);
+  }
+  for (const Parameter& parameter : implementation.parameters) {
+    Step step{Step::Kind::kValue, 0, parameter.type, parameter.bits};
+    const int position = parameter.index < positions.size() ? positions[parameter.index] : -1;
+    const TensorView* arg = position < 0 ? nullptr : &call.args[static_cast<size_t>(position)];
+    switch (parameter.kind) {
+      case Parameter::Kind::kArgument:
+        if (arg != nullptr)
+          step = {Step::Kind::kArgument, static_cast<size_t>(position), parameter.type, 0};
+        break;
+      case Parameter::Kind::kResult:
+        step = {Step::Kind::kResult, parameter.index, parameter.type, 0};
+        break;
+      case Parameter::Kind::kWorkspace:  // the last result, if the call has one
+        if (call.results.size() > definition.results.size()) {
+          step = {Step::Kind::kResult, definition.results.size(), parameter.type, 0};
+        }
+        break;
+      case Parameter::Kind::kStream:
+        step.kind = Step::Kind::kStream;
+        break;
+      case Parameter::Kind::kScalar: {
+        const AttrValue* value = call.attributes->Find(definition.scalars[parameter.index].name);
+        if (value != nullptr) step.value = NumberBits(parameter.type, *value);
+        break;
+      }
+      case Parameter::Kind::kElements:
+        if (arg != nullptr) step.value = NumberBits(parameter.type, AttrValue(arg->num_elements()));
+        break;
+      case Parameter::Kind::kDimension:
+        if (arg != nullptr && static_cast<int64_t>(parameter.dim) < arg->rank()) {
+          step.value =
+              NumberBits(parameter.type, AttrValue(arg->dim(static_cast<int64_t>(parameter.dim))));
+        }
+        break;
+      case Parameter::Kind::kConstant:
+      case Parameter::Kind::kNull:
+        break;
+    }
+    steps_.push_back(step);
+  }
+}
+
+void ParameterPlan::Fill(const Call& call, void* stream, std::span<uint64_t> values) const {
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    const Step& step = steps_[i];
+    switch (step.kind) {
+      case Step::Kind::kArgument:
+        values[i] = reinterpret_cast<uint64_t>(call.args[step.index].data);
+        break;
+      case Step::Kind::kResult:
+        values[i] = reinterpret_cast<uint64_t>(call.results[step.index].data);
+        break;
+      case Step::Kind::kStream:
+        values[i] = reinterpret_cast<uint64_t>(stream);
+        break;
+      case Step::Kind::kValue:
+        values[i] = step.value;
+        break;
+    }
+  }
+}
+
+}  // namespace xla_gpu::user_kernel

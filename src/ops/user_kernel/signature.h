@@ -1,0 +1,32 @@
+// The parameters that a kernel's or function's source text declares.
+#ifndef XLA_GPU_OPS_USER_KERNEL_SIGNATURE_H_
+#define XLA_GPU_OPS_USER_KERNEL_SIGNATURE_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/core/dtype.h"
+#include "src/core/status.h"
+
+namespace xla_gpu::user_kernel {
+
+struct DeclaredParameter {
+  std::string name;
+  bool is_pointer = false;
+  bool is_const = false;  // a pointer to what the function only reads
+  // Of the number, or of what the pointer points to; kInvalid for what is no dtype's C type (void,
+  // a template's parameter, a type of the text's own).
+  DType type = DType::kInvalid;
+};
+
+// The parameters of the function `entry` (a name, perhaps qualified, perhaps with template
+// arguments, which are ignored), by its first declaration in the C++ or CUDA text. Not a compiler:
+// macros are not expanded. Safe on any text; an error where the text declares no such function or
+// a parameter has no name, which says what to give instead.
+StatusOr<std::vector<DeclaredParameter>> ParseSignature(std::string_view text,
+                                                        std::string_view entry);
+
+}  // namespace xla_gpu::user_kernel
+
+#endif  // XLA_GPU_OPS_USER_KERNEL_SIGNATURE_H_
