@@ -8,7 +8,6 @@ is traced: `Kernel.resolve`.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -77,12 +76,12 @@ class Kernel:
         self.vmap, self.gradient, self.sharding = vmap, gradient, sharding
         self.schema = self._define({})
         self._scalars = tuple(a for a in self.schema.attrs if not a.derived)
-        self._scalar_names = frozenset(a.name for a in self._scalars)
+        self.__signature__ = inspect.Signature(_schema.parameters(self.schema))
+        parameters = self.__signature__.parameters.values()
+        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._arrays = tuple(a.name for a in self.schema.args)
+        self._accepted: set[tuple[Any, ...]] = set()  # a number of positional values, and names
         self.__doc__ = self.schema.doc or type(self).__doc__
-
-    @functools.cached_property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.Signature(_schema.parameters(self.schema))
 
     @at_callers_line
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -92,24 +91,40 @@ class Kernel:
           TypeError: for a wrong count or keyword.
           InvalidArgumentError (a ValueError): for a wrong dtype, rank or scalar, by its name.
         """
-        try:
-            bound = self.__signature__.bind(*args, **named)
-        except TypeError as error:
-            raise TypeError(f"{self.name}: {error}") from None
-        bound.apply_defaults()
-        values = bound.arguments
-        arrays = {a.name: values[a.name] for a in self.schema.args}
-        scalars = self.scalars({a.name: values[a.name] for a in self._scalars})
-        return _front_end(self.name, arrays)(self, arrays, scalars)
+        form = len(args), *named
+        if form not in self._accepted:
+            try:
+                self.__signature__.bind(*args, **named)
+            except TypeError as error:
+                raise TypeError(f"{self.name}: {error}") from None
+            self._accepted.add(form)
+        values = {**self._defaults, **dict(zip(self._arrays, args)), **named}
+        arrays = [values[name] for name in self._arrays]
+        scalars = tuple([values[a.name] for a in self._scalars])
+        for array in arrays:
+            if array is not None:
+                front_end = _front_ends.get(type(array))
+                break
+        else:
+            raise InvalidArgumentError(
+                f"{self.name}: no argument came; at least one must be an array"
+            )
+        if front_end is None:
+            front_end = _front_end(self, array)
+        return front_end(self, arrays, scalars)
 
     def __repr__(self) -> str:
         return f"<xla_gpu kernel {self.name}{self.__signature__}>"
 
-    def scalars(self, values: Mapping[str, Any]) -> dict[str, AttrValue]:
-        """The scalars of a call as the library takes them; an error names a wrong one."""
+    def scalars(self, values: Sequence[Any]) -> dict[str, AttrValue]:
+        """A call's scalars, in the schema's order, as the library takes them.
+
+        Raises:
+          InvalidArgumentError: for one of another type, by its name.
+        """
         given = {
-            attr.name: _schema.attribute(self.name, attr, values[attr.name], lambda value: None)
-            for attr in self._scalars
+            attr.name: _schema.attribute(self.name, attr, value, lambda value: None)
+            for attr, value in zip(self._scalars, values, strict=True)
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -146,7 +161,7 @@ class Kernel:
 
     def user_scalars(self, attrs: Mapping[str, AttrValue]) -> dict[str, AttrValue]:
         """Of a call's attributes, those that the user gave."""
-        return {name: value for name, value in attrs.items() if name in self._scalar_names}
+        return {a.name: attrs[a.name] for a in self._scalars if a.name in attrs}
 
     def _define(self, members: Mapping[str, Any]) -> _schema.Op:
         return _schema.define({**self._definition, **members}, self)
@@ -238,24 +253,25 @@ def _bytes(kernel: str, name: str, value: Any) -> int:
 
 # ---- Front ends ----------------------------------------------------------------------------------
 
-FrontEnd = Callable[[Kernel, Mapping[str, Any], Scalars], Any]
+# (kernel, arrays in the schema's order with None for absent ones, values of the scalars) -> results
+FrontEnd = Callable[[Kernel, Sequence[Any], tuple[Any, ...]], Any]
+
+_front_ends: dict[type, FrontEnd] = {}  # by the type of arrays seen
 
 
-def _front_end(kernel: str, arrays: Mapping[str, Any]) -> FrontEnd:
-    """What calls the kernel on arrays like these."""
+def _front_end(kernel: Kernel, array: Any) -> FrontEnd:
+    """What calls kernels on arrays like this one."""
     torch = sys.modules.get("torch")
-    if torch is not None:
-        tensors = [a for a in arrays.values() if isinstance(a, torch.Tensor)]
-        if tensors:
-            return _torch_front_end(tensors[0])
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _torch_front_end(array)
     try:
         from xla_gpu.jax import _kernels
     except ImportError:
-        came = ", ".join(f"{name}: {type(a).__name__}" for name, a in arrays.items())
         raise InvalidArgumentError(
-            f"{kernel}: no argument is a tensor of a framework that is here ({came}), and JAX is "
-            "not installed"
+            f"{kernel.name}: an argument is {type(array).__name__}; it must be a torch tensor, or "
+            "an array where JAX is installed"
         ) from None
+    _front_ends[type(array)] = _kernels.call
     return _kernels.call
 
 

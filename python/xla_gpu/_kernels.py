@@ -321,10 +321,10 @@ def _function(name: str | None, function: Any) -> tuple[str, dict[str, Any]]:
             "library": os.fspath(path),
             "symbol": str(symbol),
         }
-    address = _handlers.address_of(function)
-    return name or getattr(function, "__name__", f"function_{address:x}"), {
+    pointer = _handlers.address_of(function)
+    return name or getattr(function, "__name__", f"function_{pointer:x}"), {
         "kind": "function",
-        "address": address,
+        "address": pointer,
     }
 
 

@@ -50,8 +50,10 @@ def arrays(op: str, primitive: _primitive.OpPrimitive, values: Sequence[Any]) ->
     return list(map(functools.partial(_array, op), primitive.schema.args, values))
 
 
-def array(op: str, name: str, value: Any) -> Any:
+def array(op: str, name: str, value: Any, optional: bool = False) -> Any:
     """The value if it is an array, or one of the Python numbers that it holds; else an error."""
+    if value is None and optional:
+        return None
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if not isinstance(value, np.generic):
             known_types.add(type(value))
@@ -74,12 +76,10 @@ def _all_ints(value: Any) -> bool:
 
 def _array(op: str, arg: _schema.Arg, value: Any) -> Any:
     """As `array`; a number for a vector becomes [1], None is an absent argument."""
-    if value is None and arg.optional:
-        return None
     kind = numbers.Real if arg.dtypes == ("f32",) else numbers.Integral
     if arg.vector and isinstance(value, kind):
         return np.full((1,), value, _ops.NUMPY_NAMES[arg.dtypes[0]])
-    return array(op, arg.name, value)
+    return array(op, arg.name, value, arg.optional)
 
 
 def keep(function: _F) -> _F:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,33 +14,30 @@ from xla_gpu._kernel import Kernel, Scalars
 from xla_gpu.jax import _functions, _primitive
 
 
-def call(kernel: Kernel, arrays: Mapping[str, Any], scalars: Scalars) -> Any:
-    """The kernel on arrays by argument, None for absent ones: its result, or a tuple of them."""
-    args: Collection[Any] = arrays.values()
-    if not _functions.known_types.issuperset(map(type, args)):
-        args = [_array(kernel, arg, arrays[arg.name]) for arg in kernel.schema.args]
-    results = _jitted(kernel, tuple(scalars.items()))(*args)
+def call(kernel: Kernel, arrays: Sequence[Any], scalars: tuple[Any, ...]) -> Any:
+    """The kernel on arrays and scalars in its schema's order: its result, or a tuple of them."""
+    if not _functions.known_types.issuperset(map(type, arrays)):
+        arrays = [
+            _functions.array(kernel.name, arg.name, value, arg.optional)
+            for arg, value in zip(kernel.schema.args, arrays, strict=True)
+        ]
+    results = _jitted(kernel, *scalars)(*arrays)
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _array(kernel: Kernel, arg: Any, value: Any) -> Any:
-    if value is None and arg.optional:
-        return None
-    return _functions.array(kernel.name, arg.name, value)
-
-
-@functools.lru_cache(maxsize=4096)
-def _jitted(kernel: Kernel, scalars: _primitive.Attrs) -> Callable[..., Sequence[jax.Array]]:
+@_functions.keep
+def _jitted(kernel: Kernel, *values: Any) -> Callable[..., Sequence[jax.Array]]:
     """The call as a function of all arguments, absent ones None; traced once for their types."""
     names = [arg.name for arg in kernel.schema.args]
+    scalars = kernel.scalars(values)
 
     def run(*values: Any) -> Sequence[jax.Array]:
         given = {name: v for name, v in zip(names, values, strict=True) if v is not None}
-        return bind(kernel, given, dict(scalars))
+        return bind(kernel, given, scalars)
 
     run.__name__ = kernel.name
     if kernel.gradient is not None:
-        run = _differentiable(kernel, run, names, dict(scalars))
+        run = _differentiable(kernel, run, scalars)
     return jax.jit(run, inline=True)
 
 
@@ -66,7 +62,7 @@ def _spec_of(kernel: Kernel, name: str, array: Any) -> _ops.TensorSpec:
 
 
 def _differentiable(
-    kernel: Kernel, run: Callable[..., Any], names: Sequence[str], scalars: Scalars
+    kernel: Kernel, run: Callable[..., Any], scalars: Scalars
 ) -> Callable[..., Any]:
     """`run` with the kernel's gradient for reverse mode."""
     function = jax.custom_vjp(run)

@@ -416,7 +416,10 @@ class Parser {
   bool IsKnown(std::string_view name) const {
     return (name == "workspace" && made_->workspace) || name == "stream" ||
            std::ranges::find(made_->arguments, name, &ArgSpec::name) != made_->arguments.end() ||
-           std::ranges::find(made_->results, name, &ResultSpec::name) != made_->results.end() ||
+           std::ranges::any_of(made_->results,
+                               [name](const ResultSpec& result) {
+                                 return result.name == name && result.alias_of != name;
+                               }) ||
            std::ranges::find(made_->scalars, name, &Scalar::name) != made_->scalars.end();
   }
 

@@ -15,7 +15,6 @@
 #include "src/core/file.h"
 #include "src/core/fork.h"
 #include "src/core/strings.h"
-#include "src/core/unique_fd.h"
 #include "src/cuda/compiler.h"
 #include "src/cuda/disk_cache.h"
 #include "src/cuda/single_flight.h"
@@ -102,10 +101,11 @@ StatusOr<std::string> Compile(const std::string& kernel, const Compiler& compile
 }
 
 StatusOr<const void*> Load(const std::string& kernel, const std::string& bytes) {
-  // From memory: a file could be another one by the time that it is loaded.
-  const UniqueFd file(memfd_create(StrCat("xla_gpu ", kernel).c_str(), MFD_CLOEXEC));
-  if (!file.open() || !WriteAll(file.get(), bytes)) return Internal("no memory for its code");
-  void* library = dlopen(StrCat("/proc/self/fd/", file.get()).c_str(), RTLD_NOW | RTLD_LOCAL);
+  // From memory: a file could be another one by the time that it is loaded. Left open, since the
+  // loader takes a path that it has seen for the library that it knows.
+  const int file = memfd_create(StrCat("xla_gpu ", kernel).c_str(), MFD_CLOEXEC);
+  if (file < 0 || !WriteAll(file, bytes)) return Internal("no memory for its code");
+  void* library = dlopen(StrCat("/proc/self/fd/", file).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
     return FailedPrecondition("its code cannot be loaded: ", why == nullptr ? "?" : why);
