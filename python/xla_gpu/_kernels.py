@@ -322,7 +322,7 @@ def _function(name: str | None, function: Any) -> tuple[str, dict[str, Any]]:
             "symbol": str(symbol),
         }
     pointer = _handlers.address_of(function)
-    return name or getattr(function, "__name__", f"function_{pointer:x}"), {
+    return name or str(getattr(function, "__name__", f"function_{pointer:x}")), {
         "kind": "function",
         "address": pointer,
     }
