@@ -76,6 +76,7 @@ class Op:
     instead_of_gradient: str
     instead_of_batching: str
     kernel: Kernel | None = None
+    definition: str = ""  # the text that it was defined by
 
     @property
     def id(self) -> str:
@@ -111,20 +112,42 @@ def _op(members: dict[str, Any]) -> Op:
 _defined: dict[str, Op] = {}  # by key, and by the definition's text
 
 
-def define(definition: dict[str, Any], kernel: Kernel) -> Op:
+def define(definition: dict[str, Any] | str, kernel: Kernel | None) -> Op:
     """Makes a kernel of the user's an op of the library, by the content of its definition.
 
     Raises:
       InvalidArgumentError: with the library's message, which names the member that is wrong.
     """
-    text = json.dumps(definition, sort_keys=True)
+    text = definition if isinstance(definition, str) else json.dumps(definition, sort_keys=True)
     found = _defined.get(text)
     if found is None:
         encoded = text.encode()
         told = _lib.text_of(_lib.load().xla_gpu_define_kernel, encoded, len(encoded))
-        found = dataclasses.replace(_op(json.loads(told)), kernel=kernel)
+        found = dataclasses.replace(_op(json.loads(told)), kernel=kernel, definition=text)
         _defined[text] = _defined[found.key] = found
     return found
+
+
+def defined() -> list[Op]:
+    """The ops that kernels of this process are."""
+    return [op for name, op in _defined.items() if name == op.key]
+
+
+def portable(op: Op) -> str:
+    """The definition for a program that leaves this process.
+
+    Raises:
+      InvalidArgumentError: for code that is a function in this process, or in a library.
+    """
+    for platform, implementation in json.loads(op.definition)["implementations"].items():
+        for member in ("address", "library"):
+            if member in implementation:
+                raise InvalidArgumentError(
+                    f"{op.name}: its {platform} code is a function "
+                    f"{'of this process' if member == 'address' else 'of a library'}, which an "
+                    "exported program cannot hold; export sources or machine code"
+                )
+    return op.definition
 
 
 def schema(op: str) -> Op:

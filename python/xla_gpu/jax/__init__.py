@@ -22,6 +22,7 @@ from xla_gpu.jax._ragged_v3 import (
 )
 
 __all__ = [
+    "deserialize",
     "export_checks",
     "packed_kv_cache_shape",
     "paged_attention",
@@ -53,12 +54,33 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
     """The `disabled_checks` with which jax.export accepts this library's custom calls.
 
     JAX promises stability for its own custom calls only, so an export that holds others must name
-    them. The process that runs the exported program registers them by `import xla_gpu.jax` and
-    `xla_gpu.jax.register_all()`.
+    them: all ops, and all kernels that this process has made so far. The process that runs the
+    exported program loads it by `xla_gpu.jax.deserialize`.
     """
     from jax import export
 
-    return [export.DisabledSafetyCheck.custom_call(op.target) for op in _schema.schemas().values()]
+    known = [*_schema.schemas().values(), *_schema.defined()]
+    targets = dict.fromkeys(op.target for op in known)
+    return [export.DisabledSafetyCheck.custom_call(target) for target in targets]
+
+
+def deserialize(data: bytes | bytearray) -> jax.export.Exported:
+    """`jax.export.deserialize`, with the ops and kernels that the program holds registered here.
+
+    Kernels of the user's travel in the program as sources or machine code; libraries and functions
+    do not (an error when the program is exported).
+
+    Raises:
+      InvalidArgumentError: for a kernel that this library cannot read.
+    """
+    from jax import export
+
+    from xla_gpu.jax import _exported
+
+    exported = export.deserialize(bytearray(data))
+    register_all()
+    _exported.register(exported)
+    return exported
 
 
 def register_all() -> None:

@@ -41,7 +41,9 @@ def _jitted(kernel: Kernel, *values: Any) -> Callable[..., Sequence[jax.Array]]:
     return jax.jit(run, inline=True)
 
 
-def bind(kernel: Kernel, given: Mapping[str, Any], scalars: Scalars) -> Sequence[jax.Array]:
+def bind(
+    kernel: Kernel, given: Mapping[str, Any], scalars: Scalars, local: bool = False
+) -> Sequence[jax.Array]:
     """The primitive of the op that the kernel is for arrays of these types."""
     specs = {name: _spec_of(kernel, name, value) for name, value in given.items()}
     op, attrs = kernel.resolve(specs, scalars)
@@ -51,7 +53,7 @@ def bind(kernel: Kernel, given: Mapping[str, Any], scalars: Scalars) -> Sequence
         *given.values(),
         optional_args=tuple(optional),
         attrs=primitive.complete(attrs),
-        local=False,
+        local=local,
     )
     return results
 

@@ -18,7 +18,7 @@ from jax.interpreters import ad, batching, mlir
 from xla_gpu import _ops, _schema
 from xla_gpu._errors import InvalidArgumentError, UnimplementedError
 from xla_gpu.jax import _compat, _partition, _registration
-from xla_gpu.jax._rules import RULES
+from xla_gpu.jax._rules import RULES, of_kernel
 
 # JAX's lowering platforms -> XLA's (and the library's) platform names.
 PLATFORMS = {"cpu": "Host", "cuda": "CUDA"}
@@ -182,7 +182,13 @@ class OpPrimitive:
         return array.astype(np.float32)
 
     def bind_local(self, args: Sequence[Any], optional_args: tuple[str, ...], attrs: Attrs) -> Any:
-        """The call on one device's shard."""
+        """The call on one device's shard, whose types may want other attributes of a kernel."""
+        if self.schema.kernel is not None:
+            from xla_gpu.jax import _kernels
+
+            given = dict(zip(self.arg_names(optional_args), args, strict=True))
+            scalars = self.schema.kernel.user_scalars(dict(attrs))
+            return _kernels.bind(self.schema.kernel, given, scalars, local=True)
         return self.primitive.bind(*args, optional_args=optional_args, attrs=attrs, local=True)
 
     def results(
@@ -236,9 +242,9 @@ class OpPrimitive:
         self._check_platforms(platform, ctx)
         single = getattr(ctx.module_context.axis_context, "num_devices", 0) == 1
         if not local and not single:
-            call = _partition.partitioned(
-                self, RULES.get(self.op), optional_args, attrs, ctx.avals_in
-            )
+            kernel = self.schema.kernel
+            rule = RULES.get(self.op) if kernel is None else of_kernel(kernel)
+            call = _partition.partitioned(self, rule, optional_args, attrs, ctx.avals_in)
             return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
         return self._lower_custom_call(PLATFORMS[platform], ctx, operands, optional_args, attrs)
 
@@ -270,6 +276,8 @@ class OpPrimitive:
         attributes = {name: _mlir_attribute(value, wide) for name, value in attrs}
         if optional_args:
             attributes["optional_args"] = ",".join(optional_args)
+        if self.schema.definition and ctx.module_context.lowering_parameters.for_export:
+            attributes["definition"] = _schema.portable(self.schema)
         lowering = _compat.ffi.ffi_lowering(
             self.schema.target,
             operand_output_aliases={

@@ -24,6 +24,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from xla_gpu._errors import InvalidArgumentError
+from xla_gpu._kernel import Kernel
 from xla_gpu.jax._partition import Localize, Rule, Specs, Split
 
 Axes = tuple[str, ...]
@@ -95,6 +97,51 @@ def _elementwise(args: Arrays, attrs: Mapping[str, Any]) -> Split:
 
     dims = [f"d{i}" for i in range(len(shape))]
     return Split(choose, dict.fromkeys("abc", " ".join(dims)), dims)
+
+
+# ---- Kernels of the user's -----------------------------------------------------------------------
+
+
+def of_kernel(kernel: Kernel) -> Rule | None:
+    """The rule of a kernel's `sharding`, "i j, j k -> i k": a factor for each dimension.
+
+    Factors that every result has may be split; the others, over which a kernel sums, stay whole.
+    """
+    if kernel.sharding is None:
+        return None
+    sides = [[dims.split() for dims in side.split(",")] for side in kernel.sharding.split("->")]
+    results = [r.name for r in kernel.schema.results if r.kind != "scratch"]
+    if len(sides) != 2 or len(sides[1]) != len(results):
+        raise InvalidArgumentError(
+            f"{kernel.name}: sharding is {kernel.sharding!r}; it must have a factor for each "
+            f"dimension of its arguments and, behind '->', of its results ({', '.join(results)})"
+        )
+    splittable = set.intersection(*map(set, sides[1]))
+
+    def rule(args: Arrays, attrs: Mapping[str, Any]) -> Split:
+        ranks = [len(array.shape) for array in args.values()]
+        if ranks != list(map(len, sides[0])):
+            raise InvalidArgumentError(
+                f"{kernel.name}: sharding is {kernel.sharding!r}, for arguments of ranks "
+                f"{list(map(len, sides[0]))}; those of this call are {ranks}"
+            )
+        factors = dict(zip([*args, *results], sides[0] + sides[1]))
+        sizes = {f: n for name in args for f, n in zip(factors[name], args[name].shape)}
+
+        def choose(mesh: Mesh, args: Arrays, outs: Arrays) -> tuple[Specs, None]:
+            found: dict[str, Axes] = {}
+            for name, array in (*args.items(), *outs.items()):
+                for dim, factor in enumerate(factors[name]):
+                    if factor in splittable and factor not in found and factor in sizes:
+                        axes = _without(_axes(array, dim), sum(found.values(), ()))
+                        if axes := _dividing(mesh, axes, sizes[factor]):
+                            found[factor] = axes
+            specs = {n: P(*(found.get(f) for f in dims)) for n, dims in factors.items()}
+            return specs, None
+
+        return Split(choose, {n: " ".join(d) for n, d in factors.items()}, sorted(splittable))
+
+    return rule
 
 
 # ---- The cache's layouts -------------------------------------------------------------------------
