@@ -13,8 +13,9 @@ from xla_gpu._errors import (
     UnimplementedError,
     XlaGpuError,
 )
+from xla_gpu._functions import external_kernel, host_kernel
 from xla_gpu._kernel import Kernel, cdiv
-from xla_gpu._kernels import cubin_kernel, cuda_kernel, host_kernel
+from xla_gpu._kernels import cubin_kernel, cuda_kernel
 from xla_gpu._lib import include_dir, library_dir, library_path
 from xla_gpu._register import handler, register
 from xla_gpu._schema import ops
@@ -29,6 +30,7 @@ __all__ = [
     "cdiv",
     "cubin_kernel",
     "cuda_kernel",
+    "external_kernel",
     "handler",
     "host_kernel",
     "include_dir",

@@ -16,7 +16,7 @@ from xla_gpu._kernel import Kernel
 Source = str | os.PathLike[str]
 
 
-def _read(name: str, source: Source, line: int) -> tuple[str, str]:
+def read(name: str, source: Source) -> tuple[str, str]:
     """The text, and the name that messages of its compiler have."""
     if isinstance(source, os.PathLike) or (
         "\n" not in source and "{" not in source and re.search(r"\.\w+$", source)
@@ -28,36 +28,65 @@ def _read(name: str, source: Source, line: int) -> tuple[str, str]:
     return source, ""
 
 
-def _definition(
+def make(
     name: str,
     implementations: Mapping[str, Mapping[str, Any]],
-    outputs: Mapping[str, Any],
+    *,
+    outputs: Mapping[str, Any] | None,
     in_place: Sequence[str],
-    scalars: Mapping[str, Any],
+    scalars: Mapping[str, Any] | None,
+    parameters: Sequence[Any] | None,
+    workspace: Any,
+    rules: Mapping[str, Any],
+    launch: Mapping[str, Any] | None = None,
+    entry: Callable[..., str] | None = None,
     **members: Any,
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Callable[..., Any]]]:
-    """The definition's content, the outputs whose types calls tell, and derived scalars."""
+) -> Kernel:
+    """The kernel of these implementations; `members` are the definition's, None for absent ones.
+
+    `parameters` are those of each implementation but a Host's of its own (`host_of`). `entry` names
+    that of CUDA for a call's arguments.
+    """
+    code = {platform: dict(made) for platform, made in implementations.items()}
+    if parameters is not None:
+        for made in code.values():
+            made.setdefault("parameters", list(parameters))
     results: list[dict[str, Any]] = []
     told: dict[str, Any] = {}
-    for result, given in outputs.items():
-        if isinstance(given, str):
-            results.append({"name": result, "like": given})
-        else:
-            results.append({"name": result})
+    for result, given in (outputs or {}).items():
+        results.append(
+            {"name": result, "like": given} if isinstance(given, str) else {"name": result}
+        )
+        if not isinstance(given, str):
             told[result] = given
     results += [{"name": arg, "alias_of": arg} for arg in in_place]
-    described: list[dict[str, Any]] = []
     derived: dict[str, Callable[..., Any]] = {}
-    for scalar, given in scalars.items():
-        described.append({"name": scalar, **_scalar(name, scalar, given, derived)})
+    described = [
+        {"name": scalar, **_scalar(name, scalar, given, derived)}
+        for scalar, given in (scalars or {}).items()
+    ]
     definition = {
         "name": name,
-        "implementations": {p: dict(i) for p, i in implementations.items()},
+        "implementations": code,
         "results": results,
         "scalars": described,
+        "workspace": workspace is not None,
         **{key: value for key, value in members.items() if value is not None},
     }
-    return definition, told, derived
+
+    def variant(specs: _kernel.Specs, scalars: _kernel.Scalars) -> Mapping[str, Any]:
+        chosen = _kernel.call_with(name, specs, scalars, entry, "entry")
+        return {"implementations": {**code, "CUDA": {**code["CUDA"], "entry": chosen}}}
+
+    return Kernel(
+        definition,
+        outputs=told,
+        launch=launch,
+        derived=derived,
+        workspace=0 if workspace is None else workspace,
+        variant=None if entry is None else variant,
+        **rules,
+    )
 
 
 def _scalar(
@@ -86,7 +115,7 @@ def _scalar(
     )
 
 
-def _host(name: str, host: Any) -> dict[str, Any]:
+def host_of(name: str, host: Any) -> dict[str, Any]:
     """The Host implementation that `host` is: C++ source, or a kernel that has one."""
     if isinstance(host, Kernel):
         made = host._definition["implementations"].get("Host")
@@ -172,7 +201,7 @@ def cuda_kernel(
             "cuda_kernel: name is None; a kernel whose entry is a function of arguments needs one"
         )
     name = name or re.sub(r"<.*", "", str(base), flags=re.DOTALL).split("::")[-1].strip()
-    text, file = _read(name, source, 0)
+    text, file = read(name, source)
     flags = [f"-I{os.fspath(folder)}" for folder in include_dirs]
     flags += [f"-D{k}" if v is None else f"-D{k}={v}" for k, v in (defines or {}).items()]
     cuda: dict[str, Any] = {
@@ -182,150 +211,34 @@ def cuda_kernel(
         "entry": base or name,
         "options": [*flags, *options],
     }
-    if parameters is not None:
-        cuda["parameters"] = list(parameters)
-    if cluster is not None:
-        cuda["cluster"] = list(cluster)
-    implementations = {"CUDA": cuda}
-    if host is not None:
-        implementations["Host"] = _host(name, host)
-    definition, told, derived = _definition(
+    return make(
         name,
-        implementations,
-        outputs or {},
-        in_place,
-        scalars or {},
+        _with_host(name, {**cuda, **_cluster(cluster)}, host),
+        outputs=outputs,
+        in_place=in_place,
+        scalars=scalars,
+        parameters=parameters,
+        workspace=workspace,
+        rules={"vmap": vmap, "gradient": gradient, "sharding": sharding},
+        launch={"grid": grid, "block": block, "shared_memory": shared_memory},
+        entry=None if isinstance(entry, str) else entry,
         doc=doc,
         capture=capture,
-        workspace=workspace is not None or None,
-    )
-    variant = None
-    if base is None:
-        variant = _entry_variant(definition, cuda, entry)
-    return Kernel(
-        definition,
-        outputs=told,
-        launch={"grid": grid, "block": block, "shared_memory": shared_memory},
-        derived=derived,
-        workspace=workspace or 0,
-        variant=variant,
-        vmap=vmap,
-        gradient=gradient,
-        sharding=sharding,
     )
 
 
-def _entry_variant(
-    definition: Mapping[str, Any], cuda: Mapping[str, Any], entry: Any
-) -> Callable[..., Mapping[str, Any]]:
-    def variant(specs: _kernel.Specs, scalars: _kernel.Scalars) -> Mapping[str, Any]:
-        chosen = _kernel.call_with(str(definition["name"]), specs, scalars, entry, "entry")
-        implementations = {**definition["implementations"], "CUDA": {**cuda, "entry": chosen}}
-        return {"implementations": implementations}
-
-    return variant
+def _with_host(name: str, cuda: Mapping[str, Any], host: Any) -> dict[str, Any]:
+    return {"CUDA": cuda} if host is None else {"CUDA": cuda, "Host": host_of(name, host)}
 
 
-def host_kernel(
-    source: Source | Any,
-    entry: str | None = None,
-    *,
-    outputs: Mapping[str, Any] | None = None,
-    in_place: Sequence[str] = (),
-    scalars: Mapping[str, Any] | None = None,
-    arguments: Sequence[Any] | None = None,
-    parameters: Sequence[Any] | None = None,
-    workspace: Any = None,
-    options: Sequence[str] = (),
-    name: str | None = None,
-    vmap: str | None = None,
-    gradient: Callable[..., Any] | None = None,
-    sharding: str | None = None,
-    doc: str | None = None,
-) -> Kernel:
-    """A kernel for the CPU: C++ source, or a C function.
-
-    Args:
-      source: C++ text or the path of a file, compiled by the system's compiler ($CXX, else c++);
-        or a C function: "path/to/lib.so:symbol", (path, symbol), an address, a ctypes function, a
-        numba cfunc.
-      entry: of a source, the function's name, or a template's instance ("scale<float>").
-      arguments: of a C function, which tells nothing of itself: names, or {"name", "dtypes"}.
-      outputs, in_place, scalars, parameters, workspace, name, vmap, gradient, sharding, doc: as of
-        `cuda_kernel`. A C function takes arguments, outputs and scalars in this order unless
-        `parameters` says otherwise; its scalars need a dtype.
-      options: the compiler's ("-O3", "-march=native").
-
-    Returns:
-      The kernel: `kernel(x, y, alpha=2.0)`; also what `cuda_kernel` takes as `host`.
-
-    Raises:
-      InvalidArgumentError (a ValueError): for a description that does not fit the source.
-      NotFoundError: no such file, library or symbol.
-    """
-    host: dict[str, Any]
-    if entry is not None:
-        name = name or re.sub(r"<.*", "", entry, flags=re.DOTALL).split("::")[-1].strip()
-        text, file = _read(name, source, 0)
-        host = {
-            "kind": "host_source",
-            "text": text,
-            "file": file or f"{name}.cc",
-            "entry": entry,
-            "options": list(options),
-        }
-    else:
-        name, host = _function(name, source)
-    if parameters is not None:
-        host["parameters"] = list(parameters)
-    definition, told, derived = _definition(
-        name,
-        {"Host": host},
-        outputs or {},
-        in_place,
-        scalars or {},
-        doc=doc,
-        workspace=workspace is not None or None,
-        arguments=_arguments(arguments),
-    )
-    return Kernel(
-        definition,
-        outputs=told,
-        derived=derived,
-        workspace=workspace or 0,
-        vmap=vmap,
-        gradient=gradient,
-        sharding=sharding,
-    )
+def _cluster(cluster: tuple[int, int, int] | None) -> dict[str, Any]:
+    return {} if cluster is None else {"cluster": list(cluster)}
 
 
-def _arguments(given: Sequence[Any] | None) -> list[Any] | None:
+def arguments_of(given: Sequence[Any] | None) -> list[Any] | None:
     if given is None:
         return None
     return [{"name": one} if isinstance(one, str) else dict(one) for one in given]
-
-
-def _function(name: str | None, function: Any) -> tuple[str, dict[str, Any]]:
-    """The name and the members of a C function in any of the forms that `register` takes."""
-    from xla_gpu import _handlers
-
-    address = getattr(function, "address", None)  # numba's cfunc
-    if isinstance(address, int):
-        name = name or str(getattr(function, "native_name", function))
-        _handlers.keep(function)
-        return name, {"kind": "function", "address": address}
-    if isinstance(function, str | tuple):
-        path, symbol = function if isinstance(function, tuple) else function.rpartition(":")[::2]
-        return name or str(symbol), {
-            "kind": "function",
-            "library": os.fspath(path),
-            "symbol": str(symbol),
-        }
-    pointer = _handlers.address_of(function)
-    return name or str(getattr(function, "__name__", f"function_{pointer:x}")), {
-        "kind": "function",
-        "address": pointer,
-    }
 
 
 def cubin_kernel(
@@ -378,31 +291,17 @@ def cubin_kernel(
         "image": base64.b64encode(data).decode(),
         "entry": entry,
     }
-    if parameters is not None:
-        cuda["parameters"] = list(parameters)
-    if cluster is not None:
-        cuda["cluster"] = list(cluster)
-    implementations = {"CUDA": cuda}
-    if host is not None:
-        implementations["Host"] = _host(name, host)
-    definition, told, derived = _definition(
+    return make(
         name,
-        implementations,
-        outputs or {},
-        in_place,
-        scalars or {},
+        _with_host(name, {**cuda, **_cluster(cluster)}, host),
+        outputs=outputs,
+        in_place=in_place,
+        scalars=scalars,
+        parameters=parameters,
+        workspace=workspace,
+        rules={"vmap": vmap, "gradient": gradient, "sharding": sharding},
+        launch={"grid": grid, "block": block, "shared_memory": shared_memory},
         doc=doc,
         capture=capture,
-        workspace=workspace is not None or None,
-        arguments=_arguments(arguments),
-    )
-    return Kernel(
-        definition,
-        outputs=told,
-        launch={"grid": grid, "block": block, "shared_memory": shared_memory},
-        derived=derived,
-        workspace=workspace or 0,
-        vmap=vmap,
-        gradient=gradient,
-        sharding=sharding,
+        arguments=arguments_of(arguments),
     )

@@ -1,0 +1,206 @@
+"""`xla_gpu.host_kernel` and `external_kernel`: kernels for the CPU, and functions of others."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from xla_gpu import _handlers
+from xla_gpu._errors import InvalidArgumentError
+from xla_gpu._kernel import Kernel
+from xla_gpu._kernels import Source, arguments_of, host_of, make, read
+
+
+def host_kernel(
+    source: Source | Any,
+    entry: str | None = None,
+    *,
+    outputs: Mapping[str, Any] | None = None,
+    in_place: Sequence[str] = (),
+    scalars: Mapping[str, Any] | None = None,
+    arguments: Sequence[Any] | None = None,
+    parameters: Sequence[Any] | None = None,
+    workspace: Any = None,
+    options: Sequence[str] = (),
+    name: str | None = None,
+    vmap: str | None = None,
+    gradient: Callable[..., Any] | None = None,
+    sharding: str | None = None,
+    doc: str | None = None,
+) -> Kernel:
+    """A kernel for the CPU: C++ source, or a C function.
+
+    Args:
+      source: C++ text or the path of a file, compiled by the system's compiler ($CXX, else c++);
+        or a C function: "path/to/lib.so:symbol", (path, symbol), an address, a ctypes function, a
+        numba cfunc.
+      entry: of a source, the function's name, or a template's instance ("scale<float>").
+      arguments: of a C function, which tells nothing of itself: names, or {"name", "dtypes"}.
+      outputs, in_place, scalars, parameters, workspace, name, vmap, gradient, sharding, doc: as of
+        `cuda_kernel`. A C function takes arguments, outputs and scalars in this order unless
+        `parameters` says otherwise; its scalars need a dtype.
+      options: the compiler's ("-O3", "-march=native").
+
+    Returns:
+      The kernel: `kernel(x, y, alpha=2.0)`; also what `cuda_kernel` takes as `host`.
+
+    Raises:
+      InvalidArgumentError (a ValueError): for a description that does not fit the source.
+      NotFoundError: no such file, library or symbol.
+    """
+    host: dict[str, Any]
+    if entry is not None:
+        name = name or re.sub(r"<.*", "", entry, flags=re.DOTALL).split("::")[-1].strip()
+        text, file = read(name, source)
+        host = {
+            "kind": "host_source",
+            "text": text,
+            "file": file or f"{name}.cc",
+            "entry": entry,
+            "options": list(options),
+        }
+    else:
+        name, host = _function(name, source)
+    return make(
+        name,
+        {"Host": host},
+        outputs=outputs,
+        in_place=in_place,
+        scalars=scalars,
+        parameters=parameters,
+        workspace=workspace,
+        rules={"vmap": vmap, "gradient": gradient, "sharding": sharding},
+        doc=doc,
+        arguments=arguments_of(arguments),
+    )
+
+
+def _function(name: str | None, function: Any) -> tuple[str, dict[str, Any]]:
+    """The name and the members of a C function in any of the forms that `register` takes."""
+    address = getattr(function, "address", None)  # numba's cfunc
+    if isinstance(address, int):
+        name = name or str(getattr(function, "native_name", function))
+        _handlers.keep(function)
+        return name, {"kind": "function", "address": address}
+    if isinstance(function, str | tuple):
+        path, symbol = function if isinstance(function, tuple) else function.rpartition(":")[::2]
+        return name or str(symbol), {
+            "kind": "function",
+            "library": os.fspath(path),
+            "symbol": str(symbol),
+        }
+    pointer = _handlers.address_of(function)
+    return name or str(getattr(function, "__name__", f"function_{pointer:x}")), {
+        "kind": "function",
+        "address": pointer,
+    }
+
+
+def external_kernel(
+    function: Any,
+    *,
+    arguments: Sequence[Any],
+    convention: str | None = None,
+    outputs: Mapping[str, Any] | None = None,
+    in_place: Sequence[str] = (),
+    scalars: Mapping[str, Any] | None = None,
+    parameters: Sequence[Any] | None = None,
+    workspace: Any = None,
+    platform: str | Sequence[str] = "CUDA",
+    api_version: int | None = None,
+    opaque: str = "",
+    owned: bool | None = None,
+    returns_error: bool = False,
+    name: str | None = None,
+    host: Any = None,
+    capture: bool = False,
+    vmap: str | None = None,
+    gradient: Callable[..., Any] | None = None,
+    sharding: str | None = None,
+    doc: str | None = None,
+) -> Kernel:
+    """A compiled function of somebody else's that launches a kernel, or computes on the CPU.
+
+    Args:
+      function: "path/to/lib.so:symbol", (path, symbol), an address, a ctypes function, a PyCapsule,
+        or a tvm_ffi.Function (of FlashInfer, CuTe DSL, TileLang, ...).
+      arguments: names of the arrays that it takes, or {"name", "dtypes", "optional"}.
+      convention: how it is called:
+        "tvm_ffi": a TVM-FFI function (symbol without "__tvm_ffi_"): arguments, outputs and scalars
+          in this order, or as `parameters` says, None for an absent one. Outputs that `parameters`
+          leaves out are what it returns; it may allocate them.
+        "c": a C function. On CUDA a launcher: (stream, arguments, outputs, scalars), or as
+          `parameters` says.
+        "legacy": an XLA custom call of api_version 1, 2 or 3, with `opaque`.
+        By default "tvm_ffi" for a tvm_ffi.Function, "legacy" where api_version is given, else "c".
+      platform: "CUDA", "Host" or both.
+      owned: of "tvm_ffi": tensors that own their memory, which Python callbacks and parameters of
+        type ffi::Tensor need; by default for tvm_ffi.Function, not for libraries.
+      returns_error: of "c": its int result, where it is not 0, is an error.
+      capture: whether XLA may replay the call in command buffers: only for what merely enqueues
+        work, without allocating or synchronising.
+      workspace: bytes of scratch memory; of "tvm_ffi" for what it allocates besides its results.
+      outputs, in_place, scalars, parameters, name, host, vmap, gradient, sharding, doc: as of
+        `cuda_kernel`; scalars need a dtype.
+
+    Raises:
+      InvalidArgumentError (a ValueError): for a description that cannot be.
+      NotFoundError: no such library or symbol (when a call is compiled).
+    """
+    is_tvm = hasattr(function, "__chandle__")
+    convention = convention or ("tvm_ffi" if is_tvm else "legacy" if api_version else "c")
+    if convention not in ("tvm_ffi", "c", "legacy"):
+        raise InvalidArgumentError(
+            f"external_kernel: convention is {convention!r}; allowed are tvm_ffi, c, legacy and "
+            "None"
+        )
+    if is_tvm:
+        name, code = _tvm_function(name, function)
+    else:
+        name, code = _function(name, function)
+    code["kind"] = {"c": "function"}.get(convention, convention)
+    if convention == "tvm_ffi":
+        code |= {"owned": is_tvm if owned is None else owned, "libtvm_ffi": _libtvm_ffi()}
+    elif convention == "legacy":
+        code |= {"api_version": api_version, "opaque": opaque}
+    else:
+        code["returns_error"] = returns_error
+    platforms = [platform] if isinstance(platform, str) else list(platform)
+    for one in platforms:
+        if one not in ("CUDA", "Host"):
+            raise InvalidArgumentError(
+                f"{name}: platform is {platform!r}; allowed are 'CUDA', 'Host' and both"
+            )
+    implementations: dict[str, Any] = dict.fromkeys(platforms, code)
+    if host is not None:
+        implementations["Host"] = host_of(name, host)
+    return make(
+        name,
+        implementations,
+        outputs=outputs,
+        in_place=in_place,
+        scalars=scalars,
+        parameters=parameters,
+        workspace=workspace,
+        rules={"vmap": vmap, "gradient": gradient, "sharding": sharding},
+        doc=doc,
+        capture=capture,
+        arguments=arguments_of(arguments),
+    )
+
+
+def _tvm_function(name: str | None, function: Any) -> tuple[str, dict[str, Any]]:
+    _handlers.keep(function)
+    return name or "tvm_ffi_function", {"address": int(function.__chandle__())}
+
+
+def _libtvm_ffi() -> str:
+    """The path of pip's libtvm_ffi, or nothing: the library is then looked for in the process."""
+    if importlib.util.find_spec("tvm_ffi") is None:
+        return ""
+    libinfo = importlib.import_module("tvm_ffi.libinfo")
+    return str(libinfo.find_libtvm_ffi())
