@@ -2,8 +2,8 @@
 #include <cstddef>
 #include <memory>
 
-#include "src/capi/dlpack.h"
 #include "src/capi/internal.h"
+#include "src/core/dlpack.h"
 #include "src/core/plan_cache.h"
 
 namespace xla_gpu {
@@ -11,34 +11,18 @@ namespace {
 
 enum Outcome { kRan = 0, kOther = 1, kFailed = 2 };
 
-bool IsRowMajor(const dlpack::Tensor& tensor) {
-  if (tensor.strides == nullptr) return true;
-  int64_t expected = 1;
-  bool row_major = true;
-  for (int32_t i = tensor.rank - 1; i >= 0; --i) {
-    if (tensor.shape[i] == 0) return true;  // no element, no place
-    if (tensor.shape[i] != 1 && tensor.strides[i] != expected) row_major = false;
-    expected *= tensor.shape[i];
-  }
-  return row_major;
-}
-
 bool Matches(const dlpack::Tensor& tensor, const xla_gpu_tensor& expected,
              const xla_gpu_object_call& c) {
   if (expected.rank > 0 && expected.dims == nullptr) return false;
   if (tensor.device.type != c.device_type || tensor.device.id != c.device_id) return false;
-  const DTypeInfo& type = InfoOf(static_cast<DType>(expected.dtype));
-  if (tensor.dtype.lanes != 1 || tensor.dtype.code != type.dlpack ||
-      tensor.dtype.bits != 8 * type.size) {
-    return false;
-  }
+  if (tensor.dtype != dlpack::TypeOf(static_cast<DType>(expected.dtype))) return false;
   // Frameworks keep scales as 0-d tensors, which lie in memory like one element of a vector.
   if (tensor.rank == 0 && expected.rank == 1) return expected.dims[0] == 1;
   if (tensor.rank != expected.rank) return false;
   for (int32_t i = 0; i < tensor.rank; ++i) {
     if (tensor.shape[i] != expected.dims[i]) return false;
   }
-  return IsRowMajor(tensor);
+  return dlpack::IsRowMajor(tensor);
 }
 
 // An array of the call's tensors, whose struct_size is this header's (the elements are copied).
@@ -162,8 +146,8 @@ int xla_gpu_run_objects(xla_gpu_object_call* c, void* tuple, xla_gpu_status** st
   }
   void* stream = nullptr;
   const auto& api = *static_cast<const dlpack::ExchangeApi*>(c->exchange_api);
-  constexpr int32_t kCuda = 2;
-  if (c->device_type == kCuda && api.current_stream(kCuda, c->device_id, &stream) != 0) {
+  if (c->device_type == dlpack::kCuda &&
+      api.current_stream(dlpack::kCuda, c->device_id, &stream) != 0) {
     return kOther;
   }
   Outcome outcome = kRan;

@@ -5,7 +5,7 @@
 #include <array>
 #include <string>
 
-#include "src/capi/dlpack.h"
+#include "src/core/dlpack.h"
 #include "xla_gpu/xla_gpu.h"
 
 namespace {

@@ -93,6 +93,15 @@ Status CheckComputeCapability(std::string_view op, const DeviceInfo& device) {
                        device.compute_minor, "; the CUDA kernels need 8.0 or later");
 }
 
+Status CopyOnDevice(void* to, const void* from, int64_t bytes, void* stream) {
+  XLA_GPU_ASSIGN_OR_RETURN(const DriverApi* driver, GetDriver());
+  return DriverStatus(
+      *driver,
+      driver->cuMemcpyDtoDAsync(reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from),
+                                static_cast<size_t>(bytes), static_cast<CUstream>(stream)),
+      "cuMemcpyDtoDAsync");
+}
+
 StatusOr<int> DeviceCount() {
   XLA_GPU_ASSIGN_OR_RETURN(const DriverApi* driver, GetDriver());
   int count = 0;

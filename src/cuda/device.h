@@ -30,6 +30,9 @@ struct DeviceInfo {
 // An error of `op`, whose kernels need compute capability 8.0, if the device has less.
 Status CheckComputeCapability(std::string_view op, const DeviceInfo& device);
 
+// Enqueues a copy on `stream` between two places of the memory of its device.
+Status CopyOnDevice(void* to, const void* from, int64_t bytes, void* stream);
+
 StatusOr<int> DeviceCount();
 // Read once a device, then from memory.
 StatusOr<const DeviceInfo*> GetDeviceInfo(int ordinal);

@@ -45,6 +45,7 @@ Status LoadSymbols(void* library, DriverApi& api) {
       {"cuFuncSetAttribute", api.cuFuncSetAttribute},
       {"cuLaunchKernel", api.cuLaunchKernel},
       {"cuMemsetD8Async", api.cuMemsetD8Async},
+      {"cuMemcpyDtoDAsync_v2", api.cuMemcpyDtoDAsync},
       {"cuLibraryLoadData", api.cuLibraryLoadData, false},
       {"cuLibraryUnload", api.cuLibraryUnload, false},
       {"cuLibraryGetKernel", api.cuLibraryGetKernel, false},

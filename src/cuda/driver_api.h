@@ -88,6 +88,7 @@ struct DriverApi {
                              unsigned block_x, unsigned block_y, unsigned block_z,
                              unsigned shared_bytes, CUstream stream, void** params, void** extra);
   CUresult (*cuMemsetD8Async)(uint64_t pointer, unsigned char value, size_t bytes, CUstream stream);
+  CUresult (*cuMemcpyDtoDAsync)(uint64_t to, uint64_t from, size_t bytes, CUstream stream);
 
   // Driver 12.0 and newer; null in older ones.
   CUresult (*cuLibraryLoadData)(CUlibrary* library, const void* code, int* jit_options,

@@ -67,6 +67,12 @@ FAKE int cuMemsetD8Async(unsigned long long, unsigned char value, size_t bytes, 
                 "value=" + std::to_string(value) + " bytes=" + std::to_string(bytes));
 }
 
+// Its device memory is the host's.
+FAKE int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t bytes, void*) {
+  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
+  return Called("cuMemcpyDtoDAsync", "bytes=" + std::to_string(bytes));
+}
+
 FAKE int cuDevicePrimaryCtxRetain(void** context, int device) {
   *context = reinterpret_cast<void*>(intptr_t{device} + 1);
   return Called("cuDevicePrimaryCtxRetain", std::to_string(device));
