@@ -13,11 +13,15 @@
 #include <vector>
 
 #include "src/core/child_process.h"
+#include "src/core/op_registry.h"
+#include "src/core/strings.h"
 #include "xla_gpu/xla_gpu.h"
 
 namespace xla_gpu {
 namespace {
 
+using ::testing::AnyOf;
+using ::testing::Contains;
 using ::testing::ContainsRegex;
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -59,7 +63,10 @@ std::vector<std::string> Symbols(const std::string& path, bool defined) {
 TEST(LibraryTest, ExportsItsCAbiAlone) {
   REQUIRE_LIBRARY(path, "XLA_GPU_LIBRARY");
   const std::vector<std::string> names = Symbols(path, /*defined=*/true);
-  EXPECT_THAT(names, Each(StartsWith("xla_gpu_")));
+  EXPECT_THAT(names, Each(AnyOf(StartsWith("xla_gpu_"), StartsWith("__tvm_ffi_"))));
+  for (const auto& op : OpRegistry::Global().ops()) {
+    EXPECT_THAT(names, Contains(StrCat("__tvm_ffi_", op->name)));
+  }
   EXPECT_THAT(names, IsSupersetOf({"xla_gpu_run", "xla_gpu_client_run", "xla_gpu_status_free",
                                    "xla_gpu_run_objects", "xla_gpu_pjrt_compat_api"}));
 }
@@ -91,8 +98,8 @@ TEST(LibraryTest, StacksAndBuffersAreGuarded) {
 #endif
   REQUIRE_LIBRARY(path, "XLA_GPU_LIBRARY");
   const std::vector<std::string> names = Symbols(path, /*defined=*/false);
-  EXPECT_THAT(names, ::testing::Contains("__stack_chk_fail"));
-  EXPECT_THAT(names, ::testing::Contains(::testing::EndsWith("_chk")));
+  EXPECT_THAT(names, Contains("__stack_chk_fail"));
+  EXPECT_THAT(names, Contains(::testing::EndsWith("_chk")));
 }
 
 TEST(LibraryTest, ClosingItUnderLoadIsSafe) {

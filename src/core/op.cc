@@ -108,16 +108,10 @@ int IndexOf(const Op& op, const Attributes& attributes, std::string_view name) {
   return index;
 }
 
-// Whether a call has this result; of scratch, whether it may.
-bool IsPresent(const Op& op, const Attributes& attributes, const ResultSpec& spec) {
-  return spec.only_with.empty() || attributes.GetBool(spec.only_with, false) ||
-         IndexOf(op, attributes, spec.only_with) >= 0;
-}
-
 // The schema of result `r` of a call; null where it has fewer.
 const ResultSpec* SpecOfResult(const Op& op, const Attributes& attributes, size_t r) {
   for (const ResultSpec& spec : op.results) {
-    if (IsPresent(op, attributes, spec) && r-- == 0) return &spec;
+    if (HasResult(op, attributes, spec) && r-- == 0) return &spec;
   }
   return nullptr;
 }
@@ -202,6 +196,15 @@ Attributes CompleteAttributes(const Op& op, const Attributes& attributes) {
   return complete;
 }
 
+bool HasResult(const Op& op, const Attributes& attributes, const ResultSpec& spec) {
+  return spec.only_with.empty() || attributes.GetBool(spec.only_with, false) ||
+         IndexOf(op, attributes, spec.only_with) >= 0;
+}
+
+int AliasOf(const Op& op, const Attributes& attributes, const ResultSpec& spec) {
+  return spec.alias_of.empty() ? -1 : IndexOf(op, attributes, spec.alias_of);
+}
+
 StatusOr<std::vector<Result>> InferResults(const Op& op, Platform platform, const Call& call) {
   XLA_GPU_RETURN_IF_ERROR(CheckAttributes(op, *call.attributes));
   XLA_GPU_RETURN_IF_ERROR(CheckArguments(op, call));
@@ -210,11 +213,10 @@ StatusOr<std::vector<Result>> InferResults(const Op& op, Platform platform, cons
                            op.infer({call.args, call.results, &attributes}, platform));
   std::vector<Result> results;
   for (const ResultSpec& spec : op.results) {
-    if (!IsPresent(op, attributes, spec)) continue;
+    if (!HasResult(op, attributes, spec)) continue;
     if (results.size() == types.size() && spec.kind == ResultKind::kScratch) continue;
     if (results.size() == types.size()) return Internal(op.name, ": infer: no ", spec.name);
-    results.push_back({&spec, std::move(types[results.size()]),
-                       spec.alias_of.empty() ? -1 : IndexOf(op, attributes, spec.alias_of)});
+    results.push_back({&spec, std::move(types[results.size()]), AliasOf(op, attributes, spec)});
   }
   if (results.size() < types.size()) return Internal(op.name, ": infer: too many results");
   return results;

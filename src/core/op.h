@@ -191,6 +191,12 @@ StatusOr<std::vector<const TensorView*>> BindArguments(const Op& op, const Call&
 // The call's attributes and the defaults of those that it leaves out.
 Attributes CompleteAttributes(const Op& op, const Attributes& attributes);
 
+// Whether calls with these attributes have this result of the schema's; of scratch, whether they
+// may.
+bool HasResult(const Op& op, const Attributes& attributes, const ResultSpec& spec);
+// The index in Call::args of the argument whose buffer the result shares; -1 if it is no alias.
+int AliasOf(const Op& op, const Attributes& attributes, const ResultSpec& spec);
+
 // Everything that can be wrong with a call before data is looked at: attributes against the schema,
 // argument count and dtypes, what Op::infer checks, result types.
 Status CheckCall(const Op& op, Platform platform, const Call& call);

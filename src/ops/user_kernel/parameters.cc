@@ -73,17 +73,22 @@ ParameterPlan::ParameterPlan(const Definition& definition, const Implementation&
   }
   for (const Parameter& parameter : implementation.parameters) {
     Step step{Step::Kind::kValue, 0, parameter.type, parameter.bits};
+    const Step null{Step::Kind::kNull, 0, parameter.type, 0};
     const int position = parameter.index < positions.size() ? positions[parameter.index] : -1;
     const TensorView* arg = position < 0 ? nullptr : &call.args[static_cast<size_t>(position)];
     switch (parameter.kind) {
       case Parameter::Kind::kArgument:
-        if (arg != nullptr)
-          step = {Step::Kind::kArgument, static_cast<size_t>(position), parameter.type, 0};
+        step = null;
+        if (arg != nullptr) {
+          step.kind = Step::Kind::kArgument;
+          step.index = static_cast<size_t>(position);
+        }
         break;
       case Parameter::Kind::kResult:
         step = {Step::Kind::kResult, parameter.index, parameter.type, 0};
         break;
       case Parameter::Kind::kWorkspace:  // the last result, if the call has one
+        step = null;
         if (call.results.size() > definition.results.size()) {
           step = {Step::Kind::kResult, definition.results.size(), parameter.type, 0};
         }
@@ -105,8 +110,10 @@ ParameterPlan::ParameterPlan(const Definition& definition, const Implementation&
               NumberBits(parameter.type, AttrValue(arg->dim(static_cast<int64_t>(parameter.dim))));
         }
         break;
-      case Parameter::Kind::kConstant:
       case Parameter::Kind::kNull:
+        step = null;
+        break;
+      case Parameter::Kind::kConstant:
         break;
     }
     steps_.push_back(step);
@@ -126,6 +133,7 @@ void ParameterPlan::Fill(const Call& call, void* stream, std::span<uint64_t> val
       case Step::Kind::kStream:
         values[i] = reinterpret_cast<uint64_t>(stream);
         break;
+      case Step::Kind::kNull:
       case Step::Kind::kValue:
         values[i] = step.value;
         break;

@@ -26,23 +26,25 @@ Status CheckScalars(const Definition& definition, const Attributes& attributes);
 // plan; then Fill does without look-ups by name.
 class ParameterPlan {
  public:
+  struct Step {
+    enum class Kind { kNull, kArgument, kResult, kValue, kStream } kind;
+    size_t index;  // in the call's arguments or results
+    DType type;
+    uint64_t value;  // kValue: numbers do not change from call to call of a plan; else 0
+  };
+
   // `call`: complete (CompleteAttributes).
   ParameterPlan(const Definition& definition, const Implementation& implementation,
                 const Call& call);
 
   size_t size() const { return steps_.size(); }
+  std::span<const Step> steps() const { return steps_; }
   DType type(size_t i) const { return steps_[i].type; }
   // Writes a value for each parameter: addresses, and numbers as NumberBits gives them.
   // `values` has room for size() values.
   void Fill(const Call& call, void* stream, std::span<uint64_t> values) const;
 
  private:
-  struct Step {
-    enum class Kind { kArgument, kResult, kValue, kStream } kind;
-    size_t index;  // in the call's arguments or results
-    DType type;
-    uint64_t value;  // kValue: numbers do not change from call to call of a plan
-  };
   std::vector<Step> steps_;
 };
 
