@@ -25,11 +25,8 @@ def kernels(tmp_path_factory, libtvm_ffi):
     library = tmp_path_factory.mktemp("tvm_ffi") / "kernels.so"
     source = pathlib.Path(__file__).parent / "kernels.cc"
     folder = pathlib.Path(libtvm_ffi).parent
-    subprocess.run(
-        [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", source, "-o", library]
-        + ["-isystem", libinfo.find_include_path()]
-        + ["-isystem", libinfo.find_dlpack_include_path()]
-        + [f"-L{folder}", "-ltvm_ffi"],
-        check=True,
-    )
+    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", f"-L{folder}", "-o", library]
+    for include in (libinfo.find_include_path(), libinfo.find_dlpack_include_path()):
+        flags += ["-isystem", include]
+    subprocess.run([compiler, *flags, source, "-ltvm_ffi"], check=True)
     return str(library)

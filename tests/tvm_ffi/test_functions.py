@@ -13,7 +13,6 @@ tvm_ffi = pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed
 
 import jax
 import jax.numpy as jnp
-
 from xla_gpu import _kernel
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((6, 32)), jnp.float32)

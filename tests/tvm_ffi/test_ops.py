@@ -6,7 +6,6 @@ import pytest
 tvm_ffi = pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed")
 
 import jax.numpy as jnp
-
 import xla_gpu
 import xla_gpu.jax
 from xla_gpu import _schema
