@@ -138,6 +138,15 @@ int CallMemory::ChooseResult(const dlpack::Tensor& wanted, int64_t bytes) const 
   return -1;
 }
 
+bool CallMemory::IsOfTheCall(const void* data, int64_t bytes) const {
+  const auto has_it = [data, bytes](const TensorView& tensor) {
+    const auto at = reinterpret_cast<uintptr_t>(data),
+               begin = reinterpret_cast<uintptr_t>(tensor.data);
+    return at >= begin && static_cast<int64_t>(at - begin) <= tensor.size_bytes() - bytes;
+  };
+  return std::ranges::any_of(call_.results, has_it) || std::ranges::any_of(call_.args, has_it);
+}
+
 StatusOr<char*> CallMemory::TakeScratch(int64_t bytes) {
   const auto size = static_cast<size_t>(bytes);
   if (platform_ == Platform::kHost) {
@@ -229,7 +238,13 @@ Status CallMemory::Collect(std::span<const void*> sources, void* stream, Allocat
       break;
     }
     const int64_t bytes = result.size_bytes();
-    if (bytes != 0 && sources[i] != result.data) moves.push_back({result.data, sources[i], bytes});
+    if (bytes == 0 || sources[i] == result.data) continue;
+    if (platform_ == Platform::kCuda && !IsOfTheCall(sources[i], bytes)) {
+      return FailedPrecondition("the function returned memory of its own for result ", i,
+                                "; it must allocate it through its environment "
+                                "(TVMFFIEnvTensorAlloc), so that it is the call's");
+    }
+    moves.push_back({result.data, sources[i], bytes});
   }
   if (became != order_) order.Store(became);
   while (!moves.empty()) {

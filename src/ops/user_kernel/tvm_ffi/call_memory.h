@@ -10,7 +10,8 @@
 // 2. When the function returns, what does not lie in its result's buffer is copied there, in an
 //    order (through spare memory, where results have changed places) in which nothing is
 //    overwritten before it is read. On CUDA that is enqueued on the call's stream, as all that the
-//    function itself did: also a captured graph does it at every replay.
+//    function itself did: also a captured graph does it at every replay. There a result must lie in
+//    the call's memory, as any other may be gone when the copy runs.
 // 3. Which allocations became which results is remembered with the plan, and later calls hand out
 //    buffers so. It saves copies and decides nothing else: a function that goes another way the
 //    next time is right by 2.
@@ -63,7 +64,7 @@ class CallMemory {
   // A tensor of memory that is the call's, for a callee that may take a reference to it.
   dlpack::ManagedTensor* Lend(const dlpack::Tensor& tensor);
 
-  // What the callee returned for result returned[i] lies at sources[i], of the result's type:
+  // What the callee returned for result returned[i] lies at sources[i], and is of its type:
   // brings each into its result's buffer, and tells `order` where they were allocated.
   Status Collect(std::span<const void*> sources, void* stream, AllocationOrder& order);
 
@@ -82,6 +83,7 @@ class CallMemory {
   // The number of the returned result whose buffer the next allocation gets, or -1.
   int ChooseResult(const dlpack::Tensor& wanted, int64_t bytes) const;
   bool IsFree(size_t result) const;
+  bool IsOfTheCall(const void* data, int64_t bytes) const;
   // Memory that lasts as long as the call's kernels.
   StatusOr<char*> TakeScratch(int64_t bytes);
 

@@ -285,6 +285,29 @@ TEST_P(TvmFfiPlanTest, WorkspaceThatIsTooSmallOnCuda) {
   EXPECT_EQ(tvm_ffi::num_objects, before);
 }
 
+TEST_P(TvmFfiPlanTest, MemoryThatIsNotTheCallsIsCopiedOnTheHostAlone) {
+  std::vector<float> own(kSize, 9);
+  const Op& op = Define([&](std::span<const Any>, Any* result) {
+    *result = Allocate();
+    TensorOf(*result).data = own.data();
+    return true;
+  });
+  for (int i = 0; i < 2; ++i) {
+    const Outcome outcome = Run(op);
+    if (GetParam() == Platform::kHost) {
+      EXPECT_EQ(outcome.results[0][99], 9);
+    } else {
+      EXPECT_THAT(outcome.status.message(), HasSubstr("memory of its own for result 0; it must"));
+    }
+  }
+  const Op& identity = Define([&](std::span<const Any> args, Any* result) {
+    *result = Allocate();
+    TensorOf(*result).data = TensorOf(args[0]).data;
+    return true;
+  });
+  EXPECT_EQ(Run(identity, 1, 0, 4).results[0][99], 4);
+}
+
 TEST_P(TvmFfiPlanTest, ANamedWorkspaceIsTheFunctions) {
   const Op& op = Define(
       [&](std::span<const Any> args, Any*) {
