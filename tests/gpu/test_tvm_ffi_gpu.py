@@ -49,7 +49,8 @@ def function(kernels):
             "owned": members.pop("owned", False),
         }
         definition = {
-            "name": symbol,
+            # Whether calls may be captured belongs to the custom call's name.
+            "name": symbol if members.get("capture", True) else f"{symbol}_alone",
             "arguments": [{"name": name} for name in arguments],
             "results": [{"name": name, "like": "x"} for name in returned],
             "implementations": {"CUDA": cuda},
