@@ -28,10 +28,11 @@
 //                 parameter is the stream unless `parameters` says where. returns_error: its int
 //                 result, where not 0, is an error
 //   tvm_ffi       library and symbol (without "__tvm_ffi_"), or address (a TVMFFIObject of a
-//                 function); libtvm_ffi (a path, loaded first), owned (pass tensors that the callee
-//                 may keep a reference of, not views)
+//                 function, which lives as long as the process); libtvm_ffi (a path, loaded first
+//                 unless the process has one), owned (pass tensors of which the callee may take
+//                 references while it runs, as Python's functions do, not views)
 //   legacy        library and symbol, or address: an XLA custom call of api_version 1, 2 or 3;
-//                 opaque (text)
+//                 opaque (text). It takes arguments and results, whatever `parameters` says
 //
 // and, of those that are launched, cluster ([2,1,1]), cooperative, programmatic (dependent launch).
 //
@@ -39,8 +40,8 @@
 // where an optional one is absent), of a result or of a scalar; null; {"value": 3, "type": "i32"};
 // {"elements_of": "x", "type": "i64"}; {"dim_of": "x", "dim": 0, "type": "i64"}; "workspace" (the
 // address of the call's work space); "stream". Left out, they are those of the source's text, or
-// arguments, results and scalars in this order. For tvm_ffi, results that are not named are what
-// the function returns.
+// arguments, results and scalars in this order. For tvm_ffi, results that are not named (and no
+// aliases) are what the function returns: a tensor, or an array of as many (tvm_ffi/call_memory.h).
 //
 // Calls carry, besides the scalars, what a front end works out for their shapes (Op, derived):
 // `grid` and `block` (three ints each; of launches), `shared_memory` (bytes of dynamic shared
