@@ -48,6 +48,7 @@ OWNED_IMPORTS = {
     "torch": re.compile(r"^(torch|vllm)"),
     "torch_xla": re.compile(r"^(torch_xla|vllm)"),
     "torchax": re.compile(r"^torchax"),
+    "triton": re.compile(r"^_triton"),
     "vllm": re.compile(r"^vllm"),
     "tpu_inference": re.compile(r"^vllm_xla"),
 }

@@ -19,12 +19,14 @@ from xla_gpu._kernels import cubin_kernel, cuda_kernel
 from xla_gpu._lib import include_dir, library_dir, library_path
 from xla_gpu._register import handler, register
 from xla_gpu._schema import ops
+from xla_gpu._triton import TritonKernel, triton_kernel
 
 __all__ = [
     "InvalidArgumentError",
     "Kernel",
     "NotFoundError",
     "StatusCode",
+    "TritonKernel",
     "UnimplementedError",
     "XlaGpuError",
     "cdiv",
@@ -39,6 +41,7 @@ __all__ = [
     "library_version",
     "ops",
     "register",
+    "triton_kernel",
 ]
 
 __version__ = "0.1.0"

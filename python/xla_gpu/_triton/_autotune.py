@@ -1,0 +1,247 @@
+"""@triton.autotune: which configuration is the quickest here, timed once and kept on disk.
+
+JAX traces with types alone, so that the timing has memory of its own: random floats, and zeros
+elsewhere, since an index of zero is always a right one. The library launches, as in the program.
+"""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+import math
+import os
+import pathlib
+import random
+import statistics
+import struct
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from xla_gpu import _lib, _ops
+from xla_gpu._errors import StatusCode, XlaGpuError
+from xla_gpu._ops import TensorRef, TensorSpec
+from xla_gpu._triton import _device
+from xla_gpu._triton._meta import SIZES
+
+if TYPE_CHECKING:
+    from xla_gpu._triton._function import Variant
+
+_WARM_UP_US, _TIMED_US = 5_000, 25_000  # of the device's time, a configuration
+_MOST_RUNS = 200
+_log = logging.getLogger("xla_gpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What is to be chosen, and for what.
+
+    Attributes:
+      kernel: its name.
+      source: a digest of its text and what that uses.
+      key: all else that the choice is kept by.
+      texts: of the configurations.
+      variant: the call by configuration i, whose compilation may fail.
+      reset, restore: tensors that are zeros, or as at first, before each run.
+    """
+
+    kernel: str
+    source: str
+    key: Any
+    texts: Sequence[str]
+    variant: Callable[[int], Variant]
+    reset: Sequence[str]
+    restore: Sequence[str]
+
+
+def choose(problem: Problem) -> int:
+    """The index of the quickest configuration on this machine's GPU; the first without one."""
+    device = _device.find()
+    if device is None or f"sm_{device.arch}" != problem.key[0]:
+        _warn(f"{problem.kernel}: no {problem.key[0]} GPU to time {len(problem.texts)} "
+              f"configurations on; the first is taken: {problem.texts[0]}")  # fmt: skip
+        return 0
+    path = _path(problem, device)
+    known = _read(path, problem)
+    if known is not None:
+        _say(f"{problem.kernel}: autotuned before: {problem.texts[known]}")
+        return known
+    start = time.perf_counter()
+    times = _times(problem, device)
+    chosen = min(range(len(times)), key=times.__getitem__)
+    for text, microseconds in zip(problem.texts, times):
+        _say(f"{problem.kernel}: {microseconds:9.2f} us  {text}")
+    if math.isinf(times[chosen]):
+        _warn(f"{problem.kernel}: none of its configurations could be timed; the first is taken")
+        return 0
+    _say(
+        f"{problem.kernel}: autotuned in {time.perf_counter() - start:.2f} s for {problem.key[2]}: "
+        f"{problem.texts[chosen]}"
+    )
+    _write(path, {"configuration": problem.texts[chosen], "microseconds": times[chosen]})
+    return chosen
+
+
+def _say(message: str) -> None:
+    """To the log; to standard error with XLA_GPU_LOG=info, where no log was set up."""
+    _log.info(message)
+    if os.environ.get("XLA_GPU_LOG") == "info" and not _log.isEnabledFor(logging.INFO):
+        import sys
+
+        print(f"xla_gpu: {message}", file=sys.stderr, flush=True)
+
+
+@functools.cache
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+# ---- On disk -----------------------------------------------------------------------------------
+
+
+def _path(problem: Problem, device: _device.Device) -> pathlib.Path | None:
+    """The file of a choice, in the folder of compiled kernels; None without a cache on disk."""
+    import triton
+
+    folder = os.environ.get("XLA_GPU_CACHE_DIR")
+    if folder is None:
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        home = pathlib.Path(base) if base.startswith("/") else pathlib.Path.home() / ".cache"
+        folder = str(home / "xla_gpu")
+    if not folder:
+        return None
+    facts = [triton.__version__, device.name, problem.kernel, problem.source, repr(problem.key)]
+    digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()
+    return pathlib.Path(folder) / "autotune" / f"{digest}.json"
+
+
+def _read(path: pathlib.Path | None, problem: Problem) -> int | None:
+    """The choice that a file tells; None where there is none, or one that cannot be."""
+    if path is None:
+        return None
+    try:
+        return list(problem.texts).index(json.loads(path.read_text())["configuration"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: pathlib.Path | None, choice: dict[str, Any]) -> None:
+    """Keeps a choice, if it can: no reader sees half a file."""
+    if path is None:
+        return
+    try:
+        path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(choice, file)
+        os.replace(file.name, path)  # noqa: PTH105
+    except OSError as e:
+        _warn(f"{path}: the choice of @triton.autotune could not be kept: {e}")
+
+
+# ---- Timing ------------------------------------------------------------------------------------
+
+
+def _times(problem: Problem, device: _device.Device) -> list[float]:
+    """Microseconds by configuration; infinity for one that cannot be compiled or launched."""
+    times = []
+    try:
+        with _device.bench(device) as bench:
+            memory = _Memory(bench)
+            flush = bench.allocate(2 * device.l2_bytes), 2 * device.l2_bytes
+            for i, text in enumerate(problem.texts):
+                try:
+                    times.append(_time(problem, problem.variant(i), bench, memory, flush))
+                except XlaGpuError as e:
+                    if e.code == StatusCode.RESOURCE_EXHAUSTED:
+                        raise
+                    _say(f"{problem.kernel}: skipped {text}: {e}")
+                    times.append(math.inf)
+    except XlaGpuError as e:
+        _say(f"{problem.kernel}: {e}")
+        times += [math.inf] * (len(problem.texts) - len(times))
+    return times
+
+
+class _Memory:
+    """Tensors on the device by name, made once for all configurations."""
+
+    def __init__(self, bench: _device.Bench) -> None:
+        self._bench = bench
+        self._made: dict[tuple[str, TensorSpec], int] = {}
+
+    def ref(self, name: str, spec: TensorSpec) -> TensorRef:
+        if (name, spec) not in self._made:
+            size = _bytes(spec)
+            address = self._bench.allocate(size)
+            self._bench.fill(address, size, _pattern(spec.dtype))
+            self._made[name, spec] = address
+        return TensorRef(spec, self._made[name, spec])
+
+
+def _bytes(spec: TensorSpec) -> int:
+    return math.prod(spec.shape) * SIZES[spec.dtype]
+
+
+@functools.cache
+def _pattern(dtype: str) -> bytes:
+    """Random floats between -1 and 1, and zeros for all that may be an index."""
+    count = 1 << 14
+    values = [random.Random(0).uniform(-1, 1) for _ in range(count)]
+    if dtype in ("f32", "f64"):
+        return array.array("f" if dtype == "f32" else "d", values).tobytes()
+    if dtype == "f16":
+        return struct.pack(f"<{count}e", *values)
+    singles = array.array("f", values).tobytes()
+    if dtype == "bf16":  # the upper half of an f32
+        return b"".join(singles[i + 2 : i + 4] for i in range(0, len(singles), 4))
+    return bytes(count)
+
+
+def _time(
+    problem: Problem,
+    variant: Variant,
+    bench: _device.Bench,
+    memory: _Memory,
+    flush: tuple[int, int],
+) -> float:
+    """The median time of a run, each with a cold L2 cache."""
+    text = json.dumps(variant.definition).encode()
+    told = _lib.text_of(_lib.load().xla_gpu_define_kernel, text, len(text))
+    op = json.loads(told)["key"]
+    args = [memory.ref(name, spec) for name, spec in variant.arguments.items()]
+    results = [
+        args[r.alias_of] if r.alias_of is not None else memory.ref(r.name, r.spec)
+        for r in _ops.infer(op, "CUDA", list(variant.arguments.values()), variant.attributes)
+    ]
+    named = dict(zip([*variant.results, *variant.arguments], [*results, *args]))
+    reset = [name for name in problem.reset if name in named]
+    restore = [name for name in problem.restore if name in named]
+    kept = {name: memory.ref(f"{name} at first", named[name].spec) for name in restore}
+
+    def prepare() -> None:
+        for name in reset:
+            bench.zero(named[name].address, _bytes(named[name].spec))
+        for name, first in kept.items():
+            bench.copy(named[name].address, first.address, _bytes(first.spec))
+        bench.zero(*flush)
+
+    def run() -> None:
+        _ops.run(op, "CUDA", args, results, variant.attributes, bench.stream)
+
+    def timed() -> float:
+        prepare()
+        return bench.microseconds(run)
+
+    timed()  # loads it
+    once = timed()
+    for _ in range(min(_MOST_RUNS, int(_WARM_UP_US / max(1.0, once)))):
+        timed()
+    runs = max(5, min(_MOST_RUNS, int(_TIMED_US / max(1.0, once))))
+    return statistics.median(timed() for _ in range(runs))
