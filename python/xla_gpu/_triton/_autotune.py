@@ -193,7 +193,8 @@ def _bytes(spec: TensorSpec) -> int:
 def _pattern(dtype: str) -> bytes:
     """Random floats between -1 and 1, and zeros for all that may be an index."""
     count = 1 << 14
-    values = [random.Random(0).uniform(-1, 1) for _ in range(count)]
+    generator = random.Random(0)
+    values = [generator.uniform(-1, 1) for _ in range(count)]
     if dtype in ("f32", "f64"):
         return array.array("f" if dtype == "f32" else "d", values).tobytes()
     if dtype == "f16":

@@ -192,6 +192,11 @@ def check_options(name: str, options: Mapping[str, Any], arch: int) -> None:
             raise InvalidArgumentError(
                 f"{name}: num_warps is {value!r}; allowed are 1, 2, 4, 8, 16 and 32"
             )
+        counts = option in ("num_stages", "num_ctas")
+        if counts and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise InvalidArgumentError(
+                f"{name}: {option} is {value!r}; it must be an int of 1 or more"
+            )
 
 
 def _source(fn: Any, parameters: Mapping[str, Parameter]) -> Any:
