@@ -159,8 +159,9 @@ def test_shared_memory_and_clusters():
     assert one.attributes["shared_memory"] >= 128 << 10
     assert one.attributes["block"] == (256, 1, 1)
     two = variant(num_ctas=2)
-    assert told(two)["cluster"] == [2, 1, 1]
-    assert two.attributes["grid"] == (6, 2, 1)
+    cluster = told(two)["cluster"]
+    assert cluster in ([2, 1, 1], [1, 2, 1])  # since Triton 3.3 the first
+    assert two.attributes["grid"] == (3 * cluster[0], 2 * cluster[1], 1)
 
 
 def test_launch_options():

@@ -57,6 +57,7 @@ DESCRIPTIONS = [
     (dict(num_warps=0), "num_warps is 0"),
     (dict(num_stages="2"), "num_stages is '2'; it must be an int of 1 or more"),
     (dict(num_ctas=0), "num_ctas is 0; it must be an int of 1 or more"),
+    (dict(num_ctas=2, arch="sm_80"), "num_ctas is 2, which needs sm_90 or newer; it is for sm_80"),
     (dict(options={"num_wraps": 4}), "'num_wraps' is neither a parameter .* nor an option"),
     (dict(arch="90x"), "arch is '90x'; it must be as 'sm_90'"),
     (dict(arch="volta"), "arch is 'volta'"),
@@ -104,7 +105,7 @@ CALLS = [
         {},
         "y is of dtype c64, which XLA does not have",
     ),
-    (lambda: kernel(grid=lambda meta: meta, constexprs={}), (X, X, 3), {"BLOCK": 16}, "grid is {'x'"),
+    (lambda: kernel(grid=lambda meta: meta), (X, X, 3), {}, "grid is {"),
     (lambda: kernel(grid=lambda a, b: 1), (X, X, 3), {}, "grid has a parameter a, which is no arg"),
     (lambda: kernel(grid=lambda n: (n, 0.5)), (X, X, 3), {}, r"grid is \(3, 0.5\); it must be"),
     (
@@ -140,7 +141,6 @@ CALLS = [
         "y is a tensor descriptor made on the host",
     ),
     (lambda: kernel(arch=None), (X, X, 3), {}, "there is no NVIDIA GPU here .*arch='sm_90'"),
-    (lambda: kernel(num_ctas=2, arch="sm_80"), (X, X, 3), {}, "sm_80"),
 ]
 
 

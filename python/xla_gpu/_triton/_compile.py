@@ -197,6 +197,10 @@ def check_options(name: str, options: Mapping[str, Any], arch: int) -> None:
             raise InvalidArgumentError(
                 f"{name}: {option} is {value!r}; it must be an int of 1 or more"
             )
+        if option == "num_ctas" and value > 1 and arch < 90:  # Triton 3.3 and 3.4 would abort
+            raise InvalidArgumentError(
+                f"{name}: num_ctas is {value}, which needs sm_90 or newer; it is for sm_{arch}"
+            )
 
 
 def _source(fn: Any, parameters: Mapping[str, Parameter]) -> Any:
@@ -261,9 +265,10 @@ def compile_image(
                 _source(fn, parameters), target=target, options={"debug": debug, **options}
             )
     except Exception as e:  # Triton's, the kernel's own static_assert, ptxas's
+        why = f": {e.__cause__}" if e.__cause__ is not None else ""
         raise InvalidArgumentError(
             f"{name}: Triton {triton.__version__} cannot compile it for sm_{arch}: "
-            f"{type(e).__name__}: {e}"
+            f"{type(e).__name__}: {e}{why}"
         ) from e
     said = made.metadata
     cluster = tuple(getattr(said, "cluster_dims", ()) or (getattr(said, "num_ctas", 1), 1, 1))
