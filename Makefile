@@ -79,9 +79,9 @@ test: build  ## All tests that need no GPU: C++ (ctest), then Python (pytest)
 	@$(PY) -m pytest -n $(JOBS) --dist loadgroup tests
 
 # Two runs: autograd must not have worked on the CPU before it first meets an XLA device.
-test-torch: build .venv-torch/.complete  ## Tests with PyTorch, PyTorch/XLA and torchax, in .venv-torch
+test-torch: build .venv-torch/.complete  ## Tests with PyTorch, PyTorch/XLA, torchax and Triton, in .venv-torch
 	@VIRTUAL_ENV=$(CURDIR)/.venv-torch .venv-torch/bin/python -m pytest -n $(JOBS) \
-	  --dist loadgroup tests/torch tests/torchax \
+	  --dist loadgroup tests/torch tests/torchax tests/triton \
 	  'tests/docs/test_pages.py::test_page[docs/pytorch.md]' \
 	  'tests/docs/test_pages.py::test_page[docs/torchax.md]'
 	@VIRTUAL_ENV=$(CURDIR)/.venv-torch .venv-torch/bin/python -m pytest -n $(JOBS) \
@@ -95,7 +95,7 @@ test-vllm: build .venv-vllm/.complete  ## Tests of vLLM on XLA over HTTP, in .ve
 test-gpu:  ## All tests that need an NVIDIA GPU, offline, with the library in build/release
 	@scripts/test_gpu.sh
 
-compat: build  ## The tests with every supported jax and torch release, from this one library
+compat: build  ## The tests with every supported jax, torch and Triton release, from this one library
 	@scripts/compat.sh
 
 fuzz: $(STAMPS)/test build/.stamps/system-lint  ## Each fuzz target for FUZZ_SECONDS (60)

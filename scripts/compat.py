@@ -1,9 +1,9 @@
-"""`make compat`: the tests with every supported jax and torch release, from one library.
+"""`make compat`: the tests with every supported jax, torch and Triton release, from one library.
 
 Each release has a venv of its own under build/compat; torch's, which take gigabytes, are removed
 when their tests are through. What cannot be set up here (no Python of that version, no registry) is
-skipped loudly. Usage: scripts/compat.py [jax|torch|VERSION...] [-- PYTEST_ARGS...], where a version
-is "0.7.2" or "torch-2.9.1".
+skipped loudly. Usage: scripts/compat.py [jax|torch|triton|VERSION...] [-- PYTEST_ARGS...], where a
+version is "0.7.2" or "torch-2.9.1".
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Release:
         if self.framework == "jax":
             exact = [f"jax=={self.version}", f"jaxlib=={self.version}"]
             return [*exact, "pytest", "pytest-xdist", "ml_dtypes", "absl-py", "flatbuffers"]
+        if self.framework == "triton":  # alone: it asks for no torch
+            return [f"triton=={self.version}", "pytest", "pytest-xdist"]
         # torch 2.4's Inductor imports setuptools.
         exact = [f"torch=={self.version}"]
         return [*exact, "pytest", "pytest-xdist", "ml_dtypes", "numpy", "setuptools<81"]
@@ -46,6 +48,8 @@ class Release:
     def tests(self) -> list[str]:
         if self.framework == "jax":
             return ["tests/jax"]
+        if self.framework == "triton":
+            return ["tests/triton"]
         return ["tests/torch", "tests/xla_gpu/test_simple_custom_op.py"]
 
 
@@ -59,6 +63,8 @@ RELEASES = [
     Release("jax", "0.12.0.1", "3.12"),
     # The oldest that the ops are for, the one of PyTorch/XLA, and the newest.
     *[Release("torch", version, "3.11") for version in ("2.4.1", "2.9.1", "2.15.0")],
+    # The oldest, the first with each of the pointers that later ones pass besides, the newest.
+    *[Release("triton", v, "3.11") for v in ("3.2.0", "3.3.1", "3.4.0", "3.6.0", "3.9.0")],
 ]
 SUMMARY = re.compile(r"^=*\s*((?:\d+ \w+,? ?)+) in [\d.]+s", re.MULTILINE)
 

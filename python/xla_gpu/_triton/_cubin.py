@@ -44,9 +44,9 @@ def kernel_info(cubin: bytes, entry: str) -> KernelInfo:
             elif attribute in (_MAX_THREADS, _REQUIRED_THREADS):
                 x, y, z = struct.unpack_from("<III", value)
                 threads = x * y * z
-    except (struct.error, IndexError, ValueError) as e:
-        if isinstance(e, InvalidArgumentError):
-            raise
+    except InvalidArgumentError:
+        raise
+    except (struct.error, ArithmeticError, IndexError, ValueError) as e:
         raise InvalidArgumentError(f"not a cubin, or a damaged one: {e}") from None
     return KernelInfo(tuple(sizes[i] for i in sorted(sizes)), threads)
 

@@ -1,0 +1,108 @@
+"""Triton's kernels in JAX programs: run on the CPU by a Host implementation, lowered for a GPU."""
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("jax") is None:
+    pytest.skip("JAX is not installed", allow_module_level=True)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import triton_kernels as kernels
+import xla_gpu
+from test_variants import blocks
+
+HOST = """
+#include <cstdint>
+extern "C" void add(const float* x, const float* y, float* out, int32_t n) {
+  for (int32_t i = 0; i < n; ++i) out[i] = x[i] + y[i];
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def add():
+    return xla_gpu.triton_kernel(
+        kernels.add,
+        name="add_somewhere",
+        grid=blocks,
+        outputs={"out": "x"},
+        constexprs={"BLOCK": 128},
+        arch="sm_90",
+        host=xla_gpu.host_kernel(HOST, "add", outputs={"out": "x"}),
+        vmap="sequential",
+        gradient=lambda args, results, gradients, n: (gradients[0], gradients[0]),
+    )
+
+
+def test_runs_where_there_is_a_host_implementation(add):
+    x, y = jnp.arange(100.0), jnp.ones(100)
+    for n in (100, 1, 96):
+        assert (add(x, y, n)[:n] == (x + y)[:n]).all()
+    assert (add(np.arange(100, dtype=np.float32), y, np.int64(100)) == x + y).all()
+    assert (jax.jit(lambda x, y: add(x, y, n=100))(x, y) == x + y).all()
+
+
+def test_without_one_it_says_so():
+    kernel = xla_gpu.triton_kernel(
+        kernels.add, grid=1, outputs={"out": "x"}, constexprs={"BLOCK": 128}, arch="sm_90"
+    )
+    with pytest.raises(Exception, match="there is no kernel for platform Host"):
+        jax.block_until_ready(kernel(jnp.ones(8), jnp.ones(8), 8))
+
+
+def test_transforms(add):
+    x, y = jnp.arange(12.0).reshape(3, 4), jnp.ones((3, 4))
+    assert (jax.vmap(lambda x, y: add(x, y, 4))(x, y) == x + y).all()
+    gradients = jax.grad(lambda x, y: (add(x, y, 4) * jnp.arange(4.0)).sum(), (0, 1))(x[0], y[0])
+    assert all((g == jnp.arange(4.0)).all() for g in gradients)
+    assert jax.eval_shape(lambda x, y: add(x, y, 4), x, y).shape == (3, 4)
+
+
+def lowered(function, *args):
+    return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_what_a_program_for_a_gpu_calls(add):
+    x = jnp.ones(100)
+    text = lowered(lambda x: add(x, x, 100), x)
+    assert text.count("@add_somewhere(") == 1
+    assert "n = 100 : i64" in text and "block = dense<[128, 1, 1]>" in text
+    batched = lowered(jax.vmap(lambda x: add(x, x, 100)), jnp.ones((7, 100)))
+    assert batched.count("@add_somewhere(") == 1 and "stablehlo.while" in batched
+
+
+def test_scalars_that_follow_from_shapes_follow_the_batch():
+    kernel = xla_gpu.triton_kernel(
+        kernels.add,
+        name="add_all",
+        grid=blocks,
+        outputs={"out": "x"},
+        constexprs={"BLOCK": 128},
+        scalars={"n": lambda x: x.size},
+        arch="sm_90",
+        vmap="broadcast_all",
+    )
+    assert "n = 100 : i64" in lowered(lambda x: kernel(x, x), jnp.ones(100))
+    assert "n = 700 : i64" in lowered(jax.vmap(lambda x: kernel(x, x)), jnp.ones((7, 100)))
+
+
+def test_in_place_is_an_alias():
+    kernel = xla_gpu.triton_kernel(
+        kernels.accumulate, grid=blocks, in_place="total", constexprs={"BLOCK": 64}, arch=90
+    )
+    text = lowered(lambda total, x: kernel(total, x, 100), jnp.ones(100), jnp.ones(100))
+    assert "output_operand_alias" in text
+
+
+def test_errors_end_at_the_callers_line(add):
+    with pytest.raises(xla_gpu.InvalidArgumentError, match="n is str 'x'") as caught:
+        add(jnp.ones(8), jnp.ones(8), "x")
+    assert len(caught.traceback) <= 2
+
+
+def test_doubles_of_numpy_are_what_jax_makes_of_them(add):
+    variant = lowered(lambda x: add(x, x, 100), np.ones(100))
+    assert "tensor<100xf32>" in variant
