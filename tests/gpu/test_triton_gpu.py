@@ -97,9 +97,9 @@ def test_descriptors_made_on_the_device():
 @pytest.mark.parametrize("value", [1, 2, 16, -3, 2**40, -(2**40), 0.25, True])
 def test_scalars(value):
     fill = xla_gpu.triton_kernel(
-        kernels.fill, grid=blocks, outputs={"out": lambda n: ((n,), "f32")}, constexprs={"BLOCK": 8}
+        kernels.fill, grid=blocks, outputs={"out": "like"}, constexprs={"BLOCK": 8}
     )
-    close(jax.jit(lambda: fill(value, 20))(), np.full(20, value, np.float32), 0)
+    close(jax.jit(lambda x: fill(x, value, 20))(normal(20)), np.full(20, value, np.float32), 0)
 
 
 @pytest.mark.parametrize("donate", [False, True])

@@ -52,13 +52,13 @@ def convert(x, out, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def fill(out, value, n, BLOCK: tl.constexpr):
+def fill(like, out, value, n, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + offsets, tl.zeros((BLOCK,), tl.float32) + value, mask=offsets < n)
 
 
 @triton.jit(do_not_specialize=["value"])
-def fill_any(out, value, n, BLOCK: tl.constexpr):
+def fill_any(like, out, value, n, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + offsets, tl.zeros((BLOCK,), tl.float32) + value, mask=offsets < n)
 

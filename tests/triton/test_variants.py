@@ -67,14 +67,14 @@ def test_scalars_are_specialised_as_triton_does():
     fill = xla_gpu.triton_kernel(
         kernels.fill,
         grid=1,
-        outputs={"out": ((8,), "f32")},
+        outputs={"out": "like"},
         constexprs={"BLOCK": 8},
         arch=90,
     )
 
     def scalar(value):
-        variant = fill.variant(value, 8)
-        takes = told(variant)["parameters"][1]
+        variant = fill.variant(F32(8), value, 8)
+        takes = told(variant)["parameters"][2]
         kinds = {s["name"]: s["type"] for s in variant.definition["scalars"]}
         is_divisible = "value: i32, divisible by 16" in variant.definition["doc"]
         return takes, kinds["value"], is_divisible
@@ -96,11 +96,11 @@ def test_do_not_specialize():
     fill = xla_gpu.triton_kernel(
         kernels.fill_any,
         grid=1,
-        outputs={"out": ((8,), "f32")},
+        outputs={"out": "like"},
         constexprs={"BLOCK": 8},
         arch=90,
     )
-    texts = {json.dumps(fill.variant(value, 8).definition) for value in (1, 2, 16)}
+    texts = {json.dumps(fill.variant(F32(8), value, 8).definition) for value in (1, 2, 16)}
     assert len(texts) == 1
 
 

@@ -118,9 +118,8 @@ class TritonKernel:
         """
         values = self._bind(args, named)
         kernel = self._form(values, frozenset(n for n, v in values.items() if _is_unaligned(v)))
-        arrays = {kernel.called[n]: v for n, v in values.items() if _is_array(v)}
-        scalars = {kernel.called[n]: values[n] for n in kernel.numbers}
-        return _kernel._front_end(self.name, arrays)(kernel, arrays, scalars)
+        arrays = [v for v in values.values() if _is_array(v)]
+        return kernel(*arrays, **{kernel.called[n]: values[n] for n in kernel.numbers})
 
     @at_callers_line
     def variant(self, *args: Any, **named: Any) -> Variant:
@@ -193,7 +192,7 @@ class _Form(Kernel):
     ) -> None:
         self.function, self.numbers = function, numbers
         self.called = function.called
-        self._arrays, self._constants, self._unaligned = arrays, constants, unaligned
+        self._present, self._constants, self._unaligned = arrays, constants, unaligned
         self._names = {called: name for name, called in function.called.items()}
         definition = {**function._members, "name": function.name}
         super().__init__(definition, outputs={}, **rules)
@@ -214,7 +213,9 @@ class _Form(Kernel):
             )
             for name, kind in self.numbers.items()
         ]
-        arguments = [_schema.Arg(self.called[n], (), False, False, False, "") for n in self._arrays]
+        arguments = [
+            _schema.Arg(self.called[n], (), False, False, False, "") for n in self._present
+        ]
         name, doc = str(self._definition["name"]), str(self._definition["doc"])
         return _schema.Op(
             name, "", name, doc, ("CUDA",), tuple(arguments), (), tuple(attributes), "", "", self
