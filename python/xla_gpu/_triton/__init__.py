@@ -74,7 +74,7 @@ def triton_kernel(
     members: dict[str, Any] = {"capture": capture}
     called = name or str(getattr(fn, "__name__", "triton_kernel"))
     if host is not None:
-        members["implementations"] = {"Host": _kernels._host(called, host)}
+        members["implementations"] = {"Host": _kernels.host_of(called, host)}
     members["doc"] = doc if doc is not None else inspect.getdoc(fn) or ""
     function = TritonFunction(
         fn,
