@@ -22,6 +22,16 @@ constexpr size_t kIntRegisters = 8;
 #endif
 constexpr size_t kFloatRegisters = 8;
 
+// The unwinder that is linked into this library fills its tables at its own first throw. Until then
+// an exception of a function's, which the process's unwinder brings here, would end the process.
+[[maybe_unused]] const bool unwinder_is_ready = [] {
+  try {
+    throw 0;
+  } catch (int) {
+    return true;
+  }
+}();
+
 struct Slots {
   std::array<uint64_t, kIntRegisters> ints{};
   std::array<double, kFloatRegisters> floats{};

@@ -1,0 +1,495 @@
+"""Kernels of the user's in JAX on the CPU: C++ source and C functions as custom calls."""
+
+import ctypes
+import os
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xla_gpu
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
+from xla_gpu.jax import deserialize, export_checks
+
+SOURCE = """
+#include <cstdint>
+#include <cmath>
+extern "C" void saxpy(const float* x, const float* y, float* out, float alpha, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = alpha * x[i] + y[i];
+}
+template <typename T>
+void scale(T* x, double by, long n) {
+  for (long i = 0; i < n; ++i) x[i] = T(x[i] * by);
+}
+namespace norms {
+void rms(const float* x, const float* weight, float* out, float* scales, long rows, long cols) {
+  for (long r = 0; r < rows; ++r) {
+    float sum = 0;
+    for (long c = 0; c < cols; ++c) sum += x[r * cols + c] * x[r * cols + c];
+    scales[r] = 1 / std::sqrt(sum / cols);
+    for (long c = 0; c < cols; ++c) {
+      out[r * cols + c] = x[r * cols + c] * scales[r] * (weight == nullptr ? 1 : weight[c]);
+    }
+  }
+}
+}
+void fail(const float* x, float* out) { throw 1; }
+int code(const float* x, float* out, int value) { return value; }
+"""
+
+
+def size(x):
+    return x.size
+
+
+def saxpy(**change):
+    said = {"outputs": {"out": "x"}, "scalars": {"n": size}} | change
+    return xla_gpu.host_kernel(SOURCE, "saxpy", **said)
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    return saxpy()
+
+
+X, Y = jnp.arange(6.0).reshape(2, 3), jnp.ones((2, 3))
+
+
+def test_a_call_is_one_custom_call_of_the_kernels_name(kernel):
+    call = jax.jit(lambda x, y: kernel(x, y, alpha=2.0))
+    np.testing.assert_array_equal(call(X, Y), 2 * X + Y)
+    text = call.lower(X, Y).compile().as_text()
+    assert 'custom_call_target="saxpy"' in text
+    assert text.count(" custom-call(") == 1
+
+
+def test_eager_positional_and_by_name(kernel):
+    for result in (kernel(X, Y, alpha=2), kernel(X, y=Y, alpha=2.0), kernel(alpha=2, y=Y, x=X)):
+        np.testing.assert_array_equal(result, 2 * X + Y)
+    np.testing.assert_array_equal(kernel(np.asarray(X), np.asarray(Y), alpha=2), 2 * X + Y)
+
+
+def test_shapes_and_scalars_change_from_call_to_call(kernel):
+    for n in (1, 0, 17):
+        x = jnp.arange(float(n))
+        np.testing.assert_array_equal(kernel(x, x, alpha=float(n)), (n + 1) * x)
+
+
+def test_defaults():
+    kernel = saxpy(scalars={"alpha": 3.0, "n": size}, name="saxpy_default")
+    np.testing.assert_array_equal(kernel(X, Y), 3 * X + Y)
+    assert repr(kernel) == "<xla_gpu kernel saxpy_default(x, y, *, alpha=3.0)>"
+
+
+@pytest.mark.parametrize(
+    "dtype, ctype", [("float32", "float"), ("int32", "int"), ("int8", "signed char")]
+)
+def test_a_template_updates_in_place(dtype, ctype):
+    kernel = xla_gpu.host_kernel(
+        SOURCE, f"scale<{ctype}>", in_place=["x"], scalars={"n": size}, name=f"scale_{dtype}"
+    )
+    x = jnp.arange(5).astype(dtype)
+    np.testing.assert_array_equal(kernel(x, by=2.0), 2 * x)
+    np.testing.assert_array_equal(x, np.arange(5))  # what is used again is copied first
+    donated = jax.jit(lambda x: kernel(x, by=3.0), donate_argnums=0)
+    np.testing.assert_array_equal(donated(x + 0), 3 * x)
+
+
+def rms(**change):
+    return xla_gpu.host_kernel(
+        SOURCE,
+        "norms::rms",
+        outputs={"out": "x", "scales": lambda x: ((x.shape[0],), "f32")},
+        scalars={"rows": lambda x: x.shape[0], "cols": lambda x: x.shape[1]},
+        arguments=["x", {"name": "weight", "optional": True}],
+        **change,
+    )
+
+
+def test_optional_arguments_and_several_results():
+    kernel = rms()
+    out, scales = kernel(X)
+    expected = X * jax.lax.rsqrt(jnp.mean(X * X, 1, keepdims=True))
+    np.testing.assert_allclose(out, expected, rtol=1e-6)
+    assert scales.shape == (2,)
+    out, _ = kernel(X, weight=jnp.arange(3.0))
+    np.testing.assert_allclose(out, expected * jnp.arange(3.0), rtol=1e-6)
+
+
+def test_scan_remat_and_a_loop(kernel):
+    def body(carry, _):
+        return kernel(carry, Y, alpha=1.0), None
+
+    looped, _ = jax.jit(lambda x: jax.lax.scan(body, x, None, length=5))(X)
+    np.testing.assert_array_equal(looped, X + 5)
+    again = jax.jit(jax.checkpoint(lambda x: kernel(x, Y, alpha=1.0)))
+    np.testing.assert_array_equal(again(X), X + 1)
+
+
+@pytest.mark.parametrize("method", ["sequential", "broadcast_all"])
+def test_vmap(method):
+    kernel = saxpy(vmap=method, name=f"saxpy_{method}")
+    x = jnp.arange(12.0).reshape(4, 3)
+    mapped = jax.vmap(lambda x, y: kernel(x, y, alpha=2.0), in_axes=(0, None))
+    np.testing.assert_array_equal(mapped(x, jnp.ones(3)), 2 * x + 1)
+    mapped = jax.jit(jax.vmap(lambda x, y: kernel(x, y, alpha=2.0), in_axes=(1, 1), out_axes=1))
+    np.testing.assert_array_equal(mapped(x, x), 3 * x)
+
+
+def test_vmap_that_gives_first_dimensions_of_1():
+    seen = []
+
+    def rows(x):
+        seen.append(x.shape)
+        return x.size
+
+    kernel = saxpy(vmap="expand_dims", name="saxpy_expand", scalars={"n": rows})
+    jax.vmap(lambda x: kernel(x, x, alpha=2.0))(jnp.ones((4, 3)))
+    assert seen[-1] == (4, 3)
+
+
+def test_a_gradient():
+    kernel = saxpy(
+        name="saxpy_gradient",
+        gradient=lambda args, results, gradients, alpha: (alpha * gradients[0], gradients[0]),
+    )
+    gradients = jax.jit(jax.grad(lambda x, y: kernel(x, y, alpha=2.0).sum(), (0, 1)))(X, Y)
+    np.testing.assert_array_equal(gradients[0], jnp.full((2, 3), 2.0))
+    np.testing.assert_array_equal(gradients[1], Y)
+
+
+def test_two_kernels_of_one_name_are_both_right():
+    texts = [f"void twin(const float* x, float* out) {{ *out = *x + {i}; }}" for i in (1, 2)]
+    first, second = (xla_gpu.host_kernel(t, "twin", outputs={"out": "x"}) for t in texts)
+    x = jnp.ones(1)
+    both = jax.jit(lambda x: (first(x), second(x)))(x)
+    assert [float(r[0]) for r in both] == [2, 3]
+
+
+def test_a_ctypes_function_and_a_symbol(tmp_path):
+    library = tmp_path / "libadd.so"
+    source = tmp_path / "add.c"
+    source.write_text(
+        "void add_one(const float* x, float* out, int n)"
+        "{ for (int i = 0; i < n; ++i) out[i] = x[i] + 1; }"
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    said = {
+        "arguments": [{"name": "x", "dtypes": ["f32"]}],
+        "outputs": {"out": "x"},
+        "scalars": {"n": ("i32", size)},
+    }
+    for function in (f"{library}:add_one", (library, "add_one"), ctypes.CDLL(library).add_one):
+        kernel = xla_gpu.host_kernel(function, **said)
+        np.testing.assert_array_equal(jax.jit(kernel)(X), X + 1)
+
+
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="this jax has no jax.shard_map")
+def test_shard_map_and_the_sharding_rule():
+    if len(jax.devices()) < 2:
+        pytest.skip("one device")
+
+
+def test_an_exported_program_loads_in_a_process_that_knows_no_kernel(kernel, tmp_path):
+    export = pytest.importorskip("jax.export", reason="needs absl-py or flatbuffers here")
+    exported = export.export(
+        jax.jit(lambda x, y: kernel(x, y, alpha=0.5)), disabled_checks=export_checks()
+    )(X, Y)
+    file = tmp_path / "program"
+    file.write_bytes(exported.serialize())
+    np.testing.assert_array_equal(deserialize(file.read_bytes()).call(X, Y), X / 2 + Y)
+    program = (
+        "import sys, numpy as np, xla_gpu.jax\n"
+        "x = np.arange(6, dtype=np.float32).reshape(2, 3)\n"
+        "loaded = xla_gpu.jax.deserialize(open(sys.argv[1], 'rb').read())\n"
+        "np.testing.assert_array_equal(loaded.call(x, x * 0 + 1), x / 2 + 1)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, file], check=True, env=os.environ)
+
+
+def test_a_program_with_a_function_of_this_process_is_not_exported(tmp_path):
+    export = pytest.importorskip("jax.export", reason="needs absl-py or flatbuffers here")
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(lambda x, out: None)
+    kernel = xla_gpu.host_kernel(function, arguments=["x"], outputs={"out": "x"}, name="local")
+    with pytest.raises(ValueError, match="local: its Host code is a function of this process"):
+        export.export(jax.jit(kernel), disabled_checks=export_checks())(X)
+
+
+# ---- Wrong uses --------------------------------------------------------------------------------
+
+
+def made(source="void f(const float* x, float* out, int n) {}", entry="f", **said):
+    return lambda: xla_gpu.host_kernel(source, entry, **({"outputs": {"out": "x"}} | said))
+
+
+def called(*args, **named):
+    return lambda: jax.block_until_ready(jax.jit(lambda: saxpy()(*args, **named))())
+
+
+def cuda(**change):
+    text = "__global__ void f(const float* x, float* out) {}"
+    said = {"source": text, "entry": "f", "grid": 1, "block": 32, "outputs": {"out": "x"}} | change
+
+    def call():
+        return jax.jit(xla_gpu.cuda_kernel(**said)).trace(X)
+
+    return call
+
+
+def run(source, **said):
+    said = {"entry": "f", "outputs": {"out": "x"}} | said
+    return lambda: jax.block_until_ready(xla_gpu.host_kernel(source, **said)(X))
+
+
+WRONG = {
+    # What describes a kernel.
+    "no such entry": (made(entry="g"), "declares no function 'g'"),
+    "entry in a comment": (made("// void f(int x)\n"), "declares no function 'f'"),
+    "no such file": (made("missing.cc"), "the source file missing.cc does not exist"),
+    "nameless parameter": (
+        made("void f(const float*, float* out) {}"),
+        "parameter 0 of f has no name",
+    ),
+    "unknown scalar type": (
+        made("void f(const float* x, float* out, Own n) {}"),
+        "the type of scalar n is not known",
+    ),
+    "an output of no parameter": (made(outputs={"result": "x"}), "result"),
+    "no outputs": (made(outputs={}), "there is no result"),
+    "like what is no argument": (made(outputs={"out": "z"}), 'like is "z", which is no argument'),
+    "in place of nothing": (made(in_place=["z"]), 'alias_of is "z", which is no argument'),
+    "vmap": (made(vmap="parallel"), "vmap is 'parallel'; allowed are sequential"),
+    "a scalar that is no parameter": (made(scalars={"m": 1}), "m"),
+    "scalar of no dtype": (made(scalars={"n": ("int7", 1)}), r"scalars\['n'\] is"),
+    "scalar of text": (made(scalars={"n": "many"}), r"scalars\['n'\] is 'many'"),
+    "default of another type": (made(scalars={"n": 0.5}), "the default of n is the float 0.5"),
+    "reserved name": (
+        made("void f(const float* grid, float* out) {}", outputs={"out": "grid"}),
+        "grid",
+    ),
+    "unknown parameter": (made(parameters=["x", "y"]), '"y", which is no argument'),
+    "parameter of nothing": (made(parameters=[{"type": "f32"}]), "which is no argument"),
+    "constant of another type": (
+        made(parameters=["x", "out", {"value": 0.5, "type": "i32"}]),
+        "must be a i32",
+    ),
+    "host": (cuda(host="source"), "host is str; it must be an xla_gpu.host_kernel"),
+    "name of an op": (made(name="paged_attention"), "this library has an op of this name"),
+    "empty name": (made(name=""), "name"),
+    "name of two lines": (made(name="a\nb"), "name is"),
+    "entry by a function without a name": (cuda(entry=lambda x: "f"), "name is None"),
+    "workspace without a size": (
+        run("void f(const float* x, float* out, void* workspace) {}", workspace="much"),
+        "workspace_bytes is 'much'",
+    ),
+    # Calls.
+    "too few": (called(X, alpha=1.0), "saxpy: missing a required argument: 'y'"),
+    "too many": (called(X, Y, Y, alpha=1.0), "saxpy: too many positional arguments"),
+    "no scalar": (called(X, Y), "saxpy: missing a required argument: 'alpha'"),
+    "unknown keyword": (
+        called(X, Y, alpha=1.0, beta=2.0),
+        "saxpy: got an unexpected keyword argument 'beta'",
+    ),
+    "a derived scalar": (
+        called(X, Y, alpha=1.0, n=3),
+        "saxpy: got an unexpected keyword argument 'n'",
+    ),
+    "scalar is text": (
+        called(X, Y, alpha="2"),
+        "saxpy: alpha is str '2'; allowed is a Python number",
+    ),
+    "scalar is None": (called(X, Y, alpha=None), "saxpy: alpha is NoneType None"),
+    "scalar is a bool": (called(X, Y, alpha=True), "saxpy: alpha is bool True"),
+    "scalar is an array": (
+        called(X, Y, alpha=jnp.ones(())),
+        "saxpy: alpha is an array: it is fixed",
+    ),
+    "dtype": (
+        called(X.astype(jnp.int32), Y, alpha=1.0),
+        r"saxpy: x is i32\[2,3\]; its dtype must be f32",
+    ),
+    "dtype of the second": (
+        called(X, Y.astype(jnp.bfloat16), alpha=1.0),
+        r"saxpy: y is bf16\[2,3\]",
+    ),
+    "an argument is None": (
+        called(X, None, alpha=1.0),
+        "saxpy: y is NoneType None; it must be an array",
+    ),
+    "an argument is text": (called(X, "y", alpha=1.0), "saxpy: y is str 'y'; it must be an array"),
+    "no argument at all": (called(None, None, alpha=1.0), "saxpy: no argument came"),
+    "gradient": (
+        lambda: jax.grad(lambda x: saxpy()(x, Y, alpha=1.0).sum())(X),
+        "saxpy: differentiation is not supported; give the kernel a gradient",
+    ),
+    "vmap without a rule": (
+        lambda: jax.vmap(lambda x: saxpy()(x, x, alpha=1.0))(X),
+        "saxpy: vmap is not supported; give the kernel a vmap rule",
+    ),
+    "a gradient of too few": (
+        lambda: jax.grad(
+            lambda x: saxpy(name="few", gradient=lambda *a, **k: (Y,))(x, Y, alpha=1.0).sum()
+        )(X),
+        "few: gradient gave tuple; it must give a tuple of 2",
+    ),
+    "symbolic shapes": (
+        lambda: __import__("jax.export").export.export(jax.jit(lambda x: saxpy()(x, x, alpha=1.0)))(
+            jax.ShapeDtypeStruct(__import__("jax.export").export.symbolic_shape("n"), jnp.float32)
+        ),
+        "saxpy: x has the symbolic shape",
+    ),
+    # Functions of arguments.
+    "a function of what is no argument": (
+        run("void f(const float* x, float* out, int n) {}", scalars={"n": lambda z: z.size}),
+        "the function n has a parameter z, which is no argument",
+    ),
+    "a function that gives text": (
+        run("void f(const float* x, float* out, int n) {}", scalars={"n": lambda x: "3"}),
+        "f: n is str '3'; allowed is a Python int",
+    ),
+    "a function that gives what no int holds": (
+        run("void f(const float* x, float* out, int n) {}", scalars={"n": lambda x: 1 << 40}),
+        "f: n is 1099511627776, which its type i32 does not hold",
+    ),
+    "a negative unsigned": (
+        run("void f(const float* x, float* out, unsigned n) {}", scalars={"n": -1}),
+        "f: n is -1, which its type u32 does not hold",
+    ),
+    "an output of one int": (
+        run("void f(const float* x, float* out) {}", outputs={"out": lambda x: 3}),
+        r"outputs\['out'\] is 3",
+    ),
+    "an output of no dtype": (
+        run("void f(const float* x, float* out) {}", outputs={"out": lambda x: (x.shape, "int7")}),
+        r"outputs\['out'\] is",
+    ),
+    "an output of a negative size": (
+        run("void f(const float* x, float* out) {}", outputs={"out": lambda x: ((-1,), "f32")}),
+        r"outputs\['out'\] is",
+    ),
+    # What a compiler or the kernel says.
+    "does not compile": (
+        run("void f(const float* x, float* out) { int y = ; }"),
+        r"f\.cc:1:\d+: error:",
+    ),
+    "carets": (run("void f(const float* x, float* out) { undeclared(); }"), r"\^~+"),
+    "an option that is none": (
+        run("void f(const float* x, float* out) {}", options=["--no-such"]),
+        "--no-such",
+    ),
+    "throws": (run(SOURCE, entry="fail"), "fail: the function threw"),
+    "no such library": (
+        lambda: jax.block_until_ready(
+            xla_gpu.host_kernel("/missing.so:f", arguments=["x"], outputs={"out": "x"})(X)
+        ),
+        "f: the library /missing.so cannot be loaded",
+    ),
+    "no such symbol": (
+        lambda: jax.block_until_ready(
+            xla_gpu.host_kernel(
+                f"{xla_gpu.library_path()}:missing", arguments=["x"], outputs={"out": "x"}
+            )(X)
+        ),
+        "exports no symbol 'missing'",
+    ),
+    # Launches, whose numbers are checked when a call is traced, on a CPU too.
+    "grid of four": (cuda(grid=(1, 1, 1, 1)), "f: grid is .*; it must be 1 to 3 ints"),
+    "grid of text": (cuda(grid="many"), "f: grid is 'many'"),
+    "grid of floats": (cuda(grid=(1.5,)), "f: grid is"),
+    "block of none": (cuda(block=()), "f: block is"),
+    "shared memory of text": (cuda(shared_memory="48 KB"), "f: shared_memory is '48 KB'"),
+    "negative shared memory": (cuda(shared_memory=-1), "f: shared_memory is -1"),
+    "cluster": (cuda(cluster=(0, 1, 1)), r"cluster is \[0,1,1\]"),
+    "no kernel for the CPU": (
+        lambda: jax.block_until_ready(
+            xla_gpu.cuda_kernel(
+                "__global__ void f(const float* x, float* out) {}",
+                "f",
+                grid=1,
+                block=1,
+                outputs={"out": "x"},
+            )(X)
+        ),
+        "f: there is no kernel for platform Host",
+    ),
+    "convention": (
+        lambda: xla_gpu.external_kernel(1, arguments=["x"], convention="rust"),
+        "convention is 'rust'",
+    ),
+    "platform": (
+        lambda: xla_gpu.external_kernel(1, arguments=["x"], outputs={"out": "x"}, platform="TPU"),
+        "platform is 'TPU'",
+    ),
+    "api_version": (
+        lambda: xla_gpu.external_kernel(1, arguments=["x"], outputs={"out": "x"}, api_version=7),
+        "api_version is 7; it must be 1 to 3",
+    ),
+    "a library without its symbol": (
+        lambda: xla_gpu.host_kernel("lib.so", arguments=["x"]),
+        "lib.so",
+    ),
+    "cubin without arguments of a file": (
+        lambda: xla_gpu.cubin_kernel("/missing.cubin", "f", arguments=["x"], grid=1, block=1),
+        "the image /missing.cubin does not exist",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_uses(name):
+    call, message = WRONG[name]
+    with pytest.raises(Exception, match=message) as raised:
+        call()
+    assert not isinstance(raised.value, AssertionError | KeyError | IndexError | AttributeError)
+
+
+# ---- Random signatures -------------------------------------------------------------------------
+
+C_TYPES = {
+    "float32": "float", "int32": "int32_t", "int8": "int8_t", "uint8": "uint8_t", "int16": "int16_t",
+    "uint16": "uint16_t", "uint32": "uint32_t", "bool": "bool",
+}  # fmt: skip
+SCALARS = {"float": st.floats(-100, 100, width=32), "double": st.floats(-1e9, 1e9),
+           "int32_t": st.integers(-(2**31), 2**31 - 1), "int64_t": st.integers(-(2**63), 2**63 - 1),
+           "uint8_t": st.integers(0, 255), "int16_t": st.integers(-(2**15), 2**15 - 1),
+           "bool": st.booleans()}  # fmt: skip
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_every_signature_is_called_as_it_is_declared(data):
+    """The kernel adds up what it was given, so that nothing may come in another's place."""
+    arrays = data.draw(st.lists(st.sampled_from(sorted(C_TYPES)), min_size=1, max_size=9))
+    scalars = data.draw(st.lists(st.sampled_from(sorted(SCALARS)), max_size=12))
+    order = data.draw(
+        st.permutations(
+            ["out", *(f"a{i}" for i in range(len(arrays))), *(f"s{i}" for i in range(len(scalars)))]
+        )
+    )
+    declared = {"out": "double* out"}
+    declared |= {f"a{i}": f"const {C_TYPES[t]}* a{i}" for i, t in enumerate(arrays)}
+    declared |= {f"s{i}": f"{t} s{i}" for i, t in enumerate(scalars)}
+    lines = [f"out[{i}] = double(a{i}[0]);" for i in range(len(arrays))]
+    lines += [f"out[{len(arrays) + i}] = double(s{i});" for i in range(len(scalars))]
+    source = (
+        f"#include <cstdint>\nvoid f({', '.join(declared[n] for n in order)}) "
+        f"{{ {' '.join(lines)} }}"
+    )
+    count = len(arrays) + len(scalars)
+    kernel = xla_gpu.host_kernel(
+        source, "f", outputs={"out": ((count,), "float64")}, options=["-O0"]
+    )
+    values = [np.ones((2,), t) * data.draw(st.integers(0, 1)) for t in arrays]
+    numbers = {f"s{i}": data.draw(SCALARS[t]) for i, t in enumerate(scalars)}
+    given = {f"a{i}": np.asarray(v, t) for i, (v, t) in enumerate(zip(values, arrays, strict=True))}
+    with jax.experimental.enable_x64():
+        result = np.asarray(jax.jit(lambda given: kernel(**given, **numbers))(given))
+    expected = [float(v[0]) for v in values] + [
+        float(np.float64(numbers[f"s{i}"])) for i in range(len(scalars))
+    ]
+    np.testing.assert_array_equal(result, expected)
