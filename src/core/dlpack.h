@@ -84,25 +84,26 @@ inline void* DataOf(const Tensor& tensor) {
   return tensor.data == nullptr ? nullptr : static_cast<char*>(tensor.data) + tensor.byte_offset;
 }
 
-// Dense and row-major.
+// Dense and row-major. Its shape may be anything (TypeProblem): products are of unsigned numbers.
 inline bool IsRowMajor(const Tensor& tensor) {
   if (tensor.strides == nullptr) return true;
-  int64_t expected = 1;
+  uint64_t expected = 1;
   bool row_major = true;
   for (int32_t i = tensor.rank - 1; i >= 0; --i) {
-    if (tensor.shape[i] == 0) return true;  // no element, no place
-    if (tensor.shape[i] != 1 && tensor.strides[i] != expected) row_major = false;
-    expected *= tensor.shape[i];
+    const auto dim = static_cast<uint64_t>(tensor.shape[i]);
+    if (dim == 0) return true;  // no element, no place
+    if (dim != 1 && static_cast<uint64_t>(tensor.strides[i]) != expected) row_major = false;
+    expected *= dim;
   }
   return row_major;
 }
 
 // Writes the strides of a dense row-major tensor.
 inline void FillStrides(const int64_t* shape, int32_t rank, int64_t* strides) {
-  int64_t stride = 1;
+  uint64_t stride = 1;  // of an empty tensor it may overflow
   for (int32_t i = rank - 1; i >= 0; --i) {
-    strides[i] = stride;
-    stride *= shape[i];
+    strides[i] = static_cast<int64_t>(stride);
+    stride *= static_cast<uint64_t>(shape[i]);
   }
 }
 
