@@ -180,8 +180,14 @@ class TvmFfiPlan final : public Plan {
     const StatusOr<void*> opened = OpenLibrary(implementation.library);
     if (!opened.ok()) {
       const std::string& why = opened.status().message();
-      if (why.find("libtvm_ffi.so") == std::string::npos) return opened.status();
-      return FailedPrecondition(why, "; ", tvm_ffi::kRemedy);
+      if (why.find("libtvm_ffi.so") != std::string::npos) {
+        return FailedPrecondition(why, "; ", tvm_ffi::kRemedy);
+      }
+      if (why.find("TVMFFI") != std::string::npos) {
+        return FailedPrecondition(why, "; it was built with a newer TVM-FFI than the process has: ",
+                                  "pip install --upgrade apache-tvm-ffi");
+      }
+      return opened.status();
     }
     XLA_GPU_ASSIGN_OR_RETURN(library_, tvm_ffi::FindLibrary(*opened));
     XLA_GPU_ASSIGN_OR_RETURN(
