@@ -15,7 +15,7 @@ tvm_ffi = pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed
 
 import jax
 import jax.numpy as jnp
-from xla_gpu import _kernel
+import xla_gpu
 
 CALLS = 20
 RUNS = 7
@@ -40,24 +40,18 @@ def kernels(tmp_path_factory):
 
 @pytest.fixture
 def function(kernels):
-    def made(symbol, arguments="x", returned=("out",), parameters=None, workspace=0, **members):
-        cuda = {
-            "kind": "tvm_ffi",
-            "library": kernels,
-            "symbol": symbol,
-            "parameters": parameters or list(arguments),
-            "owned": members.pop("owned", False),
-        }
-        definition = {
+    def made(symbol, arguments="x", returned=("out",), parameters=None, capture=True, **members):
+        return xla_gpu.external_kernel(
+            (kernels, symbol),
+            convention="tvm_ffi",
+            arguments=list(arguments),
+            outputs=dict.fromkeys(returned, "x"),
+            parameters=parameters or list(arguments),
+            capture=capture,
             # Whether calls may be captured belongs to the custom call's name.
-            "name": symbol if members.get("capture", True) else f"{symbol}_alone",
-            "arguments": [{"name": name} for name in arguments],
-            "results": [{"name": name, "like": "x"} for name in returned],
-            "implementations": {"CUDA": cuda},
-            "workspace": bool(workspace),
+            name=symbol if capture else f"{symbol}_alone",
             **members,
-        }
-        return _kernel.Kernel(definition, outputs={}, workspace=workspace)
+        )
 
     return made
 
@@ -67,7 +61,7 @@ def add_scaled(function, **members):
         "add_scaled",
         "xy",
         parameters=["x", "y", "alpha", "out"],
-        scalars=[{"name": "alpha", "type": "f64", "default": 0.5}],
+        scalars={"alpha": ("f64", 0.5)},
         **members,
     )
 

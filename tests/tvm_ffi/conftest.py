@@ -9,24 +9,18 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def libtvm_ffi():
-    tvm_ffi = pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed")
-    return tvm_ffi.libinfo.find_libtvm_ffi()
-
-
-@pytest.fixture(scope="session")
-def kernels(tmp_path_factory, libtvm_ffi):
+def kernels(tmp_path_factory):
     """The path of kernels.cc's library."""
-    from tvm_ffi import libinfo
-
+    tvm_ffi = pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed")
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
+    info = tvm_ffi.libinfo
     library = tmp_path_factory.mktemp("tvm_ffi") / "kernels.so"
-    source = pathlib.Path(__file__).parent / "kernels.cc"
-    folder = pathlib.Path(libtvm_ffi).parent
-    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", f"-L{folder}", "-o", library]
-    for include in (libinfo.find_include_path(), libinfo.find_dlpack_include_path()):
+    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-o", library]
+    flags += [f"-L{pathlib.Path(info.find_libtvm_ffi()).parent}"]
+    for include in (info.find_include_path(), info.find_dlpack_include_path()):
         flags += ["-isystem", include]
+    source = pathlib.Path(__file__).parent / "kernels.cc"
     subprocess.run([compiler, *flags, source, "-ltvm_ffi"], check=True)
     return str(library)

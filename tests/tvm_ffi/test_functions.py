@@ -13,33 +13,29 @@ tvm_ffi = pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed
 
 import jax
 import jax.numpy as jnp
-from xla_gpu import _kernel
+import xla_gpu
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((6, 32)), jnp.float32)
 Y = X + 1
 
 
-def make(implementation, arguments="x", returned=("out",), scalars=(), parameters=None, **members):
-    """A kernel whose results are like x."""
-    results = members.pop("results", [{"name": name, "like": "x"} for name in returned])
-    arguments = [a if isinstance(a, dict) else {"name": a} for a in arguments]
-    if parameters is None:  # the results are the function's own
-        parameters = [a["name"] for a in arguments]
-    definition = {
-        "name": implementation.get("symbol", "function"),
-        "arguments": arguments,
-        "results": results,
-        "scalars": list(scalars),
-        "implementations": {"Host": {"kind": "tvm_ffi", "parameters": parameters} | implementation},
+def make(function, arguments="x", returned=("out",), parameters=None, **members):
+    """A kernel on the CPU whose results are like x, and are what the function returns."""
+    members.setdefault("outputs", dict.fromkeys(returned, "x"))
+    return xla_gpu.external_kernel(
+        function,
+        convention="tvm_ffi",
+        platform="Host",
+        arguments=list(arguments),
+        parameters=parameters or [a for a in arguments if isinstance(a, str)],
         **members,
-    }
-    return _kernel.Kernel(definition, outputs={})
+    )
 
 
 @pytest.fixture
 def function(kernels):
-    def made(symbol, *args, owned=False, **members):
-        return make({"library": kernels, "symbol": symbol, "owned": owned}, *args, **members)
+    def made(symbol, *args, **members):
+        return make((kernels, symbol), *args, **members)
 
     return made
 
@@ -57,7 +53,7 @@ def test_results_as_parameters(function, owned):
         "add_scaled",
         ["x", "y"],
         owned=owned,
-        scalars=[{"name": "alpha", "type": "f64", "default": 0.5}],
+        scalars={"alpha": ("f64", 0.5)},
         parameters=["x", "y", "alpha", "out"],
     )
     np.testing.assert_allclose(jax.jit(add)(X, Y), X + 0.5 * Y, rtol=1e-6)
@@ -79,10 +75,7 @@ def test_scalars_constants_and_absent_arguments(function):
     scalars = function(
         "scalars",
         ["x", {"name": "bias", "optional": True}],
-        scalars=[
-            {"name": "n", "type": "i32"},
-            {"name": "flag", "type": "pred", "default": False},
-        ],
+        scalars={"n": "i32", "flag": ("pred", False)},
         parameters=["x", "bias", "n", "flag", {"value": 0.25, "type": "f32"}, None, "out"],
     )
     assert scalars(X, n=7)[0, 0] == 7.25
@@ -104,9 +97,7 @@ def test_scalars_constants_and_absent_arguments(function):
 
 
 def test_in_place(function):
-    add_to = function(
-        "add_to", ["x", "y"], results=[{"name": "y", "alias_of": "y"}], parameters=["x", "y"]
-    )
+    add_to = function("add_to", ["x", "y"], outputs={}, in_place=["y"])
     np.testing.assert_allclose(jax.jit(add_to, donate_argnums=1)(X, Y + 0), X + Y, rtol=1e-6)
     np.testing.assert_allclose(jax.jit(add_to)(X, Y), X + Y, rtol=1e-6)
     np.testing.assert_allclose(Y, X + 1)
@@ -178,41 +169,34 @@ def test_scan_and_threads(function):
 
 # ---- Function objects ----
 
-KEPT = []  # a kernel lives as long as the process
-
-
-def of(made, **members):
-    made_object = tvm_ffi.convert(made) if callable(made) else made
-    KEPT.append(made_object)
-    return make({"address": made_object.__chandle__(), "owned": True}, **members)
-
 
 def test_functions_of_a_module_and_of_python(kernels):
     module = tvm_ffi.load_module(kernels)
-    kernel = of(module.softmax)
+    kernel = make(module.softmax)
     np.testing.assert_allclose(jax.jit(kernel)(X), softmax(X), rtol=1e-5)
 
     def plus_one(x, out):
         np.from_dlpack(out)[...] = np.from_dlpack(x) + 1
 
-    python = jax.jit(of(plus_one, parameters=["x", "out"]))
+    python = jax.jit(make(tvm_ffi.convert(plus_one), parameters=["x", "out"]))
     for i in range(100):
         np.testing.assert_allclose(python(X + i), X + i + 1, rtol=1e-6)
 
     tvm_ffi.register_global_func("xla_gpu.test.plus_one", plus_one)
     found = tvm_ffi.get_global_func("xla_gpu.test.plus_one")
-    np.testing.assert_allclose(jax.jit(of(found, parameters=["x", "out"]))(X), X + 1, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(make(found, parameters=["x", "out"]))(X), X + 1, rtol=1e-6)
 
 
 def test_python_errors_and_kept_tensors():
     def bad(x, out):
         raise ValueError(f"from Python: {tuple(x.shape)}")
 
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"function: ValueError: from Python: \(6"):
-        jax.jit(of(bad, parameters=["x", "out"]))(X).block_until_ready()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"ValueError: from Python: \(6"):
+        jax.jit(make(tvm_ffi.convert(bad), parameters=["x", "out"]))(X).block_until_ready()
     kept = []
-    with pytest.raises(jax.errors.JaxRuntimeError, match="function: the function keeps 1 of"):
-        jax.jit(of(lambda x, out: kept.append(x), parameters=["x", "out"]))(X).block_until_ready()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="the function keeps 1 of"):
+        keeper = tvm_ffi.convert(lambda x, out: kept.append(x))
+        jax.jit(make(keeper, parameters=["x", "out"]))(X).block_until_ready()
     kept.clear()  # the end of a tensor after its call's
     gc.collect()
 
@@ -260,29 +244,27 @@ def test_wrong_results_in_arrays(function):
 
 
 def test_a_result_with_strides(function):
-    results = [{"name": "out", "like": "y"}]
-    called = jax.jit(function("transposed", ["x", "y"], results=results, parameters=["x"]))
+    kernel = function("transposed", ["x", "y"], outputs={"out": "y"}, parameters=["x"])
+    called = jax.jit(kernel)
     with pytest.raises(jax.errors.JaxRuntimeError, match="transposed: .*dense row-major"):
         called(X, X.T + 0).block_until_ready()
 
 
 def test_kept_arguments(function):
-    called = jax.jit(
-        function("keeps", owned=True, parameters=["x"], results=[{"name": "x", "alias_of": "x"}])
-    )
+    called = jax.jit(function("keeps", owned=True, outputs={}, in_place=["x"]))
     with pytest.raises(jax.errors.JaxRuntimeError, match="keeps: the function keeps 1 of"):
         called(X + 0).block_until_ready()
 
 
 @pytest.mark.parametrize(
-    ("implementation", "message"),
+    ("library", "symbol", "message"),
     [
-        ({"symbol": "no_such"}, "exports no symbol '__tvm_ffi_no_such'"),
-        ({"library": "/nowhere/kernels.so"}, "/nowhere/kernels.so cannot be loaded"),
+        (None, "no_such", "exports no symbol '__tvm_ffi_no_such'"),
+        ("/nowhere/kernels.so", "softmax", "/nowhere/kernels.so cannot be loaded"),
     ],
 )
-def test_libraries_and_symbols_that_are_not_there(kernels, implementation, message):
-    kernel = make({"library": kernels, "symbol": "softmax"} | implementation)
+def test_libraries_and_symbols_that_are_not_there(kernels, library, symbol, message):
+    kernel = make((library or kernels, symbol))
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         jax.jit(kernel)(X).block_until_ready()
 
@@ -290,38 +272,33 @@ def test_libraries_and_symbols_that_are_not_there(kernels, implementation, messa
 def test_an_object_that_is_no_function():
     array = tvm_ffi.convert([1, 2])
     with pytest.raises(jax.errors.JaxRuntimeError, match="type index 71; it must be a function"):
-        jax.jit(of(array))(X).block_until_ready()
+        jax.jit(make(array))(X).block_until_ready()
 
 
 # ---- libtvm_ffi ----
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_libtvm_ffi_is_found_or_asked_for(kernels, libtvm_ffi, named):
-    program = """
+@pytest.mark.parametrize("installed", [True, False])
+def test_libtvm_ffi_is_found_or_asked_for(kernels, installed):
+    """By a process that has not imported tvm_ffi; the kernels know no folder to find it in."""
+    program = f"""
         import sys
-        import jax, jax.numpy as jnp
-        from xla_gpu import _kernel
-        kernels, libtvm_ffi = sys.argv[1:]
-        host = {"kind": "tvm_ffi", "library": kernels, "symbol": "softmax", "parameters": ["x"]}
-        if libtvm_ffi:
-            host["libtvm_ffi"] = libtvm_ffi
-        kernel = _kernel.Kernel(
-            {"name": "softmax", "arguments": [{"name": "x"}],
-             "results": [{"name": "out", "like": "x"}], "implementations": {"Host": host}},
-            outputs={})
+        if not {installed}:
+            sys.modules["tvm_ffi"] = None
+        import jax, jax.numpy as jnp, xla_gpu
+        softmax = xla_gpu.external_kernel(
+            sys.argv[1] + ":softmax", convention="tvm_ffi", platform="Host", arguments=["x"],
+            outputs={{"out": "x"}}, parameters=["x"])
         try:
-            print(jax.jit(kernel)(jnp.zeros((1, 4))))
+            print(jax.jit(softmax)(jnp.zeros((1, 4))))
         except Exception as error:
             print(error)
-        assert "tvm_ffi" not in sys.modules
     """
-    # The kernels know no folder of libtvm_ffi: compiled without an rpath.
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), kernels, libtvm_ffi if named else ""],
+        [sys.executable, "-c", textwrap.dedent(program), kernels],
         capture_output=True,
         text=True,
         timeout=120,
     )
-    expected = "[[0.25 0.25 0.25 0.25]]" if named else "pip install apache-tvm-ffi"
+    expected = "[[0.25 0.25 0.25 0.25]]" if installed else "pip install apache-tvm-ffi"
     assert expected in done.stdout, done.stdout + done.stderr
