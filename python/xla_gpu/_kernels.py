@@ -138,6 +138,7 @@ def cuda_kernel(
     outputs: Mapping[str, Any] | None = None,
     in_place: Sequence[str] = (),
     scalars: Mapping[str, Any] | None = None,
+    arguments: Sequence[Any] | None = None,
     parameters: Sequence[Any] | None = None,
     shared_memory: Any = 0,
     workspace: Any = None,
@@ -172,7 +173,9 @@ def cuda_kernel(
         argument is not needed afterwards, else copied first.
       scalars: by name, what the declaration does not say: a default, a dtype, (dtype, default), or
         a function of arguments, which no call then gives.
-      parameters: what the kernel takes in order, where its declaration cannot be read (macros).
+      arguments: names of the arrays that it takes, or {"name", "dtypes", "optional"}, where some
+        are optional or the declaration cannot be read (macros); then with
+      parameters: what the kernel takes, in order: names, None, {"value": 3, "type": "i32"}, ...
       shared_memory: bytes of dynamic shared memory, or a function of arguments.
       workspace: bytes of scratch memory for the pointer `workspace`, or a function of arguments.
       options: NVRTC's ("--use_fast_math").
@@ -224,6 +227,7 @@ def cuda_kernel(
         entry=None if isinstance(entry, str) else entry,
         doc=doc,
         capture=capture,
+        arguments=arguments_of(arguments),
     )
 
 

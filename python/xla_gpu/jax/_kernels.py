@@ -28,11 +28,17 @@ def call(kernel: Kernel, arrays: Sequence[Any], scalars: tuple[Any, ...]) -> Any
 @_functions.keep
 def _jitted(kernel: Kernel, *values: Any) -> Callable[..., Sequence[jax.Array]]:
     """The call as a function of all arguments, absent ones None; traced once for their types."""
-    names = [arg.name for arg in kernel.schema.args]
     scalars = kernel.scalars(values)
 
     def run(*values: Any) -> Sequence[jax.Array]:
-        given = {name: v for name, v in zip(names, values, strict=True) if v is not None}
+        given = {}
+        for arg, value in zip(kernel.schema.args, values, strict=True):
+            if value is not None:
+                given[arg.name] = value
+            elif not arg.optional:
+                raise InvalidArgumentError(
+                    f"{kernel.name}: {arg.name} is None; it must be an array"
+                )
         return bind(kernel, given, scalars)
 
     run.__name__ = kernel.name

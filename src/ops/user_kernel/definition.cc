@@ -516,13 +516,34 @@ class Parser {
     }
     for (const Parameter& parameter : made.parameters) {
       if (DTypeSize(parameter.type) == 0 || IsFloat8(parameter.type)) {
-        const std::string_view name =
+        const std::string name =
             parameter.kind == Parameter::Kind::kScalar ? made_->scalars[parameter.index].name : "?";
         return InvalidArgument(
             "the type of scalar ", name,
             " is not known; give it: pred, an integer's or a float's of 16 to 64 "
             "bits");
       }
+    }
+    return is_source ? CheckTaken(made) : OkStatus();
+  }
+
+  // That a source's function has a parameter for each output and scalar.
+  Status CheckTaken(const Implementation& made) const {
+    const auto takes = [&made](Parameter::Kind kind, size_t index) {
+      return std::ranges::any_of(made.parameters, [=](const Parameter& parameter) {
+        return parameter.kind == kind && parameter.index == index;
+      });
+    };
+    const auto refuse = [&made](std::string_view what, std::string_view name) {
+      return InvalidArgument(what, " ", name, " is no parameter of ", made.entry);
+    };
+    for (size_t i = 0; i < made_->results.size(); ++i) {
+      const ResultSpec& result = made_->results[i];
+      const bool is_alias = result.kind == ResultKind::kAlias;
+      if (!is_alias && !takes(Parameter::Kind::kResult, i)) return refuse("output", result.name);
+    }
+    for (size_t i = 0; i < made_->scalars.size(); ++i) {
+      if (!takes(Parameter::Kind::kScalar, i)) return refuse("scalar", made_->scalars[i].name);
     }
     return OkStatus();
   }
