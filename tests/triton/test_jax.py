@@ -45,6 +45,28 @@ def test_runs_where_there_is_a_host_implementation(add):
     assert (jax.jit(lambda x, y: add(x, y, n=100))(x, y) == x + y).all()
 
 
+def test_calls_of_every_form(add):
+    x, y = jnp.arange(100.0), jnp.ones(100)
+    calls = [
+        lambda: add(x, y, 100),
+        lambda: add(x, y, n=50),
+        lambda: add(y=y, n=100, x=x),
+        lambda: add(x, n=np.int32(100), y=y),
+        lambda: add(x, y, 100, BLOCK=64),
+        lambda: add(x, y, 100, BLOCK=32),
+        lambda: add(x[:50], y[:50], 50),
+        lambda: add(x.__array__(), y, 100),
+        lambda: add(x, y, 1),
+    ]
+    for call in calls * 3:  # the second time by what the first has left
+        got = call()
+        assert (got[:1] == 1).all()
+        assert got.shape in ((50,), (100,))
+    assert not add._sites.keys() & {None}
+    with pytest.raises(xla_gpu.InvalidArgumentError, match="n is missing"):
+        add(x, y)
+
+
 def test_without_one_it_says_so():
     kernel = xla_gpu.triton_kernel(
         kernels.add, grid=1, outputs={"out": "x"}, constexprs={"BLOCK": 128}, arch="sm_90"

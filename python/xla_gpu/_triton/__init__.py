@@ -102,6 +102,9 @@ class TritonKernel:
         self.name = function.name
         self._function, self._rules = function, rules
         self._kernels: dict[Any, _Form] = {}
+        self._sites: dict[Any, tuple[_Form, list[int], dict[str, int], dict[str, Any]]] = {}
+        self._constants = {n for n, param in function.params.items() if param.is_constexpr}
+        self._positional = [name for name in function.inputs if name not in self._constants]
         self.__doc__ = str(function._members["doc"]) or type(self).__doc__
         self.__signature__ = _signature(function)
 
@@ -116,10 +119,40 @@ class TritonKernel:
           TypeError: for a wrong count or keyword.
           InvalidArgumentError (a ValueError): for a call that cannot be, or does not compile.
         """
+        try:
+            key = (len(args), *named, *map(_kind, args))
+            if named:
+                key += tuple(
+                    Constant(v).key if n in self._constants else _kind(v) for n, v in named.items()
+                )
+        except TypeError:  # of a kind that is not kept
+            key = None
+        kept = self._sites.get(key)
+        if kept is not None:
+            kernel, arrays, numbers, defaults = kept
+            given = (*args, *named.values())
+            numbers = {name: given[i] for name, i in numbers.items()}
+            return kernel(*[given[i] for i in arrays], **numbers, **defaults)
         values = self._bind(args, named)
-        kernel = self._form(values, frozenset(n for n, v in values.items() if _is_unaligned(v)))
+        kernel = self._form(values, _unaligned(values))
+        if key is not None:
+            self._keep(key, kernel, [*self._positional[: len(args)], *named], values)
         arrays = [v for v in values.values() if _is_array(v)]
         return kernel(*arrays, **{kernel.called[n]: values[n] for n in kernel.numbers})
+
+    def _keep(
+        self, key: tuple[Any, ...], kernel: _Form, names: list[str], values: Mapping[str, Any]
+    ) -> None:
+        """Remembers which of a call's arguments are what, for calls that differ in values alone."""
+        if kernel.has_numbers_inside:
+            return
+        at = {name: i for i, name in enumerate(names)}
+        self._sites[key] = (
+            kernel,
+            [at[name] for name, value in values.items() if _is_array(value)],
+            {kernel.called[name]: at[name] for name in kernel.numbers if name in at},
+            {kernel.called[name]: values[name] for name in kernel.numbers if name not in at},
+        )
 
     @at_callers_line
     def variant(self, *args: Any, **named: Any) -> Variant:
@@ -128,9 +161,8 @@ class TritonKernel:
         For C and C++ programs, and to look at. Arrays may be anything with a shape and a dtype.
         """
         values = self._bind(args, named)
-        unaligned = frozenset(n for n, v in values.items() if _is_unaligned(v))
         specs = {n: _spec(self._function, n, v) for n, v in values.items() if _is_array(v)}
-        return self._function.resolve({**values, **specs}, unaligned)
+        return self._function.resolve({**values, **specs}, _unaligned(values))
 
     def _bind(self, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
         """The values of a call by parameter, in order; those without functions that give them."""
@@ -194,6 +226,11 @@ class _Form(Kernel):
         self.called = function.called
         self._present, self._constants, self._unaligned = arrays, constants, unaligned
         self._names = {called: name for name, called in function.called.items()}
+        # Numbers that calls have no room for: another value is another kernel.
+        self.has_numbers_inside = any(
+            isinstance(value, bool | int | float) and not function.params[name].is_constexpr
+            for name, value in constants.items()
+        )
         definition = {**function._members, "name": function.name}
         super().__init__(definition, outputs={}, **rules)
 
@@ -261,12 +298,26 @@ def _is_array(value: Any) -> bool:
     )
 
 
+def _kind(value: Any) -> Any:
+    """What an argument is to the choice of a kernel; TypeError where that is not only its type."""
+    kind = type(value)
+    if kind in (bool, int, float, type(None)):
+        return kind
+    if not _is_array(value):
+        raise TypeError
+    return (kind, _is_unaligned(value))
+
+
+def _unaligned(values: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(name for name, value in values.items() if _is_unaligned(value))
+
+
 def _is_unaligned(value: Any) -> bool:
     """Whether a tensor of torch's is at an address that Triton may not take as aligned.
 
     XLA's buffers are aligned; torch's may be slices of others. Fake ones have no address.
     """
-    if not hasattr(value, "storage_offset") or not hasattr(value, "data_ptr"):
+    if not hasattr(value, "storage_offset"):
         return False
     try:
         return bool(value.data_ptr() % 16)

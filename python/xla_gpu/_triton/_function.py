@@ -17,7 +17,7 @@ from typing import Any
 from xla_gpu import _kernel, _ops
 from xla_gpu._errors import InvalidArgumentError
 from xla_gpu._ops import AttrValue, TensorSpec
-from xla_gpu._triton import _autotune, _compile, _device
+from xla_gpu._triton import _compile, _device
 from xla_gpu._triton._compile import Constant, Image, Pointer, Scalar
 from xla_gpu._triton._decorators import Configuration, Decorated
 from xla_gpu._triton._meta import ask, is_function
@@ -194,6 +194,8 @@ class TritonFunction:
         self, configurations: list[Configuration], arch: int, unaligned: frozenset[str]
     ) -> int:
         """The quickest configuration's index, by Triton's key: some values, and all dtypes."""
+        from xla_gpu._triton import _autotune  # no other call needs what it imports
+
         tuner = self._decorated.tuner
         values = configurations[0].values
         key = (
