@@ -240,6 +240,8 @@ def test_unaligned_tensors_are_another_variant():
     aligned = add.variant(F32(64), F32(64), n=64)
     mixed = add.variant(Slice(), F32(64), n=64)
     assert "x: *f32, unaligned; y: *f32;" in mixed.definition["doc"]
+    assert told(aligned)["aligned"] == ["x", "y", "out"]
+    assert told(mixed)["aligned"] == ["y", "out"]
     images = [told(v)["image"] for v in (aligned, mixed)]
     assert images[0] != images[1]
 

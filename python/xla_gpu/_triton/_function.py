@@ -293,12 +293,14 @@ class TritonFunction:
         needs_scratch = image.scratch_bytes > 0
         for name in image.trailing:
             takes.append("workspace" if name == "global_scratch" and needs_scratch else None)
+        aligned = [n for n, p in parameters.items() if isinstance(p, Pointer) and p.aligned]
         cuda: dict[str, Any] = {
             "kind": "cuda_image",
             "image": encoded,
             "entry": image.entry,
             "arch": image.arch,
             "parameters": takes,
+            "aligned": [called[name] for name in aligned],
             "cluster": list(image.cluster),
             "cooperative": image.cooperative,
             "programmatic": image.programmatic,

@@ -298,9 +298,10 @@ class Parser {
     XLA_GPU_ASSIGN_OR_RETURN(
         const Reader reader,
         Reader::Open(where, node,
-                     {"kind", "text", "file", "options", "image", "arch", "entry", "library",
-                      "symbol", "address", "libtvm_ffi", "owned", "api_version", "opaque",
-                      "parameters", "returns_error", "cluster", "cooperative", "programmatic"},
+                     {"kind",          "text",    "file",        "options",      "image",
+                      "arch",          "entry",   "library",     "symbol",       "address",
+                      "libtvm_ffi",    "owned",   "api_version", "opaque",       "parameters",
+                      "returns_error", "cluster", "cooperative", "programmatic", "aligned"},
                      1));
     Implementation made;
     std::string kind;
@@ -351,6 +352,7 @@ class Parser {
     }
     XLA_GPU_RETURN_IF_ERROR(CheckSource(where, made));
     XLA_GPU_RETURN_IF_ERROR(ReadParameters(reader, platform, made));
+    XLA_GPU_RETURN_IF_ERROR(ReadAligned(reader, made));
     made_->implementations[static_cast<size_t>(platform)] = std::move(made);
     return OkStatus();
   }
@@ -544,6 +546,25 @@ class Parser {
     }
     for (size_t i = 0; i < made_->scalars.size(); ++i) {
       if (!takes(Parameter::Kind::kScalar, i)) return refuse("scalar", made_->scalars[i].name);
+    }
+    return OkStatus();
+  }
+
+  Status ReadAligned(const Reader& reader, Implementation& made) const {
+    std::vector<std::string> names;
+    XLA_GPU_RETURN_IF_ERROR(reader.Read("aligned", names));
+    for (const std::string& name : names) {
+      XLA_GPU_ASSIGN_OR_RETURN(const Parameter named, Named(reader.Where("aligned"), name));
+      bool found = false;
+      for (Parameter& parameter : made.parameters) {
+        if (parameter.kind != named.kind || parameter.index != named.index) continue;
+        found = parameter.aligned =
+            named.kind == Parameter::Kind::kArgument || named.kind == Parameter::Kind::kResult;
+      }
+      if (!found || !made.is_launched()) {
+        return InvalidArgument(reader.Where("aligned"), " has \"", json::Excerpt(name),
+                               "\", which is no address that a launched kernel takes");
+      }
     }
     return OkStatus();
   }

@@ -116,6 +116,7 @@ ParameterPlan::ParameterPlan(const Definition& definition, const Implementation&
       case Parameter::Kind::kConstant:
         break;
     }
+    if (parameter.aligned) step.mask = kAlignment - 1;
     steps_.push_back(step);
   }
 }
@@ -139,6 +140,13 @@ void ParameterPlan::Fill(const Call& call, void* stream, std::span<uint64_t> val
         break;
     }
   }
+}
+
+std::optional<size_t> ParameterPlan::FindMisaligned(std::span<const uint64_t> values) const {
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    if ((values[i] & steps_[i].mask) != 0) return i;
+  }
+  return std::nullopt;
 }
 
 }  // namespace xla_gpu::user_kernel

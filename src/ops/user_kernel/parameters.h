@@ -3,6 +3,7 @@
 #define XLA_GPU_OPS_USER_KERNEL_PARAMETERS_H_
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -30,7 +31,8 @@ class ParameterPlan {
     enum class Kind { kNull, kArgument, kResult, kValue, kStream } kind;
     size_t index;  // in the call's arguments or results
     DType type;
-    uint64_t value;  // kValue: numbers do not change from call to call of a plan; else 0
+    uint64_t value;     // kValue: numbers do not change from call to call of a plan; else 0
+    uint64_t mask = 0;  // bits that an aligned address has not
   };
 
   // `call`: complete (CompleteAttributes).
@@ -43,6 +45,8 @@ class ParameterPlan {
   // Writes a value for each parameter: addresses, and numbers as NumberBits gives them.
   // `values` has room for size() values.
   void Fill(const Call& call, void* stream, std::span<uint64_t> values) const;
+  // Of values that Fill wrote, the first address that must be a multiple of kAlignment and is not.
+  std::optional<size_t> FindMisaligned(std::span<const uint64_t> values) const;
 
  private:
   std::vector<Step> steps_;

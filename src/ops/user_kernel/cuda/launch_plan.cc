@@ -40,6 +40,15 @@ Status CheckParameters(const cuda::Kernel& kernel, const ParameterPlan& paramete
   return OkStatus();
 }
 
+Status Misaligned(const Definition& definition, const Parameter& parameter, uint64_t address) {
+  const size_t i = parameter.index;
+  const bool is_argument = parameter.kind == Parameter::Kind::kArgument;
+  return InvalidArgument(is_argument ? definition.arguments[i].name : definition.results[i].name,
+                         " lies at an address that is ", address % kAlignment,
+                         " bytes past a multiple of ", kAlignment,
+                         ", for which the machine code was not compiled");
+}
+
 std::array<uint32_t, 3> Dimensions(const Attributes& attributes, std::string_view name) {
   std::array<uint32_t, 3> dims = {1, 1, 1};
   if (const auto* ints = std::get_if<std::span<const int64_t>>(attributes.Find(name))) {
@@ -76,11 +85,15 @@ StatusOr<std::unique_ptr<Plan>> MakeLaunchPlan(std::shared_ptr<const Definition>
   if (!kernel.ok()) return after_name(kernel.status());
   ParameterPlan parameters(*definition, implementation, call);
   if (Status fits = CheckParameters(**kernel, parameters); !fits.ok()) return after_name(fits);
-  return MakePlan([kernel = *std::move(kernel), parameters = std::move(parameters), config](
-                      const Call& call, const ExecutionContext& context) {
+  return MakePlan([definition, &implementation, kernel = *std::move(kernel),
+                   parameters = std::move(parameters),
+                   config](const Call& call, const ExecutionContext& context) -> Status {
     std::array<uint64_t, kMaxParameters> values;
     std::array<void*, kMaxParameters> pointers;
     parameters.Fill(call, context.stream, values);
+    if (const auto i = parameters.FindMisaligned(values)) {
+      return Misaligned(*definition, implementation.parameters[*i], values[*i]);
+    }
     for (size_t i = 0; i < parameters.size(); ++i) pointers[i] = &values[i];
     return kernel->Launch(config, std::span(pointers).first(parameters.size()), context.stream);
   });
