@@ -83,7 +83,8 @@ test-torch: build .venv-torch/.complete  ## Tests with PyTorch, PyTorch/XLA, tor
 	@VIRTUAL_ENV=$(CURDIR)/.venv-torch .venv-torch/bin/python -m pytest -n $(JOBS) \
 	  --dist loadgroup tests/torch tests/torchax tests/triton \
 	  'tests/docs/test_pages.py::test_page[docs/pytorch.md]' \
-	  'tests/docs/test_pages.py::test_page[docs/torchax.md]'
+	  'tests/docs/test_pages.py::test_page[docs/torchax.md]' \
+	  'tests/docs/test_pages.py::test_page[docs/triton.md]'
 	@VIRTUAL_ENV=$(CURDIR)/.venv-torch .venv-torch/bin/python -m pytest -n $(JOBS) \
 	  --dist loadgroup tests/torch_xla tests/xla_gpu 'tests/docs/test_pages.py::test_page[docs/pytorch-xla.md]'
 

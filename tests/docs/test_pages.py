@@ -19,6 +19,7 @@ NEEDS = {
     "pytorch.md": "torch",
     "pytorch-xla.md": "torch_xla",
     "torchax.md": "torchax",
+    "triton.md": "triton",
     "vllm.md": "tpu_inference",
 }
 
