@@ -8,6 +8,8 @@ import pytest
 triton = pytest.importorskip("triton")
 import triton_kernels as kernels
 import xla_gpu
+from xla_gpu import _ops, _schema
+from xla_gpu._ops import TensorRef, TensorSpec
 from xla_gpu._triton import _device
 from xla_gpu._triton._compile import version
 
@@ -92,6 +94,35 @@ def test_descriptors_made_on_the_device():
     x = normal(256, 512, dtype=jnp.float16)
     assert copy.variant(x, 256, 512).attributes["workspace_bytes"] > 0
     assert (jax.jit(lambda x: copy(x, 256, 512))(x) == x).all()
+
+
+@pytest.mark.skipif(version() < (3, 4), reason="tl.make_tensor_descriptor is of Triton 3.4")
+def test_warp_specialisation():
+    matmul = xla_gpu.triton_kernel(
+        kernels.specialized_matmul,
+        grid=lambda M, N, B: (M // B, N // B),
+        outputs={"c": "a"},
+        constexprs={"B": 128, "STEP": 64},
+        num_warps=4,
+    )
+    a, b = (normal(512, 512, dtype=jnp.float16, seed=s) for s in (1, 2))
+    got = jax.jit(lambda a, b: matmul(a, b, 512, 512, 512))(a, b)
+    close(got, np.asarray(a, np.float64) @ np.asarray(b, np.float64).T, 5e-2)
+
+
+def test_addresses_that_are_not_aligned_are_errors():
+    """By the C ABI: XLA's own are aligned."""
+    spec = TensorSpec("f32", (64,))
+    variant = add.variant(spec, spec, n=64)
+    op = _schema.define(variant.definition, None).key
+    with _device.bench(_device.find()) as bench:
+        x, y, out = (TensorRef(spec, bench.allocate(512)) for _ in range(3))
+        _ops.run(op, "CUDA", [x, y], [out], variant.attributes, bench.stream)
+        odd = TensorRef(spec, y.address + 4)
+        with pytest.raises(
+            xla_gpu.InvalidArgumentError, match="add: y lies at an address that is 4"
+        ):
+            _ops.run(op, "CUDA", [x, odd], [out], variant.attributes, bench.stream)
 
 
 @pytest.mark.parametrize("value", [1, 2, 16, -3, 2**40, -(2**40), 0.25, True])

@@ -9,7 +9,8 @@ import pytest
 if importlib.util.find_spec("triton") is None:
     collect_ignore_glob = ["*.py"]
 else:
-    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="xla-gpu-triton-")
+    cache = tempfile.TemporaryDirectory(prefix="xla-gpu-triton-")  # until the process ends
+    os.environ["TRITON_CACHE_DIR"] = cache.name
     import triton
 
     if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 4):

@@ -193,6 +193,22 @@ def test_descriptors_made_on_the_device_need_a_workspace():
     assert variant.attributes["workspace_bytes"] > 0
 
 
+@pytest.mark.skipif(version() < (3, 4), reason="tl.make_tensor_descriptor is of Triton 3.4")
+def test_warp_specialisation_adds_threads():
+    matmul = xla_gpu.triton_kernel(
+        kernels.specialized_matmul,
+        grid=lambda M, N, B: (M // B, N // B),
+        outputs={"c": "a"},
+        constexprs={"B": 128, "STEP": 64},
+        num_warps=4,
+        arch=90,
+    )
+    variant = matmul.variant(F16(512, 512), F16(512, 512), 512, 512, 512)
+    told(variant)
+    assert variant.attributes["block"] == (384, 1, 1)
+    assert variant.attributes["workspace_bytes"] % 16 == 0
+
+
 def test_in_place():
     accumulate = xla_gpu.triton_kernel(
         kernels.accumulate, grid=blocks, in_place="total", constexprs={"BLOCK": 64}, arch=90

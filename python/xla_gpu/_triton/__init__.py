@@ -180,9 +180,9 @@ class TritonKernel:
             if name in bound:
                 values[name] = _plain(bound[name])
             elif name in function.scalars and not is_function(function.scalars[name]):
-                values[name] = function.scalars[name]
+                values[name] = _plain(function.scalars[name])
             elif function.params[name].has_default and not function.params[name].is_constexpr:
-                values[name] = function.params[name].default
+                values[name] = _plain(function.params[name].default)
         return values
 
     def _form(self, values: Mapping[str, Any], unaligned: frozenset[str]) -> _Form:
@@ -282,7 +282,9 @@ def _signature(function: TritonFunction) -> inspect.Signature:
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy's as Python's own; anything else as it is."""
+    """A number of NumPy's or of Triton's as Python's own; anything else as it is."""
+    if type(value).__name__ == "constexpr":
+        value = value.value
     if type(value).__name__ in ("bool_", "bool"):
         return bool(value)
     if isinstance(value, numbers.Integral):

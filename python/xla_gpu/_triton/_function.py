@@ -234,7 +234,7 @@ class TritonFunction:
         }
         key = (
             arch,
-            tuple(sorted(one.options.items())),
+            repr(sorted(one.options.items())),
             tuple(p.key if isinstance(p, Constant) else p for p in parameters.values()),
         )
         if key not in self._images:
