@@ -285,6 +285,7 @@ def test_heuristics():
     kernel = xla_gpu.triton_kernel(kernels.by_size, grid=blocks, outputs={"out": "x"}, arch=90)
     assert "BLOCK = 128" in kernel.variant(F32(100), F32(100), 100).definition["doc"]
     assert "BLOCK = 512" in kernel.variant(F32(300), F32(300), 300).definition["doc"]
+    assert (kernel.name, kernel.__doc__) == ("add", "Adds two tensors.")
     kernel = xla_gpu.triton_kernel(kernels.by_type, grid=blocks, outputs={"out": "x"}, arch=90)
     assert "BLOCK = 64" in kernel.variant(BF16(9), BF16(9), 9).definition["doc"]
     assert "BLOCK = 32" in kernel.variant(F32(9), F32(9), 9).definition["doc"]

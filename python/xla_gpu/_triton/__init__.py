@@ -12,6 +12,7 @@ from xla_gpu._errors import at_callers_line
 from xla_gpu._kernel import Kernel, Scalars, Specs
 from xla_gpu._ops import AttrValue, TensorSpec
 from xla_gpu._triton._compile import Constant
+from xla_gpu._triton._decorators import undecorated
 from xla_gpu._triton._function import TritonFunction, Variant
 from xla_gpu._triton._meta import is_function
 
@@ -71,11 +72,12 @@ def triton_kernel(
       XlaGpuError (FAILED_PRECONDITION): without Triton 3.2 or newer.
     """
     given = {"num_warps": num_warps, "num_stages": num_stages, "num_ctas": num_ctas}
-    members: dict[str, Any] = {"capture": capture}
-    called = name or str(getattr(fn, "__name__", "triton_kernel"))
+    base = undecorated(fn)
+    name = name or str(getattr(base, "__name__", base))
+    members: dict[str, Any] = {"name": name, "capture": capture}
+    members["doc"] = inspect.cleandoc((base.__doc__ or "") if doc is None else doc)
     if host is not None:
-        members["implementations"] = {"Host": _kernels.host_of(called, host)}
-    members["doc"] = doc if doc is not None else inspect.getdoc(fn) or ""
+        members["implementations"] = {"Host": _kernels.host_of(name, host)}
     function = TritonFunction(
         fn,
         grid=grid,
@@ -84,7 +86,6 @@ def triton_kernel(
         constexprs=constexprs,
         scalars=scalars or {},
         options={**given, **(options or {})},
-        name=name,
         members=members,
         arch=arch,
     )
@@ -105,7 +106,7 @@ class TritonKernel:
         self._sites: dict[Any, tuple[_Form, list[int], dict[str, int], dict[str, Any]]] = {}
         self._constants = {n for n, param in function.params.items() if param.is_constexpr}
         self._positional = [name for name in function.inputs if name not in self._constants]
-        self.__doc__ = str(function._members["doc"]) or type(self).__doc__
+        self.__doc__ = function.members["doc"] or type(self).__doc__
         self.__signature__ = _signature(function)
 
     def __repr__(self) -> str:
@@ -129,10 +130,10 @@ class TritonKernel:
             key = None
         kept = self._sites.get(key)
         if kept is not None:
-            kernel, arrays, numbers, defaults = kept
+            kernel, at_arrays, at_scalars, defaults = kept
             given = (*args, *named.values())
-            numbers = {name: given[i] for name, i in numbers.items()}
-            return kernel(*[given[i] for i in arrays], **numbers, **defaults)
+            scalars = {name: given[i] for name, i in at_scalars.items()}
+            return kernel(*[given[i] for i in at_arrays], **scalars, **defaults)
         values = self._bind(args, named)
         kernel = self._form(values, _unaligned(values))
         if key is not None:
@@ -231,8 +232,7 @@ class _Form(Kernel):
             isinstance(value, bool | int | float) and not function.params[name].is_constexpr
             for name, value in constants.items()
         )
-        definition = {**function._members, "name": function.name}
-        super().__init__(definition, outputs={}, **rules)
+        super().__init__(function.members, outputs={}, **rules)
 
     def _define(self, members: Mapping[str, Any]) -> _schema.Op:
         """The schema of all variants, which none of them is."""

@@ -25,6 +25,13 @@ class Configuration:
     text: str = ""
 
 
+def undecorated(kernel: Any) -> Any:
+    """The Python function."""
+    while hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    return kernel
+
+
 class Decorated:
     """A @triton.jit function with its decorators.
 

@@ -51,6 +51,7 @@ class TritonFunction:
 
     Attributes:
       name: the custom calls' target.
+      members: what definitions of all variants have: name, doc, capture, a Host implementation.
       params: Triton's parameters by name.
       inputs: the names of those that calls give, in order.
       called: what the definition names each parameter.
@@ -66,15 +67,11 @@ class TritonFunction:
         constexprs: Any,
         scalars: Mapping[str, Any],
         options: Mapping[str, Any],
-        name: str | None,
         members: Mapping[str, Any],
         arch: str | int | None,
     ) -> None:
         _compile.version()
-        base = kernel
-        while hasattr(base, "fn"):
-            base = base.fn
-        self.name = name or str(getattr(base, "__name__", kernel))
+        self.name = str(members["name"])
         self._decorated = Decorated(self.name, kernel)
         self._fn = self._decorated.fn
         self.params: dict[str, Any] = {param.name: param for param in self._fn.params}
@@ -83,7 +80,7 @@ class TritonFunction:
         self.decided: dict[str, str] = self._decorated.decided
         self.inputs = [name for name in self.params if name not in self.outputs]
         self.scalars = dict(scalars)
-        self._grid, self._constexprs, self._members = grid, constexprs or {}, dict(members)
+        self._grid, self._constexprs, self.members = grid, constexprs or {}, dict(members)
         self._options = {n: v for n, v in options.items() if v is not None}
         self._arch = None if arch is None else _compile.capability(self.name, arch)
         self.called = {n: f"{n}_" if n in RESERVED else n for n in self.params}
@@ -308,9 +305,8 @@ class TritonFunction:
         arguments = [n for n in self.inputs if isinstance(parameters[n], Pointer)]
         types = {n: p.type for n, p in parameters.items() if isinstance(p, Scalar)}
         return {
-            **self._members,
-            "name": self.name,
-            "doc": f"{self._members.get('doc', '')}\n\n{_told(parameters, image)}".strip(),
+            **self.members,
+            "doc": f"{self.members['doc']}\n\n{_told(parameters, image)}".strip(),
             "arguments": [{"name": called[n], "dtypes": [values[n].dtype]} for n in arguments],
             "results": [
                 *({"name": called[n]} for n in self.outputs),
@@ -325,7 +321,7 @@ class TritonFunction:
                 for n in attributes
             ],
             "workspace": needs_scratch,
-            "implementations": {**self._members.get("implementations", {}), "CUDA": cuda},
+            "implementations": {**self.members.get("implementations", {}), "CUDA": cuda},
         }
 
 
