@@ -68,8 +68,12 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
       FillUnowned<Out, kHeadDim>(p, tile.first_row, tile.head);
     } else {
       run(tile, fetch_next);
-      if (tile.splits > 1 && ArriveLast(p.arrivals + PartialRow(p, tile, 0, 0), tile.splits)) {
-        MergeSplits<Out, kHeadDim>(p, tile, threadIdx.x / 32, blockDim.x / 32);
+      if (tile.splits > 1) {
+        unsigned* const arrivals = p.arrivals + PartialRow(p, tile, 0, 0);
+        if (kBehindPrefill && tile.again != 0 ? ArriveLastAgain(arrivals)
+                                              : ArriveLast(arrivals, tile.splits)) {
+          MergeSplits<Out, kHeadDim>(p, tile, threadIdx.x / 32, kAttendWarps);
+        }
       }
     }
     CommitCopies();
@@ -78,6 +82,7 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
     work = next[turn].work;
     tile = Tile{next[turn].item, next[turn].head, next[turn].again};
   }
+  if (kBehindPrefill) MergePrefill<Out, kHeadDim>(p);
   OverwriteBadPages<Out, kHeadDim>(p);
 }
 

@@ -330,6 +330,7 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
   layout.item_capacity = items;
   layout.items = take(items * static_cast<int64_t>(sizeof(WorkItem)));
   layout.redo = take(HasPrefill(problem) ? items * problem.kv_heads * 4 : 0);
+  layout.merges = take(items * 4);
   layout.partial_max = take(layout.partial_capacity * 4);
   layout.partial_sum = take(layout.partial_capacity * 4);
   layout.partial_out = take(layout.partial_capacity * problem.head_dim * 4);
@@ -426,6 +427,7 @@ StatusOr<Params> MakeParams(const PlannedParams& planned, const Buffers& buffers
   p.state = reinterpret_cast<int*>(workspace + layout.state);
   p.items = reinterpret_cast<WorkItem*>(workspace + layout.items);
   p.redo = reinterpret_cast<unsigned*>(workspace + layout.redo);
+  p.merges = reinterpret_cast<int*>(workspace + layout.merges);
   p.partial_max = reinterpret_cast<float*>(workspace + layout.partial_max);
   p.partial_sum = reinterpret_cast<float*>(workspace + layout.partial_sum);
   p.partial_out = reinterpret_cast<float*>(workspace + layout.partial_out);
@@ -473,6 +475,7 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.window = static_cast<int>(std::min(problem.sliding_window, int64_t{p.max_context}));
   p.workers = config.workers;
   p.prefill_workers = config.prefill_workers;
+  p.prefill_launch = config.prefill_sm90 ? 1 : 0;
   p.workers_per_sm = config.blocks_per_sm;
   p.prefill_tile_rows = config.prefill_sm90 ? sm90::kRows : config.tile_rows;
   p.decode_max_rows = config.decode_max_rows;

@@ -48,6 +48,7 @@ struct WorkspaceLayout {
   int64_t state = 0;
   int64_t items = 0;
   int64_t redo = 0;
+  int64_t merges = 0;
   int64_t partial_max = 0;
   int64_t partial_sum = 0;
   int64_t partial_out = 0;

@@ -382,9 +382,9 @@ TEST(Workspace, IsModestAndOrdered) {
   EXPECT_LE(layout.total_bytes, 32 << 20);
   EXPECT_EQ(layout.header, 0);
   const int64_t begins[] = {layout.header,      layout.sequences,   layout.owner_end,
-                            layout.state,       layout.items,       layout.partial_max,
-                            layout.partial_sum, layout.partial_out, layout.arrivals,
-                            layout.total_bytes};
+                            layout.state,       layout.items,       layout.merges,
+                            layout.partial_max, layout.partial_sum, layout.partial_out,
+                            layout.arrivals,    layout.total_bytes};
   for (size_t i = 1; i < std::size(begins); ++i) EXPECT_LT(begins[i - 1], begins[i]);
   for (const int64_t begin : begins) EXPECT_EQ(begin % 256, 0);
 }
@@ -392,7 +392,8 @@ TEST(Workspace, IsModestAndOrdered) {
 TEST(Workspace, HasRoomForWhatAPrefillLaunchLeaves) {
   const Problem problem = MakePrefill();
   const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
-  EXPECT_GE(layout.partial_max - layout.redo, layout.item_capacity * problem.kv_heads * 4);
+  EXPECT_GE(layout.merges - layout.redo, layout.item_capacity * problem.kv_heads * 4);
+  EXPECT_GE(layout.partial_max - layout.merges, layout.item_capacity * 4);
   EXPECT_EQ(layout.redo % 256, 0);
 }
 

@@ -1,6 +1,7 @@
-// The end of a call, by the blocks of attend themselves: split tiles are merged by the block that
-// finishes the last split of the tile, and rows that no item writes (padding, and sequences whose
-// lengths or pages are invalid) are filled. No block waits for another.
+// The end of a call, by the blocks of attend themselves: split tiles are merged, those of a launch
+// before by all blocks, others by the block that finishes the last split of the tile; and rows that
+// no item writes (padding, and sequences whose lengths or pages are invalid) are filled. No block
+// waits for another.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_FINISH_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_FINISH_CUH_
 
@@ -8,21 +9,28 @@
 
 namespace xla_gpu::paged_attention {
 
-// Adds one to `counter` when all that the threads which `sync` synchronises wrote is visible to the
-// device; true for those whose arrival is number `count`: they see what the others wrote. One of
-// them is the `leader`.
-template <typename Sync>
-__device__ __forceinline__ bool ArriveLast(unsigned* counter, unsigned count, bool leader,
-                                           Sync sync) {
+// Adds `step` to `counter` when all that the threads which `sync` synchronises wrote is visible to
+// the device; true for those with whose arrival `is_last` of the counter is: they see what the
+// others wrote. One of them is the `leader`.
+template <typename IsLast, typename Sync>
+__device__ __forceinline__ bool ArriveLast(unsigned* counter, unsigned step, IsLast is_last,
+                                           bool leader, Sync sync) {
   __shared__ bool last;
   sync();
   if (leader) {
     __threadfence();
-    last = atomicAdd(counter, 1u) + 1 == count;
+    last = is_last(atomicAdd(counter, step) + step);
     __threadfence();
   }
   sync();
   return last;
+}
+// One of `count` arrivals.
+template <typename Sync>
+__device__ __forceinline__ bool ArriveLast(unsigned* counter, unsigned count, bool leader,
+                                           Sync sync) {
+  const auto is_last = [count](unsigned arrived) { return arrived == count; };
+  return ArriveLast(counter, 1, is_last, leader, sync);
 }
 // The same for all threads of the block.
 __device__ __forceinline__ bool ArriveLast(unsigned* counter, unsigned count) {
@@ -72,23 +80,22 @@ __device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile, i
   const float factor = MakeLogitFactor(p, tile.head).factor;
   for (int row = warp; row < tile.num_rows; row += warps) {
     const long long first = PartialRow(p, tile, 0, row);
-    float max = -Infinity();
-    for (int i = lane; i < tile.splits; i += 32) {
-      max = fmaxf(max, __ldcg(p.partial_max + first + static_cast<long long>(i) * tile.rows));
-    }
-    max = WarpReduce(max, [](float a, float b) { return fmaxf(a, b); });
-    const float base = max == -Infinity() ? 0.0f : max;
-
-    float sum = 0.0f;
+    float max = -Infinity(), sum = 0.0f;
     float values[kDims] = {};
     for (int from = 0; from < tile.splits; from += 32) {
       const int count = min(32, tile.splits - from);
-      float weight = 0.0f;
+      float own_max = -Infinity(), own_sum = 0.0f;  // of a split
       if (lane < count) {
         const long long at = first + static_cast<long long>(from + lane) * tile.rows;
-        weight = exp2f((__ldcg(p.partial_max + at) - base) * factor);
-        sum += __ldcg(p.partial_sum + at) * weight;
+        own_max = __ldcg(p.partial_max + at);
+        own_sum = __ldcg(p.partial_sum + at);
       }
+      const float before = max;
+      max = fmaxf(max, WarpReduce(own_max, [](float a, float b) { return fmaxf(a, b); }));
+      const float base = max == -Infinity() ? 0.0f : max;
+      const float weight = exp2f((own_max - base) * factor);
+      const float keep = exp2f((before - base) * factor);
+      sum = sum * keep + own_sum * weight;
       const float* partial =
           p.partial_out + (first + static_cast<long long>(from) * tile.rows) * kHeadDim + lane;
       const long long step = static_cast<long long>(tile.rows) * kHeadDim;
@@ -104,7 +111,7 @@ __device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile, i
         }
       }
 #pragma unroll
-      for (int j = 0; j < kDims; ++j) values[j] += part[j];
+      for (int j = 0; j < kDims; ++j) values[j] = values[j] * keep + part[j];
     }
     sum = WarpReduce(sum, [](float a, float b) { return a + b; });
 
@@ -118,6 +125,32 @@ __device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile, i
       }
     }
     if (p.lse != nullptr && lane == 0) p.lse[query_row] = end.lse;
+  }
+}
+
+// What the prefill launch leaves of tiles that it has split: in the tile's counter of arrivals the
+// number of pieces that are to be done again is below this unit, that of those done above it.
+inline constexpr unsigned kAgainDone = 1u << 16;
+
+// True for the threads of the block that does the last such piece of its tile.
+__device__ __forceinline__ bool ArriveLastAgain(unsigned* counter) {
+  const auto is_last = [](unsigned count) { return count / kAgainDone == count % kAgainDone; };
+  return ArriveLast(counter, kAgainDone, is_last, threadIdx.x == 0, [] { __syncthreads(); });
+}
+
+// Merges those of which no piece is to be done again: by all warps of the launch behind it, since a
+// block that merged its own would be long at it while others have nothing to do.
+template <typename Out, int kHeadDim>
+__device__ __forceinline__ void MergePrefill(const Params& p) {
+  constexpr unsigned kTileWarps = 64;  // that share a tile
+  const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
+  const unsigned total = p.header->num_merges * kv_heads * kTileWarps;
+  for (unsigned i = blockIdx.x * kAttendWarps + threadIdx.x / 32; i < total;
+       i += gridDim.x * kAttendWarps) {
+    const unsigned piece = i / kTileWarps;
+    const Tile tile{p.items[p.merges[piece / kv_heads]], static_cast<int>(piece % kv_heads), 0};
+    if (__ldcg(p.arrivals + PartialRow(p, tile, 0, 0)) % kAgainDone != 0) continue;
+    MergeSplits<Out, kHeadDim>(p, tile, static_cast<int>(i % kTileWarps), kTileWarps);
   }
 }
 

@@ -91,6 +91,7 @@ struct WorkHeader {
   unsigned num_prefill_items;
   unsigned next_prefill;  // the next (item, kv head) of them that nobody has taken
   unsigned num_redo;      // of Params::redo
+  unsigned num_merges;    // of Params::merges
   // For a decode launch.
   int line;          // the length of the line of decode work, 0 if the work is in items
   int range_blocks;  // of one of its ranges
@@ -120,11 +121,13 @@ struct Params : Options {
   WorkItem* items;          // [item_capacity]
   unsigned* redo;           // [item_capacity * kv_heads]: (item, kv head) pairs that the prefill
                             // launch leaves to attend
+  int* merges;              // [item_capacity]: the first items of prefill tiles that are split
   float* partial_max;       // [partial_capacity], natural logarithm units
   float* partial_sum;       // [partial_capacity]
   float* partial_out;       // [partial_capacity, head_dim], not normalised
   float* carry;             // null unless the context may exceed kCarryKeys
-  unsigned* arrivals;       // [partial_capacity]: splits done, at the tile's first row of split 0
+  unsigned* arrivals;       // [partial_capacity]: splits done, at the tile's first row of split 0;
+                            // behind a prefill launch those to be done again (kAgainDone)
 
   // Cache strides in bytes, the same for K and V.
   long long page_stride;
@@ -152,6 +155,7 @@ struct Params : Options {
   int workers;  // blocks of the attend launch
   int workers_per_sm;
   int prefill_workers;  // blocks of the launch that takes the prefill items
+  int prefill_launch;   // 1: there is such a launch, 0: they are of attend
   int prefill_tile_rows;
   int decode_max_rows;  // sequences of at most so many rows go the decode way
   int decode_ranges;    // most ranges of the line of decode work; 0: decode items

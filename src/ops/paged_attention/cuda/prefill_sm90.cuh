@@ -25,7 +25,7 @@ namespace xla_gpu::paged_attention::sm90 {
 inline constexpr bool kLoadMore = !BOXES && kHeadDim <= 128;
 inline constexpr int kLoadRegisters = kLoadMore ? 56 : 40,
                      kComputeRegisters = kLoadMore ? 224 : 232;
-enum NamedBarrier : int { kRowsDone = 1, kGroupDone };  // kGroupDone: of each warpgroup one
+inline constexpr int kGroupDone = 1;  // a named barrier for each warpgroup, and the next
 
 // Issues logits = queries * keys^T.
 __device__ __forceinline__ void IssueLogits(Logits& s, unsigned queries, unsigned keys) {
@@ -222,7 +222,15 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
 
     // Wait for its queries, and the keys of its last tile.
     Wait(At(shared.query_full, query), query.parity);
-    if (range.first < range.end) {
+    const bool has_rows = group * (kRows / 2) < Uniform(tile.num_rows);
+    if (!has_rows) {  // the other warpgroup has the tensor cores for itself
+      for (int t = range.first; t < range.end; ++t, key_stage.Next(), value_stage.Next()) {
+        Wait(At(shared.keys_full, key_stage), key_stage.parity);
+        release(At(shared.keys_empty, key_stage));
+        Wait(At(shared.values_full, value_stage), value_stage.parity);
+        release(At(shared.values_empty, value_stage));
+      }
+    } else if (range.first < range.end) {
       int t = range.end - 1;
       wait_keys(t);
       IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
@@ -308,15 +316,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     const bool done = WriteRows(p, tile, warp_row, o, rows, shared.query[query.index]);
     if (!(done && slot.zeroed == 0) && lane == 0 && atomicExch(&slot.redo, 1u) == 0) {
       p.redo[atomicAdd(&p.header->num_redo, 1u)] = slot.piece;
-    }
-
-    if (tile.splits > 1) {
-      const auto sync = [] { SyncThreads(kRowsDone, kComputeWarps * 32); };
-      sync();
-      if (slot.redo == 0 && ArriveLast(p.arrivals + PartialRow(p, tile, 0, 0), tile.splits,
-                                       threadIdx.x == kThreads - 1, sync)) {
-        MergeSplits<Out, kHeadDim>(p, tile, warp, kComputeWarps);
-      }
+      if (tile.splits > 1) atomicAdd(p.arrivals + PartialRow(p, tile, 0, 0), 1u);
     }
 
     // Free the piece.

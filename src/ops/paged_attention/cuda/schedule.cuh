@@ -17,9 +17,11 @@ namespace xla_gpu::paged_attention {
 namespace {
 
 __device__ __forceinline__ Totals AddUpWarp(const Totals& x) {
-  return {WarpSum(x.decode_tokens),   WarpSum(x.prefill_rows),  WarpSum(x.decode_tiles),
-          WarpMax(x.decode_max_keys), WarpSum(x.prefill_tiles), WarpMax(x.prefill_max_keys),
-          WarpSum(x.owned_tokens),    WarpSum(x.line),          WarpMax(x.order)};
+  const auto add_up = [](const Work& work) {
+    return Work{WarpSum(work.tokens), WarpSum(work.tiles), WarpMax(work.max_keys)};
+  };
+  return {add_up(x.decode), add_up(x.prefill), WarpSum(x.owned_tokens), WarpSum(x.line),
+          WarpMax(x.order)};
 }
 
 // From what the threads found to the totals of the block, for all threads.
@@ -121,16 +123,16 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
       if (begin < end && before > begin) totals.order = kContested;
       const Shape shape = ShapeOf(p, info);
       totals.owned_tokens += info.query_len;
-      if (shape.decode && shape.tiles > 0) {
-        totals.decode_tokens += static_cast<unsigned long long>(shape.visible_keys) *
-                                static_cast<unsigned>(shape.tiles);
-        totals.decode_tiles += shape.tiles;
-        totals.decode_max_keys = Max(totals.decode_max_keys, shape.visible_keys);
-      } else if (shape.tiles > 0) {
-        totals.prefill_rows += static_cast<unsigned>(shape.rows);
-        totals.prefill_tiles += shape.tiles;
-        totals.prefill_max_keys = Max(totals.prefill_max_keys, shape.visible_keys);
-      }
+      // Of the keys of its own tokens a prefill tile sees about half.
+      const int hidden =
+          p.causal && !shape.decode ? Min(info.query_len, shape.visible_keys) / 2 : 0;
+      const auto add = [&](Work& work) {
+        work.tokens += static_cast<unsigned long long>(shape.visible_keys - hidden) *
+                       static_cast<unsigned>(shape.tiles);
+        work.tiles += shape.tiles;
+        if (shape.tiles > 0) work.max_keys = Max(work.max_keys, shape.visible_keys);
+      };
+      shape.decode ? add(totals.decode) : add(totals.prefill);
     } else {
       totals.order = Max(totals.order, kSomeInvalid);
     }
@@ -214,9 +216,9 @@ __device__ __forceinline__ Demand WarpSum(const Demand& x) {
 // Gives each sequence its splits and its place among the partial results, and writes the items.
 __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& totals,
                                                const Splits& chosen, int num_seqs, Demand* of_warps,
-                                               Chunk& chunk) {
+                                               Chunk& chunk, int& num_merges) {
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  Demand done = {totals.prefill_tiles * chosen.prefill, 0, 0};  // decode items come last
+  Demand done = {static_cast<int>(chosen.prefill.items), 0, 0};  // decode items come last
 #pragma unroll 1
   for (int base = 0; base < num_seqs; base += kScheduleThreads) {
     const int s = base + tid;
@@ -231,7 +233,7 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
     if (s < num_seqs) {
       const Shape shape = ShapeOf(p, chunk.infos[tid]);
       if (shape.tiles > 0) {
-        splits = shape.decode ? DecodeSplits(p, shape, chosen.decode_tokens) : chosen.prefill;
+        splits = SplitsOf(p, shape, shape.decode ? chosen.decode.tokens : chosen.prefill.tokens);
         (shape.decode ? own.decode_items : own.prefill_items) = shape.tiles * splits;
         if (splits > 1) own.partial_rows = shape.rows * p.kv_heads * splits;
       }
@@ -267,8 +269,10 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
       const int owner = FindOwner(ends, count, in_list);
       const WorkItem item = MakeItem(p, base + owner, chunk.infos[owner], ends[owner] - 1 - in_list,
                                      chunk.splits[owner], chunk.partial_begin[owner]);
-      p.items[(decode ? done.decode_items : done.prefill_items) + in_list] = item;
+      const int place = (decode ? done.decode_items : done.prefill_items) + in_list;
+      p.items[place] = item;
       if (item.splits > 1 && item.split == 0) {  // one of the tile's items for all of them
+        if (!decode) p.merges[atomicAdd(&num_merges, 1)] = place;
         unsigned* arrivals = p.arrivals + item.partial_begin + item.first_row;
         for (int head = 0; head < p.kv_heads; ++head) {
           arrivals[static_cast<long long>(head) * item.splits * item.rows] = 0;
@@ -289,6 +293,8 @@ __device__ __forceinline__ void Schedule(const Params& p) {
   __shared__ int warp_lines[kScheduleWarps];
   __shared__ Totals warp_totals[kScheduleWarps];
   __shared__ Demand warp_demands[kScheduleWarps];
+  __shared__ int num_merges;
+  if (threadIdx.x == 0) num_merges = 0;
 
   // Look at the sequences.
   const Lengths first = ReadLengths(p, threadIdx.x);  // beside num_seqs, not after it
@@ -308,15 +314,15 @@ __device__ __forceinline__ void Schedule(const Params& p) {
     }
   } else {
     Splits chosen;
-    chosen.prefill = ChoosePrefillSplits(p, totals);
-    const long long prefill_partial =
-        chosen.prefill > 1
-            ? static_cast<long long>(totals.prefill_rows) * p.kv_heads * chosen.prefill
-            : 0;
-    chosen.decode_tokens = ChooseDecodeSplit(
-        p, totals, num_seqs, p.partial_capacity - prefill_partial, chunk.infos, counts);
-    num_items = WriteItems(p, totals, chosen, num_seqs, warp_demands, chunk);
-    num_prefill_items = static_cast<unsigned>(totals.prefill_tiles * chosen.prefill);
+    const int room = p.partial_capacity / p.kv_heads;
+    const int for_prefill = totals.decode.tiles > 0 ? room / 4 * 3 : room;
+    chosen.prefill =
+        ChooseSplit<false>(p, totals.prefill, num_seqs, for_prefill, chunk.infos, counts);
+    chosen.decode = ChooseSplit<true>(p, totals.decode, num_seqs,
+                                      room - chosen.prefill.partial_rows, chunk.infos, counts);
+    num_items = WriteItems(p, totals, chosen, num_seqs, warp_demands, chunk, num_merges);
+    num_prefill_items = static_cast<unsigned>(chosen.prefill.items);
+    __syncthreads();  // all merges are counted
   }
 
   if (threadIdx.x == 0) {
@@ -329,6 +335,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
                  num_prefill_items,
                  static_cast<unsigned>(p.prefill_workers),
                  0,
+                 static_cast<unsigned>(num_merges),
                  line,
                  RangeBlocks(Max(p.decode_ranges, 1), line),
                  totals.order == kContested || totals.owned_tokens < p.tokens};

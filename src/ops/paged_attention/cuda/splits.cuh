@@ -34,23 +34,29 @@ __device__ __forceinline__ unsigned long long WarpSum(unsigned long long x) {
 __device__ __forceinline__ int WarpSum(int x) { return __reduce_add_sync(kAll, x); }
 __device__ __forceinline__ int WarpMax(int x) { return __reduce_max_sync(kAll, x); }
 
-// Over all sequences.
+// Of one kind of items, over all sequences.
+struct Work {
+  unsigned long long tokens;  // keys times tiles
+  int tiles;
+  int max_keys;
+};
 struct Totals {
-  unsigned long long decode_tokens;  // keys times tiles
-  unsigned long long prefill_rows;
-  int decode_tiles;
-  int decode_max_keys;
-  int prefill_tiles;
-  int prefill_max_keys;
+  Work decode;
+  Work prefill;
   int owned_tokens;
   int line;   // its length
   int order;  // Order
 };
 
-// How the key ranges are cut.
+// How the key ranges of one kind of items are cut, and what that asks for in each kv head.
+struct Split {
+  int tokens;  // most of one item
+  int items;
+  int partial_rows;
+};
 struct Splits {
-  int decode_tokens;  // most tokens of one decode item
-  int prefill;        // pieces of each prefill tile
+  Split decode;
+  Split prefill;
 };
 
 // What a sequence asks for.
@@ -75,114 +81,118 @@ __device__ __forceinline__ Shape ShapeOf(const Params& p, const SequenceInfo& in
   return shape;
 }
 
-__device__ __forceinline__ int DecodeSplits(const Params& p, const Shape& shape, int split_tokens) {
-  if (p.batch_invariant) {
+__device__ __forceinline__ int SplitsOf(const Params& p, const Shape& shape, int split_tokens) {
+  if (p.batch_invariant && shape.decode) {
     return Min(kInvariantMaxSplits, CeilDiv(shape.visible_keys, kInvariantSplitTokens));
   }
   return CeilDiv(shape.visible_keys, split_tokens);
 }
 
-// Prefill tiles are split only where they are too few to fill the device.
-__device__ __forceinline__ int ChoosePrefillSplits(const Params& p, const Totals& totals) {
-  const long long pieces = static_cast<long long>(totals.prefill_tiles) * p.kv_heads;
-  if (p.batch_invariant || pieces == 0 || pieces * 2 > p.prefill_workers) return 1;
-  const long long rows = static_cast<long long>(totals.prefill_rows) * p.kv_heads;
-  const int room = p.partial_capacity / 4 * 3;
-  if (rows > room) return 1;
-  const int splits =
-      Min(p.prefill_workers / static_cast<int>(pieces), Max(1, totals.prefill_max_keys / 512));
-  return Max(Min(splits, room / static_cast<int>(rows)), 1);
+// How items of a kind are cut, and what that costs, in tokens of keys.
+struct Cut {
+  int workers;
+  int workers_per_sm;
+  int block;           // lengths are multiples of this
+  int least_blocks;    // of an item
+  float item_tokens;   // what starting and ending an item costs
+  float merge_tokens;  // what merging splits costs
+};
+
+template <bool kDecode>
+__device__ __forceinline__ Cut CutOf(const Params& p) {
+  if (kDecode) return {p.workers, p.workers_per_sm, kSplitTokens, 2, 128.0f, 64.0f};
+  const Cut cut = {p.prefill_workers, p.workers_per_sm, kPrefillSplitTokens, 4, 256.0f, 2048.0f};
+  if (p.prefill_launch == 0) return cut;
+  return {cut.workers, 1, cut.block, cut.least_blocks, cut.item_tokens, 256.0f};
 }
 
-// A candidate for the length of decode items. All are guesses, so that f32 is good enough.
-__device__ __forceinline__ int CandidateLength(const Params& p, const Totals& totals,
+// A candidate for the length of items. All are guesses, so that f32 is good enough.
+__device__ __forceinline__ int CandidateLength(const Params& p, const Cut& cut, const Work& work,
                                                int candidate) {
   const float kv_heads = static_cast<float>(p.kv_heads);
-  const float workers = static_cast<float>(p.workers);
-  const float max_keys = static_cast<float>(totals.decode_max_keys);
+  const float workers = static_cast<float>(cut.workers);
+  const float max_keys = static_cast<float>(work.max_keys);
   float of = max_keys, parts;
   if (candidate < 8) {  // so many splits of the longest sequence
     parts = static_cast<float>(candidate + 1);
   } else if (candidate < 16) {  // so many full waves, if all are of one length
-    const float pieces = static_cast<float>(totals.decode_tiles) * kv_heads;
+    const float pieces = static_cast<float>(work.tiles) * kv_heads;
     parts = fmaxf(floorf(static_cast<float>(candidate - 7) * workers / pieces), 1.0f);
   } else {  // so many items a worker
-    of = static_cast<float>(totals.decode_tokens) * kv_heads;
+    of = static_cast<float>(work.tokens) * kv_heads;
     parts = static_cast<float>(candidate - 15) * workers;
   }
   const int tokens = static_cast<int>(fminf(of / parts, max_keys)) + 1;
-  const int longest = Min(tokens, totals.decode_max_keys);
-  return Max((longest + kSplitTokens - 1) / kSplitTokens, 2) * kSplitTokens;
+  const int longest = Min(tokens, work.max_keys);
+  return Max(CeilDiv(longest, cut.block), cut.least_blocks) * cut.block;
 }
 
-// What each warp has counted for each candidate.
+// What each warp has counted for each candidate: at most kMostInt, which is more than fit.
 struct Counts {
-  float items[kScheduleWarps][kCandidates];
-  unsigned partial_rows[kScheduleWarps][kCandidates];  // at most kMostInt, which is more than fit
+  int items[kScheduleWarps][kCandidates];
+  int partial_rows[kScheduleWarps][kCandidates];
 };
 
-__device__ __forceinline__ unsigned AddRows(unsigned a, unsigned long long b) {
-  const unsigned long long sum = a + b;
-  return sum < kMostInt ? static_cast<unsigned>(sum) : kMostInt;
+__device__ __forceinline__ int AddUpTo(int a, long long b) {
+  const long long sum = a + b;
+  return sum < kMostInt ? static_cast<int>(sum) : kMostInt;
 }
 
-// The candidate that ends soonest, one a lane; each warp counts the items of some sequences. The
-// unit of the estimate is what a worker reads of one token; workers share their SM's bandwidth, and
-// one alone has all of it.
-__device__ __forceinline__ int ChooseDecodeSplit(const Params& p, const Totals& totals,
-                                                 int num_seqs, long long partial_rows_left,
-                                                 const SequenceInfo* infos, Counts& counts) {
-  constexpr float kItemTokens = 128;  // what starting and ending an item costs
-  constexpr float kMergeTokens = 64;  // what merging splits costs
+// The candidate that ends soonest, one a lane; each warp counts the items of some sequences.
+// `room`: for partial rows. The unit of the estimate is what a worker does with one token; workers
+// share their SM's bandwidth, and one alone has all of it.
+template <bool kDecode>
+__device__ __forceinline__ Split ChooseSplit(const Params& p, const Work& work, int num_seqs,
+                                             int room, const SequenceInfo* infos, Counts& counts) {
   constexpr float kImpossible = 3.0e38f;
-  if (p.batch_invariant || totals.decode_tiles == 0) return kMostInt;  // there is nothing to choose
+  const Cut cut = CutOf<kDecode>(p);
+  const float kv_heads = static_cast<float>(p.kv_heads);
+  const float workers = static_cast<float>(cut.workers);
+  const float tokens = static_cast<float>(work.tokens) * kv_heads;
+  // Of many prefill items none is long enough for others to wait for it.
+  const bool many = !kDecode && 4.0f * workers * static_cast<float>(work.max_keys) <= tokens;
+  if (p.batch_invariant || many || work.tiles == 0) return {kMostInt, work.tiles, 0};
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int split_tokens = CandidateLength(p, totals, lane);
+  const int split_tokens = CandidateLength(p, cut, work, lane);
 
   // Count what each candidate asks for.
-  float items = 0.0f;
-  unsigned partial_rows = 0;
+  int items = 0, partial_rows = 0;
 #pragma unroll 1
   for (int s = warp; s < num_seqs; s += kScheduleWarps) {
     const SequenceInfo info = s < kScheduleThreads ? infos[s] : p.sequences[s];
     const Shape shape = ShapeOf(p, info);
-    if (!shape.decode || shape.tiles == 0) continue;
-    const int splits = CeilDiv(shape.visible_keys, split_tokens);
-    items += static_cast<float>(splits) * static_cast<float>(shape.tiles);
-    if (splits > 1) {
-      partial_rows = AddRows(partial_rows, static_cast<unsigned long long>(splits) *
-                                               static_cast<unsigned>(shape.rows));
-    }
+    if (shape.decode != kDecode || shape.tiles == 0) continue;
+    const long long splits = CeilDiv(shape.visible_keys, split_tokens);
+    items = AddUpTo(items, splits * shape.tiles);
+    if (splits > 1) partial_rows = AddUpTo(partial_rows, splits * shape.rows);
   }
+  __syncthreads();  // what the other kind has counted is read
   counts.items[warp][lane] = items;
   counts.partial_rows[warp][lane] = partial_rows;
   __syncthreads();
-  items = 0.0f;
-  partial_rows = 0;
+  items = partial_rows = 0;
   for (int w = 0; w < Min(kScheduleWarps, num_seqs); ++w) {
-    items += counts.items[w][lane];
-    partial_rows = AddRows(partial_rows, counts.partial_rows[w][lane]);
+    items = AddUpTo(items, counts.items[w][lane]);
+    partial_rows = AddUpTo(partial_rows, counts.partial_rows[w][lane]);
   }
 
   // Estimate what each costs.
-  const float kv_heads = static_cast<float>(p.kv_heads);
-  const float workers = static_cast<float>(p.workers);
-  const float share = 1.0f / static_cast<float>(p.workers_per_sm);
-  const float sms = workers / static_cast<float>(p.workers_per_sm);
-  items *= kv_heads;
-  const float mean = static_cast<float>(totals.decode_tokens) * kv_heads / items;
-  const float reading = ceilf(items / sms) * mean * share;
-  const float waves = ceilf(items / workers);
-  const float longest = static_cast<float>(split_tokens) * share + kItemTokens;
-  float cost = fmaxf(reading + waves * kItemTokens, longest);
-  if (partial_rows > 0) cost += kMergeTokens;
+  const float share = 1.0f / static_cast<float>(cut.workers_per_sm);
+  const float sms = workers * share;
+  const float pieces = static_cast<float>(items) * kv_heads;
+  const float reading = ceilf(pieces / sms) * (tokens / pieces) * share;
+  const float waves = ceilf(pieces / workers);
+  const float longest = static_cast<float>(split_tokens) * share + cut.item_tokens;
+  float cost = fmaxf(reading + waves * cut.item_tokens, longest);
+  if (partial_rows > 0) cost += cut.merge_tokens;
   // Without any split nothing is merged, so that the first candidate always fits.
-  if (static_cast<long long>(partial_rows) * p.kv_heads > partial_rows_left) cost = kImpossible;
+  if (partial_rows > room) cost = kImpossible;
 
   // The cheapest. Costs are positive: their bits are in their order.
   const float least = __uint_as_float(__reduce_min_sync(kAll, __float_as_uint(cost)));
   const int best = __ffs(static_cast<int>(__ballot_sync(kAll, cost == least))) - 1;
-  return __shfl_sync(kAll, least < kImpossible ? split_tokens : kMostInt, best);
+  return {__shfl_sync(kAll, split_tokens, best), __shfl_sync(kAll, items, best),
+          __shfl_sync(kAll, partial_rows, best)};
 }
 
 }  // namespace
