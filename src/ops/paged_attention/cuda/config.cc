@@ -94,21 +94,30 @@ int64_t SharedBytes(const Problem& problem) {
                                    : sizeof(Shared<64>);
 }
 
+template <int kHeadDim>
+using PlainPrefill = sm90::PrefillShared<kHeadDim, false>;
+template <int kHeadDim>
+using ConvertingPrefill = sm90::PrefillShared<kHeadDim, true>;
+int64_t PrefillSharedBytes(const Problem& problem) {
+  return IsFloat8(problem.cache_dtype) ? SharedBytes<ConvertingPrefill>(problem)
+                                       : SharedBytes<PlainPrefill>(problem);
+}
+
 // Whether the kernels for Hopper take the problem's types and head_dim.
 bool Sm90Takes(const Problem& problem, const cuda::DeviceInfo& device, int64_t most_head_dim,
                int64_t shared_bytes) {
   if (device.Arch() != "sm_90a") return false;
-  if (!TensorCoresTake(problem) || problem.cache_dtype != problem.query_dtype) return false;
+  if (!TensorCoresTake(problem)) return false;
   const int64_t dim = problem.head_dim;
   if ((dim != 64 && dim != 128 && dim != 256) || dim > most_head_dim) return false;
   // The static part of its shared memory, rounded up to the alignment of the rest, comes on top.
   return shared_bytes + 1024 <= device.max_shared_memory_per_block;
 }
 
-// Whether the copy engine can load the problem's pages by boxes: a head's elements lie in whole
-// panels, and pages of whole groups.
+// Whether the copy engine can load the problem's pages by boxes, as they are: a head's elements lie
+// in whole panels, and pages of whole groups.
 bool BoxesFit(const Problem& problem, const cuda::DeviceInfo& device) {
-  if (!device.tensor_maps) return false;
+  if (!device.tensor_maps || IsFloat8(problem.cache_dtype)) return false;
   const CacheLayout& k = problem.k;
   constexpr int64_t kPanel = sm90::kPanelDims;
   for (const int64_t stride : {k.page_stride, k.token_stride, k.head_stride}) {
@@ -256,8 +265,8 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
   }
   config.workers = config.prefill_workers = static_cast<int>(
       std::min(int64_t{config.blocks_per_sm} * device.num_sms, MostWorkers(problem)));
-  if (HasPrefill(problem) &&
-      Sm90Takes(problem, device, 256, SharedBytes<sm90::PrefillShared>(problem))) {
+  if (HasPrefill(problem) && Sm90Takes(problem, device, IsFloat8(problem.cache_dtype) ? 128 : 256,
+                                       PrefillSharedBytes(problem))) {
     config.prefill_sm90 = true;
     config.boxes = BoxesFit(problem, device);
     config.prefill_workers = device.num_sms;
@@ -361,7 +370,7 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   };
   if (config.prefill_sm90) {
     add_sm90("prefill_sm90.cu", "paged_attention_prefill", config.prefill_workers, sm90::kThreads,
-             SharedBytes<sm90::PrefillShared>(problem),
+             PrefillSharedBytes(problem),
              {StrCat("TILE_KEYS=", sm90::PrefillKeys(static_cast<int>(problem.head_dim))),
               StrCat("BOXES=", config.boxes ? 1 : 0)});
   }
@@ -527,7 +536,7 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
     problem.soft_cap = c.soft_cap;
     for (const int64_t tokens : {c.max_seqs, 64 * c.max_seqs}) {  // decode, and what has prefill
       const bool prefill = tokens > c.max_seqs;
-      if (!prefill && c.head_dim == 256) continue;  // as with prefill
+      if (!prefill && (c.head_dim == 256 || c.cache == DType::kF8E4M3FN)) continue;  // as that
       problem.tokens = tokens;
       problem.page_size = prefill && c.head_dim == 64 ? 7 : 8;  // which no box fits
       const Launches launches = MakeLaunches(problem, *ChooseConfig(problem, device));

@@ -263,9 +263,23 @@ TEST(Config, PrefillLaunchNeedsPanelsAndTypesThatFit) {
   EXPECT_FALSE(takes(MakePrefill(DType::kBF16, 192)));
   EXPECT_FALSE(takes(MakePrefill(DType::kF32)));
   EXPECT_FALSE(takes(MakeProblem()));
-  Problem problem = MakePrefill();
-  problem.cache_dtype = DType::kF8E4M3FN;
-  EXPECT_FALSE(takes(problem));
+}
+
+// Which leaves no room for the widest heads.
+TEST(Config, HopperConvertsCachesOfFp8) {
+  for (const DType cache : {DType::kF8E4M3FN, DType::kF8E5M2}) {
+    for (const auto& [head_dim, taken] :
+         {std::pair{64, true}, {80, false}, {128, true}, {256, false}}) {
+      Problem problem = MakePrefill(DType::kBF16, head_dim);
+      problem.cache_dtype = cache;
+      const Config config = Choose(problem, kH200);
+      EXPECT_EQ(config.prefill_sm90, taken) << head_dim;
+      EXPECT_FALSE(config.boxes);
+      if (!taken) continue;
+      const cuda::LaunchConfig launch = MakeLaunches(problem, config).attend[0].config;
+      EXPECT_LE(launch.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
+    }
+  }
 }
 
 TEST(Config, BoxesNeedPagesThatTheCopyEngineTakes) {
@@ -553,7 +567,7 @@ TEST_F(ParamsTest, PageDivisionIsExact) {
 TEST(CompileCheckSpecs, AreFewAndDistinct) {
   for (const char* arch : {"sm_80", "sm_89", "sm_90a", "sm_100a"}) {
     const auto specs = CompileCheckSpecs(arch);
-    EXPECT_LE(specs.size(), 13u);
+    EXPECT_LE(specs.size(), 14u);
     for (size_t i = 0; i < specs.size(); ++i) {
       for (size_t j = 0; j < i; ++j) {
         EXPECT_FALSE(specs[i].source == specs[j].source && specs[i].defines == specs[j].defines);

@@ -16,15 +16,16 @@
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_CUH_
 
 #include "src/ops/paged_attention/cuda/finish.cuh"
-#include "src/ops/paged_attention/cuda/prefill_sm90_load.cuh"
+#include "src/ops/paged_attention/cuda/prefill_sm90_convert.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_softmax.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
 
-// Where sums leave room, those who copy single rows have registers for more addresses.
-inline constexpr bool kLoadMore = !BOXES && kHeadDim <= 128;
-inline constexpr int kLoadRegisters = kLoadMore ? 56 : 40,
-                     kComputeRegisters = kLoadMore ? 224 : 232;
+// Where sums leave room, those who copy single rows, or convert, have more registers.
+inline constexpr int kLoadRegisters = kHeadDim > 128 || BOXES         ? 40
+                                      : kConverts && !kRoundedPrefill ? 88
+                                                                      : 56,
+                     kComputeRegisters = (504 - kLoadRegisters) / 2;
 inline constexpr int kGroupDone = 1;  // a named barrier for each warpgroup, and the next
 
 // Issues logits = queries * keys^T.
@@ -96,13 +97,23 @@ __device__ __forceinline__ void FinishValues(Sums& o, Products& products, const 
   }
 }
 
+// What undoes the scaling of a row of queries, and how its logits become log2 units.
+__device__ __forceinline__ float ScaleAt(const float* row_scale, int row) {
+  return kScaledQuery ? row_scale[row] : 1.0f;
+}
+__device__ __forceinline__ RowState StateOf(const LogitFactor& logit, const float* row_scale,
+                                            int row) {
+  return MakeRowState(logit, ScaleAt(row_scale, row));
+}
+
 // Writes this warp's 16 rows: results, or the partial results of one of several splits. `staging`:
 // the queries' tile, whose rows of this warpgroup are done with. Marks rows that are not finite or
 // whose weights are not precise, and is false if there are such.
 __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int warp_row, Sums& o,
-                                          const RowSoftmax (&rows)[2], char* staging) {
+                                          const RowSoftmax (&rows)[2], const float* row_scale,
+                                          char* staging) {
   const int lane = threadIdx.x % 32;
-  const float factor = MakeLogitFactor(p, tile.head).factor;
+  const LogitFactor logit = MakeLogitFactor(p, tile.head);
 
   // Finish the rows, and look for what is in doubt.
   RowWalk<8> walk(p, tile, warp_row + lane / 4);
@@ -112,17 +123,21 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
 #pragma unroll
   for (int h = 0; h < 2; ++h, walk.Next()) {
     const int row = warp_row + h * 8 + lane / 4;
-    const float sum = QuadSum(rows[h].sum), max = rows[h].max;
+    const float sum = QuadSum(rows[h].sum);
+    RowState state = StateOf(logit, row_scale, row);
+    const float base = BaseOf(rows[h].max, state.factor);
+    state.max = rows[h].max;
+    const float max = MaxLogit(state);
     exists[h] = row < tile.num_rows;
     RowEnd end;
     if (tile.splits > 1) {
       place[h] = PartialRow(p, tile, row);
     } else {
       place[h] = walk.at;
-      end = FinishRow(p, tile, place[h], factor, max, sum);
+      end = FinishRow(p, tile, place[h], logit.factor, max, sum);
       if (p.lse != nullptr && exists[h] && lane % 4 == 0) p.lse[place[h]] = end.lse;
     }
-    doubt[h] = max != -Infinity() && !IsNear(BaseOf(max, factor)) ? NaN() : sum * 0.0f;
+    doubt[h] = max != -Infinity() && !IsNear(base) ? NaN() : sum * 0.0f;
 #pragma unroll
     for (int i = 0; i < kOutTiles; ++i) {
 #pragma unroll
@@ -203,6 +218,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     const Tile& tile = slot.tile;
     const KeyTiles range = TilesOf(tile);
     const unsigned own_queries = queries + query.index * kQueryStep;
+    const float* const row_scale = shared.row_scale[query.index];
     Logits s;
     Sums o;
     Products products;
@@ -237,10 +253,15 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
 
       // Beside the first products: what the rows see.
       const LogitFactor logit = MakeLogitFactor(p, tile.head);
-      const float cap_in[2] = {logit.cap_in, logit.cap_in};
+      float factor[2], cap_in[2];
       Visible visible[2];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) visible[h] = VisibleKeys(p, tile, warp_row + h * 8 + lane / 4);
+      for (int h = 0; h < 2; ++h) {
+        const int row = warp_row + h * 8 + lane / 4;
+        factor[h] = StateOf(logit, row_scale, row).factor;
+        cap_in[h] = logit.cap_in * ScaleAt(row_scale, row);
+        visible[h] = VisibleKeys(p, tile, row);
+      }
       // What all rows of the warp see; beyond it keys must be masked.
       const int seen_begin = __shfl_sync(kAllLanes, visible[1].begin, 31);
       const int seen_end = __shfl_sync(kAllLanes, visible[0].end, 0);
@@ -249,8 +270,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
         const int key0 = t * kKeys;
         if constexpr (SOFT_CAP) Cap(s, cap_in);
         if (key0 < seen_begin || key0 + kKeys > seen_end) Mask(s, key0, visible);
-        if (based) return WeighByLastMaximum(s, logit.factor, rows, rescale);
-        const bool rose = WeighByMaximum(s, logit.factor, rows, rescale);
+        if (based) return WeighByLastMaximum(s, factor, rows, rescale);
+        const bool rose = WeighByMaximum(s, factor, rows, rescale);
         based = !__any_sync(kAllLanes, fminf(rows[0].max, rows[1].max) == -Infinity());
         return rose;
       };
@@ -295,7 +316,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
           }
         }
         if (--left == 0) {
-          ToLevel(level, in_level == 0, logit.factor, o, rows);
+          ToLevel(level, in_level == 0, factor, o, rows);
           in_level = 1;
           left = kLevelTiles;
         }
@@ -308,12 +329,12 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       FinishValues(o, products, weights, values + value_stage.index * kTileStep);
       release(At(shared.values_empty, value_stage));
       value_stage.Next();
-      if (in_level != 0) FromLevel(level, logit.factor, o, rows);
+      if (in_level != 0) FromLevel(level, factor, o, rows);
     }
 
     // Write the rows, and leave to attend what is in doubt.
     SyncThreads(kGroupDone + group, 128);  // the queries are read
-    const bool done = WriteRows(p, tile, warp_row, o, rows, shared.query[query.index]);
+    const bool done = WriteRows(p, tile, warp_row, o, rows, row_scale, shared.query[query.index]);
     if (!(done && slot.zeroed == 0) && lane == 0 && atomicExch(&slot.redo, 1u) == 0) {
       p.redo[atomicAdd(&p.header->num_redo, 1u)] = slot.piece;
       if (tile.splits > 1) atomicAdd(p.arrivals + PartialRow(p, tile, 0, 0), 1u);
@@ -335,12 +356,12 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     };
     // What lanes write or read themselves each of them announces.
     init(shared.slot_full, 32);
-    init(shared.slot_empty, (kComputeWarps + 3) * 32);
-    init(shared.query_full, 32);
+    init(shared.slot_empty, (kComputeWarps + (kConverts ? kLoadWarps : 3)) * 32);
+    init(shared.query_full, kConverts ? kLoadWarps * 32 : 32);
     init(shared.query_empty, kComputeWarps * 32);
-    init(shared.keys_full, 1);
+    init(shared.keys_full, kConverts ? kLoadWarps : 1);
     init(shared.keys_empty, kComputeWarps);
-    init(shared.values_full, 1);
+    init(shared.values_full, kConverts ? kLoadWarps : 1);
     init(shared.values_empty, kComputeWarps);
     InitBarrier(SharedAddress(&shared.values_raw), 1);
     FenceBarrierInit();
@@ -348,10 +369,13 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
   __syncthreads();
 
   // Each warp's part.
-  if (warp < 4) {
+  if (warp < kLoadWarps) {
     KeepRegisters<kLoadRegisters>();
-    if (warp == 0) {
-      TakePieces(p, shared);
+    if constexpr (kConverts) {
+      LoadConverted(p, shared);
+    } else if (warp == 0) {
+      for (Pieces pieces; pieces.Take(p, shared);) {
+      }
     } else if (warp == 1) {
       LoadKeys<false>(p, key_boxes, shared);
     } else if (warp == 2) {
@@ -361,7 +385,7 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     }
   } else {
     TakeRegisters<kComputeRegisters>();
-    Compute(p, shared, warp - 4);
+    Compute(p, shared, warp - kLoadWarps);
   }
 }
 

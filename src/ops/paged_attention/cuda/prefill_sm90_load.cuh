@@ -7,16 +7,15 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
-// A warp: takes pieces of work ahead of time.
-__device__ __forceinline__ void TakePieces(const Params& p, Shared& shared) {
-  const int lane = threadIdx.x % 32;
-  const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
-  const unsigned total = p.header->num_prefill_items * kv_heads;
-  unsigned piece = blockIdx.x;
-  for (Place<kSlots> at;; at.Next()) {
-    unsigned next = 0;
+// A warp takes pieces of work ahead of time.
+struct Pieces {
+  // Puts one into the next slot, or the end, after which it is false.
+  __device__ __forceinline__ bool Take(const Params& p, Shared& shared) {
+    const int lane = threadIdx.x % 32;
+    const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
+    const unsigned piece = __shfl_sync(kAllLanes, next, 0);
     if (lane == 0) next = atomicAdd(&p.header->next_prefill, 1u);
-    const bool stop = piece >= total;
+    const bool stop = piece >= p.header->num_prefill_items * kv_heads;
     uint4 words = {};
     constexpr int kWords = sizeof(WorkItem) / 16;
     if (!stop && lane < kWords) {
@@ -32,10 +31,13 @@ __device__ __forceinline__ void TakePieces(const Params& p, Shared& shared) {
       slot.stop = stop;
     }
     Arrive(At(shared.slot_full, at));
-    if (stop) return;
-    piece = __shfl_sync(kAllLanes, next, 0);
+    at.Next();
+    return !stop;
   }
-}
+
+  Place<kSlots> at;
+  unsigned next = blockIdx.x;  // of lane 0
+};
 
 // Starts to copy kCount rows to a tile. `rows`: addresses of rows lane, lane + 32 and so on; 0:
 // zeros. All lanes of a warp, eight of them a row, so that one address serves its panels.

@@ -23,7 +23,8 @@ constexpr int PrefillKeys(int head_dim) { return head_dim > 128 ? 80 : 128; }
 
 // A tile of rows (queries, keys or values) lies as [row / 8][panel][row % 8], 128 bytes each, whose
 // 16-byte pieces are swizzled: piece c of row r at place c ^ (r % 8).
-template <int kHeadDim>
+// `kConverts`: from a cache of fp8, whose bytes come here before they become f16.
+template <int kHeadDim, bool kConverts>
 struct alignas(1024) PrefillShared {
   static_assert(kHeadDim % kPanelDims == 0);
   // Tiles of queries: one computes, and where there is room another one waits.
@@ -31,9 +32,13 @@ struct alignas(1024) PrefillShared {
   static constexpr int kQueryBytes = kRows * kHeadDim * 2;
   static constexpr int kTileBytes = PrefillKeys(kHeadDim) * kHeadDim * 2;  // of keys, or values
 
+  static constexpr int kRawBytes = kConverts ? 32768 : 0;
+
   char query[kQueries][kQueryBytes];  // and the results, on their way out
   char keys[kStages][kTileBytes];
   char values[kStages][kTileBytes];
+  char raw[kConverts ? kRawBytes : 16];
+  float row_scale[kQueries][kConverts ? kRows : 1];  // of queries: RowScale::up
   struct Slot {
     Tile tile;
     unsigned piece;

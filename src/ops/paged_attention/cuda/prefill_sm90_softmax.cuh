@@ -52,22 +52,22 @@ __device__ __forceinline__ float Maximum(const Logits& s, int h, float least) {
 
 // Turns logits into weights. True if a row's maximum rose: then the sums so far must be multiplied
 // by `rescale`. All lanes give the same.
-__device__ __forceinline__ bool WeighByMaximum(Logits& s, float factor, RowSoftmax (&rows)[2],
-                                               float (&rescale)[2]) {
+__device__ __forceinline__ bool WeighByMaximum(Logits& s, const float (&factor)[2],
+                                               RowSoftmax (&rows)[2], float (&rescale)[2]) {
   float base[2];
   bool rose = false;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float max = Maximum(s, h, -Infinity());
-    const bool rises = (max - rows[h].max) * factor > kLazyRise;  // not if both are -infinity
+    const bool rises = (max - rows[h].max) * factor[h] > kLazyRise;  // not if both are -infinity
     rose |= rises;
-    rescale[h] = rises ? Exp2(BaseOf(rows[h].max, factor) - BaseOf(max, factor)) : 1.0f;
+    rescale[h] = rises ? Exp2(BaseOf(rows[h].max, factor[h]) - BaseOf(max, factor[h])) : 1.0f;
     if (rises) rows[h].max = max;
-    base[h] = rows[h].max == -Infinity() ? 0.0f : BaseOf(rows[h].max, factor);
+    base[h] = rows[h].max == -Infinity() ? 0.0f : BaseOf(rows[h].max, factor[h]);
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    rows[h].sum = rows[h].sum * rescale[h] + Weigh(s, h, factor, base[h]);
+    rows[h].sum = rows[h].sum * rescale[h] + Weigh(s, h, factor[h], base[h]);
   }
   return __any_sync(kAllLanes, rose);
 }
@@ -75,13 +75,13 @@ __device__ __forceinline__ bool WeighByMaximum(Logits& s, float factor, RowSoftm
 // The same without looking for a maximum first, for rows that have one: it rises only when weights
 // leave the range in which operands and sums are safe. Logits that jump by more than f32 holds give
 // a sum that is not finite.
-__device__ __forceinline__ bool WeighByLastMaximum(Logits& s, float factor, RowSoftmax (&rows)[2],
-                                                   float (&rescale)[2]) {
+__device__ __forceinline__ bool WeighByLastMaximum(Logits& s, const float (&factor)[2],
+                                                   RowSoftmax (&rows)[2], float (&rescale)[2]) {
   constexpr float kSafe = kSameType<Operand, F16> ? 0x1p14f : 0x1p40f;
   float sum[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    sum[h] = Weigh(s, h, factor, BaseOf(rows[h].max, factor));
+    sum[h] = Weigh(s, h, factor[h], BaseOf(rows[h].max, factor[h]));
     rescale[h] = 1.0f;
   }
   const bool rises = __any_sync(kAllLanes, !(fmaxf(sum[0], sum[1]) < kSafe));
@@ -93,8 +93,8 @@ __device__ __forceinline__ bool WeighByLastMaximum(Logits& s, float factor, RowS
       if (log2 > 0 && log2 < 128) {
         const float max = rows[h].max;
         constexpr int kMostRise = 120;  // whose inverse is a normal number, rounded or not
-        rows[h].max = max + static_cast<float>(min(log2, kMostRise)) / factor;
-        rescale[h] = Exp2(BaseOf(max, factor) - BaseOf(rows[h].max, factor));
+        rows[h].max = max + static_cast<float>(min(log2, kMostRise)) / factor[h];
+        rescale[h] = Exp2(BaseOf(max, factor[h]) - BaseOf(rows[h].max, factor[h]));
       }
       rows[h].sum *= rescale[h];
       sum[h] *= rescale[h];
@@ -126,7 +126,7 @@ struct Level {
 };
 
 // Moves the registers' sums to the level. `fresh`: there is nothing in it yet.
-__device__ __forceinline__ void ToLevel(Level* level, bool fresh, float factor, Sums& o,
+__device__ __forceinline__ void ToLevel(Level* level, bool fresh, const float (&factor)[2], Sums& o,
                                         RowSoftmax (&rows)[2]) {
   float keep[2] = {0.0f, 0.0f};
   if (fresh) {
@@ -140,7 +140,7 @@ __device__ __forceinline__ void ToLevel(Level* level, bool fresh, float factor, 
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float before = level->max[h], now = rows[h].max;
-      keep[h] = before == now ? 1.0f : Exp2(BaseOf(before, factor) - BaseOf(now, factor));
+      keep[h] = before == now ? 1.0f : Exp2(BaseOf(before, factor[h]) - BaseOf(now, factor[h]));
     }
   }
 #pragma unroll
@@ -159,7 +159,7 @@ __device__ __forceinline__ void ToLevel(Level* level, bool fresh, float factor, 
   }
 }
 
-__device__ __forceinline__ void FromLevel(Level* level, float factor, Sums& o,
+__device__ __forceinline__ void FromLevel(Level* level, const float (&factor)[2], Sums& o,
                                           RowSoftmax (&rows)[2]) {
   ToLevel(level, false, factor, o, rows);
 #pragma unroll

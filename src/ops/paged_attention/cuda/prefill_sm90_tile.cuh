@@ -11,15 +11,19 @@ namespace xla_gpu::paged_attention::sm90 {
 
 inline constexpr int kKeys = PrefillKeys(kHeadDim);  // of a stage
 static_assert(kTileRows == kRows && kTileKeys == kKeys);
-static_assert(kSameType<Query, Cache> && !kOneByte);
 
-using Shared = PrefillShared<kHeadDim>;
+// Keys and values of fp8 become f16 on their way (prefill_sm90_convert.cuh).
+inline constexpr bool kConverts = kOneByte;
+static_assert(kConverts || kSameType<Query, Cache>);
+
+using Shared = PrefillShared<kHeadDim, kConverts>;
 using Slot = Shared::Slot;
 inline constexpr int kPanels = kHeadDim / kPanelDims;
 inline constexpr int kGroupBytes = kPanels * 1024;  // eight rows of a tile
 inline constexpr int kTileBytes = Shared::kTileBytes;
 inline constexpr int kQueries = Shared::kQueries;
 inline constexpr int kPieces = kHeadDim / 8;  // of 16 bytes in a row
+inline constexpr int kLoadWarps = 4;
 inline constexpr int kComputeWarps = 8;
 
 // Which of a ring's places is next, and the parity of its phase.

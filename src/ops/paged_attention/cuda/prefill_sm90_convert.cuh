@@ -1,0 +1,220 @@
+// The warps of the Hopper prefill kernel that load from a cache of fp8: each brings 32 rows of
+// every tile, and makes f16 of them, exactly, before the matrix instructions read them: once for
+// all rows of a piece.
+//
+// A lane copies 16 bytes at a time to a place of its own, and takes them from there once they are
+// here, so that no other thread is waited for. What the piece does not see becomes zeros.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_CONVERT_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_CONVERT_CUH_
+
+#include "src/ops/paged_attention/cuda/prefill_sm90_load.cuh"
+
+namespace xla_gpu::paged_attention::sm90 {
+
+inline constexpr int kWarpRows = kKeys / kLoadWarps;  // of a tile: a key for each lane
+static_assert(!kConverts || (kWarpRows == 32 && !BOXES));
+inline constexpr int kRowCopies = kHeadDim / 16;           // of 16 bytes: so many lanes copy a row
+inline constexpr int kCopyRows = 32 / kRowCopies;          // that a warp copies at once
+inline constexpr int kStepCopies = 4;                      // of a lane in a step
+inline constexpr int kStepRows = kStepCopies * kCopyRows;  // of keys, or values
+inline constexpr int kHalfSteps = kWarpRows / kStepRows;   // of a tile's keys, or values
+inline constexpr int kSteps = 2 * kHalfSteps;
+inline constexpr int kRawSteps = Shared::kRawBytes / (kLoadWarps * 32 * 16 * kStepCopies);
+inline constexpr int kTilesAhead = kRawSteps / kSteps;  // under way before one is converted
+
+// Where this lane's copies of a step lie.
+__device__ __forceinline__ unsigned RawPlace(Shared& shared, int step) {
+  return SharedAddress(shared.raw) + (step * kStepCopies * kLoadWarps * 32 + threadIdx.x) * 16;
+}
+inline constexpr int kRawStride = kLoadWarps * 32 * 16;  // to the step's next copy
+
+// Starts to copy a step's rows, from `first_row` of the warp's. `offset`: of the lane's own row
+// from `base`, or -1 for zeros.
+__device__ __forceinline__ void CopyStep(unsigned raw, const char* base, long long offset,
+                                         int first_row) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kStepCopies; ++i) {
+    const long long row =
+        __shfl_sync(kAllLanes, offset, first_row + i * kCopyRows + lane / kRowCopies);
+    CopyAsync<16>(raw + i * kRawStride, base + max(row, 0ll) + lane % kRowCopies * 16, row >= 0);
+  }
+  CommitCopies();
+}
+
+// Makes f16 of a step's copies, in the tile whose rows of this warp begin at `rows`. `finite`: what
+// is not finite becomes 0, and the result says whether there was such.
+template <bool kFinite>
+__device__ __forceinline__ unsigned ConvertStep(unsigned raw, unsigned rows, int first_row) {
+  const int lane = threadIdx.x % 32, copy = lane % kRowCopies;
+  unsigned found = 0;
+#pragma unroll
+  for (int i = 0; i < kStepCopies; ++i) {
+    uint4 x = LoadShared<uint4>(raw + i * kRawStride);
+    if (kFinite) {
+      const uint4 mask = {NonFiniteMask<Cache>(x.x), NonFiniteMask<Cache>(x.y),
+                          NonFiniteMask<Cache>(x.z), NonFiniteMask<Cache>(x.w)};
+      found |= mask.x | mask.y | mask.z | mask.w;
+      x.x &= ~mask.x, x.y &= ~mask.y, x.z &= ~mask.z, x.w &= ~mask.w;
+    }
+    // 16 elements are two pieces. Lanes of the second panel store the latter one first: places in
+    // both panels are in the same banks.
+    const int later = copy / 4;
+    if (later != 0) x = {x.z, x.w, x.x, x.y};
+    const int row = first_row + i * kCopyRows + lane / kRowCopies;
+    const auto store = [&](int piece, unsigned a, unsigned b) {
+      const uint4 wide = {F8PairToF16Pair<Cache>(a & 0xffffu), F8PairToF16Pair<Cache>(a >> 16),
+                          F8PairToF16Pair<Cache>(b & 0xffffu), F8PairToF16Pair<Cache>(b >> 16)};
+      StoreShared(rows + PlaceInTile(row, piece), wide);
+    };
+    store(2 * copy + later, x.x, x.y);
+    store(2 * copy + (later ^ 1), x.z, x.w);
+  }
+  return found;
+}
+
+// Scales 32 rows of queries, as this warp's CopyRows has brought them, to f16's range, and leaves
+// the factors that undo it at `scales`.
+__device__ __forceinline__ void ScaleQueries(unsigned rows, bool negate, float* scales) {
+  const int first = threadIdx.x % 32 / 8, piece = threadIdx.x % 8;
+#pragma unroll 2
+  for (int i = first; i < 32; i += 4) {
+    float x[kPanels][8];
+    float largest = 0.0f;
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const auto pairs = LoadShared<Vector<unsigned, 4>>(rows + PlaceInTile(i, panel * 8 + piece));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        x[panel][j] = ToFloat(Query{static_cast<unsigned short>(pairs.x[j / 2] >> j % 2 * 16)});
+        largest = fmaxf(largest, fabsf(x[panel][j]));
+      }
+    }
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
+    }
+    const RowScale scale = ScaleOfRow(largest);
+    const float down = negate ? -scale.down : scale.down;
+    if (piece == 0) scales[i] = scale.up;
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const auto pair = [&](int j) {
+        return Pack2<Operand>(x[panel][j] * down, x[panel][j + 1] * down);
+      };
+      StoreShared(rows + PlaceInTile(i, panel * 8 + piece),
+                  uint4{pair(0), pair(2), pair(4), pair(6)});
+    }
+  }
+}
+
+// A warp of kLoadWarps: brings its rows of queries, keys and values of each piece. The first one
+// also takes the pieces, two ahead.
+__device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
+  const int lane = threadIdx.x % 32, warp = Uniform(threadIdx.x / 32);
+  const unsigned warp_place = warp * (kWarpRows / 8 * kGroupBytes);
+  Pieces pieces;
+  bool more = warp == 0 && pieces.Take(p, shared) && pieces.Take(p, shared);
+  Place<kStages> stage;  // of keys, and of values
+  Place<kQueries> query;
+  for (Place<kSlots> at;; at.Next(), query.Next()) {
+    Wait(At(shared.slot_full, at), at.parity);
+    Slot& slot = shared.slots[at.index];
+    if (slot.stop != 0) return;
+    const Tile& tile = slot.tile;
+    const KeyTiles range = TilesOf(tile);
+    const int* const table = p.block_tables + static_cast<long long>(tile.seq) * p.max_pages;
+    const auto key_of = [&](int t) { return t * kKeys + warp * kWarpRows + lane; };
+    const auto look_up = [&](int t) {
+      const int key = min(max(key_of(t), tile.key_begin), tile.key_end - 1);
+      return LoadIndex(table + PageIndex(p, key));
+    };
+    int page = 0;
+    // Of the lane's key of tile t, of which `page` is; looks up that of the tile before.
+    const auto next_offset = [&](int t) {
+      const long long offset = KeyOffset(p, tile, key_of(t), page);
+      if (t > range.first) page = look_up(t - 1);
+      return offset;
+    };
+    const char* const keys = p.k_cache + tile.head * p.head_stride;
+    const char* const values = p.v_cache + tile.head * p.head_stride;
+
+    // Start to copy the queries, and the first tiles.
+    if (range.first < range.end) page = look_up(range.end - 1);
+    const int row = warp * 32 + lane;
+    const unsigned long long from[1] = {
+        row < tile.num_rows
+            ? reinterpret_cast<unsigned long long>(static_cast<const Query*>(p.query) +
+                                                   QueryRow(p, tile, row) * kHeadDim)
+            : 0};
+    const unsigned query_rows = SharedAddress(shared.query[query.index]) + warp_place;
+    Wait(At(shared.query_empty, query), query.parity ^ 1);
+    CopyRows<32>(from, query_rows);
+    CommitCopies();
+#pragma unroll
+    for (int ahead = 0; ahead < kTilesAhead; ++ahead) {
+      const long long offset = next_offset(range.end - 1 - ahead);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        CopyStep(RawPlace(shared, ahead * kSteps + step), step < kHalfSteps ? keys : values, offset,
+                 step % kHalfSteps * kStepRows);
+      }
+    }
+    if (more) more = pieces.Take(p, shared);
+
+    // The queries.
+    WaitCopies<kRawSteps>();
+    const bool negate = MakeLogitFactor(p, tile.head).negate;
+    if constexpr (kScaledQuery) {
+      ScaleQueries(query_rows, negate, shared.row_scale[query.index] + warp * 32);
+    } else if (negate) {
+      __syncwarp();
+      for (int i = lane / kPieces; i < 32; i += kRowStep) {
+        Negate(shared.query[query.index] + warp_place + PlaceInTile(i, lane % kPieces));
+      }
+    }
+    FenceForMatrixReads();
+    Arrive(At(shared.query_full, query));
+
+    // The keys and values.
+    const Visible by_all = SeenByAll(p, tile);
+    int ring = 0;  // the tile's place among those under way
+    for (int t = range.end - 1; t >= range.first; --t) {
+      const long long offset = next_offset(t - kTilesAhead);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {  // keys, then values
+        const bool is_value = half == 1;
+        const unsigned rows =
+            SharedAddress((is_value ? shared.values : shared.keys)[stage.index]) + warp_place;
+        const int begin = max(t * kKeys, tile.key_begin), end = min((t + 1) * kKeys, tile.key_end);
+        const bool hidden = is_value && (begin < by_all.begin || end > by_all.end);
+        Wait(is_value ? At(shared.values_empty, stage) : At(shared.keys_empty, stage),
+             stage.parity ^ 1);
+#pragma unroll
+        for (int i = 0; i < kHalfSteps; ++i) {
+          const unsigned raw = RawPlace(shared, ring * kSteps + (is_value ? kHalfSteps : 0) + i);
+          WaitCopies<kRawSteps - 1>();
+          if (hidden) {
+            // The piece is not done before its values are here.
+            if (ConvertStep<true>(raw, rows, i * kStepRows) != 0) slot.zeroed = 1;
+          } else {
+            ConvertStep<false>(raw, rows, i * kStepRows);
+          }
+          CopyStep(raw, is_value ? values : keys, offset, i * kStepRows);
+        }
+        FenceForMatrixReads();
+        __syncwarp();
+        if (lane == 0) {
+          Arrive(is_value ? At(shared.values_full, stage) : At(shared.keys_full, stage));
+        }
+      }
+      stage.Next();
+      if (++ring == kTilesAhead) ring = 0;
+    }
+    Arrive(At(shared.slot_empty, at));
+  }
+}
+
+}  // namespace xla_gpu::paged_attention::sm90
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_CONVERT_CUH_
