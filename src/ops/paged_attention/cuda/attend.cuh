@@ -82,7 +82,11 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
     work = next[turn].work;
     tile = Tile{next[turn].item, next[turn].head, next[turn].again};
   }
-  if (kBehindPrefill) MergePrefill<Out, kHeadDim>(p);
+  if (kBehindPrefill) {
+    MergePrefill<Out, kHeadDim>(p);
+    // Where there was nothing to do no block can have met a bad page.
+    if (pieces.total == 0 && p.header->any_bad_page == 0) return;
+  }
   OverwriteBadPages<Out, kHeadDim>(p);
 }
 
