@@ -37,6 +37,19 @@ __device__ __forceinline__ bool ArriveLast(unsigned* counter, unsigned count) {
   return ArriveLast(counter, count, threadIdx.x == 0, [] { __syncthreads(); });
 }
 
+// Reads global memory that other SMs have written, past this one's L1.
+template <typename T>
+__device__ __forceinline__ T LoadPastL1(const float* from) {
+  T to;
+  if constexpr (sizeof(T) == 16) {
+    const float4 x = __ldcg(reinterpret_cast<const float4*>(from));
+    to.x[0] = x.x, to.x[1] = x.y, to.x[2] = x.z, to.x[3] = x.w;
+  } else {
+    to.x[0] = __ldcg(from);
+  }
+  return to;
+}
+
 // The factors of a block's warps' sums of values in a row's result, from their maxima and sums of
 // weights; the result is 0 if this is false. If `write`, also writes what the row has besides its
 // values.
@@ -70,20 +83,37 @@ __device__ __forceinline__ bool WeighWarps(const Params& p, const Tile& tile, in
   return !end.sees_nothing;
 }
 
-// Merges the splits of a tile, always in the same order; a warp of `warps` takes a row. The partial
-// results come from other SMs, so that they are read past this one's L1.
+// Merges the splits of a tile, always in the same order; each of `warps` takes two rows at a time.
+// The partial results come from other SMs, so that they are read past this one's L1.
 template <typename Out, int kHeadDim>
 __device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile, int warp,
                                             int warps) {
-  constexpr int kDims = (kHeadDim + 31) / 32;  // of a lane
-  const int lane = threadIdx.x % 32;
+  constexpr int kLanes = 16;  // of a row
+  constexpr int kRows = 32 / kLanes;
+  constexpr int kVector = kHeadDim % 4 == 0 ? 4 : 1;  // dimensions of one load
+  constexpr int kLoads = (kHeadDim / kVector + kLanes - 1) / kLanes;
+  using Load = Vector<float, kVector>;
+  const int lane = threadIdx.x % kLanes;
+  const auto over_lanes = [](float x, auto combine) {
+#pragma unroll
+    for (int step = 1; step < kLanes; step *= 2) {
+      x = combine(x, __shfl_xor_sync(kAllLanes, x, step));
+    }
+    return x;
+  };
+  const auto dim_of = [&](int load) { return (load * kLanes + lane) * kVector; };
+  const auto has = [&](int load) {
+    return kHeadDim % (kLanes * kVector) == 0 || dim_of(load) < kHeadDim;
+  };
   const float factor = MakeLogitFactor(p, tile.head).factor;
-  for (int row = warp; row < tile.num_rows; row += warps) {
+  for (int rows = warp * kRows; rows < tile.num_rows; rows += warps * kRows) {
+    const int own_row = rows + static_cast<int>(threadIdx.x) % 32 / kLanes;
+    const int row = min(own_row, tile.num_rows - 1);
     const long long first = PartialRow(p, tile, 0, row);
     float max = -Infinity(), sum = 0.0f;
-    float values[kDims] = {};
-    for (int from = 0; from < tile.splits; from += 32) {
-      const int count = min(32, tile.splits - from);
+    float values[kLoads][kVector] = {};
+    for (int from = 0; from < tile.splits; from += kLanes) {
+      const int count = min(kLanes, tile.splits - from);
       float own_max = -Infinity(), own_sum = 0.0f;  // of a split
       if (lane < count) {
         const long long at = first + static_cast<long long>(from + lane) * tile.rows;
@@ -91,38 +121,46 @@ __device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile, i
         own_sum = __ldcg(p.partial_sum + at);
       }
       const float before = max;
-      max = fmaxf(max, WarpReduce(own_max, [](float a, float b) { return fmaxf(a, b); }));
+      max = fmaxf(max, over_lanes(own_max, [](float a, float b) { return fmaxf(a, b); }));
       const float base = max == -Infinity() ? 0.0f : max;
       const float weight = exp2f((own_max - base) * factor);
       const float keep = exp2f((before - base) * factor);
       sum = sum * keep + own_sum * weight;
       const float* partial =
-          p.partial_out + (first + static_cast<long long>(from) * tile.rows) * kHeadDim + lane;
+          p.partial_out + (first + static_cast<long long>(from) * tile.rows) * kHeadDim;
       const long long step = static_cast<long long>(tile.rows) * kHeadDim;
-      float part[kDims] = {};  // each 32 from zero: what is lost does not grow with their number
-#pragma unroll 8
+      // Each kLanes from zero: what is lost does not grow with their number.
+      float part[kLoads][kVector] = {};
+#pragma unroll 4
       for (int i = 0; i < count; ++i) {
-        const float w = __shfl_sync(kAllLanes, weight, i);
+        const float w = __shfl_sync(kAllLanes, weight, i, kLanes);
 #pragma unroll
-        for (int j = 0; j < kDims; ++j) {
-          if (kHeadDim % 32 == 0 || lane + 32 * j < kHeadDim) {
-            part[j] += __ldcg(partial + i * step + 32 * j) * w;
-          }
+        for (int j = 0; j < kLoads; ++j) {
+          if (!has(j)) continue;
+          const Load x = LoadPastL1<Load>(partial + i * step + dim_of(j));
+#pragma unroll
+          for (int k = 0; k < kVector; ++k) part[j][k] += x.x[k] * w;
         }
       }
 #pragma unroll
-      for (int j = 0; j < kDims; ++j) values[j] = values[j] * keep + part[j];
+      for (int j = 0; j < kLoads; ++j) {
+#pragma unroll
+        for (int k = 0; k < kVector; ++k) values[j][k] = values[j][k] * keep + part[j][k];
+      }
     }
-    sum = WarpReduce(sum, [](float a, float b) { return a + b; });
+    sum = over_lanes(sum, [](float a, float b) { return a + b; });
 
     const long long query_row = QueryRow(p, tile, row);
     const RowEnd end = FinishRow(p, tile, query_row, factor, max, sum);
-    Out* out = static_cast<Out*>(p.out) + query_row * kHeadDim + lane;
+    if (own_row != row) continue;  // there is no such row
+    Out* const out = static_cast<Out*>(p.out) + query_row * kHeadDim;
 #pragma unroll
-    for (int j = 0; j < kDims; ++j) {
-      if (kHeadDim % 32 == 0 || lane + 32 * j < kHeadDim) {
-        out[32 * j] = FromFloat<Out>(end.Value(values[j]));
-      }
+    for (int j = 0; j < kLoads; ++j) {
+      if (!has(j)) continue;
+      Vector<Out, kVector> x;
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) x.x[k] = FromFloat<Out>(end.Value(values[j][k]));
+      StoreVector(out + dim_of(j), x);
     }
     if (p.lse != nullptr && lane == 0) p.lse[query_row] = end.lse;
   }
@@ -145,11 +183,12 @@ __device__ __forceinline__ void MergePrefill(const Params& p) {
   constexpr unsigned kTileWarps = 64;  // that share a tile
   const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
   const unsigned total = p.header->num_merges * kv_heads * kTileWarps;
+  const bool any_again = p.header->num_redo != 0;
   for (unsigned i = blockIdx.x * kAttendWarps + threadIdx.x / 32; i < total;
        i += gridDim.x * kAttendWarps) {
     const unsigned piece = i / kTileWarps;
     const Tile tile{p.items[p.merges[piece / kv_heads]], static_cast<int>(piece % kv_heads), 0};
-    if (__ldcg(p.arrivals + PartialRow(p, tile, 0, 0)) % kAgainDone != 0) continue;
+    if (any_again && __ldcg(p.arrivals + PartialRow(p, tile, 0, 0)) % kAgainDone != 0) continue;
     MergeSplits<Out, kHeadDim>(p, tile, static_cast<int>(i % kTileWarps), kTileWarps);
   }
 }

@@ -197,11 +197,13 @@ TEST_P(RandomProblemsGpuTest, AgreeWithReference) {
   std::printf("; worst %.2f\n", errors.worst);
 }
 
-INSTANTIATE_TEST_SUITE_P(, RandomProblemsGpuTest, testing::ValuesIn(kKinds), [](const auto& info) {
-  const Kind& kind = info.param;
+std::string NameOf(const Kind& kind) {
   return StrCat(DTypeName(kind.query), "_", DTypeName(kind.cache), "_", kind.out, "_",
                 kind.head_dim, kind.soft_cap ? "_cap" : "");
-});
+}
+
+INSTANTIATE_TEST_SUITE_P(, RandomProblemsGpuTest, testing::ValuesIn(kKinds),
+                         [](const auto& info) { return NameOf(info.param); });
 
 // The random problems are small: here prefill walks over many tiles of rows and keys, mostly of
 // pages that the copy engine loads on Hopper, and logits jump by more than weights hold.
@@ -235,34 +237,40 @@ TEST_F(PagedAttentionGpuTest, PrefillOfManyTilesAgreesWithReference) {
 }
 
 // Few queries over contexts so long that their keys are split, and the parts merged.
-TEST_F(PagedAttentionGpuTest, ChunksOverLongContextsAgreeWithReference) {
+class LongContextsGpuTest : public PagedAttentionGpuTest,
+                            public testing::WithParamInterface<Kind> {};
+
+TEST_P(LongContextsGpuTest, AgreeWithReference) {
+  const Kind& kind = GetParam();
   Errors errors;
-  for (const Kind& kind :
-       {kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6], kE5M2WithCap, kF16WithF32Results}) {
-    for (int seed = 1; seed <= std::max(CasesPerKind() / 10, 2); ++seed) {
-      std::mt19937_64 rng(static_cast<uint64_t>(seed));
-      const auto in = [&rng](int64_t lo, int64_t hi) {
-        return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
-      };
-      CaseSpec spec = SpecOf(kind, rng);
-      spec.kv_heads = in(1, 2);
-      spec.group_size = in(1, 4);
-      spec.page_size = in(0, 2) == 0 ? in(1, 40) : 8 * in(1, 5);
-      spec.k_scale_size = spec.v_scale_size = 1;
-      spec.disorder = false;
-      spec.max_seqs = 3;
-      spec.query_lens = {in(20, 60), 1, in(5, 20)};
-      spec.context_lens = {in(1200, 3000), in(1, 300), in(100, 1500)};
-      spec.max_pages = 3000 / spec.page_size + 1;
-      if (in(0, 3) == 0) JumpLogits(kind, spec);
-      Case c(spec, rng);
-      if (in(0, 3) == 0) c.block_tables.ints()[in(0, 1000 / spec.page_size)] = 1 << 20;
-      ExpectReference(kind, c, errors);
-      ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
-    }
+  for (int seed = 1; seed <= std::max(CasesPerKind() / 10, 2); ++seed) {
+    std::mt19937_64 rng(static_cast<uint64_t>(seed));
+    const auto in = [&rng](int64_t lo, int64_t hi) {
+      return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
+    };
+    CaseSpec spec = SpecOf(kind, rng);
+    spec.kv_heads = in(1, 2);
+    spec.group_size = in(1, 4);
+    spec.page_size = in(0, 2) == 0 ? in(1, 40) : 8 * in(1, 5);
+    spec.k_scale_size = spec.v_scale_size = 1;
+    spec.disorder = false;
+    spec.max_seqs = 3;
+    spec.query_lens = {in(20, 60), 1, in(5, 20)};
+    spec.context_lens = {in(1200, 3000), in(1, 300), in(100, 1500)};
+    spec.max_pages = 3000 / spec.page_size + 1;
+    if (in(0, 3) == 0) JumpLogits(kind, spec);
+    Case c(spec, rng);
+    if (in(0, 3) == 0) c.block_tables.ints()[in(0, 1000 / spec.page_size)] = 1 << 20;
+    ExpectReference(kind, c, errors);
+    ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
   }
   std::printf("worst error %.2f half ulps\n", errors.worst);
 }
+
+INSTANTIATE_TEST_SUITE_P(, LongContextsGpuTest,
+                         testing::Values(kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6],
+                                         kE5M2WithCap, kF16WithF32Results),
+                         [](const auto& info) { return NameOf(info.param); });
 
 // Batches that decode at most a token for each sequence that there is room for: on Hopper they have
 // a kernel of their own, which cuts the keys of all sequences into equal ranges.

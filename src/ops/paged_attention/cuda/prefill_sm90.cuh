@@ -1,9 +1,9 @@
 // Prefill on Hopper: a block of three warpgroups takes pieces of work (128 query rows of a sequence
 // and kv head) until none is left. One warpgroup loads, with few registers: a warp takes pieces,
 // one copies their queries, one keys and one values, 128 keys a stage, by the tensor copy engine, a
-// box a page. Two compute, 64 rows each, from the last
-// keys to the first: while a warpgroup's weights come out of its logits, the tensor cores do its
-// values of the tile before, and the other warpgroup's products.
+// box a page; of a cache of fp8 all four load and convert (prefill_sm90_convert.cuh). Two compute,
+// 64 rows each, from the last keys to the first: while a warpgroup's weights come out of its
+// logits, the tensor cores do its values of the tile before, and the other warpgroup's products.
 //
 // What waits on what: slot_full (a piece is taken) -> query_full, keys_full -> logits ->
 // keys_empty, weights, values_full -> sums -> values_empty, rows written -> query_empty,

@@ -13,64 +13,59 @@ namespace xla_gpu::paged_attention::sm90 {
 
 inline constexpr int kWarpRows = kKeys / kLoadWarps;  // of a tile: a key for each lane
 static_assert(!kConverts || (kWarpRows == 32 && !BOXES));
-inline constexpr int kRowCopies = kHeadDim / 16;           // of 16 bytes: so many lanes copy a row
-inline constexpr int kCopyRows = 32 / kRowCopies;          // that a warp copies at once
-inline constexpr int kStepCopies = 4;                      // of a lane in a step
-inline constexpr int kStepRows = kStepCopies * kCopyRows;  // of keys, or values
-inline constexpr int kHalfSteps = kWarpRows / kStepRows;   // of a tile's keys, or values
-inline constexpr int kSteps = 2 * kHalfSteps;
-inline constexpr int kRawSteps = Shared::kRawBytes / (kLoadWarps * 32 * 16 * kStepCopies);
-inline constexpr int kTilesAhead = kRawSteps / kSteps;  // under way before one is converted
+inline constexpr int kCopies = kHeadDim / 16;   // of a lane, 16 bytes each: the warp's rows
+inline constexpr int kCopyRows = 32 / kCopies;  // that a warp copies at once: kCopies lanes a row
+inline constexpr int kCopyStride = kLoadWarps * 32 * 16;  // between a lane's copies
+// So many tiles' keys and values are under way before one is converted.
+inline constexpr int kTilesAhead = Shared::kRawBytes / (2 * kCopies * kCopyStride);
 
-// Where this lane's copies of a step lie.
-__device__ __forceinline__ unsigned RawPlace(Shared& shared, int step) {
-  return SharedAddress(shared.raw) + (step * kStepCopies * kLoadWarps * 32 + threadIdx.x) * 16;
+// Where this lane's copies of some keys or values lie.
+__device__ __forceinline__ unsigned RawPlace(Shared& shared, int ring, bool is_value) {
+  return SharedAddress(shared.raw) + (2 * ring + is_value) * kCopies * kCopyStride +
+         threadIdx.x * 16;
 }
-inline constexpr int kRawStride = kLoadWarps * 32 * 16;  // to the step's next copy
 
-// Starts to copy a step's rows, from `first_row` of the warp's. `offset`: of the lane's own row
-// from `base`, or -1 for zeros.
-__device__ __forceinline__ void CopyStep(unsigned raw, const char* base, long long offset,
-                                         int first_row) {
+// Starts to copy the warp's rows. `offset`: of the lane's own row from `base`, or -1 for zeros.
+__device__ __forceinline__ void CopyRaw(unsigned raw, const char* base, long long offset) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int i = 0; i < kStepCopies; ++i) {
-    const long long row =
-        __shfl_sync(kAllLanes, offset, first_row + i * kCopyRows + lane / kRowCopies);
-    CopyAsync<16>(raw + i * kRawStride, base + max(row, 0ll) + lane % kRowCopies * 16, row >= 0);
+  for (int i = 0; i < kCopies; ++i) {
+    const long long row = __shfl_sync(kAllLanes, offset, i * kCopyRows + lane / kCopies);
+    CopyAsync<16>(raw + i * kCopyStride, base + max(row, 0ll) + lane % kCopies * 16, row >= 0);
   }
   CommitCopies();
 }
 
-// Makes f16 of a step's copies, in the tile whose rows of this warp begin at `rows`. `finite`: what
-// is not finite becomes 0, and the result says whether there was such.
-template <bool kFinite>
-__device__ __forceinline__ unsigned ConvertStep(unsigned raw, unsigned rows, int first_row) {
-  const int lane = threadIdx.x % 32, copy = lane % kRowCopies;
+// Makes 0 of what is not finite; true if there was such.
+__device__ __forceinline__ bool ZeroNonFiniteRaw(uint4 (&x)[kCopies]) {
   unsigned found = 0;
 #pragma unroll
-  for (int i = 0; i < kStepCopies; ++i) {
-    uint4 x = LoadShared<uint4>(raw + i * kRawStride);
-    if (kFinite) {
-      const uint4 mask = {NonFiniteMask<Cache>(x.x), NonFiniteMask<Cache>(x.y),
-                          NonFiniteMask<Cache>(x.z), NonFiniteMask<Cache>(x.w)};
-      found |= mask.x | mask.y | mask.z | mask.w;
-      x.x &= ~mask.x, x.y &= ~mask.y, x.z &= ~mask.z, x.w &= ~mask.w;
-    }
-    // 16 elements are two pieces. Lanes of the second panel store the latter one first: places in
-    // both panels are in the same banks.
-    const int later = copy / 4;
-    if (later != 0) x = {x.z, x.w, x.x, x.y};
-    const int row = first_row + i * kCopyRows + lane / kRowCopies;
+  for (int i = 0; i < kCopies; ++i) {
+    const uint4 mask = {NonFiniteMask<Cache>(x[i].x), NonFiniteMask<Cache>(x[i].y),
+                        NonFiniteMask<Cache>(x[i].z), NonFiniteMask<Cache>(x[i].w)};
+    found |= mask.x | mask.y | mask.z | mask.w;
+    x[i].x &= ~mask.x, x[i].y &= ~mask.y, x[i].z &= ~mask.z, x[i].w &= ~mask.w;
+  }
+  return found != 0;
+}
+
+// Makes f16 of a lane's copies, in the tile whose rows of this warp begin at `rows`.
+__device__ __forceinline__ void Convert(const uint4 (&x)[kCopies], unsigned rows) {
+  const int lane = threadIdx.x % 32, copy = lane % kCopies;
+  // 16 elements are two pieces. Lanes of the second panel store the latter one first: places in
+  // both panels are in the same banks.
+  const int later = copy / 4;
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) {
+    const int row = i * kCopyRows + lane / kCopies;
     const auto store = [&](int piece, unsigned a, unsigned b) {
       const uint4 wide = {F8PairToF16Pair<Cache>(a & 0xffffu), F8PairToF16Pair<Cache>(a >> 16),
                           F8PairToF16Pair<Cache>(b & 0xffffu), F8PairToF16Pair<Cache>(b >> 16)};
       StoreShared(rows + PlaceInTile(row, piece), wide);
     };
-    store(2 * copy + later, x.x, x.y);
-    store(2 * copy + (later ^ 1), x.z, x.w);
+    store(2 * copy + later, later != 0 ? x[i].z : x[i].x, later != 0 ? x[i].w : x[i].y);
+    store(2 * copy + (later ^ 1), later != 0 ? x[i].x : x[i].z, later != 0 ? x[i].y : x[i].w);
   }
-  return found;
 }
 
 // Scales 32 rows of queries, as this warp's CopyRows has brought them, to f16's range, and leaves
@@ -154,16 +149,13 @@ __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
 #pragma unroll
     for (int ahead = 0; ahead < kTilesAhead; ++ahead) {
       const long long offset = next_offset(range.end - 1 - ahead);
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        CopyStep(RawPlace(shared, ahead * kSteps + step), step < kHalfSteps ? keys : values, offset,
-                 step % kHalfSteps * kStepRows);
-      }
+      CopyRaw(RawPlace(shared, ahead, false), keys, offset);
+      CopyRaw(RawPlace(shared, ahead, true), values, offset);
     }
     if (more) more = pieces.Take(p, shared);
 
     // The queries.
-    WaitCopies<kRawSteps>();
+    WaitCopies<2 * kTilesAhead>();
     const bool negate = MakeLogitFactor(p, tile.head).negate;
     if constexpr (kScaledQuery) {
       ScaleQueries(query_rows, negate, shared.row_scale[query.index] + warp * 32);
@@ -181,27 +173,26 @@ __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
     int ring = 0;  // the tile's place among those under way
     for (int t = range.end - 1; t >= range.first; --t) {
       const long long offset = next_offset(t - kTilesAhead);
-#pragma unroll
+#pragma unroll 1
       for (int half = 0; half < 2; ++half) {  // keys, then values
         const bool is_value = half == 1;
         const unsigned rows =
             SharedAddress((is_value ? shared.values : shared.keys)[stage.index]) + warp_place;
         const int begin = max(t * kKeys, tile.key_begin), end = min((t + 1) * kKeys, tile.key_end);
         const bool hidden = is_value && (begin < by_all.begin || end > by_all.end);
+        // All at once into registers, so that the copies of another tile start before this one's
+        // conversion.
+        const unsigned raw = RawPlace(shared, ring, is_value);
+        WaitCopies<2 * kTilesAhead - 1>();
+        uint4 x[kCopies];
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i) x[i] = LoadShared<uint4>(raw + i * kCopyStride);
+        CopyRaw(raw, is_value ? values : keys, offset);
+        // The piece is not done before its values are here.
+        if (hidden && ZeroNonFiniteRaw(x)) slot.zeroed = 1;
         Wait(is_value ? At(shared.values_empty, stage) : At(shared.keys_empty, stage),
              stage.parity ^ 1);
-#pragma unroll
-        for (int i = 0; i < kHalfSteps; ++i) {
-          const unsigned raw = RawPlace(shared, ring * kSteps + (is_value ? kHalfSteps : 0) + i);
-          WaitCopies<kRawSteps - 1>();
-          if (hidden) {
-            // The piece is not done before its values are here.
-            if (ConvertStep<true>(raw, rows, i * kStepRows) != 0) slot.zeroed = 1;
-          } else {
-            ConvertStep<false>(raw, rows, i * kStepRows);
-          }
-          CopyStep(raw, is_value ? values : keys, offset, i * kStepRows);
-        }
+        Convert(x, rows);
         FenceForMatrixReads();
         __syncwarp();
         if (lane == 0) {

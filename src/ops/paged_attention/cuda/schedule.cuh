@@ -164,10 +164,12 @@ __device__ __forceinline__ int FindOwner(const int* ends, int count, int index) 
 __device__ __forceinline__ WorkItem MakeItem(const Params& p, int seq, const SequenceInfo& info,
                                              int from_end, int splits, int partial_begin) {
   const Shape shape = ShapeOf(p, info);
-  const int tile =
-      splits == 1
-          ? from_end
-          : static_cast<int>(static_cast<unsigned>(from_end) / static_cast<unsigned>(splits));
+  // One split of all tiles after the other: they read the same keys.
+  int split = 0, tile = from_end;
+  if (splits > 1) {
+    split = static_cast<int>(static_cast<unsigned>(from_end) / static_cast<unsigned>(shape.tiles));
+    tile -= split * shape.tiles;
+  }
   WorkItem item;
   item.kind = shape.decode ? kDecodeItem : kPrefillItem;
   item.seq = seq;
@@ -176,7 +178,7 @@ __device__ __forceinline__ WorkItem MakeItem(const Params& p, int seq, const Seq
   item.num_rows = Min(shape.tile_rows, shape.rows - item.first_row);
   item.rows = shape.rows;
   item.first_pos = info.context_len - info.query_len;
-  item.split = from_end - tile * splits;
+  item.split = split;
   item.splits = splits;
   item.partial_begin = partial_begin;
 

@@ -68,10 +68,14 @@ struct Shape {
   bool decode;
 };
 
+__device__ __forceinline__ bool IsDecode(const Params& p, const SequenceInfo& info) {
+  return info.query_len * p.group_size <= p.decode_max_rows;
+}
+
 __device__ __forceinline__ Shape ShapeOf(const Params& p, const SequenceInfo& info) {
   Shape shape;
   shape.rows = info.query_len * p.group_size;
-  shape.decode = shape.rows <= p.decode_max_rows;
+  shape.decode = IsDecode(p, info);
   shape.tile_rows = shape.decode ? kDecodeTileRows : p.prefill_tile_rows;
   shape.tiles = shape.decode ? (shape.rows + kDecodeTileRows - 1) / kDecodeTileRows
                              : CeilDiv(shape.rows, p.prefill_tile_rows);
@@ -95,15 +99,21 @@ struct Cut {
   int block;           // lengths are multiples of this
   int least_blocks;    // of an item
   float item_tokens;   // what starting and ending an item costs
-  float merge_tokens;  // what merging splits costs
+  float merge_tokens;  // what merging splits costs,
+  float row_tokens;    // and each row of partial results
 };
 
 template <bool kDecode>
 __device__ __forceinline__ Cut CutOf(const Params& p) {
-  if (kDecode) return {p.workers, p.workers_per_sm, kSplitTokens, 2, 128.0f, 64.0f};
-  const Cut cut = {p.prefill_workers, p.workers_per_sm, kPrefillSplitTokens, 4, 256.0f, 2048.0f};
-  if (p.prefill_launch == 0) return cut;
-  return {cut.workers, 1, cut.block, cut.least_blocks, cut.item_tokens, 256.0f};
+  if (kDecode) return {p.workers, p.workers_per_sm, kSplitTokens, 2, 128.0f, 64.0f, 0.0f};
+  const bool launch = p.prefill_launch != 0;  // else one block merges a tile
+  return {p.prefill_workers,
+          launch ? 1 : p.workers_per_sm,
+          kPrefillSplitTokens,
+          4,
+          256.0f,
+          launch ? 256.0f : 2048.0f,
+          0.015f};
 }
 
 // A candidate for the length of items. All are guesses, so that f32 is good enough.
@@ -117,12 +127,13 @@ __device__ __forceinline__ int CandidateLength(const Params& p, const Cut& cut, 
     parts = static_cast<float>(candidate + 1);
   } else if (candidate < 16) {  // so many full waves, if all are of one length
     const float pieces = static_cast<float>(work.tiles) * kv_heads;
-    parts = fmaxf(floorf(static_cast<float>(candidate - 7) * workers / pieces), 1.0f);
+    const float waves = static_cast<float>(candidate - 7);
+    parts = fmaxf(floorf(__fdividef(waves * workers, pieces)), 1.0f);
   } else {  // so many items a worker
     of = static_cast<float>(work.tokens) * kv_heads;
     parts = static_cast<float>(candidate - 15) * workers;
   }
-  const int tokens = static_cast<int>(fminf(of / parts, max_keys)) + 1;
+  const int tokens = static_cast<int>(fminf(__fdividef(of, parts), max_keys)) + 1;
   const int longest = Min(tokens, work.max_keys);
   return Max(CeilDiv(longest, cut.block), cut.least_blocks) * cut.block;
 }
@@ -160,13 +171,13 @@ __device__ __forceinline__ Split ChooseSplit(const Params& p, const Work& work, 
 #pragma unroll 1
   for (int s = warp; s < num_seqs; s += kScheduleWarps) {
     const SequenceInfo info = s < kScheduleThreads ? infos[s] : p.sequences[s];
+    if (IsDecode(p, info) != kDecode || info.query_len == 0) continue;
     const Shape shape = ShapeOf(p, info);
-    if (shape.decode != kDecode || shape.tiles == 0) continue;
     const long long splits = CeilDiv(shape.visible_keys, split_tokens);
     items = AddUpTo(items, splits * shape.tiles);
     if (splits > 1) partial_rows = AddUpTo(partial_rows, splits * shape.rows);
   }
-  __syncthreads();  // what the other kind has counted is read
+  if (kDecode) __syncthreads();  // what was counted of prefill is read
   counts.items[warp][lane] = items;
   counts.partial_rows[warp][lane] = partial_rows;
   __syncthreads();
@@ -180,11 +191,13 @@ __device__ __forceinline__ Split ChooseSplit(const Params& p, const Work& work, 
   const float share = 1.0f / static_cast<float>(cut.workers_per_sm);
   const float sms = workers * share;
   const float pieces = static_cast<float>(items) * kv_heads;
-  const float reading = ceilf(pieces / sms) * (tokens / pieces) * share;
-  const float waves = ceilf(pieces / workers);
+  const float reading = ceilf(__fdividef(pieces, sms)) * __fdividef(tokens, pieces) * share;
+  const float waves = ceilf(__fdividef(pieces, workers));
   const float longest = static_cast<float>(split_tokens) * share + cut.item_tokens;
   float cost = fmaxf(reading + waves * cut.item_tokens, longest);
-  if (partial_rows > 0) cost += cut.merge_tokens;
+  if (partial_rows > 0) {
+    cost += cut.merge_tokens + cut.row_tokens * static_cast<float>(partial_rows) * kv_heads;
+  }
   // Without any split nothing is merged, so that the first candidate always fits.
   if (partial_rows > room) cost = kImpossible;
 
