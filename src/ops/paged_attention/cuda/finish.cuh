@@ -83,15 +83,15 @@ __device__ __forceinline__ bool WeighWarps(const Params& p, const Tile& tile, in
   return !end.sees_nothing;
 }
 
-// Merges the splits of a tile, always in the same order; each of `warps` takes two rows at a time.
-// The partial results come from other SMs, so that they are read past this one's L1.
-template <typename Out, int kHeadDim>
+// Merges the splits of a tile, always in the same order; kLanes of one of `warps` take a row. The
+// partial results come from other SMs, so that they are read past this one's L1.
+template <typename Out, int kHeadDim, int kLanes = 32>
 __device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile, int warp,
                                             int warps) {
-  constexpr int kLanes = 16;  // of a row
   constexpr int kRows = 32 / kLanes;
   constexpr int kVector = kHeadDim % 4 == 0 ? 4 : 1;  // dimensions of one load
   constexpr int kLoads = (kHeadDim / kVector + kLanes - 1) / kLanes;
+  constexpr int kTogether = kLoads * kVector < 64 ? 64 / (kLoads * kVector) : 1;  // splits
   using Load = Vector<float, kVector>;
   const int lane = threadIdx.x % kLanes;
   const auto over_lanes = [](float x, auto combine) {
@@ -131,7 +131,7 @@ __device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile, i
       const long long step = static_cast<long long>(tile.rows) * kHeadDim;
       // Each kLanes from zero: what is lost does not grow with their number.
       float part[kLoads][kVector] = {};
-#pragma unroll 4
+#pragma unroll kTogether
       for (int i = 0; i < count; ++i) {
         const float w = __shfl_sync(kAllLanes, weight, i, kLanes);
 #pragma unroll
@@ -189,7 +189,7 @@ __device__ __forceinline__ void MergePrefill(const Params& p) {
     const unsigned piece = i / kTileWarps;
     const Tile tile{p.items[p.merges[piece / kv_heads]], static_cast<int>(piece % kv_heads), 0};
     if (any_again && __ldcg(p.arrivals + PartialRow(p, tile, 0, 0)) % kAgainDone != 0) continue;
-    MergeSplits<Out, kHeadDim>(p, tile, static_cast<int>(i % kTileWarps), kTileWarps);
+    MergeSplits<Out, kHeadDim, 16>(p, tile, static_cast<int>(i % kTileWarps), kTileWarps);
   }
 }
 
