@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "src/core/strings.h"
@@ -131,28 +132,112 @@ Status MustBe(std::string_view where, const Node& node, std::string_view what) {
   return InvalidArgument(where, " is ", Describe(node), "; it must be ", what);
 }
 
-StatusOr<std::vector<Node*>> Members(std::string_view where, Node& node,
-                                     std::initializer_list<std::string_view> names,
-                                     size_t num_required) {
+StatusOr<Reader> Reader::Open(std::string where, Node& node, std::vector<std::string_view> names,
+                              size_t num_required) {
   auto* object = std::get_if<Object>(&node.value);
   if (object == nullptr) {
     return MustBe(where, node, StrCat("an object with the members ", StrJoin(names, ", ")));
   }
-  std::vector<Node*> members(names.size());
+  Reader reader;
+  reader.members_.resize(names.size());
   for (Node& member : object->items) {
     const auto known = std::ranges::find(names, member.name);
     if (known == names.end()) {
       return InvalidArgument(where, " has the unknown member '", Excerpt(member.name),
                              "'; allowed are: ", StrJoin(names, ", "));
     }
-    members[static_cast<size_t>(known - names.begin())] = &member;
+    reader.members_[static_cast<size_t>(known - names.begin())] = &member;
   }
   for (size_t i = 0; i < num_required; ++i) {
-    if (members[i] == nullptr) {
-      return InvalidArgument(where, " lacks the member '", names.begin()[i], "'");
+    if (reader.members_[i] == nullptr) {
+      return InvalidArgument(where, " lacks the member '", names[i], "'");
     }
   }
-  return members;
+  reader.names_ = std::move(names);
+  if (where.find(' ') == std::string::npos) reader.path_ = std::move(where) + ".";
+  return reader;
+}
+
+Node* Reader::Find(std::string_view name) const {
+  const auto at = static_cast<size_t>(std::ranges::find(names_, name) - names_.begin());
+  return at < members_.size() ? members_[at] : nullptr;
+}
+
+std::string Reader::Where(std::string_view name) const { return StrCat(path_, name); }
+
+template <typename T>
+Status Reader::ReadAs(std::string_view name, std::string_view what, T& out) const {
+  Node* node = Find(name);
+  if (node == nullptr) return OkStatus();
+  XLA_GPU_ASSIGN_OR_RETURN(T * value, As<T>(Where(name), *node, what));
+  out = std::move(*value);
+  return OkStatus();
+}
+
+Status Reader::Read(std::string_view name, std::string& out) const {
+  return ReadAs(name, "a string", out);
+}
+
+Status Reader::Read(std::string_view name, bool& out) const {
+  return ReadAs(name, "true or false", out);
+}
+
+Status Reader::Read(std::string_view name, int64_t& out, int64_t low, int64_t high) const {
+  XLA_GPU_RETURN_IF_ERROR(ReadAs(name, "an int", out));
+  if (Find(name) == nullptr || (out >= low && out <= high)) return OkStatus();
+  return InvalidArgument(Where(name), " is ", out, "; it must be ", low, " to ", high);
+}
+
+Status Reader::Read(std::string_view name, std::vector<int64_t>& out) const {
+  if (const Node* node = Find(name)) {
+    XLA_GPU_ASSIGN_OR_RETURN(out, Ints(Where(name), *node));
+  }
+  return OkStatus();
+}
+
+Status Reader::Read(std::string_view name, std::vector<std::string>& out) const {
+  XLA_GPU_ASSIGN_OR_RETURN(std::vector<Node> * items, Items(name));
+  for (Node& item : *items) {
+    XLA_GPU_ASSIGN_OR_RETURN(
+        std::string * text,
+        As<std::string>(StrCat(Where(name), "[", out.size(), "]"), item, "a string"));
+    out.push_back(std::move(*text));
+  }
+  return OkStatus();
+}
+
+Status Reader::Read(std::string_view name, DType& out) const {
+  if (Find(name) == nullptr) return OkStatus();
+  std::string text;
+  XLA_GPU_RETURN_IF_ERROR(ReadAs(name, "a string such as \"f32\"", text));
+  XLA_GPU_ASSIGN_OR_RETURN(out, DTypeOf(Where(name), text));
+  return OkStatus();
+}
+
+template <typename List>
+StatusOr<std::vector<Node>*> Reader::ListOf(std::string_view name, std::string_view what) const {
+  static std::vector<Node>& none = *new std::vector<Node>;
+  Node* node = Find(name);
+  if (node == nullptr) return &none;
+  XLA_GPU_ASSIGN_OR_RETURN(List * list, As<List>(Where(name), *node, what));
+  return &list->items;
+}
+
+StatusOr<std::vector<Node>*> Reader::Items(std::string_view name, std::string_view what) const {
+  return ListOf<Array>(name, what);
+}
+
+StatusOr<std::vector<Node>*> Reader::Members(std::string_view name) const {
+  return ListOf<Object>(name, "an object");
+}
+
+StatusOr<DType> DTypeOf(std::string_view where, std::string_view text) {
+  if (const std::optional<DType> dtype = DTypeFromName(text)) return *dtype;
+  std::vector<std::string_view> all;
+  for (const DTypeInfo& info : kDTypes) {
+    if (info.dtype != DType::kInvalid) all.push_back(info.name);
+  }
+  return InvalidArgument(where, " is \"", Excerpt(text), "\"; allowed are ", StrJoin(all, ", "));
 }
 
 StatusOr<std::vector<int64_t>> Ints(std::string_view where, const Node& node) {

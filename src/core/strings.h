@@ -3,8 +3,10 @@
 #define XLA_GPU_CORE_STRINGS_H_
 
 #include <functional>
+#include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 namespace xla_gpu {
 
@@ -31,6 +33,9 @@ std::string StrJoin(Range&& range, const char* separator, TextOf text_of = {}) {
 
 // The text with U+FFFD in place of every byte that is no part of well-formed UTF-8.
 std::string ValidUtf8(std::string text);
+
+// The bytes that a text in base64 stands for (RFC 4648: padded, on one line); nothing for others.
+std::optional<std::string> FromBase64(std::string_view text);
 
 }  // namespace xla_gpu
 

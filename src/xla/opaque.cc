@@ -16,36 +16,18 @@ namespace {
 
 // ---- From the tree to the call ------------------------------------------------------------------
 
-StatusOr<TensorSpec> ToTensorSpec(const std::string& where, json::Node& node) {
-  XLA_GPU_ASSIGN_OR_RETURN(const auto members, json::Members(where, node, {"dtype", "shape"}, 2));
-  const auto* dtype = std::get_if<std::string>(&members[0]->value);
-  if (dtype == nullptr) {
-    return json::MustBe(StrCat(where, ".dtype"), *members[0], "a string such as \"f32\"");
+Status ReadTensors(const json::Reader& call, std::string_view name, std::vector<TensorSpec>& out) {
+  XLA_GPU_ASSIGN_OR_RETURN(auto* items, call.Items(name, "an array of tensor types"));
+  for (json::Node& item : *items) {
+    XLA_GPU_ASSIGN_OR_RETURN(
+        const json::Reader tensor,
+        json::Reader::Open(StrCat(name, "[", out.size(), "]"), item, {"dtype", "shape"}, 2));
+    TensorSpec spec;
+    XLA_GPU_RETURN_IF_ERROR(tensor.Read("dtype", spec.dtype));
+    XLA_GPU_RETURN_IF_ERROR(tensor.Read("shape", spec.shape));
+    out.push_back(std::move(spec));
   }
-  const std::optional<DType> known = DTypeFromName(*dtype);
-  if (!known) {
-    DTypes all;
-    for (const DTypeInfo& info : kDTypes) {
-      if (info.dtype != DType::kInvalid) all.push_back(info.dtype);
-    }
-    return InvalidArgument(where, ".dtype is \"", json::Excerpt(*dtype), "\"; allowed are ",
-                           DTypesText(all));
-  }
-  XLA_GPU_ASSIGN_OR_RETURN(std::vector<int64_t> shape,
-                           json::Ints(StrCat(where, ".shape"), *members[1]));
-  return TensorSpec{*known, std::move(shape)};
-}
-
-StatusOr<std::vector<TensorSpec>> ToTensorSpecs(std::string_view where, json::Node& node) {
-  auto* array = std::get_if<json::Array>(&node.value);
-  if (array == nullptr) return json::MustBe(where, node, "an array of tensor types");
-  std::vector<TensorSpec> specs;
-  for (json::Node& item : array->items) {
-    XLA_GPU_ASSIGN_OR_RETURN(TensorSpec spec,
-                             ToTensorSpec(StrCat(where, "[", specs.size(), "]"), item));
-    specs.push_back(std::move(spec));
-  }
-  return specs;
+  return OkStatus();
 }
 
 StatusOr<OpaqueCall::Value> ToValue(json::Node& node) {
@@ -148,21 +130,17 @@ StatusOr<OpaqueCall> Decode(std::string_view text) {
         "backend_config");
   }
   XLA_GPU_ASSIGN_OR_RETURN(json::Node tree, json::Parse(text));
-  XLA_GPU_ASSIGN_OR_RETURN(const auto members,
-                           json::Members("the call", tree, {"op", "args", "results", "attrs"}, 3));
+  XLA_GPU_ASSIGN_OR_RETURN(
+      const json::Reader reader,
+      json::Reader::Open("the call", tree, {"op", "args", "results", "attrs"}, 3));
   OpaqueCall call;
-  auto* op = std::get_if<std::string>(&members[0]->value);
-  if (op == nullptr) return json::MustBe("op", *members[0], "a string, the name of an op");
-  call.op = std::move(*op);
-  XLA_GPU_ASSIGN_OR_RETURN(call.args, ToTensorSpecs("args", *members[1]));
-  XLA_GPU_ASSIGN_OR_RETURN(call.results, ToTensorSpecs("results", *members[2]));
-  if (json::Node* const attrs = members[3]; attrs != nullptr) {
-    auto* object = std::get_if<json::Object>(&attrs->value);
-    if (object == nullptr) return json::MustBe("attrs", *attrs, "an object");
-    for (json::Node& attr : object->items) {
-      XLA_GPU_ASSIGN_OR_RETURN(OpaqueCall::Value value, ToValue(attr));
-      call.attrs.push_back({std::move(attr.name), std::move(value)});
-    }
+  XLA_GPU_RETURN_IF_ERROR(reader.Read("op", call.op));
+  XLA_GPU_RETURN_IF_ERROR(ReadTensors(reader, "args", call.args));
+  XLA_GPU_RETURN_IF_ERROR(ReadTensors(reader, "results", call.results));
+  XLA_GPU_ASSIGN_OR_RETURN(auto* attrs, reader.Members("attrs"));
+  for (json::Node& attr : *attrs) {
+    XLA_GPU_ASSIGN_OR_RETURN(OpaqueCall::Value value, ToValue(attr));
+    call.attrs.push_back({std::move(attr.name), std::move(value)});
   }
   XLA_GPU_RETURN_IF_ERROR(CheckBounds(call));
   return call;

@@ -109,6 +109,10 @@ StatusOr<std::vector<TensorSpec>> Infer(const Definition& definition, const Op& 
     return InvalidArgument(definition.name, ": result_types has ", said.size(), " types for ", next,
                            " results that are not like an argument");
   }
+  if (implementation) {
+    XLA_GPU_ASSIGN_OR_RETURN(const auto bound, BindArguments(op, call));
+    XLA_GPU_RETURN_IF_ERROR(CheckParameters(definition, *implementation, bound, types));
+  }
   const int64_t workspace = attributes.GetInt("workspace_bytes");
   if (workspace < 0) {
     return InvalidArgument(definition.name, ": workspace_bytes is ", workspace,

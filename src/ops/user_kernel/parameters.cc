@@ -23,16 +23,25 @@ int64_t AsInt(const AttrValue& value) {
   return std::get<bool>(value) ? 1 : 0;
 }
 
-// Whether an int fits the type; u64 holds what an attribute can say.
+// Whether a pointer to elements of `declared` is one to elements of `dtype`, too: of f16, bf16, fp8
+// and pred the text may have the bits.
+bool PointsTo(DType declared, DType dtype) {
+  if (declared == DType::kInvalid || declared == dtype) return true;
+  const bool is_bits = dtype == DType::kPred || (IsFloat(dtype) && DTypeSize(dtype) <= 2);
+  return is_bits && InfoOf(declared).dlpack == kDlpackUInt &&
+         DTypeSize(declared) == DTypeSize(dtype);
+}
+
+}  // namespace
+
 bool Fits(DType type, int64_t value) {
+  if (type == DType::kPred) return value == 0 || value == 1;
   const int bits = 8 * static_cast<int>(DTypeSize(type));
   if (InfoOf(type).dlpack == kDlpackUInt) {
     return value >= 0 && (bits == 64 || value < int64_t{1} << bits);
   }
   return bits == 64 || (value >= -(int64_t{1} << (bits - 1)) && value < int64_t{1} << (bits - 1));
 }
-
-}  // namespace
 
 uint64_t NumberBits(DType type, const AttrValue& value) {
   uint64_t bits = 0;
@@ -53,6 +62,42 @@ Status CheckScalars(const Definition& definition, const Attributes& attributes) 
     if (number == nullptr || Fits(scalar.type, *number)) continue;
     return InvalidArgument(definition.name, ": ", scalar.name, " is ", *number, ", which its type ",
                            DTypeName(scalar.type), " does not hold");
+  }
+  return OkStatus();
+}
+
+Status CheckParameters(const Definition& definition, const Implementation& implementation,
+                       std::span<const TensorView* const> args,
+                       std::span<const TensorSpec> results) {
+  for (const Parameter& parameter : implementation.parameters) {
+    const bool is_result = parameter.kind == Parameter::Kind::kResult;
+    if (is_result || parameter.kind == Parameter::Kind::kArgument) {
+      const TensorView* arg = is_result ? nullptr : args[parameter.index];
+      if (!is_result && arg == nullptr) continue;
+      const TensorSpec type = is_result ? results[parameter.index] : arg->spec();
+      if (PointsTo(parameter.points_to, type.dtype)) continue;
+      return InvalidArgument(definition.name, ": ",
+                             is_result ? definition.results[parameter.index].name
+                                       : definition.arguments[parameter.index].name,
+                             " is ", type.ToString(), ", but the source text has a pointer to ",
+                             DTypeName(parameter.points_to));
+    }
+    const bool is_dim = parameter.kind == Parameter::Kind::kDimension;
+    if (!is_dim && parameter.kind != Parameter::Kind::kElements) continue;
+    const TensorView* arg = args[parameter.index];
+    if (arg == nullptr) continue;
+    const std::string& name = definition.arguments[parameter.index].name;
+    const auto dim = static_cast<int64_t>(parameter.dim);
+    if (is_dim && dim >= arg->rank()) {
+      return InvalidArgument(definition.name, ": ", name, " is ", arg->ToString(),
+                             ", but the kernel takes its dimension ", dim);
+    }
+    const int64_t value = is_dim ? arg->dim(dim) : arg->num_elements();
+    if (IsFloat(parameter.type) || Fits(parameter.type, value)) continue;
+    return InvalidArgument(definition.name, ": ", name, " is ", arg->ToString(), "; ",
+                           is_dim ? StrCat("its dimension ", dim) : "its number of elements",
+                           " does not fit the kernel's parameter, of type ",
+                           DTypeName(parameter.type));
   }
   return OkStatus();
 }

@@ -20,8 +20,19 @@ inline constexpr size_t kMaxParameters = 128;
 // nearest where it is a float. `value`: a bool, an int (or a float that is one) or a float.
 uint64_t NumberBits(DType type, const AttrValue& value);
 
+// Whether an int is one of this integer type (u64 holds all that an attribute can say); of pred 0
+// and 1 are.
+bool Fits(DType type, int64_t value);
+
 // An error that names the scalar if its value does not fit its type.
 Status CheckScalars(const Definition& definition, const Attributes& attributes);
+
+// An error that names an argument or result whose type is not what a parameter takes: other
+// elements than the source text points to, a dimension that it lacks or that does not fit.
+// `args`: by the schema's position, null where one is absent.
+Status CheckParameters(const Definition& definition, const Implementation& implementation,
+                       std::span<const TensorView* const> args,
+                       std::span<const TensorSpec> results);
 
 // Which tensors of calls with one set of optional arguments the parameters are. Made once for a
 // plan; then Fill does without look-ups by name.

@@ -1,8 +1,9 @@
 #include "src/ops/user_kernel/signature.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "src/core/strings.h"
@@ -10,114 +11,129 @@
 namespace xla_gpu::user_kernel {
 namespace {
 
+constexpr std::string_view kLiteral = "\"\"";
+
 bool IsWord(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
-// The text with comments, literals and preprocessor lines blank, so that what is left is code.
-std::string OnlyCode(std::string_view text) {
-  std::string code(text);
-  const auto blank = [&code](size_t from, size_t to) {
-    for (size_t i = from; i < std::min(to, code.size()); ++i) {
-      if (code[i] != '\n') code[i] = ' ';
-    }
-  };
+// The end of the literal that the quote at `at` opens.
+size_t LiteralEnd(std::string_view text, size_t at) {
+  const char quote = text[at];
+  if (quote == '"' && at > 0 && text[at - 1] == 'R') {  // R"tag( ... )tag"
+    const size_t open = text.find('(', at);
+    if (open == text.npos) return text.size();
+    const std::string close = StrCat(")", text.substr(at + 1, open - at - 1), "\"");
+    const size_t end = text.find(close, open);
+    return end == text.npos ? text.size() : end + close.size();
+  }
+  size_t end = at + 1;
+  while (end < text.size() && text[end] != quote && text[end] != '\n') {
+    end += text[end] == '\\' ? 2 : 1;
+  }
+  return std::min(end + 1, text.size());
+}
+
+// The end of the line at `at`, with the lines that a backslash joins to it.
+size_t LineEnd(std::string_view text, size_t at) {
+  for (;;) {
+    at = std::min(text.find('\n', at), text.size());
+    size_t last = at;
+    if (last > 0 && text[last - 1] == '\r') --last;
+    if (at == text.size() || last == 0 || text[last - 1] != '\\') return at;
+    ++at;
+  }
+}
+
+// A word (a name or a number), "::", "<<" and the like, or another character.
+using Tokens = std::vector<std::string_view>;
+
+// The text's tokens, without comments, literals and preprocessor lines.
+Tokens Tokenize(std::string_view text) {
+  Tokens tokens;
   bool line_start = true;
-  for (size_t i = 0; i < code.size();) {
-    const std::string_view rest = std::string_view(code).substr(i);
-    size_t end = i + 1;
-    if (rest.starts_with("//")) {
-      end = std::min(code.find('\n', i), code.size());
-      blank(i, end);
-    } else if (rest.starts_with("/*")) {
-      const size_t close = code.find("*/", i + 2);
-      end = close == code.npos ? code.size() : close + 2;
-      blank(i, end);
-    } else if (rest[0] == '"' || (rest[0] == '\'' && (i == 0 || !IsWord(code[i - 1])))) {
-      while (end < code.size() && code[end] != rest[0] && code[end] != '\n') {
-        end += code[end] == '\\' ? 2 : 1;
-      }
-      end = std::min(end + 1, code.size());
-      blank(i, end);
-      line_start = false;
-    } else if (rest[0] == '#' && line_start) {
-      while (end < code.size() && code[end] != '\n') end += code[end] == '\\' ? 2 : 1;
-      end = std::min(end, code.size());
-      blank(i, end);
-    } else if (rest[0] == '\n') {
+  for (size_t i = 0, end = 0; i < text.size(); i = end) {
+    const std::string_view rest = text.substr(i);
+    end = i + 1;
+    if (rest[0] == '\n') {
       line_start = true;
-    } else if (rest[0] != ' ' && rest[0] != '\t') {
+    } else if (std::isspace(static_cast<unsigned char>(rest[0])) != 0) {
+      continue;
+    } else if (rest.starts_with("//") || (rest[0] == '#' && line_start)) {
+      end = LineEnd(text, i);
+    } else if (rest.starts_with("/*")) {
+      const size_t close = text.find("*/", i + 2);
+      end = close == text.npos ? text.size() : close + 2;
+    } else if (rest[0] == '"' || rest[0] == '\'') {
+      // What stands in front, as in L'x', is the literal's; between digits it is no quote.
+      const bool has_prefix = i > 0 && !tokens.empty() && IsWord(text[i - 1]);
+      const bool separates = rest[0] == '\'' && has_prefix &&
+                             std::isdigit(static_cast<unsigned char>(tokens.back()[0])) != 0;
+      if (separates) continue;
+      if (has_prefix) tokens.pop_back();
+      end = LiteralEnd(text, i);
+      tokens.push_back(kLiteral);
+      line_start = false;
+    } else {
+      while (IsWord(rest[0]) && end < text.size() && IsWord(text[end])) ++end;
+      for (const std::string_view two : {"::", "<<", "<=", ">=", "->", "&&", "||", "=="}) {
+        if (rest.starts_with(two)) end = i + 2;
+      }
+      tokens.push_back(text.substr(i, end - i));
       line_start = false;
     }
-    i = end;
   }
-  return code;
+  return tokens;
 }
 
-// Where the bracket that opens at `open` closes, or npos.
-size_t ClosingParenthesis(std::string_view code, size_t open) {
-  int depth = 0;
-  for (size_t i = open; i < code.size(); ++i) {
-    if (code[i] == '(') ++depth;
-    if (code[i] == ')' && --depth == 0) return i;
-  }
-  return code.npos;
+bool IsName(std::string_view token) {
+  return IsWord(token[0]) && std::isdigit(static_cast<unsigned char>(token[0])) == 0;
 }
 
-std::vector<std::string_view> SplitParameters(std::string_view list) {
-  std::vector<std::string_view> parts;
-  int depth = 0;
+// `list` cut at the commas that stand in no bracket. A `<` opens one behind a name.
+std::vector<std::span<const std::string_view>> SplitParameters(
+    std::span<const std::string_view> list) {
+  std::vector<std::span<const std::string_view>> parts;
+  std::string open;
   size_t start = 0;
-  for (size_t i = 0; i <= list.size(); ++i) {
-    const char c = i == list.size() ? ',' : list[i];
-    if (c == '(' || c == '<' || c == '[' || c == '{') ++depth;
-    if (c == ')' || c == '>' || c == ']' || c == '}') --depth;
-    if (c != ',' || (depth > 0 && i < list.size())) continue;
-    parts.push_back(list.substr(start, i - start));
-    start = i + 1;
+  for (size_t i = 0; i < list.size(); ++i) {
+    const char c = list[i].size() == 1 ? list[i][0] : ' ';
+    if (c == '(' || c == '[' || c == '{' || (c == '<' && i > 0 && IsName(list[i - 1]))) {
+      open.push_back(c);
+    } else if (c == ')' || c == ']' || c == '}') {
+      while (!open.empty() && open.back() == '<') open.pop_back();
+      if (!open.empty()) open.pop_back();
+    } else if (c == '>' && open.ends_with('<')) {
+      open.pop_back();
+    } else if (c == ',' && open.empty()) {
+      parts.push_back(list.subspan(start, i - start));
+      start = i + 1;
+    }
   }
+  if (start < list.size()) parts.push_back(list.subspan(start));
   return parts;
 }
 
-std::vector<std::string> Words(std::string_view text) {
-  std::vector<std::string> words;
-  for (size_t i = 0; i < text.size();) {
-    size_t end = i + 1;
-    if (IsWord(text[i])) {
-      while (end < text.size() && (IsWord(text[end]) || text.substr(end, 2) == "::" ||
-                                   (text[end] == ':' && text[end - 1] == ':'))) {
-        ++end;
-      }
-    }
-    if (std::isspace(static_cast<unsigned char>(text[i])) == 0) {
-      words.emplace_back(text.substr(i, end - i));
-    }
-    i = end;
+// Of the built-in integers, in any order of their words.
+DType IntegerOfC(const Tokens& words) {
+  using enum DType;
+  const auto count = [&words](std::string_view word) { return std::ranges::count(words, word); };
+  const bool is_unsigned = count("unsigned") > 0;
+  if (count("signed") + count("unsigned") + count("char") + count("short") + count("int") +
+          count("long") !=
+      static_cast<ptrdiff_t>(words.size())) {
+    return kInvalid;
   }
-  return words;
+  if (count("char") > 0) return is_unsigned ? kU8 : kI8;
+  if (count("short") > 0) return is_unsigned ? kU16 : kI16;
+  if (count("long") > 0) return is_unsigned ? kU64 : kI64;
+  return is_unsigned ? kU32 : kI32;
 }
 
-DType DTypeOfC(const std::string& type) {
+DType DTypeOfC(const Tokens& words) {
   using enum DType;
   static constexpr std::pair<std::string_view, DType> kTypes[] = {{"float", kF32},
                                                                   {"double", kF64},
                                                                   {"bool", kPred},
-                                                                  {"int", kI32},
-                                                                  {"signed", kI32},
-                                                                  {"signed int", kI32},
-                                                                  {"unsigned", kU32},
-                                                                  {"unsigned int", kU32},
-                                                                  {"short", kI16},
-                                                                  {"short int", kI16},
-                                                                  {"unsigned short", kU16},
-                                                                  {"signed char", kI8},
-                                                                  {"char", kI8},
-                                                                  {"unsigned char", kU8},
-                                                                  {"long", kI64},
-                                                                  {"long int", kI64},
-                                                                  {"long long", kI64},
-                                                                  {"long long int", kI64},
-                                                                  {"unsigned long", kU64},
-                                                                  {"size_t", kU64},
-                                                                  {"unsigned long long", kU64},
+                                                                  {"_Bool", kPred},
                                                                   {"int8_t", kI8},
                                                                   {"int16_t", kI16},
                                                                   {"int32_t", kI32},
@@ -126,49 +142,153 @@ DType DTypeOfC(const std::string& type) {
                                                                   {"uint16_t", kU16},
                                                                   {"uint32_t", kU32},
                                                                   {"uint64_t", kU64},
+                                                                  {"size_t", kU64},
+                                                                  {"ptrdiff_t", kI64},
+                                                                  {"ssize_t", kI64},
+                                                                  {"intptr_t", kI64},
+                                                                  {"uintptr_t", kU64},
                                                                   {"uint", kU32},
                                                                   {"half", kF16},
                                                                   {"__half", kF16},
+                                                                  {"nv_half", kF16},
                                                                   {"_Float16", kF16},
                                                                   {"nv_bfloat16", kBF16},
                                                                   {"__nv_bfloat16", kBF16},
+                                                                  {"__bf16", kBF16},
                                                                   {"__nv_fp8_e4m3", kF8E4M3FN},
                                                                   {"__nv_fp8_e5m2", kF8E5M2}};
-  std::string_view name = type;
-  for (const std::string_view space : {"std::", "cuda::std::", "::"}) {
-    if (name.starts_with(space)) name.remove_prefix(space.size());
+  if (words.empty()) return kInvalid;
+  if (const DType integer = IntegerOfC(words); integer != kInvalid) return integer;
+  std::string name = StrJoin(words, "");
+  for (const std::string_view space : {"::", "cuda::", "std::"}) {
+    if (name.starts_with(space)) name.erase(0, space.size());
   }
   const auto* found = std::ranges::find(kTypes, name, &std::pair<std::string_view, DType>::first);
   return found == std::end(kTypes) ? kInvalid : found->second;
 }
 
-StatusOr<DeclaredParameter> ParseParameter(std::string_view text, std::string_view entry,
-                                           size_t position) {
+StatusOr<DeclaredParameter> ParseParameter(std::span<const std::string_view> tokens,
+                                           std::string_view entry, size_t position) {
   DeclaredParameter parameter;
-  std::vector<std::string> type;
-  int depth = 0;
-  for (const std::string& word : Words(text.substr(0, text.find('=')))) {
-    static constexpr std::string_view kIgnored[] = {
-        "__restrict__", "__restrict", "restrict", "volatile", "struct", "__grid_constant__"};
-    depth += word == "<" ? 1 : word == ">" ? -1 : 0;
-    if (depth == 0 && (word == "*" || word == "[")) parameter.is_pointer = true;
-    if (word == "const") parameter.is_const = true;
-    const bool plain = IsWord(word[0]) && word != "const";
-    if (depth == 0 && plain && std::ranges::find(kIgnored, word) == std::end(kIgnored)) {
-      type.push_back(word);
-    } else if (word == "<") {
-      type.emplace_back("<>");  // a template's: of no C type that is known
+  Tokens words;  // of the type, then the name
+  int angles = 0, squares = 0, stars = 0;
+  const char* problem = nullptr;
+  for (size_t i = 0; i < tokens.size() && (tokens[i] != "=" || angles > 0); ++i) {
+    static constexpr std::string_view kIgnored[] = {"__restrict__", "__restrict",       "restrict",
+                                                    "volatile",     "struct",           "typename",
+                                                    "register",     "__grid_constant__"};
+    const std::string_view token = tokens[i];
+    if (token == "[" && i + 1 < tokens.size() && tokens[i + 1] == "[" && squares == 0) {
+      while (i + 1 < tokens.size() && !(tokens[i] == "]" && tokens[i + 1] == "]")) ++i;
+      ++i;  // [[an attribute]]
+      continue;
+    }
+    angles += token == "<" ? 1 : token == ">" ? -1 : 0;
+    squares += token == "[" ? 1 : token == "]" ? -1 : 0;
+    if (token == "<") words.push_back("<>");  // a template's: of no C type that is known
+    if (angles > 0 || token == ">") continue;
+    if (token == "*" || (token == "[" && squares == 1)) {
+      if (stars == 0) {
+        parameter.is_const = std::ranges::find(tokens.first(i), "const") != tokens.begin() + i;
+      }
+      ++stars;
+    }
+    if (squares > 0 || token == "]") continue;
+    if (token == "(") problem = "is a function, or has an attribute";
+    if (token == "&" || token == "&&") problem = "is a reference";
+    if (token == ".") problem = "stands for any number";
+    const bool is_word = IsName(token) || token == "::";
+    if (is_word && token != "const" && std::ranges::find(kIgnored, token) == std::end(kIgnored)) {
+      words.push_back(token);
     }
   }
+  if (stars > 1) problem = "is a pointer to pointers or arrays";
+  static constexpr std::string_view kTypeWords[] = {"int",    "char",     "short", "long", "signed",
+                                                    "double", "unsigned", "float", "void", "bool"};
   // The name is last; one word alone is a type, as in f(float*).
-  if (type.size() < 2 || !IsWord(type.back()[0]) || type.back().find(':') != std::string::npos) {
-    return InvalidArgument("parameter ", position, " of ", entry,
-                           " has no name in the source text; name it, or give `parameters`");
+  const bool has_name = words.size() >= 2 && IsName(words.back()) &&
+                        words[words.size() - 2] != "::" &&
+                        std::ranges::find(kTypeWords, words.back()) == std::end(kTypeWords);
+  if (problem == nullptr && !has_name) problem = "has no name in the source text";
+  if (problem != nullptr) {
+    return InvalidArgument("parameter ", position, " of ", entry, " ", problem,
+                           "; let it be a named pointer or number, or give `parameters`");
   }
-  parameter.name = std::move(type.back());
-  type.pop_back();
-  parameter.type = DTypeOfC(StrJoin(type, " "));
+  parameter.name = words.back();
+  words.pop_back();
+  parameter.is_pointer = stars == 1;
+  parameter.type = DTypeOfC(words);
   return parameter;
+}
+
+// Where the scan of a text is: the scopes that are open, and how many of them are bodies, in which
+// nothing is declared that is wanted.
+class Scopes {
+ public:
+  // `head`: the tokens since the last `;`, `{` or `}`.
+  void Open(std::span<const std::string_view> head, int parentheses) {
+    Scope scope{.parentheses = parentheses};
+    const auto named = std::ranges::find_if(head, [](std::string_view token) {
+      return token == "namespace" || token == "struct" || token == "class";
+    });
+    const bool is_extern = head.size() == 2 && head[0] == "extern" && head[1] == kLiteral;
+    if (parentheses > 0 || std::ranges::find(head, "(") != head.end() ||
+        std::ranges::find(head, "=") != head.end() || (named == head.end() && !is_extern)) {
+      scope.is_body = true;
+    } else if (!is_extern) {
+      for (auto at = named + 1; at != head.end() && (IsName(*at) || *at == "::"); ++at) {
+        scope.name += *at;
+      }
+    }
+    bodies_ += scope.is_body ? 1 : 0;
+    scopes_.push_back(std::move(scope));
+  }
+  // Returns the parentheses that were open around the scope.
+  int Close() {
+    if (scopes_.empty()) return 0;
+    const Scope last = std::move(scopes_.back());
+    scopes_.pop_back();
+    bodies_ -= last.is_body ? 1 : 0;
+    return last.parentheses;
+  }
+  bool in_body() const { return bodies_ > 0; }
+  // "outer::inner", without those that have no name.
+  std::string Name() const {
+    std::string name;
+    for (const Scope& scope : scopes_) {
+      if (!scope.name.empty()) name += (name.empty() ? "" : "::") + scope.name;
+    }
+    return name;
+  }
+
+ private:
+  struct Scope {
+    std::string name = {};
+    bool is_body = false;
+    int parentheses = 0;
+  };
+  std::vector<Scope> scopes_;
+  int bodies_ = 0;
+};
+
+using Parameters = std::vector<DeclaredParameter>;
+
+StatusOr<Parameters> ParseList(std::span<const std::string_view> list, std::string_view entry) {
+  Parameters parameters;
+  if (list.size() == 1 && list[0] == "void") return parameters;
+  for (const auto part : SplitParameters(list)) {
+    XLA_GPU_ASSIGN_OR_RETURN(DeclaredParameter parameter,
+                             ParseParameter(part, entry, parameters.size()));
+    parameters.push_back(std::move(parameter));
+  }
+  return parameters;
+}
+
+// What may stand in front of a declared name: the end of its type, or of __launch_bounds__(256).
+bool EndsType(std::string_view token) {
+  static constexpr std::string_view kNot[] = {"return", "else", "do", "new", "throw", "case"};
+  return IsWord(token[0]) ? std::ranges::find(kNot, token) == std::end(kNot)
+                          : token == "*" || token == "&" || token == ">" || token == ")";
 }
 
 }  // namespace
@@ -176,39 +296,57 @@ StatusOr<DeclaredParameter> ParseParameter(std::string_view text, std::string_vi
 StatusOr<std::vector<DeclaredParameter>> ParseSignature(std::string_view text,
                                                         std::string_view entry) {
   std::string_view name = entry.substr(0, entry.find('<'));
-  while (!name.empty() && name.back() == ' ') name.remove_suffix(1);
-  if (const size_t colons = name.rfind("::"); colons != name.npos) name.remove_prefix(colons + 2);
-  const std::string code = OnlyCode(text);
-  for (size_t at = 0; !name.empty() && (at = code.find(name, at)) != code.npos; at += name.size()) {
-    const size_t end = at + name.size();
-    if ((at > 0 && IsWord(code[at - 1])) || (end < code.size() && IsWord(code[end]))) continue;
-    const size_t open = code.find_first_not_of(" \t\r\n", end);
-    if (open == code.npos || code[open] != '(') continue;
-    // A declaration has its type in front; what follows an operator, a bracket or `return` is a
-    // call.
-    const size_t before = at == 0 ? code.npos : code.find_last_not_of(" \t\r\n", at - 1);
-    if (before == code.npos ||
-        !(IsWord(code[before]) || code[before] == '*' || code[before] == '&' ||
-          code[before] == ')' || code[before] == '>')) {
+  name = name.substr(0, name.find_last_not_of(' ') + 1);
+  std::string_view wanted_scope;
+  if (const size_t colons = name.rfind("::"); colons != name.npos) {
+    wanted_scope = name.substr(0, colons);
+    if (wanted_scope.starts_with("::")) wanted_scope.remove_prefix(2);
+    name.remove_prefix(colons + 2);
+  }
+  const Tokens tokens = Tokenize(text);
+  const std::span<const std::string_view> all(tokens);
+  std::optional<Parameters> elsewhere;  // of a declaration in another scope
+  std::optional<Status> problem;
+  Scopes scopes;
+  int parentheses = 0;
+  size_t head = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const std::string_view token = all[i];
+    if (token == "(") ++parentheses;
+    if (token == ")") parentheses = std::max(0, parentheses - 1);
+    if (token == "{") scopes.Open(all.subspan(head, i - head), std::exchange(parentheses, 0));
+    if (token == "}") parentheses = scopes.Close();
+    if (token == "{" || token == "}" || (token == ";" && parentheses == 0)) head = i + 1;
+    if (token != name || parentheses > 0 || scopes.in_body() || i == head || i + 1 == all.size() ||
+        all[i + 1] != "(") {
       continue;
     }
-    if (std::string_view(code).substr(0, before + 1).ends_with("return")) continue;
-    const size_t close = ClosingParenthesis(code, open);
-    if (close == code.npos) break;
-    std::vector<DeclaredParameter> parameters;
-    for (const std::string_view part :
-         SplitParameters(std::string_view(code).substr(open + 1, close - open - 1))) {
-      const std::vector<std::string> words = Words(part);
-      if (words.empty() || (words.size() == 1 && words[0] == "void")) continue;
-      XLA_GPU_ASSIGN_OR_RETURN(DeclaredParameter parameter,
-                               ParseParameter(part, name, parameters.size()));
-      parameters.push_back(std::move(parameter));
+    size_t first = i;  // of the name with what qualifies it
+    std::string scope = scopes.Name();
+    while (first >= head + 2 && all[first - 1] == "::" && IsName(all[first - 2])) first -= 2;
+    for (size_t k = first; k < i; k += 2)
+      scope += (scope.empty() ? "" : "::") + std::string(all[k]);
+    if (first == head || !EndsType(all[first - 1])) continue;
+    size_t close = i + 1;
+    for (int depth = 0; close < all.size(); ++close) {
+      depth += all[close] == "(" ? 1 : all[close] == ")" ? -1 : 0;
+      if (depth == 0) break;
     }
-    return parameters;
+    if (close == all.size()) break;
+    StatusOr<Parameters> parameters = ParseList(all.subspan(i + 2, close - i - 2), name);
+    if (!parameters.ok()) {
+      if (!problem) problem = parameters.status();
+    } else if (scope == wanted_scope) {
+      return parameters;
+    } else if (!elsewhere) {
+      elsewhere = *std::move(parameters);
+    }
   }
+  if (elsewhere) return *std::move(elsewhere);
+  if (problem) return *problem;
   return InvalidArgument("the source text declares no function '", name,
-                         "'; entry must name a kernel of it (macros are not expanded: where one "
-                         "makes the kernel, give `parameters`)");
+                         "'; entry must name one of it (macros are not expanded: where one makes "
+                         "the function, give `parameters`)");
 }
 
 }  // namespace xla_gpu::user_kernel

@@ -21,9 +21,11 @@ struct DeclaredParameter {
 };
 
 // The parameters of the function `entry` (a name, perhaps qualified, perhaps with template
-// arguments, which are ignored), by its first declaration in the C++ or CUDA text. Not a compiler:
-// macros are not expanded. Safe on any text; an error where the text declares no such function or
-// a parameter has no name, which says what to give instead.
+// arguments, which are ignored), by its first declaration in the C++ or CUDA text that names them
+// all; one in the scope that the entry names goes before others. Not a compiler: macros are not
+// expanded, both sides of an #if are read. Safe on any text; an error where the text declares no
+// such function or a parameter is no pointer or number with a name, which says what to give
+// instead.
 StatusOr<std::vector<DeclaredParameter>> ParseSignature(std::string_view text,
                                                         std::string_view entry);
 
