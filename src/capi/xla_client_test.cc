@@ -218,22 +218,26 @@ TEST(XlaClientTest, CheckHandlerTellsWhatAHandlerIs) {
       HasSubstr("built against XLA FFI 0.1 but the runtime has FFI 0.0"));
 }
 
-TEST(XlaClientTest, TheExampleRuns) {
+TEST(XlaClientTest, TheExamplesRun) {
   const char* folder = std::getenv("XLA_GPU_EXAMPLES");
   const std::string plugin = xla::CpuPluginForTest();
   if (folder == nullptr || plugin.empty()) {
     GTEST_SKIP() << "needs XLA_GPU_EXAMPLES (set by ctest) and xla-cpu-pjrt";
   }
-  std::string out;
-  const auto end = cli::RunLines(
-      {"env", "XLA_GPU_PJRT_PLUGIN=" + plugin, std::string(folder) + "/example_paged_attention"},
-      60, [&](const std::string& line) {
-        out += line;
-        return false;
-      });
-  ASSERT_TRUE(end.ok());
-  EXPECT_EQ(end->exit_code, 0) << end->err;
-  EXPECT_EQ(out, "on Host: 20.0000 2.0000 22.0334 2.2033");
+  for (const auto& [name, expected] :
+       {std::pair("paged_attention", "on Host: 20.0000 2.0000 22.0334 2.2033"),
+        std::pair("own_kernel", "on Host: 12 24 36 48")}) {
+    std::string out;
+    const auto end =
+        cli::RunLines({"env", "XLA_GPU_PJRT_PLUGIN=" + plugin, StrCat(folder, "/example_", name)},
+                      60, [&](const std::string& line) {
+                        out += line;
+                        return false;
+                      });
+    ASSERT_TRUE(end.ok());
+    EXPECT_EQ(end->exit_code, 0) << end->err;
+    EXPECT_EQ(out, expected);
+  }
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "src/core/op_registry.h"
+#include "src/core/plan_cache.h"
 #include "src/core/strings.h"
 #include "src/cuda/compile_protocol.h"
 #include "src/cuda/device.h"
@@ -152,6 +153,94 @@ TEST_F(FakeDriverTest, AnImageFromDiskThatIsRefusedIsMadeAgain) {
     return GetKernel(kSpec, 0, 0).status().code() == StatusCode::kResourceExhausted;
   });
   InProcess("12080", "", [] { return GetKernel(kSpec, 0, 0).ok() && Has(Log(), Image("new")); });
+}
+
+TEST_F(FakeDriverTest, LaunchesWithAttributes) {
+  InProcess("12080", "", [] {
+    auto kernel = GetKernel(kSpec, 0, 0);
+    Log();
+    const auto launch = [&](auto set, const std::string& attributes) {
+      LaunchConfig config;
+      config.grid = {4, 2, 1};
+      config.block = {64, 1, 1};
+      config.dynamic_shared_bytes = 16;
+      set(config);
+      void* params[] = {nullptr};
+      return (*kernel)->Launch(config, params, reinterpret_cast<void*>(99)).ok() &&
+             Equal(Log(), StrCat("cuLaunchKernelEx function=", 0x201,
+                                 " grid=4 block=64 shared=16 stream=99", attributes, "\n"));
+    };
+    return launch(
+               [](LaunchConfig& c) {
+                 c.cluster = {2, 1, 1};
+               },
+               " 4=2x1x1") &&
+           launch([](LaunchConfig& c) { c.cooperative = true; }, " 2=1") &&
+           launch([](LaunchConfig& c) { c.programmatic = true; }, " 6=1") &&
+           launch(
+               [](LaunchConfig& c) {
+                 c.cooperative = c.programmatic = true;
+                 c.cluster = {4, 2, 1};
+               },
+               " 2=1 6=1 4=4x2x1");
+  });
+  InProcess("12080", "cuLaunchKernelEx=1", [] {
+    LaunchConfig config;
+    config.cluster = {2, 1, 1};
+    auto kernel = GetKernel(kSpec, 0, 0);
+    void* params[] = {nullptr};
+    return Has((*kernel)->Launch(config, params, nullptr).message(), "launching kernel simple_add");
+  });
+  InProcess("12080", "", [] {  // an older libcuda
+    const_cast<DriverApi*>(*GetDriver())->cuLaunchKernelEx = nullptr;
+    LaunchConfig config;
+    config.cooperative = true;
+    auto kernel = GetKernel(kSpec, 0, 0);
+    void* params[] = {nullptr};
+    return Has((*kernel)->Launch(config, params, nullptr).message(), "801");
+  });
+}
+
+TEST_F(FakeDriverTest, ParameterSizesAreTheImages) {
+  ScopedEnv sizes("FAKE_CUDA_PARAMETERS", "8,8,4,2");
+  InProcess("12080", "", [] {
+    auto kernel = GetKernel(kSpec, 0, 0);
+    return (*kernel)->ParameterSizes() == std::vector<size_t>{8, 8, 4, 2};
+  });
+  InProcess("12020", "", [] {  // before CUDA 12.4
+    const_cast<DriverApi*>(*GetDriver())->cuKernelGetParamInfo = nullptr;
+    return !(*GetKernel(kSpec, 0, 0))->ParameterSizes().has_value();
+  });
+}
+
+TEST_F(FakeDriverTest, ADescriptionThatDoesNotFitTheImageIsRefused) {
+  constexpr char kDefinition[] = R"({"name": "k", "arguments": [{"name": "x"}],
+      "results": [{"name": "out", "like": "x"}], "scalars": [{"name": "n", "type": "i32"}],
+      "implementations": {"CUDA": {"kind": "cuda_image", "image": "QUJD", "entry": "f",
+                                   "cluster": [2, 1, 1]}}})";
+  const auto run = [&](int64_t grid) {
+    const auto op = OpRegistry::Global().Define(kDefinition);
+    const std::vector<int64_t> shape = {4}, dims = {grid, 1, 1}, block = {32, 1, 1};
+    Attributes attributes;
+    const AttrValue ints[] = {AttrValue(std::span(dims)), AttrValue(std::span(block))};
+    if (!op.ok() || !attributes.Add("grid", ints[0]).ok() ||
+        !attributes.Add("block", ints[1]).ok() ||
+        !attributes.Add("n", AttrValue(int64_t{4})).ok()) {
+      return op.status();
+    }
+    const std::vector<TensorView> args = {{reinterpret_cast<void*>(64), DType::kF32, shape}};
+    const std::vector<TensorView> results = {{reinterpret_cast<void*>(128), DType::kF32, shape}};
+    return RunOp(**op, Platform::kCuda, {args, results, &attributes}, {});
+  };
+  const auto message = [&](const char* sizes, int64_t grid, const std::string& expected) {
+    ScopedEnv parameters("FAKE_CUDA_PARAMETERS", sizes);
+    InProcess("12080", "", [&] { return Has(run(grid).ToString(), expected); });
+  };
+  message("8,8,4", 2, "OK");
+  message("8,8", 2, "k: the kernel has 2 parameters but 3 are described");
+  message("8,8,4,4", 2, "k: the kernel has 4 parameters but 3 are described");
+  message("8,8,8", 2, "k: parameter 2 of the kernel has 8 bytes but 4 are described (i32;");
+  message("8,8,4", 3, "k: grid is 3x1x1, no multiple of the cluster 2x1x1");
 }
 
 TEST_F(FakeDriverTest, TheCurrentDeviceIsThatOfTheContext) {

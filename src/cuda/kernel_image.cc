@@ -9,8 +9,8 @@
 #include <string_view>
 
 #include "src/core/elf.h"
-#include "src/core/file.h"
 #include "src/core/fork.h"
+#include "src/core/includes.h"
 #include "src/core/strings.h"
 #include "src/cuda/compiler.h"
 #include "src/cuda/disk_cache.h"
@@ -26,55 +26,6 @@ const char* FindSource(std::string_view path) {
     if (path == source->path) return source->text;
   }
   return nullptr;
-}
-
-// The X of every line `#include "X"`, and `#include <X>` if `bracketed`. Lines that the
-// preprocessor would skip count too: a source too many does no harm.
-std::vector<std::string> Includes(std::string_view text, bool bracketed) {
-  std::vector<std::string> paths;
-  for (std::string_view line : Lines(text)) {
-    auto skip_spaces = [&line] {
-      line.remove_prefix(std::min(line.size(), line.find_first_not_of(" \t")));
-    };
-    skip_spaces();
-    if (!line.starts_with('#')) continue;
-    line.remove_prefix(1);
-    skip_spaces();
-    if (!line.starts_with("include")) continue;
-    line.remove_prefix(7);
-    skip_spaces();
-    const char close = line.starts_with('"') ? '"' : bracketed && line.starts_with('<') ? '>' : 0;
-    if (close == 0) continue;
-    line.remove_prefix(1);
-    if (size_t end = line.find(close); end != line.npos) paths.emplace_back(line.substr(0, end));
-  }
-  return paths;
-}
-
-// The content of all files that a text of the user's may include from the folders of its options.
-std::vector<std::string> IncludedTexts(const KernelSpec& spec) {
-  constexpr uint64_t kMaxFile = uint64_t{16} << 20;
-  std::vector<std::string> folders, texts = {spec.text};
-  for (size_t i = 0; i < spec.options.size(); ++i) {
-    const std::string& option = spec.options[i];
-    for (const std::string_view flag : {"--include-path=", "-I"}) {
-      if (!option.starts_with(flag)) continue;
-      const bool is_apart = option.size() == flag.size() && i + 1 < spec.options.size();
-      folders.push_back(is_apart ? spec.options[i + 1] : option.substr(flag.size()));
-    }
-  }
-  std::set<std::string> seen;
-  for (size_t i = 0; i < texts.size(); ++i) {
-    for (const std::string& include : Includes(texts[i], /*bracketed=*/true)) {
-      for (const std::string& folder : folders) {
-        const std::string path = StrCat(folder, "/", include);
-        if (!seen.insert(path).second) continue;
-        if (auto text = ReadFile(path, kMaxFile); text.ok()) texts.push_back(*std::move(text));
-      }
-    }
-  }
-  texts.erase(texts.begin());
-  return texts;
 }
 
 std::vector<std::string> Options(const KernelSpec& spec, const std::string& arch) {
@@ -210,7 +161,7 @@ StatusOr<Image> GetKernelImage(const KernelSpec& spec, const std::string& arch,
     XLA_GPU_ASSIGN_OR_RETURN(request.sources, CollectSources(spec.source));
   } else {
     request.name_expression = spec.entry;
-    included = IncludedTexts(spec);
+    included = IncludedTexts(spec.text, spec.options);
     request.sources = {{spec.source, spec.text}};
   }
   for (;;) {

@@ -64,10 +64,26 @@ std::string TakeSymbol(std::string_view text, size_t* at) {
   if (*at >= text.size() || text[*at] != '@') return "";
   size_t begin = *at + 1;
   if (begin < text.size() && text[begin] == '"') {
-    const size_t end = text.find('"', begin + 1);
-    if (end == kNone) return "";
-    *at = end + 1;
-    return std::string(text.substr(begin + 1, end - begin - 1));
+    std::string name;
+    for (size_t i = begin + 1; i < text.size(); ++i) {
+      if (text[i] == '"') {
+        *at = i + 1;
+        return name;
+      }
+      if (text[i] == '\\' && i + 2 < text.size()) {  // \22, or \" and the like
+        unsigned byte = static_cast<unsigned char>(text[++i]);
+        const char* digits = text.data() + i;
+        unsigned value = 0;
+        if (std::from_chars(digits, digits + 2, value, 16).ptr == digits + 2) {
+          byte = value;
+          ++i;
+        }
+        name += static_cast<char>(byte);
+      } else {
+        name += text[i];
+      }
+    }
+    return "";
   }
   size_t end = begin;
   while (end < text.size() && (std::isalnum(static_cast<unsigned char>(text[end])) ||

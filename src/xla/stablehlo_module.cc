@@ -1,5 +1,7 @@
 #include "src/xla/stablehlo_module.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -36,6 +38,15 @@ std::string MlirString(std::string_view value) {
     }
   }
   return text + '"';
+}
+
+// @name, quoted where it is no plain name.
+std::string MlirSymbol(std::string_view name) {
+  const bool plain =
+      std::ranges::all_of(name, [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
+  return plain && std::isdigit(static_cast<unsigned char>(name[0])) == 0
+             ? StrCat('@', name)
+             : StrCat("@", MlirString(name));
 }
 
 // [#stablehlo.output_operand_alias<...>] for the results that are updated in place.
@@ -79,7 +90,10 @@ StatusOr<std::string> StableHloModule(const Op& op, Platform platform, const Cal
   for (size_t i = 0; i < call.args.size(); ++i) {
     parameters += StrCat(i == 0 ? "" : ", ", "%arg", i, ": ", arg_type(call.args[i]));
   }
-  const Attributes attributes = CompleteAttributes(op, *call.attributes);
+  Attributes attributes = CompleteAttributes(op, *call.attributes);
+  if (!op.key.empty() && attributes.Find(kKernelAttribute) == nullptr) {
+    XLA_GPU_RETURN_IF_ERROR(attributes.Add(kKernelAttribute, AttrValue(std::string_view(op.key))));
+  }
   const std::string config = StrJoin(attributes.all(), ", ", [](const Attribute& attribute) {
     return StrCat(attribute.name, " = ", MlirAttribute(attribute.value));
   });
@@ -92,7 +106,7 @@ StatusOr<std::string> StableHloModule(const Op& op, Platform platform, const Cal
   };
   for (int step = 0; step < chain; ++step) {
     text += StrCat("    %r", step, results.size() == 1 ? "" : StrCat(":", results.size()),
-                   " = stablehlo.custom_call @", op.target, "(");
+                   " = stablehlo.custom_call ", MlirSymbol(op.target), "(");
     for (size_t i = 0; i < call.args.size(); ++i) {
       text += i == 0 && step > 0 ? value(step - 1, 0) : StrCat(i == 0 ? "" : ", ", "%arg", i);
     }

@@ -3,7 +3,8 @@
 //
 // FAKE_CUDA_VERSION (12080): what cuDriverGetVersion says. FAKE_CUDA_FAIL ("cuLaunchKernel=1"):
 // this function gives this error. FAKE_CUDA_REFUSE ("text"): machine code that is this text
-// up to its first zero is refused as no image. It has two devices of compute capability 9.0.
+// up to its first zero is refused as no image. FAKE_CUDA_PARAMETERS ("8,8,4"): the bytes of each
+// kernel's parameters. It has two devices of compute capability 9.0.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -129,6 +130,18 @@ FAKE int cuKernelSetAttribute(int attribute, int value, void*, int device) {
   return Called("cuKernelSetAttribute", std::to_string(attribute) + "=" + std::to_string(value) +
                                             " device=" + std::to_string(device));
 }
+FAKE int cuKernelGetParamInfo(void*, size_t index, size_t* offset, size_t* size) {
+  const char* sizes = std::getenv("FAKE_CUDA_PARAMETERS");
+  if (sizes == nullptr) sizes = "8,8";
+  *offset = 0;
+  for (; *sizes != '\0'; ++sizes) {
+    *size = std::strtoul(sizes, const_cast<char**>(&sizes), 10);
+    if (index-- == 0) return 0;
+    *offset += *size;
+    if (*sizes == '\0') break;
+  }
+  return 1;  // CUDA_ERROR_INVALID_VALUE
+}
 FAKE int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* base, const uint64_t*,
                                 const uint64_t*, const uint32_t*, const uint32_t*, int, int swizzle,
                                 int, int) {
@@ -144,4 +157,30 @@ FAKE int cuLaunchKernel(void* function, unsigned gx, unsigned, unsigned, unsigne
   return Called("cuLaunchKernel", "function=" + number(function) + " grid=" + std::to_string(gx) +
                                       " block=" + std::to_string(bx) + " shared=" +
                                       std::to_string(shared) + " stream=" + number(stream));
+}
+FAKE int cuLaunchKernelEx(const void* config, void* function, void**, void**) {
+  // CUlaunchConfig: grid, block, shared bytes, stream, attributes of 72 bytes each, their number.
+  struct Attribute {
+    int id;
+    alignas(8) unsigned value[16];
+  };
+  struct Config {
+    unsigned grid[3], block[3], shared;
+    void* stream;
+    const Attribute* attributes;
+    unsigned num_attributes;
+  };
+  const auto* launch = static_cast<const Config*>(config);
+  std::string attributes;
+  for (unsigned i = 0; i < launch->num_attributes; ++i) {
+    const Attribute& attribute = launch->attributes[i];
+    attributes += " " + std::to_string(attribute.id) + "=" + std::to_string(attribute.value[0]);
+    if (attribute.id != 4) continue;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    for (int d = 1; d < 3; ++d) attributes += "x" + std::to_string(attribute.value[d]);
+  }
+  return Called("cuLaunchKernelEx",
+                "function=" + std::to_string(reinterpret_cast<intptr_t>(function)) + " grid=" +
+                    std::to_string(launch->grid[0]) + " block=" + std::to_string(launch->block[0]) +
+                    " shared=" + std::to_string(launch->shared) + " stream=" +
+                    std::to_string(reinterpret_cast<intptr_t>(launch->stream)) + attributes);
 }

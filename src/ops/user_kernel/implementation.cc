@@ -47,8 +47,8 @@ StatusOr<std::string> ReadKind(const std::string& where, json::Node& node) {
   if (found == object->items.end()) {
     return InvalidArgument(where, " lacks the member 'kind', one of ", all);
   }
-  XLA_GPU_ASSIGN_OR_RETURN(std::string * kind,
-                           json::As<std::string>(StrCat(where, ".kind"), *found, "one of " + all));
+  XLA_GPU_ASSIGN_OR_RETURN(std::string * kind, json::As<std::string>(StrCat(where, ".kind"), *found,
+                                                                     StrCat("one of ", all)));
   if (std::ranges::find(Kinds(), *kind, &KindSpec::name) != Kinds().end()) return *kind;
   return InvalidArgument(where, ".kind is \"", json::Excerpt(*kind), "\"; allowed are ", all);
 }

@@ -14,7 +14,9 @@
 #include "src/core/elf.h"
 #include "src/core/file.h"
 #include "src/core/fork.h"
+#include "src/core/includes.h"
 #include "src/core/strings.h"
+#include "src/core/unique_fd.h"
 #include "src/cuda/compiler.h"
 #include "src/cuda/disk_cache.h"
 #include "src/cuda/single_flight.h"
@@ -75,7 +77,8 @@ std::string ReplaceAll(std::string text, const std::string& from, const std::str
 }
 
 StatusOr<std::string> Compile(const std::string& kernel, const Compiler& compiler,
-                              const Implementation& implementation, const std::string& text) {
+                              const Implementation& implementation,
+                              const std::vector<std::string>& options, const std::string& text) {
   const ScratchFolder folder;
   if (folder.path().empty()) return Internal("no folder for a compilation can be made");
   const std::string name =
@@ -85,7 +88,7 @@ StatusOr<std::string> Compile(const std::string& kernel, const Compiler& compile
   XLA_GPU_RETURN_IF_ERROR(WriteFile(source, text));
   std::vector<std::string> command = {compiler.path, "-std=c++17", "-O2",  "-shared", "-fPIC",
                                       "-x",          "c++",        source, "-o",      library};
-  command.insert(command.end(), implementation.options.begin(), implementation.options.end());
+  command.insert(command.end(), options.begin(), options.end());
   XLA_GPU_ASSIGN_OR_RETURN(const std::chrono::milliseconds timeout, cuda::CompileTimeout());
   XLA_GPU_ASSIGN_OR_RETURN(const ChildResult child, RunChild(command, "", timeout));
   if (child.timed_out) {
@@ -101,15 +104,17 @@ StatusOr<std::string> Compile(const std::string& kernel, const Compiler& compile
 }
 
 StatusOr<const void*> Load(const std::string& kernel, const std::string& bytes) {
-  // From memory: a file could be another one by the time that it is loaded. Left open, since the
-  // loader takes a path that it has seen for the library that it knows.
-  const int file = memfd_create(StrCat("xla_gpu ", kernel).c_str(), MFD_CLOEXEC);
-  if (file < 0 || !WriteAll(file, bytes)) return Internal("no memory for its code");
-  void* library = dlopen(StrCat("/proc/self/fd/", file).c_str(), RTLD_NOW | RTLD_LOCAL);
+  // From memory: a file could be another one by the time that it is loaded. It stays open with the
+  // library, since the loader knows libraries by their names: another file of this number would be
+  // taken for this one.
+  UniqueFd file(memfd_create(StrCat("xla_gpu ", kernel).c_str(), MFD_CLOEXEC));
+  if (!file.open() || !WriteAll(file.get(), bytes)) return Internal("no memory for its code");
+  void* library = dlopen(StrCat("/proc/self/fd/", file.get()).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
     return FailedPrecondition("its code cannot be loaded: ", why == nullptr ? "?" : why);
   }
+  file.Release();
   const auto* entry = static_cast<const void* const*>(dlsym(library, kEntry));
   if (entry == nullptr) return Internal("its code has no ", kEntry);
   return *entry;
@@ -129,9 +134,15 @@ StatusOr<const void*> CompileHostSource(const std::string& kernel,
   const std::string text = StrCat(
       implementation.text, "\nextern \"C\" __attribute__((visibility(\"default\"))) const auto ",
       kEntry, " = &", implementation.entry, ";\n");
+  std::vector<std::string> options = implementation.options;
+  if (const fs::path folder = fs::path(implementation.file).parent_path(); !folder.empty()) {
+    options.insert(options.end(), {"-iquote", folder.string()});  // for files beside the user's
+  }
+  std::vector<std::string> parts = {compiler.path, compiler.version, implementation.file, text,
+                                    StrJoin(options, "\n")};
+  for (std::string& included : IncludedTexts(text, options)) parts.push_back(std::move(included));
   cuda::Sha256 hash;
-  for (const std::string& part : {compiler.path, compiler.version, implementation.file, text,
-                                  StrJoin(implementation.options, "\n")}) {
+  for (const std::string& part : parts) {
     hash.Update(std::to_string(part.size()) + ":");
     hash.Update(part);
   }
@@ -147,7 +158,7 @@ StatusOr<const void*> CompileHostSource(const std::string& kernel,
       }
     }
     XLA_GPU_ASSIGN_OR_RETURN(const std::string library,
-                             Compile(kernel, compiler, implementation, text));
+                             Compile(kernel, compiler, implementation, options, text));
     XLA_GPU_ASSIGN_OR_RETURN(const void* function, Load(kernel, library));
     if (cache) (void)cache->Write({key, StrCat(kernel, " for the CPU"), "", library});
     return Loaded{function};

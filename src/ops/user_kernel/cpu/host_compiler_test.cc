@@ -1,0 +1,156 @@
+#include "src/ops/user_kernel/cpu/host_compiler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <thread>
+
+#include "src/core/strings.h"
+#include "src/core/test_util.h"
+
+namespace xla_gpu::user_kernel {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Compilations are counted by a compiler of the test's own, which is the system's.
+class HostCompilerTest : public testing::Test {
+ protected:
+  static Implementation Source(const std::string& text, const std::string& entry = "f") {
+    Implementation implementation;
+    implementation.kind = Implementation::Kind::kHostSource;
+    implementation.text = text;
+    implementation.entry = entry;
+    return implementation;
+  }
+  std::string WriteCompiler(const std::string& name) const {
+    return folder_.WriteScript(name,
+                               StrCat("case \"$*\" in *--version*) echo ", name, ";; *) echo x >>",
+                                      folder_.path("count"), ";; esac\nexec c++ \"$@\"\n"));
+  }
+  size_t NumCompilations() const { return ReadWhole(folder_.path("count")).size() / 2; }
+  static int CallInt(const StatusOr<const void*>& function) {
+    EXPECT_TRUE(function.ok()) << function.status().ToString();
+    return function.ok() ? reinterpret_cast<int (*)()>(const_cast<void*>(*function))() : -1;
+  }
+  // In a process of its own, so with nothing in memory.
+  static bool GivesInNewProcess(const Implementation& source, int value) {
+    return RunForked([&] {
+             const auto function = CompileHostSource("k", source);
+             return function.ok() && CallInt(function) == value;
+           }) == 0;
+  }
+
+  TempFolder folder_;
+  ScopedEnv cache_{"XLA_GPU_CACHE_DIR", folder_.path("cache")};
+  ScopedEnv compiler_{"CXX", WriteCompiler("one")};
+};
+
+TEST_F(HostCompilerTest, CompiledOnceThenFromMemoryThenFromDisk) {
+  const Implementation source = Source("int f() { return 41; }");
+  const auto first = CompileHostSource("k", source);
+  EXPECT_EQ(CallInt(first), 41);
+  EXPECT_EQ(*CompileHostSource("k", source), *first);
+  EXPECT_TRUE(GivesInNewProcess(source, 41));
+  EXPECT_EQ(NumCompilations(), 1u);
+}
+
+TEST_F(HostCompilerTest, AnotherTextOptionOrCompilerIsAnotherEntry) {
+  Implementation source = Source("int f() { return N; }");
+  source.options = {"-DN=1"};
+  EXPECT_TRUE(GivesInNewProcess(source, 1));
+  source.options = {"-DN=2"};
+  EXPECT_TRUE(GivesInNewProcess(source, 2));
+  source.text += " ";
+  EXPECT_TRUE(GivesInNewProcess(source, 2));
+  source.file = "other.cc";
+  EXPECT_TRUE(GivesInNewProcess(source, 2));
+  EXPECT_EQ(NumCompilations(), 4u);
+  {
+    ScopedEnv other("CXX", WriteCompiler("two"));
+    EXPECT_TRUE(GivesInNewProcess(source, 2));
+  }
+  EXPECT_EQ(NumCompilations(), 5u);
+  EXPECT_TRUE(GivesInNewProcess(source, 2));
+  EXPECT_EQ(NumCompilations(), 5u);
+}
+
+TEST_F(HostCompilerTest, AnIncludedFileThatChangesIsCompiledAgain) {
+  Implementation source = Source("#include \"value.h\"\nint f() { return kValue; }");
+  source.options = {StrCat("-I", folder_.path("include"))};
+  folder_.Write("include/value.h", "#include <more.h>\n");
+  folder_.Write("include/more.h", "constexpr int kValue = 3;\n");
+  EXPECT_TRUE(GivesInNewProcess(source, 3));
+  folder_.Write("include/more.h", "constexpr int kValue = 4;\n");
+  EXPECT_TRUE(GivesInNewProcess(source, 4));
+}
+
+TEST_F(HostCompilerTest, FilesBesideTheUsersAreFound) {
+  folder_.Write("user/value.h", "constexpr int kValue = 5;\n");
+  Implementation source = Source("#include \"value.h\"\nint f() { return kValue; }");
+  source.file = folder_.path("user/kernel.cc");
+  EXPECT_TRUE(GivesInNewProcess(source, 5));
+}
+
+TEST_F(HostCompilerTest, ManyInOneProcessFromManyThreads) {
+  std::vector<std::thread> threads;
+  std::array<int, 12> came{};
+  for (int i = 0; i < 12; ++i) {
+    threads.emplace_back([&came, i] {
+      const auto function =
+          CompileHostSource("k", Source(StrCat("int f() { return ", i % 4, "; }")));
+      if (function.ok()) came[static_cast<size_t>(i)] = 1 + CallInt(function);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int i = 0; i < 12; ++i) EXPECT_EQ(came[static_cast<size_t>(i)], 1 + i % 4);
+  EXPECT_EQ(NumCompilations(), 4u);
+}
+
+TEST_F(HostCompilerTest, EntriesOfAnyName) {
+  EXPECT_EQ(CallInt(CompileHostSource("k", Source("namespace a { template <int N> int f() { return "
+                                                  "N; } }",
+                                                  "a::f<6>"))),
+            6);
+  EXPECT_EQ(CallInt(CompileHostSource("k", Source("extern \"C\" int g() { return 7; }", "g"))), 7);
+}
+
+TEST_F(HostCompilerTest, ErrorsShowTheUsersLines) {
+  Implementation source = Source("int g() { return 0; }\nint f() {\n  return oops;\n}\n");
+  source.file = "/some/where/mine.cc";
+  const Status status = CompileHostSource("scale", source).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(),
+              AllOf(HasSubstr("kernel scale does not compile:\n"), HasSubstr("mine.cc:3:10: error"),
+                    HasSubstr("return oops;"), Not(HasSubstr("xla_gpu.")), Not(HasSubstr("/tmp"))));
+  EXPECT_THAT(CompileHostSource("scale", Source("int f() { return 0; }", "h")).status().message(),
+              HasSubstr("kernel.cc:2:"));
+  EXPECT_THAT(CompileHostSource("scale", Source("extern int missing(); int f() { return missing(); "
+                                                "}"))
+                  .status()
+                  .message(),
+              AllOf(HasSubstr("its code cannot be loaded"), HasSubstr("missing")));
+}
+
+TEST_F(HostCompilerTest, WithoutACompiler) {
+  ScopedEnv none("CXX", "/no/such/compiler");
+  EXPECT_THAT(CompileHostSource("k", Source("int f() { return 1; }")).status().message(),
+              HasSubstr("no C++ compiler: /no/such/compiler (CXX) cannot be started; install g++"));
+  ScopedEnv broken("CXX", folder_.WriteScript("broken", "exit 3"));
+  EXPECT_THAT(CompileHostSource("k", Source("int f() { return 1; }")).status().message(),
+              HasSubstr("broken (CXX) "));
+}
+
+TEST_F(HostCompilerTest, ACompilerThatHangsIsKilled) {
+  ScopedEnv slow("CXX", folder_.WriteScript("slow", "case $1 in --version) ;; *) sleep 60;; esac"));
+  ScopedEnv timeout("XLA_GPU_COMPILE_TIMEOUT", "0.2");
+  EXPECT_THAT(CompileHostSource("k", Source("int f() { return 1; }")).status().message(),
+              HasSubstr("did not end within 0.2 s; XLA_GPU_COMPILE_TIMEOUT"));
+}
+
+}  // namespace
+}  // namespace xla_gpu::user_kernel
