@@ -11,6 +11,12 @@ namespace {
 
 bool IsDashed(const std::string& arg) { return arg.size() > 1 && arg[0] == '-'; }
 
+// -I, whose value may follow at once: -Ifolder.
+bool IsLetter(const Option& option) {
+  const std::string_view name = option.name;
+  return name.size() == 2 && name[0] == '-' && name[1] != '-';
+}
+
 template <typename T>
 bool Holds(const Option& option) {
   return std::holds_alternative<T*>(option.target);
@@ -76,8 +82,10 @@ Status ParseOptions(const Args& args, const std::vector<Option>& options) {
   };
   for (size_t i = 0; i < args.size(); ++i) {
     const bool dashed = IsDashed(args[i]);
-    const size_t equals = dashed ? args[i].find('=') : std::string::npos;
-    const std::string name = args[i].substr(0, equals);
+    const bool joined = std::ranges::any_of(
+        options, [&](const Option& o) { return IsLetter(o) && args[i].starts_with(o.name); });
+    const size_t equals = dashed && !joined ? args[i].find('=') : std::string::npos;
+    const std::string name = args[i].substr(0, joined ? 2 : equals);
     const auto option = std::ranges::find_if(options, [&](const Option& o) {
       return dashed ? name == o.name : !IsDashed(o.name) && (IsRepeatable(o) || !came(o));
     });
@@ -96,7 +104,9 @@ Status ParseOptions(const Args& args, const std::vector<Option>& options) {
       continue;
     }
     std::string value = args[i];
-    if (equals != std::string::npos) {
+    if (joined && value.size() > 2) {
+      value.erase(0, 2);
+    } else if (equals != std::string::npos) {
       value.erase(0, equals + 1);
     } else if (dashed) {
       if (i + 1 == args.size() || args[i + 1].starts_with("--")) {

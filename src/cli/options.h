@@ -14,7 +14,7 @@ namespace xla_gpu::cli {
 using Args = std::vector<std::string>;
 
 struct Option {
-  const char* name;   // "--plugin", or an argument by its place: "FILE.mlir"
+  const char* name;   // "--plugin", "-I", or an argument by its place: "FILE.mlir"
   const char* value;  // what the help writes for its value: "PATH|cpu|cuda"
   // Filled by the arguments; what it holds before is the default. A flag takes no value, a vector
   // may come again, a text by its place must come.
@@ -26,7 +26,8 @@ struct Option {
   int64_t max = 1 << 24;
 };
 
-// Takes --name value and --name=value. An error names what is unknown, missing or wrong.
+// Takes --name value, --name=value, -Ivalue and -I value. An error names what is unknown, missing
+// or wrong.
 Status ParseOptions(const Args& args, const std::vector<Option>& options);
 
 // " FILE.mlir [OPTIONS]", and a line for each option with its default, an empty one last.

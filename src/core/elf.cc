@@ -79,6 +79,20 @@ bool IsWholeElf(std::string_view bytes, int machine) {
          });
 }
 
+uint64_t ElfSectionSize(std::string_view bytes, std::string_view name) {
+  const std::optional<Elf> elf = ReadElf(SourceOf(bytes));
+  if (!elf || elf->header.e_shstrndx >= elf->sections.size()) return 0;
+  const Elf64_Shdr& table = elf->sections[elf->header.e_shstrndx];
+  if (!Inside(table.sh_offset, table.sh_size, bytes.size())) return 0;
+  const std::string_view names = bytes.substr(table.sh_offset, table.sh_size);
+  for (const Elf64_Shdr& section : elf->sections) {
+    if (section.sh_name >= names.size()) continue;
+    const std::string_view rest = names.substr(section.sh_name);
+    if (rest.substr(0, rest.find('\0')) == name) return section.sh_size;
+  }
+  return 0;
+}
+
 std::string ElfDynamicNames(const RegularFile& file) {
   return DynamicNames({file.size(), [&file](uint64_t offset, size_t size) {
                          StatusOr<std::string> bytes = file.ReadAt(offset, size);

@@ -1,8 +1,9 @@
-// The little that is read of ELF files here: whether machine code is whole, and what a shared
-// object exports. Any bytes may come.
+// The little that is read of ELF files here: whether machine code is whole, its sections, and what
+// a shared object exports. Any bytes may come.
 #ifndef XLA_GPU_CORE_ELF_H_
 #define XLA_GPU_CORE_ELF_H_
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -13,6 +14,9 @@ namespace xla_gpu {
 // True for a 64-bit ELF file for this machine (EM_CUDA, EM_X86_64, ...) that has sections, none of
 // which lies outside the file.
 bool IsWholeElf(std::string_view bytes, int machine);
+
+// The size of the section of this name; 0 where there is none.
+uint64_t ElfSectionSize(std::string_view bytes, std::string_view name);
 
 // The names of a shared object's dynamic symbols, each between two zeros; empty if it is none.
 // Reads its headers only: a plugin may have 300 MB, and loading one to look is what this avoids.

@@ -17,9 +17,11 @@ std::string Seed(uint16_t machine, uint32_t section_type) {
   header.e_shoff = sizeof(header);
   header.e_shentsize = sizeof(Elf64_Shdr);
   header.e_shnum = 2;
+  header.e_shstrndx = 1;
   Elf64_Shdr sections[2] = {};
   sections[0].sh_type = section_type;
   sections[0].sh_link = 1;
+  sections[0].sh_name = 1;
   sections[1].sh_type = SHT_STRTAB;
   sections[1].sh_offset = sizeof(header) + sizeof(sections);
   sections[1].sh_size = 5;
@@ -41,6 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const bool whole = xla_gpu::IsWholeElf(bytes, EM_CUDA);
   if (size > 0 && !whole && xla_gpu::IsWholeElf(bytes.substr(0, size - 1), EM_CUDA)) std::abort();
   const std::string names = xla_gpu::ElfDynamicNames(bytes);
+  if (xla_gpu::ElfSectionSize(bytes, "one") == 1 && bytes.find("one") == bytes.npos) std::abort();
   if (!names.empty() && bytes.find(names) == bytes.npos) std::abort();
   return 0;
 }

@@ -9,8 +9,8 @@ namespace {
 
 // Both messages are a tag and a list of strings, each preceded by its length. The two programs are
 // built together and run on one machine, so numbers are native.
-constexpr std::string_view kRequestTag = "xla-gpu compile request 2\n";
-constexpr std::string_view kResponseTag = "xla-gpu compile response 2\n";
+constexpr std::string_view kRequestTag = "xla-gpu compile request 3\n";
+constexpr std::string_view kResponseTag = "xla-gpu compile response 3\n";
 
 constexpr size_t kMaxRequestStrings = 1 << 16;
 
@@ -57,7 +57,7 @@ std::optional<std::vector<std::string>> DecodeStrings(std::string_view tag, std:
 std::string Encode(const CompileRequest& request) {
   const std::string num_options = std::to_string(request.options.size());
   std::vector<std::string_view> strings = {request.nvrtc, request.builtins, request.name_expression,
-                                           num_options};
+                                           request.ptx ? "ptx" : "", num_options};
   strings.insert(strings.end(), request.options.begin(), request.options.end());
   for (const auto& [path, text] : request.sources) {
     strings.push_back(path);
@@ -68,18 +68,19 @@ std::string Encode(const CompileRequest& request) {
 
 std::optional<CompileRequest> DecodeRequest(std::string_view bytes) {
   auto strings = DecodeStrings(kRequestTag, bytes, kMaxRequestStrings);
-  if (!strings || strings->size() < 4) return std::nullopt;
+  if (!strings || strings->size() < 5) return std::nullopt;
   auto& list = *strings;
-  const size_t num_options = std::strtoull(list[3].c_str(), nullptr, 10);
-  if (num_options > list.size() - 4) return std::nullopt;
-  const size_t num_rest = list.size() - 4 - num_options;
+  const size_t num_options = std::strtoull(list[4].c_str(), nullptr, 10);
+  if (num_options > list.size() - 5) return std::nullopt;
+  const size_t num_rest = list.size() - 5 - num_options;
   if (num_rest == 0 || num_rest % 2 != 0) return std::nullopt;
   CompileRequest request;
   request.nvrtc = std::move(list[0]);
   request.builtins = std::move(list[1]);
   request.name_expression = std::move(list[2]);
-  for (size_t i = 4; i < 4 + num_options; ++i) request.options.push_back(std::move(list[i]));
-  for (size_t i = 4 + num_options; i < list.size(); i += 2) {
+  request.ptx = !list[3].empty();
+  for (size_t i = 5; i < 5 + num_options; ++i) request.options.push_back(std::move(list[i]));
+  for (size_t i = 5 + num_options; i < list.size(); i += 2) {
     request.sources.emplace_back(std::move(list[i]), std::move(list[i + 1]));
   }
   return request;
@@ -87,16 +88,18 @@ std::optional<CompileRequest> DecodeRequest(std::string_view bytes) {
 
 std::string Encode(const CompileResponse& response) {
   const std::string outcome = std::to_string(static_cast<int>(response.outcome));
-  return EncodeStrings(kResponseTag, {outcome, response.log, response.cubin, response.entry});
+  return EncodeStrings(kResponseTag,
+                       {outcome, response.log, response.cubin, response.entry, response.ptx});
 }
 
 std::optional<CompileResponse> DecodeResponse(std::string_view bytes) {
-  auto strings = DecodeStrings(kResponseTag, bytes, 4);
-  if (!strings || strings->size() != 4) return std::nullopt;
+  auto strings = DecodeStrings(kResponseTag, bytes, 5);
+  if (!strings || strings->size() != 5) return std::nullopt;
   auto& list = *strings;
   if (list[0].size() != 1 || list[0][0] < '0' || list[0][0] > '3') return std::nullopt;
   return CompileResponse{static_cast<CompileResponse::Outcome>(list[0][0] - '0'),
-                         std::move(list[1]), std::move(list[2]), std::move(list[3])};
+                         std::move(list[1]), std::move(list[2]), std::move(list[3]),
+                         std::move(list[4])};
 }
 
 }  // namespace xla_gpu::cuda

@@ -16,6 +16,7 @@ struct CompileRequest {
   std::string builtins;  // path of its libnvrtc-builtins
   // The kernel that is wanted, as C++ names it: "scale<float, 256>". Empty for an extern "C" one.
   std::string name_expression;
+  bool ptx = false;  // whether the response brings it
   std::vector<std::string> options;
   // Path and text; the first is compiled, the others are what it may include.
   std::vector<std::pair<std::string, std::string>> sources;
@@ -27,6 +28,7 @@ struct CompileResponse {
   std::string log;    // the compiler's messages, or what else went wrong
   std::string cubin;  // machine code, if kOk
   std::string entry;  // what name_expression is called there
+  std::string ptx;    // if the request wants it
 };
 
 std::string Encode(const CompileRequest& request);

@@ -102,7 +102,7 @@ StatusOr<CompileResult> CompileInChild(const CompileRequest& request, const std:
   }
   if (response->outcome != CompileResponse::Outcome::kOk) return Failure(*response, name);
   return CompileResult{std::move(response->cubin), std::move(response->log),
-                       std::move(response->entry)};
+                       std::move(response->entry), std::move(response->ptx)};
 }
 
 }  // namespace xla_gpu::cuda

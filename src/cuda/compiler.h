@@ -21,6 +21,7 @@ struct CompileResult {
   std::string cubin;
   std::string log;    // warnings
   std::string entry;  // as CompileResponse has it
+  std::string ptx;
 };
 
 // `name` is what messages call the kernel. Errors: INVALID_ARGUMENT, the source does not compile

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #include "src/core/elf.h"
 #include "src/core/fork.h"
@@ -83,14 +84,17 @@ std::optional<DiskCache> OpenDiskCache() {
 // What a full disk or a compiler that was killed leaves need not be machine code.
 bool IsCubin(std::string_view bytes) { return IsWholeElf(bytes, EM_CUDA); }
 
-StatusOr<KernelImage> Compile(const CompileRequest& request, const Sha256::Digest& key,
-                              const std::string& name) {
+StatusOr<CompileResult> Compile(const CompileRequest& request, const std::string& name) {
   XLA_GPU_ASSIGN_OR_RETURN(CompileResult result, CompileInChild(request, name));
-  if (!IsCubin(result.cubin)) {
-    return Internal("cuda: what the compiler made of kernel ", name, " (", result.cubin.size(),
-                    " bytes) is no whole machine code (", request.nvrtc,
-                    "); reinstall NVRTC, or set XLA_GPU_NVRTC to another\n", result.log);
-  }
+  if (IsCubin(result.cubin)) return result;
+  return Internal("cuda: what the compiler made of kernel ", name, " (", result.cubin.size(),
+                  " bytes) is no whole machine code (", request.nvrtc,
+                  "); reinstall NVRTC, or set XLA_GPU_NVRTC to another\n", result.log);
+}
+
+StatusOr<KernelImage> CompileImage(const CompileRequest& request, const Sha256::Digest& key,
+                                   const std::string& name) {
+  XLA_GPU_ASSIGN_OR_RETURN(CompileResult result, Compile(request, name));
   return KernelImage{.key = key,
                      .cubin = std::move(result.cubin),
                      .entry = std::move(result.entry),
@@ -100,7 +104,7 @@ StatusOr<KernelImage> Compile(const CompileRequest& request, const Sha256::Diges
 StatusOr<KernelImage> ReadOrCompile(const CompileRequest& request, const Sha256::Digest& key,
                                     const std::string& name) {
   std::optional<DiskCache> cache = OpenDiskCache();
-  if (!cache) return Compile(request, key, name);
+  if (!cache) return CompileImage(request, key, name);
   auto read = [&]() -> std::optional<KernelImage> {
     std::optional<CacheEntry> entry = cache->Read(key);
     if (!entry || !IsCubin(entry->cubin)) return std::nullopt;
@@ -114,10 +118,37 @@ StatusOr<KernelImage> ReadOrCompile(const CompileRequest& request, const Sha256:
   DiskCache::KeyLock lock = cache->Lock(key, timeout + std::chrono::seconds(10));
   // Another process may have compiled it while we waited.
   if (auto image = read()) return *std::move(image);
-  XLA_GPU_ASSIGN_OR_RETURN(KernelImage image, Compile(request, key, name));
+  XLA_GPU_ASSIGN_OR_RETURN(KernelImage image, CompileImage(request, key, name));
   image.kept = cache->Write({key, name, image.entry, image.cubin});
   if (!image.kept.ok()) WarnOnce(image.kept.message());
   return image;
+}
+
+// `compile(request, nvrtc)` with the compiler to use; with the next one where that does not open.
+template <typename Made, typename Function>
+StatusOr<Made> WithNvrtc(const KernelSpec& spec, const std::string& arch, int driver_version,
+                         Function compile) {
+  CompileRequest request;
+  if (spec.text.empty()) {
+    XLA_GPU_ASSIGN_OR_RETURN(request.sources, CollectSources(spec.source));
+  } else {
+    request.name_expression = spec.entry;
+    request.sources = {{spec.source, spec.text}};
+  }
+  for (;;) {
+    XLA_GPU_ASSIGN_OR_RETURN(const NvrtcLibrary nvrtc, SelectNvrtc(driver_version));
+    request.options = Options(spec, arch);
+    if (!spec.text.empty()) {  // after the user's own
+      for (const std::string& folder : nvrtc.IncludeFolders()) {
+        request.options.push_back("-I" + folder);
+      }
+    }
+    request.nvrtc = nvrtc.path;
+    request.builtins = nvrtc.builtins;
+    StatusOr<Made> made = compile(std::as_const(request), nvrtc);
+    if (made.ok() || made.status().code() != StatusCode::kUnavailable) return made;
+    MarkNvrtcUnusable(nvrtc.path, made.status().message());
+  }
 }
 
 using Image = std::shared_ptr<const KernelImage>;
@@ -155,34 +186,26 @@ StatusOr<Image> GetKernelImage(const KernelSpec& spec, const std::string& arch,
     return Image(
         std::make_shared<KernelImage>(KernelImage{.cubin = spec.image, .entry = spec.entry}));
   }
-  CompileRequest request;
-  std::vector<std::string> included;
-  if (spec.text.empty()) {
-    XLA_GPU_ASSIGN_OR_RETURN(request.sources, CollectSources(spec.source));
-  } else {
-    request.name_expression = spec.entry;
-    included = IncludedTexts(spec.text, spec.options);
-    request.sources = {{spec.source, spec.text}};
-  }
-  for (;;) {
-    XLA_GPU_ASSIGN_OR_RETURN(NvrtcLibrary nvrtc, SelectNvrtc(driver_version));
-    request.options = Options(spec, arch);
-    if (!spec.text.empty()) {  // after the user's own
-      for (const std::string& folder : nvrtc.IncludeFolders())
-        request.options.push_back("-I" + folder);
-    }
-    request.nvrtc = nvrtc.path;
-    request.builtins = nvrtc.builtins;
-    const Sha256::Digest key = KeyOf(request, included, nvrtc);
-    StatusOr<Image> image = images_in_memory.Get().Get(Sha256::Hex(key), [&]() -> StatusOr<Image> {
-      XLA_GPU_ASSIGN_OR_RETURN(KernelImage made, ReadOrCompile(request, key, Describe(spec, arch)));
-      if (made.entry.empty()) made.entry = spec.entry;
-      return Image(std::make_shared<KernelImage>(std::move(made)));
-    });
-    if (image.ok() || image.status().code() != StatusCode::kUnavailable) return image;
-    // This NVRTC does not open: on to the next one, under a key of its own.
-    MarkNvrtcUnusable(nvrtc.path, image.status().message());
-  }
+  return WithNvrtc<Image>(
+      spec, arch, driver_version, [&](const CompileRequest& request, const NvrtcLibrary& nvrtc) {
+        const Sha256::Digest key = KeyOf(request, IncludedTexts(spec.text, spec.options), nvrtc);
+        return images_in_memory.Get().Get(Sha256::Hex(key), [&]() -> StatusOr<Image> {
+          XLA_GPU_ASSIGN_OR_RETURN(KernelImage made,
+                                   ReadOrCompile(request, key, Describe(spec, arch)));
+          if (made.entry.empty()) made.entry = spec.entry;
+          return Image(std::make_shared<KernelImage>(std::move(made)));
+        });
+      });
+}
+
+StatusOr<CompileResult> CompileAnew(const KernelSpec& spec, const std::string& arch,
+                                    int driver_version) {
+  return WithNvrtc<CompileResult>(spec, arch, driver_version,
+                                  [&](CompileRequest request, const NvrtcLibrary&) {
+                                    request.ptx = true;
+                                    request.options.push_back("--ptxas-options=-v");
+                                    return Compile(request, Describe(spec, arch));
+                                  });
 }
 
 void ForgetKernelImage(const KernelImage& image) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "src/core/status.h"
+#include "src/cuda/compiler.h"
 #include "src/cuda/kernel.h"
 #include "src/cuda/sha256.h"
 
@@ -34,6 +35,11 @@ StatusOr<std::vector<std::pair<std::string, std::string>>> CollectSources(const 
 StatusOr<std::shared_ptr<const KernelImage>> GetKernelImage(const KernelSpec& spec,
                                                             const std::string& arch,
                                                             int driver_version);
+
+// Compiled by the same road, but past memory and disk, with its PTX and with what ptxas tells of
+// registers and memory in the log. A text's `entry` may be empty: then all its kernels are in it.
+StatusOr<CompileResult> CompileAnew(const KernelSpec& spec, const std::string& arch,
+                                    int driver_version);
 
 // Removes an image that the driver refuses from memory and disk: the next one who asks for it has
 // it compiled.

@@ -145,6 +145,16 @@ std::vector<NvrtcLibrary> FromEnvironment(const std::vector<std::string>& paths)
   return found;
 }
 
+// By its cuda.h, "#define CUDA_VERSION 13000"; 0 where there is none.
+int ToolkitMajor(const std::string& include_folder) {
+  constexpr uint64_t kMaxHeader = 8 << 20;
+  constexpr std::string_view kDefine = "#define CUDA_VERSION ";
+  const StatusOr<std::string> text = ReadFile(include_folder + "/cuda.h", kMaxHeader);
+  if (!text.ok()) return 0;
+  const size_t at = text->find(kDefine);
+  return at == text->npos ? 0 : std::atoi(text->c_str() + at + kDefine.size()) / 1000;
+}
+
 struct Unusable {
   std::mutex mutex;
   std::map<std::string, std::string> problems;
@@ -191,6 +201,15 @@ std::vector<std::string> NvrtcLibrary::IncludeFolders() const {
         lib.parent_path().parent_path() / "cuda_cccl" / "include"}) {
     std::error_code error;
     if (fs::is_directory(folder, error)) folders.push_back(folder.string());
+  }
+  // pip's NVRTC comes without headers; those of a toolkit of its major version do as well.
+  for (const std::string& home :
+       {Env("CUDA_HOME"), Env("CUDA_PATH"), std::string("/usr/local/cuda"),
+        StrCat("/usr/local/cuda-", major)}) {
+    const std::string folder = home + "/include";
+    if (folders.empty() && !home.empty() && ToolkitMajor(folder) == major) {
+      folders.push_back(folder);
+    }
   }
   return folders;
 }

@@ -38,13 +38,14 @@ struct NvrtcApi {
                                      const char** name);
   nvrtcResult (*nvrtcGetCUBINSize)(nvrtcProgram program, size_t* size);
   nvrtcResult (*nvrtcGetCUBIN)(nvrtcProgram program, char* cubin);
+  nvrtcResult (*nvrtcGetPTXSize)(nvrtcProgram program, size_t* size);
+  nvrtcResult (*nvrtcGetPTX)(nvrtcProgram program, char* ptx);
   const char* (*nvrtcGetErrorString)(nvrtcResult result);
 };
 
 CompileResponse Unusable(const std::string& path) {
   const char* why = dlerror();
-  return {Outcome::kNvrtcUnusable, StrCat(path, ": ", why == nullptr ? "unknown error" : why), "",
-          ""};
+  return {Outcome::kNvrtcUnusable, StrCat(path, ": ", why == nullptr ? "unknown error" : why)};
 }
 
 // False, with `response` filled in, if the library cannot be used.
@@ -66,6 +67,8 @@ bool LoadNvrtc(const CompileRequest& request, NvrtcApi& api, CompileResponse& re
       {"nvrtcGetLoweredName", reinterpret_cast<void**>(&api.nvrtcGetLoweredName)},
       {"nvrtcGetCUBINSize", reinterpret_cast<void**>(&api.nvrtcGetCUBINSize)},
       {"nvrtcGetCUBIN", reinterpret_cast<void**>(&api.nvrtcGetCUBIN)},
+      {"nvrtcGetPTXSize", reinterpret_cast<void**>(&api.nvrtcGetPTXSize)},
+      {"nvrtcGetPTX", reinterpret_cast<void**>(&api.nvrtcGetPTX)},
       {"nvrtcGetErrorString", reinterpret_cast<void**>(&api.nvrtcGetErrorString)},
   };
   for (const auto& [name, slot] : symbols) {
@@ -101,7 +104,7 @@ CompileResponse Compile(const CompileRequest& request) {
 
   auto failed = [&api](const char* what, nvrtcResult result, const std::string& log) {
     return CompileResponse{Outcome::kCompileError,
-                           StrCat(what, ": ", api.nvrtcGetErrorString(result), "\n", log), "", ""};
+                           StrCat(what, ": ", api.nvrtcGetErrorString(result), "\n", log)};
   };
   nvrtcProgram program = nullptr;
   nvrtcResult result =
@@ -128,6 +131,13 @@ CompileResponse Compile(const CompileRequest& request) {
   response.cubin.resize(size);
   result = api.nvrtcGetCUBIN(program, response.cubin.data());
   if (result != 0) return failed("nvrtcGetCUBIN", result, response.log);
+  if (!request.ptx) return response;
+  result = api.nvrtcGetPTXSize(program, &size);
+  if (result != 0) return failed("nvrtcGetPTXSize", result, response.log);
+  response.ptx.resize(size);
+  result = api.nvrtcGetPTX(program, response.ptx.data());
+  if (result != 0) return failed("nvrtcGetPTX", result, response.log);
+  while (response.ptx.ends_with('\0')) response.ptx.pop_back();  // the size counts it
   return response;
 }
 
@@ -163,7 +173,7 @@ int Main() {
   const std::optional<CompileRequest> request = DecodeRequest(ReadAll(STDIN_FILENO));
   const CompileResponse response =
       request ? Compile(*request)
-              : CompileResponse{Outcome::kBadRequest, "the request is not well-formed", "", ""};
+              : CompileResponse{Outcome::kBadRequest, "the request is not well-formed"};
   return WriteAll(out, Encode(response)) ? 0 : 1;
 }
 
