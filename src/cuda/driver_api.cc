@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 
+#include "src/core/file.h"
 #include "src/core/fork.h"
 #include "src/core/strings.h"
 #include "src/cuda/device.h"
@@ -46,6 +47,8 @@ Status LoadSymbols(void* library, DriverApi& api) {
       {"cuLaunchKernel", api.cuLaunchKernel},
       {"cuMemsetD8Async", api.cuMemsetD8Async},
       {"cuMemcpyDtoDAsync_v2", api.cuMemcpyDtoDAsync},
+      {"cuStreamIsCapturing", api.cuStreamIsCapturing},
+      {"cuStreamSynchronize", api.cuStreamSynchronize},
       {"cuLibraryLoadData", api.cuLibraryLoadData, false},
       {"cuLibraryUnload", api.cuLibraryUnload, false},
       {"cuLibraryGetKernel", api.cuLibraryGetKernel, false},
@@ -129,6 +132,11 @@ struct Driver {
 };
 constinit PerProcess<Driver> driver;
 
+struct Sync {
+  const bool asked = Env("XLA_GPU_SYNC") == "1";
+};
+constinit PerProcess<Sync> sync;
+
 struct PrimaryContexts {
   std::mutex mutex;
   std::map<int, CUcontext> contexts;
@@ -162,6 +170,20 @@ Status DriverStatus(const DriverApi& driver, CUresult result, const std::string&
     default:
       return Internal(message);
   }
+}
+
+bool SyncsLaunches() { return sync.Get().asked; }
+
+Status AfterLaunch(void* stream, const std::string& what) {
+  if (!SyncsLaunches()) return OkStatus();
+  XLA_GPU_ASSIGN_OR_RETURN(const DriverApi* driver, GetDriver());
+  const auto handle = static_cast<CUstream>(stream);
+  int capturing = 0;
+  // An error means that another stream's capture forbids to ask: nothing runs then.
+  if (driver->cuStreamIsCapturing(handle, &capturing) != kCudaSuccess || capturing != 0) {
+    return OkStatus();
+  }
+  return DriverStatus(*driver, driver->cuStreamSynchronize(handle), what);
 }
 
 StatusOr<CUcontext> PrimaryContext(const DriverApi& driver, int ordinal) {

@@ -90,6 +90,9 @@ struct DriverApi {
   CUresult (*cuMemsetD8Async)(uint64_t pointer, unsigned char value, size_t bytes, CUstream stream);
   CUresult (*cuMemcpyDtoDAsync)(uint64_t to, uint64_t from, size_t bytes, CUstream stream);
 
+  CUresult (*cuStreamIsCapturing)(CUstream stream, int* status);  // 0: it is not
+  CUresult (*cuStreamSynchronize)(CUstream stream);
+
   // Driver 12.0 and newer; null in older ones.
   CUresult (*cuLibraryLoadData)(CUlibrary* library, const void* code, int* jit_options,
                                 void** jit_values, unsigned num_jit, int* options, void** values,
@@ -120,6 +123,13 @@ const StatusOr<const DriverApi*>& GetDriver();
 // "cuda: <what> failed: CUDA_ERROR_X (text)", with a remedy where one is known; OK for success.
 // FAILED_PRECONDITION and NOT_FOUND mean machine code that does not fit, or lacks what is sought.
 Status DriverStatus(const DriverApi& driver, CUresult result, const std::string& what);
+
+// Whether XLA_GPU_SYNC is 1: each launch is waited for. Read once a process.
+bool SyncsLaunches();
+
+// Where SyncsLaunches() and the stream is not being captured, waits for the stream: an error of
+// what runs on it, which says that `what` was launched last.
+Status AfterLaunch(void* stream, const std::string& what);
 
 // The device's primary context (which XLA and PyTorch use too), retained once and kept.
 StatusOr<CUcontext> PrimaryContext(const DriverApi& driver, int ordinal);

@@ -1,11 +1,13 @@
 #include "src/cuda/kernel.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <tuple>
 #include <utility>
 
 #include "src/core/fork.h"
+#include "src/core/log.h"
 #include "src/core/strings.h"
 #include "src/cuda/device.h"
 #include "src/cuda/driver_api.h"
@@ -61,11 +63,17 @@ class LoadedKernel final : public Kernel {
                                                  block[1], block[2], shared,
                                                  static_cast<CUstream>(stream), values, nullptr)
                         : LaunchWithAttributes(config, values, static_cast<CUstream>(stream));
-    if (result == kCudaSuccess) return OkStatus();
-    return DriverStatus(driver_, result,
-                        StrCat("launching kernel ", name_, " with grid ", StrJoin(grid, "x"),
-                               ", block ", StrJoin(block, "x"), " and ", shared,
-                               " bytes of dynamic shared memory on device ", ordinal_));
+    const auto named = [&](const char* what) {
+      return StrCat(what, " kernel ", name_, " with grid ", StrJoin(grid, "x"), ", block ",
+                    StrJoin(block, "x"), " and ", shared,
+                    " bytes of dynamic shared memory on device ", ordinal_);
+    };
+    if (result != kCudaSuccess) return DriverStatus(driver_, result, named("launching"));
+    if (is_watched_) {
+      if (!launched_.exchange(true)) LogInfo(named("first launch of"));
+      if (SyncsLaunches()) return AfterLaunch(stream, named("running"));
+    }
+    return OkStatus();
   }
 
   std::optional<std::vector<size_t>> ParameterSizes() const override {
@@ -143,6 +151,8 @@ class LoadedKernel final : public Kernel {
   const DriverApi& driver_;
   const std::string name_;  // for messages
   const int ordinal_;
+  const bool is_watched_ = LogsInfo() || SyncsLaunches();
+  mutable std::atomic<bool> launched_ = false;  // of kernels that are watched
   CUkernel kernel_ = nullptr;
   CUfunction function_ = nullptr;
   std::mutex mutex_;
@@ -181,8 +191,13 @@ StatusOr<std::shared_ptr<const Kernel>> GetKernel(const KernelSpec& spec, int de
       XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const KernelImage> image,
                                GetKernelImage(spec, device->Arch(), driver->version));
       auto kernel = std::make_shared<LoadedKernel>(*driver, spec.entry, device_ordinal);
+      const Stopwatch watch;
       const Status loaded = kernel->Load(*image);
-      if (loaded.ok()) return kernel;
+      if (loaded.ok()) {
+        LogInfo(StrCat("kernel ", spec.entry, ": loaded on device ", device_ordinal, " in ",
+                       watch.Text()));
+        return kernel;
+      }
       if (again || !image->from_disk || !IsFaultOfImage(loaded)) return loaded;
       ForgetKernelImage(*image);
     }

@@ -243,6 +243,64 @@ TEST_F(FakeDriverTest, ADescriptionThatDoesNotFitTheImageIsRefused) {
   message("8,8,4", 3, "k: grid is 3x1x1, no multiple of the cluster 2x1x1");
 }
 
+TEST_F(FakeDriverTest, SyncWaitsForEachLaunchUnlessItIsCaptured) {
+  ScopedEnv sync("XLA_GPU_SYNC", "1");
+  const auto run = [](const std::string& expected) {
+    auto kernel = GetKernel(kSpec, 0, 0);
+    Log();
+    const Status status = Launch(**kernel);
+    const std::string log = Log();
+    return Has(status.ToString(), "OK") && Equal(log.substr(log.find('\n') + 1), expected);
+  };
+  InProcess("12080", "", [&] { return run("cuStreamIsCapturing\ncuStreamSynchronize 99\n"); });
+  {
+    ScopedEnv capturing("FAKE_CUDA_CAPTURING", "1");
+    InProcess("12080", "", [&] { return run("cuStreamIsCapturing\n"); });
+  }
+  InProcess("12080", "cuStreamIsCapturing=906", [&] { return run("cuStreamIsCapturing\n"); });
+  InProcess("12080", "cuStreamSynchronize=700", [] {
+    auto kernel = GetKernel(kSpec, 0, 0);
+    return Has(Launch(**kernel).message(),
+               "running kernel simple_add with grid 7x1x1, block 256x1x1 and 0 bytes of dynamic "
+               "shared memory on device 0 failed: CUDA_ERROR_FAKE 700");
+  });
+  ScopedEnv off("XLA_GPU_SYNC", "0");
+  InProcess("12080", "", [&] { return run(""); });
+}
+
+TEST_F(FakeDriverTest, TheLogTellsOfCompilesLoadsAndFirstLaunches) {
+  ScopedEnv cache("XLA_GPU_CACHE_DIR", folder_.path("cache"));
+  const std::string file = folder_.path("stderr");
+  const auto lines = [&](const char* level) {
+    ScopedEnv log("XLA_GPU_LOG", level);
+    InProcess("12080", "", [&] {
+      if (std::freopen(file.c_str(), "w", stderr) == nullptr) return false;
+      for (int device = 0; device < 2; ++device) {
+        auto kernel = GetKernel(kSpec, device, 0);
+        if (!kernel.ok() || !Launch(**kernel).ok() || !Launch(**kernel).ok()) return false;
+      }
+      return true;
+    });
+    return ReadWhole(file);
+  };
+  using ::testing::ContainsRegex;
+  const std::string image =
+      "kernel src/ops/simple_add/cuda/simple_add.cu:simple_add "
+      "\\[ELEMENT_F32\\] for sm_90a: ";
+  const std::string rest =
+      "in [0-9.]+ ms\nxla_gpu: kernel simple_add: loaded on device 0 in [0-9.]+ ms\n"
+      "xla_gpu: first launch of kernel simple_add with grid 7x1x1, block 256x1x1 and 0 bytes of "
+      "dynamic shared memory on device 0\nxla_gpu: " +
+      image + "from memory in [0-9.]+ ms\nxla_gpu: kernel simple_add: loaded on device 1 .*\n" +
+      "xla_gpu: first launch of kernel simple_add .* on device 1\n$";
+  EXPECT_THAT(lines("info"), ContainsRegex("^xla_gpu: " + image + "compiled " + rest));
+  EXPECT_THAT(lines("info"), ContainsRegex("^xla_gpu: " + image + "from disk " + rest));
+  EXPECT_EQ(lines("warning"), "");
+  EXPECT_EQ(lines("off"), "");
+  EXPECT_EQ(lines("loud"),
+            "xla_gpu: warning: XLA_GPU_LOG is 'loud'; it must be off, warning or info\n");
+}
+
 TEST_F(FakeDriverTest, TheCurrentDeviceIsThatOfTheContext) {
   InProcess("12080", "", [] {
     ScopedPrimaryContext context(**GetDriver(), 1);

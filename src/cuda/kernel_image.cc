@@ -2,8 +2,6 @@
 
 #include <elf.h>
 
-#include <cstdio>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -12,6 +10,7 @@
 #include "src/core/elf.h"
 #include "src/core/fork.h"
 #include "src/core/includes.h"
+#include "src/core/log.h"
 #include "src/core/strings.h"
 #include "src/cuda/compiler.h"
 #include "src/cuda/disk_cache.h"
@@ -60,24 +59,12 @@ Sha256::Digest KeyOf(const CompileRequest& request, const std::vector<std::strin
   return hash.Finish();
 }
 
-struct Warnings {
-  std::mutex mutex;
-  std::set<std::string> said;
-};
-constinit PerProcess<Warnings> warnings;
-
-void WarnOnce(const std::string& message) {
-  auto& [mutex, said] = warnings.Get();
-  std::lock_guard<std::mutex> lock(mutex);
-  if (said.insert(message).second) std::fprintf(stderr, "xla_gpu: warning: %s\n", message.c_str());
-}
-
 std::optional<DiskCache> OpenDiskCache() {
   const std::string folder = DiskCache::DefaultFolder();
   if (folder.empty()) return std::nullopt;
   StatusOr<DiskCache> cache = DiskCache::Open(folder);
   if (cache.ok()) return *std::move(cache);
-  WarnOnce(cache.status().message() + " (kernels are compiled anew by every process)");
+  LogWarningOnce(cache.status().message() + " (kernels are compiled anew by every process)");
   return std::nullopt;
 }
 
@@ -120,7 +107,7 @@ StatusOr<KernelImage> ReadOrCompile(const CompileRequest& request, const Sha256:
   if (auto image = read()) return *std::move(image);
   XLA_GPU_ASSIGN_OR_RETURN(KernelImage image, CompileImage(request, key, name));
   image.kept = cache->Write({key, name, image.entry, image.cubin});
-  if (!image.kept.ok()) WarnOnce(image.kept.message());
+  if (!image.kept.ok()) LogWarningOnce(image.kept.message());
   return image;
 }
 
@@ -186,16 +173,23 @@ StatusOr<Image> GetKernelImage(const KernelSpec& spec, const std::string& arch,
     return Image(
         std::make_shared<KernelImage>(KernelImage{.cubin = spec.image, .entry = spec.entry}));
   }
-  return WithNvrtc<Image>(
+  const Stopwatch watch;
+  const char* origin = "from memory";
+  StatusOr<Image> image = WithNvrtc<Image>(
       spec, arch, driver_version, [&](const CompileRequest& request, const NvrtcLibrary& nvrtc) {
         const Sha256::Digest key = KeyOf(request, IncludedTexts(spec.text, spec.options), nvrtc);
         return images_in_memory.Get().Get(Sha256::Hex(key), [&]() -> StatusOr<Image> {
           XLA_GPU_ASSIGN_OR_RETURN(KernelImage made,
                                    ReadOrCompile(request, key, Describe(spec, arch)));
           if (made.entry.empty()) made.entry = spec.entry;
+          origin = made.from_disk ? "from disk" : "compiled";
           return Image(std::make_shared<KernelImage>(std::move(made)));
         });
       });
+  if (image.ok() && LogsInfo()) {
+    LogInfo(StrCat("kernel ", Describe(spec, arch), ": ", origin, " in ", watch.Text()));
+  }
+  return image;
 }
 
 StatusOr<CompileResult> CompileAnew(const KernelSpec& spec, const std::string& arch,

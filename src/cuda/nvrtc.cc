@@ -203,13 +203,18 @@ std::vector<std::string> NvrtcLibrary::IncludeFolders() const {
     if (fs::is_directory(folder, error)) folders.push_back(folder.string());
   }
   // pip's NVRTC comes without headers; those of a toolkit of its major version do as well.
+  const auto has_headers = [](const std::string& folder) {
+    std::error_code error;
+    return fs::exists(folder + "/cuda_fp16.h", error);
+  };
+  if (std::ranges::any_of(folders, has_headers)) return folders;
   for (const std::string& home :
        {Env("CUDA_HOME"), Env("CUDA_PATH"), std::string("/usr/local/cuda"),
-        StrCat("/usr/local/cuda-", major)}) {
+        StrCat("/usr/local/cuda-", Version())}) {
     const std::string folder = home + "/include";
-    if (folders.empty() && !home.empty() && ToolkitMajor(folder) == major) {
-      folders.push_back(folder);
-    }
+    if (ToolkitMajor(folder) != major || !has_headers(folder)) continue;
+    folders.push_back(folder);
+    break;
   }
   return folders;
 }

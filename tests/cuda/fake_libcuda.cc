@@ -1,10 +1,11 @@
 // A libcuda.so.1 without a GPU, for src/cuda/kernel_fake_driver_test.cc: it writes down what is
 // asked of it, so that the order of loading and launching is tested on machines that have no GPU.
 //
-// FAKE_CUDA_VERSION (12080): what cuDriverGetVersion says. FAKE_CUDA_FAIL ("cuLaunchKernel=1"):
-// this function gives this error. FAKE_CUDA_REFUSE ("text"): machine code that is this text
-// up to its first zero is refused as no image. FAKE_CUDA_PARAMETERS ("8,8,4"): the bytes of each
-// kernel's parameters. It has two devices of compute capability 9.0.
+// FAKE_CUDA_CAPTURING: if set, streams are being captured. FAKE_CUDA_VERSION (12080): what
+// cuDriverGetVersion says. FAKE_CUDA_FAIL ("cuLaunchKernel=1"): this function gives this error.
+// FAKE_CUDA_REFUSE ("text"): machine code that is this text up to its first zero is refused as no
+// image. FAKE_CUDA_PARAMETERS ("8,8,4"): the bytes of each kernel's parameters. It has two devices
+// of compute capability 9.0.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -72,6 +73,13 @@ FAKE int cuMemsetD8Async(unsigned long long, unsigned char value, size_t bytes, 
 FAKE int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t bytes, void*) {
   std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
   return Called("cuMemcpyDtoDAsync", "bytes=" + std::to_string(bytes));
+}
+FAKE int cuStreamIsCapturing(void*, int* status) {
+  *status = std::getenv("FAKE_CUDA_CAPTURING") == nullptr ? 0 : 1;
+  return Called("cuStreamIsCapturing");
+}
+FAKE int cuStreamSynchronize(void* stream) {
+  return Called("cuStreamSynchronize", std::to_string(reinterpret_cast<intptr_t>(stream)));
 }
 
 FAKE int cuDevicePrimaryCtxRetain(void** context, int device) {

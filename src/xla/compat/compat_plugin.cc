@@ -1,12 +1,12 @@
 #include "src/xla/compat/compat_plugin.h"
 
 #include <atomic>
-#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <vector>
 
 #include "pjrt_c_api.h"
+#include "src/core/log.h"
 #include "src/core/strings.h"
 #include "src/xla/compat/api_table.h"
 #include "src/xla/op_registration.h"
@@ -17,8 +17,6 @@ namespace {
 
 std::atomic<const CompatPlugin*> loaded{nullptr};
 
-void Warn(const std::string& text) { std::fprintf(stderr, "xla_gpu: %s\n", text.c_str()); }
-
 StatusOr<CompatPlugin> Wrap() {
   XLA_GPU_ASSIGN_OR_RETURN(const FoundPlugin found, ChoosePjrtPlugin(""));
   if (IsCompatPlugin(found.path)) {
@@ -28,18 +26,19 @@ StatusOr<CompatPlugin> Wrap() {
   }
   XLA_GPU_ASSIGN_OR_RETURN(const PjrtPlugin* wrapped, PjrtPlugin::Load(found.path));
   if (!wrapped->is_gpu() && std::getenv("XLA_GPU_PJRT_PLUGIN") == nullptr) {
-    Warn(StrCat(MachineHasNvidiaGpu() ? "there is an NVIDIA GPU but no CUDA plugin (pip install "
-                                        "jax-cuda13-pjrt or jax-cuda12-pjrt)"
-                                      : "there is no NVIDIA GPU",
-                ": the device XLA_GPU is the CPU, by ", wrapped->path(),
-                " (XLA_GPU_PJRT_PLUGIN=cpu says that this is meant)"));
+    LogWarning(StrCat(MachineHasNvidiaGpu()
+                          ? "there is an NVIDIA GPU but no CUDA plugin (pip install "
+                            "jax-cuda13-pjrt or jax-cuda12-pjrt)"
+                          : "there is no NVIDIA GPU",
+                      ": the device XLA_GPU is the CPU, by ", wrapped->path(),
+                      " (XLA_GPU_PJRT_PLUGIN=cpu says that this is meant)"));
   }
   CompatPlugin compat{wrapped, MakeForwardingApi(wrapped->api()), ""};
   PjrtPlugin::AddForwarder(compat.api, wrapped);
   // Without our ops the framework still has its device.
   if (const Status status = RegisterAllOps(*wrapped); !status.ok()) {
     compat.registration_problem = status.message();
-    Warn(StrCat("the ops of this library cannot be called here: ", status.message()));
+    LogWarning(StrCat("the ops of this library cannot be called here: ", status.message()));
   }
   return compat;
 }

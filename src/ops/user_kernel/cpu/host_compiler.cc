@@ -15,6 +15,7 @@
 #include "src/core/file.h"
 #include "src/core/fork.h"
 #include "src/core/includes.h"
+#include "src/core/log.h"
 #include "src/core/strings.h"
 #include "src/core/unique_fd.h"
 #include "src/cuda/compiler.h"
@@ -148,19 +149,32 @@ StatusOr<const void*> CompileHostSource(const std::string& kernel,
   }
   const cuda::Sha256::Digest key = hash.Finish();
   auto make = [&]() -> StatusOr<Loaded> {
+    const Stopwatch watch;
+    const auto log = [&](const char* origin) {
+      if (LogsInfo()) {
+        LogInfo(StrCat("kernel ", kernel, " for the CPU: ", origin, " in ", watch.Text()));
+      }
+    };
     std::optional<cuda::DiskCache> cache;
     if (const std::string folder = cuda::DiskCache::DefaultFolder(); !folder.empty()) {
       if (auto opened = cuda::DiskCache::Open(folder); opened.ok()) cache = *std::move(opened);
     }
     if (cache) {
       if (auto entry = cache->Read(key)) {
-        if (auto loaded = Load(kernel, entry->cubin); loaded.ok()) return Loaded{*loaded};
+        if (auto loaded = Load(kernel, entry->cubin); loaded.ok()) {
+          log("from disk");
+          return Loaded{*loaded};
+        }
       }
     }
     XLA_GPU_ASSIGN_OR_RETURN(const std::string library,
                              Compile(kernel, compiler, implementation, options, text));
     XLA_GPU_ASSIGN_OR_RETURN(const void* function, Load(kernel, library));
-    if (cache) (void)cache->Write({key, StrCat(kernel, " for the CPU"), "", library});
+    if (cache) {
+      const Status kept = cache->Write({key, StrCat(kernel, " for the CPU"), "", library});
+      if (!kept.ok()) LogWarningOnce(kept.message());
+    }
+    log("compiled");
     return Loaded{function};
   };
   XLA_GPU_ASSIGN_OR_RETURN(const Loaded loaded, functions.Get().Get(cuda::Sha256::Hex(key), make));
