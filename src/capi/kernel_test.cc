@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "src/core/strings.h"
 #include "src/core/test_util.h"
 #include "src/xla/testing/pjrt_test_plugin.h"
 #include "xla_gpu/xla_gpu.hpp"
@@ -121,11 +122,9 @@ TEST_F(KernelTest, ManySourcesInOneProcess) {
     KernelSpec spec;
     spec.name = "constant";  // they share a target, too
     spec.outputs = {{"out", "x"}};
-    kernels.emplace_back(
-        spec,
-        std::vector{KernelCode::HostSource(
-            "void constant(const float* x, float* out) { out[0] = " + std::to_string(i) + "; }",
-            "constant")});
+    const std::string text =
+        StrCat("void constant(const float* x, float* out) { out[0] = ", i, "; }");
+    kernels.emplace_back(spec, std::vector{KernelCode::HostSource(text, "constant")});
   }
   const Tensor one({1}, std::vector<float>{1});
   for (int i = 0; i < 5; ++i) {
@@ -141,7 +140,10 @@ TEST_F(KernelTest, CudaCodeIsNotForTheHost) {
   spec.grid = [](const std::vector<Tensor>& args) { return Dim3{CeilDiv(args[0].size(), 3), 2}; };
   spec.block = Dim3{64};
   spec.shared_memory = int64_t{48};
-  const Kernel image(spec, {KernelCode::CudaImage(std::string("\0\xff\x7f", 3) + "ELF", "k")});
+  const Kernel image(spec, {KernelCode::CudaImage(std::string("\0\xff\x7f"
+                                                              "ELF",
+                                                              6),
+                                                  "k")});
   EXPECT_THAT(client_->StableHlo(image, {x_}),
               AllOf(HasSubstr("grid = array<i64: 2, 2, 1>"),
                     HasSubstr("block = array<i64: 64, 1, 1>"), HasSubstr("shared_memory = 48 ")));
