@@ -36,5 +36,17 @@ TEST(ValidUtf8, EveryStatusIsSo) {
   EXPECT_EQ(Status(StatusCode::kInternal, "\x80").message(), kMark);
 }
 
+TEST(FromBase64, IsRfc4648) {
+  EXPECT_EQ(FromBase64(""), "");
+  EXPECT_EQ(FromBase64("Zg=="), "f");
+  EXPECT_EQ(FromBase64("Zm8="), "fo");
+  EXPECT_EQ(FromBase64("Zm9v"), "foo");
+  EXPECT_EQ(FromBase64("AP/+/Q=="), std::string("\0\xff\xfe\xfd", 4));
+  for (const char* wrong :
+       {"Z", "Zg", "Zg=", "Zg===", "Z===", "====", "Zm9v\n", "Zm 9", "Zm-_", "="}) {
+    EXPECT_FALSE(FromBase64(wrong).has_value()) << wrong;
+  }
+}
+
 }  // namespace
 }  // namespace xla_gpu

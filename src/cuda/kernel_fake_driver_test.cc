@@ -264,6 +264,18 @@ TEST_F(FakeDriverTest, SyncWaitsForEachLaunchUnlessItIsCaptured) {
                "running kernel simple_add with grid 7x1x1, block 256x1x1 and 0 bytes of dynamic "
                "shared memory on device 0 failed: CUDA_ERROR_FAKE 700");
   });
+  // A function that launches by itself is waited for when it returns.
+  InProcess("12080", "cuStreamSynchronize=700", [] {
+    const auto op = OpRegistry::Global().Define(
+        StrCat(R"({"name": "own", "arguments": [{"name": "x"}], "results": [{"name": "x",)"
+               R"("alias_of": "x"}], "implementations": {"CUDA": {"kind": "function", "address": )",
+               reinterpret_cast<uintptr_t>(+[](void*, void*) {}), "}}}"));
+    const std::vector<int64_t> shape = {4};
+    const std::vector<TensorView> x = {{reinterpret_cast<void*>(64), DType::kF32, shape}};
+    const Attributes none;
+    return op.ok() && Has(RunOp(**op, Platform::kCuda, {x, x, &none}, {}).message(),
+                          "own: cuda: running what the function launched failed: CUDA_ERROR_FAKE");
+  });
   ScopedEnv off("XLA_GPU_SYNC", "0");
   InProcess("12080", "", [&] { return run(""); });
 }

@@ -4,6 +4,7 @@
 
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
+#include "src/cuda/driver_api.h"
 #include "src/ops/user_kernel/definition.h"
 #include "src/ops/user_kernel/parameters.h"
 
@@ -231,10 +232,16 @@ Op MakeOp(DefinitionPtr definition) {
          })](const Call& call, int device) -> StatusOr<std::unique_ptr<Plan>> {
       XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const Plan> plan,
                                make(definition, platform, call, device));
-      return MakePlan([definition, schema, plan, has_aliases](const Call& call,
-                                                              const ExecutionContext& context) {
+      const bool launches_itself =
+          platform == Platform::kCuda &&
+          !definition->implementations[static_cast<size_t>(platform)]->is_launched();
+      return MakePlan([definition, schema, plan, has_aliases, launches_itself](
+                          const Call& call, const ExecutionContext& context) {
         if (has_aliases) XLA_GPU_RETURN_IF_ERROR(CheckAliases(*definition, *schema, call));
-        const Status status = plan->Run(call, context);
+        Status status = plan->Run(call, context);
+        if (status.ok() && launches_itself) {
+          status = cuda::AfterLaunch(context.stream, "running what the function launched");
+        }
         return status.ok() ? status : status.After(definition->name, ": ");
       });
     };

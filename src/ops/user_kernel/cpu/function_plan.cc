@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "src/cuda/driver_api.h"
 #include "src/ops/user_kernel/cpu/function_call.h"
 #include "src/ops/user_kernel/cpu/host_compiler.h"
 #include "src/ops/user_kernel/definition.h"
@@ -25,8 +24,7 @@ StatusOr<std::unique_ptr<Plan>> MakeFunctionPlan(std::shared_ptr<const Definitio
   std::vector<DType> types;
   for (size_t i = 0; i < parameters.size(); ++i) types.push_back(parameters.type(i));
   return MakePlan([function = *function, parameters = std::move(parameters),
-                   types = std::move(types), returns_error = implementation.returns_error,
-                   on_cuda = platform == Platform::kCuda](
+                   types = std::move(types), returns_error = implementation.returns_error](
                       const Call& call, const ExecutionContext& context) -> Status {
     std::array<uint64_t, kMaxParameters> values;
     parameters.Fill(call, context.stream, values);
@@ -39,8 +37,7 @@ StatusOr<std::unique_ptr<Plan>> MakeFunctionPlan(std::shared_ptr<const Definitio
       return Internal("the function threw what is no std::exception");
     }
     if (returns_error && result != 0) return Internal("the function returned ", result);
-    return on_cuda ? cuda::AfterLaunch(context.stream, "running what the function launched")
-                   : OkStatus();
+    return OkStatus();
   });
 }
 
