@@ -170,7 +170,7 @@ class Parser {
       if (given == nullptr) continue;
       const auto p = static_cast<size_t>(platform);
       XLA_GPU_ASSIGN_OR_RETURN(parsed[p], ReadImplementation(platform, *given));
-      made_->implementations[p] = std::move(parsed[p].made);
+      made_->implementations[p] = parsed[p].made;
       const Implementation& made = *made_->implementations[p];
       if (!made.is_source() || parsed[p].parameters != nullptr) continue;
       XLA_GPU_ASSIGN_OR_RETURN(declared[p], ParseSignature(made.text, made.entry));
@@ -181,7 +181,7 @@ class Parser {
       const auto p = static_cast<size_t>(platform);
       if (!made_->implementations[p]) continue;
       XLA_GPU_ASSIGN_OR_RETURN(made_->implementations[p]->parameters,
-                               ReadParameters(*made_, platform, parsed[p].parameters, declared[p]));
+                               ReadParameters(*made_, platform, parsed[p], declared[p]));
     }
     if (made_->implementations[0] || made_->implementations[1]) return OkStatus();
     return InvalidArgument("implementations is empty; it must have CUDA, Host or both");

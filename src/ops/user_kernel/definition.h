@@ -34,7 +34,9 @@
 //   legacy        library and symbol, or address: an XLA custom call of api_version 1, 2 or 3;
 //                 opaque (text). It takes arguments and results, whatever `parameters` says
 //
-// and, of those that are launched, cluster ([2,1,1]), cooperative, programmatic (dependent launch).
+// and, of those that are launched, cluster ([2,1,1]), cooperative, programmatic (dependent launch)
+// and aligned (["x"]: arguments and results whose addresses the machine code takes for multiples of
+// 16; a call with another is an error).
 //
 // `parameters` are what the function takes, in order: the name of an argument (its address; null
 // where an optional one is absent), of a result or of a scalar; null; {"value": 3, "type": "i32"};
@@ -62,6 +64,9 @@
 
 namespace xla_gpu::user_kernel {
 
+// Of addresses that are said to be aligned: what the widest load or store of a thread needs.
+inline constexpr uint64_t kAlignment = 16;
+
 // A parameter of the function that is called or launched.
 struct Parameter {
   enum class Kind {
@@ -80,6 +85,7 @@ struct Parameter {
   size_t dim = 0;
   DType type = DType::kU64;  // of a number; addresses are u64
   uint64_t bits = 0;         // a constant's, in the lowest bytes
+  bool aligned = false;      // an address that must be a multiple of kAlignment
   // Of an address, the elements that the source text declares there; kInvalid: any.
   DType points_to = DType::kInvalid;
 };

@@ -26,9 +26,11 @@ struct KindSpec {
 const std::vector<KindSpec>& Kinds() {
   static const auto& kinds = *new std::vector<KindSpec>{
       {"cuda_source",
-       {"text", "entry", "file", "options", "cluster", "cooperative", "programmatic"},
+       {"text", "entry", "file", "options", "cluster", "cooperative", "programmatic", "aligned"},
        2},
-      {"cuda_image", {"image", "entry", "arch", "cluster", "cooperative", "programmatic"}, 2},
+      {"cuda_image",
+       {"image", "entry", "arch", "cluster", "cooperative", "programmatic", "aligned"},
+       2},
       {"host_source", {"text", "entry", "file", "options", "returns_error"}, 2},
       {"function", {"library", "symbol", "address", "returns_error"}},
       {"tvm_ffi", {"library", "symbol", "address", "libtvm_ffi", "owned"}},
@@ -181,6 +183,48 @@ std::vector<Parameter> DefaultParameters(const Definition& definition, Platform 
   return parameters;
 }
 
+// That a source's function has a parameter for each output and scalar.
+Status CheckTaken(const Definition& definition, const std::string& entry,
+                  const std::vector<Parameter>& parameters) {
+  const auto takes = [&parameters](Parameter::Kind kind, size_t index) {
+    return std::ranges::any_of(parameters, [=](const Parameter& parameter) {
+      return parameter.kind == kind && parameter.index == index;
+    });
+  };
+  const auto refuse = [&entry](std::string_view what, std::string_view name) {
+    return InvalidArgument(what, " ", name, " is no parameter of ", entry);
+  };
+  for (size_t i = 0; i < definition.results.size(); ++i) {
+    const ResultSpec& result = definition.results[i];
+    if (result.kind == ResultKind::kAlias || takes(Parameter::Kind::kResult, i)) continue;
+    return refuse("output", result.name);
+  }
+  for (size_t i = 0; i < definition.scalars.size(); ++i) {
+    if (!takes(Parameter::Kind::kScalar, i)) return refuse("scalar", definition.scalars[i].name);
+  }
+  return OkStatus();
+}
+
+Status MarkAligned(const Definition& definition, Platform platform,
+                   const std::vector<std::string>& names, std::vector<Parameter>& parameters) {
+  using Kind = Parameter::Kind;
+  const std::string where = StrCat("implementations.", PlatformName(platform), ".aligned");
+  for (const std::string& name : names) {
+    XLA_GPU_ASSIGN_OR_RETURN(const Parameter named, Named(definition, where, name));
+    const bool is_address = named.kind == Kind::kArgument || named.kind == Kind::kResult;
+    bool found = false;
+    for (Parameter& parameter : parameters) {
+      if (!is_address || parameter.kind != named.kind || parameter.index != named.index) continue;
+      found = parameter.aligned = true;
+    }
+    if (!found) {
+      return InvalidArgument(where, " has \"", json::Excerpt(name),
+                             "\", which is no address that a launched kernel takes");
+    }
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 StatusOr<ParsedImplementation> ReadImplementation(Platform platform, json::Node& node) {
@@ -213,17 +257,19 @@ StatusOr<ParsedImplementation> ReadImplementation(Platform platform, json::Node&
     XLA_GPU_RETURN_IF_ERROR(needs("symbol", made.symbol));
   }
   parsed.parameters = reader.Find("parameters");
+  XLA_GPU_RETURN_IF_ERROR(reader.Read("aligned", parsed.aligned));
   return parsed;
 }
 
 StatusOr<std::vector<Parameter>> ReadParameters(const Definition& definition, Platform platform,
-                                                json::Node* given,
+                                                const ParsedImplementation& parsed,
                                                 const std::vector<DeclaredParameter>& declared) {
   const Implementation& made = *definition.implementations[static_cast<size_t>(platform)];
   const std::string where = StrCat("implementations.", PlatformName(platform), ".parameters");
   std::vector<Parameter> parameters;
-  if (given != nullptr) {
-    XLA_GPU_ASSIGN_OR_RETURN(json::Array * list, json::As<json::Array>(where, *given, "an array"));
+  if (parsed.parameters != nullptr) {
+    XLA_GPU_ASSIGN_OR_RETURN(json::Array * list,
+                             json::As<json::Array>(where, *parsed.parameters, "an array"));
     for (json::Node& item : list->items) {
       XLA_GPU_ASSIGN_OR_RETURN(
           Parameter parameter,
@@ -239,9 +285,13 @@ StatusOr<std::vector<Parameter>> ReadParameters(const Definition& definition, Pl
   } else {
     parameters = DefaultParameters(definition, platform);
   }
-  if (parameters.size() <= kMaxParameters) return parameters;
-  return InvalidArgument(where, " are ", parameters.size(), "; at most ", kMaxParameters,
-                         " are allowed");
+  if (parameters.size() > kMaxParameters) {
+    return InvalidArgument(where, " are ", parameters.size(), "; at most ", kMaxParameters,
+                           " are allowed");
+  }
+  if (made.is_source()) XLA_GPU_RETURN_IF_ERROR(CheckTaken(definition, made.entry, parameters));
+  XLA_GPU_RETURN_IF_ERROR(MarkAligned(definition, platform, parsed.aligned, parameters));
+  return parameters;
 }
 
 Status CheckNumberType(std::string_view where, DType type) {

@@ -2,6 +2,7 @@
 #ifndef XLA_GPU_OPS_USER_KERNEL_IMPLEMENTATION_H_
 #define XLA_GPU_OPS_USER_KERNEL_IMPLEMENTATION_H_
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -16,14 +17,16 @@ namespace xla_gpu::user_kernel {
 struct ParsedImplementation {
   Implementation made;               // all but `parameters`,
   json::Node* parameters = nullptr;  // which are read when all names are known; null: not given
+  std::vector<std::string> aligned;  // names of addresses, likewise
 };
 
 StatusOr<ParsedImplementation> ReadImplementation(Platform platform, json::Node& node);
 
 // The parameters of the platform's implementation: as given, else as its source text declares them,
-// else arguments, results that are no aliases, and scalars.
+// else arguments, results that are no aliases, and scalars. A source's outputs and scalars must be
+// among them.
 StatusOr<std::vector<Parameter>> ReadParameters(const Definition& definition, Platform platform,
-                                                json::Node* given,
+                                                const ParsedImplementation& parsed,
                                                 const std::vector<DeclaredParameter>& declared);
 
 // An error unless numbers of this type can be passed.
