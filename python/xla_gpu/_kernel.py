@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xla_gpu import _ops, _schema
-from xla_gpu._errors import InvalidArgumentError, at_callers_line
+from xla_gpu._errors import InvalidArgumentError
 from xla_gpu._ops import AttrValue, TensorSpec
 
 Specs = Mapping[str, TensorSpec]
@@ -33,6 +33,8 @@ class Kernel:
     Attributes:
       name: the custom call's target.
       schema: what a call takes: arguments, scalars (as attributes), results.
+      aliases: for each result the position of the argument that it is in place, else None.
+      number: its position in `kernels`.
     """
 
     def __init__(
@@ -77,13 +79,14 @@ class Kernel:
         self.schema = self._define({})
         self._scalars = tuple(a for a in self.schema.attrs if not a.derived)
         self.__signature__ = inspect.Signature(_schema.parameters(self.schema))
-        parameters = self.__signature__.parameters.values()
-        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-        self._arrays = tuple(a.name for a in self.schema.args)
-        self._accepted: set[tuple[Any, ...]] = set()  # a number of positional values, and names
+        names = [a.name for a in self.schema.args]
         self.__doc__ = self.schema.doc or type(self).__doc__
+        self._bound = _binder(self)
+        results = (r.alias_of for r in self.schema.results if r.kind != "scratch")
+        self.aliases = tuple(names.index(a) if a else None for a in results)
+        self.number = len(kernels)
+        kernels.append(self)
 
-    @at_callers_line
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Calls the kernel; a result, or a tuple of them.
 
@@ -91,16 +94,7 @@ class Kernel:
           TypeError: for a wrong count or keyword.
           InvalidArgumentError (a ValueError): for a wrong dtype, rank or scalar, by its name.
         """
-        form = len(args), *named
-        if form not in self._accepted:
-            try:
-                self.__signature__.bind(*args, **named)
-            except TypeError as error:
-                raise TypeError(f"{self.name}: {error}") from None
-            self._accepted.add(form)
-        values = {**self._defaults, **dict(zip(self._arrays, args)), **named}
-        arrays = [values[name] for name in self._arrays]
-        scalars = tuple([values[a.name] for a in self._scalars])
+        arrays, scalars = self._bound(*args, **named)
         for array in arrays:
             if array is not None:
                 front_end = _front_ends.get(type(array))
@@ -123,7 +117,9 @@ class Kernel:
           InvalidArgumentError: for one of another type, by its name.
         """
         given = {
-            attr.name: _schema.attribute(self.name, attr, value, lambda value: None)
+            attr.name: value
+            if attr.type == "int" and _is_symbolic(value)
+            else _schema.attribute(self.name, attr, value, lambda value: None)
             for attr, value in zip(self._scalars, values, strict=True)
         }
         return {name: value for name, value in given.items() if value is not None}
@@ -138,7 +134,9 @@ class Kernel:
         for name, function in self._derived.items():
             attr = next(a for a in schema.attrs if a.name == name)
             value = call.value(function, name)
-            made = _schema.attribute(self.name, attr, value, lambda value: None)
+            made = value
+            if not _is_symbolic(value):
+                made = _schema.attribute(self.name, attr, value, lambda value: None)
             if made is not None:
                 attrs[name] = made
         types: list[int] = []
@@ -172,7 +170,8 @@ class _Call:
 
     def __init__(self, kernel: str, specs: Specs, scalars: Scalars) -> None:
         self._kernel = kernel
-        self._known: dict[str, Any] = {**specs, **scalars}
+        known = {**specs, **scalars}
+        self._known = {_schema.python_name(name): value for name, value in known.items()}
 
     def value(self, given: Any, what: str) -> Any:
         if not callable(given) or isinstance(given, type):
@@ -225,7 +224,7 @@ def output_spec(kernel: str, name: str, value: Any, specs: Specs) -> TensorSpec:
         if isinstance(shape, int):
             shape = (shape,)
         known = dtype_name(dtype)
-        if known is not None and all(isinstance(n, int) and n >= 0 for n in shape):
+        if known is not None and all(_is_size(n) for n in shape):
             return TensorSpec(known, tuple(shape))
     raise InvalidArgumentError(
         f"{kernel}: outputs[{name!r}] is {value!r}; it must be the name of an argument, a pair "
@@ -234,8 +233,8 @@ def output_spec(kernel: str, name: str, value: Any, specs: Specs) -> TensorSpec:
 
 
 def _dims(kernel: str, name: str, value: Any) -> tuple[int, int, int]:
-    dims = (value,) if isinstance(value, int) else tuple(value) if _is_list(value) else ()
-    if not 1 <= len(dims) <= 3 or not all(isinstance(n, int) for n in dims):
+    dims = (value,) if _is_int(value) else tuple(value) if _is_list(value) else ()
+    if not 1 <= len(dims) <= 3 or not all(map(_is_int, dims)):
         raise InvalidArgumentError(f"{kernel}: {name} is {value!r}; it must be 1 to 3 ints")
     x, y, z = (*dims, 1, 1)[:3]
     return x, y, z
@@ -246,15 +245,56 @@ def _is_list(value: Any) -> bool:
 
 
 def _bytes(kernel: str, name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not _is_size(value):
         raise InvalidArgumentError(f"{kernel}: {name} is {value!r}; it must be a number of bytes")
-    return value
+    count: int = value
+    return count
 
 
-# ---- Front ends ----------------------------------------------------------------------------------
+def _is_symbolic(value: Any) -> bool:
+    """Whether it stands for an int while torch traces for any size."""
+    return type(value).__name__ == "SymInt"
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) or _is_symbolic(value)
+
+
+def _is_size(value: Any) -> bool:
+    return value >= 0 if isinstance(value, int) else _is_int(value)
+
+
+# ---- Calls ---------------------------------------------------------------------------------------
+
+kernels: list[Kernel] = []  # of this process, by their numbers
+
+
+def _binder(kernel: Kernel) -> Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """(arguments, scalars) of a call; made as dataclasses make theirs: nothing is quicker."""
+    defaults: dict[str, Any] = {}
+    names: dict[inspect._ParameterKind, list[str]] = {}
+    for p in kernel.__signature__.parameters.values():
+        value = ""
+        if p.default is not p.empty:
+            defaults[f"__default_{p.name}"] = p.default
+            value = f"=__default_{p.name}"
+        names.setdefault(p.kind, []).append(p.name + value)
+    parts = names.get(inspect.Parameter.POSITIONAL_OR_KEYWORD, [])
+    if named := names.get(inspect.Parameter.KEYWORD_ONLY):
+        parts = [*parts, "*", *named]
+    arrays, scalars = (
+        "".join(f"{_schema.python_name(each.name)}, " for each in of)
+        for of in (kernel.schema.args, kernel._scalars)
+    )
+    source = f"def bound({', '.join(parts)}):\n    return ({arrays}), ({scalars})\n"
+    exec(compile(source, "<xla_gpu kernel>", "exec"), defaults)
+    bound: Callable[..., Any] = defaults["bound"]
+    bound.__qualname__ = kernel.name  # what a TypeError of a call begins with
+    return bound
+
 
 # (kernel, arrays in the schema's order with None for absent ones, values of the scalars) -> results
-FrontEnd = Callable[[Kernel, Sequence[Any], tuple[Any, ...]], Any]
+FrontEnd = Callable[[Kernel, tuple[Any, ...], tuple[Any, ...]], Any]
 
 _front_ends: dict[type, FrontEnd] = {}  # by the type of arrays seen
 
@@ -263,7 +303,11 @@ def _front_end(kernel: Kernel, array: Any) -> FrontEnd:
     """What calls kernels on arrays like this one."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        return _torch_front_end(array)
+        from xla_gpu.torch import _functions
+
+        for known in (torch.Tensor, torch.nn.Parameter):
+            _front_ends[known] = _functions.call_kernel
+        return _functions.call_kernel
     try:
         from xla_gpu.jax import _kernels
     except ImportError:
@@ -273,10 +317,6 @@ def _front_end(kernel: Kernel, array: Any) -> FrontEnd:
         ) from None
     _front_ends[type(array)] = _kernels.call
     return _kernels.call
-
-
-def _torch_front_end(tensor: Any) -> FrontEnd:
-    raise NotImplementedError
 
 
 # ---- Making them ---------------------------------------------------------------------------------

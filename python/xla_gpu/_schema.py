@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import keyword
 import numbers
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,10 @@ class Attr:
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """An op (Op of src/core/op.h); `kernel` is the user's, of one that is defined at run time."""
+    """An op (Op of src/core/op.h).
+
+    `definition` and `kernel`, the user's, are there where the op is defined at run time.
+    """
 
     name: str
     key: str
@@ -76,7 +80,7 @@ class Op:
     instead_of_gradient: str
     instead_of_batching: str
     kernel: Kernel | None = None
-    definition: str = ""  # the text that it was defined by
+    definition: str = ""
 
     @property
     def id(self) -> str:
@@ -115,12 +119,14 @@ _defined: dict[str, Op] = {}  # by key, and by the definition's text
 def define(definition: dict[str, Any] | str, kernel: Kernel | None) -> Op:
     """Makes a kernel of the user's an op of the library, by the content of its definition.
 
+    Without `kernel`, as in a program that another process exported, the op has its definition only.
+
     Raises:
       InvalidArgumentError: with the library's message, which names the member that is wrong.
     """
     text = definition if isinstance(definition, str) else json.dumps(definition, sort_keys=True)
     found = _defined.get(text)
-    if found is None:
+    if found is None or (kernel is not None and found.kernel is not kernel):
         encoded = text.encode()
         told = _lib.text_of(_lib.load().xla_gpu_define_kernel, encoded, len(encoded))
         found = dataclasses.replace(_op(json.loads(told)), kernel=kernel, definition=text)
@@ -163,15 +169,23 @@ def parameters(schema: Op) -> list[inspect.Parameter]:
     empty, named = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
     kinds = {False: inspect.Parameter.POSITIONAL_OR_KEYWORD, True: named}
     parameters = [
-        inspect.Parameter(a.name, kinds[a.optional], default=None if a.optional else empty)
+        inspect.Parameter(
+            python_name(a.name), kinds[a.optional], default=None if a.optional else empty
+        )
         for a in schema.args
     ]
     for attr in schema.attrs:
         if attr.derived:
             continue
         default = None if attr.none_is_default else empty if attr.default is None else attr.default
-        parameters.append(inspect.Parameter(attr.name, kinds[attr.keyword_only], default=default))
+        name = python_name(attr.name)
+        parameters.append(inspect.Parameter(name, kinds[attr.keyword_only], default=default))
     return sorted(parameters, key=lambda p: p.kind)
+
+
+def python_name(name: str) -> str:
+    """A parameter's name: that of an argument, or "in_" where this is a word of Python's."""
+    return f"{name}_" if keyword.iskeyword(name) else name
 
 
 # ---- Attributes --------------------------------------------------------------------------------

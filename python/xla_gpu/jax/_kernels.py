@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from xla_gpu import _ops
-from xla_gpu._errors import InvalidArgumentError
+from xla_gpu._errors import InvalidArgumentError, at_callers_line
 from xla_gpu._kernel import Kernel, Scalars
 from xla_gpu.jax import _functions, _primitive
 
 
+@at_callers_line
 def call(kernel: Kernel, arrays: Sequence[Any], scalars: tuple[Any, ...]) -> Any:
     """The kernel on arrays and scalars in its schema's order: its result, or a tuple of them."""
     if not _functions.known_types.issuperset(map(type, arrays)):

@@ -11,12 +11,14 @@ import torch
 from xla_gpu import _docs
 from xla_gpu import _ops as _library
 from xla_gpu import _schema as _schemas
-from xla_gpu._errors import InvalidArgumentError, XlaGpuError
-from xla_gpu.torch import _kernels, _schema
+from xla_gpu._errors import InvalidArgumentError, XlaGpuError, at_callers_line
+from xla_gpu._kernel import Kernel as _Kernel
+from xla_gpu.torch import _kernels, _schema, _user_kernels
 from xla_gpu.torch._registration import bump_versions, is_plain
 
 _ops = torch.ops.xla_gpu
 _is_compiling = torch.compiler.is_compiling
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _function_modes = torch._C._len_torch_function_stack
 _tracing = torch._C._get_tracing_state
 _profiling = torch.autograd._profiler_enabled
@@ -241,6 +243,34 @@ def _update(op: str, *given: Any) -> Any:
         return _call(op, tensors)
     except XlaGpuError as error:
         raise error.with_traceback(None) from None  # to end here, not in layers below
+
+
+# ---- Kernels of the user's -----------------------------------------------------------------------
+
+
+def call_kernel(kernel: _Kernel, arrays: tuple[Any, ...], scalars: tuple[Any, ...]) -> Any:
+    """The kernel on tensors by argument, None for absent ones."""
+    if _is_dynamo_compiling():
+        from xla_gpu.torch import _traced
+
+        outputs = iter(_traced.call(kernel.number, arrays, scalars))
+        results = [next(outputs) if i is None else arrays[i] for i in kernel.aliases]
+        return results[0] if len(results) == 1 else tuple(results)
+    run, tensors = _user_kernels.bind(kernel, arrays)
+    if _is_ordinary(run, tensors):
+        result = run(tensors, scalars)
+        bump_versions(run, tensors)
+        return result
+    return _user_kernels.results_of(run, tensors, dispatch_kernel(run, tensors, scalars))
+
+
+@at_callers_line
+def dispatch_kernel(run: _user_kernels.UserKernel, tensors: Any, scalars: Any) -> Any:
+    """The call by torch's dispatcher, on whatever came."""
+    for name, tensor in zip(run.names, tensors):
+        if not isinstance(tensor, torch.Tensor):
+            raise _no_tensor(run.name, name, tensor)
+    return run.dispatch(tensors, scalars)
 
 
 # ---- Of ops without a function here --------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from operator import attrgetter, itemgetter
@@ -11,12 +12,13 @@ import torch
 
 from xla_gpu import _ops
 from xla_gpu._errors import InvalidArgumentError, UnimplementedError, XlaGpuError
-from xla_gpu._schema import Arg
+from xla_gpu._schema import Arg, Op
 from xla_gpu.torch import _schema
 from xla_gpu.torch._prepared import MAX_PREPARED, Prepared, ensure_context, thread
 from xla_gpu.torch._schema import Form, OpCall
 
 Tensors = tuple[torch.Tensor, ...]
+Gradients = Callable[[Any, Tensors, Tensors, Tensors], Sequence[torch.Tensor | None]]
 
 _PLATFORMS = {"cpu": "Host", "cuda": "CUDA"}
 
@@ -40,6 +42,8 @@ class Kernel:
       written: positions in the tensors of what it changes in place.
       floats: gives the tensors that may be floating, as a tuple.
       varying: beside the first tensor, the one whose shape changes most from call to call.
+      gradients: (options, arguments, results, gradients of results) -> gradients of arguments;
+        None where the op has none, and `instead_of_gradient` says what to do.
     """
 
     def __init__(self, form: Form, names: tuple[str, ...]) -> None:
@@ -51,26 +55,53 @@ class Kernel:
         returned = [i for i, alias in enumerate(aliases) if not alias]
         self.pick = itemgetter(*returned) if returned else lambda results: None
         self.written = tuple(names.index(alias) for alias in aliases if alias)
-        floats = [i for i, a in enumerate(self.args) if any("f" in d for d in a.dtypes)] or [0]
+        floats = [
+            i for i, a in enumerate(self.args) if not a.dtypes or any("f" in d for d in a.dtypes)
+        ] or [0]
         self.floats = itemgetter(*floats, floats[0])  # of one alone it would be no tuple
         self.varying = 0
         self._only_result = len(returned) == 1
+        self.gradients: Gradients | None = None
+        self.instead_of_gradient = form.op.instead_of_gradient
 
-    @functools.cached_property
-    def functional(self) -> Form:
-        """The torch op that returns all results of this call."""
-        forms = (f for f in _schema.FORMS.values() if f.op is self.form.op and not f.in_place)
-        return next(f for f in forms if list(f.results) == self.results)
+    def returns(self, pick: Callable[[Sequence[torch.Tensor]], Any]) -> None:
+        """Has `pick` choose of all results, work space behind them."""
+        self.pick, self._only_result = pick, pick == itemgetter(0)
 
     def call(self, tensors: Tensors, options: Sequence[Any]) -> OpCall:
         """The library's call; InvalidArgumentError for attributes that cannot be right."""
         self.check_present(tensors)
-        attrs = self.form.attributes(options)
+        op, attrs = self.attributes(tensors, options)
         optional = [arg.name for arg in self.args if arg.optional]
         if optional:
             attrs["optional_args"] = ",".join(optional)
         args = tuple(_vector(a, t) if a.vector else t for a, t in zip(self.args, tensors))
-        return OpCall(self.form.op.name, self.names, args, attrs)
+        return OpCall(op, self.names, args, attrs)
+
+    def attributes(
+        self, tensors: Tensors, options: Sequence[Any]
+    ) -> tuple[Op, dict[str, _ops.AttrValue]]:
+        """The library's op and its attributes, of the values that a call gives."""
+        return self.form.op, self.form.attributes(options)
+
+    def told(self, call: OpCall) -> dict[str, _ops.TensorSpec]:
+        """The types of results that the call's attributes say, by name."""
+        return {}
+
+    def dispatch(self, tensors: Tensors, options: Sequence[Any]) -> Any:
+        """The call of the torch op, by torch's dispatcher."""
+        return self._dispatch(self.form, tensors, options)
+
+    def functional(self, tensors: Tensors, options: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """All results, by the call of the torch op that writes nothing in place."""
+        forms = (f for f in _schema.FORMS.values() if f.op is self.form.op and not f.in_place)
+        form = next(f for f in forms if list(f.results) == self.results)
+        results = self._dispatch(form, tensors, options)
+        return results if isinstance(results, tuple) else (results,)
+
+    def _dispatch(self, form: Form, tensors: Tensors, options: Sequence[Any]) -> Any:
+        named = {attr.name: value for attr, value in zip(self.form.attrs, options)}
+        return _schema.torch_op(form)(**dict(zip(self.names, tensors)), **named)
 
     def __call__(self, tensors: Tensors, options: Any) -> Any:
         """Runs the op on CPU or CUDA tensors; gives what the torch op returns."""
@@ -114,12 +145,12 @@ class Kernel:
         device = _schema.check_devices(call)
         if device.type not in _PLATFORMS:
             raise UnimplementedError(
-                f"{call.op}: {call.names[0]} is on {device}; allowed are CPU and CUDA tensors"
+                f"{call.op.name}: {call.names[0]} is on {device}; allowed are CPU and CUDA tensors"
             )
         specs = _schema.specs_of(call)
         args = tuple(map(self._dense, self.args, call.args))
         platform = _PLATFORMS[device.type]
-        results = _ops.infer(call.op, platform, specs, call.attrs)
+        results = _ops.infer(call.op.id, platform, specs, call.attrs)
         prepared = Prepared(call, specs, results, device, platform, self.form.in_place)
         if not self.varying:  # tables of indices grow with the batch and its contexts
             sizes = [(t.dtype in _INDICES, t.ndim, t.numel()) for t in args]
@@ -150,9 +181,11 @@ class Kernel:
             raise InvalidArgumentError(
                 f"{what} is {tensor.layout}; it must be dense (torch.strided)"
             )
-        if arg.no_copy and not tensor.is_contiguous():
+        written = self.names.index(arg.name) in self.written
+        if (arg.no_copy or written) and not tensor.is_contiguous():
+            kind = "a cache" if arg.no_copy else "what is written in place"
             raise InvalidArgumentError(
-                f"{what} {_schema.describe(tensor)} has strides {tuple(tensor.stride())}; a cache "
+                f"{what} {_schema.describe(tensor)} has strides {tuple(tensor.stride())}; {kind} "
                 "must be contiguous, since a call does not copy it (call .contiguous() once, when "
                 "it is made)"
             )
@@ -215,3 +248,20 @@ def _inputs(form: Form) -> Callable[..., Inputs]:
 
 
 INPUTS = {name: _inputs(form) for name, form in _schema.FORMS.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchOp:
+    """What an op in torch.ops.xla_gpu is.
+
+    Attributes:
+      torch_schema: as torch.library.define takes it.
+      inputs: binds the arguments of a call.
+      in_place: whether it writes into arguments.
+      vmap: the rule for torch.library.register_vmap; None for torch's own way.
+    """
+
+    torch_schema: str
+    inputs: Callable[..., Inputs]
+    in_place: bool = False
+    vmap: Callable[..., Any] | None = None

@@ -107,7 +107,7 @@ class Prepared:
         in_place: bool,
     ) -> None:
         tensors = [_ops.TensorRef(spec, 0) for spec in (*specs, *(r.spec for r in results))]
-        made = _ops.CCall(call.op, platform, tensors, [], call.attrs)
+        made = _ops.CCall(call.op.id, platform, tensors, [], call.attrs)
         self._struct = made.struct
         self._struct.num_args, self._struct.num_results = len(specs), len(results)
         base = ctypes.addressof(self._struct.args.contents)

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from xla_gpu import _ops
 from xla_gpu._errors import UnimplementedError, at_callers_line
-from xla_gpu.torch import _kernels, _schema
+from xla_gpu.torch import _kernels, _schema, _user_kernels
 
 _requires_grad = attrgetter("requires_grad")
 _is_neg = torch.Tensor.is_neg
@@ -21,8 +21,8 @@ _modes = torch._C._len_torch_dispatch_stack
 _interpreter = torch._C._functorch.peek_interpreter_stack
 
 
-def _no_gradient(form: _schema.Form, forward_mode: bool = False) -> Exception:
-    why = form.op.instead_of_gradient and f" ({form.op.instead_of_gradient})"
+def _no_gradient(run: _kernels.Kernel, forward_mode: bool = False) -> Exception:
+    form, why = run.form, run.instead_of_gradient and f" ({run.instead_of_gradient})"
     what = "forward-mode derivative" if forward_mode else "gradient"
     no_grad = "" if forward_mode else "torch.no_grad() or "  # which forward mode does not heed
     return UnimplementedError(
@@ -31,27 +31,37 @@ def _no_gradient(form: _schema.Form, forward_mode: bool = False) -> Exception:
     )
 
 
-class _NoGradient(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
-    """The op, with a backward that says what to do: many models run forward with gradients on.
+class _Differentiable(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
+    """The op, with its gradient or, as most have none, a backward that says what to do.
 
-    Of a single level, as any autograd kernel: functorch calls it once for each of its transforms,
-    and those that wait below must find differentiation switched on.
+    Many models run forward with gradients on. Of a single level, as any autograd kernel: functorch
+    calls it once for each of its transforms, and those that wait below must find differentiation
+    switched on.
     """
 
     @staticmethod
-    def forward(ctx: Any, form: _schema.Form, op: Any, names: tuple[str, ...], *values: Any) -> Any:
-        ctx.form = form
-        split = len(values) - len(names)
+    def forward(ctx: Any, run: _kernels.Kernel, options: Any, *tensors: torch.Tensor) -> Any:
+        ctx.run, ctx.options = run, options
         with (
             torch.enable_grad(),
             forward_ad._set_fwd_grad_enabled(True),
             torch._C._AutoDispatchBelowAutograd(),
         ):
-            return op(*values[:split], **dict(zip(names, values[split:])))
+            results = run.dispatch(tensors, options)
+        several = isinstance(results, (tuple, list))
+        results = tuple(results) if several else (results,)
+        if run.gradients is not None:
+            ctx.save_for_backward(*tensors, *results)
+        return results if several else results[0]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise _no_gradient(ctx.form)
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        run = ctx.run
+        if run.gradients is None:
+            raise _no_gradient(run)
+        count, saved = len(run.names), ctx.saved_tensors
+        made = run.gradients(ctx.options, saved[:count], saved[count:], gradients)
+        return None, None, *made
 
 
 def _backend_kernel(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
@@ -88,36 +98,31 @@ def is_plain(run: _kernels.Kernel, tensors: _kernels.Tensors) -> bool:
     )
 
 
-def _below_autograd(
-    form: _schema.Form, inputs: Callable[..., _kernels.Inputs]
-) -> Callable[..., Any]:
+def _below_autograd(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
     """The autograd kernel for any device and any tensors: down the dispatcher again."""
-    op = _schema.torch_op(form)
 
     @at_callers_line
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        run, tensors, _ = inputs(*args, **kwargs)
+        run, tensors, options = inputs(*args, **kwargs)
         run.check_present(tensors)
         if _has_tangent(tensors):
-            raise _no_gradient(form, forward_mode=True)
+            raise _no_gradient(run, forward_mode=True)
         if _wants_grad(tensors):
             if run.written:
-                raise _no_gradient(form)
+                raise _no_gradient(run)
             with enable_single_level_autograd_function():
-                return _NoGradient.apply(form, op, tuple(kwargs), *args, *kwargs.values())
+                return _Differentiable.apply(run, options, *tensors)
         with torch._C._AutoDispatchBelowAutograd():
-            result = op(*args, **kwargs)
+            result = run.dispatch(tensors, options)
         bump_versions(run, tensors)
         return result
 
     return kernel
 
 
-def _autograd_kernel(
-    form: _schema.Form, inputs: Callable[..., _kernels.Inputs]
-) -> Callable[..., Any]:
+def _autograd_kernel(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
     """The autograd kernel of CPU and CUDA: with ordinary tensors, straight to the work."""
-    below = _below_autograd(form, inputs)
+    below = _below_autograd(inputs)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         run, tensors, options = inputs(*args, **kwargs)
@@ -141,16 +146,15 @@ def bump_versions(run: _kernels.Kernel, tensors: _kernels.Tensors) -> None:
 # ---- Fake tensors ---------------------------------------------------------------------------
 
 
-def _hints(shape: tuple[Any, ...]) -> tuple[int, ...] | None:
-    """The dimensions as numbers: a symbolic one counts as in the example that is traced."""
+def _hints(values: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The values as numbers: a symbolic one counts as in the example that is traced."""
     numbers = []
-    for dim in shape:
-        if not isinstance(dim, int):
-            node = dim.node
-            if not node.has_hint():
+    for value in values:
+        if isinstance(value, torch.SymInt):
+            if not value.node.has_hint():
                 return None
-            dim = node.hint
-        numbers.append(int(dim))
+            value = value.node.hint
+        numbers.append(value)
     return tuple(numbers)
 
 
@@ -165,8 +169,14 @@ def _infer(call: _schema.OpCall, exact: bool) -> list[_ops.Result] | None:
         shape = tuple(map(int, tensor.shape)) if exact else _hints(tuple(tensor.shape))
         if shape is None:
             return None
-        specs.append(_ops.TensorSpec(_schema.spec_of(call.op, name, tensor).dtype, shape))
-    return _ops.infer(call.op, "Host", specs, call.attrs)
+        specs.append(_ops.TensorSpec(_schema.spec_of(call.op.name, name, tensor).dtype, shape))
+    attrs = {}
+    for name, value in call.attrs.items():
+        known = _hints(value if isinstance(value, tuple) else (value,))
+        if known is None:
+            return None
+        attrs[name] = known if isinstance(value, tuple) else known[0]
+    return _ops.infer(call.op.id, "Host", specs, attrs)
 
 
 def _fake_kernel(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
@@ -174,13 +184,16 @@ def _fake_kernel(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         run, tensors, options = inputs(*args, **kwargs)
         call = run.call(tensors, options)
-        inferred = _infer(call, exact=not all(r.alias_of or r.like for r in run.results)) or []
+        told = run.told(call)
+        known = all(r.alias_of or r.like or r.name in told for r in run.results)
+        inferred = _infer(call, exact=not known) or []
         given = dict(zip(call.names, tensors))
         made = []
         for i, result in enumerate(run.results):
             like = given.get(result.alias_of or result.like)
             if like is None:
-                like, shape, name = tensors[0], inferred[i].spec.shape, inferred[i].spec.dtype
+                spec = told.get(result.name) or inferred[i].spec
+                like, shape, name = tensors[0], spec.shape, spec.dtype
             else:
                 shape = like.shape[: result.rank] if result.rank else like.shape
                 name = str(call.attrs.get(result.dtype, result.dtype))
@@ -193,6 +206,12 @@ def _fake_kernel(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
 
 # ---- Registration ---------------------------------------------------------------------------
 
+# Every op in torch.ops.xla_gpu, by name: the library's, and those that run the user's kernels.
+OPS = {
+    name: _kernels.TorchOp(form.torch_schema, _kernels.INPUTS[name], form.in_place)
+    for name, form in _schema.FORMS.items()
+} | _user_kernels.OPS
+
 
 def _tags() -> tuple[torch.Tag, ...]:
     """pt2_compliant, and for Inductor: give each argument the strides that it was traced with."""
@@ -203,15 +222,15 @@ def _tags() -> tuple[torch.Tag, ...]:
 def register() -> torch.library.Library:
     """Registers every op; they live as long as what it gives."""
     library = torch.library.Library(_schema.NAMESPACE, "DEF")
-    for name, form in _schema.FORMS.items():
-        inputs = _kernels.INPUTS[name]
-        library.define(form.torch_schema, tags=_tags())
-        backend = _backend_kernel(inputs)
+    for name, op in OPS.items():
+        library.define(op.torch_schema, tags=_tags())
+        backend = _backend_kernel(op.inputs)
         for key in ("CPU", "CUDA"):
             library.impl(name, backend, key)
-            library.impl(name, _autograd_kernel(form, inputs), f"Autograd{key}")
-        library.impl(name, _below_autograd(form, inputs), "Autograd")
-        torch.library.register_fake(
-            f"{_schema.NAMESPACE}::{name}", _fake_kernel(inputs), lib=library
-        )
+            library.impl(name, _autograd_kernel(op.inputs), f"Autograd{key}")
+        library.impl(name, _below_autograd(op.inputs), "Autograd")
+        qualified = f"{_schema.NAMESPACE}::{name}"
+        torch.library.register_fake(qualified, _fake_kernel(op.inputs), lib=library)
+        if op.vmap is not None and hasattr(torch.library, "register_vmap"):  # torch 2.5 and later
+            torch.library.register_vmap(qualified, op.vmap, lib=library)
     return library

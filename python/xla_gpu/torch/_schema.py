@@ -43,13 +43,13 @@ class OpCall:
     """One call of an op of the library.
 
     Attributes:
-      op: the library's name, "paged_attention".
+      op: the library's.
       names: of the arguments, in the order of `args`.
       args: the tensors, absent optional ones left out.
       attrs: every attribute by name, `optional_args` among them where optional arguments came.
     """
 
-    op: str
+    op: _schema.Op
     names: tuple[str, ...]
     args: tuple[torch.Tensor, ...]
     attrs: dict[str, _ops.AttrValue]
@@ -115,7 +115,7 @@ class Form:
     def attrs(self) -> tuple[_schema.Attr, ...]:
         """The attributes that a call gives."""
         switches = {r.only_with for r in self.op.results}
-        return tuple(attr for attr in self.op.attrs if attr.name not in switches)
+        return tuple(a for a in self.op.attrs if a.name not in switches and not a.derived)
 
     @functools.cached_property
     def fixed(self) -> dict[str, bool]:
@@ -217,7 +217,7 @@ def check_devices(call: OpCall) -> torch.device:
     for name, tensor in zip(call.names, call.args, strict=True):
         if tensor.device != device:
             raise InvalidArgumentError(
-                f"{call.op}: {name} {describe(tensor)} is on {tensor.device} but {call.names[0]} "
+                f"{call.op.name}: {name} {describe(tensor)} is on {tensor.device} but {call.names[0]} "
                 f"is on {device}; all arguments must be on one device"
             )
     return device
@@ -225,4 +225,4 @@ def check_devices(call: OpCall) -> torch.device:
 
 def specs_of(call: OpCall) -> list[_ops.TensorSpec]:
     """The types of a call's arguments."""
-    return [spec_of(call.op, n, t) for n, t in zip(call.names, call.args, strict=True)]
+    return [spec_of(call.op.name, n, t) for n, t in zip(call.names, call.args, strict=True)]

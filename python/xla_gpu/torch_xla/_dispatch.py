@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from xla_gpu import _ops
+from xla_gpu import _lib, _ops
 from xla_gpu import _schema as _schemas
 from xla_gpu._errors import at_callers_line
-from xla_gpu.torch import _kernels, _schema
+from xla_gpu.torch import _kernels, _registration, _schema
 from xla_gpu.torch._schema import OpCall
 from xla_gpu.torch_xla import _custom_call, _hlo, _runtime
 
@@ -23,15 +23,26 @@ def _hlo_call(
     op: str, platform: str, specs: tuple[_ops.TensorSpec, ...], attrs: Attrs
 ) -> _hlo.CustomCall:
     """The checked call; ValueError with the library's message."""
+    schema = _schemas.schema(op)
     results = _ops.infer(op, platform, specs, dict(attrs))
     return _hlo.CustomCall(
-        _schemas.schema(op).target,
+        _target(schema, platform),
         specs,
         tuple(r.spec for r in results),
         api_version=4,
-        backend_config=_hlo.attributes_text(dict(attrs)),
+        # A scalar of the user's may be an f64.
+        backend_config=_hlo.attributes_text(dict(attrs), "f64" if schema.key else "f32"),
         aliases=tuple((i, r.alias_of) for i, r in enumerate(results) if r.alias_of is not None),
     )
+
+
+def _target(op: _schemas.Op, platform: str) -> str:
+    """XLA's name for the op: the plugin registers the library's when it is loaded."""
+    if not op.key:
+        return op.target
+    with _lib.registration_lock:
+        handler = _lib.handler_address(op.key, platform, 4)
+        return _runtime.register_handler(op.target, handler, platform, 4)
 
 
 def run(call: OpCall) -> list[torch.Tensor]:
@@ -39,7 +50,7 @@ def run(call: OpCall) -> list[torch.Tensor]:
     _schema.check_devices(call)
     platform = _runtime.ops_platform()
     specs = tuple(_schema.specs_of(call))
-    hlo_call = _hlo_call(call.op, platform, specs, tuple(sorted(call.attrs.items())))
+    hlo_call = _hlo_call(call.op.id, platform, specs, tuple(sorted(call.attrs.items())))
     return _custom_call.emit(hlo_call, call.args)
 
 
@@ -64,9 +75,7 @@ def _in_place(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         op, tensors, options = inputs(*args, **kwargs)
         given = dict(zip(op.names, tensors))
-        named = {attr.name: value for attr, value in zip(op.form.attrs, options)}
-        results = _schema.torch_op(op.functional)(**given, **named)
-        results = results if isinstance(results, tuple) else (results,)
+        results = op.functional(tensors, options)
         for result, new in zip(op.results, results, strict=True):
             if result.alias_of:
                 given[result.alias_of].copy_(new)
@@ -81,10 +90,10 @@ _library = torch.library.Library(_schema.NAMESPACE, "IMPL")
 @functools.cache
 def register() -> None:
     """Gives the ops their XLA implementations, once."""
-    for name, inputs in _kernels.INPUTS.items():
+    for name, op in _registration.OPS.items():
         # XLA tensors are functional: torch turns in-place ops on them into functional ones, but
         # only its own. This key comes before XLA's, and only for such tensors.
-        if _schema.FORMS[name].in_place:
-            _library.impl(name, _in_place(inputs), "Functionalize")
+        if op.in_place:
+            _library.impl(name, _in_place(op.inputs), "Functionalize")
         else:
-            _library.impl(name, _new_results(inputs), "XLA")
+            _library.impl(name, _new_results(op.inputs), "XLA")

@@ -171,24 +171,24 @@ class CustomCall:
 # ---- Attributes as text ------------------------------------------------------------------------
 
 
-def attributes_text(attrs: Mapping[str, _ops.AttrValue]) -> str:
+def attributes_text(attrs: Mapping[str, _ops.AttrValue], floats: str = "f32") -> str:
     """The attributes of a typed call as XLA reads them: `{scale = 2.0 : f32}`.
 
-    Floats become f32, ints i64, sequences of ints arrays of i64.
+    Floats become f32, or f64 if `floats` says so, ints i64, sequences of ints arrays of i64.
 
     Raises:
       InvalidArgumentError (a ValueError): for a value of another type.
     """
-    return "{" + ", ".join(f"{name} = {_value(name, v)}" for name, v in attrs.items()) + "}"
+    return "{" + ", ".join(f"{name} = {_value(name, v, floats)}" for name, v in attrs.items()) + "}"
 
 
-def _value(name: str, value: _ops.AttrValue) -> str:
+def _value(name: str, value: _ops.AttrValue, floats: str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
         return f"{value} : i64"
     if isinstance(value, float):
-        return f"{_float(value)} : f32"
+        return f"{_float(value, floats)} : {floats}"
     if isinstance(value, str):
         return _string(value)
     if isinstance(value, Sequence) and all(isinstance(v, int) for v in value):
@@ -199,15 +199,16 @@ def _value(name: str, value: _ops.AttrValue) -> str:
     )
 
 
-def _float(value: float) -> str:
-    """An MLIR literal of exactly the f32 next to `value`."""
+def _float(value: float, floats: str) -> str:
+    """An MLIR literal of exactly the f32 or f64 next to `value`."""
+    kind, digits = ("<f", 10) if floats == "f32" else ("<d", 18)
     try:
-        bits = struct.pack("<f", value)
+        bits = struct.pack(kind, value)
     except OverflowError:
-        bits = struct.pack("<f", math.copysign(math.inf, value))
-    (rounded,) = struct.unpack("<f", bits)
+        bits = struct.pack(kind, math.copysign(math.inf, value))
+    (rounded,) = struct.unpack(kind, bits)
     if not math.isfinite(rounded):
-        return f"{int.from_bytes(bits, 'little'):#010x}"
+        return f"{int.from_bytes(bits, 'little'):#0{digits}x}"
     mantissa, e, exponent = repr(rounded).partition("e")
     return (mantissa if "." in mantissa else f"{mantissa}.0") + e + exponent
 

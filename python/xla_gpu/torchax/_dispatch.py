@@ -20,7 +20,7 @@ from torchax.view import View
 
 from xla_gpu._errors import InvalidArgumentError, at_callers_line
 from xla_gpu.jax import _primitive
-from xla_gpu.torch import _kernels, _schema
+from xla_gpu.torch import _kernels, _registration, _schema
 
 _TORCHAX = (Tensor, View)
 
@@ -36,8 +36,8 @@ def register() -> None:
             f"xla_gpu.torchax needs torch 2.5 or later (torch.library.register_torch_dispatch); "
             f"this is {torch.__version__}"
         )
-    for name, form in _schema.FORMS.items():
-        op = _Op(form, _kernels.INPUTS[name])
+    for name, torch_op in _registration.OPS.items():
+        op = _Op(torch_op.inputs)
         for kind, rule in (
             (Tensor, op.on_tensors),
             (View, op.on_tensors),
@@ -51,11 +51,9 @@ class _Op:
     """One torch op on torchax's tensors.
 
     Attributes:
-      form: what it is.
       inputs: binds its arguments.
     """
 
-    form: _schema.Form
     inputs: Callable[..., _kernels.Inputs]
 
     def on_tensors(
@@ -88,22 +86,23 @@ class _Op:
         kernel, tensors, options = self.inputs(*args, **kwargs)
         kernel.check_present(tensors)
         given = dict(zip(kernel.names, tensors))
-        arrays = {name: self._to_jax(name, tensor) for name, tensor in given.items()}
-        attrs = self.form.attributes(options)
-        results = _primitive.call(self.form.op.name, arrays, attrs)
+        arrays = {name: _to_jax(kernel, name, tensor) for name, tensor in given.items()}
+        op, attrs = kernel.attributes(tensors, options)
+        results = _primitive.call(op.id, arrays, attrs)
         for result, new in zip(kernel.results, results, strict=True):
-            if self.form.in_place and result.alias_of:
+            if kernel.form.in_place and result.alias_of:
                 _replace(given[result.alias_of], new)
         return kernel.pick(interop.torch_view(list(results)))
 
-    def _to_jax(self, name: str, tensor: torch.Tensor) -> jax.Array:
-        if isinstance(tensor, _TORCHAX):
-            array: jax.Array = tensor.jax()
-            return array
-        raise InvalidArgumentError(
-            f"{self.form.name}: {name} {_schema.describe(tensor)} is an ordinary tensor on "
-            f"{tensor.device} but others are torchax's; move it with .to('jax')"
-        )
+
+def _to_jax(kernel: _kernels.Kernel, name: str, tensor: torch.Tensor) -> jax.Array:
+    if isinstance(tensor, _TORCHAX):
+        array: jax.Array = tensor.jax()
+        return array
+    raise InvalidArgumentError(
+        f"{kernel.name}: {name} {_schema.describe(tensor)} is an ordinary tensor on "
+        f"{tensor.device} but others are torchax's; move it with .to('jax')"
+    )
 
 
 def _replace(tensor: Tensor | View, new: jax.Array) -> None:
