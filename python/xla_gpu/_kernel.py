@@ -9,6 +9,7 @@ is traced: `Kernel.resolve`.
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -291,6 +292,28 @@ def _binder(kernel: Kernel) -> Callable[..., tuple[tuple[Any, ...], tuple[Any, .
     bound: Callable[..., Any] = defaults["bound"]
     bound.__qualname__ = kernel.name  # what a TypeError of a call begins with
     return bound
+
+
+class _NegativeZero(float):
+    """-0.0 as a key of caches, where it would be taken for 0.0."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+_negative_zero = _NegativeZero(-0.0)
+
+
+def as_key(scalars: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The scalars of a call, told apart by more than `==`."""
+    return tuple(
+        [
+            _negative_zero if s.__class__ is float and not s and math.copysign(1, s) < 0 else s
+            for s in scalars
+        ]
+    )
 
 
 # (kernel, arrays in the schema's order with None for absent ones, values of the scalars) -> results

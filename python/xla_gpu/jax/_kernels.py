@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from xla_gpu import _ops
 from xla_gpu._errors import InvalidArgumentError, at_callers_line
-from xla_gpu._kernel import Kernel, Scalars
+from xla_gpu._kernel import Kernel, Scalars, as_key
 from xla_gpu.jax import _functions, _primitive
 
 
@@ -22,7 +22,7 @@ def call(kernel: Kernel, arrays: Sequence[Any], scalars: tuple[Any, ...]) -> Any
             _functions.array(kernel.name, arg.name, value, arg.optional)
             for arg, value in zip(kernel.schema.args, arrays, strict=True)
         ]
-    results = _jitted(kernel, *scalars)(*arrays)
+    results = _jitted(kernel, *as_key(scalars))(*arrays)
     return results[0] if len(results) == 1 else tuple(results)
 
 

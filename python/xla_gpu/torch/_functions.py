@@ -13,6 +13,7 @@ from xla_gpu import _ops as _library
 from xla_gpu import _schema as _schemas
 from xla_gpu._errors import InvalidArgumentError, XlaGpuError, at_callers_line
 from xla_gpu._kernel import Kernel as _Kernel
+from xla_gpu._kernel import as_key as _as_key
 from xla_gpu.torch import _kernels, _schema, _user_kernels
 from xla_gpu.torch._registration import bump_versions, is_plain
 
@@ -258,8 +259,13 @@ def call_kernel(kernel: _Kernel, arrays: tuple[Any, ...], scalars: tuple[Any, ..
         return results[0] if len(results) == 1 else tuple(results)
     run, tensors = _user_kernels.bind(kernel, arrays)
     if _is_ordinary(run, tensors):
-        result = run(tensors, scalars)
-        bump_versions(run, tensors)
+        try:
+            result = run(tensors, _as_key(scalars) if scalars else scalars)
+        except TypeError:  # a scalar that cannot be a key is no number
+            kernel.scalars(scalars)
+            raise
+        if run.written:
+            bump_versions(run, tensors)
         return result
     return _user_kernels.results_of(run, tensors, dispatch_kernel(run, tensors, scalars))
 

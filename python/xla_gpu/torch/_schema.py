@@ -217,8 +217,8 @@ def check_devices(call: OpCall) -> torch.device:
     for name, tensor in zip(call.names, call.args, strict=True):
         if tensor.device != device:
             raise InvalidArgumentError(
-                f"{call.op.name}: {name} {describe(tensor)} is on {tensor.device} but {call.names[0]} "
-                f"is on {device}; all arguments must be on one device"
+                f"{call.op.name}: {name} {describe(tensor)} is on {tensor.device} but "
+                f"{call.names[0]} is on {device}; all arguments must be on one device"
             )
     return device
 

@@ -6,6 +6,7 @@ fake tensors, as Python: functions of arguments see symbolic sizes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ from xla_gpu import _kernel
 from xla_gpu.torch import _functions, _user_kernels
 
 
-@torch.compiler.allow_in_graph
-def call(number: int, arrays: Any, scalars: Any) -> list[torch.Tensor]:
+def _call(number: int, arrays: Any, scalars: Any) -> list[torch.Tensor]:
     """The results of the kernel of this number that are no arguments."""
     kernel = _kernel.kernels[number]
     run, tensors = _user_kernels.bind(kernel, arrays)
     made = _functions.dispatch_kernel(run, tensors, scalars)
     return [made] if isinstance(made, torch.Tensor) else list(made or ())
+
+
+call: Callable[..., list[torch.Tensor]] = torch.compiler.allow_in_graph(_call)

@@ -25,6 +25,7 @@ import torch
 from xla_gpu import _kernel, _ops
 from xla_gpu import _schema as _schemas
 from xla_gpu._errors import InvalidArgumentError, UnimplementedError
+from xla_gpu._kernel import as_key
 from xla_gpu.torch import _kernels, _schema
 
 # Attributes that are no scalars, in the order in which calls carry them.
@@ -211,16 +212,22 @@ _is_exporting = getattr(torch.compiler, "is_exporting", lambda: True)
 # ---- Eager calls ---------------------------------------------------------------------------------
 
 
-def bind(
-    user: _kernel.Kernel, arrays: Sequence[torch.Tensor | None]
-) -> tuple[UserKernel, _kernels.Tensors]:
+def bind(user: _kernel.Kernel, arrays: tuple[Any, ...]) -> tuple[UserKernel, _kernels.Tensors]:
     """The call of the kernel itself."""
-    run = whole(user, tuple([t is not None for t in arrays]))
+    run = _without_optional.get(user)
+    if run is not None:
+        return run, arrays
+    run = _whole(user, tuple([t is not None for t in arrays]))
+    if not any(arg.optional for arg in user.schema.args):
+        _without_optional[user] = run
     return run, tuple([t for t in arrays if t is not None])
 
 
+_without_optional: dict[_kernel.Kernel, UserKernel] = {}
+
+
 @functools.cache
-def whole(user: _kernel.Kernel, present: tuple[bool, ...]) -> UserKernel:
+def _whole(user: _kernel.Kernel, present: tuple[bool, ...]) -> UserKernel:
     """For calls of the kernel itself, which return every result; `present`: of the arguments."""
     op = user.schema
     for arg, is_here in zip(op.args, present):
@@ -237,7 +244,9 @@ def results_of(run: UserKernel, tensors: _kernels.Tensors, made: Any) -> Any:
     outputs = iter((made,) if isinstance(made, torch.Tensor) else made or ())
     given = dict(zip(run.names, tensors))
     writes = run.form.in_place
-    return run.pick([given[r.alias_of] if writes and r.alias_of else next(outputs) for r in run.results])
+    return run.pick(
+        [given[r.alias_of] if writes and r.alias_of else next(outputs) for r in run.results]
+    )
 
 
 # ---- The ops in torch.ops ------------------------------------------------------------------------
@@ -245,7 +254,7 @@ def results_of(run: UserKernel, tensors: _kernels.Tensors, made: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Found:
-    """What a torch op's `kernel` names, and what calls bring: arguments, of which it writes some."""
+    """What a torch op's `kernel` names; calls bring arguments, some of which are written."""
 
     op: _schemas.Op
     user: _kernel.Kernel | None
@@ -298,18 +307,25 @@ def _run_of(
     return run, tuple([t for t in each if t is not None])
 
 
-def _inputs(args: Sequence[torch.Tensor | None], kernel: str, *told: Any) -> _kernels.Inputs:
+_Inputs = tuple[UserKernel, _kernels.Tensors, _Resolved]
+
+
+def _inputs(args: Sequence[torch.Tensor | None], kernel: str, *told: Any) -> _Inputs:
     *resolved, definition = told if len(told) == 5 else (*told, "")
     run, tensors = _run_of(kernel, definition, args, None)
-    return run, tensors, _Resolved(*map(tuple, resolved))
+    return run, tensors, _resolved(*resolved)
 
 
 def _inputs_in_place(
     args: Sequence[torch.Tensor | None], written: Sequence[torch.Tensor], kernel: str, *told: Any
-) -> _kernels.Inputs:
+) -> _Inputs:
     *resolved, definition = told if len(told) == 5 else (*told, "")
     run, tensors = _run_of(kernel, definition, args, written)
-    return run, tensors, _Resolved(*map(tuple, resolved))
+    return run, tensors, _resolved(*resolved)
+
+
+def _resolved(ints: Any, floats: Any, launch: Any, result_types: Any) -> _Resolved:
+    return _Resolved(tuple(ints), as_key(floats), tuple(launch), tuple(result_types))
 
 
 # ---- vmap ----------------------------------------------------------------------------------------
@@ -318,7 +334,7 @@ def _inputs_in_place(
 def _batch(info: Any, in_dims: Sequence[Any], *given: Any) -> Any:
     """Vmap's rule of the ops, as the kernel's `vmap` says."""
     in_place = not isinstance(given[1], str)
-    run, tensors, options = (_inputs_in_place if in_place else _inputs)(*given)
+    run, tensors, options = _inputs_in_place(*given) if in_place else _inputs(*given)
     user = run.user
     if user is None or user.vmap is None:
         raise UnimplementedError(
@@ -342,9 +358,7 @@ def _batch(info: Any, in_dims: Sequence[Any], *given: Any) -> Any:
         made = _one_by_one(run, moved, dims, options, info.batch_size)
     else:
         lead = 1 if user.vmap == "expand_dims" else info.batch_size
-        batch = tuple(
-            t.expand(lead, *t.shape) if d is None else t for t, d in zip(moved, dims)
-        )
+        batch = tuple(t.expand(lead, *t.shape) if d is None else t for t, d in zip(moved, dims))
         made = _batched(run, batch, options)
     if not in_place:
         return made, [0] * len(made)
@@ -362,7 +376,9 @@ def _one_by_one(
 ) -> list[torch.Tensor]:
     rows = []
     for i in range(size):
-        rows.append(_written_back(run, [t if d is None else t[i] for t, d in zip(tensors, dims)], options))
+        rows.append(
+            _written_back(run, [t if d is None else t[i] for t, d in zip(tensors, dims)], options)
+        )
     if rows:
         return [torch.stack(each) for each in zip(*rows)]
     one = [t if d is None else t.new_zeros(t.shape[1:]) for t, d in zip(tensors, dims)]
@@ -374,7 +390,7 @@ def _batched(run: UserKernel, tensors: _kernels.Tensors, options: Any) -> list[t
     user = run.user
     assert user is not None
     _, attrs = run.attributes(tensors, options)
-    whole_run = whole(user, tuple(a.name in run.names for a in user.schema.args))
+    whole_run = _whole(user, tuple(a.name in run.names for a in user.schema.args))
     given = user.user_scalars(attrs)
     scalars = tuple(given[a.name] for a in _scalars(user.schema) if not a.derived)
     return _written_back(whole_run, tensors, scalars)
