@@ -78,12 +78,12 @@ row_sums = xla_gpu.host_kernel(
 _TYPES = {
     "f32": ("float", torch.float32),
     "f64": ("double", torch.float64),
-    "i8": ("int8_t", torch.int8),
-    "i32": ("int32_t", torch.int32),
-    "i64": ("int64_t", torch.int64),
-    "u8": ("uint8_t", torch.uint8),
+    "i8": ("signed char", torch.int8),
+    "i32": ("int", torch.int32),
+    "i64": ("long long", torch.int64),
+    "u8": ("unsigned char", torch.uint8),
 }
-_SCALARS = {"f32": "float", "f64": "double", "i32": "int32_t", "i64": "int64_t", "pred": "bool"}
+_SCALARS = {"f32": "float", "f64": "double", "i32": "int", "i64": "long long", "pred": "bool"}
 
 
 @dataclasses.dataclass
@@ -130,12 +130,14 @@ class Case:
         return list(results) if isinstance(results, tuple) else [results]
 
 
-def random_case(rng, dtypes=tuple(_TYPES)):
-    """Of 1 to 5 arguments, 0 to 4 scalars and 1 to 3 results."""
+def random_case(rng, dtypes=tuple(_TYPES), cuda=False):
+    """Of 1 to 5 arguments, some optional but on CUDA, 0 to 4 scalars and 1 to 3 results."""
     count = int(rng.integers(1, 6))
     names = [f"a{i}" for i in range(count)]
     types = {name: str(rng.choice(dtypes)) for name in names}
-    is_optional = {name: i > 0 and bool(rng.random() < 0.3) for i, name in enumerate(names)}
+    is_optional = {
+        name: i > 0 and not cuda and bool(rng.random() < 0.3) for i, name in enumerate(names)
+    }
     names.sort(key=is_optional.get)
     in_place = tuple(n for n in names if not is_optional[n] and rng.random() < 0.3)
     scalars = {f"s{i}": str(rng.choice(list(_SCALARS))) for i in range(rng.integers(0, 5))}
@@ -161,26 +163,27 @@ def random_case(rng, dtypes=tuple(_TYPES)):
     pointers = [f"{'' if n in in_place else 'const '}{_TYPES[types[n]][0]}* {n}" for n in names]
     pointers += [f"{_TYPES[t][0]}* {o}" for o, (_, t) in outputs.items()]
     numbers = [f"{_SCALARS[t]} {s}" for s, t in scalars.items()]
-    numbers += [f"int64_t {n}" for n in sizes]
+    numbers += [f"long long {n}" for n in sizes]
     weighted = [
-        f"if (n_{n}) total += {i + 1} * (int64_t){n}[i % n_{n}];" for i, n in enumerate(names)
+        f"if (n_{n}) total += {i + 1} * (long long){n}[i % n_{n}];" for i, n in enumerate(names)
     ]
-    weighted += [f"total += {i + 1} * (int64_t){s};" for i, s in enumerate(scalars)]
+    weighted += [f"total += {i + 1} * (long long){s};" for i, s in enumerate(scalars)]
     body = "".join(
-        f"for (int64_t i = 0; i < n_{o}; ++i) {{ int64_t total = 0; {' '.join(weighted)} "
+        f"for (long long i = 0; i < n_{o}; ++i) {{ long long total = 0; {' '.join(weighted)} "
         f"{o}[i] = total; }}\n"
         for o in outputs
     )
-    body += "".join(f"for (int64_t i = 0; i < n_{n}; ++i) {n}[i] += 1;\n" for n in in_place)
-    kernel = xla_gpu.host_kernel(
-        f"#include <cstdint>\nvoid mix({', '.join(pointers + numbers)}) {{\n{body}}}\n",
-        "mix",
-        outputs=told,
-        in_place=in_place,
-        arguments=[{"name": n, "dtypes": [types[n]], "optional": is_optional[n]} for n in names],
-        scalars=sizes,
-        options=["-O0"],
-    )
+    body += "".join(f"for (long long i = 0; i < n_{n}; ++i) {n}[i] += 1;\n" for n in in_place)
+    source = f"void mix({', '.join(pointers + numbers)}) {{\n{body}}}\n"
+    described = {"outputs": told, "in_place": in_place, "scalars": sizes}
+    if cuda:
+        source = f"__global__ {source}"
+        kernel = xla_gpu.cuda_kernel(source, "mix", grid=1, block=1, **described)
+    else:
+        described["arguments"] = [
+            {"name": n, "dtypes": [types[n]], "optional": is_optional[n]} for n in names
+        ]
+        kernel = xla_gpu.host_kernel(source, "mix", options=["-O0"], **described)
     values = {s: _value(t, int(rng.integers(0, 3))) for s, t in scalars.items()}
     return Case(kernel, args, values, in_place, outputs)
 
