@@ -91,17 +91,17 @@ def _differentiable(
                 f"{len(given)}, one for each argument (None: it has none)"
             )
         left = iter(gradients)
-        return tuple(None if v is None else _gradient(v, next(left)) for v in values)
+        return tuple(None if v is None else gradient(v, next(left)) for v in values)
 
     function.defvjp(forward, backward)
     return function
 
 
-def _gradient(value: Any, gradient: Any) -> Any:
+def gradient(value: Any, made: Any) -> Any:
     """As JAX takes it: integers have gradients of float0, None stands for zeros."""
     if not jnp.issubdtype(value.dtype, jnp.inexact):
         return None
-    return jnp.zeros_like(value) if gradient is None else jnp.asarray(gradient, value.dtype)
+    return jnp.zeros_like(value) if made is None else jnp.asarray(made, value.dtype)
 
 
 # ---- vmap ----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from torchax.tensor import Tensor, XLADispatchMode
 from torchax.view import View
 
 from xla_gpu._errors import InvalidArgumentError, at_callers_line
+from xla_gpu.jax import _kernels as _jax_kernels
 from xla_gpu.jax import _primitive
 from xla_gpu.torch import _kernels, _registration, _schema
 
@@ -86,13 +87,40 @@ class _Op:
         kernel, tensors, options = self.inputs(*args, **kwargs)
         kernel.check_present(tensors)
         given = dict(zip(kernel.names, tensors))
-        arrays = {name: _to_jax(kernel, name, tensor) for name, tensor in given.items()}
+        arrays = [_to_jax(kernel, name, tensor) for name, tensor in given.items()]
         op, attrs = kernel.attributes(tensors, options)
-        results = _primitive.call(op.id, arrays, attrs)
+
+        def call(*arrays: jax.Array) -> list[jax.Array]:
+            return _primitive.call(op.id, dict(zip(kernel.names, arrays)), attrs)
+
+        if kernel.gradients is not None:
+            call = _differentiable(kernel, options, call)
+        results = call(*arrays)
         for result, new in zip(kernel.results, results, strict=True):
             if kernel.form.in_place and result.alias_of:
                 _replace(given[result.alias_of], new)
         return kernel.pick(interop.torch_view(list(results)))
+
+
+def _differentiable(
+    kernel: _kernels.Kernel, options: Any, call: Callable[..., list[jax.Array]]
+) -> Callable[..., list[jax.Array]]:
+    """`call` with the kernel's gradient for JAX's reverse mode; torch's has it already."""
+    function = jax.custom_vjp(call)
+
+    def forward(*arrays: jax.Array) -> tuple[list[jax.Array], Any]:
+        results = call(*arrays)
+        return results, (arrays, tuple(results))
+
+    def backward(kept: Any, cotangents: Any) -> tuple[Any, ...]:
+        assert kernel.gradients is not None
+        arrays, results = kept
+        made = kernel.gradients(options, *interop.torch_view((arrays, results, tuple(cotangents))))
+        gradients = interop.jax_view(tuple(made))
+        return tuple(_jax_kernels.gradient(a, g) for a, g in zip(arrays, gradients, strict=True))
+
+    function.defvjp(forward, backward)
+    return function
 
 
 def _to_jax(kernel: _kernels.Kernel, name: str, tensor: torch.Tensor) -> jax.Array:
