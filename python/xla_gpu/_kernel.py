@@ -129,7 +129,7 @@ class Kernel:
         """The op and all attributes of a call, by the types of the arguments that it brings."""
         schema = self.schema
         if self._variant is not None:
-            schema = self._define(self._variant(specs, scalars))
+            schema = self._define(self._variant(*exact(specs, scalars)))
         call = _Call(self.name, specs, scalars)
         attrs: dict[str, AttrValue] = dict(scalars)
         for name, function in self._derived.items():
@@ -188,6 +188,13 @@ class _Call:
                 f"argument or scalar of this call; it has {', '.join(self._known)}"
             )
         return given(**{name: self._known[name] for name in names})
+
+
+def exact(specs: Specs, scalars: Scalars) -> tuple[Specs, Scalars]:
+    """As ints what torch traces for any size: code is made for these, and torch traces anew."""
+    ints = {n: TensorSpec(s.dtype, tuple(map(int, s.shape))) for n, s in specs.items()}
+    numbers: dict[str, Any] = dict(scalars)
+    return ints, {n: int(v) if _is_symbolic(v) else v for n, v in numbers.items()}
 
 
 def call_with(kernel: str, specs: Specs, scalars: Scalars, given: Any, what: str) -> Any:

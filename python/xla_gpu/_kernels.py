@@ -169,8 +169,9 @@ def cuda_kernel(
       block: threads of a block, likewise.
       outputs: by the name of a pointer: an argument's name (like that), (shape, dtype), or a
         function of arguments that gives one of these.
-      in_place: pointers that are arguments and results: under jit the buffer is reused if the
-        argument is not needed afterwards, else copied first.
+      in_place: pointers that are arguments and results. In JAX the result is a new array: under
+        jit the buffer is reused if the argument is not needed afterwards, else copied first. A
+        torch tensor is written, and returned.
       scalars: by name, what the declaration does not say: a default, a dtype, (dtype, default), or
         a function of arguments, which no call then gives.
       arguments: names of the arrays that it takes, or {"name", "dtypes", "optional"}, where some

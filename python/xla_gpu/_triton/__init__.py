@@ -253,12 +253,38 @@ class _Form(Kernel):
         arguments = [
             _schema.Arg(self.called[n], (), False, False, False, "") for n in self._present
         ]
+        of = {**dict.fromkeys(self.function.outputs, ""), **{n: n for n in self.function.in_place}}
+        results = [
+            _schema.Result(
+                name=self.called[name],
+                kind="alias" if alias else "output",
+                alias_of=alias and self.called[alias],
+                only_with="",
+                form="",
+                like="",
+                rank=0,
+                dtype="",
+                doc="",
+            )
+            for name, alias in of.items()
+        ]
         name, doc = str(self._definition["name"]), str(self._definition["doc"])
         return _schema.Op(
-            name, "", name, doc, ("CUDA",), tuple(arguments), (), tuple(attributes), "", "", self
+            name=name,
+            key="",
+            target=name,
+            doc=doc,
+            platforms=("CUDA",),
+            args=tuple(arguments),
+            results=tuple(results),
+            attrs=tuple(attributes),
+            instead_of_gradient="give the kernel a gradient",
+            instead_of_batching="give the kernel a vmap rule",
+            kernel=self,
         )
 
     def resolve(self, specs: Specs, scalars: Scalars) -> tuple[str, dict[str, AttrValue]]:
+        specs, scalars = _kernel.exact(specs, scalars)
         given = {self._names[called]: value for called, value in {**specs, **scalars}.items()}
         made = self.function.resolve({**self._constants, **given}, self._unaligned)
         schema = _schema.define(made.definition, self)
