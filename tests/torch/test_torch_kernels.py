@@ -175,7 +175,7 @@ BAD = {
     "dtype": (lambda: scale(X.double()), ValueError, r"scale: x is f64\[4\]; its dtype"),
     "float8": (lambda: scale(X.to(torch.float8_e4m3fn)), ValueError, "its dtype must be f32"),
     "complex": (lambda: scale(X + 0j), ValueError, "torch.complex64 has no counterpart in XLA"),
-    "None": (lambda: add_to(X, None), ValueError, "add_to: x is None; it must be a tensor"),
+    "None": (lambda: add_to(X, None), ValueError, "add_to: x is None; it must be a torch"),
     "nothing": (lambda: scale(None), ValueError, "scale: no argument came"),
     "list": (lambda: add_to(X, [1.0]), ValueError, r"add_to: x is list \[1.0\]; it must be"),
     "array": (lambda: add_to(X, np.ones(4)), ValueError, "add_to: x is ndarray"),

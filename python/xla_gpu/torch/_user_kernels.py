@@ -232,7 +232,9 @@ def _whole(user: _kernel.Kernel, present: tuple[bool, ...]) -> UserKernel:
     op = user.schema
     for arg, is_here in zip(op.args, present):
         if not is_here and (not arg.optional or any(r.alias_of == arg.name for r in op.results)):
-            raise InvalidArgumentError(f"{user.name}: {arg.name} is None; it must be a tensor")
+            raise InvalidArgumentError(
+                f"{user.name}: {arg.name} is None; it must be a torch.Tensor"
+            )
     names = tuple(a.name for a, is_here in zip(op.args, present) if is_here)
     run = UserKernel(op, user, "", names, in_place=True)
     run.returns(itemgetter(*range(len(run.results))))
