@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -103,7 +104,7 @@ class UserKernel(_kernels.Kernel):
 
     Attributes:
       user: the kernel; None in a program that another process exported.
-      kernel: what torch's ops call it.
+      kernel, definition: what torch's ops call it.
     """
 
     def __init__(
@@ -113,11 +114,12 @@ class UserKernel(_kernels.Kernel):
         kernel: str,
         names: tuple[str, ...],
         in_place: bool,
+        definition: str = "",
     ) -> None:
         results = tuple(r for r in op.results if r.kind != "scratch")
         in_place = in_place and any(r.alias_of for r in results)
         super().__init__(_schema.Form(op.name, op, results, in_place), names)
-        self.user, self.kernel = user, kernel
+        self.user, self.kernel, self.definition = user, kernel, definition
         if user is not None and user.gradient is not None:
             self.instead_of_gradient = "it writes in place" if self.written else ""
             self.gradients = self._gradients
@@ -165,13 +167,16 @@ class UserKernel(_kernels.Kernel):
     def _told(self, tensors: _kernels.Tensors, options: Sequence[Any]) -> tuple[Any, ...]:
         """What torch's ops take beside tensors."""
         if isinstance(options, _Resolved):
-            return (self.kernel, *options, "" if "#" in self.kernel else self.form.op.definition)
+            return (self.kernel, *options, self.definition)
         op, attrs = self.attributes(tensors, options)
         resolved = _encode(op, attrs)
+        assert self.user is not None
+        local = f"{op.key}#{self.user.number}"
+        if _is_exporting is None:
+            return (f"{local}.{_PROCESS}", *resolved, op.definition)
         if _is_exporting():
             return (op.key, *resolved, _schemas.portable(op))
-        assert self.user is not None
-        return (f"{op.key}#{self.user.number}", *resolved, "")
+        return (local, *resolved, "")
 
     def _gradients(
         self,
@@ -205,8 +210,10 @@ def _in_place_op(kernel: str, results: int) -> str:
     return f"kernel_{results}_"
 
 
-# Without it, programs always hold definitions.
-_is_exporting = getattr(torch.compiler, "is_exporting", lambda: True)
+# Where torch does not say it, calls hold the definition as well as the number, which counts in this
+# process alone.
+_is_exporting = getattr(torch.compiler, "is_exporting", None)
+_PROCESS = os.urandom(8).hex()
 
 
 # ---- Eager calls ---------------------------------------------------------------------------------
@@ -277,11 +284,14 @@ _found: dict[str, _Found] = {}
 def _find(kernel: str, definition: str) -> _Found:
     found = _found.get(kernel)
     if found is None:
-        key, mark, number = kernel.rpartition("#")
-        user = _kernel.kernels[int(number)] if mark and number.isdecimal() else None
-        if definition:
+        key, _, label = kernel.rpartition("#")
+        number, _, process = label.partition(".")
+        is_numbered = bool(key) and number.isdecimal()
+        is_here = is_numbered and process in ("", _PROCESS)
+        user = _kernel.kernels[int(number)] if is_here else None
+        if definition and user is None:
             op = _schemas.define(definition, None)
-            if op.key != kernel:
+            if op.key != (key if is_numbered else kernel):
                 raise InvalidArgumentError(
                     f"the call's kernel is '{kernel}' but its definition is that of '{op.key}'"
                 )
@@ -302,7 +312,7 @@ def _run_of(
     run = found.runs.get(key)
     if run is None:
         names = tuple(a.name for a, is_here in zip(found.op.args, present) if is_here)
-        run = UserKernel(found.op, found.user, kernel, names, written is not None)
+        run = UserKernel(found.op, found.user, kernel, names, written is not None, definition)
         if written is None:
             run.returns(itemgetter(slice(len(run.results))))
         found.runs[key] = run
