@@ -110,8 +110,8 @@ format: $(STAMPS)/lint  ## Format all C++, CUDA and Python
 lint: build $(STAMPS)/lint build/.stamps/system-lint  ## Formats, ruff, shellcheck, layers, clang-tidy
 	@scripts/lint.sh
 
-wheel: .venv-wheel/.complete  ## The one wheel, for glibc 2.28 and newer, in dist/
-	@scripts/wheel.sh
+wheel: .venv-wheel/.complete  ## The wheel for glibc 2.28 and newer, in dist/; ARCH=aarch64: for Arm
+	@scripts/wheel.sh $(if $(ARCH),--arch $(ARCH))
 
 clean:  ## Remove build outputs; .venv and fetched headers stay
 	@rm -rf build/release build/debug build/asan build/tsan build/fuzz build/wheel* build/zig dist

@@ -1,26 +1,70 @@
 #!/usr/bin/env bash
-# Builds the wheel of `make wheel` and the one of `pip wheel .`, and uses them in empty environments:
-# the program, the library and the headers must work with neither JAX nor torch there, and the
-# README's Python with the oldest and the newest JAX.
+# Builds the wheels of scripts/wheel.sh and the one of `pip wheel .`, and uses those for this machine in
+# empty environments: the program, the library and the headers must work with neither JAX nor torch
+# there, and the README's Python with the oldest and the newest JAX. That for another machine is used
+# in its XLA under qemu, where that is installed (requirements/apt-wheel.txt).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-root=$PWD
+root=$PWD here=$(uname -m)
 die() { echo "wheel: $*" >&2; exit 1; }
 dist=$(mktemp -d)
 trap 'rm -rf "$dist"' EXIT
 
-# The name is auditwheel's; what it stands for, read another way.
+# manylinux ARCH MACHINE: makes that wheel. The name is auditwheel's; what it stands for, read another way.
+manylinux() {
+  local arch=$1 made=$dist/$1 wheel files machine other glibc licenses
+  scripts/wheel.sh --arch "$arch" "$made"
+  wheel=$(echo "$made"/*.whl)
+  [[ $wheel == "$made"/xla_gpu-*-py3-none-manylinux_2_28_$arch.whl ]] || die "made $wheel"
+  .venv/bin/python -m zipfile -e "$wheel" "$made/unpacked"
+  readarray -t files < <(grep --recursive --files-with-matches --binary $'^\x7fELF' "$made/unpacked")
+  ((${#files[@]} == 4)) || die "its libraries and programs: ${files[*]}"
+  machine=$(readelf --file-header "${files[@]}" | sed -n 's/^ *Machine: *//p' | sort -u)
+  [[ $machine == "$2" ]] || die "it holds code for $machine"
+  other=$(readelf --wide --dynamic "${files[@]}" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | sort -u |
+    grep -Ev '^(lib(c|m|dl|pthread)\.so\.[026]+|ld-linux-[a-z0-9-]+\.so\.[12]|libxla_gpu\.so)$' || true)
+  [[ -z $other ]] || die "it needs $other"
+  readelf --wide --dynamic "$made/unpacked/xla_gpu/libxla_gpu.so" | grep 'SONAME.*\[libxla_gpu\.so\]' >/dev/null
+  glibc=$(readelf --wide --version-info "${files[@]}" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)
+  [[ $(printf '%s\n' "$glibc" GLIBC_2.28 | sort -V | tail -n 1) == GLIBC_2.28 ]] || die "it needs $glibc"
+  licenses=$(cd "$made"/unpacked/*.dist-info/licenses && echo LICENSE licenses/*)
+  [[ $licenses == "LICENSE licenses/llvm.txt licenses/third-party.txt" ]] || die "its licences: $licenses"
+  echo "wheel: $(basename "$wheel"), $(stat -c %s "$wheel") bytes, needs $glibc"
+}
+
+# emulated ARCH: the C ABI and paged attention in the stock XLA of another architecture than this machine's.
+emulated() {
+  local made=$dist/$1 package=$dist/$1/unpacked/xla_gpu compile=build/zig/$1 flags run added attended
+  run=("qemu-$1-static" -L "/usr/$1-linux-gnu")
+  if ! command -v "${run[0]}" >/dev/null || [[ ! -e /usr/$1-linux-gnu/lib/libstdc++.so.6 ]]; then
+    echo "wheel: SKIPPED: no ${run[0]}, or no libraries of $1 for it"
+    return
+  fi
+  flags=(-I"$package/include" -L"$package" -lxla_gpu "-Wl,-rpath,$package")
+  "$compile/cc" examples/cpp/simple_add.c "${flags[@]}" -o "$made/simple_add"
+  "$compile/c++" -std=c++17 examples/cpp/paged_attention.cc "${flags[@]}" -o "$made/paged_attention"
+  grep --after-context 2 '^xla-cpu-pjrt==' requirements/headers.txt >"$made/xla.txt"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --require-hashes \
+    --only-binary=:all: --platform "manylinux_2_27_$1" --target "$made/xla" -r "$made/xla.txt"
+  added=$("${run[@]}" "$made/simple_add")
+  [[ $added == "xla_gpu "*": 11 22 33 44" ]] || die "simple_add on $1: $added"
+  attended=$(XLA_GPU_PJRT_PLUGIN=$(echo "$made"/xla/xla_plugins/*/*.so) "${run[@]}" "$made/paged_attention")
+  [[ $attended == "on Host: 20.0000 2.0000 22.0334 2.2033" ]] || die "paged attention on $1: $attended"
+  echo "wheel: the library runs on $1, in its XLA too"
+}
+
 make --no-print-directory .venv-wheel/.complete
-scripts/wheel.sh "$dist"
-wheel=$(echo "$dist"/*.whl)
-[[ $wheel == "$dist"/xla_gpu-*-py3-none-manylinux_2_28_x86_64.whl ]] || die "made $wheel"
-.venv/bin/python -m zipfile -e "$wheel" "$dist/unpacked"
-glibc=$(find "$dist/unpacked" -type f -exec sh -c 'readelf --wide --version-info "$1" 2>/dev/null' sh {} \; |
-  grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)
-[[ $(printf '%s\n' "$glibc" GLIBC_2.28 | sort -V | tail -n 1) == GLIBC_2.28 ]] || die "it needs $glibc"
-licenses=$(cd "$dist"/unpacked/*.dist-info/licenses && echo LICENSE licenses/*)
-[[ $licenses == "LICENSE licenses/llvm.txt licenses/third-party.txt" ]] || die "its licences: $licenses"
-echo "wheel: $(basename "$wheel"), $(stat -c %s "$wheel") bytes, needs $glibc"
+manylinux x86_64 "Advanced Micro Devices X86-64"
+manylinux aarch64 AArch64
+for arch in x86_64 aarch64; do [[ $arch == "$here" ]] || emulated "$arch"; done
+wheel=$(echo "$dist/$here"/*.whl)
+
+# Every extra can be had, as far as the packages' metadata tell; 3.12 is the Python of them all.
+while read -r extra; do
+  .venv/bin/uv pip compile --quiet --no-header --no-annotate --python-version 3.12 - \
+    <<<"xla-gpu[$extra] @ file://$wheel" >"$dist/packages" || die "extra $extra cannot be installed"
+  echo "wheel: [$extra]: $(grep -c == "$dist/packages") packages"
+done < <(sed -n 's/^Provides-Extra: //p' "$dist/$here"/unpacked/*.dist-info/METADATA)
 
 settings=()
 if [[ -n ${RELEASE_BUILD:-} ]]; then  # take its headers, so that ccache knows the sources
@@ -32,7 +76,7 @@ fi
 .venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$dist/local" \
   "${settings[@]}" .
 local_wheel=$(echo "$dist"/local/*.whl)
-[[ $local_wheel == "$dist"/local/xla_gpu-*-py3-none-linux_x86_64.whl ]] || die "pip wheel made $local_wheel"
+[[ $local_wheel == "$dist"/local/xla_gpu-*-py3-none-linux_$here.whl ]] || die "pip wheel made $local_wheel"
 echo "wheel: $(basename "$local_wheel"), $(stat -c %s "$local_wheel") bytes"
 
 # check PYTHON WHEEL: in the new environment $env, in which it stays.

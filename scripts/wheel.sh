@@ -1,18 +1,25 @@
 #!/usr/bin/env bash
-# `make wheel`: the wheel for every Linux of x86-64 with glibc 2.28 or newer. zig is the compiler (clang,
-# with any release's glibc to link against and libc++ as a static library); auditwheel gives the wheel
-# its name, if the name is true. Usage: scripts/wheel.sh [FOLDER]
+# `make wheel`: the wheel for every Linux of x86-64, or of aarch64, with glibc 2.28 or newer, on either.
+# zig is the compiler (clang, with any release's glibc to link against and libc++ as a static library);
+# auditwheel gives the wheel its name, if the name is true.
+# Usage: scripts/wheel.sh [--arch x86_64|aarch64] [FOLDER]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-arch=x86_64 glibc=2.28 folder=${1:-dist}
-python=$PWD/.venv-wheel/bin/python tools=$PWD/build/zig
 die() { echo "wheel: $*" >&2; exit 1; }
+arch=x86_64 glibc=2.28
+if [[ ${1:-} == --arch ]]; then
+  arch=${2:-}
+  [[ $arch == x86_64 || $arch == aarch64 ]] || die "--arch is '$arch': x86_64 or aarch64"
+  shift 2
+fi
+folder=${1:-dist} python=$PWD/.venv-wheel/bin/python tools=$PWD/build/zig/$arch
 
 zig=$("$python" -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")')
 mkdir -p "$tools"
 for compiler in cc c++; do
   cat >"$tools/$compiler" <<SH
 #!/bin/sh
+export ZIG_GLOBAL_CACHE_DIR=$PWD/build/zig/cache
 exec $zig $compiler -target $arch-linux-gnu.$glibc -g0 -s -Wno-unused-command-line-argument "\$@"
 SH
   chmod +x "$tools/$compiler"
@@ -31,15 +38,21 @@ CMAKE
 
 # ccache: the wrapper's date says nothing, what it starts does.
 version=$("$zig" version)
-export CC=$tools/cc CXX=$tools/c++ ZIG_GLOBAL_CACHE_DIR=$tools/cache \
-  CCACHE_COMPILERTYPE=clang CCACHE_COMPILERCHECK="string:zig $version $arch $glibc"
+export CC=$tools/cc CXX=$tools/c++ CCACHE_COMPILERTYPE=clang \
+  CCACHE_COMPILERCHECK="string:zig $version $arch $glibc"
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
-"$python" -m pip wheel --quiet --disable-pip-version-check --no-deps \
+_PYTHON_HOST_PLATFORM=linux-$arch "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps \
   --no-build-isolation --wheel-dir "$made" \
-  --config-settings=build-dir="build/wheel-manylinux" \
+  --config-settings=build-dir="build/wheel-$arch" \
   --config-settings=install.strip=false \
+  --config-settings=cmake.define.CMAKE_SYSTEM_NAME=Linux \
+  --config-settings=cmake.define.CMAKE_SYSTEM_PROCESSOR="$arch" \
   --config-settings=cmake.define.CMAKE_PREFIX_PATH="$tools" \
   --config-settings=cmake.define.HWY_INCLUDE_DIR="$tools/include" .
-PATH=${python%/*}:$PATH "$python" -m auditwheel repair --plat "manylinux_${glibc/./_}_$arch" --only-plat \
+# auditwheel reads libraries of every architecture, but takes the names of this machine's alone.
+auditwheel="import platform, runpy
+platform.machine = lambda: '$arch'
+runpy.run_module('auditwheel', run_name='__main__')"
+PATH=${python%/*}:$PATH "$python" -c "$auditwheel" repair --plat "manylinux_${glibc/./_}_$arch" --only-plat \
   --exclude libxla_gpu.so --wheel-dir "$folder" "$made"/*.whl
