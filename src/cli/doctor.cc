@@ -1,6 +1,5 @@
 // `xla-gpu doctor`: looks at this machine and says what fits, what does not, and why.
 #include <cstdio>
-#include <cstdlib>
 
 #include "src/cli/child_process.h"
 #include "src/cli/cli.h"
@@ -8,6 +7,7 @@
 #include "src/cli/plugin_survey.h"
 #include "src/cli/program.h"
 #include "src/core/elf.h"
+#include "src/core/file.h"
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
 #include "src/xla/pjrt_discovery.h"
@@ -39,8 +39,7 @@ StatusOr<Findings> Gather(const std::vector<std::string>& plugins,
   Findings findings;
   findings.library_version = XLA_GPU_VERSION;
   for (const auto& op : OpRegistry::Global().ops()) findings.ops.push_back(op->name);
-  const char* library = std::getenv("XLA_GPU_LIBRARY");
-  findings.library = library == nullptr ? "" : library;
+  findings.library = Env("XLA_GPU_LIBRARY");
   findings.library_problem = LibraryProblem(findings.library);
   findings.plugins_named = !plugins.empty();
   std::vector<xla::FoundPlugin> found;

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 
 #include "src/cli/child_process.h"
@@ -216,8 +215,7 @@ Runtime PluginRuntime(const xla::FoundPlugin& plugin) {
 
 // The active environment's Python, or the one on PATH where none is active or it is gone.
 std::string ActivePython() {
-  const char* environment = std::getenv("VIRTUAL_ENV");
-  if (environment != nullptr) {
+  if (const std::string environment = Env("VIRTUAL_ENV"); !environment.empty()) {
     std::string python = StrCat(environment, "/bin/python");
     if (access(python.c_str(), X_OK) == 0) return python;
   }

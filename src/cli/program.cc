@@ -133,9 +133,8 @@ HloDump::HloDump() {
     if (c == '"' || c == '\\') quoted += '\\';
     quoted += c;
   }
-  const char* flags = std::getenv("XLA_FLAGS");
   setenv("XLA_FLAGS",
-         StrCat(flags == nullptr ? "" : flags, " --xla_dump_to=\"", quoted,
+         StrCat(Env("XLA_FLAGS"), " --xla_dump_to=\"", quoted,
                 "\" --xla_dump_hlo_as_text")
              .c_str(),
          /*overwrite=*/1);

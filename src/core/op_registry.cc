@@ -6,6 +6,7 @@
 #include <functional>
 #include <utility>
 
+#include "src/core/file.h"
 #include "src/core/strings.h"
 
 namespace xla_gpu {
@@ -34,9 +35,7 @@ void OpRegistry::Register(Op op) {
   // One more, for optional_args.
   if (op.attrs.size() >= Attributes::kMaxAttributes) Die(StrCat("op ", op.name, ": attributes"));
   for (AttrSpec& attr : op.attrs) {
-    if (attr.environment.empty()) continue;
-    const char* value = std::getenv(attr.environment.c_str());
-    attr.default_value = value != nullptr && std::string_view(value) == "1";
+    if (!attr.environment.empty()) attr.default_value = Env(attr.environment.c_str()) == "1";
   }
   ops_.push_back(std::make_unique<const Op>(std::move(op)));
 }

@@ -45,9 +45,9 @@ Status Failure(const CompileResponse& response, const std::string& name) {
 
 StatusOr<std::chrono::milliseconds> CompileTimeout() {
   double seconds = kDefaultTimeoutSeconds;
-  if (const char* text = std::getenv("XLA_GPU_COMPILE_TIMEOUT"); text != nullptr && *text != '\0') {
+  if (const std::string text = Env("XLA_GPU_COMPILE_TIMEOUT"); !text.empty()) {
     char* end = nullptr;
-    seconds = std::strtod(text, &end);
+    seconds = std::strtod(text.c_str(), &end);
     if (*end != '\0' || !(seconds > 0 && seconds <= 1e6)) {
       return InvalidArgument("cuda: XLA_GPU_COMPILE_TIMEOUT is '", text,
                              "'; it must be a number of seconds above 0");
@@ -57,8 +57,8 @@ StatusOr<std::chrono::milliseconds> CompileTimeout() {
 }
 
 StatusOr<std::string> FindCompilerProgram() {
-  if (const char* given = std::getenv("XLA_GPU_COMPILER"); given != nullptr && *given != '\0') {
-    if (IsProgram(given)) return std::string(given);
+  if (const std::string given = Env("XLA_GPU_COMPILER"); !given.empty()) {
+    if (IsProgram(given)) return given;
     return FailedPrecondition("cuda: XLA_GPU_COMPILER is ", given,
                               ", which is not an executable file");
   }

@@ -57,7 +57,7 @@ bool IsOurs(std::string_view name, std::string_view suffix) {
 }
 
 std::string HomeFolder() {
-  if (const char* home = std::getenv("HOME"); home != nullptr && *home == '/') return home;
+  if (const std::string home = Env("HOME"); home.starts_with('/')) return home;
   passwd entry{};
   passwd* found = nullptr;
   char buffer[4096];
@@ -112,10 +112,10 @@ bool SameFile(const struct stat& a, const struct stat& b) {
 }  // namespace
 
 std::string DiskCache::DefaultFolder() {
+  // Empty is a wish too: no disk cache.
   if (const char* folder = std::getenv("XLA_GPU_CACHE_DIR"); folder != nullptr) return folder;
-  const char* xdg = std::getenv("XDG_CACHE_HOME");
   // The XDG specification: a relative path is to be ignored.
-  if (xdg != nullptr && *xdg == '/') return std::string(xdg) + "/xla_gpu";
+  if (const std::string xdg = Env("XDG_CACHE_HOME"); xdg.starts_with('/')) return xdg + "/xla_gpu";
   const std::string home = HomeFolder();
   return home.empty() ? "" : home + "/.cache/xla_gpu";
 }

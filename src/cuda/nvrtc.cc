@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -174,10 +173,10 @@ Status NothingUsable(const std::vector<NvrtcLibrary>& found, int driver_version)
       driver_version > 0 && driver_version < 13000 ? "nvidia-cuda-nvrtc-cu12" : "nvidia-cuda-nvrtc";
   return FailedPrecondition(
       "cuda: no usable NVRTC (libnvrtc.so, the CUDA compiler library, 12.0 or newer) was found in ",
-      std::getenv("XLA_GPU_NVRTC") != nullptr
-          ? "the paths of XLA_GPU_NVRTC"
-          : "pip packages (nvidia/cu*/lib, nvidia/cuda_nvrtc/lib), CUDA_HOME, CUDA_PATH, "
-            "/usr/local/cuda*, LD_LIBRARY_PATH and the system's library folders",
+      Env("XLA_GPU_NVRTC").empty()
+          ? "pip packages (nvidia/cu*/lib, nvidia/cuda_nvrtc/lib), CUDA_HOME, CUDA_PATH, "
+            "/usr/local/cuda*, LD_LIBRARY_PATH and the system's library folders"
+          : "the paths of XLA_GPU_NVRTC",
       seen, "; run `pip install ", package,
       "`, or set XLA_GPU_NVRTC to the path of a libnvrtc.so (xla-gpu doctor shows what is found)");
 }

@@ -1,11 +1,11 @@
 #include "src/xla/compat/compat_plugin.h"
 
 #include <atomic>
-#include <cstdlib>
 #include <exception>
 #include <vector>
 
 #include "pjrt_c_api.h"
+#include "src/core/file.h"
 #include "src/core/log.h"
 #include "src/core/strings.h"
 #include "src/xla/compat/api_table.h"
@@ -25,7 +25,7 @@ StatusOr<CompatPlugin> Wrap() {
                            "plugin to be wrapped, as a path, \"cuda\" or \"cpu\"");
   }
   XLA_GPU_ASSIGN_OR_RETURN(const PjrtPlugin* wrapped, PjrtPlugin::Load(found.path));
-  if (!wrapped->is_gpu() && std::getenv("XLA_GPU_PJRT_PLUGIN") == nullptr) {
+  if (!wrapped->is_gpu() && Env("XLA_GPU_PJRT_PLUGIN").empty()) {
     LogWarning(StrCat(MachineHasNvidiaGpu()
                           ? "there is an NVIDIA GPU but no CUDA plugin (pip install "
                             "jax-cuda13-pjrt or jax-cuda12-pjrt)"
