@@ -146,7 +146,10 @@ def include_dir() -> str:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The loaded library with its functions declared."""
+    """The loaded library with its functions declared.
+
+    XlaGpuError (FAILED_PRECONDITION) where the file is no library, or not this package's.
+    """
     path = library_path()
     try:
         lib = ctypes.CDLL(path)
@@ -173,7 +176,14 @@ def load() -> ctypes.CDLL:
         "xla_gpu_pjrt_compat_info": (pointer, [out]),
     }
     for name, (restype, argtypes) in signatures.items():
-        function = getattr(lib, name)
+        try:
+            function = getattr(lib, name)
+        except AttributeError:
+            raise XlaGpuError(
+                f"{path} is no {LIBRARY_NAME} of this package's version: it does not export "
+                f"{name}; set XLA_GPU_LIBRARY to one that is, or unset it",
+                StatusCode.FAILED_PRECONDITION,
+            ) from None
         function.restype = restype
         function.argtypes = argtypes
     return lib

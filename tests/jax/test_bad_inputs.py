@@ -3,6 +3,7 @@
 Wrong index values are data, not types: they give NaN rows (test_property_*.py).
 """
 
+import _ctypes
 import ctypes
 import importlib.util
 import os
@@ -393,6 +394,22 @@ def test_a_missing_library_says_where_it_was_looked_for(monkeypatch):
     monkeypatch.setenv("XLA_GPU_LIBRARY", "/no/such/libxla_gpu.so")
     with pytest.raises(LookupError, match=r"tried /no/such/libxla_gpu.so.*XLA_GPU_LIBRARY"):
         _lib.library_path.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    "path, problem",
+    [
+        (_ctypes.__file__, "is no libxla_gpu.so .* not export xla_gpu_.*; set XLA_GPU_LIBRARY"),
+        (__file__, "cannot load .*: .*invalid ELF header"),
+    ],
+    ids=["library", "text"],
+)
+def test_another_file_is_not_taken_for_the_library(monkeypatch, path, problem):
+    monkeypatch.setattr(_lib, "library_path", lambda: path)
+    with pytest.raises(xla_gpu.XlaGpuError, match=problem) as error:
+        _lib.load.__wrapped__()
+    assert path in str(error.value)
+    assert error.value.code == xla_gpu.StatusCode.FAILED_PRECONDITION
 
 
 def our_frames(error):
