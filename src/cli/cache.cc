@@ -65,15 +65,17 @@ int Clear(const Invocation& invocation) {
   return 0;
 }
 
-// The architectures of the GPUs that are here.
-StatusOr<std::vector<std::string>> LocalArchs() {
+// The GPUs that are here, one of each architecture.
+StatusOr<std::vector<cuda::DeviceInfo>> LocalDevices() {
   XLA_GPU_ASSIGN_OR_RETURN(int count, cuda::DeviceCount());
-  std::vector<std::string> archs;
+  std::vector<cuda::DeviceInfo> devices;
   for (int i = 0; i < count; ++i) {
     XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(i));
-    if (std::ranges::find(archs, device->Arch()) == archs.end()) archs.push_back(device->Arch());
+    if (std::ranges::find(devices, device->Arch(), &cuda::DeviceInfo::Arch) == devices.end()) {
+      devices.push_back(*device);
+    }
   }
-  return archs;
+  return devices;
 }
 
 // `told`: the reasons of failures that were printed; the same for another kernel is not again.
@@ -112,18 +114,23 @@ int Warm(const Invocation& invocation) {
     if (!op.ok()) return invocation.WrongUsage(op.status().message());
     name = (*op)->name;
   }
-  if (archs.empty()) {
-    StatusOr<std::vector<std::string>> local = LocalArchs();
+  std::vector<cuda::DeviceInfo> devices;
+  for (const std::string& arch : archs) {
+    devices.push_back(*std::ranges::find(cuda::KnownDevices(), arch, &cuda::DeviceInfo::Arch));
+  }
+  if (devices.empty()) {
+    StatusOr<std::vector<cuda::DeviceInfo>> local = LocalDevices();
     if (!local.ok()) {
       return invocation.WrongUsage(StrCat("no GPU was found, so --arch is needed: one or more of ",
                                           StrJoin(cuda::KnownArchs(), ", "), " (",
                                           local.status().message(), ")"));
     }
-    archs = *local;
+    devices = *std::move(local);
   }
   std::set<std::string> told;
   const auto progress = [&told](const auto&... of) { PrintProgress(told, of...); };
-  StatusOr<cuda::WarmResult> result = cuda::WarmCache(archs, ops, static_cast<int>(jobs), progress);
+  StatusOr<cuda::WarmResult> result =
+      cuda::WarmCache(devices, ops, static_cast<int>(jobs), progress);
   if (!result.ok()) return invocation.Fail(result.status());
   std::printf("%d compiled, %d present, %d failed\n", result->compiled, result->present,
               result->failed);

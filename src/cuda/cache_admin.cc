@@ -17,22 +17,23 @@ struct Job {
   std::string arch;
 };
 
-StatusOr<std::vector<Job>> PlanJobs(const std::vector<std::string>& archs,
+StatusOr<std::vector<Job>> PlanJobs(const std::vector<DeviceInfo>& devices,
                                     const std::vector<std::string>& ops) {
   std::vector<Job> jobs;
   std::set<std::string> known;
-  for (const std::string& arch : archs) {
-    for (RegisteredSpec& spec : AllKernelSpecs(arch)) {
+  for (const DeviceInfo& device : devices) {
+    for (RegisteredSpec& spec : AllKernelSpecs(device)) {
       known.insert(spec.op);
       if (ops.empty() || std::ranges::find(ops, spec.op) != ops.end()) {
-        jobs.push_back({std::move(spec), arch});
+        jobs.push_back({std::move(spec), device.Arch()});
       }
     }
   }
   for (const std::string& op : ops) {
     if (!known.contains(op)) {
       return NotFound("op '", op, "' has no kernels to compile ahead of time for ",
-                      StrJoin(archs, ", "), "; ops that have: ", StrJoin(known, ", "));
+                      StrJoin(devices, ", ", &DeviceInfo::Arch),
+                      "; ops that have: ", StrJoin(known, ", "));
     }
   }
   return jobs;
@@ -55,10 +56,10 @@ StatusOr<int> ClearCache() {
   return cache->Clear();
 }
 
-StatusOr<WarmResult> WarmCache(const std::vector<std::string>& archs,
+StatusOr<WarmResult> WarmCache(const std::vector<DeviceInfo>& devices,
                                const std::vector<std::string>& ops, int num_threads,
                                const WarmProgress& progress) {
-  XLA_GPU_ASSIGN_OR_RETURN(const std::vector<Job> jobs, PlanJobs(archs, ops));
+  XLA_GPU_ASSIGN_OR_RETURN(const std::vector<Job> jobs, PlanJobs(devices, ops));
   // Without a folder to keep them in, compiling would be for nothing.
   XLA_GPU_RETURN_IF_ERROR(DiskCache::Open(DiskCache::DefaultFolder()).status());
 

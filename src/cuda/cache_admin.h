@@ -33,10 +33,10 @@ struct WarmResult {
 using WarmProgress = std::function<void(size_t done, size_t total, const RegisteredSpec& spec,
                                         const std::string& arch, const StatusOr<CompiledKernel>&)>;
 
-// Compiles what AllKernelSpecs gives for each architecture, in `num_threads` threads. `ops` limits
+// Compiles what AllKernelSpecs gives for each device, in `num_threads` threads. `ops` limits
 // it to these ops; empty means all. The error is one that keeps it from beginning, or from keeping
 // what it compiles: a full disk ends it.
-StatusOr<WarmResult> WarmCache(const std::vector<std::string>& archs,
+StatusOr<WarmResult> WarmCache(const std::vector<DeviceInfo>& devices,
                                const std::vector<std::string>& ops, int num_threads,
                                const WarmProgress& progress);
 

@@ -47,11 +47,11 @@ StatusOr<DeviceInfo> ReadDevice(const DriverApi& driver, int ordinal) {
   return info;
 }
 
-struct KnownDevices {
+struct ReadDevices {
   std::mutex mutex;
   std::map<int, std::unique_ptr<const DeviceInfo>> devices;
 };
-constinit PerProcess<KnownDevices> known_devices;
+constinit PerProcess<ReadDevices> read_devices;
 
 // The device of this thread's context; 0 where there is none, as while XLA instantiates a call.
 int CurrentCudaDevice() {
@@ -87,6 +87,38 @@ std::string DeviceInfo::Arch() const {
   return StrCat("sm_", compute_major, compute_minor, compute_major >= 9 ? "a" : "");
 }
 
+const std::vector<DeviceInfo>& KnownDevices() {
+  static const auto* devices = [] {
+    struct Known {
+      const char* name;
+      int major, minor, num_sms, shared_kib;
+    };
+    auto* all = new std::vector<DeviceInfo>;
+    // Shared memory: the CUDA programming guide's table of compute capabilities.
+    for (const Known& known : {Known{"A100", 8, 0, 108, 163}, Known{"A40", 8, 6, 84, 99},
+                               Known{"AGX Orin", 8, 7, 16, 163}, Known{"L40S", 8, 9, 142, 99},
+                               Known{"H200", 9, 0, 132, 227}, Known{"B200", 10, 0, 148, 227},
+                               Known{"B300", 10, 3, 148, 227}, Known{"Thor", 11, 0, 20, 227},
+                               Known{"RTX 5090", 12, 0, 170, 99}, Known{"GB10", 12, 1, 48, 99}}) {
+      DeviceInfo& device = all->emplace_back();
+      device.name = known.name;
+      device.compute_major = known.major;
+      device.compute_minor = known.minor;
+      device.num_sms = known.num_sms;
+      device.max_shared_memory_per_block = int64_t{known.shared_kib} * 1024;
+      device.tensor_maps = known.major >= 9;
+    }
+    return all;
+  }();
+  return *devices;
+}
+
+std::vector<std::string> KnownArchs() {
+  std::vector<std::string> archs;
+  for (const DeviceInfo& device : KnownDevices()) archs.push_back(device.Arch());
+  return archs;
+}
+
 Status CheckComputeCapability(std::string_view op, const DeviceInfo& device) {
   if (device.compute_major >= 8) return OkStatus();
   return Unimplemented(op, ": ", device.name, " has compute capability ", device.compute_major, ".",
@@ -112,7 +144,7 @@ StatusOr<int> DeviceCount() {
 
 StatusOr<const DeviceInfo*> GetDeviceInfo(int ordinal) {
   XLA_GPU_ASSIGN_OR_RETURN(const DriverApi* driver, GetDriver());
-  auto& [mutex, devices] = known_devices.Get();
+  auto& [mutex, devices] = read_devices.Get();
   std::lock_guard<std::mutex> lock(mutex);
   if (auto found = devices.find(ordinal); found != devices.end()) return found->second.get();
   XLA_GPU_ASSIGN_OR_RETURN(int count, DeviceCount());

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "src/core/status.h"
 
@@ -26,6 +27,12 @@ struct DeviceInfo {
   // else "sm_80", "sm_89", ...
   std::string Arch() const;
 };
+
+// One GPU of each architecture that is supported, as far as kernels are chosen by it: for compiling
+// without a GPU. The capability, num_sms, max_shared_memory_per_block and tensor_maps are set.
+const std::vector<DeviceInfo>& KnownDevices();
+// What Arch gives for them.
+std::vector<std::string> KnownArchs();
 
 // An error of `op`, whose kernels need compute capability 8.0, if the device has less.
 Status CheckComputeCapability(std::string_view op, const DeviceInfo& device);

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "src/core/op_registry.h"
@@ -34,6 +35,10 @@ TEST_F(KernelGpuTest, DeviceInfoIsPlausible) {
   EXPECT_GE(device.max_shared_memory_per_block, 48 << 10);
   EXPECT_GT(device.l2_bytes, 0);
   EXPECT_GT(device.memory_bytes, int64_t{1} << 30);
+  const auto known = std::ranges::find(KnownDevices(), device.Arch(), &DeviceInfo::Arch);
+  if (known != KnownDevices().end()) {
+    EXPECT_EQ(known->max_shared_memory_per_block, device.max_shared_memory_per_block);
+  }
   EXPECT_EQ(*GetDeviceInfo(0), *info);  // read once
   EXPECT_THAT(GetDeviceInfo(999).status().message(), HasSubstr("device 999 does not exist"));
   EXPECT_FALSE(GetDeviceInfo(-1).ok());

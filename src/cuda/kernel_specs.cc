@@ -22,19 +22,12 @@ KernelSpecsRegistration::KernelSpecsRegistration(const char* op, KernelSpecsFn s
   All().push_back({op, specs});
 }
 
-std::vector<RegisteredSpec> AllKernelSpecs(const std::string& arch) {
+std::vector<RegisteredSpec> AllKernelSpecs(const DeviceInfo& device) {
   std::vector<RegisteredSpec> found;
   for (const auto& [op, specs] : All()) {
-    for (KernelSpec& spec : specs(arch)) found.push_back({op, std::move(spec)});
+    for (KernelSpec& spec : specs(device)) found.push_back({op, std::move(spec)});
   }
   return found;
-}
-
-const std::vector<std::string>& KnownArchs() {
-  static const auto* archs =
-      new std::vector<std::string>{"sm_80",   "sm_86",   "sm_87",   "sm_89",   "sm_90a",
-                                   "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"};
-  return *archs;
 }
 
 StatusOr<CompiledKernel> CompileKernel(const KernelSpec& spec, const std::string& arch) {

@@ -7,12 +7,13 @@
 #include <vector>
 
 #include "src/core/status.h"
+#include "src/cuda/device.h"
 #include "src/cuda/kernel.h"
 
 namespace xla_gpu::cuda {
 
-// The common specs of one op that run on `arch` ("sm_80", "sm_90a", "sm_100a"); may be empty.
-using KernelSpecsFn = std::vector<KernelSpec> (*)(const std::string& arch);
+// The common specs of one op on such a device; may be empty.
+using KernelSpecsFn = std::vector<KernelSpec> (*)(const DeviceInfo& device);
 
 struct KernelSpecsRegistration {
   KernelSpecsRegistration(const char* op, KernelSpecsFn specs);
@@ -24,10 +25,7 @@ struct RegisteredSpec {
 };
 
 // Those of every op, in the order of registration.
-std::vector<RegisteredSpec> AllKernelSpecs(const std::string& arch);
-
-// What DeviceInfo::Arch gives for the GPUs there are.
-const std::vector<std::string>& KnownArchs();
+std::vector<RegisteredSpec> AllKernelSpecs(const DeviceInfo& device);
 
 struct CompiledKernel {
   size_t cubin_bytes = 0;

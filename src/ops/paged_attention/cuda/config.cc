@@ -494,7 +494,7 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   return planned;
 }
 
-std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
+std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) {
   struct Case {
     DType query, cache, out;
     int64_t head_dim;
@@ -502,15 +502,6 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
     int64_t max_seqs = 1;
   };
   constexpr DType kBF16 = DType::kBF16, kF16 = DType::kF16, kF32 = DType::kF32;
-  cuda::DeviceInfo device;
-  device.compute_major = arch.starts_with("sm_8") ? 8 : arch == "sm_90a" ? 9 : 10;
-  device.compute_minor = arch == "sm_89" ? 9 : 0;
-  device.num_sms = 108;
-  device.tensor_maps = device.compute_major >= 9;
-  device.max_shared_memory_per_block = (arch == "sm_80"   ? 163
-                                        : arch == "sm_89" ? 99
-                                                          : 227) *
-                                       int64_t{1024};
   std::vector<cuda::KernelSpec> specs;
   const auto add = [&](const cuda::KernelSpec& spec) {
     for (const cuda::KernelSpec& known : specs) {

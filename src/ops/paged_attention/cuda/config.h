@@ -92,9 +92,9 @@ PlannedParams PlanParams(const Problem& problem, const Config& config);
 // That of a call. An error names a tensor that is not aligned to 16 bytes.
 StatusOr<Params> MakeParams(const PlannedParams& planned, const Buffers& buffers);
 
-// Each kind of kernel once, as `arch` ("sm_90a") would run it: for `xla-gpu cache warm` and for a
-// test that compiles them all.
-std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch);
+// Each kind of kernel once, as `device` would run it: for `xla-gpu cache warm` and for a test that
+// compiles them all.
+std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device);
 
 }  // namespace xla_gpu::paged_attention
 

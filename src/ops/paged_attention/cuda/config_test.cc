@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <initializer_list>
 #include <random>
 #include <tuple>
@@ -564,9 +565,27 @@ TEST_F(ParamsTest, PageDivisionIsExact) {
   check(0x7fffffff);
 }
 
+// The kernels differ by what fits the shared memory.
+TEST(CompileCheckSpecs, AreThoseThatTheArchitectureTakes) {
+  const auto specs = [](const char* arch) {
+    std::vector<std::string> texts;
+    const auto device = std::ranges::find(cuda::KnownDevices(), arch, &cuda::DeviceInfo::Arch);
+    for (const cuda::KernelSpec& spec : CompileCheckSpecs(*device)) {
+      texts.push_back(StrCat(spec.source, " ", StrJoin(spec.defines, " ")));
+    }
+    return texts;
+  };
+  EXPECT_EQ(specs("sm_86"), specs("sm_89"));
+  EXPECT_EQ(specs("sm_120a"), specs("sm_89"));
+  EXPECT_EQ(specs("sm_121a"), specs("sm_89"));
+  EXPECT_EQ(specs("sm_87"), specs("sm_80"));
+  EXPECT_NE(specs("sm_89"), specs("sm_80"));
+  EXPECT_NE(specs("sm_100a"), specs("sm_89"));
+}
+
 TEST(CompileCheckSpecs, AreFewAndDistinct) {
-  for (const char* arch : {"sm_80", "sm_89", "sm_90a", "sm_100a"}) {
-    const auto specs = CompileCheckSpecs(arch);
+  for (const cuda::DeviceInfo& device : cuda::KnownDevices()) {
+    const auto specs = CompileCheckSpecs(device);
     EXPECT_LE(specs.size(), 14u);
     for (size_t i = 0; i < specs.size(); ++i) {
       for (size_t j = 0; j < i; ++j) {

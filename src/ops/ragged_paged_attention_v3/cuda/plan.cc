@@ -27,7 +27,7 @@ cuda::KernelSpec AppendSpec(const update_kv_cache::Problem& problem,
           std::move(defines)};
 }
 
-std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
+std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) {
   std::vector<cuda::KernelSpec> specs;
   struct Case {
     DType cache;

@@ -20,7 +20,7 @@ cuda::KernelSpec SpecFor(DType dtype) {
 }
 
 // One source for all architectures.
-std::vector<cuda::KernelSpec> KnownSpecs(const std::string& arch) {
+std::vector<cuda::KernelSpec> KnownSpecs(const cuda::DeviceInfo& device) {
   return {SpecFor(DType::kF32), SpecFor(DType::kBF16), SpecFor(DType::kF16), SpecFor(DType::kI32)};
 }
 

@@ -90,7 +90,7 @@ int TokensPerBlock(int64_t tokens, int num_sms) {
       std::clamp<int64_t>(tokens / (int64_t{3} * std::max(num_sms, 1)), 1, kMaxTokensPerBlock));
 }
 
-std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch) {
+std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) {
   std::vector<cuda::KernelSpec> specs;
   struct Case {
     DType input, cache, slot;

@@ -44,7 +44,7 @@ int VectorElements(DType input, DType cache, int64_t head_dim);
 int TokensPerBlock(int64_t tokens, int num_sms);
 
 // Each kind of kernel once, for `xla-gpu cache warm` and for a test that compiles them all.
-std::vector<cuda::KernelSpec> CompileCheckSpecs(const std::string& arch);
+std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device);
 
 }  // namespace xla_gpu::update_kv_cache
 
