@@ -11,6 +11,9 @@
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_AVX3_SPR | HWY_SVE | HWY_SVE2 | \
    HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 
+#if !defined(__x86_64__) && !defined(HWY_COMPILE_ONLY_STATIC)
+#define HWY_COMPILE_ONLY_STATIC  // newer Highways have further forms of NEON, for AES and bf16
+#endif
 #include "hwy/detect_targets.h"
 #ifndef HWY_AVX3_ZEN4  // Highway before 1.0.5
 #define HWY_AVX3_ZEN4 0
