@@ -274,7 +274,7 @@ WRONG = {
         made(arguments=["x"], parameters=["x", "y"]),
         '"y", which is no argument',
     ),
-    "parameter of nothing": (made(parameters=[{"type": "f32"}]), "which is no argument"),
+    "parameter of nothing": (made(parameters=[{"type": "f32"}]), "must have one of value"),
     "constant of another type": (
         made(arguments=["x"], parameters=["x", "out", {"value": 0.5, "type": "i32"}]),
         "must be a i32",
@@ -358,7 +358,7 @@ WRONG = {
     ),
     "a negative unsigned": (
         run("void f(const float* x, float* out, unsigned n) {}", scalars={"n": -1}),
-        "f: n is -1, which its type u32 does not hold",
+        "f: the default of n is the int -1; it must be a u32",
     ),
     "an output of one int": (
         run("void f(const float* x, float* out) {}", outputs={"out": lambda x: 3}),

@@ -47,7 +47,7 @@ TEST(Definition, ASourceTextSaysTheRest) {
         'CUDA': {'kind': 'cuda_source', 'entry': 'saxpy', 'file': 'a.cu', 'options': ['-DN=4'],
                  'text': 'void saxpy(const float* x, const float* y, float* out, float alpha, int n)'},
         'Host': {'kind': 'host_source', 'entry': 'on_host', 'returns_error': true,
-                 'text': 'int on_host(int n, float* out, const float* y, const float* x)'}}})");
+                 'text': 'int on_host(int n, float* out, float alpha, const float* y, const float* x)'}}})");
   EXPECT_EQ(saxpy->name, "saxpy");
   EXPECT_EQ(saxpy->doc, "y");
   EXPECT_EQ(saxpy->key.substr(0, 6), "saxpy@");
@@ -83,8 +83,8 @@ TEST(Definition, ASourceTextSaysTheRest) {
   const Implementation& host = On(*saxpy, Platform::kHost);
   EXPECT_TRUE(host.returns_error);
   EXPECT_FALSE(host.is_launched());
-  EXPECT_THAT(KindsOf(host),
-              ElementsAre(Kind::kScalar, Kind::kResult, Kind::kArgument, Kind::kArgument));
+  EXPECT_THAT(KindsOf(host), ElementsAre(Kind::kScalar, Kind::kResult, Kind::kScalar,
+                                         Kind::kArgument, Kind::kArgument));
 }
 
 TEST(Definition, MachineCodeTakesWhatTheOtherPlatformsTextDeclares) {
@@ -293,12 +293,12 @@ TEST(Definition, WhatIsWrongIsNamed) {
        "the type of scalar a is f8e5m2"},
       {WithMembers("'scalars': [{'name': 'a', 'type': 'float'}]"), "scalars[0].type is \"float\""},
       {WithMembers("'scalars': [{'name': 'a', 'type': 'i32', 'default': 1.0}]"),
-       "the default of a is the float 1; it must be of type i32"},
+       "the default of a is the float 1; it must be a i32"},
       {WithMembers("'scalars': [{'name': 'a', 'type': 'i8', 'default': 128}]"),
-       "the default of a is the int 128; it must be of type i8"},
-      {WithMembers("'scalars': [{'name': 'a', 'type': 'u32', 'default': -1}]"), "of type u32"},
-      {WithMembers("'scalars': [{'name': 'a', 'type': 'pred', 'default': 1}]"), "of type pred"},
-      {WithMembers("'scalars': [{'name': 'a', 'type': 'f32', 'default': true}]"), "of type f32"},
+       "the default of a is the int 128; it must be a i8"},
+      {WithMembers("'scalars': [{'name': 'a', 'type': 'u32', 'default': -1}]"), "must be a u32"},
+      {WithMembers("'scalars': [{'name': 'a', 'type': 'pred', 'default': 1}]"), "must be a pred"},
+      {WithMembers("'scalars': [{'name': 'a', 'type': 'f32', 'default': true}]"), "must be a f32"},
       {WithMembers("'scalars': [{'name': 'a', 'type': 'f32', 'default': null}]"), "a is null"},
       {WithMembers("'scalars': [{'name': 'a', 'type': 'i64', 'default': 9223372036854775808}]"),
        "does not fit 64 signed bits"},
@@ -365,12 +365,17 @@ TEST(Definition, WhatIsWrongIsNamed) {
       {WithParameter("{'type': 'i32', 'elements_of': 'q'}"),
        "parameters[0].elements_of is \"q\", which is no argument"},
       {WithParameter("{'type': 'f8e5m2', 'value': 1}"), "parameters[0] is f8e5m2; give it pred"},
-      {WithParameter("{'type': 'i8', 'value': 200}"),
-       "value is the int 200; it must be of type i8"},
-      {WithParameter("{'type': 'i8', 'value': 1.5}"),
-       "value is the float 1.5; it must be of type i8"},
+      {WithParameter("{'type': 'i8', 'value': 200}"), "value is the int 200; it must be a i8"},
+      {WithParameter("{'type': 'i8', 'value': 1.5}"), "value is the float 1.5; it must be a i8"},
       {WithParameter(Many("{'type': 'i32', 'value': ", "}", 129)), "are 129; at most 128"},
       // What the text declares.
+      {WithText("void f(float* x)"), "output out is no parameter of f"},
+      {WithText("void f(float* x, float* out)",
+                "'results': [{'name': 'out'}], 'scalars': [{'name': 'n', 'type': 'i32'}]"),
+       "scalar n is no parameter of f"},
+      {With("'kind': 'cuda_image', 'image': 'QUJD', 'entry': 'b', 'aligned': ['q']",
+            "'results': [{'name': 'out'}]", "CUDA"),
+       "implementations.CUDA.aligned is \"q\", which is no argument"},
       {WithText("void g(float* x, float* out)"), "the source text declares no function 'f'"},
       {WithText("void f(float& x, float* out)"), "parameter 0 of f is a reference"},
       {WithText("void f(T x, float* out)"), "the type of scalar x is not known"},

@@ -311,7 +311,7 @@ StatusOr<AttrValue> ReadNumber(std::string_view where, const json::Node& node, D
              real != nullptr && IsFloat(type)) {
     return AttrValue(*real);
   }
-  return json::MustBe(where, node, StrCat("of type ", DTypeName(type)));
+  return json::MustBe(where, node, StrCat("a ", DTypeName(type)));
 }
 
 }  // namespace xla_gpu::user_kernel

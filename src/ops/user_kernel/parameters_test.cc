@@ -184,7 +184,7 @@ std::string AlignedText(const std::string& aligned, const std::string& kind = "c
       "results": [{"name": "out", "like": "x"}, {"name": "y", "alias_of": "y"}],
       "scalars": [{"name": "n", "type": "i32"}],
       "implementations": {"CUDA": {"kind": ")",
-                kind, R"(", "image": "AAAA", "entry": "k", "library": "a.so", "symbol": "k",
+                kind, R"(", "image": "AAAA", "entry": "k",
       "parameters": ["x", "y", "out", "n", null], "aligned": )",
                 aligned, "}}}");
 }
