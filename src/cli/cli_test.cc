@@ -40,7 +40,7 @@ class CliTest : public ::testing::Test {
 };
 
 TEST_F(CliTest, EveryCommandHasHelp) {
-  EXPECT_EQ(Commands().size(), 10u);
+  EXPECT_EQ(Commands().size(), 12u);
   for (const std::string& command : Commands()) {
     const Output help = Shell(command + " --help");
     EXPECT_EQ(help.code, 0) << help.err;
@@ -67,10 +67,13 @@ TEST_F(CliTest, EveryExampleRuns) {
                "  %c = stablehlo.custom_call @XlaGpuSimpleAdd(%a, %b) {api_version = 4 : i32} : "
                "(tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>\n"
                "  return %c : tensor<4xf32>\n}\n");
+  folder.Write("scale.cu",
+               "template <typename T> __global__ void scale(T* x, T by) { x[threadIdx.x] *= by; }");
   ASSERT_TRUE(WriteNpy(folder.path("x.npy"), HostTensor::Zeros(DType::kF32, {4})).ok());
   for (const std::string& command : Commands()) {
     if (command == "demo") continue;
-    if (command == "cache warm" && !cuda::SelectNvrtc(0).ok()) continue;
+    const bool compiles = command == "cache warm" || command == "compile";
+    if (compiles && !cuda::SelectNvrtc(0).ok()) continue;
     const std::string help = Shell(command + " --help").out;
     constexpr std::string_view kBefore = "example: xla-gpu ";
     const std::string example = help.substr(help.find(kBefore) + kBefore.size());

@@ -72,7 +72,7 @@ int Compile(const Invocation& invocation) {
   if (const auto code = invocation.Parse({
           {"FILE.cu", "", &file, "CUDA C++"},
           {"--entry", "NAME", &entry,
-           "a name or a template's instance; default: all kernels that are no templates"},
+           "a name or a template's instance; default: all that are no templates"},
           {"--arch", "sm_NN", &arch, "GPU architecture; default: that of the GPU here"},
           {"--resources", "", &resources, "print registers, spills and memory (the default)"},
           {"--ptx", "", &ptx, "print or write the PTX"},

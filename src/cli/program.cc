@@ -134,9 +134,7 @@ HloDump::HloDump() {
     quoted += c;
   }
   setenv("XLA_FLAGS",
-         StrCat(Env("XLA_FLAGS"), " --xla_dump_to=\"", quoted,
-                "\" --xla_dump_hlo_as_text")
-             .c_str(),
+         StrCat(Env("XLA_FLAGS"), " --xla_dump_to=\"", quoted, "\" --xla_dump_hlo_as_text").c_str(),
          /*overwrite=*/1);
 }
 

@@ -288,16 +288,16 @@ WRONG = {
         "workspace_bytes is 'much'",
     ),
     # Calls.
-    "too few": (called(X, alpha=1.0), "saxpy: missing a required argument: 'y'"),
-    "too many": (called(X, Y, Y, alpha=1.0), "saxpy: too many positional arguments"),
-    "no scalar": (called(X, Y), "saxpy: missing a required argument: 'alpha'"),
+    "too few": (called(X, alpha=1.0), "missing 1 required positional argument: 'y'"),
+    "too many": (called(X, Y, Y, alpha=1.0), "takes 2 positional arguments but 3"),
+    "no scalar": (called(X, Y), "missing 1 required keyword-only argument: 'alpha'"),
     "unknown keyword": (
         called(X, Y, alpha=1.0, beta=2.0),
-        "saxpy: got an unexpected keyword argument 'beta'",
+        r"saxpy\(\) got an unexpected keyword argument 'beta'",
     ),
     "a derived scalar": (
         called(X, Y, alpha=1.0, n=3),
-        "saxpy: got an unexpected keyword argument 'n'",
+        r"saxpy\(\) got an unexpected keyword argument 'n'",
     ),
     "scalar is text": (
         called(X, Y, alpha="2"),
