@@ -12,7 +12,7 @@
 
 namespace xla_gpu::cuda {
 
-// A tensor of 16-bit elements, the innermost dimension first, and the box that one instruction
+// A tensor of 16-bit words, the innermost dimension first, and the box that one instruction
 // copies. The box's innermost 128 bytes are swizzled in shared memory: 16-byte piece c of row r
 // lies at place c ^ (r % 8). What lies outside of the tensor is copied as zeros.
 struct TensorMapSpec {

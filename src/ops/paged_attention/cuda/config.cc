@@ -114,60 +114,102 @@ bool Sm90Takes(const Problem& problem, const cuda::DeviceInfo& device, int64_t m
   return shared_bytes + 1024 <= device.max_shared_memory_per_block;
 }
 
-// Whether the copy engine can load the problem's pages by boxes, as they are: a head's elements lie
-// in whole panels, and pages of whole groups.
+int64_t PanelDims(const Problem& problem) {
+  return sm90::kPanelDims * 2 / DTypeSize(problem.cache_dtype);
+}
+
+// Whether the copy engine can load the problem's pages by boxes: a head's elements lie in whole
+// panels, and pages of whole groups.
 bool BoxesFit(const Problem& problem, const cuda::DeviceInfo& device) {
-  if (!device.tensor_maps || IsFloat8(problem.cache_dtype)) return false;
+  if (!device.tensor_maps) return false;
   const CacheLayout& k = problem.k;
-  constexpr int64_t kPanel = sm90::kPanelDims;
+  const int64_t panel = PanelDims(problem);
   for (const int64_t stride : {k.page_stride, k.token_stride, k.head_stride}) {
     if (stride < 0) return false;
   }
-  const bool whole = problem.page_size % 8 == 0 && k.head_stride % kPanel == 0 &&
-                     k.offset % 8 == 0 && problem.v.offset % 8 == 0;
+  const bool whole = problem.page_size % 8 == 0 && k.head_stride % panel == 0 &&
+                     k.offset % (panel / 8) == 0 && problem.v.offset % (panel / 8) == 0;
   return whole && problem.num_pages <= kMaxInt && cuda::IsAccepted(MakeBoxes(problem));
 }
 
-// Whether something, but no more than a token of each sequence that there is room for, can be asked
-// for.
+// Whether the decode kernels do well whatever the batch is: there is at most a token of each
+// sequence that there is room for, or so few that no sequence has many rows.
 bool IsDecode(const Problem& problem) {
-  return problem.tokens > 0 && problem.tokens <= problem.max_seqs;
+  const int64_t few_rows = IsFloat8(problem.cache_dtype) ? 32 : 128;
+  return problem.tokens > 0 && problem.max_seqs > 0 &&
+         (problem.tokens <= problem.max_seqs || problem.tokens * problem.group_size() <= few_rows);
+}
+
+// Whether they are worth a launch of their own, behind those that take longer sequences: where the
+// rows of most fit a tile.
+bool IsMixed(const Problem& problem) {
+  return problem.tokens > 0 && !IsDecode(problem) && !IsFloat8(problem.cache_dtype) &&
+         CeilDiv(problem.tokens * problem.group_size(), 2 * kDecodeTileRows) <= problem.max_seqs;
+}
+
+// Rows of a tile of the line of decode work.
+int LineRows(const Problem& problem) {
+  const bool few = problem.tokens <= problem.max_seqs && problem.group_size() <= 8;
+  return few || IsFloat8(problem.cache_dtype) ? kDecodeTileRows : 2 * kDecodeTileRows;
+}
+template <int kElement, int kRows>
+struct Decode {
+  template <int kHeadDim>
+  using Shared = sm90::DecodeShared<kHeadDim, kElement, kRows>;
+  template <int kHeadDim>
+  using Cluster = sm90::ClusterShared<kHeadDim, kElement, kRows>;
+};
+int64_t DecodeSharedBytes(const Problem& problem) {
+  if (IsFloat8(problem.cache_dtype)) return SharedBytes<Decode<1, 16>::Shared>(problem);
+  return LineRows(problem) == 16 ? SharedBytes<Decode<2, 16>::Shared>(problem)
+                                 : SharedBytes<Decode<2, 32>::Shared>(problem);
+}
+
+// Whether Hopper's decode kernels take the problem's types and head_dim: a row of keys fills whole
+// panels.
+bool Sm90Decodes(const Problem& problem, const cuda::DeviceInfo& device, int64_t shared_bytes) {
+  return Sm90Takes(problem, device, 128, shared_bytes) &&
+         (!IsFloat8(problem.cache_dtype) || problem.head_dim == 128);
 }
 
 // Rows of a tile where clusters share heads: half as many if those of a token fit.
 int ClusterRows(const Problem& problem) {
-  return problem.group_size() <= kDecodeTileRows / 2 ? kDecodeTileRows / 2 : kDecodeTileRows;
+  const bool few = problem.tokens <= problem.max_seqs && problem.group_size() <= 8;
+  return few ? kDecodeTileRows / 2 : kDecodeTileRows;
 }
-template <int kHeadDim>
-using NarrowCluster = sm90::ClusterShared<kHeadDim, kDecodeTileRows / 2>;
-template <int kHeadDim>
-using WideCluster = sm90::ClusterShared<kHeadDim, kDecodeTileRows>;
 int64_t ClusterSharedBytes(const Problem& problem) {
-  return ClusterRows(problem) == kDecodeTileRows ? SharedBytes<WideCluster>(problem)
-                                                 : SharedBytes<NarrowCluster>(problem);
+  const bool narrow = ClusterRows(problem) < kDecodeTileRows;
+  if (IsFloat8(problem.cache_dtype)) {
+    return narrow ? SharedBytes<Decode<1, 8>::Cluster>(problem)
+                  : SharedBytes<Decode<1, 16>::Cluster>(problem);
+  }
+  return narrow ? SharedBytes<Decode<2, 8>::Cluster>(problem)
+                : SharedBytes<Decode<2, 16>::Cluster>(problem);
 }
 
 // The blocks that share a kv head in decode_cluster_sm90.cuh, or 0 where decode_sm90.cuh takes the
 // problem: it begins later, but reads with all multiprocessors.
 int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device) {
   if (problem.tokens > 8 || problem.max_seqs > sm90::kClusterSeqs) return 0;
-  if (!Sm90Takes(problem, device, 128, ClusterSharedBytes(problem))) return 0;
+  if (!Sm90Decodes(problem, device, ClusterSharedBytes(problem))) return 0;
   // So many that all run at once: clusters do not reach every multiprocessor.
   int64_t blocks = 8;
   while (blocks * problem.kv_heads > device.num_sms * 3 / 4) blocks /= 2;
   if (blocks < 2) return 0;
-  // Half of the multiprocessors read nearly as fast as all of them.
-  const int64_t most_keys = blocks * problem.kv_heads >= 64 ? 131072 : 1024 * blocks;
+  // Half of the multiprocessors read nearly as fast as all of them; of fp8 they compute half as
+  // fast.
+  const int64_t fast_keys = IsFloat8(problem.cache_dtype) ? 16384 : 131072;
+  const int64_t most_keys = blocks * problem.kv_heads >= 64 ? fast_keys : 1024 * blocks;
   return problem.max_context() <= most_keys / problem.tokens ? static_cast<int>(blocks) : 0;
 }
 
 // Rows of partial results of a part of a decode tile, as PartRows of line.cuh; and the most blocks
 // of the line of decode work, where it is.
 int64_t PartRows(const Problem& problem) {
-  return std::min<int64_t>(kDecodeTileRows, problem.tokens * problem.group_size());
+  return std::min<int64_t>(LineRows(problem), problem.tokens * problem.group_size());
 }
 int64_t MostLineBlocks(const Problem& problem) {
-  const int64_t tiles = problem.tokens * CeilDiv(problem.group_size(), kDecodeTileRows);
+  const int64_t tiles = problem.tokens * CeilDiv(problem.group_size(), LineRows(problem));
   const int64_t blocks = CeilDiv(std::min(problem.max_context(), kMaxInt), kSplitTokens) + 2;
   return tiles > kMaxInt / blocks ? kMaxInt : tiles * blocks;
 }
@@ -176,8 +218,9 @@ int64_t MostLineBlocks(const Problem& problem) {
 // for their partial results.
 int DecodeRanges(const Problem& problem, int num_sms) {
   const int64_t heads = problem.kv_heads;
+  const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
   const int64_t most =
-      MakeWorkspaceLayout(problem).partial_capacity / (2 * heads * PartRows(problem));
+      (layout.partial_capacity - layout.line_partials) / (2 * heads * PartRows(problem));
   int64_t best = std::min<int64_t>(most, 1);
   double best_share = 0;
   for (int64_t ranges = 1; ranges <= most && ranges * heads <= int64_t{4} * num_sms; ++ranges) {
@@ -265,27 +308,29 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
   }
   config.workers = config.prefill_workers = static_cast<int>(
       std::min(int64_t{config.blocks_per_sm} * device.num_sms, MostWorkers(problem)));
-  if (HasPrefill(problem) && Sm90Takes(problem, device, IsFloat8(problem.cache_dtype) ? 128 : 256,
-                                       PrefillSharedBytes(problem))) {
+  // Where its ranges cut a sequence depends on the lengths of all.
+  if ((IsDecode(problem) || IsMixed(problem)) && !problem.batch_invariant &&
+      MostLineBlocks(problem) <= kMaxInt / 2 &&
+      Sm90Decodes(problem, device, DecodeSharedBytes(problem)) && BoxesFit(problem, device)) {
+    config.decode_ranges = DecodeRanges(problem, device.num_sms);
+    config.decode_sm90 = config.decode_ranges > 0;
+    config.line_only = config.decode_sm90 && IsDecode(problem);
+  }
+  if (HasPrefill(problem) && !config.line_only &&
+      Sm90Takes(problem, device, IsFloat8(problem.cache_dtype) ? 128 : 256,
+                PrefillSharedBytes(problem))) {
     config.prefill_sm90 = true;
-    config.boxes = BoxesFit(problem, device);
+    config.boxes = !IsFloat8(problem.cache_dtype) && BoxesFit(problem, device);
     config.prefill_workers = device.num_sms;
     config.decode_max_rows = kDecodeTileRows;
   }
-  // Where its ranges cut a sequence depends on the lengths of all.
-  if (IsDecode(problem) && !problem.batch_invariant && MostLineBlocks(problem) <= kMaxInt / 2 &&
-      Sm90Takes(problem, device, 128, SharedBytes<sm90::DecodeShared>(problem)) &&
-      BoxesFit(problem, device)) {
-    config.decode_ranges = DecodeRanges(problem, device.num_sms);
-  }
-  if (config.decode_ranges > 0) {
-    config.decode_sm90 = config.boxes = true;
-    config.decode_max_rows = static_cast<int>(kMaxInt);
-    config.decode_cluster = DecodeCluster(problem, device);
-    config.workers = config.decode_cluster > 0
-                         ? config.decode_cluster * static_cast<int>(problem.kv_heads)
-                         : device.num_sms;
-    config.blocks_per_sm = 1;
+  if (config.decode_sm90) {
+    config.boxes = true;
+    config.decode_max_rows = config.line_only ? static_cast<int>(kMaxInt) : LineRows(problem);
+    if (config.line_only) config.decode_cluster = DecodeCluster(problem, device);
+    config.decode_workers = config.decode_cluster > 0
+                                ? config.decode_cluster * static_cast<int>(problem.kv_heads)
+                                : device.num_sms;
   }
   // A thread a sequence; fewer threads have shorter barriers.
   config.schedule_threads = kLeastScheduleThreads;
@@ -299,6 +344,7 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
   const int64_t active = std::min(problem.max_seqs, problem.tokens);
   const int64_t group = problem.group_size();
   WorkspaceLayout layout;
+  int64_t line_capacity = 0;
   if (problem.batch_invariant) {
     const int64_t splits = std::min<int64_t>(kInvariantMaxSplits,
                                              CeilDiv(problem.max_context(), kInvariantSplitTokens));
@@ -313,11 +359,11 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
     layout.partial_capacity = problem.tokens * problem.q_heads > useful / splits
                                   ? useful
                                   : problem.tokens * problem.q_heads * splits;
+    line_capacity =
+        std::min(useful, problem.kv_heads * PartRows(problem) * MostLineBlocks(problem));
     if (IsDecode(problem)) {
       // For each range of the line the parts of two tiles.
-      layout.partial_capacity = std::max(
-          layout.partial_capacity,
-          std::min(useful, problem.kv_heads * PartRows(problem) * MostLineBlocks(problem)));
+      layout.partial_capacity = std::max(layout.partial_capacity, line_capacity);
     }
   }
   // Every tile of 16 rows may be an item, begun by any sequence, and in a contested batch by any
@@ -332,6 +378,10 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
     end = RoundUp(end + bytes, 256);
     return begin;
   };
+  if (IsMixed(problem) && !problem.batch_invariant) {
+    layout.line_partials = layout.partial_capacity;
+    layout.partial_capacity += line_capacity;
+  }
   layout.header = take(sizeof(WorkHeader));
   layout.sequences = take(problem.max_seqs * static_cast<int64_t>(sizeof(SequenceInfo)));
   layout.owner_end = take(problem.max_seqs * 4);
@@ -375,37 +425,41 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
               StrCat("BOXES=", config.boxes ? 1 : 0)});
   }
   if (config.decode_cluster > 0) {
-    add_sm90("decode_cluster_sm90.cu", "paged_attention_decode_cluster", config.workers,
-             sm90::kDecodeThreads, ClusterSharedBytes(problem),
+    add_sm90("decode_cluster_sm90.cu", "paged_attention_decode_cluster", config.decode_workers,
+             sm90::DecodeThreads(ClusterRows(problem)), ClusterSharedBytes(problem),
              {StrCat("TILE_KEYS=", sm90::kDecodeKeys), StrCat("CLUSTER=", config.decode_cluster),
               StrCat("LINE_ROWS=", ClusterRows(problem))});
     return launches;
   }
-  if (config.decode_sm90) {
-    add_sm90("decode_sm90.cu", "paged_attention_decode", config.workers, sm90::kDecodeThreads,
-             SharedBytes<sm90::DecodeShared>(problem), {StrCat("TILE_KEYS=", sm90::kDecodeKeys)});
-    return launches;
+  if (!config.line_only) {
+    const bool mma = config.family == Family::kTensorCore;
+    launches.attend.push_back(
+        {{folder + (mma ? "attend_mma.cu" : "attend_simt.cu"), "paged_attention_attend",
+          AttendDefines(problem, config)},
+         {.grid = {blocks(config.workers), 1, 1},
+          .block = {kAttendThreads, 1, 1},
+          .dynamic_shared_bytes = static_cast<uint32_t>(config.shared_bytes)}});
   }
-  const bool mma = config.family == Family::kTensorCore;
-  launches.attend.push_back({{folder + (mma ? "attend_mma.cu" : "attend_simt.cu"),
-                              "paged_attention_attend", AttendDefines(problem, config)},
-                             {.grid = {blocks(config.workers), 1, 1},
-                              .block = {kAttendThreads, 1, 1},
-                              .dynamic_shared_bytes = static_cast<uint32_t>(config.shared_bytes)}});
+  if (config.decode_sm90) {
+    add_sm90("decode_sm90.cu", "paged_attention_decode", config.decode_workers,
+             sm90::DecodeThreads(LineRows(problem)), DecodeSharedBytes(problem),
+             {StrCat("TILE_KEYS=", sm90::kDecodeKeys), StrCat("LINE_ROWS=", LineRows(problem))});
+  }
   return launches;
 }
 
 cuda::TensorMapSpec MakeBoxes(const Problem& problem) {
-  constexpr int64_t kPanel = sm90::kPanelDims;
+  const int64_t panel = PanelDims(problem);
   const uint64_t element = DTypeSize(problem.cache_dtype);
   const uint64_t token_bytes = problem.k.token_stride * element;
-  const uint64_t panels = problem.head_dim / kPanel;
+  const uint64_t panels = problem.head_dim / panel;
   const uint64_t groups = problem.page_size / 8;
+  constexpr int kWords = sm90::kPanelDims;  // of 16 bits
   return {
-      {kPanel, 8, (problem.kv_heads - 1) * problem.k.head_stride / kPanel + panels, groups,
+      {kWords, 8, (problem.kv_heads - 1) * problem.k.head_stride / panel + panels, groups,
        static_cast<uint64_t>(problem.num_pages)},
-      {token_bytes, kPanel * element, 8 * token_bytes, problem.k.page_stride * element},
-      {kPanel, 8, static_cast<uint32_t>(panels), static_cast<uint32_t>(BoxTokens(problem) / 8), 1}};
+      {token_bytes, panel * element, 8 * token_bytes, problem.k.page_stride * element},
+      {kWords, 8, static_cast<uint32_t>(panels), static_cast<uint32_t>(BoxTokens(problem) / 8), 1}};
 }
 
 StatusOr<Params> MakeParams(const PlannedParams& planned, const Buffers& buffers) {
@@ -489,53 +543,15 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.prefill_tile_rows = config.prefill_sm90 ? sm90::kRows : config.tile_rows;
   p.decode_max_rows = config.decode_max_rows;
   p.decode_ranges = config.decode_ranges;
-  p.partial_capacity = static_cast<int>(planned.workspace.partial_capacity);
+  p.line_rows = LineRows(problem);
+  p.line_partials = static_cast<int>(planned.workspace.line_partials);
+  p.line_only = config.line_only ? 1 : 0;
+  p.decode_workers = config.decode_workers;
+  p.partial_capacity = static_cast<int>(config.decode_sm90 && !config.line_only
+                                            ? planned.workspace.line_partials
+                                            : planned.workspace.partial_capacity);
   p.item_capacity = static_cast<int>(planned.workspace.item_capacity);
   return planned;
-}
-
-std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) {
-  struct Case {
-    DType query, cache, out;
-    int64_t head_dim;
-    float soft_cap;
-    int64_t max_seqs = 1;
-  };
-  constexpr DType kBF16 = DType::kBF16, kF16 = DType::kF16, kF32 = DType::kF32;
-  std::vector<cuda::KernelSpec> specs;
-  const auto add = [&](const cuda::KernelSpec& spec) {
-    for (const cuda::KernelSpec& known : specs) {
-      if (known.source == spec.source && known.defines == spec.defines) return;
-    }
-    specs.push_back(spec);
-  };
-  for (const Case& c :
-       {Case{kBF16, kBF16, kBF16, 128, 0}, Case{kF16, kF16, kF32, 64, 50, 64},
-        Case{kBF16, kBF16, kBF16, 256, 0}, Case{kBF16, DType::kF8E4M3FN, kBF16, 128, 0},
-        Case{kF16, DType::kF8E5M2, kF16, 3, 50}, Case{kF32, kF32, kF32, 128, 0},
-        Case{kBF16, kF16, kF32, 255, 50}}) {
-    Problem problem;
-    problem.query_dtype = c.query;
-    problem.cache_dtype = c.cache;
-    problem.out_dtype = c.out;
-    problem.max_seqs = c.max_seqs;
-    problem.q_heads = problem.kv_heads = 1;
-    problem.num_pages = problem.max_pages_per_seq = 1;
-    problem.page_size = 8;
-    problem.head_dim = c.head_dim;
-    problem.k = problem.v = {0, 8 * c.head_dim, c.head_dim, c.head_dim};
-    problem.soft_cap = c.soft_cap;
-    for (const int64_t tokens : {c.max_seqs, 64 * c.max_seqs}) {  // decode, and what has prefill
-      const bool prefill = tokens > c.max_seqs;
-      if (!prefill && (c.head_dim == 256 || c.cache == DType::kF8E4M3FN)) continue;  // as that
-      problem.tokens = tokens;
-      problem.page_size = prefill && c.head_dim == 64 ? 7 : 8;  // which no box fits
-      const Launches launches = MakeLaunches(problem, *ChooseConfig(problem, device));
-      add(launches.schedule.spec);
-      for (const KernelLaunch& launch : launches.attend) add(launch.spec);
-    }
-  }
-  return specs;
 }
 
 }  // namespace xla_gpu::paged_attention

@@ -26,8 +26,10 @@ struct Config {
   int tile_keys = 0;          // keys of a stage of a prefill item (kTensorCore)
   bool prefill_sm90 = false;  // a launch of its own for prefill items (prefill_sm90.cuh)
   int prefill_workers = 0;    // blocks that share the prefill items
-  bool decode_sm90 = false;   // decode_sm90.cuh in attend's place
-  bool boxes = false;         // the copy engine loads their keys and values
+  bool decode_sm90 = false;   // a launch of its own for the line of decode work (decode_sm90.cuh)
+  bool line_only = false;     // it takes everything
+  int decode_workers = 0;     // its blocks
+  bool boxes = false;         // the copy engine loads keys and values for these launches
   int decode_ranges = 0;      // of the line of decode work, at most
   int decode_cluster = 0;     // blocks that share a head in decode_cluster_sm90.cuh, or 0
   int blocks_per_sm = 1;      // of the attend launch
@@ -55,6 +57,7 @@ struct WorkspaceLayout {
   int64_t arrivals = 0;
   int64_t carry = 0;
   int64_t partial_capacity = 0;  // rows of partial results
+  int64_t line_partials = 0;     // the first that belongs to the line of decode work
   int64_t item_capacity = 0;
   int64_t total_bytes = 0;
 };
@@ -67,17 +70,17 @@ struct KernelLaunch {
   cuda::KernelSpec spec;
   cuda::LaunchConfig config;
 };
-// The launches of a call, in order: the schedule, then prefill where it is one of its own, and
-// attend, or decode in its place. Each takes Params; prefill and decode also the tensor maps of the
-// keys and of the values.
+// The launches of a call, in order: the schedule, then prefill where it is one of its own, attend,
+// and decode, behind attend or in its place. Each takes Params; prefill and decode also the tensor
+// maps of the keys and of the values.
 struct Launches {
   KernelLaunch schedule;  // not for clusters
   std::vector<KernelLaunch> attend;
 };
 Launches MakeLaunches(const Problem& problem, const Config& config);
 
-// The boxes in which the copy engine loads keys, or values: dimensions are 64 elements of a head,
-// tokens of a group of eight, panels of 64 elements, groups of a page, pages.
+// The boxes in which the copy engine loads keys, or values: dimensions are a panel's 64 words of 16
+// bits, tokens of a group of eight, panels of a head, groups of a page, pages.
 cuda::TensorMapSpec MakeBoxes(const Problem& problem);
 
 // The kernels' parameter as far as a plan knows it: all but where a call's tensors lie.

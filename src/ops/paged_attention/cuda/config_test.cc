@@ -9,62 +9,13 @@
 #include <random>
 #include <tuple>
 
-#include "src/core/strings.h"
+#include "src/ops/paged_attention/cuda/config_testing.h"
 
 namespace xla_gpu::paged_attention {
 namespace {
 
 using testing::Contains;
 using testing::HasSubstr;
-
-cuda::DeviceInfo Device(int major, int minor, int num_sms, int64_t shared_kib) {
-  cuda::DeviceInfo device;
-  device.name = "a GPU";
-  device.compute_major = major;
-  device.compute_minor = minor;
-  device.num_sms = num_sms;
-  device.max_shared_memory_per_block = shared_kib * 1024;
-  device.tensor_maps = major >= 9;
-  return device;
-}
-
-const cuda::DeviceInfo kA100 = Device(8, 0, 108, 163);
-const cuda::DeviceInfo kL40 = Device(8, 9, 142, 99);
-const cuda::DeviceInfo kH200 = Device(9, 0, 132, 227);
-const cuda::DeviceInfo kB200 = Device(10, 0, 148, 227);
-
-// Llama-like decode: 32 query heads on 8 kv heads.
-Problem MakeProblem(DType query = DType::kBF16, DType cache = DType::kBF16,
-                    int64_t head_dim = 128) {
-  Problem p;
-  p.query_dtype = p.out_dtype = query;
-  p.cache_dtype = cache;
-  p.tokens = 64;
-  p.q_heads = 32;
-  p.kv_heads = 8;
-  p.head_dim = head_dim;
-  p.num_pages = 4096;
-  p.page_size = 16;
-  p.max_seqs = 64;
-  p.max_pages_per_seq = 256;
-  p.k = {0, p.page_size * 2 * p.kv_heads * head_dim, 2 * p.kv_heads * head_dim, 2 * head_dim};
-  p.v = p.k;
-  p.v.offset = head_dim;
-  return p;
-}
-
-Config Choose(const Problem& problem, const cuda::DeviceInfo& device) {
-  auto config = ChooseConfig(problem, device);
-  EXPECT_TRUE(config.ok()) << config.status().ToString();
-  return *config;
-}
-
-// With room for more than decode.
-Problem MakeChunks() {
-  Problem problem = MakeProblem();
-  problem.tokens = 2 * problem.max_seqs;
-  return problem;
-}
 
 TEST(Config, TilesFillAMultiprocessor) {
   for (const cuda::DeviceInfo& device : {kA100, kH200, kB200}) {
@@ -75,13 +26,6 @@ TEST(Config, TilesFillAMultiprocessor) {
     EXPECT_EQ(config.blocks_per_sm, 2);
     EXPECT_EQ(config.workers, 2 * device.num_sms);
   }
-}
-
-// As MakeProblem, with room for a prefill.
-Problem MakePrefill(DType dtype = DType::kBF16, int64_t head_dim = 128) {
-  Problem problem = MakeProblem(dtype, dtype, head_dim);
-  problem.tokens = 2048;
-  return problem;
 }
 
 TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
@@ -97,9 +41,17 @@ TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
     // Of both launches: attend takes what prefill leaves.
     EXPECT_EQ(PlanParams(problem, config).params.prefill_tile_rows, 128);
     EXPECT_EQ(128 % config.tile_rows, 0);
-    EXPECT_EQ(config.decode_max_rows, 16);  // more rows of a sequence read its keys once
+    // More rows of a sequence read its keys once; up to so many have a launch for them.
+    const bool decodes = problem.tokens == 2 * problem.max_seqs;
+    EXPECT_EQ(config.decode_sm90, decodes);
+    EXPECT_FALSE(config.line_only);
+    EXPECT_EQ(config.decode_max_rows, decodes ? 32 : 16);
     const Launches l = MakeLaunches(problem, config);
-    ASSERT_EQ(l.attend.size(), 2u);
+    ASSERT_EQ(l.attend.size(), decodes ? 3u : 2u);
+    if (decodes) {
+      EXPECT_EQ(l.attend[2].spec.source, "src/ops/paged_attention/cuda/decode_sm90.cu");
+      EXPECT_THAT(l.attend[2].spec.defines, Contains("LINE_ROWS=32"));
+    }
     EXPECT_EQ(l.attend[0].spec.source, "src/ops/paged_attention/cuda/prefill_sm90.cu");
     EXPECT_EQ(l.attend[0].config.grid[0], 132u);
     EXPECT_EQ(l.attend[0].config.block[0], 384u);
@@ -108,119 +60,19 @@ TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
   }
 }
 
-TEST(Config, DecodesOfTwoTokensHaveNoPrefillUnlessMany) {
+TEST(Config, FewTokensHaveNoPrefill) {
   Problem problem = MakeProblem();
   for (const auto& [seqs, tokens, expected] :
        std::initializer_list<std::tuple<int, int, bool>>{{1, 2, false},
-                                                         {1, 3, true},
-                                                         {8, 16, false},
-                                                         {8, 17, true},
+                                                         {1, 32, false},
+                                                         {1, 33, true},
+                                                         {8, 32, false},
+                                                         {8, 33, true},
                                                          {64, 96, false},
                                                          {64, 97, true}}) {
     problem.max_seqs = seqs;
     problem.tokens = tokens;
     EXPECT_EQ(Choose(problem, kH200).prefill_sm90, expected) << seqs << " " << tokens;
-  }
-}
-
-TEST(Config, HopperDecodesInALaunchOfItsOwn) {
-  Problem problem = MakeProblem();
-  const auto takes = [](const Problem& problem, const cuda::DeviceInfo& device = kH200) {
-    return Choose(problem, device).decode_sm90;
-  };
-  const Config config = Choose(problem, kH200);
-  EXPECT_TRUE(config.decode_sm90);
-  EXPECT_EQ(config.workers, 132);
-  EXPECT_EQ(config.decode_ranges, 16);  // times 8 heads: the blocks that fit
-  const Launches l = MakeLaunches(problem, config);
-  ASSERT_EQ(l.attend.size(), 1u);
-  EXPECT_EQ(l.attend[0].spec.source, "src/ops/paged_attention/cuda/decode_sm90.cu");
-  EXPECT_EQ(l.attend[0].config.grid[0], 132u);
-  EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
-  // Sizes are parameters: no other kernel is compiled for them.
-  problem.page_size = 24;
-  problem.sliding_window = 100;
-  problem.tokens = 7;
-  EXPECT_EQ(MakeLaunches(problem, Choose(problem, kH200)).attend[0].spec.defines,
-            l.attend[0].spec.defines);
-  EXPECT_FALSE(takes(MakeProblem(), kA100));
-  EXPECT_FALSE(takes(MakeProblem(), kB200));
-  EXPECT_FALSE(takes(MakeProblem(DType::kBF16, DType::kBF16, 96)));
-  EXPECT_FALSE(takes(MakeProblem(DType::kBF16, DType::kF8E4M3FN)));
-  EXPECT_FALSE(takes(MakeChunks()));
-  problem.page_size = 12;
-  EXPECT_FALSE(takes(problem));
-  problem = MakeProblem();
-  problem.batch_invariant = true;
-  EXPECT_FALSE(takes(problem));
-}
-
-// Few tokens over contexts that half of the multiprocessors read as fast as all.
-TEST(Config, HopperDecodesFewTokensInClusters) {
-  struct Case {
-    const char* what;
-    int64_t tokens, max_seqs, kv_heads, context;
-    int blocks;  // of a cluster
-  };
-  for (const Case& c : {Case{"one", 1, 1, 8, 1024, 8},
-                        {"the longest", 1, 1, 8, 131072, 8},
-                        {"too long", 1, 1, 8, 131088, 0},
-                        {"eight", 8, 32, 8, 16384, 8},
-                        {"eight, too long", 8, 8, 8, 16400, 0},
-                        {"nine", 9, 9, 8, 1024, 0},
-                        {"room for too many", 8, 33, 8, 1024, 0},
-                        {"few heads", 1, 1, 2, 8192, 8},
-                        {"few heads, too long", 1, 1, 2, 8208, 0},
-                        {"12 heads", 1, 1, 12, 131072, 8},
-                        {"13 heads", 1, 1, 13, 4096, 4},
-                        {"13 heads, too long", 1, 1, 13, 4112, 0},
-                        {"32 heads", 4, 4, 32, 4096, 2},
-                        {"49 heads", 4, 4, 49, 4096, 2},
-                        {"50 heads", 1, 1, 50, 1024, 0}}) {
-    SCOPED_TRACE(c.what);
-    Problem problem = MakeProblem();
-    problem.tokens = c.tokens;
-    problem.max_seqs = c.max_seqs;
-    problem.kv_heads = c.kv_heads;
-    problem.max_pages_per_seq = c.context / problem.page_size;
-    for (const int64_t group : {4, 16}) {
-      problem.q_heads = group * c.kv_heads;
-      const Config config = Choose(problem, kH200);
-      EXPECT_TRUE(config.decode_sm90);
-      EXPECT_EQ(config.decode_cluster, c.blocks);
-      if (c.blocks == 0) continue;
-      const Launches l = MakeLaunches(problem, config);
-      ASSERT_EQ(l.attend.size(), 1u);
-      EXPECT_EQ(l.attend[0].spec.source, "src/ops/paged_attention/cuda/decode_cluster_sm90.cu");
-      EXPECT_THAT(l.attend[0].spec.defines, Contains(StrCat("CLUSTER=", c.blocks)));
-      EXPECT_THAT(l.attend[0].spec.defines, Contains(StrCat("LINE_ROWS=", group == 4 ? 8 : 16)));
-      EXPECT_EQ(l.attend[0].config.grid[0], c.blocks * c.kv_heads);
-      EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
-    }
-    EXPECT_EQ(Choose(problem, kB200).decode_cluster, 0);
-    problem.batch_invariant = true;
-    EXPECT_EQ(Choose(problem, kH200).decode_cluster, 0);
-  }
-}
-
-// Each range of the line of decode work has room for the partial results of two tiles.
-TEST(Config, RangesFitTheWorkspace) {
-  Problem problem = MakeProblem();
-  for (const int64_t seqs : {1, 3, 64, 1000}) {
-    for (const int64_t heads : {1, 2, 5, 8, 32, 200}) {
-      for (const int64_t group : {1, 4, 40}) {
-        for (const int64_t pages : {1, 9, 100000}) {
-          problem.tokens = problem.max_seqs = seqs;
-          problem.kv_heads = heads;
-          problem.q_heads = heads * group;
-          problem.max_pages_per_seq = pages;
-          const int ranges = Choose(problem, kH200).decode_ranges;
-          EXPECT_GE(ranges, 1);
-          EXPECT_LE(2 * ranges * heads * std::min<int64_t>(16, seqs * group),
-                    MakeWorkspaceLayout(problem).partial_capacity);
-        }
-      }
-    }
   }
 }
 
@@ -240,18 +92,6 @@ TEST(Config, ProblemsMayLackTokensSequencesAndPages) {
       }
     }
   }
-}
-
-TEST(Config, DecodeKeepsItsTwoLaunches) {
-  const Problem problem = MakeProblem(DType::kBF16, DType::kBF16, 256);
-  const Config config = Choose(problem, kH200);
-  EXPECT_FALSE(config.prefill_sm90);
-  EXPECT_FALSE(config.decode_sm90);
-  EXPECT_FALSE(config.boxes);
-  EXPECT_EQ(config.prefill_workers, config.workers);
-  const Launches l = MakeLaunches(problem, config);
-  ASSERT_EQ(l.attend.size(), 1u);
-  EXPECT_THAT(l.attend[0].spec.defines, Contains("BEHIND_PREFILL=0"));
 }
 
 TEST(Config, PrefillLaunchNeedsPanelsAndTypesThatFit) {
@@ -471,9 +311,10 @@ TEST(Launches, LargeSoftCapsTakeTheExactTanh) {
 TEST(Launches, NamesWhatShapesTheCodeAndNothingElse) {
   Problem problem = MakeChunks();
   const Launches a = MakeLaunches(problem, Choose(problem, kH200));
-  EXPECT_EQ(a.attend.back().spec.source, "src/ops/paged_attention/cuda/attend_mma.cu");
-  EXPECT_THAT(a.attend.back().spec.defines, Contains("HEAD_DIM=128"));
-  EXPECT_THAT(a.attend.back().spec.defines, Contains("SOFT_CAP=0"));
+  const cuda::KernelSpec& attend = a.attend[1].spec;
+  EXPECT_EQ(attend.source, "src/ops/paged_attention/cuda/attend_mma.cu");
+  EXPECT_THAT(attend.defines, Contains("HEAD_DIM=128"));
+  EXPECT_THAT(attend.defines, Contains("SOFT_CAP=0"));
   // Sizes, windows, scales and page sizes are parameters: no other kernel is compiled for them.
   problem.page_size = 7;
   problem.sliding_window = 100;
@@ -483,7 +324,7 @@ TEST(Launches, NamesWhatShapesTheCodeAndNothingElse) {
   problem.causal = false;
   const Launches b = MakeLaunches(problem, Choose(problem, kH200));
   EXPECT_EQ(a.schedule.spec.defines, b.schedule.spec.defines);
-  EXPECT_EQ(a.attend.back().spec.defines, b.attend.back().spec.defines);
+  EXPECT_EQ(attend.defines, b.attend.back().spec.defines);
   problem.soft_cap = 30;
   EXPECT_THAT(Attend(problem).defines, Contains("SOFT_CAP=1"));
 }
@@ -494,7 +335,7 @@ TEST(Launches, GridsDependOnShapesAlone) {
     problem.tokens = tokens;
     const Launches l = MakeLaunches(problem, Choose(problem, kH200));
     EXPECT_EQ(l.schedule.config.grid[0], 1u);
-    EXPECT_EQ(l.attend.back().config.grid[0], tokens <= problem.max_seqs ? 132u : 264u);
+    EXPECT_EQ(l.attend.back().config.grid[0], tokens <= 64 ? 132u : 264u);
   }
 }
 
@@ -586,7 +427,7 @@ TEST(CompileCheckSpecs, AreThoseThatTheArchitectureTakes) {
 TEST(CompileCheckSpecs, AreFewAndDistinct) {
   for (const cuda::DeviceInfo& device : cuda::KnownDevices()) {
     const auto specs = CompileCheckSpecs(device);
-    EXPECT_LE(specs.size(), 14u);
+    EXPECT_LE(specs.size(), 19u);
     for (size_t i = 0; i < specs.size(); ++i) {
       for (size_t j = 0; j < i; ++j) {
         EXPECT_FALSE(specs[i].source == specs[j].source && specs[i].defines == specs[j].defines);

@@ -1,5 +1,5 @@
 // paged_attention, decode of few sequences on Hopper: bf16 or f16 queries over a cache of the same
-// type. One launch is all of it.
+// type or of fp8. One launch is all of it.
 //
 // Defines: those of decode_sm90.cu; CLUSTER, the blocks that share a head; LINE_ROWS, 8 or 16.
 #include "src/ops/paged_attention/cuda/decode_cluster_sm90.cuh"

@@ -169,7 +169,7 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
   Place<1> sums;
   for (Place<DecodeMemory::kSlots> at;; at.Next()) {
     Wait(At(shared.slot_full, at), at.parity);
-    const DecodeMemory::Slot& slot = shared.slots[at.index];
+    const DecodeSlot& slot = shared.slots[at.index];
     if (slot.stop != 0) return;
     const Tile tile = slot.tile;
     const float factor = MakeLogitFactor(p, tile.head).factor;

@@ -1,7 +1,9 @@
-// paged_attention, decode on Hopper: bf16 or f16 queries over a cache of the same type.
+// paged_attention, decode on Hopper: bf16 or f16 queries over a cache of the same type or
+// of fp8.
 //
-// Defines: those of attend_mma.cu that shape the code: QUERY_TYPE, CACHE_TYPE (the same), OUT_TYPE,
-// HEAD_DIM (64, 128), SOFT_CAP; TILE_ROWS and TILE_KEYS are not used.
+// Defines: those of attend_mma.cu that shape the code: QUERY_TYPE, CACHE_TYPE, OUT_TYPE,
+// HEAD_DIM (64, 128), SOFT_CAP; LINE_ROWS (16, 32), of a tile; TILE_ROWS and TILE_KEYS are not
+// used.
 #include "src/ops/paged_attention/cuda/decode_sm90.cuh"
 
 extern "C" __global__ void __launch_bounds__(xla_gpu::paged_attention::sm90::kDecodeThreads, 1)

@@ -1,51 +1,152 @@
-// Decode on Hopper: few query rows of a sequence (those of a kv head's group, up to 16) against a
-// long range of keys, bound by memory. A block takes ranges of the line of decode work (line.cuh);
-// neighbouring blocks have the heads of one range, whose keys lie side by side. One warp loads
-// stages of 128 keys and values by the tensor copy engine, a box a page, ahead of the eight that
-// compute 16 keys of each stage, and beyond the end of a piece. There four others merge the eight
-// softmaxes in shared memory and write the rows, beside the next piece.
+// Decode on Hopper: few query rows of a sequence (those of a kv head's group, or of several tokens,
+// up to 32) against a long range of keys, bound by memory. A block takes ranges of the line of
+// decode work (line.cuh); neighbouring blocks have the heads of one range, whose keys lie side by
+// side. One warp loads stages of 128 keys and values by the tensor copy engine, a box a page, ahead
+// of the eight that compute 16 keys of each stage, and beyond the end of a piece. There others
+// merge the softmaxes in shared memory and write the rows, beside the next piece.
 //
 // What waits on what: slot_full (a piece is taken), full (its keys are there) -> logits, weights,
 // sums -> empty; at a piece's end sums_full -> merged -> sums_empty, slot_empty. No wait is for
 // another block, and none for a later piece: the loader waits for a slot while the keys of the
 // piece before are not loaded yet, but those of the pieces in the slots' earlier uses are.
+//
+// A page out of range makes the sums of its tile NaN: parts are merged to NaN whatever the others
+// are.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_CUH_
 
+#if LINE_ROWS > 16
+#include "src/ops/paged_attention/cuda/decode_sm90_wide.cuh"
+#else
 #include "src/ops/paged_attention/cuda/decode_sm90_compute.cuh"
+#endif
 #include "src/ops/paged_attention/cuda/finish.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
 
 inline constexpr int kWriters = 1;  // named barrier
 
-// Merges the warps' sums, in a fixed order, and writes the rows, or their partial results.
+inline constexpr int kRowVector = kHeadDim / 32;  // elements of a row that a lane has
+using RowVector = Vector<float, kRowVector>;
+
+__device__ __forceinline__ void StoreRow(const Params& p, long long query_row, const RowVector& x) {
+  Vector<Out, kRowVector> out;
+#pragma unroll
+  for (int j = 0; j < kRowVector; ++j) out.x[j] = FromFloat<Out>(x.x[j]);
+  Out* const to = static_cast<Out*>(p.out) + query_row * kHeadDim;
+  reinterpret_cast<Vector<Out, kRowVector>*>(to)[threadIdx.x % 32] = out;
+}
+
+// Merges the sums in shared memory, in a fixed order, and writes the rows, or their partial
+// results. What a row has besides its elements a lane works out.
 __device__ __forceinline__ void WriteRows(const Params& p, const Tile& tile, DecodeMemory& shared,
-                                          int thread) {
-  constexpr int kVector = 4, kVectors = kHeadDim / kVector;
-  const float factor = MakeLogitFactor(p, tile.head).factor;
-  for (int i = thread; i < tile.num_rows * kVectors; i += kWriteWarps * 32) {
-    const int row = i / kVectors, d = i % kVectors * kVector;
-    float factors[kDecodeWarps];
-    const bool sees =
-        WeighWarps(p, tile, row, shared.max[row], shared.sum[row], factor, d == 0, factors);
-    Vector<float, kVector> value = {};
+                                          int warp) {
+  constexpr int kParts = DecodeMemory::kParts;
+  const int lane = threadIdx.x % 32;
+  const int own = min(lane, tile.num_rows - 1);
+  float own_factors[kParts];
+  const bool own_sees =
+      WeighWarps(p, tile, own, shared.max[own], shared.sum[own],
+                 MakeLogitFactor(p, tile.head).factor, warp == 0 && lane == own, own_factors);
+  const long long own_place = tile.splits > 1 ? PartialRow(p, tile, own) : QueryRow(p, tile, own);
+  for (int row = warp; row < tile.num_rows; row += kWriteWarps) {
+    RowVector value = {};
 #pragma unroll
-    for (int w = 0; w < kDecodeWarps; ++w) {
-      const auto x = *reinterpret_cast<const Vector<float, kVector>*>(&shared.sums[w][row][d]);
+    for (int w = 0; w < kParts; ++w) {
+      const float factor = __shfl_sync(kAllLanes, own_factors[w], row);
+      const auto x = reinterpret_cast<const RowVector*>(shared.sums[w][row])[lane];
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) value.x[j] += x.x[j] * factors[w];
+      for (int j = 0; j < kRowVector; ++j) value.x[j] += x.x[j] * factor;
     }
+    const long long place = __shfl_sync(kAllLanes, own_place, row);
     if (tile.splits > 1) {
-      float* const to = p.partial_out + PartialRow(p, tile, row) * kHeadDim + d;
-      *reinterpret_cast<Vector<float, kVector>*>(to) = value;
+      reinterpret_cast<RowVector*>(p.partial_out + place * kHeadDim)[lane] = value;
     } else {
-      Vector<Out, kVector> out;
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) out.x[j] = FromFloat<Out>(sees ? value.x[j] : 0.0f);
-      Out* const to = static_cast<Out*>(p.out) + QueryRow(p, tile, row) * kHeadDim + d;
-      *reinterpret_cast<Vector<Out, kVector>*>(to) = out;
+      StoreRow(p, place, __shfl_sync(kAllLanes, own_sees, row) ? value : RowVector{});
     }
+  }
+}
+
+// Of another SM: past this one's L1.
+__device__ __forceinline__ RowVector LoadPartial(const float* row) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (kRowVector == 4) {
+    const float4 x = __ldcg(reinterpret_cast<const float4*>(row) + lane);
+    return {{x.x, x.y, x.z, x.w}};
+  } else {
+    const float2 x = __ldcg(reinterpret_cast<const float2*>(row) + lane);
+    return {{x.x, x.y}};
+  }
+}
+
+// Merges the parts of a tile, always in the same order. Loads do not wait for each other: a lane
+// looks at what parts say of a row, and then a warp takes all of its rows at once. There are no
+// more parts than a few a multiprocessor: sums of them need no second level.
+__device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, int warp) {
+  constexpr int kRows = (kLineRows + kWriteWarps - 1) / kWriteWarps, kAtOnce = 4;
+  const int lane = threadIdx.x % 32;
+  const float factor = MakeLogitFactor(p, tile.head).factor;
+  const long long first = PartialRow(p, tile, 0, 0);
+  const int own = min(lane, tile.num_rows - 1);
+  const auto row_of = [&](int r) { return min(warp * kRows + r, tile.num_rows - 1); };
+  float max = -Infinity(), sum = 0.0f;
+  RowVector values[kRows] = {};
+  for (int from = 0; from < tile.splits; from += kAtOnce) {
+    float of_max[kAtOnce], of_sum[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int part = min(from + i, tile.splits - 1);
+      const long long at = first + static_cast<long long>(part) * tile.rows + own;
+      of_max[i] = from + i < tile.splits ? __ldcg(p.partial_max + at) : -Infinity();
+      of_sum[i] = from + i < tile.splits ? __ldcg(p.partial_sum + at) : 0.0f;
+    }
+    const float before = max;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) max = fmaxf(max, of_max[i]);
+    const float base = max == -Infinity() ? 0.0f : max;
+    const float keep = Exp2((before - base) * factor);
+    sum *= keep;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      of_max[i] = Exp2((of_max[i] - base) * factor);  // now its weight
+      sum += of_sum[i] * of_max[i];
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float of_row = __shfl_sync(kAllLanes, keep, row_of(r));
+#pragma unroll
+      for (int j = 0; j < kRowVector; ++j) values[r].x[j] *= of_row;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (from + i >= tile.splits) break;
+      RowVector x[kRows];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const long long at = first + static_cast<long long>(from + i) * tile.rows + row_of(r);
+        x[r] = LoadPartial(p.partial_out + at * kHeadDim);
+      }
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float weight = __shfl_sync(kAllLanes, of_max[i], row_of(r));
+#pragma unroll
+        for (int j = 0; j < kRowVector; ++j) values[r].x[j] += x[r].x[j] * weight;
+      }
+    }
+  }
+
+  const long long own_place = QueryRow(p, tile, own);
+  const RowEnd end = FinishRow(p, tile, own_place, factor, max, sum);
+  if (p.lse != nullptr && warp == 0 && lane == own) p.lse[own_place] = end.lse;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const float of_row = __shfl_sync(kAllLanes, end.factor, row_of(r));
+    const bool nothing = __shfl_sync(kAllLanes, end.sees_nothing, row_of(r));
+    const long long place = __shfl_sync(kAllLanes, own_place, row_of(r));
+    if (warp * kRows + r >= tile.num_rows) break;
+#pragma unroll
+    for (int j = 0; j < kRowVector; ++j) values[r].x[j] = nothing ? 0.0f : values[r].x[j] * of_row;
+    StoreRow(p, place, values[r]);
   }
 }
 
@@ -56,17 +157,23 @@ __device__ __forceinline__ void WritePieces(const Params& p, DecodeMemory& share
   Place<1> sums;
   for (Place<DecodeMemory::kSlots> at;; at.Next()) {
     Wait(At(shared.slot_full, at), at.parity);
-    const DecodeMemory::Slot& slot = shared.slots[at.index];
+    const DecodeSlot& slot = shared.slots[at.index];
     if (slot.stop != 0) return;
     const Tile tile = slot.tile;
     unsigned* const arrivals = slot.arrivals;
     Wait(At(shared.sums_full, sums), sums.parity);
-    WriteRows(p, tile, shared, warp * 32 + lane);
+    if (slot.bad != 0) {
+      for (int row = warp * 32 + lane; row < tile.num_rows; row += kWriteWarps * 32) {
+        shared.sum[row][0] = NaN();
+      }
+      sync();
+    }
+    WriteRows(p, tile, shared, warp);
     Arrive(At(shared.sums_empty, sums));
     Arrive(At(shared.slot_empty, at));
     sums.Next();
     if (tile.splits > 1 && ArriveLast(arrivals, tile.splits, leader, sync)) {
-      MergeSplits<Out, kHeadDim>(p, tile, warp, kWriteWarps);
+      MergeParts(p, tile, warp);
     }
   }
 }
@@ -89,14 +196,13 @@ __device__ __forceinline__ void Decode(const Params& p, const TensorMap& key_box
 
   // Rows that no piece has.
   __syncthreads();
-  if (p.header->has_fills != 0) {
+  if (shared.has_fills != 0) {
     const int fills = (p.tokens + kFillTokens - 1) / kFillTokens * p.kv_heads;
     for (int i = blockIdx.x; i < fills; i += gridDim.x) {
       FillUnowned<Out, kHeadDim>(p, i / p.kv_heads * kFillTokens, i % p.kv_heads);
       __syncthreads();
     }
   }
-  OverwriteBadPages<Out, kHeadDim>(p);
 }
 
 }  // namespace xla_gpu::paged_attention::sm90

@@ -1,19 +1,18 @@
-// The warps of the Hopper decode kernels that compute: 16 keys of each stage each. Keys and values
-// are the first operands of the products, queries and weights the second: logits and sums lie
-// transposed in the registers, and eight rows cost no more than they must.
+// The warps of the Hopper decode kernels that compute tiles of up to 16 rows: 16 keys of each stage
+// each. Keys and values are the first operands of the products, queries and weights the second:
+// logits and sums lie transposed in the registers, and eight rows cost no more than they must.
+//
+// fp8 keys and values become f16 on their way from shared memory, exactly; then head dimensions
+// have another order than in 16-bit caches, in the queries as in the keys, and in the sums of
+// values.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_COMPUTE_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_COMPUTE_CUH_
 
-#include "src/ops/paged_attention/cuda/decode_sm90_load.cuh"
-#include "src/ops/paged_attention/cuda/decode_sm90_softmax.cuh"
-#include "src/ops/paged_attention/cuda/non_finite.cuh"
+#include "src/ops/paged_attention/cuda/decode_sm90_step.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
 
-inline constexpr int kWarpBytes = kStepKeys * kHeadDim * 2;  // of a warp's keys in a stage
-// So many steps of a warp are added up in the tensor cores' accumulators, whose sums lose a little
-// every time, before they go to a second level.
-inline constexpr int kLevelSteps = 4096 / kStepKeys;
+inline constexpr int kLevelSteps = kLevelKeys / kStepKeys;
 
 // 8x8 elements of 16 bits, transposed.
 __device__ __forceinline__ unsigned Transposed(unsigned x) {
@@ -23,33 +22,128 @@ __device__ __forceinline__ unsigned Transposed(unsigned x) {
 }
 
 // Where a lane's rows of matrices lie: those of the keys, as they are, and those of the values, as
-// they are transposed.
+// they are transposed. Of fp8 keys the lane's own 32 dimensions, and values in pairs of dimensions.
 struct LanePlaces {
   unsigned keys, values;
 };
 __device__ __forceinline__ LanePlaces MakeLanePlaces() {
   const int lane = threadIdx.x % 32;
-  return {lane / 8 % 2 * kGroupBytes + SwizzledChunk(lane % 8, lane / 16),
-          lane / 16 * kGroupBytes + SwizzledChunk(lane % 8, lane / 8 % 2)};
+  if constexpr (kOneByte) {
+    return {SwizzledChunk(lane / 4, lane % 4 * 2),
+            lane / 8 % 2 * kKeyGroupBytes + SwizzledChunk(lane % 8, lane / 16)};
+  }
+  return {lane / 8 % 2 * kKeyGroupBytes + SwizzledChunk(lane % 8, lane / 16),
+          lane / 16 * kKeyGroupBytes + SwizzledChunk(lane % 8, lane / 8 % 2)};
+}
+
+// Calls use(block, a) for each 16 head dimensions of a step's keys as first operands.
+template <typename Use>
+__device__ __forceinline__ void ForKeyBlocks(unsigned keys, const LanePlaces& lane, Use use) {
+  if constexpr (kOneByte) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const unsigned at = keys + (lane.keys ^ half << 4);
+      const uint4 x = LoadShared<uint4>(at), y = LoadShared<uint4>(at + kKeyGroupBytes);
+      const unsigned low[4] = {x.x, x.y, x.z, x.w}, high[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const unsigned a[4] = {
+            F8PairToF16Pair<Cache>(low[i] & 0xffffu), F8PairToF16Pair<Cache>(high[i] & 0xffffu),
+            F8PairToF16Pair<Cache>(low[i] >> 16), F8PairToF16Pair<Cache>(high[i] >> 16)};
+        use(half * 4 + i, a);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int block = 0; block < kDimBlocks; ++block) {
+      unsigned a[4];
+      LoadMatrix4(a, keys + block / 4 * 1024 + (lane.keys ^ block % 4 << 5));
+      use(block, a);
+    }
+  }
+}
+
+// The same for its values.
+template <typename Use>
+__device__ __forceinline__ void ForValueBlocks(unsigned values, const LanePlaces& lane, Use use) {
+  if constexpr (kOneByte) {
+#pragma unroll
+    for (int pair = 0; pair < kDimBlocks / 2; ++pair) {
+      unsigned r[4];
+      LoadMatrix4Transposed(r, values + (lane.values ^ pair << 5));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        unsigned a[4];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          // Bytes (key 0 dim 0, key 0 dim 1, key 1 dim 0, key 1 dim 1) -> pairs of one dimension.
+          const unsigned pairs = __byte_perm(r[i * 2 + j], 0, 0x3120);
+          a[2 * j] = F8PairToF16Pair<Cache>(pairs & 0xffffu);
+          a[2 * j + 1] = F8PairToF16Pair<Cache>(pairs >> 16);
+        }
+        use(pair * 2 + i, a);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int block = 0; block < kDimBlocks; ++block) {
+      unsigned a[4];
+      LoadMatrix4Transposed(a, values + block / 4 * 1024 + (lane.values ^ block % 4 << 5));
+      use(block, a);
+    }
+  }
+}
+// The head dimension of sum j of a block.
+__device__ __forceinline__ int SumDim(int block, int j) {
+  const int lane = threadIdx.x % 32;
+  return block * 16 + (kOneByte ? lane / 4 * 2 + j / 2 : lane / 4 + j / 2 * 8);
 }
 
 // The query rows of a piece as second operands of the products, with the sign that makes the
-// scales of the logits positive.
+// scales of the logits positive. bf16 rows over fp8 are brought into the range of f16: `unit` is
+// what the logits of this thread's rows are multiples of.
 template <int kTiles>
 __device__ __forceinline__ void LoadQueryFragments(const char* rows, bool negate,
-                                                   unsigned (&q)[kDimBlocks][kTiles][2]) {
+                                                   unsigned (&q)[kDimBlocks][kTiles][2],
+                                                   float (&unit)[kTiles][2]) {
   const int lane = threadIdx.x % 32;
-  const char* const own = rows + lane / 4 * DecodeMemory::kQueryStride + lane % 4 * 4;
+  const char* const own =
+      rows + lane / 4 * DecodeMemory::kQueryStride + lane % 4 * (kOneByte ? 64 : 4);
   const unsigned sign = negate ? 0x80008000u : 0u;
 #pragma unroll
-  for (int block = 0; block < kDimBlocks; ++block) {
+  for (int i = 0; i < kTiles; ++i) {
+    const char* const row = own + i * 8 * DecodeMemory::kQueryStride;
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
+    for (int block = 0; block < kDimBlocks; ++block) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const char* const at = own + i * 8 * DecodeMemory::kQueryStride + block * 32 + j * 16;
+        const char* const at = row + (kOneByte ? block * 8 + j * 4 : block * 32 + j * 16);
         q[block][i][j] = *reinterpret_cast<const unsigned*>(at) ^ sign;
       }
+    }
+    float up = 1.0f;
+    if constexpr (kScaledQuery) {
+      const auto low = [](unsigned x) { return ToFloat(Query{static_cast<unsigned short>(x)}); };
+      const auto high = [&](unsigned x) { return low(x >> 16); };
+      float largest = 0.0f;
+#pragma unroll
+      for (int j = 0; j < 2 * kDimBlocks; ++j) {
+        const unsigned x = q[j / 2][i][j % 2];
+        largest = fmaxf(largest, fmaxf(fabsf(low(x)), fabsf(high(x))));
+      }
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
+      const RowScale scale = ScaleOfRow(largest);
+      up = scale.up;
+#pragma unroll
+      for (int j = 0; j < 2 * kDimBlocks; ++j) {
+        unsigned& x = q[j / 2][i][j % 2];
+        x = Pack2<Operand>(low(x) * scale.down, high(x) * scale.down);
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {  // of another row than the lane has loaded
+      unit[i][h] = kScaledQuery ? __shfl_sync(kAllLanes, up, (lane % 4 * 2 + h) * 4) : 1.0f;
     }
   }
 }
@@ -57,21 +151,25 @@ __device__ __forceinline__ void LoadQueryFragments(const char* rows, bool negate
 // Adds a step's 16 keys and values.
 template <int kTiles>
 __device__ __forceinline__ void AddStep(const unsigned (&q)[kDimBlocks][kTiles][2], unsigned keys,
-                                        unsigned values, const LanePlaces& lane, float cap_in,
-                                        bool mask, int key0, const Visible (&visible)[kTiles][2],
-                                        Softmax<kTiles>& softmax) {
+                                        unsigned values, const LanePlaces& lane,
+                                        const float (&cap_in)[kTiles][2], bool mask, int key0,
+                                        const Visible (&visible)[kTiles][2],
+                                        Softmax<kTiles, kDimBlocks>& softmax) {
   // Logits.
   float s[kTiles][4] = {};
-#pragma unroll
-  for (int block = 0; block < kDimBlocks; ++block) {
-    unsigned a[4];
-    LoadMatrix4(a, keys + block / 4 * 1024 + (lane.keys ^ block % 4 << 5));
+  ForKeyBlocks(keys, lane, [&](int block, const unsigned(&a)[4]) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) Mma<Operand>(s[i], a, q[block][i][0], q[block][i][1]);
-  }
+  });
 
   // Softmax.
-  if constexpr (SOFT_CAP) Cap(s, {cap_in, cap_in});
+  if constexpr (SOFT_CAP) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) s[i][j] = Capped(s[i][j], cap_in[i][j % 2]);
+    }
+  }
   if (mask) {
     const int first = key0 + threadIdx.x % 32 / 4;
 #pragma unroll
@@ -84,7 +182,7 @@ __device__ __forceinline__ void AddStep(const unsigned (&q)[kDimBlocks][kTiles][
       }
     }
   }
-  softmax.Weigh(s);
+  softmax.Weigh(s, OneWarp{});
 
   // Values times weights.
   unsigned b[kTiles][2];
@@ -93,29 +191,16 @@ __device__ __forceinline__ void AddStep(const unsigned (&q)[kDimBlocks][kTiles][
     b[i][0] = Transposed(Pack2<Operand>(s[i][0], s[i][1]));
     b[i][1] = Transposed(Pack2<Operand>(s[i][2], s[i][3]));
   }
-#pragma unroll
-  for (int block = 0; block < kDimBlocks; ++block) {
-    unsigned a[4];
-    LoadMatrix4Transposed(a, values + block / 4 * 1024 + (lane.values ^ block % 4 << 5));
+  ForValueBlocks(values, lane, [&](int block, const unsigned(&a)[4]) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) AddProducts<kRoundedDecode>(softmax.o[block][i], a, b[i]);
-  }
-}
-
-// Zeroes a warp's values of keys outside of [begin, end), of 16. A weight of 0 does not hide a NaN.
-__device__ __forceinline__ void ZeroOutside(unsigned values, int begin, int end) {
-  const int lane = threadIdx.x % 32;
-  for (int i = lane; i < kStepKeys * kPieces; i += 32) {
-    const int key = i / kPieces;
-    if (key >= begin && key < end) continue;
-    StoreShared(values + PlaceInTile(key, i % kPieces), make_uint4(0, 0, 0, 0));
-  }
+  });
 }
 
 // A warp's part of a piece of up to 8 * kTiles rows; leaves its sums in shared memory.
 template <int kTiles>
 __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shared,
-                                             const DecodeMemory::Slot& slot,
+                                             const DecodeSlot& slot, const char* queries,
                                              Place<DecodeMemory::kStages>& stage, Place<1>& sums,
                                              int warp) {
   const int lane = threadIdx.x % 32;
@@ -124,26 +209,26 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
 
   // The queries, and what the rows see.
   unsigned q[kDimBlocks][kTiles][2];
-  LoadQueryFragments(slot.query, logit.negate, q);
-  const Visible by_all = SeenByAll(p, tile);
+  float unit[kTiles][2];
+  LoadQueryFragments(queries, logit.negate, q, unit);
+  const HiddenKeys hidden{SeenByAll(p, tile)};
   Visible visible[kTiles][2];
+  float cap_in[kTiles][2];
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) visible[i][h] = VisibleKeys(p, tile, i * 8 + lane % 4 * 2 + h);
+    for (int h = 0; h < 2; ++h) {
+      visible[i][h] = VisibleKeys(p, tile, i * 8 + lane % 4 * 2 + h);
+      cap_in[i][h] = logit.cap_in * unit[i][h];
+    }
   }
   const LanePlaces places = MakeLanePlaces();
-  Softmax<kTiles> softmax(logit.factor);
-  SoftmaxLevel<kTiles> memory;
-  SoftmaxLevel<kTiles>* level = &memory;
+  Softmax<kTiles, kDimBlocks> softmax(logit.factor, unit);
+  SoftmaxLevel<kTiles, kDimBlocks> memory;
+  SoftmaxLevel<kTiles, kDimBlocks>* level = &memory;
   asm volatile("" : "+l"(level));  // else the compiler would keep it in registers
   bool in_level = false, found = false;
 
-  // Steps that have keys which some row does not see; there are none if all are of one token.
-  const auto has_hidden = [&](int key) {
-    return (key < by_all.begin && by_all.begin > tile.key_begin) ||
-           (key + kStepKeys > by_all.end && by_all.end < tile.key_end);
-  };
   int key0 = slot.first_key + warp * kStepKeys;
   const unsigned ring = SharedAddress(shared.stages) + warp * kWarpBytes;
   for (int i = 0; i < slot.stages; ++i, key0 += kDecodeKeys) {
@@ -152,17 +237,9 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
     if (key0 < tile.key_end && key0 + kStepKeys > tile.key_begin) {
       const unsigned keys = ring + stage.index * static_cast<int>(sizeof(DecodeMemory::Stage));
       const unsigned values = keys + DecodeMemory::kTileBytes;
-      const bool mask = key0 < by_all.begin || key0 + kStepKeys > by_all.end;
-      if (mask) {
-        ZeroOutside(values, tile.key_begin - key0, tile.key_end - key0);
-        __syncwarp();
-        if (has_hidden(key0)) {
-          found |= ZeroNonFinite<kStepKeys, kHeadDim * 2, kHeadDim * 2>(values, lane, 32);
-          __syncwarp();
-        }
-        FenceForMatrixReads();  // before the copy engine writes there again
-      }
-      AddStep(q, keys, values, places, logit.cap_in, mask, key0, visible, softmax);
+      const bool mask = hidden.SomeOf(key0);
+      if (mask) found |= hidden.CleanValues(tile, values, key0);
+      AddStep(q, keys, values, places, cap_in, mask, key0, visible, softmax);
     }
     // Free the stage.
     __syncwarp();
@@ -187,13 +264,13 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
   // Values that are not finite.
   if (__any_sync(kAllLanes, found)) {
     for (int key0 = slot.first_key + warp * kStepKeys; key0 < tile.key_end; key0 += kDecodeKeys) {
-      if (!has_hidden(key0)) continue;
+      if (!hidden.SomeAreSeen(tile, key0)) continue;
       ForKeys(p, tile, key0, kStepKeys, [&](int key, bool finite, const Cache* values) {
 #pragma unroll
         for (int block = 0; block < kDimBlocks; ++block) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            const float x = ToFloat(values[block * 16 + lane / 4 + j / 2 * 8]);
+            const float x = ToFloat(values[SumDim(block, j)]);
 #pragma unroll
             for (int i = 0; i < kTiles; ++i) {
               AddIfNonFinite(x, visible[i][j % 2], key, finite && softmax.sum[i][j % 2] != 0.0f,
@@ -214,14 +291,21 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
       const int row = i * 8 + lane % 4 * 2 + h;
       if (row >= tile.num_rows) continue;
       if (lane < 4) {
-        shared.max[row][warp] = softmax.max[i][h];
+        // In the units that all parts of the row share.
+        const float max = softmax.max[i][h];
+        shared.max[row][warp] = softmax.kOfRows && max != -Infinity() ? max * unit[i][h] : max;
         shared.sum[row][warp] = softmax.sum[i][h];
       }
-      float* const to = shared.sums[warp][row] + lane / 4;
 #pragma unroll
       for (int block = 0; block < kDimBlocks; ++block) {
-        to[block * 16] = softmax.o[block][i][h];
-        to[block * 16 + 8] = softmax.o[block][i][h + 2];
+        const float low = softmax.o[block][i][h], high = softmax.o[block][i][h + 2];
+        float* const to = shared.sums[warp][row] + SumDim(block, h);
+        if constexpr (kOneByte) {
+          *reinterpret_cast<float2*>(to) = make_float2(low, high);
+        } else {
+          to[0] = low;
+          to[8] = high;
+        }
       }
     }
   }
@@ -234,27 +318,14 @@ __device__ __forceinline__ void ComputePieces(const Params& p, DecodeMemory& sha
   Place<1> sums;
   for (Place<DecodeMemory::kSlots> at;; at.Next()) {
     Wait(At(shared.slot_full, at), at.parity);
-    const DecodeMemory::Slot& slot = shared.slots[at.index];
+    const DecodeSlot& slot = shared.slots[at.index];
     if (slot.stop != 0) return;
     if (kLineRows == 8 || slot.tile.num_rows <= 8) {
-      ComputePiece<1>(p, shared, slot, stage, sums, warp);
+      ComputePiece<1>(p, shared, slot, shared.queries[at.index], stage, sums, warp);
     } else if constexpr (kLineRows > 8) {
-      ComputePiece<2>(p, shared, slot, stage, sums, warp);
+      ComputePiece<2>(p, shared, slot, shared.queries[at.index], stage, sums, warp);
     }
   }
-}
-
-__device__ __forceinline__ void InitDecodeBarriers(DecodeMemory& shared) {
-  const auto init = [](const auto& barriers, int count) {
-    for (const auto& barrier : barriers) InitBarrier(SharedAddress(&barrier), count);
-  };
-  init(shared.slot_full, 32 + 1);
-  init(shared.slot_empty, kWriteWarps * 32);
-  init(shared.full, 1);
-  init(shared.empty, kDecodeWarps);
-  init(shared.sums_full, kDecodeWarps * 32);
-  init(shared.sums_empty, kWriteWarps * 32);
-  FenceBarrierInit();
 }
 
 }  // namespace xla_gpu::paged_attention::sm90

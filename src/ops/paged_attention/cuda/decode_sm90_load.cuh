@@ -9,13 +9,31 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
+inline constexpr int kLineRows = LINE_ROWS;
+inline constexpr bool kWide = IsWide(kLineRows);
+inline constexpr int kWriteWarps = WriteWarps(kLineRows);
+inline constexpr int kDecodeThreads = DecodeThreads(kLineRows);
 #ifdef CLUSTER
 inline constexpr int kClusterBlocks = CLUSTER;  // blocks that share a head: decode_cluster_sm90.cuh
-using DecodeMemory = ClusterShared<kHeadDim, kLineRows>;
+using DecodeMemory = ClusterShared<kHeadDim, sizeof(Cache), kLineRows>;
 #else
 inline constexpr int kClusterBlocks = 0;
-using DecodeMemory = DecodeShared<kHeadDim>;
+using DecodeMemory = DecodeShared<kHeadDim, sizeof(Cache), kLineRows>;
 #endif
+
+// Keys, and values, as they lie in a stage.
+inline constexpr int kKeyBytes = kHeadDim * static_cast<int>(sizeof(Cache));
+inline constexpr int kKeyGroupBytes = 8 * kKeyBytes;
+inline constexpr int kKeyPieces = kKeyBytes / 16;
+__device__ __forceinline__ unsigned PlaceOfKey(int key, int piece) {
+  return key / 8 * kKeyGroupBytes + piece / 8 * 1024 + SwizzledChunk(key % 8, piece % 8);
+}
+
+// Rows that are computed for a tile of so many.
+__device__ __forceinline__ int ComputedRows(int rows) {
+  if constexpr (kWide) return rows <= 16 ? 16 : 32;
+  return rows <= 8 ? 8 : 16;
+}
 
 struct Loader {
   const Params& p;
@@ -24,7 +42,7 @@ struct Loader {
   DecodeMemory& shared;
   const int lane = threadIdx.x % 32;
   // A lane loads one box of a stage: of keys, or of values.
-  const int boxes = kDecodeKeys / p.box_tokens;  // 8 or 16
+  const int boxes = DecodeMemory::kStageKeys / p.box_tokens;  // 4 to 16
   const bool loads = lane < 2 * boxes;
   const bool values = lane >= boxes;
   const int lane_key = lane % boxes * p.box_tokens;
@@ -54,15 +72,18 @@ struct Loader {
   }
 
   // Starts to copy the queries of a piece. Rows that do not exist become zeros.
-  __device__ __forceinline__ void LoadQueries(const Tile& tile, unsigned to) {
-    const int row = lane / 2;
-    if (row >= (tile.num_rows + 7) / 8 * 8) return;
-    const bool exists = row < tile.num_rows;
-    const Query* from = static_cast<const Query*>(p.query);
-    if (exists) from += QueryRow(p, tile, row) * kHeadDim;
+  __device__ __forceinline__ void LoadQueries(const Tile& tile) {
+#pragma unroll 1
+    for (int row = lane / 2; row < ComputedRows(tile.num_rows); row += 16) {
+      const bool exists = row < tile.num_rows;
+      const Query* from = static_cast<const Query*>(p.query);
+      if (exists) from += QueryRow(p, tile, row) * kHeadDim;
 #pragma unroll
-    for (int i = lane % 2; i < kPieces; i += 2) {
-      CopyAsync<16>(to + row * DecodeMemory::kQueryStride + i * 16, from + i * 8, exists);
+      for (int i = lane % 2; i < kPieces; i += 2) {
+        const unsigned place =
+            kWide ? PlaceInTile(row, i) : row * DecodeMemory::kQueryStride + i * 16;
+        CopyAsync<16>(SharedAddress(shared.queries[slot.index]) + place, from + i * 8, exists);
+      }
     }
   }
 
@@ -77,14 +98,15 @@ struct Loader {
     next.key_end = tile.key_end;
     next.panel = tile.head * panels_a_head;
     next.key = first_key + lane_key;
-    next.stages = tile.key_end > tile.key_begin
-                      ? (tile.key_end - first_key + kDecodeKeys - 1) / kDecodeKeys
-                      : 0;
+    next.stages =
+        tile.key_end > tile.key_begin
+            ? (tile.key_end - first_key + DecodeMemory::kStageKeys - 1) / DecodeMemory::kStageKeys
+            : 0;
     next.pages[0] = PageAt(next, next.key);
-    next.pages[1] = PageAt(next, next.key + kDecodeKeys);
+    next.pages[1] = PageAt(next, next.key + DecodeMemory::kStageKeys);
     Wait(At(shared.slot_empty, slot), slot.parity ^ 1);
-    DecodeMemory::Slot& to = shared.slots[slot.index];
-    LoadQueries(tile, SharedAddress(to.query));
+    DecodeSlot& to = shared.slots[slot.index];
+    LoadQueries(tile);
     if (lane == 0) {
       to.tile = tile;
       to.first_key = first_key;
@@ -106,29 +128,23 @@ struct Loader {
 
   // The keys and values of the piece that waits, if there is one.
   __device__ __forceinline__ void LoadKeys() {
-    for (; piece.stages > 0; --piece.stages, piece.key += kDecodeKeys) {
+    for (; piece.stages > 0; --piece.stages, piece.key += DecodeMemory::kStageKeys) {
       int page = piece.pages[0];
       piece.pages[0] = piece.pages[1];
-      piece.pages[1] = PageAt(piece, piece.key + 2 * kDecodeKeys);
+      piece.pages[1] = PageAt(piece, piece.key + 2 * DecodeMemory::kStageKeys);
       const bool read = Reads(piece, piece.key);
       const bool bad = read && !IsPage(page);
       if (bad) page = -1;  // zeros
-      if constexpr (kClusterBlocks > 0) {
-        if (__any_sync(kAllLanes, bad) && lane == 0) shared.slots[piece.slot].bad = 1;
-      } else if (bad) {
-        p.state[piece.seq] = kInvalid;
-        p.header->any_bad_page = 1;
-      }
+      if (__any_sync(kAllLanes, bad) && lane == 0) shared.slots[piece.slot].bad = 1;
       const int group = (piece.key - PageIndex(p, piece.key) * p.page_size) / 8;
-      const int bytes =
-          __popc(__ballot_sync(kAllLanes, read)) * p.box_tokens * static_cast<int>(kHeadDim * 2);
+      const int bytes = __popc(__ballot_sync(kAllLanes, read)) * p.box_tokens * kKeyBytes;
       Wait(At(shared.empty, stage), stage.parity ^ 1);
       const unsigned full = At(shared.full, stage);
       if (lane == 0) ArriveExpecting(full, bytes);
       __syncwarp();
       if (read) {
         DecodeMemory::Stage& to = shared.stages[stage.index];
-        CopyBox(SharedAddress(values ? to.values : to.keys) + lane_key * (kHeadDim * 2),
+        CopyBox(SharedAddress(values ? to.values : to.keys) + lane_key * kKeyBytes,
                 values ? &value_boxes : &key_boxes, full, piece.panel, group, page);
       }
       stage.Next();
@@ -210,19 +226,18 @@ struct Loader {
     tile.splits = range_of(place + max(of.blocks, 1) - 1) - first + 1;
     // Tiles that are split begin in different ranges, and end before, or in, the next one's first:
     // of twice as many places as there are ranges each has its own.
-    tile.partial_begin = 2 * first * p.kv_heads * tile.rows - tile.first_row;
+    tile.partial_begin = p.line_partials + 2 * first * p.kv_heads * tile.rows - tile.first_row;
     tile.head = head;
     tile.again = 0;
-    if constexpr (kClusterBlocks > 0) {
-      // Other tiles of the sequence may see keys that this one does not.
-      const int seen = p.window == 0 ? 0 : max(0, tile.first_pos - p.window + 1);
-      const bool bad =
-          of.tiles > 1 && HasBadPage(seq, max(seen, (of.first_block + from) * kSplitTokens),
-                                     min(info.context_len, (of.first_block + to) * kSplitTokens));
-      Take(tile, nullptr, bad);
-    } else {
-      Take(tile, p.arrivals + first * p.kv_heads + head);
-    }
+    // Other tiles of the sequence may see keys that this one does not.
+    const int seen = p.window == 0 ? 0 : max(0, tile.first_pos - p.window + 1);
+    const bool bad =
+        of.tiles > 1 && HasBadPage(seq, max(seen, (of.first_block + from) * kSplitTokens),
+                                   min(info.context_len, (of.first_block + to) * kSplitTokens));
+    unsigned* arrivals = nullptr;
+    if constexpr (kClusterBlocks == 0)
+      arrivals = p.arrivals + p.line_partials + first * p.kv_heads + head;
+    Take(tile, arrivals, bad);
   }
 
   // Whether a page of keys [begin, end) of a sequence is out of range.
@@ -239,15 +254,17 @@ struct Loader {
   __device__ __forceinline__ void Run() {
     const SequenceInfo early = Sequence(lane, p.max_seqs);  // beside the header, not after it
     const WorkHeader header = *p.header;
+    if (lane == 0) shared.has_fills = header.has_fills;
     const int num_seqs = static_cast<int>(header.num_seqs);
     LookAt(0, lane < num_seqs ? early : Sequence(lane, 0));
     const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
     const unsigned units = header.line > 0
                                ? static_cast<unsigned>((header.line - 1) / header.range_blocks + 1)
-                               : header.num_items;
+                           : p.line_only != 0 ? header.num_items
+                                              : 0;
     for (unsigned unit = blockIdx.x; unit < units * kv_heads;) {
       unsigned next = 0;
-      if (lane == 0) next = atomicAdd(&p.header->next_item, 1u);
+      if (lane == 0) next = atomicAdd(&p.header->next_unit, 1u);
       const unsigned at = unit / kv_heads;
       const int head = static_cast<int>(unit - at * kv_heads);
       if (header.line > 0) {

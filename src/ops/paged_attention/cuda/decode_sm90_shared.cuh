@@ -1,4 +1,4 @@
-// The shared memory of the Hopper decode kernel: written once for the device, which uses it, and
+// The shared memory of the Hopper decode kernels: written once for the device, which uses it, and
 // for the Host, which asks for it.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_SHARED_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_SHARED_CUH_
@@ -7,54 +7,107 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
-inline constexpr int kDecodeWarps = 8;  // that compute
-inline constexpr int kWriteWarps = 4;   // that write; another one loads
-inline constexpr int kDecodeThreads = 32 * (kDecodeWarps + 1 + kWriteWarps);
+inline constexpr int kDecodeWarps = 8;   // that compute
 inline constexpr int kClusterSeqs = 32;  // at most, where clusters share a head
 inline constexpr int kStepKeys = 16;     // of a warp in a stage
 inline constexpr int kDecodeKeys = kDecodeWarps * kStepKeys;  // of a stage
 
+// Tiles of more rows than kDecodeTileRows are computed by two warpgroups instead of eight warps.
+constexpr bool IsWide(int rows) { return rows > kDecodeTileRows; }
+inline constexpr int kGroupWarps = 4;  // of a warpgroup
+inline constexpr int kGroups = kDecodeWarps / kGroupWarps;
+// Warps that write; another one loads. 13 warps leave 128 registers a thread, 12 leave 168.
+constexpr int WriteWarps(int rows) { return IsWide(rows) ? 3 : 4; }
+constexpr int DecodeThreads(int rows) { return 32 * (kDecodeWarps + 1 + WriteWarps(rows)); }
+
 // Keys, or values, of a stage lie as [key / 8][panel][key % 8], 128 bytes each, whose 16-byte
 // pieces are swizzled: piece c of row r at place c ^ (r % 8).
-template <int kHeadDim, int kRows, int kSlotCount>
-struct alignas(1024) DecodeSharedOf {
-  static constexpr int kStages = 256 / kHeadDim;  // of 64 KB at head_dim 128
-  static constexpr int kTileBytes = kDecodeKeys * kHeadDim * 2;
-  // Rows start in other banks, so that a warp's lanes reach all of them.
-  static constexpr int kQueryStride = kHeadDim * 2 + 16;
-  static constexpr int kSumsStride = kHeadDim + 4;
+template <int kKeyBytes, int kKeys, int kCount>
+struct DecodeStages {
+  static constexpr int kStageKeys = kKeys;
+  static constexpr int kStages = kCount;
+  static constexpr int kTileBytes = kKeys * kKeyBytes;
   struct Stage {
     char keys[kTileBytes];
     char values[kTileBytes];
   } stages[kStages];
-  // What each warp has found for each row of a piece.
-  float sums[kDecodeWarps][kRows][kSumsStride];
-  float max[kRows][kDecodeWarps];
-  float sum[kRows][kDecodeWarps];
-  // Pieces of work, taken ahead.
-  static constexpr int kSlots = kSlotCount;
-  struct alignas(16) Slot {
-    char query[kRows * kQueryStride];
-    Tile tile;
-    int first_key;  // of the first stage
-    int stages;
-    unsigned* arrivals;  // of the tile's splits
-    int stop;            // no piece: the end
-    int bad;             // it met a page out of range
-  } slots[kSlots];
+};
+
+// Of a piece of work, taken ahead.
+struct alignas(16) DecodeSlot {
+  Tile tile;
+  int first_key;  // of the first stage
+  int stages;
+  unsigned* arrivals;  // of the tile's splits
+  int stop;            // no piece: the end
+  int bad;             // it met a page out of range
+};
+
+template <int kStages, int kSlots>
+struct DecodeBarriers {
   using Barrier = unsigned long long;
   Barrier slot_full[kSlots], slot_empty[kSlots];
   Barrier full[kStages], empty[kStages];
   Barrier sums_full[1], sums_empty[1];
+  Barrier half_full[1];  // of wide tiles: the first warpgroup's sums
+  int has_fills;         // some rows belong to no sequence
 };
 
-template <int kHeadDim>
-using DecodeShared = DecodeSharedOf<kHeadDim, kDecodeTileRows, 4>;
+template <int kHeadDim, int kElement, int kRows, int kSlotCount>
+struct alignas(1024) DecodeSharedOf
+    : DecodeStages<kHeadDim * kElement, kDecodeKeys, 512 / (kHeadDim * kElement)>,
+      DecodeBarriers<512 / (kHeadDim * kElement), kSlotCount> {
+  // Rows start in other banks, so that a warp's lanes reach all of them.
+  static constexpr int kQueryStride = kHeadDim * 2 + 16;
+  static constexpr int kSumsStride = kHeadDim + 4;
+  // What each warp has found for each row of a piece.
+  static constexpr int kParts = kDecodeWarps;
+  alignas(16) float sums[kParts][kRows][kSumsStride];
+  float max[kRows][kParts];
+  float sum[kRows][kParts];
+  static constexpr int kSlots = kSlotCount;
+  alignas(16) char queries[kSlots][kRows * kQueryStride];
+  DecodeSlot slots[kSlots];
+};
+
+// Of wide tiles: the warpgroups take stages of 64 keys in turn. Queries and weights lie as operands
+// of the matrix instructions, as keys do, and the second warpgroup adds its sums to those of the
+// first.
+template <int kHeadDim, int kRows>
+struct alignas(1024) WideDecodeShared : DecodeStages<kHeadDim * 2, kDecodeKeys / 2, 512 / kHeadDim>,
+                                        DecodeBarriers<512 / kHeadDim, 4> {
+  static constexpr int kSlots = 4;
+  static constexpr int kQueryStride = kHeadDim * 2;
+  alignas(1024) char queries[kSlots][kRows * kQueryStride];
+  alignas(1024) char weights[kGroups][kRows * 128];  // of 64 keys
+  static constexpr int kSumsStride = kHeadDim + 4;
+  static constexpr int kParts = 1;
+  alignas(16) float sums[kParts][kRows][kSumsStride];
+  float max[kRows][kParts];
+  float sum[kRows][kParts];
+  // Within and between warpgroups.
+  float of_warps[kGroups][kRows][kGroupWarps];
+  float first_max[kRows], first_sum[kRows];
+  int seen_begin[kGroups][kRows], seen_end[kGroups][kRows];  // the keys that each row sees
+  DecodeSlot slots[kSlots];
+};
+
+// For elements of the cache of kElement bytes; those of wide tiles have two.
+template <int kHeadDim, int kElement, int kRows>
+struct DecodeSharedFor {
+  using Type = WideDecodeShared<kHeadDim, kRows>;
+};
+template <int kHeadDim, int kElement>
+struct DecodeSharedFor<kHeadDim, kElement, kDecodeTileRows> {
+  using Type = DecodeSharedOf<kHeadDim, kElement, kDecodeTileRows, 4>;
+};
+template <int kHeadDim, int kElement, int kRows>
+using DecodeShared = typename DecodeSharedFor<kHeadDim, kElement, kRows>::Type;
 
 // Where the blocks of a cluster share a head: what a block has of a tile that others have parts of.
 // The first such tile of its range began in another block, the second ends in another one.
-template <int kHeadDim, int kRows>
-struct ClusterShared : DecodeSharedOf<kHeadDim, kRows, 3> {
+template <int kHeadDim, int kElement, int kRows>
+struct ClusterShared : DecodeSharedOf<kHeadDim, kElement, kRows, 3> {
   struct alignas(16) Part {
     float sums[kRows][kHeadDim];
     float max[kRows];
@@ -64,7 +117,6 @@ struct ClusterShared : DecodeSharedOf<kHeadDim, kRows, 3> {
   } parts[2];
   // Of tokens: 1: no sequence owns it, 2: and one with wrong lengths claims it.
   char fill[kClusterSeqs];
-  int has_fills;
 };
 
 }  // namespace xla_gpu::paged_attention::sm90

@@ -28,15 +28,22 @@ __device__ __forceinline__ Keys KeysOf(const Params& p, const SequenceInfo& info
   return keys;
 }
 
-// Rows of a tile, and its start and end in blocks: more where blocks of keys take less time, since
-// fewer multiprocessors share the bandwidth.
+// A tile's start and end in blocks: more where blocks of keys take less time, since fewer
+// multiprocessors share the bandwidth.
 #ifdef CLUSTER
-inline constexpr int kLineRows = LINE_ROWS;
 inline constexpr int kTileBlocks = 2;
 #else
-inline constexpr int kLineRows = kDecodeTileRows;
 inline constexpr int kTileBlocks = 1;
 #endif
+
+// Rows of a tile. What computes them knows that when it is compiled.
+__device__ __forceinline__ int LineRows([[maybe_unused]] const Params& p) {
+#ifdef LINE_ROWS
+  return LINE_ROWS;
+#else
+  return p.line_rows;
+#endif
+}
 
 // A sequence's place on the line: so many tiles, each of so many blocks of keys from the first on.
 struct LinePart {
@@ -50,12 +57,14 @@ struct LinePart {
 
 __device__ __forceinline__ LinePart LinePartOf(const Params& p, const SequenceInfo& info) {
   const int rows = info.query_len * p.group_size;
-  if (rows == 0) return {};
+  if (rows == 0 || rows > p.decode_max_rows) return {};
   const int first_pos = info.context_len - info.query_len;
   const int first_key = p.window == 0 ? 0 : max(0, first_pos - p.window + 1);
   const int first_block = first_key / kSplitTokens;
   const int end = (info.context_len + kSplitTokens - 1) / kSplitTokens;
-  return {(rows + kLineRows - 1) / kLineRows, first_block, max(end - first_block, 0)};
+  const auto tile_rows = static_cast<unsigned>(LineRows(p));
+  const auto tiles = static_cast<int>((static_cast<unsigned>(rows) + tile_rows - 1) / tile_rows);
+  return {tiles, first_block, max(end - first_block, 0)};
 }
 
 // The length of each of `ranges` ranges at most. Shorter ones would cost more for their start and
@@ -68,7 +77,7 @@ __device__ __forceinline__ int RangeBlocks(int ranges, int line) {
 
 // Rows of the partial results of one part of a tile.
 __device__ __forceinline__ int PartRows(const Params& p) {
-  return min(kDecodeTileRows, p.tokens * p.group_size);
+  return min(LineRows(p), p.tokens * p.group_size);
 }
 
 }  // namespace xla_gpu::paged_attention

@@ -46,6 +46,7 @@ constexpr Kind kKinds[] = {{DType::kBF16, DType::kBF16, "", 128, false},
 
 constexpr Kind kF16WithF32Results = {DType::kF16, DType::kF16, "f32", 256, false};
 constexpr Kind kE5M2WithCap = {DType::kF16, DType::kF8E5M2, "", 64, true};
+constexpr Kind kE5M2 = {DType::kF16, DType::kF8E5M2, "f32", 128, true};
 
 CaseSpec SpecOf(const Kind& kind, std::mt19937_64& rng) {
   CaseSpec spec = RandomSpec(rng);
@@ -197,13 +198,13 @@ TEST_P(RandomProblemsGpuTest, AgreeWithReference) {
   std::printf("; worst %.2f\n", errors.worst);
 }
 
-std::string NameOf(const Kind& kind) {
+std::string NameOf(const testing::TestParamInfo<Kind>& info) {
+  const Kind& kind = info.param;
   return StrCat(DTypeName(kind.query), "_", DTypeName(kind.cache), "_", kind.out, "_",
                 kind.head_dim, kind.soft_cap ? "_cap" : "");
 }
 
-INSTANTIATE_TEST_SUITE_P(, RandomProblemsGpuTest, testing::ValuesIn(kKinds),
-                         [](const auto& info) { return NameOf(info.param); });
+INSTANTIATE_TEST_SUITE_P(, RandomProblemsGpuTest, testing::ValuesIn(kKinds), NameOf);
 
 // The random problems are small: here prefill walks over many tiles of rows and keys, mostly of
 // pages that the copy engine loads on Hopper, and logits jump by more than weights hold.
@@ -270,13 +271,13 @@ TEST_P(LongContextsGpuTest, AgreeWithReference) {
 INSTANTIATE_TEST_SUITE_P(, LongContextsGpuTest,
                          testing::Values(kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6],
                                          kE5M2WithCap, kF16WithF32Results),
-                         [](const auto& info) { return NameOf(info.param); });
+                         NameOf);
 
 // Batches that decode at most a token for each sequence that there is room for: on Hopper they have
 // a kernel of their own, which cuts the keys of all sequences into equal ranges.
 TEST_F(PagedAttentionGpuTest, DecodeOfManyPagesAgreesWithReference) {
   Errors errors;
-  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2]}) {
+  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2], kKinds[6], kE5M2}) {
     for (int seed = 1; seed <= std::max(CasesPerKind() / 2, 2); ++seed) {
       std::mt19937_64 rng(static_cast<uint64_t>(seed));
       const auto in = [&rng](int64_t lo, int64_t hi) {
@@ -300,7 +301,7 @@ TEST_F(PagedAttentionGpuTest, DecodeOfManyPagesAgreesWithReference) {
       }
       spec.max_seqs = std::max<int64_t>(spec.max_seqs, 1);
       spec.max_pages = longest / spec.page_size + 1;
-      if (in(0, 3) == 0) JumpLogits(kind, spec);
+      if (!IsFloat8(kind.cache) && in(0, 3) == 0) JumpLogits(kind, spec);
       Case c(spec, rng);
       ExpectReference(kind, c, errors);
       ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
@@ -309,12 +310,58 @@ TEST_F(PagedAttentionGpuTest, DecodeOfManyPagesAgreesWithReference) {
   std::printf("worst error %.2f half ulps\n", errors.worst);
 }
 
+// Several tokens of each sequence, or large groups: on Hopper up to 32 rows of a sequence go over
+// its keys at once, and sequences of more go several times, or have a launch of their own.
+class ManyRowsGpuTest : public PagedAttentionGpuTest, public testing::WithParamInterface<Kind> {};
+
+TEST_P(ManyRowsGpuTest, AgreeWithReference) {
+  const Kind& kind = GetParam();
+  Errors errors;
+  for (int seed = 1; seed <= std::max(CasesPerKind() / 2, 3); ++seed) {
+    std::mt19937_64 rng(static_cast<uint64_t>(seed));
+    const auto in = [&rng](int64_t lo, int64_t hi) {
+      return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
+    };
+    CaseSpec spec = SpecOf(kind, rng);
+    spec.layout = static_cast<Layout>(in(0, 2));
+    spec.page_size = 8 * in(1, 5);
+    spec.k_scale_size = spec.v_scale_size = in(0, 1);
+    spec.padding_rows = in(0, 2);
+    const int64_t group = in(0, 2);
+    spec.kv_heads = group == 2 ? 1 : in(1, 2);
+    spec.group_size = group == 0 ? 4 : group == 1 ? in(1, 8) : in(9, 71);
+    const int64_t most = group == 2 ? 1 : in(2, 10);  // tokens
+    spec.query_lens.clear();
+    spec.context_lens.clear();
+    const int64_t longest = in(0, 7) == 0 ? 2000 : 300;
+    // Few sequences, for which there is a launch; or many, of which some may have another.
+    const bool many = in(0, 1) == 0;
+    for (int64_t i = many ? in(6, 10) : in(1, 3); i > 0; --i) {
+      spec.query_lens.push_back(in(0, 1) == 0 ? most : in(0, most));
+      spec.context_lens.push_back(in(0, 9) == 0 ? in(0, most) : in(1, longest));
+    }
+    if (in(0, 4) == 0) spec.query_lens[0] = in(20, 40);
+    spec.max_seqs = std::max<int64_t>(static_cast<int64_t>(spec.query_lens.size()), many ? 8 : 1);
+    spec.max_pages = longest / spec.page_size + 1;
+    if (!IsFloat8(kind.cache) && in(0, 3) == 0) JumpLogits(kind, spec);
+    Case c(spec, rng);
+    ExpectReference(kind, c, errors);
+    ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
+  }
+  std::printf("worst error %.2f half ulps\n", errors.worst);
+}
+
+INSTANTIATE_TEST_SUITE_P(, ManyRowsGpuTest,
+                         testing::Values(kKinds[0], kKinds[1], kKinds[2], kKinds[6],
+                                         Kind{DType::kBF16, DType::kBF16, "f32", 128, false}),
+                         NameOf);
+
 // Few sequences: on Hopper 8, 4 or 2 blocks share each head, and contexts are cut between all.
 TEST_F(PagedAttentionGpuTest, DecodeOfFewSequencesAgreesWithReference) {
   Errors errors;
-  int64_t kv_heads = 4;
-  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2]}) {
-    kv_heads *= 2;
+  const std::pair<Kind, int64_t> kinds[] = {
+      {kKinds[0], 8}, {kKinds[1], 16}, {kKinds[2], 32}, {kKinds[6], 8}, {kE5M2, 16}};
+  for (const auto& [kind, kv_heads] : kinds) {
     for (int seed = 1; seed <= std::max(CasesPerKind() / 10, 3); ++seed) {
       std::mt19937_64 rng(static_cast<uint64_t>(seed));
       const auto in = [&rng](int64_t lo, int64_t hi) {
@@ -325,9 +372,9 @@ TEST_F(PagedAttentionGpuTest, DecodeOfFewSequencesAgreesWithReference) {
       spec.group_size = kv_heads == 8 ? in(1, 16) : in(1, 4);
       spec.page_size = 8 * in(1, 5);
       spec.k_scale_size = spec.v_scale_size = 1;
-      spec.query_lens.assign(static_cast<size_t>(in(1, 4)), 1);
+      spec.query_lens.assign(static_cast<size_t>(in(1, 4)), in(0, 2) == 0 ? 2 : 1);
       spec.context_lens.clear();
-      const int64_t longest = 10000 / kv_heads;
+      const int64_t longest = 8000 / kv_heads;
       for (size_t i = 0; i < spec.query_lens.size(); ++i) {
         spec.context_lens.push_back(in(1, longest));
       }

@@ -2,13 +2,15 @@
 // workspace. Included by Host and device code: no type of uncertain size, no header that is not so
 // too.
 //
-// Two or three launches make a call:
+// Two to four launches make a call:
 //   schedule  one block reads the lengths and writes the list of work items
 //   prefill   where there is a kernel for it: it takes the prefill items (prefill_sm90.cuh)
 //   attend    as many blocks as the device holds take items from the list until it is empty
+//   decode    where there is a kernel for it: it takes ranges of the line of decode work (line.cuh,
+//             decode_sm90.cuh)
 // or, for decode alone, two:
 //   schedule  the same, but for the list
-//   decode    takes ranges of the line of decode work (line.cuh, decode_sm90.cuh)
+//   decode    takes everything
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PARAMS_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PARAMS_CUH_
 
@@ -93,9 +95,10 @@ struct WorkHeader {
   unsigned num_redo;      // of Params::redo
   unsigned num_merges;    // of Params::merges
   // For a decode launch.
-  int line;          // the length of the line of decode work, 0 if the work is in items
-  int range_blocks;  // of one of its ranges
-  int has_fills;     // 1: some rows belong to no sequence
+  int line;            // the length of the line of decode work, 0 if there is none
+  int range_blocks;    // of one of its ranges
+  unsigned next_unit;  // the next (range, kv head), or (item, kv head), that nobody has taken
+  int has_fills;       // 1: some rows belong to no sequence, and no item fills them
 };
 
 struct Params : Options {
@@ -157,9 +160,13 @@ struct Params : Options {
   int prefill_workers;  // blocks of the launch that takes the prefill items
   int prefill_launch;   // 1: there is such a launch, 0: they are of attend
   int prefill_tile_rows;
-  int decode_max_rows;  // sequences of at most so many rows go the decode way
-  int decode_ranges;    // most ranges of the line of decode work; 0: decode items
-  int partial_capacity;
+  int decode_max_rows;   // sequences of at most so many rows go the decode way, on the line or not
+  int decode_ranges;     // most ranges of the line of decode work; 0: decode items
+  int line_rows;         // of a tile of the line
+  int line_partials;     // first row of the line's partial results
+  int line_only;         // 1: the decode launch does all work, also such as is in items
+  int decode_workers;    // blocks of that launch
+  int partial_capacity;  // of items
   int item_capacity;
 };
 

@@ -59,6 +59,18 @@ __device__ __forceinline__ void SyncThreads(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// The same; true if some thread's `x` is.
+__device__ __forceinline__ bool AnyOfThreads(int id, int threads, bool x) {
+  int any;
+  asm volatile(
+      "{.reg .pred p, q; setp.ne.b32 p, %1, 0; barrier.cta.red.or.pred q, %2, %3, p;\n"
+      "selp.b32 %0, 1, 0, q;}"
+      : "=r"(any)
+      : "r"(static_cast<int>(x)), "r"(id), "r"(threads)
+      : "memory");
+  return any != 0;
+}
+
 // Gives registers of this warpgroup's threads back, or takes more; all its warps call it.
 template <int kRegisters>
 __device__ __forceinline__ void KeepRegisters() {
@@ -72,6 +84,13 @@ __device__ __forceinline__ void TakeRegisters() {
 // Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void StoreMatrix4(unsigned shared, const unsigned (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+// The same matrices, each transposed.
+__device__ __forceinline__ void StoreMatrix4Transposed(unsigned shared, const unsigned (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared),
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }

@@ -309,12 +309,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
   int line = 0;
   if (totals.order == kContested) {
     num_items = WriteContested(p, num_seqs);
-  } else if (p.decode_ranges > 0) {
-    line = totals.line;
-    for (int i = threadIdx.x; i < p.decode_ranges * p.kv_heads; i += kScheduleThreads) {
-      p.arrivals[i] = 0;
-    }
-  } else {
+  } else if (p.line_only == 0) {
     Splits chosen;
     const int room = p.partial_capacity / p.kv_heads;
     const int for_prefill = totals.decode.tiles > 0 ? room / 4 * 3 : room;
@@ -327,20 +322,28 @@ __device__ __forceinline__ void Schedule(const Params& p) {
     __syncthreads();  // all merges are counted
   }
 
+  if (p.decode_ranges > 0 && totals.order != kContested) {
+    line = totals.line;
+    for (int i = threadIdx.x; i < p.decode_ranges * p.kv_heads; i += kScheduleThreads) {
+      p.arrivals[p.line_partials + i] = 0;
+    }
+  }
+
   if (threadIdx.x == 0) {
-    *p.header = {num_items,
-                 static_cast<unsigned>(p.workers),
-                 static_cast<unsigned>(num_seqs),
-                 totals.order,
-                 0,
-                 0,
-                 num_prefill_items,
-                 static_cast<unsigned>(p.prefill_workers),
-                 0,
-                 static_cast<unsigned>(num_merges),
-                 line,
-                 RangeBlocks(Max(p.decode_ranges, 1), line),
-                 totals.order == kContested || totals.owned_tokens < p.tokens};
+    *p.header = {
+        num_items,
+        static_cast<unsigned>(p.workers),
+        static_cast<unsigned>(num_seqs),
+        totals.order,
+        0,
+        0,
+        num_prefill_items,
+        static_cast<unsigned>(p.prefill_workers),
+        0,
+        line,
+        RangeBlocks(Max(p.decode_ranges, 1), line),
+        static_cast<unsigned>(p.decode_workers),
+        p.line_only != 0 && (totals.order == kContested || totals.owned_tokens < p.tokens)};
   }
 }
 

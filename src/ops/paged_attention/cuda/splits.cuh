@@ -79,6 +79,7 @@ __device__ __forceinline__ Shape ShapeOf(const Params& p, const SequenceInfo& in
   shape.tile_rows = shape.decode ? kDecodeTileRows : p.prefill_tile_rows;
   shape.tiles = shape.decode ? (shape.rows + kDecodeTileRows - 1) / kDecodeTileRows
                              : CeilDiv(shape.rows, p.prefill_tile_rows);
+  if (shape.decode && p.decode_ranges > 0) shape.tiles = 0;  // they are on the line
   const int first_pos = info.context_len - info.query_len;
   const int first_key = p.window == 0 ? 0 : Max(0, first_pos - p.window + 1);
   shape.visible_keys = Max(info.context_len - first_key, 1);

@@ -54,7 +54,7 @@ __device__ __forceinline__ void WarpgroupWait(float (&c)[kTiles][4]) {
 }
 
 // A matrix descriptor is two words, of which only the lower changes. The upper one says how many
-// bytes lie between groups of eight rows.
+// bytes lie between groups of eight rows, 128 bytes each.
 template <int kGroupBytes>
 inline constexpr unsigned kMatrixLayout = 1u << 30 | kGroupBytes >> 4;
 
@@ -69,9 +69,10 @@ __device__ __forceinline__ unsigned MatrixAddress(unsigned shared, int panel_byt
 #define XLA_GPU_TILES2(c, i) XLA_GPU_TILE(c, i), XLA_GPU_TILE(c, i + 1)
 #define XLA_GPU_TILES8(c, i) \
   XLA_GPU_TILES2(c, i), XLA_GPU_TILES2(c, i + 2), XLA_GPU_TILES2(c, i + 4), XLA_GPU_TILES2(c, i + 6)
-#define XLA_GPU_REGISTERS32                                                                    \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24," \
-  "%25,%26,%27,%28,%29,%30,%31"
+#define XLA_GPU_REGISTERS8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define XLA_GPU_REGISTERS16 XLA_GPU_REGISTERS8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define XLA_GPU_REGISTERS32 \
+  XLA_GPU_REGISTERS16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define XLA_GPU_REGISTERS40 XLA_GPU_REGISTERS32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define XLA_GPU_REGISTERS64                                                                   \
   XLA_GPU_REGISTERS40                                                                         \
@@ -141,10 +142,44 @@ __device__ __forceinline__ void WarpgroupAdd(float (*c)[4], const unsigned (&a)[
 #undef XLA_GPU_WGMMA
 }
 
+// c[64xkN] += a[64x16] * b[kNx16]^T, or `add` false overwrites c: both from shared memory, b with
+// rows along K, a with rows along K or, if kColumns, along M.
+template <typename T, int kN, int kGroupBytesA, int kGroupBytesB, bool kColumns>
+__device__ __forceinline__ void WarpgroupProduct(float (*c)[4], unsigned a, unsigned b, bool add) {
+#define XLA_GPU_WGMMA(type, n, registers, a_, b_, add_, layout_a_, layout_b_, columns_, ...)   \
+  asm volatile("{.reg .pred p; .reg .b64 da, db; setp.ne.b32 p, " add_                         \
+               ", 0;\n"                                                                        \
+               "mov.b64 da, {" a_ ", " layout_a_ "}; mov.b64 db, {" b_ ", " layout_b_          \
+               "};\n"                                                                          \
+               "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" registers   \
+               "}, da, db, p, 1, 1, " columns_ ", 0;}"                                         \
+               : __VA_ARGS__                                                                   \
+               : "r"(a), "r"(b), "r"(static_cast<int>(add)), "n"(kMatrixLayout<kGroupBytesA>), \
+                 "n"(kMatrixLayout<kGroupBytesB>), "n"(static_cast<int>(kColumns)))
+#define XLA_GPU_WGMMA_N(type)                                                                \
+  if constexpr (kN == 32) {                                                                  \
+    XLA_GPU_WGMMA(type, "32", XLA_GPU_REGISTERS16, "%16", "%17", "%18", "%19", "%20", "%21", \
+                  XLA_GPU_TILES2(c, 0), XLA_GPU_TILES2(c, 2));                               \
+  } else {                                                                                   \
+    static_assert(kN == 16);                                                                 \
+    XLA_GPU_WGMMA(type, "16", XLA_GPU_REGISTERS8, "%8", "%9", "%10", "%11", "%12", "%13",    \
+                  XLA_GPU_TILES2(c, 0));                                                     \
+  }
+  if constexpr (kSameType<T, BF16>) {
+    XLA_GPU_WGMMA_N("bf16");
+  } else {
+    XLA_GPU_WGMMA_N("f16");
+  }
+#undef XLA_GPU_WGMMA_N
+#undef XLA_GPU_WGMMA
+}
+
 #undef XLA_GPU_TILE
 #undef XLA_GPU_TILES2
 #undef XLA_GPU_TILES8
 #undef XLA_GPU_TILES16
+#undef XLA_GPU_REGISTERS8
+#undef XLA_GPU_REGISTERS16
 #undef XLA_GPU_REGISTERS32
 #undef XLA_GPU_REGISTERS40
 #undef XLA_GPU_REGISTERS64

@@ -1,0 +1,54 @@
+// The kernels that a test compiles, and `xla-gpu cache warm`.
+#include <string>
+#include <vector>
+
+#include "src/ops/paged_attention/cuda/config.h"
+
+namespace xla_gpu::paged_attention {
+
+std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) {
+  struct Case {
+    DType query, cache, out;
+    int64_t head_dim;
+    float soft_cap;
+    int64_t max_seqs = 1;
+  };
+  constexpr DType kBF16 = DType::kBF16, kF16 = DType::kF16, kF32 = DType::kF32;
+  std::vector<cuda::KernelSpec> specs;
+  const auto add = [&](const cuda::KernelSpec& spec) {
+    for (const cuda::KernelSpec& known : specs) {
+      if (known.source == spec.source && known.defines == spec.defines) return;
+    }
+    specs.push_back(spec);
+  };
+  for (const Case& c :
+       {Case{kBF16, kBF16, kBF16, 128, 0}, Case{kF16, kF16, kF32, 64, 50, 64},
+        Case{kBF16, kBF16, kBF16, 256, 0}, Case{kBF16, DType::kF8E4M3FN, kBF16, 128, 0},
+        Case{kF16, DType::kF8E5M2, kF16, 3, 50}, Case{kF32, kF32, kF32, 128, 0},
+        Case{kBF16, kF16, kF32, 255, 50}}) {
+    Problem problem;
+    problem.query_dtype = c.query;
+    problem.cache_dtype = c.cache;
+    problem.out_dtype = c.out;
+    problem.max_seqs = c.max_seqs;
+    problem.q_heads = problem.kv_heads = 1;
+    problem.num_pages = problem.max_pages_per_seq = 1;
+    problem.page_size = 8;
+    problem.head_dim = c.head_dim;
+    problem.k = problem.v = {0, 8 * c.head_dim, c.head_dim, c.head_dim};
+    problem.soft_cap = c.soft_cap;
+    // Decode, with tiles of more rows, and what has prefill.
+    for (const int64_t tokens : {c.max_seqs, 32 * c.max_seqs, 256 * c.max_seqs}) {
+      const bool prefill = tokens == 256 * c.max_seqs;
+      if (!prefill && c.head_dim == 256) continue;  // as with prefill
+      problem.tokens = tokens;
+      problem.page_size = prefill && c.head_dim == 64 ? 7 : 8;  // which no box fits
+      const Launches launches = MakeLaunches(problem, *ChooseConfig(problem, device));
+      add(launches.schedule.spec);
+      for (const KernelLaunch& launch : launches.attend) add(launch.spec);
+    }
+  }
+  return specs;
+}
+
+}  // namespace xla_gpu::paged_attention

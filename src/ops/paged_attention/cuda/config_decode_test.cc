@@ -1,0 +1,173 @@
+// The choice of Hopper's decode kernels, on the Host alone.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "src/core/strings.h"
+#include "src/ops/paged_attention/cuda/config_testing.h"
+
+namespace xla_gpu::paged_attention {
+namespace {
+
+using testing::Contains;
+
+TEST(ConfigDecode, HopperDecodesInALaunchOfItsOwn) {
+  Problem problem = MakeProblem();
+  const auto takes = [](const Problem& problem, const cuda::DeviceInfo& device = kH200) {
+    return Choose(problem, device).line_only;
+  };
+  const Config config = Choose(problem, kH200);
+  EXPECT_TRUE(config.decode_sm90);
+  EXPECT_TRUE(config.line_only);
+  EXPECT_EQ(config.decode_workers, 132);
+  EXPECT_EQ(config.decode_ranges, 16);  // times 8 heads: the blocks that fit
+  const Launches l = MakeLaunches(problem, config);
+  ASSERT_EQ(l.attend.size(), 1u);
+  EXPECT_EQ(l.attend[0].spec.source, "src/ops/paged_attention/cuda/decode_sm90.cu");
+  EXPECT_EQ(l.attend[0].config.grid[0], 132u);
+  EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
+  // Sizes are parameters: no other kernel is compiled for them.
+  problem.page_size = 24;
+  problem.sliding_window = 100;
+  problem.tokens = 7;
+  EXPECT_EQ(MakeLaunches(problem, Choose(problem, kH200)).attend[0].spec.defines,
+            l.attend[0].spec.defines);
+  EXPECT_FALSE(takes(MakeProblem(), kA100));
+  EXPECT_FALSE(takes(MakeProblem(), kB200));
+  EXPECT_FALSE(takes(MakeProblem(DType::kBF16, DType::kBF16, 96)));
+  EXPECT_TRUE(takes(MakeProblem(DType::kBF16, DType::kF8E4M3FN)));
+  EXPECT_FALSE(takes(MakeProblem(DType::kBF16, DType::kF8E4M3FN, 64)));
+  EXPECT_FALSE(takes(MakeChunks()));
+  problem.page_size = 12;
+  EXPECT_FALSE(takes(problem));
+  problem = MakeProblem();
+  problem.batch_invariant = true;
+  EXPECT_FALSE(takes(problem));
+}
+
+// All rows of a token, or of several, go over the keys at once, as far as tiles hold them.
+TEST(ConfigDecode, TilesOfDecodeHoldTheRowsOfASequence) {
+  struct Case {
+    const char* what;
+    DType cache;
+    int64_t group, tokens, max_seqs;
+    const char* define;
+    uint32_t threads;
+  };
+  for (const Case& c : {Case{"a group", DType::kBF16, 8, 64, 64, "LINE_ROWS=16", 416},
+                        {"a large group", DType::kBF16, 9, 64, 64, "LINE_ROWS=32", 384},
+                        {"two tokens", DType::kBF16, 4, 32, 16, "LINE_ROWS=32", 384},
+                        {"fp8", DType::kF8E5M2, 32, 64, 64, "LINE_ROWS=16", 416}}) {
+    SCOPED_TRACE(c.what);
+    Problem problem = MakeProblem(DType::kF16, c.cache);
+    if (c.cache == DType::kBF16) problem = MakeProblem();
+    problem.q_heads = c.group * problem.kv_heads;
+    problem.tokens = c.tokens;
+    problem.max_seqs = c.max_seqs;
+    const Config config = Choose(problem, kH200);
+    EXPECT_TRUE(config.line_only);
+    const Launches l = MakeLaunches(problem, config);
+    ASSERT_EQ(l.attend.size(), 1u);
+    EXPECT_THAT(l.attend[0].spec.defines, Contains(c.define));
+    EXPECT_EQ(l.attend[0].config.block[0], c.threads);
+    EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
+  }
+}
+
+// Where longer sequences have launches of their own, each kind of work has partial results of its
+// own.
+TEST(ConfigDecode, MixedBatchesShareTheWorkspace) {
+  const Problem problem = MakeChunks();
+  const Config config = Choose(problem, kH200);
+  const PlannedParams planned = PlanParams(problem, config);
+  const Params& p = planned.params;
+  EXPECT_GT(p.line_partials, 0);
+  EXPECT_EQ(p.partial_capacity, p.line_partials);
+  EXPECT_LE(p.line_partials + 2 * p.decode_ranges * p.kv_heads * p.line_rows,
+            planned.workspace.partial_capacity);
+}
+
+// Few tokens over contexts that half of the multiprocessors read as fast as all.
+TEST(ConfigDecode, HopperDecodesFewTokensInClusters) {
+  struct Case {
+    const char* what;
+    int64_t tokens, max_seqs, kv_heads, context;
+    int blocks;  // of a cluster
+  };
+  for (const Case& c : {Case{"one", 1, 1, 8, 1024, 8},
+                        {"the longest", 1, 1, 8, 131072, 8},
+                        {"too long", 1, 1, 8, 131088, 0},
+                        {"eight", 8, 32, 8, 16384, 8},
+                        {"eight, too long", 8, 8, 8, 16400, 0},
+                        {"nine", 9, 9, 8, 1024, 0},
+                        {"room for too many", 8, 33, 8, 1024, 0},
+                        {"few heads", 1, 1, 2, 8192, 8},
+                        {"few heads, too long", 1, 1, 2, 8208, 0},
+                        {"12 heads", 1, 1, 12, 131072, 8},
+                        {"13 heads", 1, 1, 13, 4096, 4},
+                        {"13 heads, too long", 1, 1, 13, 4112, 0},
+                        {"32 heads", 4, 4, 32, 4096, 2},
+                        {"49 heads", 4, 4, 49, 4096, 2},
+                        {"50 heads", 1, 1, 50, 1024, 0}}) {
+    SCOPED_TRACE(c.what);
+    Problem problem = MakeProblem();
+    problem.tokens = c.tokens;
+    problem.max_seqs = c.max_seqs;
+    problem.kv_heads = c.kv_heads;
+    problem.max_pages_per_seq = c.context / problem.page_size;
+    for (const int64_t group : {4, 16}) {
+      problem.q_heads = group * c.kv_heads;
+      const Config config = Choose(problem, kH200);
+      EXPECT_TRUE(config.decode_sm90);
+      EXPECT_EQ(config.decode_cluster, c.blocks);
+      if (c.blocks == 0) continue;
+      const Launches l = MakeLaunches(problem, config);
+      ASSERT_EQ(l.attend.size(), 1u);
+      EXPECT_EQ(l.attend[0].spec.source, "src/ops/paged_attention/cuda/decode_cluster_sm90.cu");
+      EXPECT_THAT(l.attend[0].spec.defines, Contains(StrCat("CLUSTER=", c.blocks)));
+      EXPECT_THAT(l.attend[0].spec.defines, Contains(StrCat("LINE_ROWS=", group == 4 ? 8 : 16)));
+      EXPECT_EQ(l.attend[0].config.grid[0], c.blocks * c.kv_heads);
+      EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
+    }
+    EXPECT_EQ(Choose(problem, kB200).decode_cluster, 0);
+    problem.batch_invariant = true;
+    EXPECT_EQ(Choose(problem, kH200).decode_cluster, 0);
+  }
+}
+
+// Each range of the line of decode work has room for the partial results of two tiles.
+TEST(ConfigDecode, RangesFitTheWorkspace) {
+  Problem problem = MakeProblem();
+  for (const int64_t seqs : {1, 3, 64, 1000}) {
+    for (const int64_t heads : {1, 2, 5, 8, 32, 200}) {
+      for (const int64_t group : {1, 4, 40}) {
+        for (const int64_t pages : {1, 9, 100000}) {
+          problem.tokens = problem.max_seqs = seqs;
+          problem.kv_heads = heads;
+          problem.q_heads = heads * group;
+          problem.max_pages_per_seq = pages;
+          const int ranges = Choose(problem, kH200).decode_ranges;
+          EXPECT_GE(ranges, 1);
+          EXPECT_LE(2 * ranges * heads * std::min<int64_t>(group > 8 ? 32 : 16, seqs * group),
+                    MakeWorkspaceLayout(problem).partial_capacity);
+        }
+      }
+    }
+  }
+}
+
+TEST(ConfigDecode, DecodeKeepsItsTwoLaunches) {
+  const Problem problem = MakeProblem(DType::kBF16, DType::kBF16, 256);
+  const Config config = Choose(problem, kH200);
+  EXPECT_FALSE(config.prefill_sm90);
+  EXPECT_FALSE(config.decode_sm90);
+  EXPECT_FALSE(config.boxes);
+  EXPECT_EQ(config.prefill_workers, config.workers);
+  const Launches l = MakeLaunches(problem, config);
+  ASSERT_EQ(l.attend.size(), 1u);
+  EXPECT_THAT(l.attend[0].spec.defines, Contains("BEHIND_PREFILL=0"));
+}
+
+}  // namespace
+}  // namespace xla_gpu::paged_attention

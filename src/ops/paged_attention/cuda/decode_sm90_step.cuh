@@ -1,0 +1,67 @@
+// What the warps of the Hopper decode kernels that compute have in common: the keys that not every
+// row sees, the barriers, when sums go to a second level.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_STEP_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_STEP_CUH_
+
+#include "src/ops/paged_attention/cuda/decode_sm90_load.cuh"
+#include "src/ops/paged_attention/cuda/decode_sm90_softmax.cuh"
+#include "src/ops/paged_attention/cuda/non_finite.cuh"
+
+namespace xla_gpu::paged_attention::sm90 {
+
+inline constexpr int kWarpBytes = kStepKeys * kKeyBytes;  // of a warp's keys in a stage
+// So many keys are added up in the tensor cores' accumulators, whose sums lose a little every time,
+// before they go to a second level.
+inline constexpr int kLevelKeys = 4096;
+
+// Of a piece: where steps of 16 keys have some that a row does not see.
+struct HiddenKeys {
+  Visible by_all;
+
+  __device__ __forceinline__ bool SomeOf(int key0) const {
+    return key0 < by_all.begin || key0 + kStepKeys > by_all.end;
+  }
+  // Whether another row may see them; there are none if all rows are of one token.
+  __device__ __forceinline__ bool SomeAreSeen(const Tile& tile, int key0) const {
+    return (key0 < by_all.begin && by_all.begin > tile.key_begin) ||
+           (key0 + kStepKeys > by_all.end && by_all.end < tile.key_end);
+  }
+
+  // Zeroes a warp's values of a step that no row sees, and those that are not finite: a weight of 0
+  // does not hide a NaN. True if it found some of those. All lanes.
+  __device__ __forceinline__ bool CleanValues(const Tile& tile, unsigned values, int key0) const {
+    const int lane = threadIdx.x % 32;
+    for (int i = lane; i < kStepKeys * kKeyPieces; i += 32) {
+      const int key = key0 + i / kKeyPieces;
+      if (key >= tile.key_begin && key < tile.key_end) continue;
+      StoreShared(values + PlaceOfKey(i / kKeyPieces, i % kKeyPieces), make_uint4(0, 0, 0, 0));
+    }
+    __syncwarp();
+    bool found = false;
+    if (SomeAreSeen(tile, key0)) {
+      found = ZeroNonFinite<kStepKeys, kKeyBytes, kKeyBytes>(values, lane, 32);
+      __syncwarp();
+    }
+    FenceForMatrixReads();  // before the copy engine writes there again
+    return found;
+  }
+};
+
+__device__ __forceinline__ void InitDecodeBarriers(DecodeMemory& shared) {
+  const auto init = [](const auto& barriers, int count) {
+    for (const auto& barrier : barriers) InitBarrier(SharedAddress(&barrier), count);
+  };
+  init(shared.slot_full, 32 + 1);
+  init(shared.slot_empty, kWriteWarps * 32);
+  init(shared.full, 1);
+  init(shared.empty, kWide ? kGroupWarps : kDecodeWarps);
+  // Of wide tiles the last warpgroup has added the others' sums to its own.
+  init(shared.sums_full, (kWide ? kGroupWarps : kDecodeWarps) * 32);
+  init(shared.half_full, kGroupWarps * 32);
+  init(shared.sums_empty, kWriteWarps * 32);
+  FenceBarrierInit();
+}
+
+}  // namespace xla_gpu::paged_attention::sm90
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_STEP_CUH_
