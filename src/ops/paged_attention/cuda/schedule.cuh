@@ -330,20 +330,21 @@ __device__ __forceinline__ void Schedule(const Params& p) {
   }
 
   if (threadIdx.x == 0) {
-    *p.header = {
-        num_items,
-        static_cast<unsigned>(p.workers),
-        static_cast<unsigned>(num_seqs),
-        totals.order,
-        0,
-        0,
-        num_prefill_items,
-        static_cast<unsigned>(p.prefill_workers),
-        0,
-        line,
-        RangeBlocks(Max(p.decode_ranges, 1), line),
-        static_cast<unsigned>(p.decode_workers),
-        p.line_only != 0 && (totals.order == kContested || totals.owned_tokens < p.tokens)};
+    *p.header = {.num_items = num_items,
+                 .next_item = static_cast<unsigned>(p.workers),
+                 .num_seqs = static_cast<unsigned>(num_seqs),
+                 .order = totals.order,
+                 .any_bad_page = 0,
+                 .blocks_done = 0,
+                 .num_prefill_items = num_prefill_items,
+                 .next_prefill = static_cast<unsigned>(p.prefill_workers),
+                 .num_redo = 0,
+                 .num_merges = static_cast<unsigned>(num_merges),
+                 .line = line,
+                 .range_blocks = RangeBlocks(Max(p.decode_ranges, 1), line),
+                 .next_unit = static_cast<unsigned>(p.decode_workers),
+                 .has_fills = p.line_only != 0 &&
+                              (totals.order == kContested || totals.owned_tokens < p.tokens)};
   }
 }
 
