@@ -1,5 +1,4 @@
 // The kernels that a test compiles, and `xla-gpu cache warm`.
-#include <string>
 #include <vector>
 
 #include "src/ops/paged_attention/cuda/config.h"

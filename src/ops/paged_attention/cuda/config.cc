@@ -320,6 +320,7 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
       Sm90Takes(problem, device, IsFloat8(problem.cache_dtype) ? 128 : 256,
                 PrefillSharedBytes(problem))) {
     config.prefill_sm90 = true;
+    // Tiles of fp8 are converted on their way, which the copy engine cannot do.
     config.boxes = !IsFloat8(problem.cache_dtype) && BoxesFit(problem, device);
     config.prefill_workers = device.num_sms;
     config.decode_max_rows = kDecodeTileRows;
@@ -547,9 +548,10 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.line_partials = static_cast<int>(planned.workspace.line_partials);
   p.line_only = config.line_only ? 1 : 0;
   p.decode_workers = config.decode_workers;
-  p.partial_capacity = static_cast<int>(config.decode_sm90 && !config.line_only
-                                            ? planned.workspace.line_partials
-                                            : planned.workspace.partial_capacity);
+  // item_capacity is for no more, also where no launch takes the line.
+  p.partial_capacity =
+      static_cast<int>(planned.workspace.line_partials > 0 ? planned.workspace.line_partials
+                                                           : planned.workspace.partial_capacity);
   p.item_capacity = static_cast<int>(planned.workspace.item_capacity);
   return planned;
 }

@@ -86,6 +86,8 @@ TEST(ConfigDecode, MixedBatchesShareTheWorkspace) {
   EXPECT_EQ(p.partial_capacity, p.line_partials);
   EXPECT_LE(p.line_partials + 2 * p.decode_ranges * p.kv_heads * p.line_rows,
             planned.workspace.partial_capacity);
+  // Items have no more room where no launch takes the line.
+  EXPECT_EQ(PlanParams(problem, Choose(problem, kB200)).params.partial_capacity, p.line_partials);
 }
 
 // Few tokens over contexts that half of the multiprocessors read as fast as all.
