@@ -19,6 +19,7 @@ void DecodeBoth(std::string_view bytes) {
   if (const auto request = DecodeRequest(bytes)) {
     const auto again = DecodeRequest(Encode(*request));
     Require(again && again->nvrtc == request->nvrtc && again->builtins == request->builtins &&
+            again->name_expression == request->name_expression && again->ptx == request->ptx &&
             again->options == request->options && again->sources == request->sources);
   }
 }
@@ -29,10 +30,17 @@ void RunOne(std::string_view bytes) {
   // Messages of these bytes: they survive a round trip.
   const auto byte = [bytes](size_t i) { return static_cast<uint8_t>(bytes[i]); };
   const size_t split = byte(0) % bytes.size();
-  const CompileResponse response{static_cast<CompileResponse::Outcome>(byte(1) % 4),
-                                 std::string(bytes.substr(0, split)),
-                                 std::string(bytes.substr(split))};
-  const CompileRequest request{"nvrtc", response.log, {response.cubin, ""}, {{"a.cu", "text"}}};
+  const CompileResponse response{.outcome = static_cast<CompileResponse::Outcome>(byte(1) % 4),
+                                 .log = std::string(bytes.substr(0, split)),
+                                 .cubin = std::string(bytes.substr(split)),
+                                 .entry = std::string(bytes.substr(split / 2, 8)),
+                                 .ptx = std::string(bytes.substr(split / 3, 16))};
+  const CompileRequest request{.nvrtc = "nvrtc",
+                               .builtins = response.log,
+                               .name_expression = response.entry,
+                               .ptx = byte(1) % 2 == 0,
+                               .options = {response.cubin, ""},
+                               .sources = {{"a.cu", "text"}}};
   std::string messages[] = {Encode(response), Encode(request)};
   Require(DecodeResponse(messages[0]).has_value() && DecodeRequest(messages[1]).has_value());
   for (std::string& message : messages) {
