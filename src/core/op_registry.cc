@@ -26,6 +26,13 @@ OpRegistry& OpRegistry::Global() {
   return *registry;
 }
 
+OpRegistry::~OpRegistry() {
+  for (auto& bucket : defined_) {
+    const Defined* at = bucket.load();
+    while (at != nullptr) delete std::exchange(at, at->next);
+  }
+}
+
 void OpRegistry::Register(Op op) {
   if (Find(op.name) != nullptr || Find(op.target) != nullptr) {
     Die(StrCat("op ", op.name, " (target ", op.target, ") is registered twice"));

@@ -18,7 +18,12 @@ class OpRegistry {
   // Adapters hold one static handler for each slot, so the number of ops has a bound.
   static constexpr int kMaxOps = 64;
 
-  static OpRegistry& Global();
+  static OpRegistry& Global();  // lives as long as the process
+
+  OpRegistry() = default;
+  OpRegistry(const OpRegistry&) = delete;
+  OpRegistry& operator=(const OpRegistry&) = delete;
+  ~OpRegistry();
 
   // Aborts on a duplicate name, an op without `infer`, or more than kMaxOps ops: errors of ours.
   void Register(Op op);

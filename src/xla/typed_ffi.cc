@@ -221,7 +221,9 @@ Status Instantiate(const Op& op, Platform platform, const Call& call) {
   return PlanCache::Global().GetOrCreate(op, platform, call).status();
 }
 
-std::string_view NameOf(const Op* known) { return known == nullptr ? "kernel" : known->name; }
+std::string_view NameOf(const Op* known) {
+  return known == nullptr ? std::string_view("kernel") : std::string_view(known->name);
+}
 
 // `known`: the handler's op; null in those that serve all ops that are defined at run time.
 Status Dispatch(const Op* known, Platform platform, const XLA_FFI_CallFrame& frame) {
