@@ -16,10 +16,14 @@
 #include "src/ops/user_kernel/tvm_ffi/fake_tvm_ffi.h"
 
 // One test asks for more memory than there is, which sanitizers shall say as malloc does.
-// NOLINTNEXTLINE(bugprone-reserved-identifier)
+// NOLINTBEGIN(bugprone-reserved-identifier)
 extern "C" __attribute__((visibility("default"))) const char* __asan_default_options() {
   return "allocator_may_return_null=1";
 }
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options() {
+  return "allocator_may_return_null=1";
+}
+// NOLINTEND(bugprone-reserved-identifier)
 
 namespace xla_gpu::user_kernel {
 namespace {
