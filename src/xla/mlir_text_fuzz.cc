@@ -19,7 +19,8 @@ extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   for (const auto& call : xla_gpu::xla::FindMlirCustomCalls(text)) {
-    if (call.target.empty() || text.find(call.target) == text.npos) std::abort();
+    const bool as_written = text.find('\\') == text.npos;  // no name is escaped
+    if (call.target.empty() || (as_written && text.find(call.target) == text.npos)) std::abort();
   }
   const auto check = [](const xla_gpu::TensorSpec& spec) {
     const std::string type = xla_gpu::xla::MlirTensorType(spec);  // tensor<...>

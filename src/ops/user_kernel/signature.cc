@@ -303,6 +303,11 @@ StatusOr<std::vector<DeclaredParameter>> ParseSignature(std::string_view text,
     if (wanted_scope.starts_with("::")) wanted_scope.remove_prefix(2);
     name.remove_prefix(colons + 2);
   }
+  if (name.empty() || !IsName(name)) {
+    return InvalidArgument("entry is '", entry,
+                           "'; it must name a function, or an instance of a "
+                           "template: scale<float>");
+  }
   const Tokens tokens = Tokenize(text);
   const std::span<const std::string_view> all(tokens);
   std::optional<Parameters> elsewhere;  // of a declaration in another scope

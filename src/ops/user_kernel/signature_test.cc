@@ -178,6 +178,13 @@ TEST(Signature, MacrosAreNotExpanded) {
   EXPECT_EQ(Signature("#define API __global__\nAPI void f(float* x)"), "x:f32*");
 }
 
+TEST(Signature, EntriesThatAreNoNames) {
+  for (const char* entry : {"", ";", "<float>", "a::", "2f", "{"}) {
+    EXPECT_THAT(Signature(";(x; *; ;*); {;(int x)}", entry), HasSubstr("it must name a function"))
+        << entry;
+  }
+}
+
 TEST(Signature, PathologicalTexts) {
   const auto repeat = [](std::string_view part, size_t count) {
     std::string text;
