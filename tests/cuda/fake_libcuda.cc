@@ -1,11 +1,13 @@
 // A libcuda.so.1 without a GPU, for src/cuda/kernel_fake_driver_test.cc: it writes down what is
 // asked of it, so that the order of loading and launching is tested on machines that have no GPU.
+// With it `scripts/test_gpu.sh warm` compiles what the tests of a GPU load; their kernels do
+// nothing.
 //
 // FAKE_CUDA_CAPTURING: if set, streams are being captured. FAKE_CUDA_VERSION (12080): what
 // cuDriverGetVersion says. FAKE_CUDA_FAIL ("cuLaunchKernel=1"): this function gives this error.
 // FAKE_CUDA_REFUSE ("text"): machine code that is this text up to its first zero is refused as no
 // image. FAKE_CUDA_PARAMETERS ("8,8,4"): the bytes of each kernel's parameters. It has two devices
-// of compute capability 9.0.
+// of compute capability 9.0 and as many multiprocessors as an H200.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -59,17 +61,33 @@ FAKE int cuDeviceGetName(char* name, int length, int) {
   return std::strncpy(name, "Fake GPU", static_cast<size_t>(length)), 0;
 }
 FAKE int cuDeviceGetAttribute(int* value, int attribute, int) {
-  *value = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 97 ? 232448 : 100;
+  *value = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 97 ? 232448 : 132;
   return 0;
 }
 FAKE int cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = size_t{1} << 34, 0; }
 
+// Its device memory is the host's.
+FAKE int cuMemAlloc_v2(unsigned long long* address, size_t bytes) {
+  *address = reinterpret_cast<uintptr_t>(std::calloc(bytes, 1));
+  return *address == 0 ? 2 : 0;  // CUDA_ERROR_OUT_OF_MEMORY
+}
+FAKE int cuMemFree_v2(unsigned long long address) {
+  return std::free(reinterpret_cast<void*>(address)), 0;
+}
+FAKE int cuMemcpyHtoD_v2(unsigned long long to, const void* from, size_t bytes) {
+  return std::memcpy(reinterpret_cast<void*>(to), from, bytes), 0;
+}
+FAKE int cuMemcpyDtoH_v2(void* to, unsigned long long from, size_t bytes) {
+  return std::memcpy(to, reinterpret_cast<void*>(from), bytes), 0;
+}
+FAKE int cuMemsetD8_v2(unsigned long long address, unsigned char value, size_t bytes) {
+  return std::memset(reinterpret_cast<void*>(address), value, bytes), 0;
+}
 FAKE int cuMemsetD8Async(unsigned long long, unsigned char value, size_t bytes, void*) {
   return Called("cuMemsetD8Async",
                 "value=" + std::to_string(value) + " bytes=" + std::to_string(bytes));
 }
 
-// Its device memory is the host's.
 FAKE int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t bytes, void*) {
   std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
   return Called("cuMemcpyDtoDAsync", "bytes=" + std::to_string(bytes));
@@ -81,6 +99,18 @@ FAKE int cuStreamIsCapturing(void*, int* status) {
 FAKE int cuStreamSynchronize(void* stream) {
   return Called("cuStreamSynchronize", std::to_string(reinterpret_cast<intptr_t>(stream)));
 }
+
+FAKE int cuStreamCreate(void** stream, unsigned) { return *stream = Log().data(), 0; }
+FAKE int cuStreamDestroy_v2(void*) { return 0; }
+FAKE int cuCtxSynchronize() { return 0; }
+FAKE int cuStreamBeginCapture_v2(void*, int) { return 0; }
+FAKE int cuStreamEndCapture(void*, void** graph) { return *graph = Log().data(), 0; }
+FAKE int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
+  return *executable = graph, 0;
+}
+FAKE int cuGraphLaunch(void*, void*) { return 0; }
+FAKE int cuGraphDestroy(void*) { return 0; }
+FAKE int cuGraphExecDestroy(void*) { return 0; }
 
 FAKE int cuDevicePrimaryCtxRetain(void** context, int device) {
   *context = reinterpret_cast<void*>(intptr_t{device} + 1);
