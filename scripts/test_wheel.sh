@@ -96,8 +96,8 @@ check() {
       bin/python -c 'import json, sys; assert json.load(sys.stdin)["library"]'
     package=$(bin/python -c 'import xla_gpu; print(xla_gpu.library_dir())')
     exported=$(nm --dynamic --defined-only --format=just-symbols "$package/libxla_gpu.so")
-    [[ -n $exported && -z $(grep -v '^xla_gpu_' <<<"$exported") ]] ||
-      die "libxla_gpu.so exports more than its C ABI: $exported"
+    [[ -n $exported && -z $(grep -Ev '^(xla_gpu|__tvm_ffi)_' <<<"$exported") ]] ||
+      die "libxla_gpu.so exports more than its C ABI and its TVM-FFI functions: $exported"
     readelf --wide --dynamic "$package/libxla_gpu.so" | grep 'NOW.*NODELETE' >/dev/null
     # Projects outside find it by both packages (docs/cpp.md).
     cmake -S "$root/examples/cpp" -B examples -Dxla_gpu_ROOT="$package" >/dev/null
