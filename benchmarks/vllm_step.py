@@ -105,7 +105,7 @@ def measure(args: argparse.Namespace) -> dict:
     generate(TRACED[0])
     short, long = TIMED
     steps = [
-        (generate(long) - generate(short)) / (long - short) for _ in range(1 if args.tiny else 5)
+        (generate(long) - generate(short)) / (long - short) for _ in range(3 if args.tiny else 5)
     ]
     (few, few_busy, few_update), (many, busy, update) = (trace(generate, n) for n in TRACED)
     count = TRACED[1] - TRACED[0]
