@@ -125,7 +125,7 @@ class Kernel:
         }
         return {name: value for name, value in given.items() if value is not None}
 
-    def resolve(self, specs: Specs, scalars: Scalars) -> tuple[str, dict[str, AttrValue]]:
+    def resolve(self, specs: Specs, scalars: Scalars) -> tuple[_schema.Op, dict[str, AttrValue]]:
         """The op and all attributes of a call, by the types of the arguments that it brings."""
         schema = self.schema
         if self._variant is not None:
@@ -156,7 +156,7 @@ class Kernel:
             if count := _bytes(self.name, name, call.value(given, name)):
                 attrs[name] = count
         attrs["kernel"] = schema.key
-        return schema.key, attrs
+        return schema, attrs
 
     def user_scalars(self, attrs: Mapping[str, AttrValue]) -> dict[str, AttrValue]:
         """Of a call's attributes, those that the user gave."""

@@ -113,30 +113,35 @@ def _op(members: dict[str, Any]) -> Op:
     return made
 
 
-_defined: dict[str, Op] = {}  # by key, and by the definition's text
+_defined: dict[str, Op] = {}  # by key, the first of each
 
 
 def define(definition: dict[str, Any] | str, kernel: Kernel | None) -> Op:
     """Makes a kernel of the user's an op of the library, by the content of its definition.
 
-    Without `kernel`, as in a program that another process exported, the op has its definition only.
+    Kernels of equal definitions are one op there, and here one for each kernel, which has the rules
+    that are Python functions. Without `kernel`, as in a program that another process exported, the
+    op has its definition only.
 
     Raises:
       InvalidArgumentError: with the library's message, which names the member that is wrong.
     """
     text = definition if isinstance(definition, str) else json.dumps(definition, sort_keys=True)
-    found = _defined.get(text)
-    if found is None or (kernel is not None and found.kernel is not kernel):
-        encoded = text.encode()
-        told = _lib.text_of(_lib.load().xla_gpu_define_kernel, encoded, len(encoded))
-        found = dataclasses.replace(_op(json.loads(told)), kernel=kernel, definition=text)
-        _defined[text] = _defined[found.key] = found
-    return found
+    return _define(text, kernel)
+
+
+@functools.cache
+def _define(text: str, kernel: Kernel | None) -> Op:
+    encoded = text.encode()
+    told = _lib.text_of(_lib.load().xla_gpu_define_kernel, encoded, len(encoded))
+    op = dataclasses.replace(_op(json.loads(told)), kernel=kernel, definition=text)
+    _defined.setdefault(op.key, op)
+    return op
 
 
 def defined() -> list[Op]:
     """The ops that kernels of this process are."""
-    return [op for name, op in _defined.items() if name == op.key]
+    return list(_defined.values())
 
 
 def portable(op: Op) -> str:

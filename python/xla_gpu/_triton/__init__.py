@@ -283,12 +283,12 @@ class _Form(Kernel):
             kernel=self,
         )
 
-    def resolve(self, specs: Specs, scalars: Scalars) -> tuple[str, dict[str, AttrValue]]:
+    def resolve(self, specs: Specs, scalars: Scalars) -> tuple[_schema.Op, dict[str, AttrValue]]:
         specs, scalars = _kernel.exact(specs, scalars)
         given = {self._names[called]: value for called, value in {**specs, **scalars}.items()}
         made = self.function.resolve({**self._constants, **given}, self._unaligned)
         schema = _schema.define(made.definition, self)
-        return schema.key, {**made.attributes, "kernel": schema.key}
+        return schema, {**made.attributes, "kernel": schema.key}
 
 
 def _signature(function: TritonFunction) -> inspect.Signature:

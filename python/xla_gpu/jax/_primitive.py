@@ -26,11 +26,13 @@ PLATFORMS = {"cpu": "Host", "cuda": "CUDA"}
 Attrs = tuple[tuple[str, Any], ...]
 
 
-def call(op: str, args: Mapping[str, Any], attrs: Mapping[str, _ops.AttrValue]) -> list[jax.Array]:
+def call(
+    op: str | _schema.Op, args: Mapping[str, Any], attrs: Mapping[str, _ops.AttrValue]
+) -> list[jax.Array]:
     """Calls an op by the names of its schema.
 
     Args:
-      op: its name.
+      op: the op, or its name.
       args: arrays by argument, absent optional ones left out.
       attrs: attributes as the library takes them; those left out have their defaults.
 
@@ -44,16 +46,16 @@ def call(op: str, args: Mapping[str, Any], attrs: Mapping[str, _ops.AttrValue]) 
     unknown = [name for name in args if name not in primitive.names]
     if unknown:
         raise InvalidArgumentError(
-            f"{op}: no argument is named {unknown}; known are {primitive.names}"
+            f"{primitive.op}: no argument is named {unknown}; known are {primitive.names}"
         )
     jitted = primitive.jitted(tuple(attrs.items()), primitive.environment())
     return jitted(*map(args.get, primitive.names))
 
 
 @functools.cache
-def of(op: str) -> OpPrimitive:
+def of(op: str | _schema.Op) -> OpPrimitive:
     """The primitive of an op; NotFoundError if the library has none of that name."""
-    return OpPrimitive(_schema.schema(op))
+    return of(_schema.schema(op)) if isinstance(op, str) else OpPrimitive(op)
 
 
 @functools.lru_cache(maxsize=4096)

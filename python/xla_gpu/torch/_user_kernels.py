@@ -134,8 +134,7 @@ class UserKernel(_kernels.Kernel):
         constants = [float(v) if isinstance(v, torch.SymFloat) else v for v in options]
         scalars = self.user.scalars(constants)
         specs = {n: _schema.spec_of(self.name, n, t) for n, t in zip(self.names, tensors)}
-        key, attrs = self.user.resolve(specs, scalars)
-        return _schemas.schema(key), attrs
+        return self.user.resolve(specs, scalars)
 
     def told(self, call: _schema.OpCall) -> dict[str, _ops.TensorSpec]:
         types = _types(call.attrs.get("result_types", ()))  # type: ignore[arg-type]

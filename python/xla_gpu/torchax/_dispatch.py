@@ -91,7 +91,7 @@ class _Op:
         op, attrs = kernel.attributes(tensors, options)
 
         def call(*arrays: jax.Array) -> list[jax.Array]:
-            return _primitive.call(op.id, dict(zip(kernel.names, arrays)), attrs)
+            return _primitive.call(op, dict(zip(kernel.names, arrays)), attrs)
 
         if kernel.gradients is not None:
             call = _differentiable(kernel, options, call)
