@@ -34,6 +34,7 @@ const std::vector<KindSpec>& Kinds() {
       {"host_source", {"text", "entry", "file", "options", "returns_error"}, 2},
       {"function", {"library", "symbol", "address", "returns_error"}},
       {"tvm_ffi", {"library", "symbol", "address", "libtvm_ffi", "owned"}},
+      {"dlpack", {"address"}, 1},
       {"legacy", {"api_version", "library", "symbol", "address", "opaque"}, 1}};
   return kinds;
 }
