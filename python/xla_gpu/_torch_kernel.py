@@ -93,6 +93,7 @@ def torch_kernel(
             taken.by_name,
             returned,
         ),
+        "gate": _torch_call.GATE,
         "parameters": names,
     }
     implementations: dict[str, Any] = dict.fromkeys(platforms_of(name, platform), code)

@@ -9,10 +9,10 @@ import threading
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 import xla_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
 X, Y = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
 LIKE_X = {"out": "x"}
@@ -79,7 +79,7 @@ def test_numbers_and_defaults():
         return x * 1
 
     kernel = made(f, scalars={"n": lambda x: x.size, "b": ("f32", 0.1)})
-    assert str(kernel.__signature__) == "(x, bias=None, *, b=0.1, a, c=True)"
+    assert str(kernel.__signature__) == "(x, *, bias=None, b=0.1, a, c=True)"
     kernel(X, a=-(2**63))
     kernel(X, a=1, b=2, c=False, bias=Y)
     b = float(np.float32(0.1))
@@ -88,8 +88,9 @@ def test_numbers_and_defaults():
 
 
 def test_every_type_of_number():
-    values = {"pred": True, "i8": -128, "i16": -3, "i32": 2**31 - 1, "i64": -(2**63), "u8": 255,
-              "u16": 2**16 - 1, "u32": 2**32 - 1, "u64": 2**63 - 1, "f32": 1.5, "f64": 1e300}  # fmt: skip
+    values = {"pred": True, "i8": -128, "i16": -3, "i32": 2**31 - 1, "i64": -(2**63),
+              "u8": 255, "u16": 2**16 - 1, "u32": 2**32 - 1, "u64": 2**63 - 1,
+              "f32": 1.5, "f64": 1e300}  # fmt: skip
     seen = {}
     names = [f"s_{dtype}" for dtype in values]
     pairs = ", ".join(f"{name}={name}" for name in names)
@@ -103,17 +104,17 @@ def test_every_type_of_number():
 
 def test_functions_without_a_signature():
     attend = made(
-        F.scaled_dot_product_attention,
+        functional.scaled_dot_product_attention,
         arguments=["q", "k", "v", {"name": "mask", "optional": True}],
         parameters=["q", "k", "v", "mask"],
         outputs={"out": "q"},
     )
     q, k, v = torch.randn(3, 1, 2, 5, 8)
-    assert torch.equal(attend(q, k, v), F.scaled_dot_product_attention(q, k, v))
+    assert torch.equal(attend(q, k, v), functional.scaled_dot_product_attention(q, k, v))
     mask = torch.rand(5, 5) > 0.5
     mask[:, 0] = True
     torch.testing.assert_close(
-        attend(q, k, v, mask=mask), F.scaled_dot_product_attention(q, k, v, mask)
+        attend(q, k, v, mask=mask), functional.scaled_dot_product_attention(q, k, v, mask)
     )
     # An op of torch.ops, with a None between.
     clamp = made(

@@ -31,7 +31,8 @@
 //                 function, which lives as long as the process); libtvm_ffi (a path, loaded first
 //                 unless the process has one), owned (pass tensors of which the callee may take
 //                 references while it runs, as Python's functions do, not views)
-//   dlpack        address: int f(DlpackCall*, ...), whose parameters are DLPack tensors to own
+//   dlpack        address and gate (a DlpackGate's): int f(DlpackCall*, ...), whose parameters are
+//   DLPack tensors to own
 //                 (dlpack::UnversionedTensor*; null for an absent one) and numbers. Its result is 0
 //                 or a StatusCode (dlpack_call.h)
 //   legacy        library and symbol, or address: an XLA custom call of api_version 1, 2 or 3;
@@ -110,6 +111,7 @@ struct Implementation {
   std::string entry;                 // of sources and images
   std::string library, symbol;       // of functions,
   uint64_t address = 0;              // or this instead
+  uint64_t gate = 0;
   std::string libtvm_ffi;
   bool owned = false;
   bool returns_error = false;

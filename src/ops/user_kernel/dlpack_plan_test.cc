@@ -30,6 +30,8 @@ int Function(DlpackCall* call, UnversionedTensor* x, UnversionedTensor* y, Unver
   return body(*call, {x, y, out}, alpha, n);
 }
 
+DlpackGate gate;
+
 void TakeAll(DlpackCall& call, const std::vector<UnversionedTensor*>& tensors) {
   for (UnversionedTensor* tensor : tensors) {
     if (tensor == nullptr) continue;
@@ -40,7 +42,11 @@ void TakeAll(DlpackCall& call, const std::vector<UnversionedTensor*>& tensors) {
 
 class DlpackPlanTest : public ::testing::Test {
  protected:
-  void TearDown() override { body = nullptr; }
+  void TearDown() override {
+    EXPECT_EQ(gate.running, 0);
+    gate.closed = 0;
+    body = nullptr;
+  }
 
   Status Run(Platform platform, bool with_y = true) {
     const std::string text =
@@ -48,7 +54,8 @@ class DlpackPlanTest : public ::testing::Test {
                R"("results":[{"name":"out","like":"x"}],"scalars":[{"name":"alpha","type":"f64",)",
                R"("default":0.5},{"name":"n","type":"i32","default":-7}],"implementations":{")",
                PlatformName(platform), R"(":{"kind":"dlpack","address":)",
-               reinterpret_cast<uintptr_t>(&Function), "}}}");
+               reinterpret_cast<uintptr_t>(&Function), R"(,"gate":)",
+               reinterpret_cast<uintptr_t>(&gate), "}}}");
     XLA_GPU_ASSIGN_OR_RETURN(const Op* op, OpRegistry::Global().Define(text));
     const int64_t matrix[] = {2, 3}, empty[] = {0};
     std::vector<TensorView> args = {{x_.data(), DType::kBF16, matrix}};
@@ -138,6 +145,20 @@ TEST_F(DlpackPlanTest, AFunctionThatTookNothingDidNotRun) {
   const Status status = Run(Platform::kHost);
   EXPECT_EQ(status.code(), StatusCode::kInternal);
   EXPECT_THAT(status.message(), HasSubstr("k: the function ended without taking its tensors"));
+}
+
+TEST_F(DlpackPlanTest, ThroughAClosedGateNoneIsCalled) {
+  body = [](DlpackCall& call, std::vector<UnversionedTensor*> tensors, double, int) {
+    EXPECT_EQ(gate.running, 1);
+    TakeAll(call, tensors);
+    return 0;
+  };
+  EXPECT_TRUE(Run(Platform::kHost).ok());
+  gate.closed = 1;
+  body = nullptr;
+  const Status status = Run(Platform::kHost);
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.message(), "k: the function's interpreter has ended");
 }
 
 TEST_F(DlpackPlanTest, ATensorThatIsKeptIsAnErrorAndOutlivesTheCall) {
