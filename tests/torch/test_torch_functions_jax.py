@@ -1,6 +1,7 @@
 """Functions on torch tensors (`xla_gpu.torch_kernel`) called by JAX, through XLA on the CPU."""
 
 import os
+import pathlib
 import subprocess
 import sys
 import threading
@@ -79,6 +80,16 @@ def test_attention():
         want = jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(masked), v)
         got = jax.jit(lambda *qkv, causal=causal: attend(*qkv, causal=causal))(q, k, v)
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_the_example():
+    example = pathlib.Path(__file__).parents[2] / "examples/jax/vllm_kernel.py"
+    env = dict(os.environ, JAX_PLATFORMS="cpu", PYTHONPATH=os.pathsep.join(sys.path))
+    done = subprocess.run(
+        [sys.executable, str(example)], env=env, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "out (6, 8, 64) on cpu, error against float64" in done.stdout
 
 
 def test_in_place_and_donated():
