@@ -1,4 +1,4 @@
-"""Functions on torch tensors (`xla_gpu.torch_kernel`) on a GPU: by JAX on XLA's stream, by torch."""
+"""Functions on torch tensors (`xla_gpu.torch_kernel`) on a GPU, called by JAX and by torch."""
 
 import importlib.util
 import os
@@ -138,11 +138,12 @@ def too_large(x):
     return torch.empty(1 << 50, dtype=torch.uint8, device=x.device)
 
 
+KEPT = []
 FAILS = {
     "raises": (lambda x: {}["missing"], r"raises: KeyError: 'missing' \(.*:\d+\)"),
     "memory": (too_large, "memory: OutOfMemoryError"),
     "host": (lambda x: x.cpu(), r"host: ValueError: the function returned .* on cpu for out"),
-    "keeps": (lambda x, kept=[]: kept.append(x) or x + 1, "keeps: the function keeps 1 of"),  # noqa: B006
+    "keeps": (lambda x: KEPT.append(x) or x + 1, "keeps: the function keeps 1 of"),
 }
 
 
@@ -150,7 +151,7 @@ FAILS = {
 @pytest.mark.parametrize("case", FAILS)
 def test_errors_leave_the_process_as_it_was(case):
     fn, message = FAILS[case]
-    fails = made(fn, case, arguments=["x"] if case == "keeps" else None)
+    fails = made(fn, case)
     good = made(add_one)
     x = jnp.zeros((64, 64))
 
