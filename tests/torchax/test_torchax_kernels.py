@@ -7,7 +7,7 @@ import pytest
 torchax = pytest.importorskip("torchax", exc_type=ImportError)
 
 import torch
-import xla_gpu.torchax  # noqa: F401
+import xla_gpu.torchax
 from torchax import interop
 from user_kernels import add_to, pairs, random_case, scale, swap_out
 
