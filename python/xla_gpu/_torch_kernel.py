@@ -78,7 +78,7 @@ def torch_kernel(
     if name is None or name == "<lambda>":
         raise InvalidArgumentError("torch_kernel: name is None; a function without one needs it")
     try:
-        from xla_gpu import _torch_call
+        from xla_gpu.torch import _callback
     except ImportError as e:
         raise NotFoundError(f"{name}: a torch_kernel needs PyTorch: {e}; pip install torch") from e
     outputs = dict(outputs or {})
@@ -87,13 +87,13 @@ def torch_kernel(
     names = [*taken.parameters, *returned]
     code = {
         "kind": "dlpack",
-        "address": _torch_call.address_of(
+        "address": _callback.address_of(
             fn,
             [_dtype(name, one, taken.scalars) for one in names],
             taken.by_name,
             returned,
         ),
-        "gate": _torch_call.GATE,
+        "gate": _callback.GATE,
         "parameters": names,
     }
     implementations: dict[str, Any] = dict.fromkeys(platforms_of(name, platform), code)

@@ -426,7 +426,6 @@ def test_wrong_uses(name):
 
 
 def test_without_torch(monkeypatch):
-    monkeypatch.delattr(xla_gpu, "_torch_call")
-    monkeypatch.setitem(sys.modules, "xla_gpu._torch_call", None)
+    monkeypatch.setitem(sys.modules, "xla_gpu.torch", None)
     with pytest.raises(xla_gpu.NotFoundError, match="f: a torch_kernel needs PyTorch"):
         made(lambda x: x)

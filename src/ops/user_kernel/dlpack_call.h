@@ -10,7 +10,7 @@
 
 namespace xla_gpu::user_kernel {
 
-// The function's first parameter; python/xla_gpu/_torch_call.py has the same.
+// The function's first parameter; python/xla_gpu/torch/_callback.py has the same.
 struct DlpackCall {
   void* stream;  // CUDA: where to enqueue; null on the Host
   dlpack::Device device;
