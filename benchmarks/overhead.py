@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import xla_gpu
 from xla_gpu.jax import paged_attention, simple_add
 
 
@@ -32,6 +36,33 @@ def _arguments() -> tuple[jax.Array, ...]:
     )
 
 
+def _own_kernels() -> dict[str, Callable[..., jax.Array]]:
+    """Additions of two arrays by each road for functions on the CPU."""
+    source = (
+        "void add(const float* a, const float* b, float* out, long n)"
+        "{ while (n--) out[n] = a[n] + b[n]; }"
+    )
+    like_a = {"outputs": {"out": "a"}}
+    made: dict[str, Callable[..., jax.Array]] = {
+        "host_kernel": xla_gpu.host_kernel(
+            source, "add", scalars={"n": lambda a: a.size}, **like_a
+        ),
+        "pure_callback": lambda a, b: jax.pure_callback(
+            np.add, jax.ShapeDtypeStruct(a.shape, a.dtype), a, b
+        ),
+    }
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        made["torch_kernel, writing"] = xla_gpu.torch_kernel(
+            lambda a, b, out: torch.add(a, b, out=out), name="add_into", **like_a
+        )
+        made["torch_kernel, returning"] = xla_gpu.torch_kernel(
+            torch.add, name="add_new", arguments=["a", "b"], parameters=["a", "b"], **like_a
+        )
+    return {name: jax.jit(kernel) for name, kernel in made.items()}
+
+
 def measure(rounds: int = 15, repeats: int = 300) -> dict[str, float]:
     """Medians in microseconds: of each call, and of what it adds to the empty one.
 
@@ -51,6 +82,8 @@ def measure(rounds: int = 15, repeats: int = 300) -> dict[str, float]:
         "empty, two arguments": lambda: add_empty(query, query),
         "simple_add": lambda: add(query, query),
     }
+    own = _own_kernels()
+    calls |= {name: functools.partial(call, query, query) for name, call in own.items()}
     for call in calls.values():
         jax.block_until_ready(call())
     medians = {name: [] for name in calls}
@@ -61,7 +94,7 @@ def measure(rounds: int = 15, repeats: int = 300) -> dict[str, float]:
     pairs = {
         "paged_attention": "empty",
         "paged_attention, eager": "empty",
-        "simple_add": "empty, two arguments",
+        **dict.fromkeys(["simple_add", *own], "empty, two arguments"),
     }
     for name, base in pairs.items():
         differences = [a - b for a, b in zip(medians[name], medians[base], strict=True)]

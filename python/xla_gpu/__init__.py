@@ -19,6 +19,7 @@ from xla_gpu._kernels import cubin_kernel, cuda_kernel
 from xla_gpu._lib import include_dir, library_dir, library_path
 from xla_gpu._register import handler, register
 from xla_gpu._schema import ops
+from xla_gpu._torch_kernel import torch_kernel
 from xla_gpu._triton import TritonKernel, triton_kernel
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "library_version",
     "ops",
     "register",
+    "torch_kernel",
     "triton_kernel",
 ]
 

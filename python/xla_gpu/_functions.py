@@ -12,7 +12,7 @@ from typing import Any
 from xla_gpu import _handlers
 from xla_gpu._errors import InvalidArgumentError
 from xla_gpu._kernel import Kernel
-from xla_gpu._kernels import Source, arguments_of, host_of, make, read
+from xla_gpu._kernels import Source, arguments_of, host_of, make, platforms_of, read
 
 
 def host_kernel(
@@ -169,13 +169,7 @@ def external_kernel(
         code |= {"api_version": api_version, "opaque": opaque}
     else:
         code["returns_error"] = returns_error
-    platforms = [platform] if isinstance(platform, str) else list(platform)
-    for one in platforms:
-        if one not in ("CUDA", "Host"):
-            raise InvalidArgumentError(
-                f"{name}: platform is {platform!r}; allowed are 'CUDA', 'Host' and both"
-            )
-    implementations: dict[str, Any] = dict.fromkeys(platforms, code)
+    implementations: dict[str, Any] = dict.fromkeys(platforms_of(name, platform), code)
     if host is not None:
         implementations["Host"] = host_of(name, host)
     return make(

@@ -246,6 +246,15 @@ def arguments_of(given: Sequence[Any] | None) -> list[Any] | None:
     return [{"name": one} if isinstance(one, str) else dict(one) for one in given]
 
 
+def platforms_of(name: str, platform: str | Sequence[str]) -> list[str]:
+    platforms = [platform] if isinstance(platform, str) else list(platform)
+    if not platforms or any(one not in ("CUDA", "Host") for one in platforms):
+        raise InvalidArgumentError(
+            f"{name}: platform is {platform!r}; allowed are 'CUDA', 'Host' and both"
+        )
+    return platforms
+
+
 def cubin_kernel(
     image: Source | bytes,
     entry: str,

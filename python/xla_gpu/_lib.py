@@ -221,9 +221,12 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 _CAPSULE_NAME = b"xla._CUSTOM_CALL_TARGET"  # JAX's
 
 
-def capsule_of(address: int) -> object:
-    """A PyCapsule with the address of a handler, as jax.ffi.register_ffi_target takes it."""
-    return _new_capsule(address, _CAPSULE_NAME, None)
+def capsule_of(address: int, name: bytes = _CAPSULE_NAME) -> object:
+    """A PyCapsule with an address: of a handler, as jax.ffi.register_ffi_target takes it.
+
+    `name`: a constant, to which the capsule points.
+    """
+    return _new_capsule(address, name, None)
 
 
 def capsule_address(capsule: object) -> int:

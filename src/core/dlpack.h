@@ -49,6 +49,14 @@ struct ManagedTensor {
 };
 static_assert(sizeof(ManagedTensor) == 80 && offsetof(ManagedTensor, tensor) == 32);
 
+// The same before DLPack 1.0, which frameworks of any age take.
+struct UnversionedTensor {
+  Tensor tensor;
+  void* context;
+  void (*deleter)(UnversionedTensor* self);
+};
+static_assert(sizeof(UnversionedTensor) == 64);
+
 // Makes a tensor of the prototype's device, dtype and shape. Returns something else than 0 after
 // it told `set_error` a kind ("ValueError") and a text.
 using SetErrorFn = void (*)(void* error_context, const char* kind, const char* text);

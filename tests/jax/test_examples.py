@@ -8,11 +8,13 @@ import sys
 
 import pytest
 
+# The demo has a test of its own below, what needs torch one in tests/torch.
+ELSEWHERE = {"demo.py", "vllm_kernel.py"}
 EXAMPLES = sorted((pathlib.Path(__file__).resolve().parents[2] / "examples" / "jax").glob("*.py"))
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in EXAMPLES if p.name != "demo.py"], ids=lambda path: path.name
+    "path", [p for p in EXAMPLES if p.name not in ELSEWHERE], ids=lambda path: path.name
 )
 def test_example(path):
     env = dict(os.environ, JAX_PLATFORMS="cpu", PYTHONPATH=os.pathsep.join(sys.path))

@@ -116,3 +116,15 @@ def test_kernels_that_differ_in_what_xla_may_do():
     ]
     x = torch.ones(2).to(torch_xla.device())
     assert [kernel(x, alpha=3.0).tolist() for kernel in kernels] == [[3, 3], [3, 3]]
+
+
+def test_a_function_on_torch_tensors(x):
+    seen = []
+
+    def f(x, out, *, alpha: float):
+        seen.append((type(x), x.device.type))
+        torch.mul(x, alpha, out=out)
+
+    kernel = xla_gpu.torch_kernel(f, outputs={"out": "x"})
+    assert kernel(kernel(x, alpha=2.0) + 1, alpha=0.5).tolist() == [1.5, 2.5, 3.5, 4.5]
+    assert seen == [(torch.Tensor, "cpu")] * 2

@@ -7,7 +7,7 @@ import pytest
 torchax = pytest.importorskip("torchax", exc_type=ImportError)
 
 import torch
-import xla_gpu.torchax  # noqa: F401
+import xla_gpu.torchax
 from torchax import interop
 from user_kernels import add_to, pairs, random_case, scale, swap_out
 
@@ -64,3 +64,18 @@ def test_random_signatures(group, env):
     args = {name: tensor.to("jax") for name, tensor in case.args.items()}
     for result, want in zip(case.call(args), case.want(), strict=True):
         np.testing.assert_array_equal(result.jax(), want.numpy())
+
+
+def test_a_function_on_torch_tensors(env):
+    """It gets plain tensors of torch's, also where torchax's modes are on."""
+    seen = []
+
+    def f(x, *, alpha: float):
+        seen.append((type(x), x.device.type))
+        return alpha * x
+
+    kernel = xla_gpu.torch_kernel(f, outputs={"out": "x"})
+    np.testing.assert_array_equal(kernel(ramp(), alpha=3.0).jax(), [3, 6, 9, 12])
+    jitted = interop.jax_jit(lambda x: kernel(kernel(x, alpha=2.0), alpha=0.5))
+    np.testing.assert_array_equal(jitted(ramp()).jax(), [1, 2, 3, 4])
+    assert seen == [(torch.Tensor, "cpu")] * 3

@@ -31,6 +31,10 @@
 //                 function, which lives as long as the process); libtvm_ffi (a path, loaded first
 //                 unless the process has one), owned (pass tensors of which the callee may take
 //                 references while it runs, as Python's functions do, not views)
+//   dlpack        address and gate (a DlpackGate's): int f(DlpackCall*, ...), whose parameters are
+//   DLPack tensors to own
+//                 (dlpack::UnversionedTensor*; null for an absent one) and numbers. Its result is 0
+//                 or a StatusCode (dlpack_call.h)
 //   legacy        library and symbol, or address: an XLA custom call of api_version 1, 2 or 3;
 //                 opaque (text). It takes arguments and results, whatever `parameters` says
 //
@@ -99,7 +103,7 @@ struct Scalar {
 };
 
 struct Implementation {
-  enum class Kind { kCudaSource, kCudaImage, kHostSource, kFunction, kTvmFfi, kLegacy };
+  enum class Kind { kCudaSource, kCudaImage, kHostSource, kFunction, kTvmFfi, kDlpack, kLegacy };
   Kind kind = Kind::kFunction;
   std::string text, file;            // sources
   std::vector<std::string> options;  // of their compiler
@@ -107,6 +111,7 @@ struct Implementation {
   std::string entry;                 // of sources and images
   std::string library, symbol;       // of functions,
   uint64_t address = 0;              // or this instead
+  uint64_t gate = 0;
   std::string libtvm_ffi;
   bool owned = false;
   bool returns_error = false;
@@ -146,6 +151,7 @@ using ImplementationPlan = StatusOr<std::unique_ptr<Plan>>(
 ImplementationPlan MakeLaunchPlan;    // cuda_source, cuda_image
 ImplementationPlan MakeFunctionPlan;  // function, host_source
 ImplementationPlan MakeTvmFfiPlan;
+ImplementationPlan MakeDlpackPlan;
 ImplementationPlan MakeLegacyPlan;
 
 }  // namespace xla_gpu::user_kernel

@@ -344,6 +344,7 @@ TEST(Definition, WhatIsWrongIsNamed) {
       {With("'kind': 'function', 'address': 1, 'text': 'a'"),
        "implementations.Host has the unknown member 'text'; allowed are: library, symbol, address, "
        "returns_error, kind, parameters"},
+      {With("'kind': 'dlpack', 'address': 1"), "implementations.Host lacks the member 'gate'"},
       {With("'kind': 'legacy', 'address': 1"), "lacks the member 'api_version'"},
       {With("'kind': 'legacy', 'address': 1, 'api_version': 4"),
        "api_version is 4; it must be 1 to 3"},

@@ -34,6 +34,7 @@ const std::vector<KindSpec>& Kinds() {
       {"host_source", {"text", "entry", "file", "options", "returns_error"}, 2},
       {"function", {"library", "symbol", "address", "returns_error"}},
       {"tvm_ffi", {"library", "symbol", "address", "libtvm_ffi", "owned"}},
+      {"dlpack", {"address", "gate"}, 2},
       {"legacy", {"api_version", "library", "symbol", "address", "opaque"}, 1}};
   return kinds;
 }
@@ -69,11 +70,13 @@ Status ReadMembers(const Reader& reader, Implementation& made) {
   XLA_GPU_RETURN_IF_ERROR(reader.Read("returns_error", made.returns_error));
   XLA_GPU_RETURN_IF_ERROR(reader.Read("cooperative", made.cooperative));
   XLA_GPU_RETURN_IF_ERROR(reader.Read("programmatic", made.programmatic));
-  int64_t address = 0, api_version = 0;
+  int64_t address = 0, gate = 0, api_version = 0;
   constexpr int64_t kMaxInt = std::numeric_limits<int64_t>::max();
   XLA_GPU_RETURN_IF_ERROR(reader.Read("address", address, 1, kMaxInt));
   XLA_GPU_RETURN_IF_ERROR(reader.Read("api_version", api_version, 1, 3));
+  XLA_GPU_RETURN_IF_ERROR(reader.Read("gate", gate, 1, kMaxInt));
   made.address = static_cast<uint64_t>(address);
+  made.gate = static_cast<uint64_t>(gate);
   made.api_version = static_cast<int>(api_version);
   std::string image;
   XLA_GPU_RETURN_IF_ERROR(reader.Read("image", image));

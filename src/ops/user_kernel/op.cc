@@ -149,6 +149,8 @@ ImplementationPlan* PlanOf(const Implementation& implementation) {
       return MakeFunctionPlan;
     case Implementation::Kind::kTvmFfi:
       return MakeTvmFfiPlan;
+    case Implementation::Kind::kDlpack:
+      return MakeDlpackPlan;
     case Implementation::Kind::kLegacy:
       return MakeLegacyPlan;
   }
