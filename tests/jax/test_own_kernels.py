@@ -169,6 +169,33 @@ def test_two_kernels_of_one_name_are_both_right():
     assert [float(r[0]) for r in both] == [2, 3]
 
 
+def test_kernels_of_equal_definitions_have_rules_of_their_own():
+    shapes = []
+
+    def rows(x):
+        shapes.append(x.shape)
+        return x.size
+
+    kernels = {
+        vmap: saxpy(vmap=vmap, name="twins", scalars={"n": rows})
+        for vmap in (None, "sequential", "broadcast_all")
+    }
+    x = jnp.arange(12.0).reshape(4, 3)
+    seen = {}
+    for vmap, kernel in kernels.items():
+        kernel(x[0], x[0], alpha=1.0)
+    for vmap, kernel in kernels.items():
+        mapped = jax.vmap(lambda x, kernel=kernel: kernel(x, x, alpha=2.0))
+        shapes.clear()
+        if vmap is None:
+            with pytest.raises(NotImplementedError, match="twins: vmap is not supported"):
+                mapped(x)
+        else:
+            np.testing.assert_array_equal(mapped(x), 3 * x)
+            seen[vmap] = shapes[-1]
+    assert seen == {"sequential": (3,), "broadcast_all": (4, 3)}
+
+
 def test_a_ctypes_function_and_a_symbol(tmp_path):
     library = tmp_path / "libadd.so"
     source = tmp_path / "add.c"
