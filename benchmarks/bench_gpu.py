@@ -23,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from peers import cases, report
@@ -96,6 +97,12 @@ class Session:
 
         return timing.ceilings(self.device, self.options.quick)
 
+    def end_if_lost(self, failed: str) -> None:
+        """After an error of CUDA nothing runs any more in this process."""
+        if "CUDA error" in failed:
+            print(f"{failed}: run again", flush=True)
+            sys.exit(KILLED)
+
     def watched(self, what: list[str], call: Callable[[], None]) -> None:
         """The call; the process ends where it takes too long, and the next run leaves it out."""
 
@@ -113,7 +120,7 @@ class Session:
             timer.cancel()
 
     def measure(self, case: Case) -> Row:
-        """Never raises but for a device that is lost: failures are in the row."""
+        """Raises only where the device is lost: failures are in the row."""
         import torch
         from peers import inputs, timing
 
@@ -121,7 +128,14 @@ class Session:
         row.run, row.measured = len(self.results.runs) - 1, {}
         if row not in self.results.rows:
             self.results.rows.append(row)
-        given = inputs.Inputs(case, self.device, 1 << 10 if self.options.quick else 320 << 20)
+        cold = 1 << 10 if self.options.quick else inputs.COLD_BYTES
+        try:
+            given = inputs.Inputs(case, self.device, cold)
+        except Exception as e:  # memory, most likely
+            for peer in self.peers:
+                row.measured[peer.name] = Measured(failed=f"no inputs: {_short(e)}")
+            self.end_if_lost(_short(e))
+            return row
         chains: dict[str, timing.Chain] = {}
         for peer in self.peers:
             found = row.measured[peer.name] = Measured()
@@ -130,10 +144,7 @@ class Session:
                 found.failed = "ended the process, or took too long, in a run before"
                 continue
             self.watched(what, lambda p=peer, m=found: self._prepare(given, p, m, chains))
-            if "CUDA error" in found.failed:  # of no use any more to anyone
-                self.save(what)
-                print(f"{case.name}: {peer.name}: {found.failed}: run again", flush=True)
-                sys.exit(KILLED)
+            self.end_if_lost(found.failed)
         times = timing.by_turns(chains, 3 if self.options.quick else timing.ROUNDS)
         for name, some in times.items():
             found = row.measured[name]
@@ -250,7 +261,11 @@ def main(argv: list[str] | None = None) -> int:
     for case in todo:
         if session.seconds_left() < 0:
             break
-        row = session.measure(case)
+        try:
+            row = session.measure(case)
+        except Exception:  # in the timed part: the peer that was prepared last is left out
+            traceback.print_exc()
+            return KILLED
         done += 1
         print(f"{options.seconds - session.seconds_left():4.0f} s  {_line(row)}", flush=True)
     have = {step["attention"] for step in results.steps}
