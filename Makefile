@@ -19,7 +19,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 .DEFAULT_GOAL := help
 .SECONDARY:
 .PHONY: configure library
-.PHONY: help build demo test test-torch test-vllm bench test-gpu compat fuzz format lint wheel clean
+.PHONY: help build demo test test-torch test-vllm bench bench-gpu test-gpu compat fuzz format lint wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ demo: library $(STAMPS)/gpu  ## Paged attention as a custom call inside real XLA
 
 bench: build $(STAMPS)/gpu  ## Speed on this machine, to build/bench; UPDATE=1: over docs/benchmarks
 	@scripts/bench.sh $(if $(UPDATE),--update)
+
+bench-gpu: build $(STAMPS)/gpu .venv-torch/.complete  ## Beside every installed peer, a grid of shapes; BENCH="--shapes REGEX"
+	@scripts/bench_gpu.sh $(if $(UPDATE),--update) $(BENCH)
 
 # ---- Tests -----------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ class Panel:
     ceilings: dict[str, float]
 
 
-def _text(x: float, y: float, kind: str, words: str) -> str:
+def text(x: float, y: float, kind: str, words: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}">{html.escape(words)}</text>'
 
 
@@ -42,7 +42,7 @@ def _panel(panel: Panel, top: float) -> tuple[list[str], float]:
     most = max([r for r in panel.rates.values() if r] + list(panel.ceilings.values()))
     scale = PLOT / most
     height = len(panel.rates) * (BAR + GAP)
-    words = _text(12, top + 16, "title", panel.title)
+    words = text(12, top + 16, "title", panel.title)
     unit = f'<tspan dx="14" class="note">{html.escape(panel.unit)}; longer is better</tspan>'
     lines = [words.replace("</text>", f"{unit}</text>")]
     for number, (name, rate) in enumerate(sorted(panel.ceilings.items(), key=lambda c: -c[1])):
@@ -53,7 +53,7 @@ def _panel(panel: Panel, top: float) -> tuple[list[str], float]:
             f'y2="{top + TITLE + height}" class="ceiling"/>'
         )
         y = top + TITLE + height + 13 if below else top + TITLE - 13
-        words = _text(x, y, "ceiling-value", f"{name}: {rate:.3g}")
+        words = text(x, y, "ceiling-value", f"{name}: {rate:.3g}")
         lines.append(words.replace("class", 'text-anchor="middle" class', 1))
     for number, (name, rate) in enumerate(panel.rates.items()):
         y = top + TITLE + number * (BAR + GAP)
@@ -61,9 +61,9 @@ def _panel(panel: Panel, top: float) -> tuple[list[str], float]:
         width = (rate or 0.0) * scale
         inside = width > 60
         lines += [
-            _text(NAMES - 8, y + 12, "name", name),
+            text(NAMES - 8, y + 12, "name", name),
             f'<rect x="{NAMES}" y="{y}" width="{width:.1f}" height="{BAR}" class="{kind}"/>',
-            _text(
+            text(
                 NAMES + width + (-6 if inside else 6),
                 y + 12,
                 f"in-{kind}" if inside else "value",
@@ -78,12 +78,17 @@ def write(path: pathlib.Path, panels: list[Panel]) -> None:
     for panel in panels:
         lines, top = _panel(panel, top)
         elements += lines
-    size = f'width="{WIDTH}" height="{top:.0f}"'
+    path.write_text(document(WIDTH, top, elements))
+
+
+def document(width: float, height: float, elements: list[str], style: str = "") -> str:
+    """The file's text; `style`: CSS beside STYLE."""
+    size = f'width="{width:.0f}" height="{height:.0f}"'
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top:.0f}" {size}>',
-        f"<style>{STYLE}</style>",
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" {size}>',
+        f"<style>{STYLE}{style}</style>",
         f'<rect {size} class="paper"/>',
         *elements,
         "</svg>",
     ]
-    path.write_text("\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"

@@ -1,4 +1,8 @@
-"""decode_step.py's step in JAX."""
+"""decode_step.py's step in JAX: with our attention, or with JAX's own of cuDNN on pages.
+
+--attention cudnn: jax._src.cudnn.fused_attention_stablehlo.paged_attention (not public), on caches
+with K and V apart; the new tokens are written by our update_kv_cache in both.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,41 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 
 
+def attend_ours(q, cache, index, scale):
+    return paged_attention(
+        q,
+        cache,
+        index["context_lens"],
+        index["block_tables"],
+        index["query_start_loc"],
+        index["num_seqs"],
+        scale,
+    )
+
+
+def attend_cudnn(q, cache, index, scale):
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    tables = index["block_tables"][:, None, :, None]
+    lens = index["context_lens"]
+    return cudnn.paged_attention(
+        q[:, None],
+        *cache,
+        jnp.ones_like(lens),
+        lens,
+        tables,
+        tables,
+        scale=scale,
+        mask_type=cudnn.MaskType.PADDING,
+    ).reshape(q.shape)
+
+
+ATTENTIONS = {"ours": attend_ours, "cudnn": attend_cudnn}
+
+
 def main() -> None:
-    sizes, steps = decode_step.parse(__doc__)
+    sizes, steps, attention = decode_step.parse(__doc__, tuple(ATTENTIONS))
+    attend = ATTENTIONS[attention]
     bf16 = lambda array: jnp.asarray(array).astype(jnp.bfloat16)  # noqa: E731
     w = {name: bf16(array) for name, array in decode_step.weights(sizes).items()}
     given = decode_step.inputs(sizes)
@@ -29,7 +66,8 @@ def main() -> None:
     angles = jnp.asarray(decode_step.angles(sizes))
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     start = bf16(decode_step.cache(sizes))
-    caches = [start + 0 for _ in range(sizes.layers)]
+    form = start if attention == "ours" else (start[:, :, 0::2], start[:, :, 1::2])
+    caches = [jax.tree.map(lambda part: part + 0, form) for _ in range(sizes.layers)]
     batch, head_dim = sizes.batch, sizes.head_dim
 
     def step(x, w, caches, cos, sin, index):
@@ -41,15 +79,7 @@ def main() -> None:
             v = (y @ w["v"]).reshape(batch, sizes.kv_heads, head_dim)
             cache = update_kv_cache(k, v, cache, index["slots"])
             updated.append(cache)
-            out = paged_attention(
-                q,
-                cache,
-                index["context_lens"],
-                index["block_tables"],
-                index["query_start_loc"],
-                index["num_seqs"],
-                head_dim**-0.5,
-            )
+            out = attend(q, cache, index, head_dim**-0.5)
             x = x + out.reshape(batch, sizes.hidden) @ w["o"]
             y = norm(x)
             x = x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"]
@@ -64,7 +94,8 @@ def main() -> None:
 
     times = decode_step.time_steps(one, lambda: jax.block_until_ready(state), steps)
     shown = np.asarray(first.astype(jnp.float32))
-    decode_step.report("jax", sizes, times, shown, device=str(jax.devices()[0]))
+    device = str(jax.devices()[0])
+    decode_step.report("jax", sizes, times, shown, attention=attention, device=device)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,12 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
 
+import bench_gpu
 import cpu
 import decode_layer
 import gpu
+from peers import cases, plots, report
+from peers.results import Measured, Results, Row, load
 from workloads import Problem, jnp_gather
 
 SIZES = {"q_heads": 4, "kv_heads": 2, "head_dim": 16, "page_size": 4}
@@ -98,3 +101,100 @@ def test_gpu_table_shows_each_competitor_or_its_error(problem, tmp_path):
 def test_gpu_stops_at_its_deadline(problem):
     measured = gpu.measure_one(gpu.COMPETITORS[0], problem, problem.make(), None, 0.0, 0.0)
     assert measured.error == "not measured: time is up"
+
+
+def recorded():
+    """A run of three cases; the figures are round numbers, of no machine."""
+    us = 1e-6
+    decode, prefill, update = (
+        next(case for case in cases.CASES if case.name == name)
+        for name in ("decode 64x4096", "prefill 4x4096", "update 8192")
+    )
+    ours = Measured("ours", 240 * us, 239 * us, 242 * us, None, 2e-3)
+    peer = Measured("paged", 252 * us, 250 * us, 255 * us, None, 2e-3)
+    missing = Measured(failed="takes decode only", unsupported=True)
+    wrong = Measured("paged", failed="wrong: differs by 0.5 of the norm; allowed is 0.01")
+    rows = [
+        Row(decode, 0, {"ours": ours, "FA3": peer, "SDPA": missing, "broken": wrong}),
+        Row(
+            prefill,
+            0,
+            {
+                "ours": Measured("ours", 900 * us, 890 * us, 950 * us, 1000 * us, 2e-3),
+                "FA3": Measured("paged", 950 * us, 940 * us, 960 * us, 1100 * us, 2e-3),
+                "SDPA": Measured("contiguous", 850 * us, 840 * us, 860 * us, 1090 * us, 2e-3),
+            },
+        ),
+        Row(update, 0, {"ours": Measured(failed="Error: a | b"), "copy": Measured("copy", us)}),
+    ]
+    found = {"FA3": {"version": "3"}, "XQA": {"missing": "ImportError: none"}}
+    ceilings = {"read": 4.5e12, "copy": 4.2e12, "product": 7.5e14, "product, sustained": 6.8e14}
+    return Results({"device": "a test"}, found, [{"ceilings": ceilings}], rows)
+
+
+def test_peers_table_says_met_missing_and_failed(tmp_path):
+    results = recorded()
+    decode, prefill, update = results.rows
+    assert decode.ratio("paged") == pytest.approx(252 / 240)
+    assert decode.verdict("paged") == "met"  # 1.04 is asked
+    assert prefill.ratio("paged") == pytest.approx(1.1)  # of sustained times
+    assert prefill.verdict("paged") == "not met"
+    assert prefill.verdict("contiguous") == "met"
+    assert update.verdict("copy") == "-"
+    page = report.page(results)
+    assert "2 of the 3 lines that ask for a ratio reach it." in page
+    assert (
+        "| FA3 | 252.0 | 240.0 | 239.0 to 242.0 | **1.05** | 1.04 | met | 4.47 TB/s (99%) |" in page
+    )
+    assert "| SDPA | 1090.0 | 1000.0 | 890.0 to 950.0 | **1.09** | 1.08 | met |" in page
+    assert "- XQA: missing: ImportError: none" in page
+    assert "- decode 64x4096: broken: wrong: differs by 0.5" in page
+    assert "takes decode only" not in page
+    assert "Error: a / b" in page  # in a cell
+    path = tmp_path / "results.json"
+    results.save(path)
+    assert load(path) == results
+    assert bench_gpu.main(["--from", str(tmp_path)]) == 0
+    assert (tmp_path / "README.md").read_text() == page
+    words, bars = chart_of(tmp_path / "ratio.svg")
+    assert "1.05 of 1.04" in words and "1.09 of 1.08, contiguous" in words
+    assert bars.count("met") == 2 and bars.count("unmet") == 3
+    root = xml.etree.ElementTree.parse(tmp_path / "roofline.svg").getroot()
+    points = [e.get("class") for e in root.iter("{http://www.w3.org/2000/svg}circle")]
+    assert sorted(points) == ["point-ours", "point-ours", "point-peer", "point-peer"]
+
+
+def test_plots_of_a_run_without_results():
+    xml.etree.ElementTree.fromstring(plots.ratios(Results({})))
+    xml.etree.ElementTree.fromstring(plots.roofline(Results({})))
+
+
+def test_cases_are_distinct_and_count_their_work():
+    names = [case.name for case in cases.CASES]
+    assert len(set(names)) == len(names)
+    for case in cases.CASES:
+        assert set(case.asked) <= set(cases.AGAINST), case.name
+        assert len(case.queries) == len(case.contexts)
+        assert case.update or all(q <= c for q, c in zip(case.queries, case.contexts, strict=True))
+    by_name = {case.name: case for case in cases.CASES}
+    assert by_name["decode 64x4096"].bytes() == 64 * 4096 * 2 * 8 * 128 * 2
+    assert by_name["decode 64x4096, window 128"].bytes() == 64 * 128 * 2 * 8 * 128 * 2
+    assert by_name["decode 64x4096"].flops() == 4 * 64 * 4096 * 32 * 128
+    assert by_name["prefill 1x1024"].flops() == 4 * 1024 * 1025 // 2 * 32 * 128
+    assert by_name["update 128"].bytes() == 2 * 128 * 2 * 8 * 128 * 2
+
+
+def test_random_cases_are_the_same_for_a_seed():
+    assert cases.random_cases(9, seed=3) == cases.random_cases(9, seed=3)
+    assert cases.random_cases(9, seed=3) != cases.random_cases(9, seed=4)
+    for case in cases.random_cases(60, seed=5):
+        assert case.q_heads % case.kv_heads == 0
+        assert all(1 <= q <= c for q, c in zip(case.queries, case.contexts, strict=True))
+
+
+def test_tracked_pages_of_peers_are_those_of_their_results(tmp_path):
+    docs = pathlib.Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
+    for saved in sorted(docs.glob("*/results.json")):
+        bench_gpu.main(["--from", str(saved.parent), "--out", str(tmp_path)])
+        for made in tmp_path.iterdir():
+            assert made.read_text() == (saved.parent / made.name).read_text(), saved

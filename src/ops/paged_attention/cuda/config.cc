@@ -103,15 +103,15 @@ int64_t PrefillSharedBytes(const Problem& problem) {
                                        : SharedBytes<PlainPrefill>(problem);
 }
 
-// Whether the kernels for Hopper take the problem's types and head_dim.
-bool Sm90Takes(const Problem& problem, const cuda::DeviceInfo& device, int64_t most_head_dim,
-               int64_t shared_bytes) {
-  if (device.Arch() != "sm_90a") return false;
-  if (!TensorCoresTake(problem)) return false;
+// Why the kernels for Hopper do not take the problem's types and head_dim; null where they do.
+const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device,
+                       int64_t most_head_dim, int64_t shared_bytes) {
+  if (device.Arch() != "sm_90a") return "not on Hopper";
+  if (!TensorCoresTake(problem)) return "dtypes";
   const int64_t dim = problem.head_dim;
-  if ((dim != 64 && dim != 128 && dim != 256) || dim > most_head_dim) return false;
+  if ((dim != 64 && dim != 128 && dim != 256) || dim > most_head_dim) return "head_dim";
   // The static part of its shared memory, rounded up to the alignment of the rest, comes on top.
-  return shared_bytes + 1024 <= device.max_shared_memory_per_block;
+  return shared_bytes + 1024 <= device.max_shared_memory_per_block ? nullptr : "shared memory";
 }
 
 int64_t PanelDims(const Problem& problem) {
@@ -165,11 +165,13 @@ int64_t DecodeSharedBytes(const Problem& problem) {
                                  : SharedBytes<Decode<2, 32>::Shared>(problem);
 }
 
-// Whether Hopper's decode kernels take the problem's types and head_dim: a row of keys fills whole
-// panels.
-bool Sm90Decodes(const Problem& problem, const cuda::DeviceInfo& device, int64_t shared_bytes) {
-  return Sm90Takes(problem, device, 128, shared_bytes) &&
-         (!IsFloat8(problem.cache_dtype) || problem.head_dim == 128);
+// As WhyNotSm90, of the decode kernels: a row of keys fills whole panels.
+const char* WhyNotSm90Decode(const Problem& problem, const cuda::DeviceInfo& device,
+                             int64_t shared_bytes) {
+  const char* why = WhyNotSm90(problem, device, 128, shared_bytes);
+  if (why != nullptr) return why;
+  const bool whole = !IsFloat8(problem.cache_dtype) || problem.head_dim == 128;
+  return whole ? nullptr : "head_dim of an fp8 cache";
 }
 
 // Rows of a tile where clusters share heads: half as many if those of a token fit.
@@ -191,7 +193,7 @@ int64_t ClusterSharedBytes(const Problem& problem) {
 // problem: it begins later, but reads with all multiprocessors.
 int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device) {
   if (problem.tokens > 8 || problem.max_seqs > sm90::kClusterSeqs) return 0;
-  if (!Sm90Decodes(problem, device, ClusterSharedBytes(problem))) return 0;
+  if (WhyNotSm90Decode(problem, device, ClusterSharedBytes(problem)) != nullptr) return 0;
   // So many that all run at once: clusters do not reach every multiprocessor.
   int64_t blocks = 8;
   while (blocks * problem.kv_heads > device.num_sms * 3 / 4) blocks /= 2;
@@ -284,6 +286,25 @@ std::vector<std::string> ScheduleDefines(const Config& config) {
   return {StrCat("SCHEDULE_THREADS=", config.schedule_threads)};
 }
 
+// Why the line of decode work has no launch of its own; null where it has.
+const char* WhyNotLine(const Problem& problem, const cuda::DeviceInfo& device) {
+  if (!IsDecode(problem) && !IsMixed(problem)) return "room for many tokens a sequence";
+  // Where its ranges cut a sequence depends on the lengths of all.
+  if (problem.batch_invariant) return "batch_invariant";
+  if (MostLineBlocks(problem) > kMaxInt / 2) return "too many keys";
+  const char* why = WhyNotSm90Decode(problem, device, DecodeSharedBytes(problem));
+  if (why != nullptr) return why;
+  if (!BoxesFit(problem, device)) return "pages that do not fit boxes";
+  return DecodeRanges(problem, device.num_sms) > 0 ? nullptr : "no room for partial results";
+}
+
+// The same of prefill items, where the line does not take everything.
+const char* WhyNotPrefill(const Problem& problem, const cuda::DeviceInfo& device) {
+  if (!HasPrefill(problem)) return "room for hardly more than decode";
+  return WhyNotSm90(problem, device, IsFloat8(problem.cache_dtype) ? 128 : 256,
+                    PrefillSharedBytes(problem));
+}
+
 }  // namespace
 
 StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device) {
@@ -308,17 +329,14 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
   }
   config.workers = config.prefill_workers = static_cast<int>(
       std::min(int64_t{config.blocks_per_sm} * device.num_sms, MostWorkers(problem)));
-  // Where its ranges cut a sequence depends on the lengths of all.
-  if ((IsDecode(problem) || IsMixed(problem)) && !problem.batch_invariant &&
-      MostLineBlocks(problem) <= kMaxInt / 2 &&
-      Sm90Decodes(problem, device, DecodeSharedBytes(problem)) && BoxesFit(problem, device)) {
+  config.why_not_line = WhyNotLine(problem, device);
+  if (config.why_not_line == nullptr) {
     config.decode_ranges = DecodeRanges(problem, device.num_sms);
-    config.decode_sm90 = config.decode_ranges > 0;
-    config.line_only = config.decode_sm90 && IsDecode(problem);
+    config.decode_sm90 = true;
+    config.line_only = IsDecode(problem);
   }
-  if (HasPrefill(problem) && !config.line_only &&
-      Sm90Takes(problem, device, IsFloat8(problem.cache_dtype) ? 128 : 256,
-                PrefillSharedBytes(problem))) {
+  config.why_not_prefill = config.line_only ? "decode takes all" : WhyNotPrefill(problem, device);
+  if (config.why_not_prefill == nullptr) {
     config.prefill_sm90 = true;
     // Tiles of fp8 are converted on their way, which the copy engine cannot do.
     config.boxes = !IsFloat8(problem.cache_dtype) && BoxesFit(problem, device);

@@ -37,6 +37,8 @@ struct Config {
   int shared_bytes = 0;       // its dynamic shared memory
   int decode_max_rows = 0;    // sequences of at most so many rows are split over their keys
   int schedule_threads = 0;
+  const char* why_not_line = nullptr;     // decode_sm90 is false; else null
+  const char* why_not_prefill = nullptr;  // prefill_sm90 is false; else null
 };
 
 // An error where the device or the problem's size is out of what the kernels can do.
@@ -78,6 +80,9 @@ struct Launches {
   std::vector<KernelLaunch> attend;
 };
 Launches MakeLaunches(const Problem& problem, const Config& config);
+
+// One line on the problem, its launches and why there are no others, for XLA_GPU_LOG=info.
+std::string Describe(const Problem& problem, const Config& config);
 
 // The boxes in which the copy engine loads keys, or values: dimensions are a panel's 64 words of 16
 // bits, tokens of a group of eight, panels of a head, groups of a page, pages.

@@ -2,12 +2,14 @@
 
 #include <utility>
 
+#include "src/core/log.h"
 #include "src/ops/paged_attention/cuda/prefill_sm90_shared.cuh"
 
 namespace xla_gpu::paged_attention {
 
 StatusOr<Attention> Attention::Load(const Problem& problem, const Config& config,
                                     int device_ordinal) {
+  if (LogsInfo()) LogInfo(Describe(problem, config));
   Attention attention;
   attention.params_ = PlanParams(problem, config);
   for (const auto& [spec, launch] : MakeLaunches(problem, config).attend) {

@@ -1,0 +1,42 @@
+// What XLA_GPU_LOG=info says of a plan.
+#include <string>
+
+#include "src/core/strings.h"
+#include "src/ops/paged_attention/cuda/config.h"
+
+namespace xla_gpu::paged_attention {
+namespace {
+
+// "decode_sm90.cu, 132 blocks of 288 threads, 197 KiB".
+std::string DescribeLaunch(const KernelLaunch& launch) {
+  const std::string& source = launch.spec.source;
+  const uint32_t shared = launch.config.dynamic_shared_bytes;
+  return StrCat(source.substr(source.rfind('/') + 1), ", ", launch.config.grid[0], " blocks of ",
+                launch.config.block[0], " threads",
+                shared > 0 ? StrCat(", ", (shared + 1023) / 1024, " KiB") : "");
+}
+
+}  // namespace
+
+std::string Describe(const Problem& problem, const Config& config) {
+  std::string text =
+      StrCat("paged_attention of ", InfoOf(problem.query_dtype).name, "[", problem.tokens, ",",
+             problem.q_heads, ",", problem.head_dim, "], ", InfoOf(problem.cache_dtype).name,
+             " cache of ", problem.kv_heads, " kv heads, pages of ", problem.page_size,
+             ", room for ", problem.max_seqs, " sequences of ", problem.max_context(), " keys: ");
+  const Launches launches = MakeLaunches(problem, config);
+  if (config.decode_cluster == 0) text += DescribeLaunch(launches.schedule) + "; ";
+  for (const KernelLaunch& launch : launches.attend) text += DescribeLaunch(launch) + "; ";
+  if (config.decode_cluster > 0) {
+    text += StrCat("clusters of ", config.decode_cluster, " share a head");
+  } else if (config.decode_sm90) {
+    text += StrCat(config.decode_ranges, " ranges of decode work");
+  } else {
+    text += StrCat("no decode launch: ", config.why_not_line);
+  }
+  if (!config.prefill_sm90) return StrCat(text, "; no prefill launch: ", config.why_not_prefill);
+  if (!config.boxes) text += "; keys by 16 bytes, not by boxes";
+  return text;
+}
+
+}  // namespace xla_gpu::paged_attention
