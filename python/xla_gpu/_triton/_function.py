@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from xla_gpu import _kernel, _ops
+from xla_gpu import _kernel, _kernels, _ops
 from xla_gpu._errors import InvalidArgumentError
 from xla_gpu._ops import AttrValue, TensorSpec
 from xla_gpu._triton import _compile, _device
@@ -304,6 +304,9 @@ class TritonFunction:
         }
         arguments = [n for n in self.inputs if isinstance(parameters[n], Pointer)]
         types = {n: p.type for n, p in parameters.items() if isinstance(p, Scalar)}
+        host = self.members.get("implementations", {})
+        specs = {called[n]: values[n] for n in arguments}
+        scalars = {called[n]: values[n] for n in attributes}
         return {
             **self.members,
             "doc": f"{self.members['doc']}\n\n{_told(parameters, image)}".strip(),
@@ -321,7 +324,10 @@ class TritonFunction:
                 for n in attributes
             ],
             "workspace": needs_scratch,
-            "implementations": {**self.members.get("implementations", {}), "CUDA": cuda},
+            "implementations": {
+                **_kernels.instances(self.name, host, specs, scalars),
+                "CUDA": cuda,
+            },
         }
 
 
