@@ -164,6 +164,8 @@ def external_kernel(
         code |= {"api_version": api_version, "opaque": opaque}
     else:
         code["returns_error"] = returns_error
+    if parameters is not None:  # the function's: a host twin of another kind has its own
+        code["parameters"] = list(parameters)
     platforms = [platform] if isinstance(platform, str) else list(platform)
     for one in platforms:
         if one not in ("CUDA", "Host"):
@@ -179,7 +181,7 @@ def external_kernel(
         outputs=outputs,
         in_place=in_place,
         scalars=scalars,
-        parameters=parameters,
+        parameters=None,
         workspace=workspace,
         rules={"vmap": vmap, "gradient": gradient, "sharding": sharding},
         doc=doc,
@@ -195,8 +197,8 @@ def _tvm_function(name: str | None, function: Any) -> tuple[str, dict[str, Any]]
     address = 0 if function is None else int(function.__chandle__())
     if address == 0:
         raise InvalidArgumentError(
-            f"external_kernel: the {kind} holds no function that runs here; CuTe DSL's do not where "
-            "they were compiled for another GPU"
+            f"external_kernel: the {kind} holds no function that runs here; was it compiled for "
+            "another GPU?"
         )
     _handlers.keep(function)
     return name or "tvm_ffi_function", {"address": address}

@@ -145,8 +145,8 @@ def _scalar(
     )
 
 
-def host_of(name: str, host: Any) -> dict[str, Any]:
-    """The Host implementation that `host` is: a kernel that has one, or C++ source."""
+def host_of(name: str, host: Any, entry: str | None = None) -> dict[str, Any]:
+    """The Host implementation that `host` is: a kernel that has one, or C++ source of the entry."""
     if isinstance(host, Kernel):
         made = host._definition["implementations"].get("Host")
         if made is None:
@@ -155,7 +155,7 @@ def host_of(name: str, host: Any) -> dict[str, Any]:
             )
         return dict(made)
     if isinstance(host, str | os.PathLike):
-        return host_source(name, host, name)
+        return host_source(name, host, entry or name)
     raise InvalidArgumentError(
         f"{name}: host is {type(host).__name__}; it must be an xla_gpu.host_kernel, or C++ source"
     )
@@ -230,8 +230,8 @@ def cuda_kernel(
       defines: macros by name; None for one without a value.
       cluster: blocks of a cluster.
       name: the custom call's target; the entry's name if not given.
-      host: for CPUs: C++ source of a function of the kernel's name and parameters, or a kernel of
-        `host_kernel` with these.
+      host: for CPUs, with the same parameters: C++ source that has a function of the same entry, or
+        a kernel of `host_kernel`.
       capture: whether XLA may replay the launch in command buffers.
       vmap: "sequential" (a loop), "expand_dims" (arguments that are not batched get a first
         dimension of 1) or "broadcast_all"; None refuses.
@@ -261,7 +261,7 @@ def cuda_kernel(
     }
     return make(
         name,
-        _with_host(name, {**cuda, **_cluster(cluster)}, host),
+        _with_host(name, {**cuda, **_cluster(cluster)}, host, entry),
         outputs=outputs,
         in_place=in_place,
         scalars=scalars,
@@ -275,8 +275,10 @@ def cuda_kernel(
     )
 
 
-def _with_host(name: str, cuda: Mapping[str, Any], host: Any) -> dict[str, Any]:
-    return {"CUDA": cuda} if host is None else {"CUDA": cuda, "Host": host_of(name, host)}
+def _with_host(
+    name: str, cuda: Mapping[str, Any], host: Any, entry: str | None = None
+) -> dict[str, Any]:
+    return {"CUDA": cuda} if host is None else {"CUDA": cuda, "Host": host_of(name, host, entry)}
 
 
 def _cluster(cluster: tuple[int, int, int] | None) -> dict[str, Any]:
