@@ -43,7 +43,7 @@ def in_jax() -> None:
     wanted = jax.grad(lambda x, y: ((2 * x + y) ** 2).sum(), argnums=(0, 1))(x, y)
     for got, want in zip(gradients, wanted):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-    print("ok: JAX on", jax.default_backend())
+    print(f"ok on {jax.default_backend()}: JAX")
 
 
 def in_torch() -> None:
@@ -56,7 +56,7 @@ def in_torch() -> None:
     torch.testing.assert_close(out, 2 * x + y)
     out.sum().backward()
     torch.testing.assert_close(x.grad, torch.full_like(x, 2.0))
-    print("ok: torch on", device)
+    print(f"ok on {device}: torch")
 
 
 if __name__ == "__main__":
