@@ -361,6 +361,14 @@ WRONG = {
         called(X, Y.astype(jnp.bfloat16), alpha=1.0),
         r"saxpy: y is bf16\[2,3\]",
     ),
+    "two dtypes for one type": (
+        lambda: xla_gpu.host_kernel(
+            "template <typename T> void add(const T* x, const T* y, T* out) { out[0] = x[0]; }",
+            "add<float>",
+            outputs={"out": "x"},
+        )(X, Y.astype(jnp.bfloat16)),
+        r"add: x is f32\[2,3\] but y is bf16\[2,3\]; the source text has pointers to one type",
+    ),
     "an argument is None": (
         called(X, None, alpha=1.0),
         "saxpy: y is None; it must be an array",
