@@ -29,8 +29,8 @@ cublasStatus_t Open(Handle& handle) {
 
 // a is [m, k], or with a_transposed [k, m]; b is [k, n], or [n, k]. Gives cuBLAS's status.
 extern "C" int gemm(cudaStream_t stream, const float* a, const float* b, float* out,
-                    void* workspace, size_t workspace_bytes, int m, int n, int k,
-                    bool a_transposed, bool b_transposed) {
+                    void* workspace, size_t workspace_bytes, int m, int n, int k, bool a_transposed,
+                    bool b_transposed) {
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess || device >= kMaxDevices) {
     return CUBLAS_STATUS_NOT_INITIALIZED;

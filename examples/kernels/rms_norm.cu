@@ -1,5 +1,6 @@
 // RMSNorm(x + residual) and its gradients in f32 and bf16; rms_norm.py calls them.
-//   residual += x,  inverse = 1 / sqrt(mean(residual^2) + epsilon),  out = residual * inverse * weight
+//   residual += x,  inverse = 1 / sqrt(mean(residual^2) + epsilon),  out = residual * inverse *
+//   weight
 // Sums are of f32, in one order for each shape: results are the same bits in each run.
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
@@ -61,7 +62,8 @@ __global__ void rms_norm(const T* x, T* residual, const T* weight, T* out, float
   if (threadIdx.x == 0) inverse[row] = scale;
 }
 
-// One block a row. What x and residual share: d_h + inverse (g - h inverse^2 mean(g h)), g = d_out w.
+// One block a row. What x and residual share: d_h + inverse (g - h inverse^2 mean(g h)), g = d_out
+// w.
 template <typename T, int N>
 __global__ void rms_norm_dx(const T* h, const T* weight, const float* inverse, const T* d_out,
                             const T* d_h, T* dx, long rows, int cols) {
