@@ -3,6 +3,7 @@
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 
+#include <memory>
 #include <mutex>
 
 namespace {
@@ -39,9 +40,11 @@ extern "C" int gemm(cudaStream_t stream, const float* a, const float* b, float* 
   const std::lock_guard lock(handle.mutex);
   cublasStatus_t status = Open(handle);
   if (status == CUBLAS_STATUS_SUCCESS) status = cublasSetStream(handle.cublas, stream);
-  // Of the call: cuBLAS's own may not be shared by graphs that run at the same time.
+  // Of the call: cuBLAS's own may not be shared by graphs that run at the same time. It wants a
+  // multiple of 256, and XLA's addresses are multiples of 128.
+  void* aligned = std::align(256, workspace_bytes - 256, workspace, workspace_bytes);
   if (status == CUBLAS_STATUS_SUCCESS) {
-    status = cublasSetWorkspace(handle.cublas, workspace, workspace_bytes);
+    status = cublasSetWorkspace(handle.cublas, aligned, workspace_bytes);
   }
   if (status != CUBLAS_STATUS_SUCCESS) return status;
   // To cuBLAS, whose matrices are column-major, a row-major one is its transpose: out' = b' a'.

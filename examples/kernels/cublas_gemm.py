@@ -5,7 +5,6 @@ import itertools
 import os
 import pathlib
 import subprocess
-import sys
 import sysconfig
 import tempfile
 
@@ -13,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xla_gpu
+from _require import stop
 
 SOURCE = pathlib.Path(__file__).with_suffix(".cc")
 WORKSPACE = 32 << 20  # bytes, what cuBLAS asks for on Hopper
@@ -39,7 +39,7 @@ def cuda():
     for include, lib in ((pip / "include", pip / "lib"), (toolkit / "include", toolkit / "lib64")):
         if all((include / name).is_file() for name in ("cublas_v2.h", "cuda_runtime_api.h")):
             return include, lib
-    sys.exit("cublas_v2.h is neither in nvidia/cu13 nor in $CUDA_HOME: pip install nvidia-cublas")
+    return stop("cublas_v2.h is neither pip's nor in $CUDA_HOME: pip install nvidia-cublas")
 
 
 def build(folder):

@@ -91,8 +91,8 @@ def test_the_launcher_of_cublas_is_right_c(example):
     gemm = example("cublas_gemm")
     try:
         include, _ = gemm.cuda()
-    except SystemExit as reason:
-        pytest.skip(str(reason))
+    except SystemExit:
+        pytest.skip("CUDA's headers are not here")
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{include}"]
     subprocess.run(["c++", *flags, gemm.SOURCE], check=True)
 
