@@ -5,19 +5,27 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xla_gpu import _handlers
 from xla_gpu._errors import InvalidArgumentError
 from xla_gpu._kernel import Kernel
-from xla_gpu._kernels import Source, arguments_of, host_of, make, platforms_of, read
+from xla_gpu._kernels import (
+    Entry,
+    Source,
+    arguments_of,
+    host_of,
+    host_source,
+    make,
+    name_of,
+    platforms_of,
+)
 
 
 def host_kernel(
     source: Source | Any,
-    entry: str | None = None,
+    entry: str | Callable[..., str] | None = None,
     *,
     outputs: Mapping[str, Any] | None = None,
     in_place: Sequence[str] = (),
@@ -38,7 +46,8 @@ def host_kernel(
       source: C++ text or the path of a file, compiled by the system's compiler ($CXX, else c++);
         or a C function: "path/to/lib.so:symbol", (path, symbol), an address, a ctypes function, a
         numba cfunc.
-      entry: of a source, the function's name, or a template's instance ("scale<float>").
+      entry: of a source, the function's name, or a template's instance ("scale<float>"), which may
+        be a function of arguments; `name` is then the template's.
       arguments: of a C function, which tells nothing of itself: names, or {"name", "dtypes"}.
       outputs, in_place, scalars, parameters, workspace, name, vmap, gradient, sharding, doc: as of
         `cuda_kernel`. A C function takes arguments, outputs and scalars in this order unless
@@ -54,15 +63,10 @@ def host_kernel(
     """
     host: dict[str, Any]
     if entry is not None:
-        name = name or re.sub(r"<.*", "", entry, flags=re.DOTALL).split("::")[-1].strip()
-        text, file = read(name, source)
-        host = {
-            "kind": "host_source",
-            "text": text,
-            "file": file or f"{name}.cc",
-            "entry": entry,
-            "options": list(options),
-        }
+        if not isinstance(entry, str):
+            entry = Entry("host_kernel", name, entry)
+        name = name or name_of(entry)
+        host = host_source(name, source, entry, options)
     else:
         name, host = _function(name, source)
     return make(
@@ -151,7 +155,7 @@ def external_kernel(
       InvalidArgumentError (a ValueError): for a description that cannot be.
       NotFoundError: no such library or symbol (when a call is compiled).
     """
-    is_tvm = hasattr(function, "__chandle__")
+    is_tvm = hasattr(function, "__chandle__") or hasattr(function, "__tvm_ffi_object__")
     convention = convention or ("tvm_ffi" if is_tvm else "legacy" if api_version else "c")
     if convention not in ("tvm_ffi", "c", "legacy"):
         raise InvalidArgumentError(
@@ -169,6 +173,8 @@ def external_kernel(
         code |= {"api_version": api_version, "opaque": opaque}
     else:
         code["returns_error"] = returns_error
+    if parameters is not None:  # the function's: a host twin of another kind has its own
+        code["parameters"] = list(parameters)
     implementations: dict[str, Any] = dict.fromkeys(platforms_of(name, platform), code)
     if host is not None:
         implementations["Host"] = host_of(name, host)
@@ -178,7 +184,7 @@ def external_kernel(
         outputs=outputs,
         in_place=in_place,
         scalars=scalars,
-        parameters=parameters,
+        parameters=None,
         workspace=workspace,
         rules={"vmap": vmap, "gradient": gradient, "sharding": sharding},
         doc=doc,
@@ -188,8 +194,17 @@ def external_kernel(
 
 
 def _tvm_function(name: str | None, function: Any) -> tuple[str, dict[str, Any]]:
+    kind = type(function).__name__
+    if hasattr(function, "__tvm_ffi_object__"):  # what holds one, as CuTe DSL's do
+        function = function.__tvm_ffi_object__()
+    address = 0 if function is None else int(function.__chandle__())
+    if address == 0:
+        raise InvalidArgumentError(
+            f"external_kernel: the {kind} holds no function that runs here; was it compiled for "
+            "another GPU?"
+        )
     _handlers.keep(function)
-    return name or "tvm_ffi_function", {"address": int(function.__chandle__())}
+    return name or "tvm_ffi_function", {"address": address}
 
 
 def _libtvm_ffi() -> str:

@@ -28,6 +28,37 @@ def read(name: str, source: Source) -> tuple[str, str]:
     return source, ""
 
 
+class Entry(str):
+    """The name of a template of which a function of a call's arguments says the instance."""
+
+    instance: Callable[..., str]
+
+    def __new__(cls, function: str, name: str | None, instance: Callable[..., str]) -> Entry:
+        if name is None:
+            raise InvalidArgumentError(
+                f"{function}: name is None; a kernel whose entry is a function of arguments needs "
+                "one, that of the template"
+            )
+        made = super().__new__(cls, name)
+        made.instance = instance
+        return made
+
+
+def instances(
+    name: str,
+    implementations: Mapping[str, Mapping[str, Any]],
+    specs: _kernel.Specs,
+    scalars: _kernel.Scalars,
+) -> dict[str, Mapping[str, Any]]:
+    """The implementations with the entries that a call of these arguments has."""
+    made = dict(implementations)
+    for platform, code in implementations.items():
+        if isinstance(entry := code.get("entry"), Entry):
+            chosen = _kernel.call_with(name, specs, scalars, entry.instance, "entry")
+            made[platform] = {**code, "entry": chosen}
+    return made
+
+
 def make(
     name: str,
     implementations: Mapping[str, Mapping[str, Any]],
@@ -39,13 +70,11 @@ def make(
     workspace: Any,
     rules: Mapping[str, Any],
     launch: Mapping[str, Any] | None = None,
-    entry: Callable[..., str] | None = None,
     **members: Any,
 ) -> Kernel:
     """The kernel of these implementations; `members` are the definition's, None for absent ones.
 
-    `parameters` are those of each implementation but a Host's of its own (`host_of`). `entry` names
-    that of CUDA for a call's arguments.
+    `parameters` are those of each implementation but a Host's of its own (`host_of`).
     """
     code = {platform: dict(made) for platform, made in implementations.items()}
     if parameters is not None:
@@ -74,9 +103,10 @@ def make(
         **{key: value for key, value in members.items() if value is not None},
     }
 
+    has_instances = any(isinstance(made.get("entry"), Entry) for made in code.values())
+
     def variant(specs: _kernel.Specs, scalars: _kernel.Scalars) -> Mapping[str, Any]:
-        chosen = _kernel.call_with(name, specs, scalars, entry, "entry")
-        return {"implementations": {**code, "CUDA": {**code["CUDA"], "entry": chosen}}}
+        return {"implementations": instances(name, code, specs, scalars)}
 
     return Kernel(
         definition,
@@ -84,7 +114,7 @@ def make(
         launch=launch,
         derived=derived,
         workspace=0 if workspace is None else workspace,
-        variant=None if entry is None else variant,
+        variant=variant if has_instances else None,
         **rules,
     )
 
@@ -115,8 +145,8 @@ def _scalar(
     )
 
 
-def host_of(name: str, host: Any) -> dict[str, Any]:
-    """The Host implementation that `host` is: C++ source, or a kernel that has one."""
+def host_of(name: str, host: Any, entry: str | None = None) -> dict[str, Any]:
+    """The Host implementation that `host` is: a kernel that has one, or C++ source of the entry."""
     if isinstance(host, Kernel):
         made = host._definition["implementations"].get("Host")
         if made is None:
@@ -124,9 +154,25 @@ def host_of(name: str, host: Any) -> dict[str, Any]:
                 f"{name}: host is {host!r}, which has no Host implementation"
             )
         return dict(made)
+    if isinstance(host, str | os.PathLike):
+        return host_source(name, host, entry or name)
     raise InvalidArgumentError(
-        f"{name}: host is {type(host).__name__}; it must be an xla_gpu.host_kernel"
+        f"{name}: host is {type(host).__name__}; it must be an xla_gpu.host_kernel, or C++ source"
     )
+
+
+def host_source(
+    name: str, source: Source, entry: str, options: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The members of an implementation of C++ source."""
+    text, file = read(name, source)
+    return {
+        "kind": "host_source",
+        "text": text,
+        "file": file or f"{name}.cc",
+        "entry": entry,
+        "options": list(options),
+    }
 
 
 def cuda_kernel(
@@ -184,7 +230,8 @@ def cuda_kernel(
       defines: macros by name; None for one without a value.
       cluster: blocks of a cluster.
       name: the custom call's target; the entry's name if not given.
-      host: a kernel of `host_kernel` with the same parameters, for CPUs.
+      host: for CPUs, with the same parameters: C++ source that has a function of the same entry, or
+        a kernel of `host_kernel`.
       capture: whether XLA may replay the launch in command buffers.
       vmap: "sequential" (a loop), "expand_dims" (arguments that are not batched get a first
         dimension of 1) or "broadcast_all"; None refuses.
@@ -199,12 +246,9 @@ def cuda_kernel(
       InvalidArgumentError (a ValueError): for a description that does not fit the source.
       NotFoundError: no such file.
     """
-    base = entry if isinstance(entry, str) else None
-    if base is None and name is None:
-        raise InvalidArgumentError(
-            "cuda_kernel: name is None; a kernel whose entry is a function of arguments needs one"
-        )
-    name = name or re.sub(r"<.*", "", str(base), flags=re.DOTALL).split("::")[-1].strip()
+    if not isinstance(entry, str):
+        entry = Entry("cuda_kernel", name, entry)
+    name = name or name_of(entry)
     text, file = read(name, source)
     flags = [f"-I{os.fspath(folder)}" for folder in include_dirs]
     flags += [f"-D{k}" if v is None else f"-D{k}={v}" for k, v in (defines or {}).items()]
@@ -212,12 +256,12 @@ def cuda_kernel(
         "kind": "cuda_source",
         "text": text,
         "file": file or f"{name}.cu",
-        "entry": base or name,
+        "entry": entry,
         "options": [*flags, *options],
     }
     return make(
         name,
-        _with_host(name, {**cuda, **_cluster(cluster)}, host),
+        _with_host(name, {**cuda, **_cluster(cluster)}, host, entry),
         outputs=outputs,
         in_place=in_place,
         scalars=scalars,
@@ -225,19 +269,25 @@ def cuda_kernel(
         workspace=workspace,
         rules={"vmap": vmap, "gradient": gradient, "sharding": sharding},
         launch={"grid": grid, "block": block, "shared_memory": shared_memory},
-        entry=None if isinstance(entry, str) else entry,
         doc=doc,
         capture=capture,
         arguments=arguments_of(arguments),
     )
 
 
-def _with_host(name: str, cuda: Mapping[str, Any], host: Any) -> dict[str, Any]:
-    return {"CUDA": cuda} if host is None else {"CUDA": cuda, "Host": host_of(name, host)}
+def _with_host(
+    name: str, cuda: Mapping[str, Any], host: Any, entry: str | None = None
+) -> dict[str, Any]:
+    return {"CUDA": cuda} if host is None else {"CUDA": cuda, "Host": host_of(name, host, entry)}
 
 
 def _cluster(cluster: tuple[int, int, int] | None) -> dict[str, Any]:
     return {} if cluster is None else {"cluster": list(cluster)}
+
+
+def name_of(entry: str) -> str:
+    """A kernel's name without namespaces and template arguments."""
+    return re.sub(r"<.*", "", entry, flags=re.DOTALL).split("::")[-1].strip()
 
 
 def arguments_of(given: Sequence[Any] | None) -> list[Any] | None:

@@ -98,6 +98,49 @@ def test_a_template_updates_in_place(dtype, ctype):
     np.testing.assert_array_equal(donated(x + 0), 3 * x)
 
 
+def test_arguments_choose_an_instance():
+    kernel = xla_gpu.host_kernel(
+        SOURCE,
+        lambda x: f"scale<{'float' if x.dtype == 'f32' else 'signed char'}>",
+        name="scale",
+        in_place=["x"],
+        scalars={"n": size},
+    )
+    for dtype in ("float32", "int8"):
+        x = jnp.arange(5).astype(dtype)
+        np.testing.assert_array_equal(kernel(x, by=2.0), 2 * x)
+
+
+def cuda_scale(host, entry="scale<float>"):
+    text = "template <typename T> __global__ void scale(T* x, double by, long n) {}"
+    return xla_gpu.cuda_kernel(
+        text,
+        entry,
+        name="scale",
+        grid=1,
+        block=1,
+        in_place=["x"],
+        scalars={"n": size},
+        host=host,
+    )
+
+
+def test_the_host_twin_is_source_of_the_same_entry():
+    x = jnp.arange(5.0)
+    np.testing.assert_array_equal(cuda_scale(SOURCE)(x, by=2.0), 2 * x)
+
+
+def test_the_host_twin_has_an_instance_of_its_own():
+    def entry(x):
+        return f"scale<{'float' if x.dtype == 'f32' else 'int'}>"
+
+    twin = xla_gpu.host_kernel(SOURCE, entry, name="scale", in_place=["x"], scalars={"n": size})
+    for kernel in (cuda_scale(twin, entry), cuda_scale(twin)):
+        for dtype in ("float32", "int32"):
+            x = jnp.arange(5).astype(dtype)
+            np.testing.assert_array_equal(kernel(x, by=2.0), 2 * x)
+
+
 def rms(**change):
     return xla_gpu.host_kernel(
         SOURCE,
@@ -306,7 +349,8 @@ WRONG = {
         made(arguments=["x"], parameters=["x", "out", {"value": 0.5, "type": "i32"}]),
         "must be a i32",
     ),
-    "host": (cuda(host="source"), "host is str; it must be an xla_gpu.host_kernel"),
+    "host": (cuda(host=3), "host is int; it must be an xla_gpu.host_kernel, or C"),
+    "host without the kernel": (cuda(host="void g() {}"), "declares no function 'f'"),
     "name of an op": (made(name="paged_attention"), "this library has an op of this name"),
     "name of two lines": (made(name="a\nb"), "name is"),
     "entry by a function without a name": (cuda(entry=lambda x: "f"), "name is None"),
@@ -343,6 +387,14 @@ WRONG = {
     "dtype of the second": (
         called(X, Y.astype(jnp.bfloat16), alpha=1.0),
         r"saxpy: y is bf16\[2,3\]",
+    ),
+    "two dtypes for one type": (
+        lambda: xla_gpu.host_kernel(
+            "template <typename T> void add(const T* x, const T* y, T* out) { out[0] = x[0]; }",
+            "add<float>",
+            outputs={"out": "x"},
+        )(X, Y.astype(jnp.bfloat16)),
+        r"add: x is f32\[2,3\] but y is bf16\[2,3\]; the source text has pointers to one type",
     ),
     "an argument is None": (
         called(X, None, alpha=1.0),

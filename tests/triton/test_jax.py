@@ -1,6 +1,7 @@
 """Triton's kernels in JAX programs: run on the CPU by a Host implementation, lowered for a GPU."""
 
 import importlib.util
+import warnings
 
 import pytest
 
@@ -65,6 +66,38 @@ def test_calls_of_every_form(add):
     assert not add._sites.keys() & {None}
     with pytest.raises(xla_gpu.InvalidArgumentError, match="n is missing"):
         add(x, y)
+
+
+def test_without_a_gpu_it_needs_no_arch():
+    """What is tuned on a GPU is not asked for, either."""
+    kernel = xla_gpu.triton_kernel(
+        kernels.tuned, name="add", grid=blocks, outputs={"out": "x"}, host=HOST
+    )
+    x = jnp.arange(100.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert (jax.jit(lambda x: kernel(x, x, 100))(x) == 2 * x).all()
+
+
+def test_the_host_twin_has_an_instance_for_the_arguments():
+    source = """
+    template <typename T>
+    void any_add(const T* x, const T* y, T* out, int n) {
+      for (int i = 0; i < n; ++i) out[i] = x[i] + y[i];
+    }
+    """
+    twin = xla_gpu.host_kernel(
+        source,
+        lambda x, n: f"any_add<{'float' if x.dtype == 'f32' else 'int'}>",
+        name="any_add",
+        outputs={"out": "x"},
+    )
+    kernel = xla_gpu.triton_kernel(
+        kernels.add, grid=blocks, outputs={"out": "x"}, constexprs={"BLOCK": 128}, host=twin
+    )
+    for dtype in ("float32", "int32"):
+        x = jnp.arange(100).astype(dtype)
+        assert (kernel(x, x, 100) == 2 * x).all()
 
 
 def test_without_one_it_says_so():

@@ -44,6 +44,47 @@ def softmax(x):
     return jax.nn.softmax(x, axis=-1)
 
 
+class Holder:
+    """As CuTe DSL's compiled functions are, which hold none where they are for another GPU."""
+
+    def __init__(self, function):
+        self.__tvm_ffi_object__ = lambda: function
+
+
+def test_what_holds_a_function():
+    def twice(x, anchor, y):  # an argument again, as TileLang's want one
+        np.from_dlpack(y)[...] = 2 * np.from_dlpack(x) + 0 * np.from_dlpack(anchor)
+
+    kernel = xla_gpu.external_kernel(
+        Holder(tvm_ffi.convert(twice)),
+        name="held",
+        arguments=["x"],
+        outputs={"y": "x"},
+        parameters=["x", "x", "y"],
+        platform="Host",
+    )
+    gc.collect()
+    np.testing.assert_array_equal(jax.jit(kernel)(X), 2 * X)
+    with pytest.raises(
+        xla_gpu.InvalidArgumentError, match="the Holder holds no function .* for another GPU"
+    ):
+        xla_gpu.external_kernel(Holder(None), arguments=["x"], outputs={"y": "x"})
+
+
+def test_a_host_twin_has_parameters_of_its_own():
+    """The function's are in another order, with what only launchers are given."""
+    kernel = xla_gpu.external_kernel(
+        "none.so:negate",
+        arguments=["x"],
+        outputs={"out": "x"},
+        scalars={"n": ("i64", lambda x: x.size)},
+        parameters=["stream", "n", "out", "x"],
+        host="void negate(const float* x, float* out, long n) {"
+        "  for (long i = 0; i < n; ++i) out[i] = -x[i]; }",
+    )
+    np.testing.assert_array_equal(jax.jit(kernel)(X), -X)
+
+
 # ---- Results that the caller allocates ----
 
 

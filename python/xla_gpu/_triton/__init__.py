@@ -58,7 +58,8 @@ def triton_kernel(
         call may say others.
       scalars: by name numbers that calls need not give: a default, or a function.
       num_warps, num_stages, num_ctas, options: Triton's; `options` by name ("maxnreg", ...).
-      arch: the GPU to compile for ("sm_90"); by default this machine's.
+      arch: the GPU to compile for ("sm_90"); by default this machine's, and without one, where
+        there is a `host` to run, sm_90.
       name: the custom call's target; the function's name if not given.
       host, capture, vmap, gradient, sharding, doc: as of `cuda_kernel`.
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from xla_gpu import _kernel, _ops
+from xla_gpu import _kernel, _kernels, _ops
 from xla_gpu._errors import InvalidArgumentError
 from xla_gpu._ops import AttrValue, TensorSpec
 from xla_gpu._triton import _compile, _device
@@ -22,6 +22,8 @@ from xla_gpu._triton._compile import Constant, Image, Pointer, Scalar
 from xla_gpu._triton._decorators import Configuration, Decorated
 from xla_gpu._triton._meta import ask, is_function
 
+# What is compiled for where there is no GPU, and the Host implementation runs.
+HOST_ARCH = 90
 # Calls have 32 attributes at most, a third of which the library needs.
 MAX_SCALARS = 16
 # Names that calls use for something else; a parameter of such a name gets a longer one.
@@ -142,13 +144,18 @@ class TritonFunction:
           UnimplementedError: for what Triton offers and this does not.
         """
         given = self._complete(values)
-        arch = self._arch if self._arch is not None else self._device_arch
+        runs_on_host = self._arch is None and self._has_host and _device.find() is None
+        arch = self._arch or (HOST_ARCH if runs_on_host else self._device_arch)
         self._decorated.check_globals()
         configurations = self._decorated.configurations(given, self._options)
         chosen = 0
-        if len(configurations) > 1:
+        if len(configurations) > 1 and not runs_on_host:
             chosen = self._choose(configurations, arch, unaligned)
         return self._variant(configurations[chosen], arch, unaligned)
+
+    @property
+    def _has_host(self) -> bool:
+        return "Host" in self.members.get("implementations", {})
 
     @property
     def _device_arch(self) -> int:
@@ -304,6 +311,9 @@ class TritonFunction:
         }
         arguments = [n for n in self.inputs if isinstance(parameters[n], Pointer)]
         types = {n: p.type for n, p in parameters.items() if isinstance(p, Scalar)}
+        host = self.members.get("implementations", {})
+        specs = {called[n]: values[n] for n in arguments}
+        scalars = {called[n]: values[n] for n in attributes}
         return {
             **self.members,
             "doc": f"{self.members['doc']}\n\n{_told(parameters, image)}".strip(),
@@ -321,7 +331,10 @@ class TritonFunction:
                 for n in attributes
             ],
             "workspace": needs_scratch,
-            "implementations": {**self.members.get("implementations", {}), "CUDA": cuda},
+            "implementations": {
+                **_kernels.instances(self.name, host, specs, scalars),
+                "CUDA": cuda,
+            },
         }
 
 

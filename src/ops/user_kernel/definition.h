@@ -92,6 +92,8 @@ struct Parameter {
   bool aligned = false;      // an address that must be a multiple of kAlignment
   // Of an address, the elements that the source text declares there; kInvalid: any.
   DType points_to = DType::kInvalid;
+  // Of an address, the position of an earlier one to elements of the same type of a template's.
+  std::optional<size_t> points_as = {};
 };
 
 struct Scalar {

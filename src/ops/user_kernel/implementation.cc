@@ -283,6 +283,11 @@ StatusOr<std::vector<Parameter>> ReadParameters(const Definition& definition, Pl
     for (const DeclaredParameter& one : declared) {
       XLA_GPU_ASSIGN_OR_RETURN(Parameter parameter, Named(definition, "a parameter", one.name));
       if (one.is_pointer) parameter.points_to = one.type;
+      if (!one.type_parameter.empty()) {
+        const auto first =
+            std::ranges::find(declared, one.type_parameter, &DeclaredParameter::type_parameter);
+        parameter.points_as = static_cast<size_t>(first - declared.begin());
+      }
       parameters.push_back(parameter);
     }
   } else {

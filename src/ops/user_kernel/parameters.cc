@@ -69,18 +69,33 @@ Status CheckScalars(const Definition& definition, const Attributes& attributes) 
 Status CheckParameters(const Definition& definition, const Implementation& implementation,
                        std::span<const TensorView* const> args,
                        std::span<const TensorSpec> results) {
-  for (const Parameter& parameter : implementation.parameters) {
+  // Of an address; kInvalid if there is no array for it.
+  const auto dtype_of = [&](const Parameter& parameter) {
+    if (parameter.kind == Parameter::Kind::kResult) return results[parameter.index].dtype;
+    const bool is_given =
+        parameter.kind == Parameter::Kind::kArgument && args[parameter.index] != nullptr;
+    return is_given ? args[parameter.index]->dtype : DType::kInvalid;
+  };
+  const auto told = [&](const Parameter& parameter) {
     const bool is_result = parameter.kind == Parameter::Kind::kResult;
-    if (is_result || parameter.kind == Parameter::Kind::kArgument) {
-      const TensorView* arg = is_result ? nullptr : args[parameter.index];
-      if (!is_result && arg == nullptr) continue;
-      const TensorSpec type = is_result ? results[parameter.index] : arg->spec();
-      if (PointsTo(parameter.points_to, type.dtype)) continue;
-      return InvalidArgument(definition.name, ": ",
-                             is_result ? definition.results[parameter.index].name
-                                       : definition.arguments[parameter.index].name,
-                             " is ", type.ToString(), ", but the source text has a pointer to ",
-                             DTypeName(parameter.points_to));
+    return is_result ? StrCat(definition.results[parameter.index].name, " is ",
+                              results[parameter.index].ToString())
+                     : StrCat(definition.arguments[parameter.index].name, " is ",
+                              args[parameter.index]->ToString());
+  };
+  for (const Parameter& parameter : implementation.parameters) {
+    if (const DType dtype = dtype_of(parameter); dtype != DType::kInvalid) {
+      if (!PointsTo(parameter.points_to, dtype)) {
+        return InvalidArgument(definition.name, ": ", told(parameter),
+                               ", but the source text has a pointer to ",
+                               DTypeName(parameter.points_to));
+      }
+      if (!parameter.points_as) continue;
+      const Parameter& other = implementation.parameters[*parameter.points_as];
+      const DType as = dtype_of(other);
+      if (PointsTo(as, dtype) || PointsTo(dtype, as)) continue;
+      return InvalidArgument(definition.name, ": ", told(other), " but ", told(parameter),
+                             "; the source text has pointers to one type of its template there");
     }
     const bool is_dim = parameter.kind == Parameter::Kind::kDimension;
     if (!is_dim && parameter.kind != Parameter::Kind::kElements) continue;

@@ -177,6 +177,31 @@ TEST(CheckParameters, NamesWhatTheKernelCannotTake) {
   EXPECT_EQ(check("{'elements_of': 'p', 'type': 'i8'}", DType::kInvalid, f32, bf16), "");
 }
 
+TEST(CheckParameters, ATypeOfTheTemplateIsOneType) {
+  std::string text =
+      R"({"name": "k", "arguments": [{"name": "x"}, {"name": "p", "optional": true}],
+      "results": [{"name": "out"}], "implementations": {"Host": {"kind": "host_source", "text": ")"
+      R"(template <class T> void k(const T* x, const T* p, T* out) {}", "entry": "k<float>"}}})";
+  const auto definition = ParseDefinition(text);
+  ASSERT_TRUE(definition.ok()) << definition.status().ToString();
+  const auto check = [&](DType x, DType p, DType out) {
+    const std::vector<int64_t> shape = {2};
+    const TensorView x_view{nullptr, x, shape}, p_view{nullptr, p, shape};
+    const std::array<const TensorView*, 2> args = {&x_view,
+                                                   p == DType::kInvalid ? nullptr : &p_view};
+    const std::array<TensorSpec, 1> results = {TensorSpec{out, {2}}};
+    return CheckParameters(**definition, HostOf(**definition), args, results).message();
+  };
+  using enum DType;
+  EXPECT_EQ(check(kF32, kF32, kF32), "");
+  EXPECT_EQ(check(kF32, kInvalid, kF32), "");
+  EXPECT_EQ(check(kU16, kBF16, kU16), "");  // the same bits
+  EXPECT_EQ(check(kF32, kBF16, kF32),
+            "k: x is f32[2] but p is bf16[2]; the source text has pointers to one type of its "
+            "template there");
+  EXPECT_THAT(check(kF32, kInvalid, kF64), HasSubstr("x is f32[2] but out is f64[2]"));
+}
+
 // ---- Alignment ------------------------------------------------------------------------------
 
 std::string AlignedText(const std::string& aligned, const std::string& kind = "cuda_image") {

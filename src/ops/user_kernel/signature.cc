@@ -167,8 +167,10 @@ DType DTypeOfC(const Tokens& words) {
   return found == std::end(kTypes) ? kInvalid : found->second;
 }
 
+// `types`: those that are parameters of the template.
 StatusOr<DeclaredParameter> ParseParameter(std::span<const std::string_view> tokens,
-                                           std::string_view entry, size_t position) {
+                                           const Tokens& types, std::string_view entry,
+                                           size_t position) {
   DeclaredParameter parameter;
   Tokens words;  // of the type, then the name
   int angles = 0, squares = 0, stars = 0;
@@ -218,6 +220,10 @@ StatusOr<DeclaredParameter> ParseParameter(std::span<const std::string_view> tok
   words.pop_back();
   parameter.is_pointer = stars == 1;
   parameter.type = DTypeOfC(words);
+  if (parameter.is_pointer && words.size() == 1 &&
+      std::ranges::find(types, words[0]) != types.end()) {
+    parameter.type_parameter = words[0];
+  }
   return parameter;
 }
 
@@ -273,12 +279,18 @@ class Scopes {
 
 using Parameters = std::vector<DeclaredParameter>;
 
-StatusOr<Parameters> ParseList(std::span<const std::string_view> list, std::string_view entry) {
+// `head`: the tokens of the declaration before its name.
+StatusOr<Parameters> ParseList(std::span<const std::string_view> list,
+                               std::span<const std::string_view> head, std::string_view entry) {
   Parameters parameters;
   if (list.size() == 1 && list[0] == "void") return parameters;
+  Tokens types;
+  for (size_t i = 1; i < head.size(); ++i) {
+    if (head[i - 1] == "typename" || head[i - 1] == "class") types.push_back(head[i]);
+  }
   for (const auto part : SplitParameters(list)) {
     XLA_GPU_ASSIGN_OR_RETURN(DeclaredParameter parameter,
-                             ParseParameter(part, entry, parameters.size()));
+                             ParseParameter(part, types, entry, parameters.size()));
     parameters.push_back(std::move(parameter));
   }
   return parameters;
@@ -338,7 +350,8 @@ StatusOr<std::vector<DeclaredParameter>> ParseSignature(std::string_view text,
       if (depth == 0) break;
     }
     if (close == all.size()) break;
-    StatusOr<Parameters> parameters = ParseList(all.subspan(i + 2, close - i - 2), name);
+    StatusOr<Parameters> parameters =
+        ParseList(all.subspan(i + 2, close - i - 2), all.subspan(head, first - head), name);
     if (!parameters.ok()) {
       if (!problem) problem = parameters.status();
     } else if (scope == wanted_scope) {

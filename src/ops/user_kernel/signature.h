@@ -18,6 +18,7 @@ struct DeclaredParameter {
   // Of the number, or of what the pointer points to; kInvalid for what is no dtype's C type (void,
   // a template's parameter, a type of the text's own).
   DType type = DType::kInvalid;
+  std::string type_parameter = {};  // "T", of a pointer to a template's; else empty
 };
 
 // The parameters of the function `entry` (a name, perhaps qualified, perhaps with template

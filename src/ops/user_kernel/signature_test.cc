@@ -102,6 +102,18 @@ TEST(Signature, ArraysAttributesAndDefaults) {
             "n:i32, a:f32, b:pred, c:i32, d:i32, e:i8, g:i32, h:f64");
 }
 
+TEST(Signature, TypesOfATemplate) {
+  const auto parsed = ParseSignature(
+      "template <typename Own, class T, int N = 2>\n__global__ void f(const T* x, T n, Own* y, "
+      "const Pack<T, N>* z, typename Traits<T>::Sum* s, const T *w, float* v) {}",
+      "f<int, float>");
+  ASSERT_TRUE(parsed.ok()) << parsed.status().ToString();
+  std::vector<std::string> types;
+  for (const DeclaredParameter& parameter : *parsed) types.push_back(parameter.type_parameter);
+  EXPECT_EQ(types, (std::vector<std::string>{"T", "", "Own", "", "", "T", ""}));
+  EXPECT_EQ(ParseSignature("void f(T* x);", "f")->at(0).type_parameter, "");
+}
+
 TEST(Signature, CommentsLiteralsAndPreprocessor) {
   EXPECT_EQ(
       Signature("// void f(int wrong);\n/* void f(int wrong) */ void f(int /* no */ right) {}"),
