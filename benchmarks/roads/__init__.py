@@ -42,7 +42,7 @@ class Road:
       framework: "jax" or "torch": whose arrays are called, timed and transformed.
       packages: modules without which it is not tried.
       takes: the front ends that can call what it makes.
-      compiles: "here" where the kernel is compiled without a GPU, "GPU" where one must be present.
+      compiles: "here" where a machine without a GPU can compile the kernel, else "GPU".
       is_kernel: False of rows that the others are compared with.
     """
 

@@ -74,15 +74,14 @@ def pure_callback():
     import numba
     import numpy as np
 
-    @numba.njit(cache=False)
-    def loop(x, y, out, alpha):
-        for i in range(x.size):
-            out.flat[i] = alpha * x.flat[i] + y.flat[i]
+    from roads.numba_text import saxpy as loop
+
+    compiled = numba.njit(loop)
 
     def run(x, y):
         x, y = np.asarray(x), np.asarray(y)
         out = np.empty_like(x)
-        loop(x, y, out, np.float32(2.0))
+        compiled(x.ravel(), y.ravel(), out.ravel(), np.float32(2.0), x.size)
         return out
 
     def saxpy(x, y):
@@ -167,7 +166,7 @@ def jax_tvm_ffi_cuda():
     return saxpy
 
 
-@road("jax-triton", "GPU", "jax", packages=("jax_triton",), takes="JAX")
+@road("jax-triton", "GPU", "jax", packages=("jax_triton",), takes="JAX", compiles="GPU")
 def jax_triton():
     import jax
     import jax_triton
@@ -217,12 +216,11 @@ def pallas():
 @road("Warp, jax_kernel", "GPU", "jax", packages=("warp",), takes="JAX; torch, by other code")
 def warp_kernel():
     import warp as wp
-    from warp.jax_experimental import jax_kernel
 
     from roads.warp_text import saxpy as kernel
 
     wp.init()
-    call = jax_kernel(kernel)
+    call = wp.jax_kernel(kernel)
     return lambda x, y: call(x, y, 2.0)[0]
 
 

@@ -37,15 +37,13 @@ def numba_kernel():
     import numba
     import xla_gpu
 
+    from roads.numba_text import saxpy
+
     f32 = numba.types.CPointer(numba.float32)
 
-    @numba.cfunc(numba.void(f32, f32, f32, numba.float32, numba.int64))
-    def saxpy(x, y, out, alpha, n):
-        for i in range(n):
-            out[i] = alpha * x[i] + y[i]
-
+    compiled = numba.cfunc(numba.void(f32, f32, f32, numba.float32, numba.int64))(saxpy)
     kernel = xla_gpu.host_kernel(
-        saxpy,
+        compiled,
         arguments=["x", "y"],
         outputs={"out": "x"},
         scalars={"alpha": "f32", "n": ("i64", lambda x: x.size)},
