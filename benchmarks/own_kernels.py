@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -129,7 +130,9 @@ def _machine(platform: str) -> str:
     if platform == "CPU":
         return f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores"
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    told = subprocess.run(query, capture_output=True, text=True).stdout.strip().splitlines()
+    told = []
+    if shutil.which(query[0]):
+        told = subprocess.run(query, capture_output=True, text=True).stdout.strip().splitlines()
     return f"{(told or ['an NVIDIA GPU'])[0]}; {cpu_name()}"
 
 

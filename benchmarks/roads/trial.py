@@ -41,6 +41,8 @@ class _Jax:
         import jax
         import jax.numpy as jnp
 
+        if (jax.default_backend() == "gpu") != (road.platform == "GPU"):
+            raise RuntimeError(f"JAX has its arrays on {jax.default_backend()} here")
         self.jax, self.jnp, self.road = jax, jnp, road
         self.wait = jax.block_until_ready
         self.wait(jax.jit(lambda x: x + 1)(jnp.ones(SMALL)))  # the client exists
