@@ -234,9 +234,10 @@ FAKE int cuLaunchKernelEx(const void* config, void* function, void**, void**) {
   std::string attributes;
   for (unsigned i = 0; i < launch->num_attributes; ++i) {
     const Attribute& attribute = launch->attributes[i];
-    attributes += " " + std::to_string(attribute.id) + "=" + std::to_string(attribute.value[0]);
+    attributes.append(" ").append(std::to_string(attribute.id));
+    attributes.append("=").append(std::to_string(attribute.value[0]));
     if (attribute.id != 4) continue;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    for (int d = 1; d < 3; ++d) attributes += "x" + std::to_string(attribute.value[d]);
+    for (int d = 1; d < 3; ++d) attributes.append("x").append(std::to_string(attribute.value[d]));
   }
   return Called("cuLaunchKernelEx",
                 "function=" + std::to_string(reinterpret_cast<intptr_t>(function)) + " grid=" +
