@@ -32,7 +32,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -42,18 +41,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import overhead
-from workloads import Problem, folder_of, jnp_gather
+from common import cpu_name, folder_of
+from workloads import Problem, jnp_gather
 from xla_gpu.jax import paged_attention
 
 OURS, TORCH, JNP = "ours, paged", "torch SDPA", "jnp, paged"
-
-
-def cpu_name() -> str:
-    """The processor's name as Linux gives it."""
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 def read_bandwidth(gibibytes: float = 1.0) -> float:

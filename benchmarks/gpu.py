@@ -40,7 +40,8 @@ from collections.abc import Callable
 import chart
 import jax
 import jax.numpy as jnp
-from workloads import Problem, folder_of, jnp_gather
+from common import folder_of
+from workloads import Problem, jnp_gather
 from xla_gpu.jax import paged_attention
 
 # The data sheet's memory bandwidth, TB/s.

@@ -2,33 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import pathlib
 
 import jax
 import jax.numpy as jnp
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-
-
-def folder_of(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
-    """The options of `parser` and those of every benchmark; its folder for results is there."""
-    parser.add_argument("--from", dest="saved", type=pathlib.Path, help="results; measure nothing")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the code")
-    parser.add_argument(
-        "--out", type=pathlib.Path, default=ROOT / "build" / "bench", help="folder for results"
-    )
-    parser.add_argument(
-        "--update",
-        dest="out",
-        action="store_const",
-        const=ROOT / "docs" / "benchmarks",
-        help="write over the repository's tables in docs/benchmarks instead",
-    )
-    options = parser.parse_args(argv)
-    options.out.mkdir(parents=True, exist_ok=True)
-    return options
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,8 +36,9 @@ class Release:
     @property
     def packages(self) -> list[str]:
         if self.framework == "jax":
-            exact = [f"jax=={self.version}", f"jaxlib=={self.version}"]
-            return [*exact, "pytest", "pytest-xdist", "ml_dtypes", "absl-py", "flatbuffers"]
+            exact = [f"jax=={self.version}", f"jaxlib=={self.version}", "apache-tvm-ffi"]
+            tests = ["pytest", "pytest-xdist", "hypothesis", "ml_dtypes", "absl-py", "flatbuffers"]
+            return [*exact, *tests]
         if self.framework == "triton":  # alone: it asks for no torch
             return [f"triton=={self.version}", "pytest", "pytest-xdist"]
         # torch 2.4's Inductor imports setuptools.
@@ -47,7 +48,7 @@ class Release:
     @property
     def tests(self) -> list[str]:
         if self.framework == "jax":
-            return ["tests/jax"]
+            return ["tests/jax", "tests/tvm_ffi"]
         if self.framework == "triton":
             return ["tests/triton"]
         return ["tests/torch", "tests/xla_gpu/test_simple_custom_op.py"]
@@ -88,20 +89,23 @@ def set_up(release: Release) -> tuple[Path | None, str]:
     """(the venv's python, "") or (None, why not)."""
     python = VENVS / release.name / "bin" / "python"
     stamp = python.parent.parent / ".complete"
-    if stamp.exists():
+    wanted = "\n".join(release.packages)
+    if stamp.exists() and stamp.read_text() == wanted:
         return python, ""
-    command = find_python(release.python)
-    if command is None:
-        return None, f"no Python {release.python} on this machine"
-    shutil.rmtree(python.parent.parent, ignore_errors=True)
-    made = subprocess.run([*command, "-m", "venv", str(python.parent.parent)], capture_output=True)
-    if made.returncode != 0:
-        return None, "venv failed: " + made.stderr.decode()[-200:]
+    if not stamp.exists():
+        command = find_python(release.python)
+        if command is None:
+            return None, f"no Python {release.python} on this machine"
+        shutil.rmtree(python.parent.parent, ignore_errors=True)
+        venv = [*command, "-m", "venv", str(python.parent.parent)]
+        made = subprocess.run(venv, capture_output=True, text=True)
+        if made.returncode != 0:
+            return None, "venv failed: " + made.stderr[-200:]
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     done = subprocess.run([*pip, *release.packages], capture_output=True, text=True)
     if done.returncode != 0:
         return None, "pip: " + " ".join(done.stderr.split())[-200:]
-    stamp.touch()
+    stamp.write_text(wanted)
     return python, ""
 
 
@@ -109,7 +113,12 @@ def run_tests(
     release: Release, python: Path, library: Path, pytest_args: list[str]
 ) -> tuple[bool, str]:
     """Whether the tests pass with this release, and pytest's summary."""
-    env = dict(os.environ, XLA_GPU_LIBRARY=str(library), JAX_PLATFORMS="cpu")
+    env = dict(
+        os.environ,
+        XLA_GPU_LIBRARY=str(library),
+        JAX_PLATFORMS="cpu",
+        PYTHONPATH=str(ROOT / "python"),  # of the processes that tests start
+    )
     log = VENVS / f"{release.name}.log"
     with log.open("w") as out:
         done = subprocess.run(
@@ -147,7 +156,7 @@ def main() -> int:
     releases, pytest_args = choose(args[:split]), args[split + 1 :]
     library = Path(
         os.environ.get("XLA_GPU_LIBRARY", ROOT / "build" / "release" / "libxla_gpu.so")
-    ).resolve()
+    ).absolute()  # under this name: TVM-FFI loads what ends in .so
     if not library.is_file():
         print(f"compat: {library} is missing; run make build")
         return 2

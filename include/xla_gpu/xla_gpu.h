@@ -163,6 +163,20 @@ XLA_GPU_EXPORT void xla_gpu_object_call_clear(xla_gpu_object_call* c);
 /* Every op with its schema and platforms, as JSON; NULL where there is no memory for it. */
 XLA_GPU_EXPORT char* xla_gpu_ops_json(void);
 
+/* ---- How long calls take -------------------------------------------------------------------- */
+
+/* Times the calls of all ops and kernels, by every way into the library, from start to stop. There
+ * is one profile at a time in a process: FAILED_PRECONDITION where one is on, or none is at stop.
+ *
+ * Stop waits for the calls that were made until then, ends the profile, and writes what they took,
+ * the longest total first: [{"name":"saxpy","key":"saxpy@6b3c0e9ad1f24711","platform":"CUDA",
+ * "calls":3,"timed":2,"total_us":9.5,"min_us":4.5,"max_us":5.0}, ...] ("key" as in xla_gpu_call).
+ * On the Host a call's time is the clock's, on CUDA that between two events in its stream around
+ * all that it launched. Counted but not timed are calls on a stream that was being captured into a
+ * graph, whose replays do not come here, and those on CUDA after the first 65,536. */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_profile_start(void);
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_profile_stop(char** times_json);
+
 /* ---- Kernels of your own ------------------------------------------------------------------- */
 
 /* Makes a kernel of yours an op, by a JSON text (docs/your-kernel.md has its members) of `size`

@@ -17,6 +17,7 @@ from xla_gpu._functions import external_kernel, host_kernel
 from xla_gpu._kernel import Kernel, cdiv
 from xla_gpu._kernels import cubin_kernel, cuda_kernel
 from xla_gpu._lib import include_dir, library_dir, library_path
+from xla_gpu._profile import KernelTimes, Profile, profile
 from xla_gpu._register import handler, register
 from xla_gpu._schema import ops
 from xla_gpu._torch_kernel import torch_kernel
@@ -25,7 +26,9 @@ from xla_gpu._triton import TritonKernel, triton_kernel
 __all__ = [
     "InvalidArgumentError",
     "Kernel",
+    "KernelTimes",
     "NotFoundError",
+    "Profile",
     "StatusCode",
     "TritonKernel",
     "UnimplementedError",
@@ -41,6 +44,7 @@ __all__ = [
     "library_path",
     "library_version",
     "ops",
+    "profile",
     "register",
     "torch_kernel",
     "triton_kernel",

@@ -7,6 +7,7 @@
 #include "src/capi/internal.h"
 #include "src/core/op_registry.h"
 #include "src/core/plan_cache.h"
+#include "src/core/profile.h"
 #include "src/core/schema_json.h"
 #include "src/core/strings.h"
 #include "src/xla/alias.h"
@@ -199,6 +200,17 @@ xla_gpu_status* xla_gpu_define_kernel(const char* definition, size_t size, char*
     }
     XLA_GPU_ASSIGN_OR_RETURN(const Op* op, OpRegistry::Global().Define({definition, size}));
     *op_json = CopyString(OpToJson(*op));
+    return OkStatus();
+  });
+}
+
+xla_gpu_status* xla_gpu_profile_start(void) { return Guard(StartProfile); }
+
+xla_gpu_status* xla_gpu_profile_stop(char** times_json) {
+  return Guard([&]() -> Status {
+    if (times_json == nullptr) return InvalidArgument("times_json is NULL");
+    XLA_GPU_ASSIGN_OR_RETURN(const std::string times, StopProfile());
+    *times_json = CopyString(times);
     return OkStatus();
   });
 }

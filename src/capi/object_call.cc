@@ -124,7 +124,7 @@ Status RunCall(xla_gpu_object_call* c, Call call, void* stream, Outcome& outcome
   outcome = CheckOverlap(*kept->op, call).ok() ? kRan : kOther;
   if (outcome == kOther) return OkStatus();
   const WithoutGil without_gil(*c);
-  return RunPlan(*kept->plan, kept->platform, call, {.stream = stream});
+  return RunPlan(*kept->op, *kept->plan, kept->platform, call, {.stream = stream});
 }
 
 }  // namespace

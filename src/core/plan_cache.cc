@@ -5,6 +5,7 @@
 
 #include "src/core/fork.h"
 #include "src/core/op_registry.h"
+#include "src/core/profile.h"
 
 namespace xla_gpu {
 namespace {
@@ -111,10 +112,13 @@ void PlanCache::Clear() {
   plans_.clear();
 }
 
-Status RunPlan(const Plan& plan, Platform platform, const Call& call, ExecutionContext context) {
+Status RunPlan(const Op& op, const Plan& plan, Platform platform, const Call& call,
+               ExecutionContext context) {
   if (platform == Platform::kHost && context.thread_pool == nullptr) {
     context.thread_pool = &DefaultThreadPool();
   }
+  if (Profiles()) [[unlikely]]
+    return RunProfiled(op, plan, platform, call, context);
   return plan.Run(call, context);
 }
 
@@ -125,7 +129,7 @@ Status RunOp(const Op& op, Platform platform, const Call& call,
   XLA_GPU_RETURN_IF_ERROR(CheckData(op, "argument", call.args));
   XLA_GPU_RETURN_IF_ERROR(CheckData(op, "result", call.results));
   XLA_GPU_RETURN_IF_ERROR(CheckOverlap(op, call));
-  return RunPlan(*plan, platform, call, context);
+  return RunPlan(op, *plan, platform, call, context);
 } catch (const std::exception&) {
   return StatusFromException(op.name);
 }

@@ -38,8 +38,9 @@ class PlanCache {
   std::unordered_map<std::string, std::shared_ptr<const Plan>, Hash, std::equal_to<>> plans_;
 };
 
-// Plan::Run, on the Host with the default thread pool where `context` names none.
-Status RunPlan(const Plan& plan, Platform platform, const Call& call, ExecutionContext context);
+// Plan::Run of a plan of `op`, on the Host with the default thread pool where `context` names none.
+Status RunPlan(const Op& op, const Plan& plan, Platform platform, const Call& call,
+               ExecutionContext context);
 
 // CheckCall and the plan on a miss, a check of the data pointers, then RunPlan: what every door
 // calls. Throws nothing.

@@ -49,6 +49,11 @@ Status LoadSymbols(void* library, DriverApi& api) {
       {"cuMemcpyDtoDAsync_v2", api.cuMemcpyDtoDAsync},
       {"cuStreamIsCapturing", api.cuStreamIsCapturing},
       {"cuStreamSynchronize", api.cuStreamSynchronize},
+      {"cuEventCreate", api.cuEventCreate},
+      {"cuEventRecord", api.cuEventRecord},
+      {"cuEventSynchronize", api.cuEventSynchronize},
+      {"cuEventElapsedTime", api.cuEventElapsedTime},
+      {"cuEventDestroy_v2", api.cuEventDestroy},
       {"cuLibraryLoadData", api.cuLibraryLoadData, false},
       {"cuLibraryUnload", api.cuLibraryUnload, false},
       {"cuLibraryGetKernel", api.cuLibraryGetKernel, false},
@@ -172,17 +177,18 @@ Status DriverStatus(const DriverApi& driver, CUresult result, const std::string&
   }
 }
 
+bool IsCapturing(const DriverApi& driver, CUstream stream) {
+  int capturing = 0;
+  return driver.cuStreamIsCapturing(stream, &capturing) != kCudaSuccess || capturing != 0;
+}
+
 bool SyncsLaunches() { return sync.Get().asked; }
 
 Status AfterLaunch(void* stream, const std::string& what) {
   if (!SyncsLaunches()) return OkStatus();
   XLA_GPU_ASSIGN_OR_RETURN(const DriverApi* driver, GetDriver());
   const auto handle = static_cast<CUstream>(stream);
-  int capturing = 0;
-  // An error means that another stream's capture forbids to ask: nothing runs then.
-  if (driver->cuStreamIsCapturing(handle, &capturing) != kCudaSuccess || capturing != 0) {
-    return OkStatus();
-  }
+  if (IsCapturing(*driver, handle)) return OkStatus();  // nothing runs
   return DriverStatus(*driver, driver->cuStreamSynchronize(handle), what);
 }
 

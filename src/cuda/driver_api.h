@@ -19,6 +19,7 @@ using CUfunction = struct CUfunc_st*;
 using CUstream = struct CUstream_st*;
 using CUlibrary = struct CUlib_st*;
 using CUkernel = struct CUkern_st*;
+using CUevent = struct CUevent_st*;
 
 // Values of cuda.h; the driver's ABI never changes them.
 inline constexpr CUresult kCudaSuccess = 0;
@@ -93,6 +94,12 @@ struct DriverApi {
   CUresult (*cuStreamIsCapturing)(CUstream stream, int* status);  // 0: it is not
   CUresult (*cuStreamSynchronize)(CUstream stream);
 
+  CUresult (*cuEventCreate)(CUevent* event, unsigned flags);
+  CUresult (*cuEventRecord)(CUevent event, CUstream stream);
+  CUresult (*cuEventSynchronize)(CUevent event);
+  CUresult (*cuEventElapsedTime)(float* milliseconds, CUevent begin, CUevent end);
+  CUresult (*cuEventDestroy)(CUevent event);
+
   // Driver 12.0 and newer; null in older ones.
   CUresult (*cuLibraryLoadData)(CUlibrary* library, const void* code, int* jit_options,
                                 void** jit_values, unsigned num_jit, int* options, void** values,
@@ -126,6 +133,9 @@ Status DriverStatus(const DriverApi& driver, CUresult result, const std::string&
 
 // Whether XLA_GPU_SYNC is 1: each launch is waited for. Read once a process.
 bool SyncsLaunches();
+
+// Whether the stream is being captured into a graph, or another one's capture forbids to ask.
+bool IsCapturing(const DriverApi& driver, CUstream stream);
 
 // Where SyncsLaunches() and the stream is not being captured, waits for the stream: an error of
 // what runs on it, which says that `what` was launched last.

@@ -9,6 +9,7 @@
 
 #include "src/core/op_registry.h"
 #include "src/core/plan_cache.h"
+#include "src/core/profile.h"
 #include "src/core/strings.h"
 #include "src/cuda/compile_protocol.h"
 #include "src/cuda/device.h"
@@ -278,6 +279,47 @@ TEST_F(FakeDriverTest, SyncWaitsForEachLaunchUnlessItIsCaptured) {
   });
   ScopedEnv off("XLA_GPU_SYNC", "0");
   InProcess("12080", "", [&] { return run(""); });
+}
+
+TEST_F(FakeDriverTest, AProfileTimesCallsByEventsUnlessTheyAreCaptured) {
+  const auto run = [](const std::string& times, const std::string& events) {
+    const auto op = OpRegistry::Global().Define(
+        StrCat(R"({"name": "own", "arguments": [{"name": "x"}], "results": [{"name": "x",)"
+               R"("alias_of": "x"}], "implementations": {"CUDA": {"kind": "function", "address": )",
+               reinterpret_cast<uintptr_t>(+[](void*, void*) {}), "}}}"));
+    const std::vector<int64_t> shape = {4};
+    const std::vector<TensorView> x = {{reinterpret_cast<void*>(64), DType::kF32, shape}};
+    const Attributes none;
+    if (!op.ok() || !StartProfile().ok()) return false;
+    {
+      ScopedPrimaryContext context(**GetDriver(), 1);
+      Log();
+      const ExecutionContext on = {.stream = reinterpret_cast<void*>(99)};
+      if (!RunOp(**op, Platform::kCuda, {x, x, &none}, on).ok()) return false;
+    }
+    const StatusOr<std::string> told = StopProfile();
+    return Has(told.ok() ? *told : told.status().message(), times) && Equal(Log(), events);
+  };
+  const std::string recorded =
+      "cuStreamIsCapturing\ncuEventCreate context=2\ncuEventRecord 1 stream=99\n"
+      "cuStreamIsCapturing\ncuEventCreate context=2\ncuEventRecord 2 stream=99\n"
+      "cuEventSynchronize 2 context=2\n";
+  InProcess("12080", "", [&] {
+    return run(R"("platform":"CUDA","calls":1,"timed":1,"total_us":1000.0,"min_us":1000.0,)",
+               recorded + "cuEventElapsedTime\ncuEventDestroy 2\ncuEventDestroy 1\n");
+  });
+  InProcess("12080", "cuEventSynchronize=700", [&] {
+    return run("waiting for what a profile times failed: CUDA_ERROR_FAKE 700",
+               recorded + "cuEventDestroy 2\ncuEventDestroy 1\n");
+  });
+  InProcess("12080", "cuEventRecord=2", [&] {
+    return run(R"("calls":1,"timed":0,"total_us":0.0,)",
+               "cuStreamIsCapturing\ncuEventCreate context=2\ncuEventRecord 1 stream=99\n"
+               "cuEventDestroy 1\n");
+  });
+  ScopedEnv capturing("FAKE_CUDA_CAPTURING", "1");
+  InProcess("12080", "",
+            [&] { return run(R"("calls":1,"timed":0,"total_us":0.0,)", "cuStreamIsCapturing\n"); });
 }
 
 TEST_F(FakeDriverTest, TheLogTellsOfCompilesLoadsAndFirstLaunches) {

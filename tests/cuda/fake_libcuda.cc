@@ -112,6 +112,28 @@ FAKE int cuGraphLaunch(void*, void*) { return 0; }
 FAKE int cuGraphDestroy(void*) { return 0; }
 FAKE int cuGraphExecDestroy(void*) { return 0; }
 
+// Events are numbered; one follows another by as many milliseconds as their numbers differ.
+FAKE int cuEventCreate(void** event, unsigned) {
+  static intptr_t made = 0;
+  *event = reinterpret_cast<void*>(++made);
+  return Called("cuEventCreate", Context());
+}
+FAKE int cuEventRecord(void* event, void* stream) {
+  return Called("cuEventRecord", std::to_string(reinterpret_cast<intptr_t>(event)) + " stream=" +
+                                     std::to_string(reinterpret_cast<intptr_t>(stream)));
+}
+FAKE int cuEventSynchronize(void* event) {
+  return Called("cuEventSynchronize",
+                std::to_string(reinterpret_cast<intptr_t>(event)) + " " + Context());
+}
+FAKE int cuEventElapsedTime(float* milliseconds, void* begin, void* end) {
+  *milliseconds = static_cast<float>(static_cast<char*>(end) - static_cast<char*>(begin));
+  return Called("cuEventElapsedTime");
+}
+FAKE int cuEventDestroy_v2(void* event) {
+  return Called("cuEventDestroy", std::to_string(reinterpret_cast<intptr_t>(event)));
+}
+
 FAKE int cuDevicePrimaryCtxRetain(void** context, int device) {
   *context = reinterpret_cast<void*>(intptr_t{device} + 1);
   return Called("cuDevicePrimaryCtxRetain", std::to_string(device));
@@ -212,9 +234,10 @@ FAKE int cuLaunchKernelEx(const void* config, void* function, void**, void**) {
   std::string attributes;
   for (unsigned i = 0; i < launch->num_attributes; ++i) {
     const Attribute& attribute = launch->attributes[i];
-    attributes += " " + std::to_string(attribute.id) + "=" + std::to_string(attribute.value[0]);
+    attributes.append(" ").append(std::to_string(attribute.id));
+    attributes.append("=").append(std::to_string(attribute.value[0]));
     if (attribute.id != 4) continue;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    for (int d = 1; d < 3; ++d) attributes += "x" + std::to_string(attribute.value[d]);
+    for (int d = 1; d < 3; ++d) attributes.append("x").append(std::to_string(attribute.value[d]));
   }
   return Called("cuLaunchKernelEx",
                 "function=" + std::to_string(reinterpret_cast<intptr_t>(function)) + " grid=" +

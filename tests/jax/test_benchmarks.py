@@ -1,5 +1,6 @@
 """The benchmarks' code, with sizes that measure nothing: tables are whole, failures are shown."""
 
+import dataclasses
 import pathlib
 import sys
 import time
@@ -15,6 +16,9 @@ import bench_gpu
 import cpu
 import decode_layer
 import gpu
+import own_kernels
+import roads
+import roads.trial
 from peers import cases, plots, report
 from peers.results import Measured, Results, Row, load
 from workloads import Problem, jnp_gather
@@ -198,3 +202,26 @@ def test_tracked_pages_of_peers_are_those_of_their_results(tmp_path):
         bench_gpu.main(["--from", str(saved.parent), "--out", str(tmp_path)])
         for made in tmp_path.iterdir():
             assert made.read_text() == (saved.parent / made.name).read_text(), saved
+
+
+@pytest.mark.parametrize("stage", ["first", "probes"])
+def test_a_road_is_tried(stage):
+    found = roads.trial.try_road(roads.ROADS["host_kernel"], stage)
+    assert found["first"] > 0
+    if stage == "probes":
+        assert found["can"].pop("sharding") in ("yes", "not tried: one device")
+        assert found["can"] == dict.fromkeys(("vmap", "gradient", "export"), "yes")
+
+
+def test_roads_are_counted_and_what_is_missing_is_said():
+    assert roads.ROADS["plain_jax"].lines == 1
+    assert roads.ROADS["torch_host_kernel"].lines == 10
+    missing = dataclasses.replace(roads.ROADS["plain_jax"], packages=("no_such_package",))
+    assert own_kernels.measure(missing, [sys.executable], 2)["error"] == "not installed"
+
+
+def test_the_page_of_roads_is_that_of_its_results(tmp_path):
+    docs = pathlib.Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
+    own_kernels.main(["--from", str(docs / "own-kernels.json"), "--out", str(tmp_path)])
+    for name in ("own-kernels.json", "own-kernels.md"):
+        assert (tmp_path / name).read_text() == (docs / name).read_text()

@@ -225,7 +225,7 @@ def test_kernels_of_equal_definitions_have_rules_of_their_own():
     }
     x = jnp.arange(12.0).reshape(4, 3)
     seen = {}
-    for vmap, kernel in kernels.items():
+    for kernel in kernels.values():
         kernel(x[0], x[0], alpha=1.0)
     for vmap, kernel in kernels.items():
         mapped = jax.vmap(lambda x, kernel=kernel: kernel(x, x, alpha=2.0))
@@ -543,36 +543,66 @@ SCALARS = {"float": st.floats(-100, 100, width=32, allow_subnormal=False),  # XL
 x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+ROLES = ("read", "in place", "given", "absent")  # the last two: of optional ones
+
+
+@settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_every_signature_is_called_as_it_is_declared(data):
-    """The kernel adds up what it was given, so that nothing may come in another's place."""
-    arrays = data.draw(st.lists(st.sampled_from(sorted(C_TYPES)), min_size=1, max_size=9))
+    """The kernel tells what came, so that nothing may come in another's place."""
+    kinds = data.draw(
+        st.lists(st.tuples(st.sampled_from(sorted(C_TYPES)), st.sampled_from(ROLES)), max_size=8)
+    )
+    kinds.insert(0, (data.draw(st.sampled_from(sorted(C_TYPES))), "read"))
     scalars = data.draw(st.lists(st.sampled_from(sorted(SCALARS)), max_size=12))
-    order = data.draw(
-        st.permutations(
-            ["out", *(f"a{i}" for i in range(len(arrays))), *(f"s{i}" for i in range(len(scalars)))]
-        )
-    )
-    declared = {"out": "double* out"}
-    declared |= {f"a{i}": f"const {C_TYPES[t]}* a{i}" for i, t in enumerate(arrays)}
+    given, declared, lines = {}, {"out": "double* out"}, []
+    for i, (dtype, role) in enumerate(kinds):
+        shape = data.draw(st.lists(st.integers(1, 3), max_size=3))
+        # Told apart from all others, as far as the type allows.
+        given[f"a{i}"] = (np.arange(np.prod(shape, dtype=int)) + 10 * i + 1).reshape(shape)
+        if dtype == "bool":
+            given[f"a{i}"] = given[f"a{i}"] * data.draw(st.integers(0, 1))
+        given[f"a{i}"] = given[f"a{i}"].astype(dtype)
+        last = given[f"a{i}"].size - 1
+        const = "" if role == "in place" else "const "
+        declared[f"a{i}"] = f"{const}{C_TYPES[dtype]}* a{i}"
+        lines.append(f"out[{2 * i}] = a{i} == nullptr ? -1 : double(a{i}[0]);")
+        lines.append(f"out[{2 * i + 1}] = a{i} == nullptr ? -1 : double(a{i}[{last}]);")
+        if role == "in place":
+            lines.append(f"a{i}[{last}] = a{i}[0];")
+    declared["copy"] = f"{C_TYPES[kinds[0][0]]}* copy"
+    lines.append(f"for (int i = 0; i < {given['a0'].size}; ++i) copy[i] = a0[i];")
     declared |= {f"s{i}": f"{t} s{i}" for i, t in enumerate(scalars)}
-    lines = [f"out[{i}] = double(a{i}[0]);" for i in range(len(arrays))]
-    lines += [f"out[{len(arrays) + i}] = double(s{i});" for i in range(len(scalars))]
-    source = (
-        f"#include <cstdint>\nvoid f({', '.join(declared[n] for n in order)}) "
-        f"{{ {' '.join(lines)} }}"
-    )
-    count = len(arrays) + len(scalars)
+    lines += [f"out[{2 * len(kinds) + i}] = double(s{i});" for i in range(len(scalars))]
+    order = data.draw(st.permutations(list(declared)))
+    source = f"""#include <cstdint>
+        void f({", ".join(declared[n] for n in order)}) {{ {" ".join(lines)} }}"""
+    optional = [f"a{i}" for i, (_, role) in enumerate(kinds) if role in ("given", "absent")]
+    in_place = [f"a{i}" for i, (_, role) in enumerate(kinds) if role == "in place"]
     kernel = xla_gpu.host_kernel(
-        source, "f", outputs={"out": ((count,), "float64")}, options=["-O0"]
+        source,
+        "f",
+        arguments=[
+            *(n for n in given if n not in optional),
+            *({"name": n, "optional": True} for n in optional),
+        ],
+        outputs={"out": ((2 * len(kinds) + len(scalars),), "float64"), "copy": "a0"},
+        in_place=in_place,
+        options=["-O0"],
     )
-    values = [np.ones((2,), t) * data.draw(st.integers(0, 1)) for t in arrays]
+    came = {f"a{i}": given[f"a{i}"] for i, (_, role) in enumerate(kinds) if role != "absent"}
     numbers = {f"s{i}": data.draw(SCALARS[t]) for i, t in enumerate(scalars)}
-    given = {f"a{i}": np.asarray(v, t) for i, (v, t) in enumerate(zip(values, arrays, strict=True))}
     with x64(True):
-        result = np.asarray(jax.jit(lambda given: kernel(**given, **numbers))(given))
-    expected = [float(v[0]) for v in values] + [
-        float(np.float64(numbers[f"s{i}"])) for i in range(len(scalars))
-    ]
-    np.testing.assert_array_equal(result, expected)
+        out, copy, *updated = jax.jit(lambda came: kernel(**came, **numbers))(came)
+        out = np.asarray(out)
+    expected = []
+    for name, array in given.items():
+        expected += [array.flat[0], array.flat[-1]] if name in came else [-1, -1]
+    expected += [np.float64(number) for number in numbers.values()]
+    np.testing.assert_array_equal(out, np.asarray(expected, np.float64))
+    np.testing.assert_array_equal(copy, given["a0"])
+    for name, new in zip(in_place, updated, strict=True):
+        want = given[name].copy()
+        want.flat[-1] = want.flat[0]
+        assert new.dtype == want.dtype
+        np.testing.assert_array_equal(new, want)

@@ -1,0 +1,36 @@
+"""What the programs here share, without a framework."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import platform
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def folder_of(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+    """The options of `parser` and those of every benchmark; its folder for results is there."""
+    parser.add_argument("--from", dest="saved", type=pathlib.Path, help="results; measure nothing")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the code")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=ROOT / "build" / "bench", help="folder for results"
+    )
+    parser.add_argument(
+        "--update",
+        dest="out",
+        action="store_const",
+        const=ROOT / "docs" / "benchmarks",
+        help="write over the repository's tables in docs/benchmarks instead",
+    )
+    options = parser.parse_args(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+def cpu_name() -> str:
+    """The processor's name as Linux gives it."""
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
