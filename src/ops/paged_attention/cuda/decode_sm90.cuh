@@ -3,7 +3,8 @@
 // decode work (line.cuh); neighbouring blocks have the heads of one range, whose keys lie side by
 // side. One warp loads stages of 128 keys and values by the tensor copy engine, a box a page, ahead
 // of the eight that compute 16 keys of each stage, and beyond the end of a piece. There others
-// merge the softmaxes in shared memory and write the rows, beside the next piece.
+// merge the softmaxes in shared memory and write the rows, beside the next piece. Where a sequence
+// has 17 to 32 rows, stages are of 64 keys, and two warpgroups compute (decode_sm90_wide.cuh).
 //
 // What waits on what: slot_full (a piece is taken), full (its keys are there) -> logits, weights,
 // sums -> empty; at a piece's end sums_full -> merged -> sums_empty, slot_empty. No wait is for

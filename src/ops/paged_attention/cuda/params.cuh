@@ -11,6 +11,7 @@
 // or, for decode alone, two:
 //   schedule  the same, but for the list
 //   decode    takes everything
+// or, for decode of few sequences, one: a cluster of blocks a head (decode_cluster_sm90.cuh).
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PARAMS_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PARAMS_CUH_
 
