@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import numbers
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -98,6 +99,7 @@ class TritonKernel:
 
     Attributes:
       name: the custom call's target.
+      number: its position in `kernels`.
     """
 
     def __init__(self, function: TritonFunction, **rules: Any) -> None:
@@ -109,6 +111,8 @@ class TritonKernel:
         self._positional = [name for name in function.inputs if name not in self._constants]
         self.__doc__ = function.members["doc"] or type(self).__doc__
         self.__signature__ = _signature(function)
+        self.number = len(kernels)
+        kernels.append(self)
 
     def __repr__(self) -> str:
         return f"<xla_gpu Triton kernel {self.name}{self.__signature__}>"
@@ -121,6 +125,20 @@ class TritonKernel:
           TypeError: for a wrong count or keyword.
           InvalidArgumentError (a ValueError): for a call that cannot be, or does not compile.
         """
+        if _is_dynamo_compiling():
+            from xla_gpu.torch import _traced
+
+            outputs = _traced.call_triton(self.number, args, named)
+            given = {**dict(zip(self._positional[: len(args)], args)), **named}
+            results = [*outputs, *(given[name] for name in self._function.in_place)]
+            return results[0] if len(results) == 1 else tuple(results)
+        kernel, arrays, scalars = self.choose(args, named)
+        return kernel(*arrays, **scalars)
+
+    def choose(
+        self, args: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> tuple[Kernel, list[Any], dict[str, Any]]:
+        """The kernel of a call, and what that is called with."""
         try:
             key = (len(args), *named, *map(_kind, args))
             if named:
@@ -134,13 +152,13 @@ class TritonKernel:
             kernel, at_arrays, at_scalars, defaults = kept
             given = (*args, *named.values())
             scalars = {name: given[i] for name, i in at_scalars.items()}
-            return kernel(*[given[i] for i in at_arrays], **scalars, **defaults)
+            return kernel, [given[i] for i in at_arrays], {**scalars, **defaults}
         values = self._bind(args, named)
         kernel = self._form(values, _unaligned(values))
         if key is not None:
             self._keep(key, kernel, [*self._positional[: len(args)], *named], values)
         arrays = [v for v in values.values() if _is_array(v)]
-        return kernel(*arrays, **{kernel.called[n]: values[n] for n in kernel.numbers})
+        return kernel, arrays, {kernel.called[n]: values[n] for n in kernel.numbers}
 
     def _keep(
         self, key: tuple[Any, ...], kernel: _Form, names: list[str], values: Mapping[str, Any]
@@ -166,7 +184,7 @@ class TritonKernel:
         specs = {n: _spec(self._function, n, v) for n, v in values.items() if _is_array(v)}
         return self._function.resolve({**values, **specs}, _unaligned(values))
 
-    def _bind(self, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    def _bind(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
         """The values of a call by parameter, in order; those without functions that give them."""
         function = self._function
         try:
@@ -207,6 +225,14 @@ class TritonKernel:
             made = _Form(self._function, arrays, numbers, constants, unaligned, self._rules)
             self._kernels[key] = made
         return self._kernels[key]
+
+
+kernels: list[TritonKernel] = []  # of this process, by their numbers
+
+
+def _is_dynamo_compiling() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_dynamo_compiling())
 
 
 class _Form(Kernel):
