@@ -6,15 +6,35 @@ import importlib
 import importlib.util
 import os
 import re
+from _ctypes import CFuncPtr
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from xla_gpu import _handlers
+from xla_gpu import _given, _handlers
 from xla_gpu._errors import InvalidArgumentError
 from xla_gpu._kernel import Kernel
 from xla_gpu._kernels import Source, arguments_of, host_of, make, platforms_of, read
 
 
+def _is_function(value: Any) -> bool:
+    """Whether it can be a C function in one of the forms that `_function` takes."""
+    if isinstance(value, tuple):
+        return len(value) == 2 and all(isinstance(one, str | os.PathLike) for one in value)
+    if isinstance(value, str):
+        return all(value.rpartition(":")[::2])
+    return (
+        (_given.is_int(value) and 0 < value < 1 << 64)
+        or isinstance(value, CFuncPtr)
+        or isinstance(getattr(value, "address", None), int)
+        or hasattr(value, "__chandle__")
+        or type(value).__name__ == "PyCapsule"
+    )
+
+
+_FORMS = "'path/to/lib.so:symbol', (path, symbol), an address, a ctypes function or a PyCapsule"
+
+
+@_given.checked(source=(_given.anything, ""))
 def host_kernel(
     source: Source | Any,
     entry: str | None = None,
@@ -54,6 +74,11 @@ def host_kernel(
     """
     host: dict[str, Any]
     if entry is not None:
+        if not isinstance(source, str | os.PathLike):
+            raise InvalidArgumentError(
+                f"{name or entry}: source is {_given.came(source)}; with an entry it must be text, "
+                "or the path of a file"
+            )
         name = name or re.sub(r"<.*", "", entry, flags=re.DOTALL).split("::")[-1].strip()
         text, file = read(name, source)
         host = {
@@ -64,6 +89,11 @@ def host_kernel(
             "options": list(options),
         }
     else:
+        if not _is_function(source):
+            raise InvalidArgumentError(
+                f"{name or 'host_kernel'}: source is {_given.came(source)}; without an entry it "
+                f"must be {_FORMS}"
+            )
         name, host = _function(name, source)
     return make(
         name,
@@ -100,6 +130,7 @@ def _function(name: str | None, function: Any) -> tuple[str, dict[str, Any]]:
     }
 
 
+@_given.checked(function=(_is_function, f"{_FORMS}, or a tvm_ffi.Function"))
 def external_kernel(
     function: Any,
     *,
@@ -152,7 +183,8 @@ def external_kernel(
       NotFoundError: no such library or symbol (when a call is compiled).
     """
     is_tvm = hasattr(function, "__chandle__")
-    convention = convention or ("tvm_ffi" if is_tvm else "legacy" if api_version else "c")
+    if convention is None:
+        convention = "tvm_ffi" if is_tvm else "c" if api_version is None else "legacy"
     if convention not in ("tvm_ffi", "c", "legacy"):
         raise InvalidArgumentError(
             f"external_kernel: convention is {convention!r}; allowed are tvm_ffi, c, legacy and "
@@ -166,7 +198,7 @@ def external_kernel(
     if convention == "tvm_ffi":
         code |= {"owned": is_tvm if owned is None else owned, "libtvm_ffi": _libtvm_ffi()}
     elif convention == "legacy":
-        code |= {"api_version": api_version, "opaque": opaque}
+        code |= {"api_version": None if api_version is None else int(api_version), "opaque": opaque}
     else:
         code["returns_error"] = returns_error
     implementations: dict[str, Any] = dict.fromkeys(platforms_of(name, platform), code)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import numbers
 import os
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from xla_gpu import _kernel
+from xla_gpu import _given, _kernel
 from xla_gpu._errors import InvalidArgumentError, NotFoundError
 from xla_gpu._kernel import Kernel
 
@@ -23,8 +24,14 @@ def read(name: str, source: Source) -> tuple[str, str]:
     ):
         path = pathlib.Path(source)
         if not path.is_file():
-            raise NotFoundError(f"{name}: the source file {path} does not exist")
-        return path.read_text(), str(path)
+            why = "is no file" if path.exists() else "does not exist"
+            raise NotFoundError(f"{name}: the source file {path} {why}")
+        try:
+            return path.read_text("utf-8-sig"), str(path)
+        except (OSError, UnicodeDecodeError) as e:
+            raise InvalidArgumentError(
+                f"{name}: the source file {path} cannot be read as UTF-8: {e}"
+            ) from e
     return source, ""
 
 
@@ -98,19 +105,21 @@ def _scalar(
     if isinstance(given, tuple):
         if len(given) != 2 or _kernel.dtype_name(given[0]) is None:
             raise InvalidArgumentError(
-                f"{kernel}: scalars[{name!r}] is {given!r}; a pair must be (dtype, default or "
+                f"{kernel}: scalars[{name!r}] is {_given.came(given)}; a pair must be (dtype, default or "
                 "function of arguments)"
             )
         made["type"], value = _kernel.dtype_name(given[0]), given[1]
     elif _kernel.dtype_name(given) is not None and not isinstance(given, bool | int | float):
         return {"type": _kernel.dtype_name(given)}
-    if callable(value):
+    if _given.is_function(value):
         derived[name] = value
         return made | {"derived": True}
     if isinstance(value, bool | int | float):
         return made | {"default": value}
+    if isinstance(value, numbers.Real):  # NumPy's
+        return made | {"default": int(value) if _given.is_int(value) else float(value)}
     raise InvalidArgumentError(
-        f"{kernel}: scalars[{name!r}] is {given!r}; it must be a dtype, a default, a function of "
+        f"{kernel}: scalars[{name!r}] is {_given.came(given)}; it must be a dtype, a default, a function of "
         "arguments, or (dtype, one of the last two)"
     )
 
@@ -129,6 +138,12 @@ def host_of(name: str, host: Any) -> dict[str, Any]:
     )
 
 
+@_given.checked(
+    entry=(
+        lambda v: isinstance(v, str) or _given.is_function(v),
+        "a name, an expression, or a function of arguments",
+    )
+)
 def cuda_kernel(
     source: Source,
     entry: str | Callable[..., str],
@@ -237,7 +252,7 @@ def _with_host(name: str, cuda: Mapping[str, Any], host: Any) -> dict[str, Any]:
 
 
 def _cluster(cluster: tuple[int, int, int] | None) -> dict[str, Any]:
-    return {} if cluster is None else {"cluster": list(cluster)}
+    return {} if cluster is None else {"cluster": list(map(int, cluster))}
 
 
 def arguments_of(given: Sequence[Any] | None) -> list[Any] | None:
@@ -255,6 +270,7 @@ def platforms_of(name: str, platform: str | Sequence[str]) -> list[str]:
     return platforms
 
 
+@_given.checked()
 def cubin_kernel(
     image: Source | bytes,
     entry: str,
@@ -294,12 +310,13 @@ def cubin_kernel(
       NotFoundError: no such file.
     """
     name = name or entry
-    if isinstance(image, str | os.PathLike) and not str(image).lstrip().startswith("."):
+    if isinstance(image, os.PathLike) or (isinstance(image, str) and "\n" not in image):
         path = pathlib.Path(image)
         if not path.is_file():
-            raise NotFoundError(f"{name}: the image {path} does not exist")
+            why = "is no file" if path.exists() else "does not exist"
+            raise NotFoundError(f"{name}: the image {path} {why}")
         image = path.read_bytes()
-    data = image if isinstance(image, bytes) else str(image).encode()
+    data = image if isinstance(image, bytes) else image.encode()
     cuda: dict[str, Any] = {
         "kind": "cuda_image",
         "image": base64.b64encode(data).decode(),
