@@ -74,10 +74,10 @@ def host_kernel(
     """
     host: dict[str, Any]
     if entry is not None:
-        if not isinstance(source, str | os.PathLike):
+        if not _given.is_path(source):
             raise InvalidArgumentError(
-                f"{name or entry}: source is {_given.came(source)}; with an entry it must be text, "
-                "or the path of a file"
+                f"{name or entry}: source is {_given.came(source)}; with an entry it must be "
+                f"{_given.SOURCE}"
             )
         name = name or re.sub(r"<.*", "", entry, flags=re.DOTALL).split("::")[-1].strip()
         text, file = read(name, source)

@@ -42,8 +42,27 @@ def _is(*types: type) -> _Fits:
     return lambda value: isinstance(value, types)
 
 
+def _is_text(value: Any) -> bool:
+    """Whether compilers and the library can be given it: no NUL, nor what UTF-8 does not hold."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+SOURCE = "text in UTF-8 without NUL, or the path of a file"
+
+
+def is_path(value: Any) -> bool:
+    """Whether it is text, or a path whose name is."""
+    return isinstance(value, str | os.PathLike) and _is_text(os.fspath(value))
+
+
 def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
+    return _is_text(value) and value != ""
 
 
 def _is_size(value: Any) -> bool:
@@ -86,17 +105,17 @@ def _are_different_names(value: Any) -> bool:
     return _each(_is_name)(value) and len(set(value)) == len(value)
 
 
-_source = (_is(str, os.PathLike), "text, or the path of a file")
+_source = (is_path, SOURCE)
 _dims = (lambda v: _are_dims(v) or is_function(v), "1 to 3 ints, or a function of arguments")
 _size = (lambda v: _is_size(v) or is_function(v), "a number of bytes, or a function of arguments")
-_text = (_is(str), "a str")
+_text = (_is_text, "a str without NUL")
 _flag = (_is(bool), "True or False")
-_texts = (_each(_is(str)), "a list of str")
+_texts = (_each(_is_text), "a list of str without NUL")
 
 # By a parameter's name: what fits, and how a message says it. A parameter's default always fits.
 _KINDS: dict[str, tuple[_Fits, str]] = {
     "source": _source,
-    "image": (_is(str, bytes, os.PathLike), "bytes, or the path of a file"),
+    "image": (lambda v: isinstance(v, bytes) or is_path(v), "bytes, or the path of a file"),
     "entry": (_is_name, "the name of a function"),
     "grid": _dims,
     "block": _dims,
@@ -114,9 +133,9 @@ _KINDS: dict[str, tuple[_Fits, str]] = {
         'a list of names, None, and dicts such as {"value": 3, "type": "i32"}',
     ),
     "options": _texts,
-    "include_dirs": (_each(_is(str, os.PathLike)), "a list of folders"),
+    "include_dirs": (_each(is_path), "a list of folders"),
     "defines": (
-        lambda v: by_name(v, _is(str, int, float, type(None))),
+        lambda v: by_name(v, lambda one: _is_text(one) or _is(int, float, type(None))(one)),
         "a dict of macros: names, and text, numbers or None",
     ),
     "cluster": (
@@ -133,7 +152,7 @@ _KINDS: dict[str, tuple[_Fits, str]] = {
     "platform": (lambda v: isinstance(v, str) or _each(_is(str))(v), "'CUDA', 'Host' or both"),
     "gradient": (is_function, "a function or None"),
     "sharding": (_is_name, 'a rule such as "i j, j -> i", or None'),
-    "doc": (_is(str), "a str or None"),
+    "doc": (_is_text, "a str without NUL, or None"),
 }
 
 

@@ -110,6 +110,17 @@ class Kernel:
             front_end = _front_end(self, array)
         return front_end(self, arrays, scalars)
 
+    def __copy__(self) -> Kernel:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Kernel:
+        return self
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            f"{self.name}: a kernel cannot be pickled; make it in each process, or export a program"
+        )
+
     def __repr__(self) -> str:
         return f"<xla_gpu kernel {self.name}{self.__signature__}>"
 

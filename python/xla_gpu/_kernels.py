@@ -22,17 +22,25 @@ def read(name: str, source: Source) -> tuple[str, str]:
     if isinstance(source, os.PathLike) or (
         "\n" not in source and "{" not in source and re.search(r"\.\w+$", source)
     ):
-        path = pathlib.Path(source)
-        if not path.is_file():
-            why = "is no file" if path.exists() else "does not exist"
-            raise NotFoundError(f"{name}: the source file {path} {why}")
+        content = _content(f"{name}: the source file", source)
         try:
-            return path.read_text("utf-8-sig"), str(path)
-        except (OSError, UnicodeDecodeError) as e:
-            raise InvalidArgumentError(
-                f"{name}: the source file {path} cannot be read as UTF-8: {e}"
-            ) from e
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as e:
+            raise InvalidArgumentError(f"{name}: the source file {source} is not UTF-8: {e}") from e
+        if "\0" in text:
+            raise InvalidArgumentError(f"{name}: the source file {source} has a NUL byte")
+        return text, os.fspath(source)
     return source, ""
+
+
+def _content(said: str, file: Source) -> bytes:
+    path = pathlib.Path(file)
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise NotFoundError(f"{said} {path} does not exist") from None
+    except OSError as e:
+        raise InvalidArgumentError(f"{said} {path} cannot be read: {e.strerror}") from e
 
 
 def make(
@@ -311,11 +319,7 @@ def cubin_kernel(
     """
     name = name or entry
     if isinstance(image, os.PathLike) or (isinstance(image, str) and "\n" not in image):
-        path = pathlib.Path(image)
-        if not path.is_file():
-            why = "is no file" if path.exists() else "does not exist"
-            raise NotFoundError(f"{name}: the image {path} {why}")
-        image = path.read_bytes()
+        image = _content(f"{name}: the image", image)
     data = image if isinstance(image, bytes) else image.encode()
     cuda: dict[str, Any] = {
         "kind": "cuda_image",

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from xla_gpu import _given, _ops
 from xla_gpu._errors import InvalidArgumentError, at_callers_line
@@ -67,7 +68,10 @@ def bind(
 
 def _spec_of(kernel: Kernel, name: str, array: Any) -> _ops.TensorSpec:
     _primitive.check_concrete(kernel.name, name, array)
-    return _ops.spec_of(array)
+    try:
+        return _ops.spec_of(array)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{kernel.name}: {name}: {error}") from None
 
 
 def _differentiable(
@@ -110,9 +114,11 @@ def gradient(value: Any, made: Any, said: str) -> Any:
         return None
     if made is None:
         return jnp.zeros_like(value)
-    if getattr(made, "shape", None) != value.shape:
+    is_array = isinstance(made, jax.Array | np.ndarray) and made.shape == value.shape
+    if not is_array or (jnp.iscomplexobj(made) and not jnp.iscomplexobj(value)):
         raise InvalidArgumentError(
-            f"{said} is {_given.came(made)}; it must be an array of shape {value.shape}, or None"
+            f"{said} is {_given.came(made)}; it must be a real array of shape {value.shape}, "
+            "or None"
         )
     return jnp.asarray(made, value.dtype)
 
