@@ -287,7 +287,7 @@ def factors_of(kernel: str, rule: str, schema: _schema.Op) -> list[list[list[str
         raise InvalidArgumentError(
             f"{kernel}: sharding is {rule!r}; it must have a name for each dimension of its "
             f"arguments ({', '.join(arg.name for arg in schema.args)}) and, behind '->', of its "
-            f"results ({', '.join(results)}), as in \"i j, j -> i\""
+            f'results ({", ".join(results)}), as in "i j, j -> i"'
         )
     return sides
 

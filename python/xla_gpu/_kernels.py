@@ -122,6 +122,11 @@ def _scalar(
     if _given.is_function(value):
         derived[name] = value
         return made | {"derived": True}
+    if isinstance(value, numbers.Real) and not abs(value) < float("inf"):
+        raise InvalidArgumentError(
+            f"{kernel}: scalars[{name!r}] is {given!r}; a default must be finite, a call may give "
+            "others"
+        )
     if isinstance(value, bool | int | float):
         return made | {"default": value}
     if isinstance(value, numbers.Real):  # NumPy's

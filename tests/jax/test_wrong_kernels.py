@@ -5,6 +5,7 @@ import functools
 import os
 import pathlib
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -260,3 +261,306 @@ def test_wrong_uses(name):
     with pytest.raises(Exception, match=message) as raised:
         call()
     assert not isinstance(raised.value, AssertionError | KeyError | IndexError | AttributeError)
+
+
+# ---- Descriptions: each parameter ----------------------------------------------------------------
+
+HOST = "void f(const float* x, float* out, int n) { out[0] = n; }"
+DEVICE = "__global__ void f(const float* x, float* out) {}"
+
+
+def host(**change):
+    said = {"source": HOST, "entry": "f", "outputs": {"out": "x"}, "scalars": {"n": 1}} | change
+    return jax.jit(xla_gpu.host_kernel(**said)).trace(X)
+
+
+def device(**change):
+    said = {"source": DEVICE, "entry": "f", "grid": 1, "block": 32, "outputs": {"out": "x"}}
+    return jax.jit(xla_gpu.cuda_kernel(**{**said, **change})).trace(X)
+
+
+def image(**change):
+    said = {"image": b"\x7fELF", "entry": "f", "arguments": ["x"], "grid": 1, "block": 1}
+    return jax.jit(xla_gpu.cubin_kernel(**{**said, "outputs": {"out": "x"}, **change})).trace(X)
+
+
+def external(**change):
+    said = {"function": "/lib.so:f", "arguments": ["x"], "outputs": {"out": "x"}} | change
+    return jax.jit(xla_gpu.external_kernel(**said)).trace(X)
+
+
+def nested(depth=5000):
+    return functools.reduce(lambda inner, _: [inner], range(depth), [])
+
+
+# By maker: (parameter, what came, what the message says of it).
+PARAMETERS = {
+    host: [
+        ("source", 3, "source is 3; with an entry it must be text"),
+        ("source", HOST.encode(), "source is b'void"),
+        ("source", HOST + "\0", "text in UTF-8 without NUL"),
+        ("source", HOST + "// \udc80", "text in UTF-8 without NUL"),
+        ("source", pathlib.Path("\udcff.cc"), "text in UTF-8 without NUL, or the path"),
+        ("source", pathlib.Path("/"), "the source file / cannot be read: Is a directory"),
+        ("source", pathlib.Path("a" * 5000), "cannot be read: File name too long"),
+        ("entry", b"f", "entry is b'f'; it must be the name of a function"),
+        ("entry", "", "entry is ''"),
+        ("entry", "f\0", "entry is"),
+        ("entry", "f; int q", "declares no function 'f; int q'"),
+        ("entry", " f", "entry is ' f'"),
+        ("outputs", "out", "outputs is 'out'; it must be a dict by the names of results"),
+        ("outputs", ["out"], "outputs is .*; it must be a dict"),
+        ("outputs", {1: "x"}, "outputs is {1: 'x'}; it must be a dict"),
+        ("outputs", {"out": None}, r"outputs\['out'\] is None"),
+        ("outputs", {"out": ("23", "f32")}, r"outputs\['out'\] is \('23', 'f32'\)"),
+        ("outputs", {"out": ((True,), "f32")}, r"outputs\['out'\] is"),
+        ("outputs", {"out": ((1 << 62,) * 2, "f32")}, "its size in bytes does not fit"),
+        ("outputs", {"out": ((2,), "complex64")}, r"outputs\['out'\] is"),
+        ("outputs", {"out": nested()}, r"outputs\['out'\] is \[\[.*; it must be"),
+        ("outputs", {"out": "out"}, 'like is "out", which is no argument'),
+        ("in_place", "x", "in_place is 'x'; it must be a list of different names"),
+        ("in_place", ["x", "x"], "in_place is .*; it must be a list of different names"),
+        ("in_place", None, "in_place is None"),
+        ("in_place", (n for n in ["x"]), "in_place is <generator .*; it must be a list"),
+        ("in_place", ["out"], 'alias_of is "out", which is no argument'),
+        ("in_place", ["x"], "parameter x of f is a result, but points to const"),
+        ("in_place", nested(), "in_place is"),
+        ("scalars", ["n"], "scalars is .*; it must be a dict by the names of scalars"),
+        ("scalars", {"n": 1 << 70}, "1180591620717411303424 does not fit"),
+        ("scalars", {"n": float("nan")}, r"scalars\['n'\] is nan; a default must be finite"),
+        ("scalars", {"x": 1}, "x of f is a pointer, but a scalar"),
+        ("scalars", {"n": jnp.ones(())}, r"scalars\['n'\] is"),
+        ("scalars", {"n": max}, "the function n has parameters without names"),
+        ("scalars", {"n": lambda *sizes: 1}, "the function n has parameters without names"),
+        ("scalars", {"n": lambda x: 1.5}, "n is float 1.5; allowed is a Python int"),
+        ("scalars", {"n": lambda x: None}, "n is NoneType None"),
+        ("scalars", {"n": lambda x: True}, "n is bool True"),
+        ("scalars", {"n": lambda self: 1}, "the function n has a parameter self, which is no"),
+        ("arguments", "x", "arguments is 'x'; it must be a list of names"),
+        ("arguments", {"x": 1}, "arguments is {'x': 1}; it must be a list"),
+        ("arguments", [1], r"arguments is \[1\]"),
+        ("arguments", ["x", "x"], "'x' is the name of two arguments"),
+        ("arguments", [{}], "name"),
+        ("arguments", [{"name": "x", "dtipes": ["f32"]}], "dtipes"),
+        ("arguments", [{"name": "x", "dtypes": ["f31"]}], "f31"),
+        ("arguments", [{"name": "x", "dtypes": "f32"}], "dtypes"),
+        ("arguments", [{"name": nested()}], "arguments is"),
+        ("arguments", ["a b"], 'is "a b"; it must be an identifier'),
+        ("arguments", ["grid"], 'is "grid", which calls use for something else'),
+        ("arguments", ["result_types"], 'is "result_types", which calls use'),
+        ("parameters", "x", "parameters is 'x'; it must be a list of names"),
+        ("parameters", [3], r"parameters is \[3\]"),
+        ("options", "-O3", "options is '-O3'; it must be a list of str"),
+        ("options", [3], r"options is \[3\]"),
+        ("options", ["-D\0"], "options is"),
+        ("workspace", -1, "workspace is -1; it must be a number of bytes"),
+        ("workspace", 1.5, "workspace is 1.5"),
+        ("workspace", True, "workspace is True"),
+        ("name", 3, "name is 3; it must be the custom call's target"),
+        ("name", "", "name is ''"),
+        ("name", "a\0b", "name is"),
+        ("name", "a" * 201, "a line of at most 200 bytes"),
+        ("vmap", ["sequential"], "vmap is .*; allowed are sequential"),
+        ("gradient", (1, 2), r"gradient is \(1, 2\); it must be a function or None"),
+        ("sharding", ["i"], "sharding is .*; it must be a rule"),
+        ("sharding", "i j, i j", "sharding is 'i j, i j'; it must have a name for each dimension"),
+        ("sharding", "i -> i -> i", "sharding is"),
+        ("sharding", "i, i -> i", r"of its arguments \(x\)"),
+        ("sharding", "i -> i, i", r"of its results \(out\)"),
+        ("sharding", "i i -> i i", "sharding is 'i i -> i i'"),
+        ("sharding", "1 2 -> 1 2", "sharding is '1 2 -> 1 2'"),
+        ("doc", b"text", "doc is b'text'; it must be a str"),
+    ],
+    device: [
+        ("entry", 3, "entry is 3; it must be a name, an expression, or a function"),
+        ("grid", None, "grid is None; it must be 1 to 3 ints"),
+        ("grid", True, "grid is True; it must be 1 to 3 ints"),
+        ("grid", b"x", "grid is b'x'"),
+        ("grid", -1, r"grid is \[-1,1,1\]; it must be three ints from 0"),
+        ("grid", 1 << 31, r"grid is \[2147483648,1,1\]"),
+        ("grid", (1, 65536), r"grid is \[1,65536,1\]"),
+        ("grid", 1 << 70, "grid"),
+        ("grid", lambda x: None, "grid is None"),
+        ("grid", lambda x: -1, r"grid is \[-1,1,1\]"),
+        ("grid", lambda q: 1, "the function grid has a parameter q"),
+        ("grid", max, "the function grid has parameters without names"),
+        ("block", 0, r"block is \[0,1,1\]; it must be three ints from 1"),
+        ("block", 1025, r"block is \[1025,1,1\]"),
+        ("block", (32, 33), "a block has at most 1024 threads"),
+        ("block", (1, 1, 65), r"block is \[1,1,65\]"),
+        ("shared_memory", None, "shared_memory is None; it must be a number of bytes"),
+        ("shared_memory", 1 << 21, "shared_memory is 2097152; it must be 0 to"),
+        ("shared_memory", lambda x: 0.5, "shared_memory is 0.5"),
+        ("include_dirs", "include", "include_dirs is 'include'; it must be a list of folders"),
+        ("include_dirs", [1], r"include_dirs is \[1\]"),
+        ("defines", ["A"], "defines is .*; it must be a dict of macros"),
+        ("defines", {1: 2}, "defines is {1: 2}"),
+        ("defines", {"A": ["x"]}, "defines is"),
+        ("cluster", 2, "cluster is 2; it must be three ints of 1 to 16"),
+        ("cluster", (1, 1), r"cluster is \(1, 1\)"),
+        ("cluster", (17, 1, 1), r"cluster is \[17,1,1\]"),
+        ("cluster", "111", "cluster is '111'"),
+        ("capture", 1, "capture is 1; it must be True or False"),
+        ("capture", None, "capture is None"),
+        ("host", SOURCE, "host is str; it must be an xla_gpu.host_kernel"),
+    ],
+    image: [
+        ("image", 3, "image is 3; it must be bytes, or the path of a file"),
+        ("image", bytearray(b"x"), "image is bytearray"),
+        ("image", "./missing.cubin", "the image missing.cubin does not exist"),
+        ("image", pathlib.Path("/"), "the image / cannot be read: Is a directory"),
+        ("entry", None, "entry is None; it must be the name of a function"),
+        ("arguments", None, "arguments is None; it must be a list"),
+        ("scalars", {"n": 1}, "the type of scalar n is not known"),
+    ],
+    external: [
+        ("function", None, "function is None; it must be 'path/to/lib.so:symbol'"),
+        ("function", "lib.so", "function is 'lib.so'"),
+        ("function", "lib.so:", "function is 'lib.so:'"),
+        ("function", ("a", "b", "c"), "function is"),
+        ("function", True, "function is True"),
+        ("function", 0, "function is 0"),
+        ("function", 1 << 64, "function is 18446744073709551616"),
+        ("function", print, "function is <built-in function print>"),
+        ("convention", 3, "convention is 3"),
+        ("convention", "", "convention is ''; allowed are tvm_ffi"),
+        ("platform", [], r"platform is \[\]; allowed are"),
+        ("platform", None, "platform is None"),
+        ("api_version", "2", "api_version is '2'; it must be 1, 2, 3 or None"),
+        ("api_version", 0, "api_version is 0; it must be 1 to 3"),
+        ("opaque", b"x", "opaque is b'x'; it must be a str"),
+        ("owned", 1, "owned is 1; it must be True or False"),
+        ("returns_error", "no", "returns_error is 'no'"),
+    ],
+}  # fmt: skip
+ROWS = [(make, *row) for make, rows in PARAMETERS.items() for row in rows]
+
+
+@pytest.mark.parametrize(
+    "make, name, value, message",
+    ROWS,
+    ids=[f"{make.__name__}-{name}-{i}" for i, (make, name, _, _) in enumerate(ROWS)],
+)
+def test_wrong_parameters(make, name, value, message):
+    with pytest.raises((xla_gpu.InvalidArgumentError, xla_gpu.NotFoundError), match=message):
+        make(**{name: value})
+
+
+def test_numbers_of_numpy_are_numbers():
+    device(grid=np.int64(2), block=(np.int32(32),), shared_memory=lambda x: np.prod(x.shape))
+    kernel = saxpy(scalars={"alpha": np.float32(3), "n": lambda x: np.int64(x.size)}, name="numpy")
+    np.testing.assert_array_equal(kernel(np.asarray(X), Y), 3 * X + Y)
+
+
+# ---- Calls and gradients -------------------------------------------------------------------------
+
+
+class Alike:
+    shape, dtype = (2, 3), "float32"
+
+
+ARRAYS = {
+    "a type": (jax.ShapeDtypeStruct((2, 3), jnp.float32), "x is ShapeDtypeStruct"),
+    "what has a shape and a dtype": (Alike(), "x is Alike"),
+    "objects": (np.array([None]), r"x is ndarray of dtype \|O"),
+    "text": (np.array(["a"]), "x is ndarray of dtype <U1"),
+    "bytes of another order": (np.ones((2, 3), ">f4"), "x is ndarray of dtype >f4"),
+    "a mask": (np.ma.ones((2, 3)), "x is MaskedArray"),
+    "a ragged list": ([[1.0], [1.0, 2.0]], "x is list"),
+    "complex": (X + 1j, "x: dtype complex64 has no counterpart"),
+    "keys": (jax.random.key(0), "x: dtype key"),
+    "ints": (1, r"x is i32\[\]; its dtype must be f32"),
+    "a function": (jnp.ones, "x is function"),
+    "a dict": ({"x": X}, "x is dict"),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_wrong_arrays(name):
+    value, message = ARRAYS[name]
+    with pytest.raises(xla_gpu.InvalidArgumentError, match=f"saxpy: {message}"):
+        saxpy()(value, Y, alpha=1.0)
+
+
+GRADIENTS = {
+    "none": (None, "gradient gave NoneType"),
+    "an array": (Y, "gradient gave ArrayImpl"),
+    "a dict": ({"x": Y, "y": Y}, "gradient gave dict"),
+    "another shape": ((Y[0], Y), r"gradient of x is .*; it must be a real array of shape \(2, 3\)"),
+    "text": (("a", Y), "gradient of x is 'a'"),
+    "a number": ((1.0, Y), "gradient of x is 1.0"),
+    "complex": ((Y, Y * 1j), "gradient of y is"),
+    "a type": ((Y, jax.ShapeDtypeStruct((2, 3), jnp.float32)), "gradient of y is"),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_wrong_gradients(name):
+    value, message = GRADIENTS[name]
+    kernel = saxpy(gradient=lambda *kept, alpha: value, name=f"wrong {name}")
+    with pytest.raises(xla_gpu.InvalidArgumentError, match=f"wrong {name}: {message}"):
+        jax.grad(lambda x: kernel(x, Y, alpha=1.0).sum())(X)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes since Python 3.11")
+def test_what_a_function_raises_says_whose_function_it_is():
+    with pytest.raises(ZeroDivisionError) as raised:
+        device(grid=lambda x: 1 // 0)
+    assert "f: raised by the function grid" in raised.value.__notes__
+
+
+def test_a_kernel_is_itself_when_copied_and_is_not_pickled():
+    kernel = saxpy()
+    assert copy.copy(kernel) is kernel and copy.deepcopy([kernel])[0] is kernel
+    with pytest.raises(TypeError, match="saxpy: a kernel cannot be pickled"):
+        pickle.dumps(kernel)
+
+
+def test_threads_define_and_call_at_once():
+    results = {}
+
+    def work(i):
+        kernel = saxpy(name=f"thread{i % 4}")
+        results[i] = float(kernel(X, Y, alpha=float(i))[0, 1])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {i: i + 1.0 for i in range(12)}
+
+
+# ---- The C++ compiler ----------------------------------------------------------------------------
+
+PROGRAM = f"""
+import os, jax.numpy as jnp, xla_gpu
+kernel = xla_gpu.host_kernel({HOST!r} + f"// {{os.getpid()}}", "f", outputs={{"out": "x"}})
+try:
+    kernel(jnp.ones(2), n=1)
+except Exception as error:
+    assert len(str(error)) < 1 << 20
+    print(error)
+"""
+COMPILERS = {
+    "missing": (None, r"no C\+\+ compiler: .* cannot be started"),
+    "fails at once": ("exit 1", r"no C\+\+ compiler: .* ended with exit code 1"),
+    "killed": ("[ $1 = --version ] || kill -9 $$", "f does not compile:\n.* signal"),
+    "hangs": ("[ $1 = --version ] || sleep 600", "did not end within 1 s"),
+    "makes nothing": ("exit 0", "made no library"),
+    "megabytes": ("[ $1 = --version ] || { yes | head -c 30000000 >&2; exit 1; }", "compile:\ny"),
+}
+
+
+@pytest.mark.parametrize("name", COMPILERS)
+def test_wrong_compilers(name, tmp_path):
+    script, message = COMPILERS[name]
+    compiler = tmp_path / "compiler"
+    if script is not None:
+        compiler.write_text(f"#!/bin/sh\n{script}\n")
+        compiler.chmod(0o755)
+    env = {**os.environ, "CXX": str(compiler), "XLA_GPU_COMPILE_TIMEOUT": "1"}
+    said = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=env, check=True, capture_output=True, text=True
+    )
+    assert re.search(message, said.stdout), said.stdout[:300]

@@ -99,7 +99,8 @@ StatusOr<std::string> Compile(const std::string& kernel, const Compiler& compile
   }
   if (child.exit_code != 0) {
     return InvalidArgument("kernel ", kernel, " does not compile:\n",
-                           ReplaceAll(child.err, folder.path() + "/", ""));
+                           child.err.empty() ? StrCat(compiler.path, " ", child.HowItEnded())
+                                             : ReplaceAll(child.err, folder.path() + "/", ""));
   }
   auto made = ReadFile(library, kMaxLibrary);
   if (made.ok()) return made;
