@@ -68,7 +68,8 @@ class Kernel:
         self.name = str(definition["name"])
         if vmap is not None and not (isinstance(vmap, str) and vmap in VMAP_METHODS):
             raise InvalidArgumentError(
-                f"{self.name}: vmap is {_given.came(vmap)}; allowed are {', '.join(VMAP_METHODS)} and None"
+                f"{self.name}: vmap is {_given.came(vmap)}; allowed are "
+                f"{', '.join(VMAP_METHODS)} and None"
             )
         self._definition = dict(definition)
         self._outputs = dict(outputs)
@@ -267,8 +268,9 @@ def output_spec(kernel: str, name: str, value: Any, specs: Specs) -> TensorSpec:
         if known is not None and _is_list(shape) and all(map(_is_size, shape)):
             return TensorSpec(known, tuple(map(_plain, shape)))
     raise InvalidArgumentError(
-        f"{kernel}: outputs[{name!r}] is {_given.came(value)}; it must be the name of an argument, a pair "
-        "(shape, dtype), what has a shape and a dtype, or a function of arguments that gives one"
+        f"{kernel}: outputs[{name!r}] is {_given.came(value)}; it must be the name of an "
+        "argument, a pair (shape, dtype), what has a shape and a dtype, or a function of "
+        "arguments that gives one"
     )
 
 

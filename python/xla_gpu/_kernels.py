@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import numbers
 import os
 import pathlib
@@ -113,8 +114,8 @@ def _scalar(
     if isinstance(given, tuple):
         if len(given) != 2 or _kernel.dtype_name(given[0]) is None:
             raise InvalidArgumentError(
-                f"{kernel}: scalars[{name!r}] is {_given.came(given)}; a pair must be (dtype, default or "
-                "function of arguments)"
+                f"{kernel}: scalars[{name!r}] is {_given.came(given)}; a pair must be (dtype, "
+                "default or function of arguments)"
             )
         made["type"], value = _kernel.dtype_name(given[0]), given[1]
     elif _kernel.dtype_name(given) is not None and not isinstance(given, bool | int | float):
@@ -122,18 +123,20 @@ def _scalar(
     if _given.is_function(value):
         derived[name] = value
         return made | {"derived": True}
-    if isinstance(value, numbers.Real) and not abs(value) < float("inf"):
+    if isinstance(value, numbers.Integral) and not isinstance(value, int):  # NumPy's
+        value = int(value)
+    elif isinstance(value, numbers.Real) and not isinstance(value, int | float):
+        value = float(value)
+    if isinstance(value, float) and not math.isfinite(value):
         raise InvalidArgumentError(
             f"{kernel}: scalars[{name!r}] is {given!r}; a default must be finite, a call may give "
             "others"
         )
     if isinstance(value, bool | int | float):
         return made | {"default": value}
-    if isinstance(value, numbers.Real):  # NumPy's
-        return made | {"default": int(value) if _given.is_int(value) else float(value)}
     raise InvalidArgumentError(
-        f"{kernel}: scalars[{name!r}] is {_given.came(given)}; it must be a dtype, a default, a function of "
-        "arguments, or (dtype, one of the last two)"
+        f"{kernel}: scalars[{name!r}] is {_given.came(given)}; it must be a dtype, a default, a "
+        "function of arguments, or (dtype, one of the last two)"
     )
 
 
