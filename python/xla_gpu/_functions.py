@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from _ctypes import CFuncPtr
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from xla_gpu import _handlers
+from xla_gpu import _given, _handlers
 from xla_gpu._errors import InvalidArgumentError
 from xla_gpu._kernel import Kernel
 from xla_gpu._kernels import (
@@ -23,6 +24,26 @@ from xla_gpu._kernels import (
 )
 
 
+def _is_function(value: Any) -> bool:
+    """Whether it can be a C function in one of the forms that `_function` takes."""
+    if isinstance(value, tuple):
+        return len(value) == 2 and all(isinstance(one, str | os.PathLike) for one in value)
+    if isinstance(value, str):
+        return all(value.rpartition(":")[::2])
+    return (
+        (_given.is_int(value) and 0 < value < 1 << 64)
+        or isinstance(value, CFuncPtr)
+        or isinstance(getattr(value, "address", None), int)
+        or hasattr(value, "__chandle__")
+        or hasattr(value, "__tvm_ffi_object__")
+        or type(value).__name__ == "PyCapsule"
+    )
+
+
+_FORMS = "'path/to/lib.so:symbol', (path, symbol), an address, a ctypes function or a PyCapsule"
+
+
+@_given.checked(source=(_given.anything, ""), entry=_given.ENTRY)
 def host_kernel(
     source: Source | Any,
     entry: str | Callable[..., str] | None = None,
@@ -63,11 +84,21 @@ def host_kernel(
     """
     host: dict[str, Any]
     if entry is not None:
+        if not _given.is_path(source):
+            raise InvalidArgumentError(
+                f"{name or entry}: source is {_given.came(source)}; with an entry it must be "
+                f"{_given.SOURCE}"
+            )
         if not isinstance(entry, str):
             entry = Entry("host_kernel", name, entry)
         name = name or name_of(entry)
         host = host_source(name, source, entry, options)
     else:
+        if not _is_function(source):
+            raise InvalidArgumentError(
+                f"{name or 'host_kernel'}: source is {_given.came(source)}; without an entry it "
+                f"must be {_FORMS}"
+            )
         name, host = _function(name, source)
     return make(
         name,
@@ -104,6 +135,7 @@ def _function(name: str | None, function: Any) -> tuple[str, dict[str, Any]]:
     }
 
 
+@_given.checked(function=(_is_function, f"{_FORMS}, or a tvm_ffi.Function"))
 def external_kernel(
     function: Any,
     *,
@@ -156,7 +188,8 @@ def external_kernel(
       NotFoundError: no such library or symbol (when a call is compiled).
     """
     is_tvm = hasattr(function, "__chandle__") or hasattr(function, "__tvm_ffi_object__")
-    convention = convention or ("tvm_ffi" if is_tvm else "legacy" if api_version else "c")
+    if convention is None:
+        convention = "tvm_ffi" if is_tvm else "c" if api_version is None else "legacy"
     if convention not in ("tvm_ffi", "c", "legacy"):
         raise InvalidArgumentError(
             f"external_kernel: convention is {convention!r}; allowed are tvm_ffi, c, legacy and "
@@ -170,7 +203,7 @@ def external_kernel(
     if convention == "tvm_ffi":
         code |= {"owned": is_tvm if owned is None else owned, "libtvm_ffi": _libtvm_ffi()}
     elif convention == "legacy":
-        code |= {"api_version": api_version, "opaque": opaque}
+        code |= {"api_version": None if api_version is None else int(api_version), "opaque": opaque}
     else:
         code["returns_error"] = returns_error
     if parameters is not None:  # the function's: a host twin of another kind has its own

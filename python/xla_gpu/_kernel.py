@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from xla_gpu import _ops, _schema
+from xla_gpu import _given, _ops, _schema
 from xla_gpu._errors import InvalidArgumentError
 from xla_gpu._ops import AttrValue, TensorSpec
 
@@ -66,9 +66,10 @@ class Kernel:
           sharding: a rule in Shardy's form, "i j, j -> i".
         """
         self.name = str(definition["name"])
-        if vmap is not None and vmap not in VMAP_METHODS:
+        if vmap is not None and not (isinstance(vmap, str) and vmap in VMAP_METHODS):
             raise InvalidArgumentError(
-                f"{self.name}: vmap is {vmap!r}; allowed are {', '.join(VMAP_METHODS)} and None"
+                f"{self.name}: vmap is {_given.came(vmap)}; allowed are "
+                f"{', '.join(VMAP_METHODS)} and None"
             )
         self._definition = dict(definition)
         self._outputs = dict(outputs)
@@ -78,6 +79,8 @@ class Kernel:
         self._variant = variant
         self.vmap, self.gradient, self.sharding = vmap, gradient, sharding
         self.schema = self._define({})
+        if sharding is not None:
+            factors_of(self.name, sharding, self.schema)
         self._scalars = tuple(a for a in self.schema.attrs if not a.derived)
         self.__signature__ = inspect.Signature(_schema.parameters(self.schema))
         names = [a.name for a in self.schema.args]
@@ -107,6 +110,17 @@ class Kernel:
         if front_end is None:
             front_end = _front_end(self, array)
         return front_end(self, arrays, scalars)
+
+    def __copy__(self) -> Kernel:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Kernel:
+        return self
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            f"{self.name}: a kernel cannot be pickled; make it in each process, or export a program"
+        )
 
     def __repr__(self) -> str:
         return f"<xla_gpu kernel {self.name}{self.__signature__}>"
@@ -166,6 +180,9 @@ class Kernel:
         return _schema.define({**self._definition, **members}, self)
 
 
+_NAMELESS = inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)
+
+
 class _Call:
     """What functions of a call's arguments are given: those that their parameters name."""
 
@@ -175,11 +192,19 @@ class _Call:
         self._known = {_schema.python_name(name): value for name, value in known.items()}
 
     def value(self, given: Any, what: str) -> Any:
-        if not callable(given) or isinstance(given, type):
+        if not _given.is_function(given):
             return given
-        wanted = inspect.signature(given).parameters.values()
+        try:
+            wanted = list(inspect.signature(given).parameters.values())
+        except ValueError:  # a builtin, which tells no names
+            wanted = [_NAMELESS]
         if any(p.kind is p.VAR_KEYWORD for p in wanted):
-            return given(**self._known)
+            return self._called(given, what, self._known)
+        if any(p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL) for p in wanted):
+            raise InvalidArgumentError(
+                f"{self._kernel}: the function {what} has parameters without names; it is given "
+                f"arguments and scalars by theirs: {', '.join(self._known)}"
+            )
         names = [p.name for p in wanted if p.default is p.empty or p.name in self._known]
         unknown = [name for name in names if name not in self._known]
         if unknown:
@@ -187,7 +212,15 @@ class _Call:
                 f"{self._kernel}: the function {what} has a parameter {unknown[0]}, which is no "
                 f"argument or scalar of this call; it has {', '.join(self._known)}"
             )
-        return given(**{name: self._known[name] for name in names})
+        return self._called(given, what, {name: self._known[name] for name in names})
+
+    def _called(self, function: Callable[..., Any], what: str, named: dict[str, Any]) -> Any:
+        try:
+            return function(**named)
+        except Exception as error:
+            if hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(f"{self._kernel}: raised by the function {what}")
+            raise
 
 
 def exact(specs: Specs, scalars: Scalars) -> tuple[Specs, Scalars]:
@@ -227,36 +260,60 @@ def output_spec(kernel: str, name: str, value: Any, specs: Specs) -> TensorSpec:
     pair = (
         (value.shape, value.dtype) if hasattr(value, "shape") and hasattr(value, "dtype") else value
     )
-    if isinstance(pair, Sequence) and len(pair) == 2:
+    if _is_list(pair) and len(pair) == 2:
         shape, dtype = pair
-        if isinstance(shape, int):
+        if _is_int(shape):
             shape = (shape,)
         known = dtype_name(dtype)
-        if known is not None and all(_is_size(n) for n in shape):
-            return TensorSpec(known, tuple(shape))
+        if known is not None and _is_list(shape) and all(map(_is_size, shape)):
+            return TensorSpec(known, tuple(map(_plain, shape)))
     raise InvalidArgumentError(
-        f"{kernel}: outputs[{name!r}] is {value!r}; it must be the name of an argument, a pair "
-        "(shape, dtype), what has a shape and a dtype, or a function of arguments that gives one"
+        f"{kernel}: outputs[{name!r}] is {_given.came(value)}; it must be the name of an "
+        "argument, a pair (shape, dtype), what has a shape and a dtype, or a function of "
+        "arguments that gives one"
     )
+
+
+def factors_of(kernel: str, rule: str, schema: _schema.Op) -> list[list[list[str]]]:
+    """The factors of a sharding rule: of arguments and of results, one for each dimension."""
+    sides = [[dims.split() for dims in side.split(",")] for side in rule.split("->")]
+    results = [r.name for r in schema.results if r.kind != "scratch"]
+    required = sum(not arg.optional for arg in schema.args)
+    if (
+        len(sides) != 2
+        or not required <= len(sides[0]) <= len(schema.args)
+        or len(sides[1]) != len(results)
+        or not all(factor.isidentifier() for side in sides for dims in side for factor in dims)
+        or any(len(set(dims)) < len(dims) for side in sides for dims in side)
+    ):
+        raise InvalidArgumentError(
+            f"{kernel}: sharding is {rule!r}; it must have a name for each dimension of its "
+            f"arguments ({', '.join(arg.name for arg in schema.args)}) and, behind '->', of its "
+            f'results ({", ".join(results)}), as in "i j, j -> i"'
+        )
+    return sides
 
 
 def _dims(kernel: str, name: str, value: Any) -> tuple[int, int, int]:
     dims = (value,) if _is_int(value) else tuple(value) if _is_list(value) else ()
     if not 1 <= len(dims) <= 3 or not all(map(_is_int, dims)):
-        raise InvalidArgumentError(f"{kernel}: {name} is {value!r}; it must be 1 to 3 ints")
-    x, y, z = (*dims, 1, 1)[:3]
+        raise InvalidArgumentError(
+            f"{kernel}: {name} is {_given.came(value)}; it must be 1 to 3 ints"
+        )
+    x, y, z = (*map(_plain, dims), 1, 1)[:3]
     return x, y, z
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
+    return isinstance(value, list | tuple)
 
 
 def _bytes(kernel: str, name: str, value: Any) -> int:
-    if isinstance(value, bool) or not _is_size(value):
-        raise InvalidArgumentError(f"{kernel}: {name} is {value!r}; it must be a number of bytes")
-    count: int = value
-    return count
+    if not _is_size(value):
+        raise InvalidArgumentError(
+            f"{kernel}: {name} is {_given.came(value)}; it must be a number of bytes"
+        )
+    return _plain(value)
 
 
 def _is_symbolic(value: Any) -> bool:
@@ -265,11 +322,17 @@ def _is_symbolic(value: Any) -> bool:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) or _is_symbolic(value)
+    return _given.is_int(value) or _is_symbolic(value)
 
 
 def _is_size(value: Any) -> bool:
-    return value >= 0 if isinstance(value, int) else _is_int(value)
+    return value >= 0 if _given.is_int(value) else _is_symbolic(value)
+
+
+def _plain(value: Any) -> int:
+    """An int of NumPy's as Python's; one that is symbolic stays."""
+    made: int = value if _is_symbolic(value) else int(value)
+    return made
 
 
 # ---- Calls ---------------------------------------------------------------------------------------

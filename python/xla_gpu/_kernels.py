@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import math
+import numbers
 import os
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from xla_gpu import _kernel
+from xla_gpu import _given, _kernel
 from xla_gpu._errors import InvalidArgumentError, NotFoundError
 from xla_gpu._kernel import Kernel
 
@@ -21,11 +23,25 @@ def read(name: str, source: Source) -> tuple[str, str]:
     if isinstance(source, os.PathLike) or (
         "\n" not in source and "{" not in source and re.search(r"\.\w+$", source)
     ):
-        path = pathlib.Path(source)
-        if not path.is_file():
-            raise NotFoundError(f"{name}: the source file {path} does not exist")
-        return path.read_text(), str(path)
+        content = _content(f"{name}: the source file", source)
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as e:
+            raise InvalidArgumentError(f"{name}: the source file {source} is not UTF-8: {e}") from e
+        if "\0" in text:
+            raise InvalidArgumentError(f"{name}: the source file {source} has a NUL byte")
+        return text, os.fspath(source)
     return source, ""
+
+
+def _content(said: str, file: Source) -> bytes:
+    path = pathlib.Path(file)
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise NotFoundError(f"{said} {path} does not exist") from None
+    except OSError as e:
+        raise InvalidArgumentError(f"{said} {path} cannot be read: {e.strerror}") from e
 
 
 class Entry(str):
@@ -128,20 +144,29 @@ def _scalar(
     if isinstance(given, tuple):
         if len(given) != 2 or _kernel.dtype_name(given[0]) is None:
             raise InvalidArgumentError(
-                f"{kernel}: scalars[{name!r}] is {given!r}; a pair must be (dtype, default or "
-                "function of arguments)"
+                f"{kernel}: scalars[{name!r}] is {_given.came(given)}; a pair must be (dtype, "
+                "default or function of arguments)"
             )
         made["type"], value = _kernel.dtype_name(given[0]), given[1]
     elif _kernel.dtype_name(given) is not None and not isinstance(given, bool | int | float):
         return {"type": _kernel.dtype_name(given)}
-    if callable(value):
+    if _given.is_function(value):
         derived[name] = value
         return made | {"derived": True}
+    if isinstance(value, numbers.Integral) and not isinstance(value, int):  # NumPy's
+        value = int(value)
+    elif isinstance(value, numbers.Real) and not isinstance(value, int | float):
+        value = float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidArgumentError(
+            f"{kernel}: scalars[{name!r}] is {given!r}; a default must be finite, a call may give "
+            "others"
+        )
     if isinstance(value, bool | int | float):
         return made | {"default": value}
     raise InvalidArgumentError(
-        f"{kernel}: scalars[{name!r}] is {given!r}; it must be a dtype, a default, a function of "
-        "arguments, or (dtype, one of the last two)"
+        f"{kernel}: scalars[{name!r}] is {_given.came(given)}; it must be a dtype, a default, a "
+        "function of arguments, or (dtype, one of the last two)"
     )
 
 
@@ -175,6 +200,7 @@ def host_source(
     }
 
 
+@_given.checked(entry=_given.ENTRY)
 def cuda_kernel(
     source: Source,
     entry: str | Callable[..., str],
@@ -282,7 +308,7 @@ def _with_host(
 
 
 def _cluster(cluster: tuple[int, int, int] | None) -> dict[str, Any]:
-    return {} if cluster is None else {"cluster": list(cluster)}
+    return {} if cluster is None else {"cluster": list(map(int, cluster))}
 
 
 def name_of(entry: str) -> str:
@@ -305,6 +331,7 @@ def platforms_of(name: str, platform: str | Sequence[str]) -> list[str]:
     return platforms
 
 
+@_given.checked()
 def cubin_kernel(
     image: Source | bytes,
     entry: str,
@@ -344,12 +371,9 @@ def cubin_kernel(
       NotFoundError: no such file.
     """
     name = name or entry
-    if isinstance(image, str | os.PathLike) and not str(image).lstrip().startswith("."):
-        path = pathlib.Path(image)
-        if not path.is_file():
-            raise NotFoundError(f"{name}: the image {path} does not exist")
-        image = path.read_bytes()
-    data = image if isinstance(image, bytes) else str(image).encode()
+    if isinstance(image, os.PathLike) or (isinstance(image, str) and "\n" not in image):
+        image = _content(f"{name}: the image", image)
+    data = image if isinstance(image, bytes) else image.encode()
     cuda: dict[str, Any] = {
         "kind": "cuda_image",
         "image": base64.b64encode(data).decode(),

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from xla_gpu import _kernel
+from xla_gpu import _given, _kernel
 from xla_gpu._errors import InvalidArgumentError, NotFoundError
 from xla_gpu._kernel import Kernel
 from xla_gpu._kernels import arguments_of, host_of, make, platforms_of
@@ -16,6 +16,7 @@ _NUMBERS: dict[Any, str] = {bool: "pred", int: "i64", float: "f64"}
 _NUMBERS |= {kind.__name__: dtype for kind, dtype in _NUMBERS.items()}  # as annotations may be
 
 
+@_given.checked()
 def torch_kernel(
     fn: Callable[..., Any],
     *,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import numbers
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from xla_gpu import _kernel, _kernels, _schema
+from xla_gpu import _given, _kernel, _kernels, _schema
 from xla_gpu._errors import at_callers_line
 from xla_gpu._kernel import Kernel, Scalars, Specs
 from xla_gpu._ops import AttrValue, TensorSpec
@@ -18,12 +18,13 @@ from xla_gpu._triton._function import TritonFunction, Variant
 from xla_gpu._triton._meta import is_function
 
 
+@_given.checked(options=(_given.by_name, "a dict by the names of Triton's options"))
 def triton_kernel(
     fn: Any,
     *,
     grid: Any,
     outputs: Mapping[str, Any] | None = None,
-    in_place: Iterable[str] = (),
+    in_place: Sequence[str] = (),
     constexprs: Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None = None,
     scalars: Mapping[str, Any] | None = None,
     num_warps: int | None = None,

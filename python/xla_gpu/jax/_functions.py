@@ -12,6 +12,7 @@ import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -54,10 +55,20 @@ def array(op: str, name: str, value: Any, optional: bool = False) -> Any:
     """The value if it is an array, or one of the Python numbers that it holds; else an error."""
     if value is None and optional:
         return None
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        if not isinstance(value, np.generic):
-            known_types.add(type(value))
+    if isinstance(value, jax.Array) or hasattr(value, "__jax_array__"):
+        known_types.add(type(value))
         return value
+    if isinstance(value, np.ndarray | np.generic):
+        if (
+            value.dtype.name in _ops.NUMPY_DTYPE_NAMES
+            and value.dtype.isnative
+            and not isinstance(value, np.ma.MaskedArray)
+        ):
+            return value
+        raise InvalidArgumentError(
+            f"{op}: {name} is {type(value).__name__} of dtype {value.dtype.str}; it must be an "
+            "array without a mask, of numbers that XLA has, in this machine's byte order"
+        )
     if isinstance(value, list | tuple | numbers.Number):
         try:
             return np.asarray(value, np.int32) if _all_ints(value) else np.asarray(value)

@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from xla_gpu import _ops
+from xla_gpu import _given, _ops
 from xla_gpu._errors import InvalidArgumentError, at_callers_line
 from xla_gpu._kernel import Kernel, Scalars, as_key
 from xla_gpu.jax import _functions, _primitive
@@ -67,7 +68,10 @@ def bind(
 
 def _spec_of(kernel: Kernel, name: str, array: Any) -> _ops.TensorSpec:
     _primitive.check_concrete(kernel.name, name, array)
-    return _ops.spec_of(array)
+    try:
+        return _ops.spec_of(array)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{kernel.name}: {name}: {error}") from None
 
 
 def _differentiable(
@@ -91,17 +95,32 @@ def _differentiable(
                 f"{len(given)}, one for each argument (None: it has none)"
             )
         left = iter(gradients)
-        return tuple(None if v is None else gradient(v, next(left)) for v in values)
+        return tuple(
+            None if v is None else gradient(v, next(left), f"{kernel.name}: gradient of {arg.name}")
+            for arg, v in zip(kernel.schema.args, values, strict=True)
+        )
 
     function.defvjp(forward, backward)
     return function
 
 
-def gradient(value: Any, made: Any) -> Any:
-    """As JAX takes it: integers have gradients of float0, None stands for zeros."""
+def gradient(value: Any, made: Any, said: str) -> Any:
+    """As JAX takes it: integers have gradients of float0, None stands for zeros.
+
+    Raises:
+      InvalidArgumentError: it is no array of the value's shape; the message begins with `said`.
+    """
     if not jnp.issubdtype(value.dtype, jnp.inexact):
         return None
-    return jnp.zeros_like(value) if made is None else jnp.asarray(made, value.dtype)
+    if made is None:
+        return jnp.zeros_like(value)
+    is_array = isinstance(made, jax.Array | np.ndarray) and made.shape == value.shape
+    if not is_array or (jnp.iscomplexobj(made) and not jnp.iscomplexobj(value)):
+        raise InvalidArgumentError(
+            f"{said} is {_given.came(made)}; it must be a real array of shape {value.shape}, "
+            "or None"
+        )
+    return jnp.asarray(made, value.dtype)
 
 
 # ---- vmap ----------------------------------------------------------------------------------------

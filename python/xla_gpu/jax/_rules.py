@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from xla_gpu._errors import InvalidArgumentError
-from xla_gpu._kernel import Kernel
+from xla_gpu._kernel import Kernel, factors_of
 from xla_gpu.jax._partition import Localize, Rule, Specs, Split
 
 Axes = tuple[str, ...]
@@ -109,13 +109,8 @@ def of_kernel(kernel: Kernel) -> Rule | None:
     """
     if kernel.sharding is None:
         return None
-    sides = [[dims.split() for dims in side.split(",")] for side in kernel.sharding.split("->")]
+    sides = factors_of(kernel.name, kernel.sharding, kernel.schema)
     results = [r.name for r in kernel.schema.results if r.kind != "scratch"]
-    if len(sides) != 2 or len(sides[1]) != len(results):
-        raise InvalidArgumentError(
-            f"{kernel.name}: sharding is {kernel.sharding!r}; it must have a factor for each "
-            f"dimension of its arguments and, behind '->', of its results ({', '.join(results)})"
-        )
     splittable = set.intersection(*map(set, sides[1]))
 
     def rule(args: Arrays, attrs: Mapping[str, Any]) -> Split:

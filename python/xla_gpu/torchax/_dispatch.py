@@ -117,7 +117,10 @@ def _differentiable(
         arrays, results = kept
         made = kernel.gradients(options, *interop.torch_view((arrays, results, tuple(cotangents))))
         gradients = interop.jax_view(tuple(made))
-        return tuple(_jax_kernels.gradient(a, g) for a, g in zip(arrays, gradients, strict=True))
+        return tuple(
+            _jax_kernels.gradient(a, g, f"{kernel.name}: gradient of argument {i}")
+            for i, (a, g) in enumerate(zip(arrays, gradients, strict=True))
+        )
 
     function.defvjp(forward, backward)
     return function

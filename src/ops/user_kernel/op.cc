@@ -89,7 +89,8 @@ StatusOr<std::vector<TensorSpec>> Infer(const Definition& definition, const Op& 
   const Attributes& attributes = *call.attributes;
   XLA_GPU_RETURN_IF_ERROR(CheckScalars(definition, attributes));
   const auto& implementation = definition.implementations[static_cast<size_t>(platform)];
-  if (implementation && implementation->is_launched()) {
+  // Of a call on the CPU too, where the same call would be refused on a GPU.
+  if ((implementation && implementation->is_launched()) || attributes.Find("grid") != nullptr) {
     XLA_GPU_RETURN_IF_ERROR(CheckLaunch(definition, attributes));
   }
   XLA_GPU_ASSIGN_OR_RETURN(std::vector<TensorSpec> said,

@@ -99,9 +99,13 @@ StatusOr<std::string> Compile(const std::string& kernel, const Compiler& compile
   }
   if (child.exit_code != 0) {
     return InvalidArgument("kernel ", kernel, " does not compile:\n",
-                           ReplaceAll(child.err, folder.path() + "/", ""));
+                           child.err.empty() ? StrCat(compiler.path, " ", child.HowItEnded())
+                                             : ReplaceAll(child.err, folder.path() + "/", ""));
   }
-  return ReadFile(library, kMaxLibrary);
+  auto made = ReadFile(library, kMaxLibrary);
+  if (made.ok()) return made;
+  return InvalidArgument("kernel ", kernel, ": the C++ compiler ", compiler.path,
+                         " made no library; its options are ", StrJoin(options, " "));
 }
 
 StatusOr<const void*> Load(const std::string& kernel, const std::string& bytes) {
@@ -113,7 +117,8 @@ StatusOr<const void*> Load(const std::string& kernel, const std::string& bytes) 
   void* library = dlopen(StrCat("/proc/self/fd/", file.get()).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
-    return FailedPrecondition("its code cannot be loaded: ", why == nullptr ? "?" : why);
+    return FailedPrecondition("its code cannot be loaded: ", why == nullptr ? "?" : why,
+                              "; options must leave the compiler a shared library to make");
   }
   file.Release();
   const auto* entry = static_cast<const void* const*>(dlsym(library, kEntry));
