@@ -312,7 +312,7 @@ PARAMETERS = {
         ("source", pathlib.Path("\udcff.cc"), "text in UTF-8 without NUL, or the path"),
         ("source", pathlib.Path("/"), "the source file / cannot be read: Is a directory"),
         ("source", pathlib.Path("a" * 5000), "cannot be read: File name too long"),
-        ("entry", b"f", "entry is b'f'; it must be the name of a function"),
+        ("entry", b"f", "entry is b'f'; it must be a name, an expression"),
         ("entry", "", "entry is ''"),
         ("entry", "f\0", "entry is"),
         ("entry", "f; int q", "declares no function 'f; int q'"),
