@@ -136,6 +136,10 @@ def external_kernel(
         "c": a C function. On CUDA a launcher: (stream, arguments, outputs, scalars), or as
           `parameters` says.
         "legacy": an XLA custom call of api_version 1, 2 or 3, with `opaque`.
+        "ffi": a typed XLA FFI handler, or a dict of them by stage ("instantiate", "prepare",
+          "initialize", "execute"): arguments (without absent ones), outputs and the workspace are
+          its buffers, scalars its attributes, by their names. With `capture` it must be declared
+          safe for command buffers.
         By default "tvm_ffi" for a tvm_ffi.Function, "legacy" where api_version is given, else "c".
       platform: "CUDA", "Host" or both.
       owned: of "tvm_ffi": tensors that own their memory, which Python callbacks and parameters of
@@ -153,11 +157,20 @@ def external_kernel(
     """
     is_tvm = hasattr(function, "__chandle__")
     convention = convention or ("tvm_ffi" if is_tvm else "legacy" if api_version else "c")
-    if convention not in ("tvm_ffi", "c", "legacy"):
+    if convention not in ("tvm_ffi", "c", "legacy", "ffi"):
         raise InvalidArgumentError(
-            f"external_kernel: convention is {convention!r}; allowed are tvm_ffi, c, legacy and "
-            "None"
+            f"external_kernel: convention is {convention!r}; allowed are tvm_ffi, c, legacy, "
+            "ffi and None"
         )
+    if convention == "ffi" and parameters is not None:
+        raise InvalidArgumentError(
+            "external_kernel: parameters are not for convention='ffi': a handler takes arguments, "
+            "outputs and scalars"
+        )
+    stages: dict[str, int] = {}
+    if convention == "ffi" and isinstance(function, Mapping):
+        stages = _handlers.stages_of(function)
+        function = stages.pop("execute")
     if is_tvm:
         name, code = _tvm_function(name, function)
     else:
@@ -167,6 +180,8 @@ def external_kernel(
         code |= {"owned": is_tvm if owned is None else owned, "libtvm_ffi": _libtvm_ffi()}
     elif convention == "legacy":
         code |= {"api_version": api_version, "opaque": opaque}
+    elif convention == "ffi":
+        code |= stages
     else:
         code["returns_error"] = returns_error
     implementations: dict[str, Any] = dict.fromkeys(platforms_of(name, platform), code)

@@ -153,6 +153,8 @@ ImplementationPlan* PlanOf(const Implementation& implementation) {
       return MakeDlpackPlan;
     case Implementation::Kind::kLegacy:
       return MakeLegacyPlan;
+    case Implementation::Kind::kFfi:
+      return MakeFfiPlan;
   }
   return nullptr;
 }
