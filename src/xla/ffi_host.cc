@@ -49,6 +49,7 @@ struct Context {
   int64_t run_id = 0;
   std::mutex mutex = {};
   std::vector<void*> memory = {};  // of the Host, guarded by mutex; freed with the call
+  std::string refusal = {};        // of memory, guarded by mutex: handlers drop its text
 
   ~Context() {
     for (void* const block : memory) std::free(block);
@@ -151,10 +152,11 @@ XLA_FFI_Error* GetStream(XLA_FFI_Stream_Get_Args* args) {
 XLA_FFI_Error* Allocate(XLA_FFI_DeviceMemory_Allocate_Args* args) {
   Context& context = ContextOf(args);
   if (context.platform != Platform::kHost) {
-    return MakeError(Unimplemented("scratch memory on ", PlatformName(context.platform),
-                                   " is not lent by XLA_FFI_DeviceMemory_Allocate; declare the "
-                                   "kernel's `workspace`, which the handler gets as its last "
-                                   "result"));
+    const std::lock_guard<std::mutex> lock(context.mutex);
+    context.refusal = StrCat("scratch memory on ", PlatformName(context.platform),
+                             " is not lent; declare the kernel's `workspace`, which the handler "
+                             "gets as its last result");
+    return MakeError(Unimplemented(context.refusal));
   }
   void* block = nullptr;
   const size_t alignment = std::max<size_t>(args->alignment, 64);
@@ -336,10 +338,14 @@ class FfiPlan final : public Plan {
     } catch (const std::exception& error) {
       status = Internal("the handler threw: ", error.what());
     }
-    if (frame.future == nullptr) return status;
-    const std::unique_ptr<Future> future(reinterpret_cast<Future*>(frame.future));
-    Status ended = future->Wait();
-    return status.ok() ? ended : status;
+    if (frame.future != nullptr) {
+      const std::unique_ptr<Future> future(reinterpret_cast<Future*>(frame.future));
+      Status ended = future->Wait();
+      if (status.ok()) status = std::move(ended);
+    }
+    const std::lock_guard<std::mutex> lock(context.mutex);
+    if (status.ok() || status.message().find(context.refusal) != std::string::npos) return status;
+    return Status(status.code(), StrCat(status.message(), " (", context.refusal, ")"));
   }
 
   FfiHandler handler_;
