@@ -5,6 +5,7 @@ import shutil
 import subprocess
 
 import jax
+import jax.export
 import numpy as np
 import pytest
 import xla_gpu
@@ -81,3 +82,10 @@ def test_what_is_no_handler(library):
 def test_parameters_are_refused():
     with pytest.raises(xla_gpu.InvalidArgumentError, match="parameters"):
         make(1, parameters=["x", "out"])
+
+
+def test_it_is_not_exported(library):
+    kernel = make(f"{library}:Handler", name="scale")
+    program = jax.jit(lambda x: kernel(x, alpha=1.0))
+    with pytest.raises(xla_gpu.InvalidArgumentError, match="scale: .* exported program cannot"):
+        jax.export.export(program, disabled_checks=xla_gpu.jax.export_checks())(X)
