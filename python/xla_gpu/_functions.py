@@ -135,7 +135,12 @@ def _function(name: str | None, function: Any) -> tuple[str, dict[str, Any]]:
     }
 
 
-@_given.checked(function=(_is_function, f"{_FORMS}, or a tvm_ffi.Function"))
+@_given.checked(
+    function=(
+        lambda v: _is_function(v) or isinstance(v, Mapping),
+        f"{_FORMS}, a tvm_ffi.Function, or a dict of an FFI handler's stages",
+    )
+)
 def external_kernel(
     function: Any,
     *,
@@ -172,6 +177,10 @@ def external_kernel(
         "c": a C function. On CUDA a launcher: (stream, arguments, outputs, scalars), or as
           `parameters` says.
         "legacy": an XLA custom call of api_version 1, 2 or 3, with `opaque`.
+        "ffi": a typed XLA FFI handler, or a dict of them by stage ("instantiate", "prepare",
+          "initialize", "execute"): arguments (without absent ones), outputs and the workspace are
+          its buffers, scalars its attributes, by their names. With `capture` it must be declared
+          safe for command buffers.
         By default "tvm_ffi" for a tvm_ffi.Function, "legacy" where api_version is given, else "c".
       platform: "CUDA", "Host" or both.
       owned: of "tvm_ffi": tensors that own their memory, which Python callbacks and parameters of
@@ -190,11 +199,24 @@ def external_kernel(
     is_tvm = hasattr(function, "__chandle__") or hasattr(function, "__tvm_ffi_object__")
     if convention is None:
         convention = "tvm_ffi" if is_tvm else "c" if api_version is None else "legacy"
-    if convention not in ("tvm_ffi", "c", "legacy"):
+    if convention not in ("tvm_ffi", "c", "legacy", "ffi"):
         raise InvalidArgumentError(
-            f"external_kernel: convention is {convention!r}; allowed are tvm_ffi, c, legacy and "
-            "None"
+            f"external_kernel: convention is {convention!r}; allowed are tvm_ffi, c, legacy, "
+            "ffi and None"
         )
+    if convention == "ffi" and parameters is not None:
+        raise InvalidArgumentError(
+            "external_kernel: parameters are not for convention='ffi': a handler takes arguments, "
+            "outputs and scalars"
+        )
+    stages: dict[str, int] = {}
+    if isinstance(function, Mapping):
+        if convention != "ffi":
+            raise InvalidArgumentError(
+                "external_kernel: function is a dict; stages are those of convention='ffi'"
+            )
+        stages = _handlers.stages_of(function)
+        function = stages.pop("execute")
     if is_tvm:
         name, code = _tvm_function(name, function)
     else:
@@ -204,6 +226,8 @@ def external_kernel(
         code |= {"owned": is_tvm if owned is None else owned, "libtvm_ffi": _libtvm_ffi()}
     elif convention == "legacy":
         code |= {"api_version": None if api_version is None else int(api_version), "opaque": opaque}
+    elif convention == "ffi":
+        code |= stages
     else:
         code["returns_error"] = returns_error
     if parameters is not None:  # the function's: a host twin of another kind has its own

@@ -130,6 +130,17 @@ void ThreadPool::ParallelFor(int64_t n, const std::function<void(int64_t)>& task
   if (loop->error != nullptr) std::rethrow_exception(std::move(loop->error));
 }
 
+void ThreadPool::Submit(std::function<void()> task) {
+  if (num_threads() < 2) return task();
+  // The last owner runs the task: the helper, or a pool that drops the helper.
+  struct Once {
+    std::function<void()> task;
+    ~Once() { task(); }
+  };
+  std::shared_ptr<Once> once(new Once{std::move(task)});
+  Schedule([once = std::move(once)]() mutable { once.reset(); });
+}
+
 ThreadPool& DefaultThreadPool() { return default_pool.Get().pool; }
 
 std::unique_ptr<ThreadPool> MakeThreadPool(int num_threads) {

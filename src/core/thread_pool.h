@@ -21,6 +21,10 @@ class ThreadPool {
   // task runs any more.
   void ParallelFor(int64_t n, const std::function<void(int64_t)>& task);
 
+  // Runs `task` once: some time on another thread, or here where the pool has or takes none. It
+  // must not throw.
+  void Submit(std::function<void()> task);
+
  protected:
   // Runs `helper` some time on some thread, or never (a pool that is shut down).
   virtual void Schedule(std::function<void()> helper) = 0;

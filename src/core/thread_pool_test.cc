@@ -94,6 +94,20 @@ TEST(ThreadPool, HelpersThatNeverComeAreNotWaitedFor) {
   EXPECT_EQ(runs, 5);
 }
 
+TEST(ThreadPool, ASubmittedTaskRunsOnce) {
+  int runs = 0;
+  LatePool pool;
+  pool.Submit([&runs] { ++runs; });
+  pool.Submit([&runs] { ++runs; });
+  EXPECT_EQ(runs, 0);
+  pool.helpers[0]();
+  EXPECT_EQ(runs, 1);
+  pool.helpers.clear();  // a pool that drops a helper: here and now
+  EXPECT_EQ(runs, 2);
+  MakeThreadPool(1)->Submit([&runs] { ++runs; });
+  EXPECT_EQ(runs, 3);
+}
+
 // Helpers run while the caller's loop is being torn down: they share the loop's state, not its
 // task.
 TEST(ThreadPool, HelpersRaceWithTheEndOfTheLoop) {

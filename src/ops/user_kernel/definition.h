@@ -37,6 +37,10 @@
 //                 or a StatusCode (dlpack_call.h)
 //   legacy        library and symbol, or address: an XLA custom call of api_version 1, 2 or 3;
 //                 opaque (text). It takes arguments and results, whatever `parameters` says
+//   ffi           library and symbol, or address: an XLA FFI handler (its execute stage);
+//                 instantiate, prepare, initialize (addresses of its other stages). It takes
+//                 arguments, results and work space as buffers and scalars as attributes, by their
+//                 names, whatever `parameters` says
 //
 // and, of those that are launched, cluster ([2,1,1]), cooperative, programmatic (dependent launch)
 // and aligned (["x"]: arguments and results whose addresses the machine code takes for multiples of
@@ -105,7 +109,16 @@ struct Scalar {
 };
 
 struct Implementation {
-  enum class Kind { kCudaSource, kCudaImage, kHostSource, kFunction, kTvmFfi, kDlpack, kLegacy };
+  enum class Kind {
+    kCudaSource,
+    kCudaImage,
+    kHostSource,
+    kFunction,
+    kTvmFfi,
+    kDlpack,
+    kLegacy,
+    kFfi
+  };
   Kind kind = Kind::kFunction;
   std::string text, file;            // sources
   std::vector<std::string> options;  // of their compiler
@@ -119,6 +132,7 @@ struct Implementation {
   bool returns_error = false;
   int api_version = 0;
   std::string opaque;
+  std::array<uint64_t, 3> stages = {};  // addresses of instantiate, prepare, initialize; or 0
   std::vector<Parameter> parameters;
   std::array<uint32_t, 3> cluster = {1, 1, 1};
   bool cooperative = false;
@@ -155,6 +169,7 @@ ImplementationPlan MakeFunctionPlan;  // function, host_source
 ImplementationPlan MakeTvmFfiPlan;
 ImplementationPlan MakeDlpackPlan;
 ImplementationPlan MakeLegacyPlan;
+ImplementationPlan MakeFfiPlan;
 
 }  // namespace xla_gpu::user_kernel
 

@@ -22,7 +22,8 @@ std::vector<std::string> Seeds() {
       R"({"name":"k","doc":"d","workspace":true,"capture":false,"arguments":[{"name":"x","dtypes":["f32","s32"]},{"name":"y","optional":true}],"results":[{"name":"o","like":"x","dtype":"bf16"},{"name":"x","alias_of":"x"}],"scalars":[{"name":"a","type":"f32","default":1.5},{"name":"n","type":"i8","derived":true}],"implementations":{"CUDA":{"kind":"cuda_image","image":"QUJD","entry":"k","cluster":[2,1,1],"cooperative":true,"programmatic":true,"parameters":["x",null,{"value":3,"type":"i32"},{"elements_of":"x","type":"i64"},{"dim_of":"y","dim":0,"type":"u8"},"workspace","stream","a"]},"Host":{"kind":"function","address":4096,"returns_error":true}}})",
       R"({"name":"k","results":[{"name":"o","like":"x"}],"implementations":{"CUDA":{"kind":"cuda_source","text":"__global__ void k(const float* x, float* o, int n){}","entry":"k<3>","file":"a.cu","options":["-DN=3"]},"Host":{"kind":"host_source","text":"void k(const float* x, float* o, int n){}","entry":"k"}}})",
       R"({"name":"k","results":[{"name":"o"}],"implementations":{"CUDA":{"kind":"tvm_ffi","library":"a.so","symbol":"s","libtvm_ffi":"b.so","owned":true},"Host":{"kind":"legacy","address":1,"api_version":3,"opaque":"t"}}})",
-      R"({"name":"k","arguments":[{"name":"x"}],"results":[{"name":"o","like":"x"}],"implementations":{"CUDA":{"kind":"dlpack","address":1,"gate":8,"parameters":["o","x"]},"Host":{"kind":"dlpack","address":1,"gate":8}}})"};
+      R"({"name":"k","arguments":[{"name":"x"}],"results":[{"name":"o","like":"x"}],"implementations":{"CUDA":{"kind":"dlpack","address":1,"gate":8,"parameters":["o","x"]},"Host":{"kind":"dlpack","address":1,"gate":8}}})",
+      R"({"name":"k","results":[{"name":"o"}],"implementations":{"CUDA":{"kind":"ffi","library":"a.so","symbol":"s"},"Host":{"kind":"ffi","address":1,"instantiate":2,"prepare":3,"initialize":4}}})"};
 }
 
 void RunOne(std::string_view text) {

@@ -35,7 +35,8 @@ const std::vector<KindSpec>& Kinds() {
       {"function", {"library", "symbol", "address", "returns_error"}},
       {"tvm_ffi", {"library", "symbol", "address", "libtvm_ffi", "owned"}},
       {"dlpack", {"address", "gate"}, 2},
-      {"legacy", {"api_version", "library", "symbol", "address", "opaque"}, 1}};
+      {"legacy", {"api_version", "library", "symbol", "address", "opaque"}, 1},
+      {"ffi", {"library", "symbol", "address", "instantiate", "prepare", "initialize"}}};
   return kinds;
 }
 
@@ -76,6 +77,12 @@ Status ReadMembers(const Reader& reader, Implementation& made) {
   XLA_GPU_RETURN_IF_ERROR(reader.Read("api_version", api_version, 1, 3));
   XLA_GPU_RETURN_IF_ERROR(reader.Read("gate", gate, 1, kMaxInt));
   made.address = static_cast<uint64_t>(address);
+  constexpr std::string_view kStages[] = {"instantiate", "prepare", "initialize"};
+  for (size_t i = 0; i < std::size(kStages); ++i) {
+    int64_t stage = 0;
+    XLA_GPU_RETURN_IF_ERROR(reader.Read(kStages[i], stage, 1, kMaxInt));
+    made.stages[i] = static_cast<uint64_t>(stage);
+  }
   made.gate = static_cast<uint64_t>(gate);
   made.api_version = static_cast<int>(api_version);
   std::string image;

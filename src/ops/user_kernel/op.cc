@@ -154,6 +154,8 @@ ImplementationPlan* PlanOf(const Implementation& implementation) {
       return MakeDlpackPlan;
     case Implementation::Kind::kLegacy:
       return MakeLegacyPlan;
+    case Implementation::Kind::kFfi:
+      return MakeFfiPlan;
   }
   return nullptr;
 }
