@@ -136,7 +136,7 @@ def test_scalars(value):
 @pytest.mark.parametrize("donate", [False, True])
 def test_in_place(donate):
     accumulate = xla_gpu.triton_kernel(
-        kernels.accumulate, grid=blocks, in_place="total", constexprs={"BLOCK": 64}
+        kernels.accumulate, grid=blocks, in_place=["total"], constexprs={"BLOCK": 64}
     )
     total, x = normal(1000), normal(1000, seed=1)
     want = total + 2 * x

@@ -168,7 +168,7 @@ def test_no_memory_for_the_timing(device, monkeypatch):
 
 def test_tensors_are_reset(device):
     benches = device(block_of)
-    kernel = tuned(kernels.zeroed, outputs={}, in_place="total")
+    kernel = tuned(kernels.zeroed, outputs={}, in_place=["total"])
     told(kernel.variant(X, X, 1024))
     (bench,) = benches
     _, args, results, _ = bench.call

@@ -146,7 +146,7 @@ def test_scalars_that_follow_from_shapes_follow_the_batch():
 
 def test_in_place_is_an_alias():
     kernel = xla_gpu.triton_kernel(
-        kernels.accumulate, grid=blocks, in_place="total", constexprs={"BLOCK": 64}, arch=90
+        kernels.accumulate, grid=blocks, in_place=["total"], constexprs={"BLOCK": 64}, arch=90
     )
     text = lowered(lambda total, x: kernel(total, x, 100), jnp.ones(100), jnp.ones(100))
     assert "output_operand_alias" in text

@@ -211,7 +211,7 @@ def test_warp_specialisation_adds_threads():
 
 def test_in_place():
     accumulate = xla_gpu.triton_kernel(
-        kernels.accumulate, grid=blocks, in_place="total", constexprs={"BLOCK": 64}, arch=90
+        kernels.accumulate, grid=blocks, in_place=["total"], constexprs={"BLOCK": 64}, arch=90
     )
     variant = accumulate.variant(F32(100), F32(100), 100)
     told(variant)
