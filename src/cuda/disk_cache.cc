@@ -57,7 +57,7 @@ bool IsOurs(std::string_view name, std::string_view suffix) {
 }
 
 std::string HomeFolder() {
-  if (const std::string home = Env("HOME"); home.starts_with('/')) return home;
+  if (std::string home = Env("HOME"); home.starts_with('/')) return home;
   passwd entry{};
   passwd* found = nullptr;
   char buffer[4096];

@@ -115,7 +115,7 @@ const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device,
 }
 
 int64_t PanelDims(const Problem& problem) {
-  return sm90::kPanelDims * 2 / DTypeSize(problem.cache_dtype);
+  return 2 * int64_t{sm90::kPanelDims} / DTypeSize(problem.cache_dtype);
 }
 
 // Whether the copy engine can load the problem's pages by boxes: a head's elements lie in whole
@@ -144,7 +144,8 @@ bool IsDecode(const Problem& problem) {
 // rows of most fit a tile.
 bool IsMixed(const Problem& problem) {
   return problem.tokens > 0 && !IsDecode(problem) && !IsFloat8(problem.cache_dtype) &&
-         CeilDiv(problem.tokens * problem.group_size(), 2 * kDecodeTileRows) <= problem.max_seqs;
+         CeilDiv(problem.tokens * problem.group_size(), 2 * int64_t{kDecodeTileRows}) <=
+             problem.max_seqs;
 }
 
 // Rows of a tile of the line of decode work.
