@@ -227,10 +227,6 @@ class Prefill {
   void PackBlock() {
     alignas(64) static constexpr Raw kZeros[kMaxHeadDim] = {};
     values_finite_ = true;
-    const Raw* head_k =
-        static_cast<const Raw*>(b_.k_cache) + p_.k.offset + kv_head_ * p_.k.head_stride;
-    const Raw* head_v =
-        static_cast<const Raw*>(b_.v_cache) + p_.v.offset + kv_head_ * p_.v.head_stride;
     // Four keys are packed at a time.
     const int64_t packed_end = RoundUp(block_end_, std::max<int64_t>(kPanel, 4));
     const Raw* values[2];
@@ -241,8 +237,8 @@ class Prefill {
       if (key >= block_begin_ && key < block_end_) {
         const int64_t page = segment_.pages[(block_ + key) / p_.page_size];
         const int64_t token = (block_ + key) % p_.page_size;
-        k = head_k + page * p_.k.page_stride + token * p_.k.token_stride;
-        v = head_v + page * p_.v.page_stride + token * p_.v.token_stride;
+        k = static_cast<const Raw*>(b_.k_cache) + p_.k.At(page, token, kv_head_);
+        v = static_cast<const Raw*>(b_.v_cache) + p_.v.At(page, token, kv_head_);
       }
       StageKey(k, staged_ + key % 4 * q_stride());
       if (key % 4 == 3) PackFourKeys(key - 3);
