@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "hwy/highway.h"
+#include "src/ops/paged_attention/cpu/bf16-inl.h"
 #include "src/ops/paged_attention/cpu/decode_block-inl.h"
-#include "src/ops/paged_attention/cpu/dot_bf16-inl.h"
 #include "src/ops/paged_attention/cpu/kernels.h"
 #include "src/ops/paged_attention/cpu/logits-inl.h"
 #include "src/ops/paged_attention/cpu/numeric-inl.h"
@@ -69,11 +69,13 @@ class SplitDecoder {
       FindBlock(block->begin + block->n, next);
       if (block->begin - short_begin_ >= kShortKeys) MoveToLongSums(block->begin);
       for (int64_t head = 0; head < p_.kv_heads; ++head) {
-        if (staging()) {
-          RunStaged(*block, head);
-        } else {
-          RunDirect(*block, head, *next);
+        if constexpr (!T::kDot) {
+          if (staging()) {
+            RunStaged(*block, head);
+            continue;
+          }
         }
+        RunDirect(*block, head, *next);
       }
     }
     WriteStates();
@@ -99,7 +101,13 @@ class SplitDecoder {
   }
 
   // Whether q_ and acc hold pairs of vectors as LoadPair gives them.
-  bool even_odd() const { return T::kEvenOdd && !staging(); }
+  bool even_odd() const {
+    if constexpr (T::kDot) {
+      return false;
+    } else {
+      return T::kEvenOdd && !staging();
+    }
+  }
 
   void ToEvenOdd(float* row) const {
     const F32 df;
@@ -112,7 +120,7 @@ class SplitDecoder {
     }
   }
 
-  void ToElementOrder(float* row) const {
+  void FromEvenOdd(float* row) const {
     const F32 df;
     constexpr int64_t kStep = kLanes;
     for (int64_t d = 0; d + 2 * kStep <= padded_; d += 2 * kStep) {
@@ -159,10 +167,15 @@ class SplitDecoder {
           const int64_t q_row = segment_.row_begin + row;
           const int64_t q_head = kv_head * group + g;
           if constexpr (T::kDot) {
+            // Steps of the first of kHeads rows, the second and so on, then the next steps: more
+            // pointers than registers would cost as much as the products.
             const int64_t h = g % kHeads;
-            const auto* query = static_cast<const uint16_t*>(b_.query);
-            StoreDotQuery(query + (q_row * p_.q_heads + q_head) * p_.head_dim, p_.head_dim, kHeads,
-                          h, factor < 0, reinterpret_cast<uint16_t*>(to - h * padded_));
+            const auto* query = static_cast<const uint16_t*>(b_.query) +
+                                (q_row * p_.q_heads + q_head) * p_.head_dim;
+            auto* words = reinterpret_cast<uint16_t*>(to - h * padded_) + h * T::kStep;
+            for (int64_t d = 0; d < p_.head_dim; d += T::kStep) {
+              T::ToWords(query + d, factor < 0 ? 0x8000 : 0, words + d * kHeads);
+            }
           } else {
             LoadQuery(p_, b_, q_row, q_head, factor, to, padded_);
             if (even_odd()) ToEvenOdd(to);
@@ -256,7 +269,12 @@ class SplitDecoder {
       for (size_t j = 0; j < kKeys; ++j) {
         sum += has_long_sums() ? long_sum_[lane + j] : sum_[lane + j];
       }
-      if (even_odd()) ToElementOrder(task_.partial.acc + i * padded_);
+      float* row = task_.partial.acc + i * padded_;
+      if constexpr (T::kDot) {
+        T::ToElementOrder(row, padded_);
+      } else if (even_odd()) {
+        FromEvenOdd(row);
+      }
       task_.partial.sum[i] = static_cast<float>(sum);
       task_.partial.max[i] = max_[lane];
     }
@@ -291,16 +309,16 @@ void DecodeSplitAs(const DecodeTask& task) {
   }
 }
 
-// Calls f with the element type that decode takes the cache as.
+// As WithComputeType, but rows that are no whole steps are taken as f32.
 template <class F>
 HWY_INLINE void WithDecodeType(const Problem& p, const F& f) {
-#if XLA_GPU_HAVE_BF16_DOT
-  if (p.query_dtype == DType::kBF16 && p.cache_dtype == DType::kBF16 && p.head_dim % 32 == 0 &&
-      MayUse(InstructionSet::kAvx3BF16)) {
-    return f(DotBF16Cache());
-  }
-#endif
-  WithCacheType(p.cache_dtype, f);
+  WithComputeType(p, [&](auto type) HWY_ATTR {
+    using T = decltype(type);
+    if constexpr (T::kDot) {
+      if (p.head_dim % T::kStep != 0) return WithCacheType(p.cache_dtype, f);
+    }
+    f(type);
+  });
 }
 
 void DecodeSplit(const DecodeTask& task) {

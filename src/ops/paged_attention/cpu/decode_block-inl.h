@@ -12,7 +12,7 @@
 #include <algorithm>
 
 #include "hwy/highway.h"
-#include "src/ops/paged_attention/cpu/dot_bf16-inl.h"
+#include "src/ops/paged_attention/cpu/bf16-inl.h"
 #include "src/ops/paged_attention/cpu/kernels.h"
 #include "src/ops/paged_attention/cpu/logits-inl.h"
 #include "src/ops/paged_attention/cpu/numeric-inl.h"
@@ -25,9 +25,9 @@ namespace HWY_NAMESPACE {
 // addresses, which memory and its prefetchers want; yet enough that waiting for the softmax, and
 // loading and storing the sums of values, is little beside the products. The latter counts where
 // elements are small, as there are more products to a byte.
-constexpr int64_t kMaxBlockKeys = 16;
+constexpr int64_t kMaxBlockKeys = 32;
 template <typename Raw, size_t kHeads>
-constexpr int64_t kBlockKeys = std::max<int64_t>(sizeof(Raw) < 4 ? 16 : 8, kLanes / kHeads);
+constexpr int64_t kBlockKeys = std::max<int64_t>(32 / sizeof(Raw), kLanes / kHeads);
 static_assert(kMaxBlockKeys >= kLanes);
 
 // Where the keys [begin, begin + n) of one block lie: their rows of kv head 0. Entries from n on
@@ -39,11 +39,6 @@ struct BlockRows {
   int64_t n = 0;
   const Raw* k[kEntries];
   const Raw* v[kEntries];
-};
-
-// bf16 queries and keys as they are, multiplied by DotBF16.
-struct DotBF16Cache : CacheBF16 {
-  static constexpr bool kDot = true;
 };
 
 // Asks for the cache lines of elements [d, d + n) of row j, where d is a whole number of lines,
@@ -98,16 +93,10 @@ class DecodeTile {
     const F32 df;
     VF32 all_max = hn::Set(df, kMinusInf);
     float* to = weights_;
-#if XLA_GPU_HAVE_BF16_DOT
-    if constexpr (T::kDot) {
-      DotBF16<kHeads, kKeys>(reinterpret_cast<const uint16_t*>(q), k.From(begin),
-                             near_k.From(begin), far_k.From(begin), padded, end - begin, to);
-    }
-#endif
     for (size_t first = begin; first < end; first += kKeys, to += kLanes) {
       VF32 x;
       if constexpr (T::kDot) {
-        x = hn::Load(df, to);
+        x = DotWords(q, padded, first);
       } else {
         x = Dots(q, padded, first);
       }
@@ -142,15 +131,25 @@ class DecodeTile {
     float* weights = weights_;
     for (size_t first = begin; first < end; first += kKeys, weights += kLanes) {
       const VF32 e = Exp2(hn::Mul(hn::Sub(hn::Load(df, weights), base), unit));
-      hn::Store(e, df, weights);
       total = hn::Add(total, e);
+      if constexpr (T::kDot) {
+        T::StoreWeights(e, reinterpret_cast<uint16_t*>(weights_) + (weights - weights_));
+      } else {
+        hn::Store(e, df, weights);
+      }
     }
     hn::Store(total, df, sum);
   }
 
   HWY_INLINE void AddValues(size_t padded) const {
-    ForEachChunk(padded, [&](auto wide, size_t d)
-                             XLA_GPU_INLINE_LAMBDA { AddValuesAt<decltype(wide)::value>(d); });
+    ForEachChunk(padded, [&](auto wide, size_t d) XLA_GPU_INLINE_LAMBDA {
+      constexpr size_t kWide = decltype(wide)::value;
+      if constexpr (!T::kDot) {
+        AddValuesAt<kWide>(d);
+      } else if constexpr (kWide * kLanes % T::kStep == 0) {  // as rows are whole steps
+        AddPairsAt<kWide>(d);
+      }
+    });
   }
 
   // Copies `acc` to rows, [kHeads][padded].
@@ -233,6 +232,38 @@ class DecodeTile {
     return SumEach(sums);
   }
 
+  // As Dots, of words.
+  HWY_NOINLINE VF32 DotWords(const float* q, size_t padded, size_t first) const {
+    constexpr size_t kTogether = 4;  // keys: each takes three pointers
+    VF32 sums[kLanes];
+    Unrolled<kKeys / kTogether>([&](auto part) XLA_GPU_INLINE_LAMBDA {
+      const size_t at = first + part * kTogether;
+      const HeadRows<Raw> keys = k.From(at), near = near_k.From(at), far = far_k.From(at);
+      VF32 sum[kHeads * kTogether];
+      Unrolled<kHeads * kTogether>([&](auto i) XLA_GPU_INLINE_LAMBDA { sum[i] = hn::Zero(F32()); });
+      const auto* query_at = reinterpret_cast<const uint32_t*>(q);
+      for (size_t d = 0; d < padded; d += T::kStep, query_at += kHeads * T::kStep / 2) {
+        VU32 key[kTogether * T::kWords];
+        Unrolled<kTogether>([&](auto j) XLA_GPU_INLINE_LAMBDA {
+          T::LoadWords(keys[j] + d, key + j * T::kWords);
+          PrefetchToL2(near, j, d, T::kStep);
+          PrefetchToL2(far, j, d, T::kStep);
+        });
+        Unrolled<kHeads * T::kWords>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+          const VU32 query = hn::Load(U32(), query_at + i * kLanes);
+          Unrolled<kTogether>([&](auto j) XLA_GPU_INLINE_LAMBDA {
+            VF32& to = sum[i / T::kWords * kTogether + j];
+            to = AddProducts(to, query, key[j * T::kWords + i % T::kWords]);
+          });
+        });
+      }
+      Unrolled<kHeads * kTogether>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+        sums[i / kTogether * kKeys + part * kTogether + i % kTogether] = sum[i];
+      });
+    });
+    return SumEach(sums);
+  }
+
   static HWY_INLINE VF32 HideKeysFrom(size_t valid, VF32 x) {
     const F32 df;
     HWY_ALIGN float values[kLanes];
@@ -297,7 +328,52 @@ class DecodeTile {
     });
   }
 
-  HWY_ALIGN float weights_[kMaxBlockKeys * kHeads];  // logits before Softmax
+  // As AddValuesAt, of words: keys two by two.
+  template <size_t kWide>
+  HWY_NOINLINE void AddPairsAt(size_t d) const {
+    const F32 df;
+    constexpr size_t kPairs = 2 * T::kWords;
+    float* const to = acc + d * kHeads;
+    VF32 sums[kHeads * kWide];
+    Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA { sums[i] = hn::Zero(df); });
+    const HeadRows<Raw> rows = v.From(begin), near = near_v.From(begin), far = far_v.From(begin);
+    const size_t n = end - begin;
+    const auto* const weights = reinterpret_cast<const uint32_t*>(weights_);
+    const auto add = [&](size_t j, auto is_pair) XLA_GPU_INLINE_LAMBDA {
+      Unrolled<kWide / kPairs>([&](auto step) XLA_GPU_INLINE_LAMBDA {
+        const size_t at = d + step * T::kStep;
+        VU32 first[T::kWords], second[T::kWords], pairs[kPairs];
+        T::LoadWords(rows[j] + at, first);
+        PrefetchToL2(near, j, at, T::kStep);
+        PrefetchToL2(far, j, at, T::kStep);
+        if constexpr (is_pair) {
+          T::LoadWords(rows[j + 1] + at, second);
+          PrefetchToL2(near, j + 1, at, T::kStep);
+          PrefetchToL2(far, j + 1, at, T::kStep);
+        } else {
+          std::fill(second, second + T::kWords, hn::Zero(U32()));
+        }
+        T::PairKeys(first, second, pairs);
+        const uint32_t* weight = weights + (j / kKeys * kLanes + j % kKeys) / 2;
+        Unrolled<kHeads>([&](auto h) XLA_GPU_INLINE_LAMBDA {
+          const VU32 w = hn::Set(U32(), weight[h * kKeys / 2]);
+          Unrolled<kPairs>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+            VF32& sum = sums[h * kWide + step * kPairs + i];
+            sum = AddProducts(sum, w, pairs[i]);
+          });
+        });
+      });
+    };
+    size_t j = 0;
+    for (; j + 2 <= n; j += 2) add(j, std::true_type());
+    if (j < n) add(j, std::false_type());  // the key after it may be NaN
+    Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+      hn::Store(hn::Add(sums[i], hn::Load(df, to + i * kLanes)), df, to + i * kLanes);
+    });
+  }
+
+  // Logits before Softmax. With T::kDot weights are bf16 after it, in the same order.
+  HWY_ALIGN float weights_[kMaxBlockKeys * kHeads];
   HWY_ALIGN float max_[kLanes];
 };
 

@@ -34,8 +34,8 @@ HWY_INLINE float ScaleOf(const float* scale, int64_t size, int64_t kv_head) {
 // max)). The factor of the logits goes half into the queries and half into `unit` or `inner`, so
 // that neither products nor weights leave the range of f32.
 struct LogitScale {
-  float query =
-      1.0f;  // what queries are multiplied by: a power of two, or with T::kDot 1, and a sign
+  // What queries are multiplied by: a power of two, or with T::kDot 1, and a sign.
+  float query = 1.0f;
   float inner = 0.0f;  // 0: no cap
   float unit = 1.0f;   // positive, as hidden keys are those of x = -inf
 };

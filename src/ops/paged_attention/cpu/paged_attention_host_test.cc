@@ -64,11 +64,18 @@ class Histogram {
 };
 
 // Allowed: half a unit in the last place of the output type, and 48 roundings of f32 at magnitude 1
-// (the values are normally distributed, times v_scale up to 2).
-double Allowed(DType out_dtype, double expected) {
+// (the values are normally distributed, times v_scale up to 2). Where query, output and cache are
+// bf16, or the cache fp8, weights may be rounded to bf16: half a unit more of the output, and of
+// the values.
+double Allowed(const Case& c, double expected) {
+  const DType out = c.out.dtype, cache = c.kv_cache.dtype;
   const double f32 = 48 * Epsilon(DType::kF32);
-  if (out_dtype == DType::kF32) return f32;
-  return Epsilon(out_dtype) * 0.5 * std::fabs(expected) + f32;
+  if (out == DType::kF32) return f32;
+  const double half_unit = Epsilon(out) * 0.5;
+  const bool in_bf16 = out == DType::kBF16 && c.query.dtype == DType::kBF16 &&
+                       (cache == DType::kBF16 || IsFloat8(cache));
+  const double rounded_weights = in_bf16 ? half_unit * (std::fabs(expected) + 2) : 0;
+  return half_unit * std::fabs(expected) + rounded_weights + f32;
 }
 
 ::testing::AssertionResult Check(const Case& c, const Expected& expected, Histogram* histogram) {
@@ -77,7 +84,7 @@ double Allowed(DType out_dtype, double expected) {
     const double got = c.out.Get(i);
     const int64_t row = i / c.out.shape[2];
     if (SameNonFinite(want, got)) continue;
-    const double units = std::fabs(got - want) / Allowed(c.out.dtype, want);
+    const double units = std::fabs(got - want) / Allowed(c, want);
     if (histogram != nullptr) histogram->Add(c.out.dtype, units);
     if (!(units <= 1.0)) {
       return ::testing::AssertionFailure()

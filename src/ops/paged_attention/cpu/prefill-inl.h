@@ -3,7 +3,8 @@
 // A task takes up to kPrefillRows rows (query tokens x heads of one kv head) and walks the keys
 // they see in blocks. A block's K is packed transposed and its V as it is, both into panels of
 // kPanel columns; then S = Q K^T, an online softmax over the rows of S, and O = O + P V, the two
-// products by one register-tiled microkernel.
+// products by one register-tiled microkernel. Where T::kDot, Q, K, P and V are words of two bf16
+// (bf16-inl.h): neighbours in head_dim for the first product, keys for the second.
 #if defined(XLA_GPU_OPS_PAGED_ATTENTION_CPU_PREFILL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef XLA_GPU_OPS_PAGED_ATTENTION_CPU_PREFILL_INL_H_
 #undef XLA_GPU_OPS_PAGED_ATTENTION_CPU_PREFILL_INL_H_
@@ -15,6 +16,7 @@
 #include <utility>
 
 #include "hwy/highway.h"
+#include "src/ops/paged_attention/cpu/bf16-inl.h"
 #include "src/ops/paged_attention/cpu/kernels.h"
 #include "src/ops/paged_attention/cpu/logits-inl.h"
 #include "src/ops/paged_attention/cpu/numeric-inl.h"
@@ -35,19 +37,31 @@ constexpr int64_t kTileRows = 6;
 #endif
 static_assert(kPrefillBlock % kPanel == 0 && kPrefillRows % kTileRows == 0);
 
-// c[i][0, kPanel) = c[i] + sum over k of a[i][k] * b[k][0, kPanel), i < kRows; without kAccumulate
-// the first term is left out.
-template <int64_t kRows, bool kAccumulate>
+// Each lane: sum + a * b, of f32 or of words.
+template <bool kWords>
+HWY_INLINE VF32 AddProduct(VF32 sum, VF32 a, VF32 b) {
+#if XLA_GPU_HAVE_BF16_DOT
+  if constexpr (kWords) {
+    return AddProducts(sum, hn::BitCast(U32(), a), hn::BitCast(U32(), b));
+  }
+#endif
+  return hn::MulAdd(a, b, sum);
+}
+
+// c[i][0, kPanel) = c[i] + sum over k of a[i][k] * b[k][0, kPanel), i < kTileRows; without
+// kAccumulate the first term is left out.
+template <bool kWords, bool kAccumulate>
 HWY_NOINLINE void MultiplyTile(const float* HWY_RESTRICT a, int64_t lda,
                                const float* HWY_RESTRICT b, int64_t depth, float* HWY_RESTRICT c,
                                int64_t ldc) {
   const F32 df;
+  constexpr int64_t kSummed = kWords ? kSummedKeys / 2 : kSummedKeys;
   for (int64_t k = 0; k < depth;) {
-    const int64_t end = kAccumulate ? std::min(depth, k + kSummedKeys) : depth;
-    VF32 c0[kRows];
-    VF32 c1[kRows];
+    const int64_t end = kAccumulate ? std::min(depth, k + kSummed) : depth;
+    VF32 c0[kTileRows];
+    VF32 c1[kTileRows];
     HWY_UNROLL(12)
-    for (int64_t i = 0; i < kRows; ++i) {
+    for (int64_t i = 0; i < kTileRows; ++i) {
       c0[i] = hn::Zero(df);
       c1[i] = hn::Zero(df);
     }
@@ -55,14 +69,14 @@ HWY_NOINLINE void MultiplyTile(const float* HWY_RESTRICT a, int64_t lda,
       const VF32 b0 = hn::Load(df, b + k * kPanel);
       const VF32 b1 = hn::Load(df, b + k * kPanel + kLanes);
       HWY_UNROLL(12)
-      for (int64_t i = 0; i < kRows; ++i) {
+      for (int64_t i = 0; i < kTileRows; ++i) {
         const VF32 x = hn::Set(df, a[i * lda + k]);
-        c0[i] = hn::MulAdd(x, b0, c0[i]);
-        c1[i] = hn::MulAdd(x, b1, c1[i]);
+        c0[i] = AddProduct<kWords>(c0[i], x, b0);
+        c1[i] = AddProduct<kWords>(c1[i], x, b1);
       }
     }
     HWY_UNROLL(12)
-    for (int64_t i = 0; i < kRows; ++i) {
+    for (int64_t i = 0; i < kTileRows; ++i) {
       float* to = c + i * ldc;
       hn::Store(kAccumulate ? hn::Add(c0[i], hn::Load(df, to)) : c0[i], df, to);
       hn::Store(kAccumulate ? hn::Add(c1[i], hn::Load(df, to + kLanes)) : c1[i], df, to + kLanes);
@@ -99,12 +113,12 @@ class Prefill {
         b_(*task.buffers),
         segment_(*task.segment),
         kv_head_(task.first_head / p_.group_size()),
-        padded_(PadHeadDim(p_.head_dim)),
-        padded_v_((p_.head_dim + kPanel - 1) / kPanel * kPanel),
+        padded_(RoundUp(p_.head_dim, kRowStep)),
+        padded_v_(RoundUp(p_.head_dim, std::max(kRowStep, kPanel))),
         scale_(LogitScaleOf<T>(p_, b_, kv_head_)),
         max_growth_(MaxGrowth(scale_)),
         rows_(task.tokens * task.num_heads),
-        tiled_rows_((rows_ + kTileRows - 1) / kTileRows * kTileRows) {
+        tiled_rows_(RoundUp(rows_, kTileRows)) {
     const KeyRange first = VisibleKeys(p_, segment_, segment_.pos + task_.first_token);
     const KeyRange last =
         VisibleKeys(p_, segment_, segment_.pos + task_.first_token + task_.tokens - 1);
@@ -152,13 +166,26 @@ class Prefill {
       RoundInto(long_o_, tiled_rows_ * padded_v_, o_);
     }
     for (int64_t row = 0; row < rows_; ++row) {
-      FinishRow<T>(p_, b_, QueryRow(row), QueryHead(row), o_ + row * padded_v_, sum_[row],
-                   max_[row], scale_);
+      float* const o = o_ + row * padded_v_;
+      if constexpr (T::kDot) T::ToElementOrder(o, padded_v_);
+      FinishRow<T>(p_, b_, QueryRow(row), QueryHead(row), o, sum_[row], max_[row], scale_);
     }
   }
 
  private:
   using Raw = typename T::Raw;
+  using Weight = std::conditional_t<T::kDot, uint16_t, float>;  // after Softmax
+  static constexpr int64_t kPerWord = T::kDot ? 2 : 1;          // elements or keys
+  static constexpr int64_t kBlockWords = kPrefillBlock / kPerWord;
+  static constexpr int64_t kRowStep = [] {
+    if constexpr (T::kDot) return int64_t{T::kStep};
+    return PadHeadDim(1);
+  }();
+
+  static constexpr int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+  // Floats or words of a row of q_.
+  int64_t q_stride() const { return padded_ / kPerWord; }
 
   int64_t QueryRow(int64_t row) const {
     return segment_.row_begin + task_.first_token + row / task_.num_heads;
@@ -180,43 +207,80 @@ class Prefill {
 
   void LoadQueries() {
     for (int64_t row = 0; row < rows_; ++row) {
-      LoadQuery(p_, b_, QueryRow(row), QueryHead(row), scale_.query, q_ + row * padded_, padded_);
+      if constexpr (T::kDot) {
+        const int64_t index = QueryRow(row) * p_.q_heads + QueryHead(row);
+        HWY_ALIGN uint16_t query[kMaxHeadDim] = {};
+        std::memcpy(query, static_cast<const uint16_t*>(b_.query) + index * p_.head_dim,
+                    static_cast<size_t>(p_.head_dim) * sizeof(query[0]));
+        auto* const to = reinterpret_cast<uint16_t*>(q_ + row * q_stride());
+        for (int64_t d = 0; d < padded_; d += kRowStep) {
+          T::ToWords(query + d, scale_.query < 0 ? 0x8000 : 0, to + d);
+        }
+      } else {
+        LoadQuery(p_, b_, QueryRow(row), QueryHead(row), scale_.query, q_ + row * padded_, padded_);
+      }
     }
-    std::fill(q_ + rows_ * padded_, q_ + tiled_rows_ * padded_, 0.0f);
+    std::fill(q_ + rows_ * q_stride(), q_ + tiled_rows_ * q_stride(), 0.0f);
   }
 
   // K to k_[panel][head_dim][kPanel], V to v_[panel][key][kPanel]; keys that no row sees are 0.
   void PackBlock() {
+    alignas(64) static constexpr Raw kZeros[kMaxHeadDim] = {};
     values_finite_ = true;
-    const int64_t head_k = p_.k.offset + kv_head_ * p_.k.head_stride;
-    const int64_t head_v = p_.v.offset + kv_head_ * p_.v.head_stride;
-    constexpr int64_t kTogether = std::max<int64_t>(kPanel, 4);  // PackFourKeys takes four
-    const int64_t packed_end = (block_end_ + kTogether - 1) / kTogether * kTogether;
+    // Four keys are packed at a time.
+    const int64_t packed_end = RoundUp(block_end_, std::max<int64_t>(kPanel, 4));
+    const Raw* values[2];
     for (int64_t key = 0; key < packed_end; ++key) {
-      float* staged = staged_ + key % 4 * padded_;
-      if (key < block_begin_ || key >= block_end_) {
-        std::fill(staged, staged + padded_, 0.0f);
-        PackV(key, nullptr);
-      } else {
+      const Raw* k = kZeros;
+      const Raw*& v = values[key % 2];
+      v = kZeros;
+      if (key >= block_begin_ && key < block_end_) {
         const int64_t page = segment_.pages[(block_ + key) / p_.page_size];
         const int64_t token = (block_ + key) % p_.page_size;
-        LoadRow<T>(static_cast<const Raw*>(b_.k_cache) + head_k + page * p_.k.page_stride +
-                       token * p_.k.token_stride,
-                   p_.head_dim, 1.0f, staged, padded_);
-        PackV(key, static_cast<const Raw*>(b_.v_cache) + head_v + page * p_.v.page_stride +
-                       token * p_.v.token_stride);
+        k = static_cast<const Raw*>(b_.k_cache) + p_.k.At(page, token, kv_head_);
+        v = static_cast<const Raw*>(b_.v_cache) + p_.v.At(page, token, kv_head_);
       }
+      StageKey(k, staged_ + key % 4 * q_stride());
       if (key % 4 == 3) PackFourKeys(key - 3);
+      if constexpr (!T::kDot) {
+        PackV(key, v);
+      } else if (key % 2 == 1) {
+        PackPairOfV(key - 1, values[0], values[1]);
+      }
     }
+  }
+
+  void StageKey(const Raw* key, float* to) const {
+    if constexpr (T::kDot) {
+      Raw copy[kMaxHeadDim];
+      key = WholeSteps(key, copy);
+      for (int64_t d = 0; d < padded_; d += kRowStep) {
+        VU32 words[T::kWords];
+        T::LoadWords(key + d, words);
+        for (size_t i = 0; i < T::kWords; ++i) {
+          hn::Store(hn::BitCast(F32(), words[i]), F32(), to + d / 2 + i * kLanes);
+        }
+      }
+    } else {
+      LoadRow<T>(key, p_.head_dim, 1.0f, to, padded_);
+    }
+  }
+
+  // A row that may be read up to padded_: `row`, or a copy with zeros after it.
+  const Raw* WholeSteps(const Raw* row, Raw* copy) const {
+    if (p_.head_dim == padded_) return row;
+    std::copy(row, row + p_.head_dim, copy);
+    std::fill(copy + p_.head_dim, copy + padded_, Raw{0});
+    return copy;
   }
 
   void PackFourKeys(int64_t key) {
     const auto column = [this](int64_t of) {
-      return k_ + of / kPanel * padded_ * kPanel + of % kPanel;
+      return k_ + of / kPanel * q_stride() * kPanel + of % kPanel;
     };
     if constexpr (kPanel >= 4) {
-      for (int64_t d = 0; d < padded_; d += 4) {
-        Transpose4x4(staged_ + d, padded_, column(key) + d * kPanel, kPanel);
+      for (int64_t d = 0; d < q_stride(); d += 4) {
+        Transpose4x4(staged_ + d, q_stride(), column(key) + d * kPanel, kPanel);
       }
     } else {  // vectors of one lane: the four lie in two panels
       for (int64_t i = 0; i < 4; ++i) {
@@ -227,31 +291,51 @@ class Prefill {
     }
   }
 
+  // Where the values of a key, or of a pair of them, from column d on go.
+  float* Values(int64_t word, int64_t d) const {
+    return v_ + (d / kPanel * kBlockWords + word) * kPanel + d % kPanel;
+  }
+
   void PackV(int64_t key, const Raw* value) {
     const F32 df;
-    HWY_ALIGN float values[256 + kPanel];
-    if (value == nullptr) {
-      std::fill(values, values + padded_v_, 0.0f);
-    } else {
-      LoadRow<T>(value, p_.head_dim, 1.0f, values, padded_v_);
-    }
+    HWY_ALIGN float values[kMaxHeadDim + kPanel];
+    LoadRow<T>(value, p_.head_dim, 1.0f, values, padded_v_);
     VF32 zero = hn::Zero(df);  // stays 0 unless a value is infinite or NaN
     for (int64_t d = 0; d < padded_v_; d += kLanes) {
       const VF32 x = hn::Load(df, values + d);
       zero = hn::MulAdd(x, hn::Zero(df), zero);
-      hn::Store(x, df, v_ + (d / kPanel * kPrefillBlock + key) * kPanel + d % kPanel);
+      hn::Store(x, df, Values(key, d));
     }
     if (!hn::AllTrue(df, hn::Eq(zero, hn::Zero(df)))) values_finite_ = false;
   }
 
+  void PackPairOfV(int64_t key, const Raw* first, const Raw* second) {
+    if constexpr (T::kDot) {
+      Raw copies[2][kMaxHeadDim];
+      first = WholeSteps(first, copies[0]);
+      second = WholeSteps(second, copies[1]);
+      for (int64_t d = 0; d < padded_v_; d += kRowStep) {
+        VU32 a[T::kWords], b[T::kWords], pairs[2 * T::kWords];
+        T::LoadWords(first + d, a);
+        T::LoadWords(second + d, b);
+        T::PairKeys(a, b, pairs);
+        for (size_t i = 0; i < 2 * T::kWords; ++i) {
+          values_finite_ &= T::AllFinite(pairs[i]);
+          hn::Store(hn::BitCast(F32(), pairs[i]), F32(), Values(key / 2, d + i * kLanes));
+        }
+      }
+    }
+  }
+
   void MultiplyQK() {
     for (int64_t panel = block_begin_ / kPanel; panel * kPanel < block_end_; ++panel) {
-      const float* b = k_ + panel * padded_ * kPanel;
+      const float* b = k_ + panel * q_stride() * kPanel;
       for (int64_t row = 0; row < tiled_rows_; row += kTileRows) {
         const KeyRange seen = SeenByTile(row);
         if (seen.end <= panel * kPanel || seen.begin >= (panel + 1) * kPanel) continue;
-        MultiplyTile<kTileRows, false>(q_ + row * padded_, padded_, b, p_.head_dim,
-                                       s_ + row * kPrefillBlock + panel * kPanel, kPrefillBlock);
+        MultiplyTile<T::kDot, false>(q_ + row * q_stride(), q_stride(), b,
+                                     T::kDot ? q_stride() : p_.head_dim,
+                                     s_ + row * kPrefillBlock + panel * kPanel, kPrefillBlock);
       }
     }
   }
@@ -261,6 +345,7 @@ class Prefill {
     const F32 df;
     const KeyRange seen = Seen(row);
     float* s = s_ + row * kPrefillBlock;
+    auto* const weights = reinterpret_cast<Weight*>(s);
     if (seen.begin >= seen.end) {
       std::fill(s, s + kPrefillBlock, 0.0f);
       return;
@@ -284,10 +369,14 @@ class Prefill {
     for (int64_t k = begin; k < seen.end; k += kLanes) {
       const VF32 e = Exp2(hn::Mul(hn::Sub(hn::Load(df, s + k), bases), unit));
       sum = hn::Add(sum, e);
-      hn::Store(e, df, s + k);
+      if constexpr (T::kDot) {
+        T::StoreWeights(e, weights + k);
+      } else {
+        hn::Store(e, df, weights + k);
+      }
     }
-    std::fill(s, s + begin, 0.0f);
-    std::fill(s + (seen.end + kLanes - 1) / kLanes * kLanes, s + kPrefillBlock, 0.0f);
+    std::fill(weights, weights + begin, Weight{0});
+    std::fill(weights + RoundUp(seen.end, kLanes), weights + kPrefillBlock, Weight{0});
     sum_[row] += hn::GetLane(hn::SumOfLanes(df, sum));
   }
 
@@ -302,26 +391,39 @@ class Prefill {
 
   void MultiplyPV() {
     for (int64_t d = 0; d < padded_v_; d += kPanel) {
-      const float* panel = v_ + d * kPrefillBlock;
       for (int64_t row = 0; row < tiled_rows_; row += kTileRows) {
         const KeyRange seen = SeenByTile(row);
         if (seen.begin >= seen.end) continue;
-        MultiplyTile<kTileRows, true>(s_ + row * kPrefillBlock + seen.begin, kPrefillBlock,
-                                      panel + seen.begin * kPanel, seen.end - seen.begin,
-                                      o_ + row * padded_v_ + d, padded_v_);
+        const int64_t begin = seen.begin / kPerWord;
+        MultiplyTile<T::kDot, true>(
+            s_ + row * kPrefillBlock + begin, kPrefillBlock, Values(begin, d),
+            RoundUp(seen.end, kPerWord) / kPerWord - begin, o_ + row * padded_v_ + d, padded_v_);
       }
     }
   }
 
   // As MultiplyPV, but no row meets a value that it does not see: 0 * NaN would be NaN.
   void MultiplyPVExactly() {
+    const F32 df;
     for (int64_t row = 0; row < rows_; ++row) {
       const KeyRange seen = Seen(row);
-      if (seen.begin >= seen.end) continue;
-      for (int64_t d = 0; d < padded_v_; d += kPanel) {
-        MultiplyTile<1, true>(s_ + row * kPrefillBlock + seen.begin, kPrefillBlock,
-                              v_ + d * kPrefillBlock + seen.begin * kPanel, seen.end - seen.begin,
-                              o_ + row * padded_v_ + d, padded_v_);
+      const auto* const weights = reinterpret_cast<const Weight*>(s_ + row * kPrefillBlock);
+      for (int64_t d = 0; d < padded_v_; d += kLanes) {
+        VF32 sum = hn::Zero(df);
+        for (int64_t key = seen.begin; key < seen.end; ++key) {
+          const float* const values = Values(key / kPerWord, d);
+          if constexpr (T::kDot) {
+            const auto words = hn::Load(U32(), reinterpret_cast<const uint32_t*>(values));
+            const auto value = key % 2 == 0 ? hn::ShiftLeft<16>(words)
+                                            : hn::And(words, hn::Set(U32(), 0xffff0000));
+            const float weight = BF16ToFloat(weights[key]);
+            sum = hn::MulAdd(hn::Set(df, weight), hn::BitCast(df, value), sum);
+          } else {
+            sum = hn::MulAdd(hn::Set(df, weights[key]), hn::Load(df, values), sum);
+          }
+        }
+        float* const o = o_ + row * padded_v_ + d;
+        hn::Store(hn::Add(sum, hn::Load(df, o)), df, o);
       }
     }
   }
@@ -331,8 +433,8 @@ class Prefill {
   const Buffers& b_;
   const Segment& segment_;
   const int64_t kv_head_;
-  const int64_t padded_;    // floats of a row of q_
-  const int64_t padded_v_;  // floats of a row of o_
+  const int64_t padded_;    // elements of a row of q_
+  const int64_t padded_v_;  // of a row of o_
   const LogitScale scale_;
   const float max_growth_;
   const int64_t rows_;
@@ -356,8 +458,7 @@ class Prefill {
 };
 
 void PrefillBlock(const PrefillTask& task) {
-  WithCacheType(task.problem->cache_dtype,
-                [&](auto type) HWY_ATTR { Prefill<decltype(type)>(task).Run(); });
+  WithComputeType(*task.problem, [&](auto type) HWY_ATTR { Prefill<decltype(type)>(task).Run(); });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -38,8 +38,8 @@ static_assert(kLanes <= 16 && 16 % kLanes == 0);
 
 // An element type of the cache: `Raw` as it is stored, Load of kLanes elements as f32 divided by
 // kFactor. The factor is folded into k_scale and v_scale. LoadPair gives 2 * kLanes elements as two
-// vectors: one half after the other or, if kEvenOdd, those of even and those of odd index. kDot:
-// decode takes queries as they are stored and multiplies them by DotBF16.
+// vectors: one half after the other or, if kEvenOdd, those of even and those of odd index. kDot is
+// for types that are computed in bf16 (paged_attention/cpu/bf16-inl.h).
 template <class T>
 struct InOrder {
   static constexpr bool kDot = false;

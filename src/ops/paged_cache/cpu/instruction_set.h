@@ -10,8 +10,8 @@
 
 namespace xla_gpu {
 
-// Highway's targets that the kernels are compiled for, and AVX3 with AVX512_BF16; each includes
-// those before it.
+// Highway's targets that the kernels are compiled for, and AVX3 with AVX512_BF16 and AVX512_VBMI;
+// each includes those before it.
 enum class InstructionSet : int { kBaseline, kAvx2, kAvx3, kAvx3BF16 };
 
 // What this processor and its operating system have. F16C and LZCNT, which Highway's AVX2 also
@@ -35,8 +35,9 @@ inline InstructionSet BestInstructionSet() {
     return InstructionSet::kBaseline;
   }
   if ((saved & kSavedZmm) != kSavedZmm || (ebx & kAvx3) != kAvx3) return InstructionSet::kAvx2;
+  const bool has_vbmi = (ecx & bit_AVX512VBMI) != 0;
   const unsigned last_subleaf = eax;
-  if (last_subleaf == 0) return InstructionSet::kAvx3;
+  if (last_subleaf == 0 || !has_vbmi) return InstructionSet::kAvx3;
   __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx);
   return (eax & bit_AVX512BF16) != 0 ? InstructionSet::kAvx3BF16 : InstructionSet::kAvx3;
 #else

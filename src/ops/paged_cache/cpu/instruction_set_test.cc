@@ -13,7 +13,8 @@ TEST(InstructionSet, IsWhatTheCompilersLibrarySays) {
   const bool avx3 = avx2 && __builtin_cpu_supports("avx512f") &&
                     __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512bw") &&
                     __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  const bool bf16 = avx3 && __builtin_cpu_supports("avx512bf16");
+  const bool bf16 =
+      avx3 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
   EXPECT_EQ(BestInstructionSet(), bf16   ? InstructionSet::kAvx3BF16
                                   : avx3 ? InstructionSet::kAvx3
                                   : avx2 ? InstructionSet::kAvx2
