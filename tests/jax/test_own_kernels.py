@@ -78,6 +78,11 @@ def test_shapes_and_scalars_change_from_call_to_call(kernel):
         np.testing.assert_array_equal(kernel(x, x, alpha=float(n)), (n + 1) * x)
 
 
+@pytest.mark.parametrize("alpha", [np.inf, -np.inf, np.nan, 3.4028235e38, 1e-300])
+def test_floats_that_a_scalar_may_be(kernel, alpha):
+    np.testing.assert_array_equal(kernel(Y, Y, alpha=alpha), np.float32(alpha) + Y)
+
+
 def test_defaults():
     kernel = saxpy(scalars={"alpha": 3.0, "n": size}, name="saxpy_default")
     np.testing.assert_array_equal(kernel(X, Y), 3 * X + Y)

@@ -326,13 +326,16 @@ StatusOr<AttrValue> ReadNumber(std::string_view where, const json::Node& node, D
   if (type == DType::kPred) {
     if (const bool* flag = std::get_if<bool>(&node.value)) return AttrValue(*flag);
   } else if (const auto* number = std::get_if<int64_t>(&node.value)) {
-    if (IsFloat(type)) return AttrValue(static_cast<double>(*number));
-    if (Fits(type, *number)) return AttrValue(*number);
+    const auto real = static_cast<double>(*number);
+    if (IsFloat(type) && Fits(type, real)) return AttrValue(real);
+    if (!IsFloat(type) && Fits(type, *number)) return AttrValue(*number);
   } else if (const auto* real = std::get_if<double>(&node.value);
-             real != nullptr && IsFloat(type)) {
+             real != nullptr && IsFloat(type) && Fits(type, *real)) {
     return AttrValue(*real);
   }
-  return json::MustBe(where, node, StrCat("a ", DTypeName(type)));
+  return json::MustBe(
+      where, node,
+      type == DType::kPred ? "a pred" : StrCat("a ", DTypeName(type), ": ", RangeOf(type)));
 }
 
 }  // namespace xla_gpu::user_kernel
