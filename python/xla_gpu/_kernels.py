@@ -195,7 +195,7 @@ def host_source(
     return {
         "kind": "host_source",
         "text": text,
-        "file": file or f"{name}.cc",
+        "file": file,  # no name of the kernel's: kernels of one text are compiled once
         "entry": entry,
         "options": list(options),
     }

@@ -216,7 +216,7 @@ WRONG = {
     # What a compiler or the kernel says.
     "does not compile": (
         run("void f(const float* x, float* out) { int y = ; }"),
-        r"f\.cc:1:\d+: error:",
+        r"kernel\.cc:1:\d+: error:",
     ),
     "carets": (run("void f(const float* x, float* out) { undeclared(); }"), r"\^~+"),
     "an option that is none": (
