@@ -1,4 +1,5 @@
 // Typed FFI handlers as kernels of the user's: what they are given, and what becomes of their ends.
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,6 +17,7 @@
 #include "src/core/op_registry.h"
 #include "src/core/plan_cache.h"
 #include "src/core/strings.h"
+#include "src/xla/ffi_state.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace xla_gpu::xla {
@@ -337,6 +339,9 @@ XLA_FFI_Error* Asserts(XLA_FFI_CallFrame* frame) {
 
 TEST_F(FfiHostTest, AStateOfATypeWithoutAnIdIsRefused) {
   EXPECT_THAT(Run(Asserts).message(), HasSubstr("takes a state whose type has no id"));
+  EXPECT_TRUE(MayAssertStateType(reinterpret_cast<const void*>(&Asserts)));
+  EXPECT_FALSE(MayAssertStateType(dlsym(RTLD_DEFAULT, "getpid")));
+  EXPECT_TRUE(MayAssertStateType(&x_)) << "it is of no library";
 }
 
 // A handler of FFI 0.`minor` that calls a member behind the table's.

@@ -1,5 +1,6 @@
 #include "src/xla/ffi_state.h"
 
+#include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -9,7 +10,9 @@
 #include <csetjmp>
 #include <csignal>
 #include <cstdint>
+#include <string>
 
+#include "src/core/file.h"
 #include "src/core/forked_call.h"
 #include "src/xla/handler_metadata.h"
 
@@ -96,6 +99,18 @@ Status FfiState::Get(XLA_FFI_State_Get_Args* args, int minor) const {
     args->state = value_;
   }
   return OkStatus();
+}
+
+bool MayAssertStateType(const void* function) {
+  constexpr uint64_t kMaxLibrary = uint64_t{64} << 20;
+  Dl_info info{};
+  if (dladdr(function, &info) == 0 || info.dli_fname == nullptr) return true;
+  const StatusOr<std::string> library = ReadFile(info.dli_fname, kMaxLibrary);
+  return !library.ok() || IsAboutStateType(*library);
+}
+
+bool IsAboutStateType(std::string_view text) {
+  return text.find("type must be registered with XLA FFI") != std::string_view::npos;
 }
 
 std::string FailedAssertion(const std::function<void()>& call) {

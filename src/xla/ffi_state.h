@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "src/core/status.h"
 #include "xla/ffi/api/c_api.h"
@@ -34,6 +35,13 @@ class FfiState {
   int64_t type_id_ = 0;
   void (*deleter_)(void*) = nullptr;
 };
+
+// Whether handlers in a function's library may assert that a state's type has an id: it holds such
+// an assertion's text, which one built with NDEBUG does not. True where there is no library to
+// read.
+bool MayAssertStateType(const void* function);
+// Whether a text has that assertion's.
+bool IsAboutStateType(std::string_view text);
 
 // What an assertion of `call` writes that ends the process; empty where none does. It is called in
 // a child process.
