@@ -164,6 +164,16 @@ class KernelCode {
                           .Add("library", internal::Json(library))
                           .Add("symbol", internal::Json(symbol))};
   }
+  // A typed handler of XLA's FFI in a shared library (XLA_FFI_DEFINE_HANDLER_SYMBOL): its buffers
+  // are arguments, outputs and the workspace, its attributes the scalars. On "CUDA" it must be
+  // declared safe for command buffers.
+  static KernelCode FfiHandler(const std::string& platform, const std::string& library,
+                               const std::string& symbol) {
+    return {platform, internal::JsonObject()
+                          .Add("kind", "\"ffi\"")
+                          .Add("library", internal::Json(library))
+                          .Add("symbol", internal::Json(symbol))};
+  }
 
  private:
   friend class Kernel;

@@ -128,7 +128,7 @@ def _function(name: str | None, function: Any) -> tuple[str, dict[str, Any]]:
             "library": os.fspath(path),
             "symbol": str(symbol),
         }
-    pointer = _handlers.address_of(function)
+    pointer = _handlers.address_of(function, f"{name or 'kernel'}: function")
     return name or str(getattr(function, "__name__", f"function_{pointer:x}")), {
         "kind": "function",
         "address": pointer,
@@ -180,7 +180,10 @@ def external_kernel(
         "ffi": a typed XLA FFI handler, or a dict of them by stage ("instantiate", "prepare",
           "initialize", "execute"): arguments (without absent ones), outputs and the workspace are
           its buffers, scalars its attributes, by their names. With `capture` it must be declared
-          safe for command buffers.
+          safe for command buffers. The state that "instantiate" makes is kept for the calls of one
+          problem (shapes, dtypes and scalars); its type is told by "type_id" and "type_info" of the
+          dict: where its XLA_FFI_TypeId and XLA_FFI_TypeInfo lie, as for
+          `jax.ffi.register_ffi_type`.
         By default "tvm_ffi" for a tvm_ffi.Function, "legacy" where api_version is given, else "c".
       platform: "CUDA", "Host" or both.
       owned: of "tvm_ffi": tensors that own their memory, which Python callbacks and parameters of
@@ -215,7 +218,8 @@ def external_kernel(
             raise InvalidArgumentError(
                 "external_kernel: function is a dict; stages are those of convention='ffi'"
             )
-        stages = _handlers.stages_of(function)
+        allowed = (*_handlers.STAGES, *_handlers.STATE_TYPE)
+        stages = _handlers.addresses_of(function, "external_kernel: function", allowed)
         function = stages.pop("execute")
     if is_tvm:
         name, code = _tvm_function(name, function)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from xla_gpu import _given, _kernel
+from xla_gpu import _given, _kernel, _schema
 from xla_gpu._errors import InvalidArgumentError, NotFoundError
 from xla_gpu._kernel import Kernel
 
@@ -153,10 +153,11 @@ def _scalar(
     if _given.is_function(value):
         derived[name] = value
         return made | {"derived": True}
-    if isinstance(value, numbers.Integral) and not isinstance(value, int):  # NumPy's
-        value = int(value)
-    elif isinstance(value, numbers.Real) and not isinstance(value, int | float):
-        value = float(value)
+    if isinstance(value, numbers.Integral):
+        value = value if isinstance(value, bool) else int(value)  # NumPy's too
+        _schema.number(f"{kernel}: scalars[{name!r}]", "float", value)
+    elif isinstance(value, numbers.Real):
+        value = _schema.number(f"{kernel}: scalars[{name!r}]", "float", value)
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidArgumentError(
             f"{kernel}: scalars[{name!r}] is {given!r}; a default must be finite, a call may give "
@@ -194,7 +195,7 @@ def host_source(
     return {
         "kind": "host_source",
         "text": text,
-        "file": file or f"{name}.cc",
+        "file": file,  # no name of the kernel's: kernels of one text are compiled once
         "entry": entry,
         "options": list(options),
     }

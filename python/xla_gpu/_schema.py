@@ -9,6 +9,7 @@ import inspect
 import json
 import keyword
 import numbers
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -200,6 +201,22 @@ _NUMBERS: dict[str, tuple[type, str, Callable[[Any], float]]] = {
     "float": (numbers.Real, "number", float),
     "int": (numbers.Integral, "int", int),
 }
+_LARGEST = sys.float_info.max
+_RANGES = {
+    "float": f"{-_LARGEST:g} to {_LARGEST:g}, inf and nan",
+    "int": f"{-(1 << 63)} to {(1 << 63) - 1}",
+}
+
+
+def number(said: str, kind: str, value: Any) -> float:
+    """A number as an attribute of this kind ("float", "int") holds it; `said`: its name."""
+    try:
+        made = _NUMBERS[kind][2](value)
+        if kind == "float" or -(1 << 63) <= made < 1 << 63:
+            return made
+    except OverflowError:
+        pass
+    raise InvalidArgumentError(f"{said} is {_came(value)}; allowed are {_RANGES[kind]}")
 
 
 def attribute(
@@ -237,9 +254,9 @@ def attribute(
             f"{op}: {attr.name} is {value!r}; allowed are {allowed}{or_none}"
         )
     if attr.type in _NUMBERS:
-        kind, word, taken = _NUMBERS[attr.type]
+        kind, word, _ = _NUMBERS[attr.type]
         if isinstance(value, kind) and not isinstance(value, bool):
-            return taken(value)
+            return number(f"{op}: {attr.name}", attr.type, value)
         raise InvalidArgumentError(
             f"{op}: {attr.name} is {_came(value)}; allowed is a Python {word}{or_none}"
         )
@@ -262,4 +279,6 @@ def default(attr: Attr) -> AttrValue | None:
 def _came(value: Any) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return "an array: it is fixed when the call is compiled (mark it static in jax.jit)"
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an int of {value.bit_length()} bits"
     return f"{type(value).__name__} {value!r}"[:100]

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -91,6 +92,24 @@ TEST_F(KernelTest, AFunctionOfALibrary) {
                 client_->Call(missing, {bytes}, {{"n", int64_t{3}}});
               }),
               HasSubstr("exports no symbol 'no_such_symbol'"));
+}
+
+TEST_F(KernelTest, AnFfiHandlerOfALibrary) {
+  const char* const library = std::getenv("XLA_GPU_FFI_HANDLER");
+  ASSERT_NE(library, nullptr);
+  KernelSpec spec = ScaleSpec();
+  spec.scalars = {{"alpha", "f32", 3.0}, {"n", "i32", int64_t{1}}};
+  const Kernel scale(spec, {KernelCode::FfiHandler("Host", library, "Scale")});
+  EXPECT_THAT(Values<float>(client_->Call(scale, {x_})[0]), ElementsAre(4, 7, 10, 13));
+  EXPECT_THAT(Values<float>(client_->Call(scale, {x_}, {{"n", int64_t{0}}, {"alpha", 0.5}})[0]),
+              ElementsAre(0.5, 1, 1.5, 2));
+  const auto failed = [&](const std::vector<Attr>& scalars) {
+    return MessageOf([&] { client_->Call(scale, {x_}, scalars); });
+  };
+  EXPECT_THAT(failed({{"n", int64_t{-1}}}), HasSubstr("n is negative"));
+  EXPECT_THAT(failed({{"alpha", 1e39}}), HasSubstr("alpha is 1e+39, which its type f32 does not"));
+  const Kernel other(spec, {KernelCode::FfiHandler("Host", "libc.so.6", "getpid")});
+  EXPECT_THAT(MessageOf([&] { client_->Call(other, {x_}); }), HasSubstr("no typed FFI handler"));
 }
 
 TEST_F(KernelTest, SourceWithTypesOfItsOwnWorkspaceAndUpdatesInPlace) {

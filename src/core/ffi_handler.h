@@ -26,6 +26,11 @@ struct FfiHandler {
     uint64_t bits;
   };
   std::vector<Scalar> scalars;
+  size_t num_args = 0, num_results = 0;
+  // Of the type of the state that instantiate makes, its XLA_FFI_TypeId and XLA_FFI_TypeInfo; null
+  // where not given. Handlers since FFI 0.2 need both.
+  const void* type_id = nullptr;
+  const void* type_info = nullptr;
 };
 
 // A plan that calls the handler with a call's arguments and results, scratch memory last. Errors

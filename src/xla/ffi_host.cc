@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "src/core/ffi_handler.h"
 #include "src/core/strings.h"
 #include "src/core/thread_pool.h"
+#include "src/xla/ffi_state.h"
 #include "src/xla/registration.h"
 #include "xla/ffi/api/c_api.h"
 
@@ -24,26 +26,13 @@ namespace {
 
 // The types behind c_api.h's opaque ones, which are cast to and from them.
 
-// What an instantiate stage leaves for the plan's calls.
-struct State {
-  void* value = nullptr;
-  int64_t type_id = 0;
-  void (*deleter)(void*) = nullptr;
-
-  State() = default;
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
-  ~State() {
-    if (value != nullptr && deleter != nullptr) deleter(value);
-  }
-};
-
 struct Context {
   Platform platform;
   int device;
-  int minor;  // of the handler's FFI version
-  State* state;
-  bool instantiating = false;
+  const FfiState* state;
+  FfiState* making = nullptr;  // while it is instantiated
+  int minor = 0;               // of the stage's FFI version
+  bool rehearsal = false;      // in which no stage may come to run
   void* stream = nullptr;
   ThreadPool* pool = nullptr;
   int64_t run_id = 0;
@@ -80,6 +69,10 @@ XLA_FFI_Error* MakeError(Status status) {
   return reinterpret_cast<XLA_FFI_Error*>(new Status(std::move(status)));
 }
 
+XLA_FFI_Error* ToError(Status status) {
+  return status.ok() ? nullptr : MakeError(std::move(status));
+}
+
 Status TakeError(XLA_FFI_Error* error) {
   if (error == nullptr) return OkStatus();
   const std::unique_ptr<Status> owned(reinterpret_cast<Status*>(error));
@@ -110,34 +103,16 @@ XLA_FFI_Error* RegisterType(XLA_FFI_TypeId_Register_Args* args) {
       InvalidArgument("type ", TextOf(args->name), " has the id ", known, ", not ", id));
 }
 
-// From FFI 0.2 on these calls have other members.
-Status CheckStateVersion(const Context& context) {
-  if (context.minor <= 1) return OkStatus();
-  return Unimplemented("state is served for handlers of FFI 0.1; this one's is 0.", context.minor);
-}
-
 XLA_FFI_Error* SetState(XLA_FFI_State_Set_Args* args) {
-  Context& context = ContextOf(args);
-  if (Status status = CheckStateVersion(context); !status.ok()) return MakeError(std::move(status));
-  if (!context.instantiating || context.state->value != nullptr) {
-    return MakeError(FailedPrecondition("state is set once, while the handler is instantiated"));
-  }
-  context.state->value = args->state;
-  context.state->type_id = args->type_id->type_id;
-  context.state->deleter = args->deleter;
-  return nullptr;
+  const Context& context = ContextOf(args);
+  return ToError(context.making != nullptr
+                     ? context.making->Set(args, context.minor)
+                     : FailedPrecondition("state is set while the handler is instantiated"));
 }
 
 XLA_FFI_Error* GetState(XLA_FFI_State_Get_Args* args) {
   const Context& context = ContextOf(args);
-  if (Status status = CheckStateVersion(context); !status.ok()) return MakeError(std::move(status));
-  if (context.state->value == nullptr) return MakeError(NotFound("the handler has set no state"));
-  if (context.state->type_id != args->type_id->type_id) {
-    return MakeError(InvalidArgument("the state's type id is ", context.state->type_id, ", not ",
-                                     args->type_id->type_id));
-  }
-  args->state = context.state->value;
-  return nullptr;
+  return ToError(context.state->Get(args, context.minor));
 }
 
 XLA_FFI_Error* GetStream(XLA_FFI_Stream_Get_Args* args) {
@@ -145,6 +120,7 @@ XLA_FFI_Error* GetStream(XLA_FFI_Stream_Get_Args* args) {
   if (context.platform == Platform::kHost) {
     return MakeError(Unimplemented("the Host has no stream"));
   }
+  if (context.rehearsal) return MakeError(Unimplemented("a rehearsal has no stream"));
   args->stream = context.stream;
   return nullptr;
 }
@@ -212,7 +188,12 @@ struct Table {
       return MakeError(Status(CodeOf(args->errc), args->message == nullptr ? "" : args->message));
     };
     api.XLA_FFI_Error_GetMessage = [](XLA_FFI_Error_GetMessage_Args* args) {
-      args->message = reinterpret_cast<const Status*>(args->error)->message().c_str();
+      const auto& error = *reinterpret_cast<const Status*>(args->error);
+      args->message = error.message().c_str();
+      if (args->struct_size > sizeof(*args)) {  // since FFI 0.5 the code follows
+        *reinterpret_cast<XLA_FFI_Error_Code*>(args + 1) =
+            static_cast<XLA_FFI_Error_Code>(error.code());
+      }
     };
     api.XLA_FFI_Error_Destroy = [](XLA_FFI_Error_Destroy_Args* args) {
       (void)TakeError(args->error);
@@ -262,7 +243,7 @@ const XLA_FFI_Api* HostApi() {
 
 class FfiPlan final : public Plan {
  public:
-  FfiPlan(FfiHandler handler, int minor) : handler_(std::move(handler)), minor_(minor) {
+  explicit FfiPlan(FfiHandler handler) : handler_(std::move(handler)) {
     std::ranges::sort(handler_.scalars, {}, &FfiHandler::Scalar::name);  // as XLA's are
     const size_t count = handler_.scalars.size();
     names_.reserve(count);
@@ -276,15 +257,20 @@ class FfiPlan final : public Plan {
     }
   }
 
-  // XLA shows an instantiate stage the attributes alone.
+  // To be called once, before it runs. XLA shows an instantiate stage the attributes alone.
   Status Instantiate() {
-    Context context{handler_.platform, handler_.device, minor_, &state_, true};
+    XLA_GPU_RETURN_IF_ERROR(state_.SetType(handler_.type_id, handler_.type_info));
+    for (size_t stage = 0; stage < minors_.size(); ++stage) {
+      if (handler_.stages[stage] != nullptr) XLA_GPU_RETURN_IF_ERROR(CheckStage(stage));
+    }
+    XLA_GPU_RETURN_IF_ERROR(Rehearse());
+    Context context{handler_.platform, handler_.device, &state_, &state_};
     return RunStage(XLA_FFI_ExecutionStage_INSTANTIATE, {}, context);
   }
 
   Status Run(const Call& call, const ExecutionContext& execution) const override {
     static std::atomic<int64_t> runs = 0;
-    Context context{handler_.platform, handler_.device, minor_, &state_};
+    Context context{handler_.platform, handler_.device, &state_};
     context.stream = execution.stream;
     context.pool = execution.thread_pool;
     context.run_id = runs.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -294,6 +280,9 @@ class FfiPlan final : public Plan {
   }
 
  private:
+  Status CheckStage(size_t stage);
+  Status Rehearse() const;
+
   Status RunStage(XLA_FFI_ExecutionStage stage, const Call& call, Context& context) const {
     const void* const function = handler_.stages[stage];
     if (function == nullptr) return OkStatus();
@@ -305,14 +294,16 @@ class FfiPlan final : public Plan {
     arg_types.fill(XLA_FFI_ArgType_BUFFER);
     result_types.fill(XLA_FFI_RetType_BUFFER);
     size_t next = 0;
+    context.minor = minors_[stage];
     for (const auto& list : {call.args, call.results}) {
       for (const TensorView& view : list) {
-        buffers[next] = {XLA_FFI_Buffer_STRUCT_SIZE,
-                         nullptr,
-                         static_cast<XLA_FFI_DataType>(view.dtype),
-                         view.data,
-                         view.rank(),
-                         const_cast<int64_t*>(view.shape.data())};
+        buffers[next] = {
+            XLA_FFI_Buffer_STRUCT_SIZE,
+            nullptr,
+            context.rehearsal ? XLA_FFI_DataType_TOKEN : static_cast<XLA_FFI_DataType>(view.dtype),
+            view.data,
+            view.rank(),
+            const_cast<int64_t*>(view.shape.data())};
         pointers[next] = &buffers[next];
         ++next;
       }
@@ -349,8 +340,8 @@ class FfiPlan final : public Plan {
   }
 
   FfiHandler handler_;
-  const int minor_;
-  mutable State state_;  // set while it is instantiated, then the handler's own to guard
+  std::array<int, 4> minors_ = {};  // of the stages' FFI versions
+  FfiState state_;
   std::vector<XLA_FFI_ByteSpan> names_;
   std::vector<XLA_FFI_Scalar> values_;
   std::vector<XLA_FFI_AttrType> types_;
@@ -370,25 +361,74 @@ StatusOr<HandlerMetadata> MetadataOf(const void* function, Platform platform) {
   return told;
 }
 
-StatusOr<std::unique_ptr<Plan>> MakeHostedPlan(FfiHandler handler) {
-  int minor = 0;
-  for (const void* const function : handler.stages) {
-    if (function == nullptr) continue;
-    XLA_GPU_ASSIGN_OR_RETURN(const HandlerMetadata told, MetadataOf(function, handler.platform));
-    if (told.ffi.major != XLA_FFI_API_MAJOR) {
-      return Unimplemented("the handler is of XLA FFI ", told.ffi.major, ".", told.ffi.minor,
-                           "; served is ", XLA_FFI_API_MAJOR, ".x");
-    }
-    minor = std::max(minor, told.ffi.minor);
-    if (function == handler.stages[XLA_FFI_ExecutionStage_EXECUTE] && handler.capture &&
-        handler.platform == Platform::kCuda &&
-        (told.traits & XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE) == 0) {
-      return InvalidArgument(
-          "capture is true, but the handler is not declared safe for command buffers (its traits "
-          "lack kCmdBufferCompatible)");
-    }
+Status FfiPlan::CheckStage(size_t stage) {
+  constexpr const char* kNames[] = {"instantiate", "prepare", "initialize", "execute"};
+  constexpr std::string_view kGiveType =
+      "its type_id and type_info must be given, the addresses that jax.ffi.register_ffi_type takes";
+  const StatusOr<HandlerMetadata> told = MetadataOf(handler_.stages[stage], handler_.platform);
+  if (!told.ok()) {
+    if (stage == XLA_FFI_ExecutionStage_EXECUTE) return told.status();
+    return Status(told.status().code(),
+                  StrCat("the ", kNames[stage], " stage: ", told.status().message(),
+                         "; if it makes a state of a type, ", kGiveType));
   }
-  auto plan = std::make_unique<FfiPlan>(std::move(handler), minor);
+  if (told->ffi.major != XLA_FFI_API_MAJOR) {
+    return Unimplemented("the handler is of XLA FFI ", told->ffi.major, ".", told->ffi.minor,
+                         "; served is ", XLA_FFI_API_MAJOR, ".x");
+  }
+  minors_[stage] = told->ffi.minor;
+  if (stage == XLA_FFI_ExecutionStage_EXECUTE && handler_.capture &&
+      handler_.platform == Platform::kCuda &&
+      (told->traits & XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE) == 0) {
+    return InvalidArgument(
+        "capture is true, but the handler is not declared safe for command buffers (its traits "
+        "lack kCmdBufferCompatible)");
+  }
+  if (told->state_type == 0) return OkStatus();
+  if (stage != XLA_FFI_ExecutionStage_INSTANTIATE) {
+    return Unimplemented("the ", kNames[stage],
+                         " stage makes a state; that of an instantiate stage alone is kept");
+  }
+  if (state_.has_deleter()) return OkStatus();
+  return InvalidArgument("the instantiate stage makes a state of an unknown type; ", kGiveType);
+}
+
+// Handlers do not tell that they take a state, and assert that its type has an id, which would end
+// this process. So where one may, its stages are once called in a child, with buffers that they do
+// not take.
+Status FfiPlan::Rehearse() const {
+  static auto& mutex = *new std::mutex;
+  static auto& passed = *new std::set<std::array<const void*, 4>>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (passed.contains(handler_.stages)) return OkStatus();
+  const std::vector<TensorView> args(handler_.num_args), results(handler_.num_results);
+  HostApi();  // made here: the child must find no first use under way in another thread
+  std::string said;
+  const auto may_assert = [](const void* function) {
+    return function != nullptr && MayAssertStateType(function);
+  };
+  if (std::ranges::any_of(handler_.stages, may_assert)) {
+    said = FailedAssertion([&] {
+      for (const auto stage : {XLA_FFI_ExecutionStage_PREPARE, XLA_FFI_ExecutionStage_INITIALIZE,
+                               XLA_FFI_ExecutionStage_EXECUTE}) {
+        Context context{handler_.platform, handler_.device, &state_};
+        context.rehearsal = true;
+        (void)RunStage(stage, {args, results}, context);
+      }
+    });
+  }
+  if (IsAboutStateType(said)) {
+    return FailedPrecondition(
+        "the handler takes a state whose type has no id; what makes the state must be given as "
+        "its instantiate stage, and the type's type_id and type_info, the addresses that "
+        "jax.ffi.register_ffi_type takes");
+  }
+  passed.insert(handler_.stages);
+  return OkStatus();
+}
+
+StatusOr<std::unique_ptr<Plan>> MakeHostedPlan(FfiHandler handler) {
+  auto plan = std::make_unique<FfiPlan>(std::move(handler));
   XLA_GPU_RETURN_IF_ERROR(plan->Instantiate());
   return std::unique_ptr<Plan>(std::move(plan));
 }

@@ -1,9 +1,12 @@
 // Typed FFI handlers as kernels of the user's: what they are given, and what becomes of their ends.
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -14,6 +17,7 @@
 #include "src/core/op_registry.h"
 #include "src/core/plan_cache.h"
 #include "src/core/strings.h"
+#include "src/xla/ffi_state.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace xla_gpu::xla {
@@ -227,6 +231,117 @@ TEST_F(FfiHostTest, StateLivesWithThePlan) {
   EXPECT_EQ(out_[0], 7);
   EXPECT_EQ(states, 0);
   EXPECT_THAT(Run(reads_state).message(), HasSubstr("set no state"));
+}
+
+// Handlers of newer headers, by hand: the arguments of their State_Set and _Get, as of FFI 0.2 and
+// of 0.3, and what they answer to XLA's metadata call.
+struct PlainStateArgs {
+  size_t struct_size;
+  void* extension_start;
+  XLA_FFI_ExecutionContext* ctx;
+  XLA_FFI_TypeId* type_id;
+  void* state;
+};
+struct StagedStateArgs {
+  size_t struct_size;
+  void* extension_start;
+  XLA_FFI_ExecutionContext* ctx;
+  XLA_FFI_ExecutionStage stage;
+  XLA_FFI_TypeId* type_id;
+  void* state;
+};
+struct KeptInfo {
+  size_t struct_size = sizeof(KeptInfo);
+  void* extension_start = nullptr;
+  void (*deleter)(void*) = [](void* kept) { delete static_cast<Kept*>(kept); };
+} kept_info;
+
+bool Tells(XLA_FFI_CallFrame* frame, int minor, int64_t state_type) {
+  if (frame->extension_start == nullptr) return false;
+  auto* told = reinterpret_cast<XLA_FFI_Metadata_Extension*>(frame->extension_start)->metadata;
+  told->api_version.major_version = 0;
+  told->api_version.minor_version = minor;
+  std::memcpy(told + 1, &state_type, sizeof(state_type));
+  return true;
+}
+
+template <int minor>
+XLA_FFI_Error* MakesNewerState(XLA_FFI_CallFrame* frame) {
+  if (Tells(frame, minor, Kept::id.type_id)) return nullptr;
+  PlainStateArgs plain{sizeof(plain), nullptr, frame->ctx, &Kept::id, new Kept};
+  StagedStateArgs staged{sizeof(staged), nullptr, plain.ctx, frame->stage, &Kept::id, plain.state};
+  void* const args = minor >= 3 ? static_cast<void*>(&staged) : &plain;
+  return frame->api->XLA_FFI_State_Set(static_cast<XLA_FFI_State_Set_Args*>(args));
+}
+
+template <int minor, XLA_FFI_ExecutionStage of = XLA_FFI_ExecutionStage_INSTANTIATE>
+XLA_FFI_Error* ReadsNewerState(XLA_FFI_CallFrame* frame) {
+  if (Tells(frame, minor, 0)) return nullptr;
+  PlainStateArgs plain{sizeof(plain), nullptr, frame->ctx, &Kept::id, nullptr};
+  StagedStateArgs staged{sizeof(staged), nullptr, frame->ctx, of, &Kept::id, nullptr};
+  void* const args = minor >= 3 ? static_cast<void*>(&staged) : &plain;
+  XLA_FFI_Error* error = frame->api->XLA_FFI_State_Get(static_cast<XLA_FFI_State_Get_Args*>(args));
+  if (error != nullptr) return error;
+  auto* out = static_cast<XLA_FFI_Buffer*>(frame->rets.rets[0]);
+  const auto* kept = static_cast<Kept*>(minor >= 3 ? staged.state : plain.state);
+  *static_cast<float*>(out->data) = kept->value;
+  return nullptr;
+}
+
+std::string Member(std::string_view name, const void* address) {
+  return StrCat(",\"", name, "\":", reinterpret_cast<uintptr_t>(address));
+}
+
+TEST_F(FfiHostTest, StateOfNewerHandlers) {
+  const std::string makes2 =
+      Member("instantiate", reinterpret_cast<const void*>(&MakesNewerState<2>));
+  const std::string makes3 =
+      Member("instantiate", reinterpret_cast<const void*>(&MakesNewerState<3>));
+  const std::string prepares =
+      Member("prepare", reinterpret_cast<const void*>(&MakesNewerState<3>));
+  const std::string id = Member("type_id", &Kept::id), info = Member("type_info", &kept_info);
+  const struct {
+    XLA_FFI_Handler* reads;
+    std::string more;
+    const char* message;  // null: it runs
+  } cases[] = {
+      {ReadsNewerState<2>, makes2 + id + info, nullptr},
+      {ReadsNewerState<3>, makes3 + id + info, nullptr},
+      {ReadsNewerState<3>, makes3 + info, nullptr},  // the type has its id by then
+      {ReadsNewerState<3>, makes3 + id, "state of an unknown type; its type_id and type_info"},
+      {ReadsNewerState<3>, makes3 + Member("type_id", &kScalars) + info, "where no variable lies"},
+      {ReadsNewerState<3>, makes3 + id + Member("type_info", &Kept::id), "no XLA_FFI_TypeInfo"},
+      {ReadsNewerState<3>, prepares + id + info, "the prepare stage makes a state"},
+      {ReadsNewerState<3>, id + info, "set no state"},
+      {ReadsNewerState<3, XLA_FFI_ExecutionStage_PREPARE>, makes3 + id + info,
+       "the state of an instantiate stage alone is kept"},
+  };
+  Kept::id.type_id = 0;
+  for (const auto& c : cases) {
+    out_ = {};
+    const Status status = Run(c.reads, "", c.more);
+    EXPECT_EQ(status.ok(), c.message == nullptr) << c.more << status.message();
+    if (c.message == nullptr) {
+      EXPECT_EQ(out_[0], 7);
+    } else {
+      EXPECT_THAT(status.message(), HasSubstr(c.message));
+    }
+    EXPECT_EQ(states, 0);
+  }
+}
+
+// As newer headers do, in any build: they end the process.
+XLA_FFI_Error* Asserts(XLA_FFI_CallFrame* frame) {
+  if (Tells(frame, 3, 0)) return nullptr;
+  std::fputs("type_id > 0 && \"type must be registered with XLA FFI\"' failed.\n", stderr);
+  std::abort();
+}
+
+TEST_F(FfiHostTest, AStateOfATypeWithoutAnIdIsRefused) {
+  EXPECT_THAT(Run(Asserts).message(), HasSubstr("takes a state whose type has no id"));
+  EXPECT_TRUE(MayAssertStateType(reinterpret_cast<const void*>(&Asserts)));
+  EXPECT_FALSE(MayAssertStateType(dlsym(RTLD_DEFAULT, "getpid")));
+  EXPECT_TRUE(MayAssertStateType(&x_)) << "it is of no library";
 }
 
 // A handler of FFI 0.`minor` that calls a member behind the table's.

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <utility>
@@ -88,6 +89,7 @@ struct Answer {
   enum Kind : int32_t { kSilent, kTold, kRefused, kNoError } kind;
   Version ffi;
   uint32_t traits;
+  int64_t state_type;
   char complaint[512];
 };
 
@@ -119,6 +121,7 @@ Answer Ask(const void* handler) {
       answer.kind = version.major_version < 0 ? Answer::kSilent : Answer::kTold;
       answer.ffi = {version.major_version, version.minor_version};
       answer.traits = told.value.traits;
+      std::memcpy(&answer.state_type, told.tail, sizeof(answer.state_type));  // since FFI 0.2
       break;
     }
     const XLA_FFI_Error* known = errors_made;
@@ -143,7 +146,7 @@ Answer Ask(const void* handler) {
 StatusOr<HandlerMetadata> Read(const Answer& answer) {
   switch (answer.kind) {
     case Answer::kTold:
-      return HandlerMetadata{answer.ffi, answer.traits};
+      return HandlerMetadata{answer.ffi, answer.traits, answer.state_type};
     case Answer::kRefused:
       return InvalidArgument("it refuses XLA's metadata call: ", answer.complaint);
     case Answer::kNoError:
@@ -163,26 +166,6 @@ StatusOr<HandlerMetadata> AskInChild(const void* handler, std::chrono::milliseco
   if (asked->answer.has_value()) return Read(*asked->answer);
   return InvalidArgument("a child process that asked it for XLA's metadata ",
                          asked->end.HowItEnded());
-}
-
-// An error unless `address` lies in memory that this process may execute.
-Status CheckIsCode(const void* address) {
-  const auto wanted = reinterpret_cast<uintptr_t>(address);
-  std::ifstream maps("/proc/self/maps");
-  if (!maps) return OkStatus();  // no /proc here: nothing can be said
-  for (std::string line; std::getline(maps, line);) {
-    uintptr_t begin = 0;
-    uintptr_t end = 0;
-    char access[5] = "";
-    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %4s", &begin, &end, access) != 3) {
-      continue;
-    }
-    if (wanted < begin || wanted >= end) continue;
-    if (access[2] == 'x') return OkStatus();
-    break;
-  }
-  return InvalidArgument("address ", address,
-                         " is no function: it does not lie in executable memory");
 }
 
 // "getpid of /lib/libc.so.6", or what else can be said of an address.
@@ -213,13 +196,32 @@ std::optional<std::pair<Platform, int>> FindOwnHandler(const void* handler, Plat
 
 }  // namespace
 
+std::string AccessTo(const void* address) {
+  const auto wanted = reinterpret_cast<uintptr_t>(address);
+  std::ifstream maps("/proc/self/maps");
+  if (!maps) return "rwx";  // no /proc here
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0;
+    uintptr_t end = 0;
+    char access[4] = "";
+    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %3s", &begin, &end, access) == 3 &&
+        wanted >= begin && wanted < end) {
+      return access;
+    }
+  }
+  return "";
+}
+
 const void* VersionProbeHandler() { return reinterpret_cast<const void*>(&ProbeHandler); }
 
 VersionProbeScope::VersionProbeScope() { probe_scope = this; }
 VersionProbeScope::~VersionProbeScope() { probe_scope = nullptr; }
 
 StatusOr<HandlerMetadata> AskHandler(const void* handler, Platform platform, int api_version) {
-  XLA_GPU_RETURN_IF_ERROR(CheckIsCode(handler));
+  if (!AccessTo(handler).ends_with('x')) {
+    return InvalidArgument("address ", handler,
+                           " is no function: it does not lie in executable memory");
+  }
   const bool typed = api_version == kTypedApiVersion;
   if (const auto own = FindOwnHandler(handler, platform, api_version)) {
     if (own == std::pair(platform, api_version)) {

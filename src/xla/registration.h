@@ -34,8 +34,9 @@ StatusOr<RuntimeFacts> LearnRuntime(const PjrtPlugin& plugin);
 // ---- What a handler is ----
 
 struct HandlerMetadata {
-  Version ffi;          // of the headers that the handler was built against
-  uint32_t traits = 0;  // XLA_FFI_HANDLER_TRAITS_*: 1 = command-buffer compatible
+  Version ffi;             // of the headers that the handler was built against
+  uint32_t traits = 0;     // XLA_FFI_HANDLER_TRAITS_*: 1 = command-buffer compatible
+  int64_t state_type = 0;  // id of the state's type that it makes, told since FFI 0.2; 0: none
 };
 
 // The typed handler's answer to XLA's metadata call; for an untyped one nothing. Fails for what is

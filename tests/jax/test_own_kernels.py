@@ -78,6 +78,31 @@ def test_shapes_and_scalars_change_from_call_to_call(kernel):
         np.testing.assert_array_equal(kernel(x, x, alpha=float(n)), (n + 1) * x)
 
 
+def test_kernels_of_one_text_are_compiled_once(tmp_path, monkeypatch):
+    compiler, runs = tmp_path / "compiler", tmp_path / "runs"
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) echo run >> {runs};; esac\nexec c++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XLA_GPU_CACHE_DIR", "")
+    names = [f"times_{i}" for i in range(20)]
+    text = "".join(
+        f"void {name}(const float* x, float* out) {{ *out = {i} * *x; }}\n"
+        for i, name in enumerate(names)
+    )
+    for i, entry in enumerate(names):
+        for name in (entry, f"other_{i}"):
+            kernel = xla_gpu.host_kernel(text, entry, outputs={"out": "x"}, name=name)
+            assert kernel(jnp.ones(())) == i
+    assert runs.read_text().split() == ["run"]
+
+
+@pytest.mark.parametrize("alpha", [np.inf, -np.inf, np.nan, 3.4028235e38, 1e-300])
+def test_floats_that_a_scalar_may_be(kernel, alpha):
+    np.testing.assert_array_equal(kernel(Y, Y, alpha=alpha), np.float32(alpha) + Y)
+
+
 def test_defaults():
     kernel = saxpy(scalars={"alpha": 3.0, "n": size}, name="saxpy_default")
     np.testing.assert_array_equal(kernel(X, Y), 3 * X + Y)

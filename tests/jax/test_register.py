@@ -157,10 +157,14 @@ BAD = {
     "tuple": ({"handler": ("a", "b", "c")}, ValueError, r"allowed is \(path, symbol\)"),
     "float": ({"handler": 1.5}, ValueError, "handler is float 1.5; allowed are"),
     "true": ({"handler": True}, ValueError, "handler is True"),
-    "null": ({"handler": 0}, ValueError, "0x0 is no function"),
-    "negative": ({"handler": -1}, ValueError, "no function"),
+    "null": ({"handler": 0}, ValueError, "handler is 0x0, which is no address"),
+    "negative": ({"handler": -1}, ValueError, "which is no address"),
     "not code": ({"handler": 4096}, ValueError, "is no function"),
-    "unknown stage": ({"handler": {"run": 1}}, ValueError, r"stages \['run'\]; allowed are"),
+    "unknown stage": (
+        {"handler": {"run": 1}},
+        ValueError,
+        "handler has run; allowed are instantiate",
+    ),
     "no execute": ({"handler": {"prepare": 1}}, ValueError, "execute must be there"),
 }
 

@@ -119,6 +119,11 @@ WRONG = {
         called(X, Y, alpha="2"),
         "saxpy: alpha is str '2'; allowed is a Python number",
     ),
+    "scalar is no f32": (
+        called(X, Y, alpha=1e300),
+        r"saxpy: alpha is 1e\+300, which its type f32 does not hold; allowed are -3.40282e\+38 to",
+    ),
+    "scalar is no float": (called(X, Y, alpha=-(10**400)), "saxpy: alpha is an int of 1329 bits"),
     "scalar is None": (called(X, Y, alpha=None), "saxpy: alpha is NoneType None"),
     "scalar is a bool": (called(X, Y, alpha=True), "saxpy: alpha is bool True"),
     "scalar is an array": (
@@ -178,7 +183,19 @@ WRONG = {
     ),
     "a function that gives what no int holds": (
         run("void f(const float* x, float* out, int n) {}", scalars={"n": lambda x: 1 << 40}),
-        "f: n is 1099511627776, which its type i32 does not hold",
+        "f: n is 1099511627776, which its type i32 does not hold; allowed are -2147483648 to",
+    ),
+    "a function that gives what no float holds": (
+        run("void f(const float* x, float* out, float n) {}", scalars={"n": lambda x: 10**400}),
+        r"f: n is an int of 1329 bits; allowed are -1.79769e\+308 to 1.79769e\+308",
+    ),
+    "a default that no f32 holds": (
+        run("void f(const float* x, float* out, float n) {}", scalars={"n": 1e39}),
+        r"f: the default of n is the float 1e\+39; it must be a f32: -3.40282e\+38 to 3.40282e\+38",
+    ),
+    "a default that no number holds": (
+        run("void f(const float* x, float* out, float n) {}", scalars={"n": 10**400}),
+        r"f: scalars\['n'\] is an int of 1329 bits; allowed are -1.79769e\+308 to",
     ),
     "a negative unsigned": (
         run("void f(const float* x, float* out, unsigned n) {}", scalars={"n": -1}),
@@ -199,7 +216,7 @@ WRONG = {
     # What a compiler or the kernel says.
     "does not compile": (
         run("void f(const float* x, float* out) { int y = ; }"),
-        r"f\.cc:1:\d+: error:",
+        r"kernel\.cc:1:\d+: error:",
     ),
     "carets": (run("void f(const float* x, float* out) { undeclared(); }"), r"\^~+"),
     "an option that is none": (

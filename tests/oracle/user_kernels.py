@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import torch
 import xla_gpu
+from xla_gpu import _lib
 
 SOURCE = """
 #include <cstdint>
@@ -71,6 +72,15 @@ row_sums = xla_gpu.host_kernel(
     outputs={"out": lambda x: ((x.shape[0],), x.dtype)},
     scalars={"rows": lambda x: x.shape[0], "columns": lambda x: x.shape[1]},
     vmap="sequential",
+)
+
+add = xla_gpu.external_kernel(  # an XLA FFI handler, that of an op
+    _lib.handler_address("simple_add", "Host", 4),
+    convention="ffi",
+    platform="Host",
+    arguments=["a", "b"],
+    outputs={"out": "a"},
+    name="add",
 )
 
 # ---- Random signatures ---------------------------------------------------------------------------

@@ -50,6 +50,21 @@ def test_values():
     assert torch.equal(scale(torch.nn.Parameter(X)), 2 * X)
 
 
+@pytest.mark.parametrize("call", [scale, torch.compile(lambda x, alpha: scale(x, alpha=alpha))])
+def test_scalars_out_of_range(call):
+    for alpha in (1e300, -1e39):
+        with pytest.raises(Exception, match="its type f32 does not hold; allowed are -3.40282e"):
+            call(X, alpha=alpha)
+    for alpha in (math.inf, -math.inf):
+        assert torch.equal(call(X, alpha=alpha), alpha * X)
+
+
+def test_scalars_that_are_no_floats():
+    for alpha in (10**400, -(10**5000)):
+        with pytest.raises(xla_gpu.InvalidArgumentError, match="alpha is an int of .* allowed are"):
+            scale(X, alpha=alpha)
+
+
 def test_in_place_writes_and_returns_the_tensor():
     y = torch.ones(4)
     version = y._version

@@ -8,7 +8,7 @@ pytest.importorskip("torch_xla")
 import torch
 import torch_xla
 import xla_gpu
-from user_kernels import SIZE, SOURCE, add_to, pairs, random_case, scale, swap_out
+from user_kernels import SIZE, SOURCE, add, add_to, pairs, random_case, scale, swap_out
 from xla_gpu.torch_xla import platform
 
 pytestmark = pytest.mark.skipif(platform() != "Host", reason="these kernels are for the CPU")
@@ -32,6 +32,10 @@ def test_values(x, device):
     assert scale(wide[:, 1]).tolist() == [2, 6, 10]
     hlo = torch_xla._XLAC._get_xla_tensors_hlo([scale(x)])
     assert 'custom_call_target="scale"' in hlo
+
+
+def test_an_ffi_handler(x):
+    assert add(add(x, x), x).tolist() == [3, 6, 9, 12]
 
 
 def test_in_place(x):

@@ -9,7 +9,7 @@ torchax = pytest.importorskip("torchax", exc_type=ImportError)
 import torch
 import xla_gpu.torchax
 from torchax import interop
-from user_kernels import add_to, pairs, random_case, scale, swap_out
+from user_kernels import add, add_to, pairs, random_case, scale, swap_out
 
 
 def ramp():
@@ -22,6 +22,12 @@ def test_values(env):
     np.testing.assert_array_equal(pairs(x).jax(), [1, -1, 2, -2, 3, -3, 4, -4])
     jitted = interop.jax_jit(lambda x: pairs(scale(x)))(x)
     np.testing.assert_array_equal(jitted.jax(), [2, -2, 4, -4, 6, -6, 8, -8])
+
+
+def test_an_ffi_handler(env):
+    np.testing.assert_array_equal(add(ramp(), ramp()).jax(), [2, 4, 6, 8])
+    jitted = interop.jax_jit(lambda x: add(add(x, x), x))
+    np.testing.assert_array_equal(jitted(ramp()).jax(), [3, 6, 9, 12])
 
 
 def test_outside_of_the_environment():

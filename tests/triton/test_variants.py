@@ -53,6 +53,14 @@ def test_elementwise(arch, made):
     assert add.__doc__ == "Adds two tensors."
 
 
+def test_what_it_takes_can_be_read():
+    derived = add_kernel(scalars={"n": lambda x, y: x.size}, constexprs={"BLOCK": blocks})
+    assert repr(add_kernel(scalars={"n": 5})).endswith("kernel add(x, y, n=5, *, BLOCK)>")
+    assert "add(x, y, n=<function of x, y>" in repr(derived)
+    assert "n=<function of arguments>" in repr(add_kernel(scalars={"n": max}))
+    assert "lambda" not in repr(derived) and "0x" not in repr(derived)
+
+
 @pytest.mark.parametrize("dtype", _ops.DTYPES)
 def test_dtypes(dtype):
     convert = xla_gpu.triton_kernel(

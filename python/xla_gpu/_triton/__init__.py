@@ -319,6 +319,19 @@ class _Form(Kernel):
         return schema, {**made.attributes, "kernel": schema.key}
 
 
+class _Derived:
+    """A function of a call's arguments, as the signature shows it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        try:
+            self._names = ", ".join(inspect.signature(function).parameters)
+        except ValueError:  # a builtin, which tells no names
+            self._names = "arguments"
+
+    def __repr__(self) -> str:
+        return f"<function of {self._names}>"
+
+
 def _signature(function: TritonFunction) -> inspect.Signature:
     """The function's own, without outputs and what decorators say; constants have to be named."""
     parameters = []
@@ -327,9 +340,10 @@ def _signature(function: TritonFunction) -> inspect.Signature:
         default = param.default if param.has_default else inspect.Parameter.empty
         named = bool(param.is_constexpr)
         kind = inspect.Parameter.KEYWORD_ONLY if named else inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters.append(
-            inspect.Parameter(name, kind, default=function.scalars.get(name, default))
-        )
+        default = function.scalars.get(name, default)
+        if is_function(default):
+            default = _Derived(default)
+        parameters.append(inspect.Parameter(name, kind, default=default))
     return inspect.Signature(
         sorted(parameters, key=lambda p: p.kind), __validate_parameters__=False
     )

@@ -38,7 +38,9 @@
 //   legacy        library and symbol, or address: an XLA custom call of api_version 1, 2 or 3;
 //                 opaque (text). It takes arguments and results, whatever `parameters` says
 //   ffi           library and symbol, or address: an XLA FFI handler (its execute stage);
-//                 instantiate, prepare, initialize (addresses of its other stages). It takes
+//                 instantiate, prepare, initialize (addresses of its other stages); type_id and
+//                 type_info (addresses of what XLA's FFI calls so, of the type of the state that
+//                 instantiate makes; handlers of FFI 0.2 and newer need both). It takes
 //                 arguments, results and work space as buffers and scalars as attributes, by their
 //                 names, whatever `parameters` says
 //
@@ -133,6 +135,7 @@ struct Implementation {
   int api_version = 0;
   std::string opaque;
   std::array<uint64_t, 3> stages = {};  // addresses of instantiate, prepare, initialize; or 0
+  uint64_t type_id = 0, type_info = 0;  // addresses, of the type of their state; or 0
   std::vector<Parameter> parameters;
   std::array<uint32_t, 3> cluster = {1, 1, 1};
   bool cooperative = false;

@@ -23,7 +23,7 @@ std::vector<std::string> Seeds() {
       R"({"name":"k","results":[{"name":"o","like":"x"}],"implementations":{"CUDA":{"kind":"cuda_source","text":"__global__ void k(const float* x, float* o, int n){}","entry":"k<3>","file":"a.cu","options":["-DN=3"]},"Host":{"kind":"host_source","text":"void k(const float* x, float* o, int n){}","entry":"k"}}})",
       R"({"name":"k","results":[{"name":"o"}],"implementations":{"CUDA":{"kind":"tvm_ffi","library":"a.so","symbol":"s","libtvm_ffi":"b.so","owned":true},"Host":{"kind":"legacy","address":1,"api_version":3,"opaque":"t"}}})",
       R"({"name":"k","arguments":[{"name":"x"}],"results":[{"name":"o","like":"x"}],"implementations":{"CUDA":{"kind":"dlpack","address":1,"gate":8,"parameters":["o","x"]},"Host":{"kind":"dlpack","address":1,"gate":8}}})",
-      R"({"name":"k","results":[{"name":"o"}],"implementations":{"CUDA":{"kind":"ffi","library":"a.so","symbol":"s"},"Host":{"kind":"ffi","address":1,"instantiate":2,"prepare":3,"initialize":4}}})"};
+      R"({"name":"k","results":[{"name":"o"}],"implementations":{"CUDA":{"kind":"ffi","library":"a.so","symbol":"s"},"Host":{"kind":"ffi","address":1,"instantiate":2,"prepare":3,"initialize":4,"type_id":5,"type_info":6}}})"};
 }
 
 void RunOne(std::string_view text) {

@@ -299,6 +299,8 @@ TEST(Definition, WhatIsWrongIsNamed) {
       {WithMembers("'scalars': [{'name': 'a', 'type': 'u32', 'default': -1}]"), "must be a u32"},
       {WithMembers("'scalars': [{'name': 'a', 'type': 'pred', 'default': 1}]"), "must be a pred"},
       {WithMembers("'scalars': [{'name': 'a', 'type': 'f32', 'default': true}]"), "must be a f32"},
+      {WithMembers("'scalars': [{'name': 'a', 'type': 'f32', 'default': 1e39}]"),
+       "it must be a f32: -3.40282e+38 to 3.40282e+38"},
       {WithMembers("'scalars': [{'name': 'a', 'type': 'f32', 'default': null}]"), "a is null"},
       {WithMembers("'scalars': [{'name': 'a', 'type': 'i64', 'default': 9223372036854775808}]"),
        "does not fit 64 signed bits"},

@@ -21,6 +21,10 @@ StatusOr<std::unique_ptr<Plan>> MakeFfiPlan(std::shared_ptr<const Definition> de
     handler.stages[i] = reinterpret_cast<const void*>(implementation.stages[i]);
   }
   handler.stages.back() = *found;
+  handler.num_args = call.args.size();
+  handler.num_results = call.results.size();
+  handler.type_id = reinterpret_cast<const void*>(implementation.type_id);
+  handler.type_info = reinterpret_cast<const void*>(implementation.type_info);
   for (const Scalar& scalar : definition->scalars) {
     const AttrValue* value = call.attributes->Find(scalar.name);
     if (value == nullptr) continue;

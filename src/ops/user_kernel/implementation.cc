@@ -36,7 +36,9 @@ const std::vector<KindSpec>& Kinds() {
       {"tvm_ffi", {"library", "symbol", "address", "libtvm_ffi", "owned"}},
       {"dlpack", {"address", "gate"}, 2},
       {"legacy", {"api_version", "library", "symbol", "address", "opaque"}, 1},
-      {"ffi", {"library", "symbol", "address", "instantiate", "prepare", "initialize"}}};
+      {"ffi",
+       {"library", "symbol", "address", "instantiate", "prepare", "initialize", "type_id",
+        "type_info"}}};
   return kinds;
 }
 
@@ -77,11 +79,15 @@ Status ReadMembers(const Reader& reader, Implementation& made) {
   XLA_GPU_RETURN_IF_ERROR(reader.Read("api_version", api_version, 1, 3));
   XLA_GPU_RETURN_IF_ERROR(reader.Read("gate", gate, 1, kMaxInt));
   made.address = static_cast<uint64_t>(address);
-  constexpr std::string_view kStages[] = {"instantiate", "prepare", "initialize"};
-  for (size_t i = 0; i < std::size(kStages); ++i) {
-    int64_t stage = 0;
-    XLA_GPU_RETURN_IF_ERROR(reader.Read(kStages[i], stage, 1, kMaxInt));
-    made.stages[i] = static_cast<uint64_t>(stage);
+  const std::pair<std::string_view, uint64_t*> addresses[] = {{"instantiate", &made.stages[0]},
+                                                              {"prepare", &made.stages[1]},
+                                                              {"initialize", &made.stages[2]},
+                                                              {"type_id", &made.type_id},
+                                                              {"type_info", &made.type_info}};
+  for (const auto& [name, member] : addresses) {
+    int64_t given = 0;
+    XLA_GPU_RETURN_IF_ERROR(reader.Read(name, given, 1, kMaxInt));
+    *member = static_cast<uint64_t>(given);
   }
   made.gate = static_cast<uint64_t>(gate);
   made.api_version = static_cast<int>(api_version);
@@ -320,13 +326,16 @@ StatusOr<AttrValue> ReadNumber(std::string_view where, const json::Node& node, D
   if (type == DType::kPred) {
     if (const bool* flag = std::get_if<bool>(&node.value)) return AttrValue(*flag);
   } else if (const auto* number = std::get_if<int64_t>(&node.value)) {
-    if (IsFloat(type)) return AttrValue(static_cast<double>(*number));
-    if (Fits(type, *number)) return AttrValue(*number);
+    const auto real = static_cast<double>(*number);
+    if (IsFloat(type) && Fits(type, real)) return AttrValue(real);
+    if (!IsFloat(type) && Fits(type, *number)) return AttrValue(*number);
   } else if (const auto* real = std::get_if<double>(&node.value);
-             real != nullptr && IsFloat(type)) {
+             real != nullptr && IsFloat(type) && Fits(type, *real)) {
     return AttrValue(*real);
   }
-  return json::MustBe(where, node, StrCat("a ", DTypeName(type)));
+  return json::MustBe(
+      where, node,
+      type == DType::kPred ? "a pred" : StrCat("a ", DTypeName(type), ": ", RangeOf(type)));
 }
 
 }  // namespace xla_gpu::user_kernel

@@ -177,7 +177,7 @@ TEST_F(OpTest, WhatIsWrongIsNamed) {
   };
   EXPECT_THAT(add({{kF32}, {}}), HasSubstr("add_n: attribute 'n' (int) is missing"));
   EXPECT_EQ(add({{kF32}, {{"n", int64_t{128}}}}),
-            "add_n: n is 128, which its type i8 does not hold");
+            "add_n: n is 128, which its type i8 does not hold; allowed are -128 to 127");
   EXPECT_THAT(add({{kF32}, {{"n", 1.5}}}), HasSubstr("'n' is float 1.5; it must be int"));
   EXPECT_THAT(add({{{DType::kF64, {1}}}, {{"n", int64_t{1}}}}), HasSubstr("its dtype must be f32"));
   EXPECT_THAT(add({{kF32, kF32}, {{"n", int64_t{1}}}}), HasSubstr("2 arguments came but 1"));

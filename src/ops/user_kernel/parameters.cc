@@ -43,6 +43,12 @@ bool Fits(DType type, int64_t value) {
   return bits == 64 || (value >= -(int64_t{1} << (bits - 1)) && value < int64_t{1} << (bits - 1));
 }
 
+bool Fits(DType type, double value) {
+  uint64_t bits = 0;
+  StoreFromDouble(&bits, type, 0, value);
+  return !std::isfinite(value) || std::isfinite(LoadAsDouble(&bits, type, 0));
+}
+
 uint64_t NumberBits(DType type, const AttrValue& value) {
   uint64_t bits = 0;
   if (IsFloat(type)) {
@@ -54,14 +60,32 @@ uint64_t NumberBits(DType type, const AttrValue& value) {
   return bits;
 }
 
+std::string RangeOf(DType type) {
+  if (!IsFloat(type)) {
+    int64_t low = std::numeric_limits<int64_t>::min(), high = std::numeric_limits<int64_t>::max();
+    while (!Fits(type, low)) low /= 2;
+    while (!Fits(type, high)) high /= 2;
+    return StrCat(low, " to ", high);
+  }
+  const uint64_t largest = NumberBits(type, std::numeric_limits<double>::infinity()) - 1;
+  const double high = LoadAsDouble(&largest, type, 0);
+  return StrCat(-high, " to ", high, ", inf and nan");
+}
+
 Status CheckScalars(const Definition& definition, const Attributes& attributes) {
   for (const Scalar& scalar : definition.scalars) {
     const AttrValue* value = attributes.Find(scalar.name);
-    if (value == nullptr || IsFloat(scalar.type) || scalar.type == DType::kPred) continue;
+    if (value == nullptr || scalar.type == DType::kPred) continue;
     const auto* number = std::get_if<int64_t>(value);
-    if (number == nullptr || Fits(scalar.type, *number)) continue;
-    return InvalidArgument(definition.name, ": ", scalar.name, " is ", *number, ", which its type ",
-                           DTypeName(scalar.type), " does not hold");
+    const bool is_float = IsFloat(scalar.type);
+    if (is_float ? Fits(scalar.type, AsDouble(*value))
+                 : number == nullptr || Fits(scalar.type, *number)) {
+      continue;
+    }
+    const std::string came = number == nullptr ? StrCat(AsDouble(*value)) : StrCat(*number);
+    return InvalidArgument(definition.name, ": ", scalar.name, " is ", came, ", which its type ",
+                           DTypeName(scalar.type), " does not hold; allowed are ",
+                           RangeOf(scalar.type));
   }
   return OkStatus();
 }

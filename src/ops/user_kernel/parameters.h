@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "src/core/dtype.h"
@@ -23,6 +24,12 @@ uint64_t NumberBits(DType type, const AttrValue& value);
 // Whether an int is one of this integer type (u64 holds all that an attribute can say); of pred 0
 // and 1 are.
 bool Fits(DType type, int64_t value);
+
+// Whether a number stays finite when it is rounded to this float type; inf and NaN stay too.
+bool Fits(DType type, double value);
+
+// What fits: "-128 to 127".
+std::string RangeOf(DType type);
 
 // An error that names the scalar if its value does not fit its type.
 Status CheckScalars(const Definition& definition, const Attributes& attributes);

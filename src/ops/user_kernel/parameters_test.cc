@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -134,6 +135,29 @@ TEST_F(ParametersTest, NumbersOfTheArguments) {
   EXPECT_THAT(Values(all, "q"), testing::ElementsAre(6, 3, 0x40c00000, 0xffff));
 }
 
+TEST(Fits, WhatStaysFinite) {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  const struct {
+    DType type;
+    double fits, does_not;
+    const char* range;
+  } cases[] = {
+      {DType::kF16, 65519, 65520, "-65504 to 65504, inf and nan"},
+      {DType::kBF16, 3.39e38, 3.4e38, "-3.38953e+38 to 3.38953e+38, inf and nan"},
+      {DType::kF32, 3.4028235e38, 3.4028236e38, "-3.40282e+38 to 3.40282e+38, inf and nan"},
+      {DType::kF64, 1e308, kInf, "-1.79769e+308 to 1.79769e+308, inf and nan"},
+  };
+  for (const auto& c : cases) {
+    for (const double value : {c.fits, 0.0, kInf, std::nan("")}) {
+      EXPECT_TRUE(Fits(c.type, value) && Fits(c.type, -value)) << c.range << " " << value;
+    }
+    EXPECT_EQ(Fits(c.type, c.does_not), std::isinf(c.does_not)) << c.range;
+    EXPECT_EQ(RangeOf(c.type), c.range);
+  }
+  EXPECT_EQ(RangeOf(DType::kU16), "0 to 65535");
+  EXPECT_EQ(RangeOf(DType::kI64), "-9223372036854775808 to 9223372036854775807");
+}
+
 TEST(CheckScalars, NamesTheOneThatDoesNotFit) {
   const auto definition = Define("");
   const auto check = [&](int64_t value) {
@@ -142,7 +166,8 @@ TEST(CheckScalars, NamesTheOneThatDoesNotFit) {
     return CheckScalars(*definition, attributes);
   };
   EXPECT_TRUE(check(-128).ok() && check(127).ok());
-  EXPECT_EQ(check(128).message(), "k: i is 128, which its type i8 does not hold");
+  EXPECT_EQ(check(128).message(),
+            "k: i is 128, which its type i8 does not hold; allowed are -128 to 127");
   EXPECT_TRUE(CheckScalars(*definition, Attributes()).ok());
 }
 

@@ -1,11 +1,14 @@
 #include "src/ops/user_kernel/cpu/host_compiler.h"
 
+#include <cxxabi.h>
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -77,16 +80,28 @@ std::string ReplaceAll(std::string text, const std::string& from, const std::str
   return text;
 }
 
+cuda::Sha256::Digest Digest(const std::vector<std::string>& parts) {
+  cuda::Sha256 hash;
+  for (const std::string& part : parts) {
+    hash.Update(std::to_string(part.size()) + ":");
+    hash.Update(part);
+  }
+  return hash.Finish();
+}
+
 StatusOr<std::string> Compile(const std::string& kernel, const Compiler& compiler,
                               const Implementation& implementation,
-                              const std::vector<std::string>& options, const std::string& text) {
+                              const std::vector<std::string>& options) {
   const ScratchFolder folder;
   if (folder.path().empty()) return Internal("no folder for a compilation can be made");
   const std::string name =
       implementation.file.empty() ? "kernel.cc" : fs::path(implementation.file).filename().string();
   const std::string source = StrCat(folder.path(), "/", name);
   const std::string library = StrCat(folder.path(), "/library.so");
-  XLA_GPU_RETURN_IF_ERROR(WriteFile(source, text));
+  XLA_GPU_RETURN_IF_ERROR(WriteFile(
+      source, StrCat(implementation.text,
+                     "\nextern \"C\" __attribute__((visibility(\"default\"))) const auto ", kEntry,
+                     " = &", implementation.entry, ";\n")));
   std::vector<std::string> command = {compiler.path, "-std=c++17", "-O2",  "-shared", "-fPIC",
                                       "-x",          "c++",        source, "-o",      library};
   command.insert(command.end(), options.begin(), options.end());
@@ -108,28 +123,69 @@ StatusOr<std::string> Compile(const std::string& kernel, const Compiler& compile
                          " made no library; its options are ", StrJoin(options, " "));
 }
 
-StatusOr<const void*> Load(const std::string& kernel, const std::string& bytes) {
+// A compiled text, loaded for good.
+struct Library {
+  void* handle = nullptr;
+  const void* base = nullptr;
+  std::string symbols;             // each between two zeros
+  std::string entry;               // for which it was compiled,
+  const void* function = nullptr;  // and its address
+};
+using SharedLibrary = std::shared_ptr<const Library>;
+
+StatusOr<SharedLibrary> Load(const std::string& kernel, const std::string& entry,
+                             const std::string& bytes) {
   // From memory: a file could be another one by the time that it is loaded. It stays open with the
   // library, since the loader knows libraries by their names: another file of this number would be
   // taken for this one.
   UniqueFd file(memfd_create(StrCat("xla_gpu ", kernel).c_str(), MFD_CLOEXEC));
   if (!file.open() || !WriteAll(file.get(), bytes)) return Internal("no memory for its code");
-  void* library = dlopen(StrCat("/proc/self/fd/", file.get()).c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
+  void* handle = dlopen(StrCat("/proc/self/fd/", file.get()).c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
     const char* why = dlerror();
     return FailedPrecondition("its code cannot be loaded: ", why == nullptr ? "?" : why,
                               "; options must leave the compiler a shared library to make");
   }
   file.Release();
-  const auto* entry = static_cast<const void* const*>(dlsym(library, kEntry));
-  if (entry == nullptr) return Internal("its code has no ", kEntry);
-  return *entry;
+  const auto* address = static_cast<const void* const*>(dlsym(handle, kEntry));
+  Dl_info info{};
+  if (address == nullptr || dladdr(address, &info) == 0) {
+    return Internal("its code has no ", kEntry);
+  }
+  return std::make_shared<const Library>(
+      Library{handle, info.dli_fbase, ElfDynamicNames(bytes), entry, *address});
 }
 
-struct Loaded {
-  const void* function = nullptr;
-};
-constinit PerProcess<cuda::SingleFlight<Loaded>> functions;
+// The name of a symbol's function or variable in C++, without parameters.
+std::string NameOf(const char* symbol) {
+  if (std::string_view(symbol).substr(0, 2) != "_Z") return symbol;
+  char* const text = abi::__cxa_demangle(symbol, nullptr, nullptr, nullptr);
+  std::string name = text == nullptr ? symbol : text;
+  std::free(text);
+  return name.substr(0, name.find('('));
+}
+
+// An entry's address in a library that was compiled for another of the same text; null where its
+// name is not that of one function there: an instance of a template, a static function, overloads.
+const void* Find(const Library& library, const std::string& entry) {
+  if (entry == library.entry) return library.function;
+  const void* found = nullptr;
+  for (size_t at = 0; at < library.symbols.size();) {
+    const char* const symbol = library.symbols.c_str() + at;
+    at += std::strlen(symbol) + 1;
+    if (*symbol == '\0' || NameOf(symbol) != entry) continue;
+    const void* const address = dlsym(library.handle, symbol);
+    Dl_info info{};
+    if (address == nullptr || dladdr(address, &info) == 0) continue;
+    if (info.dli_fbase != library.base) continue;  // one that it uses
+    if (found != nullptr) return nullptr;
+    found = address;
+  }
+  return found;
+}
+
+constinit PerProcess<cuda::SingleFlight<SharedLibrary>> texts;    // the first library of each
+constinit PerProcess<cuda::SingleFlight<SharedLibrary>> entries;  // of those not found there
 constinit PerProcess<cuda::SingleFlight<Compiler>> compilers;
 
 }  // namespace
@@ -137,23 +193,19 @@ constinit PerProcess<cuda::SingleFlight<Compiler>> compilers;
 StatusOr<const void*> CompileHostSource(const std::string& kernel,
                                         const Implementation& implementation) {
   XLA_GPU_ASSIGN_OR_RETURN(const Compiler compiler, compilers.Get().Get(Env("CXX"), FindCompiler));
-  const std::string text = StrCat(
-      implementation.text, "\nextern \"C\" __attribute__((visibility(\"default\"))) const auto ",
-      kEntry, " = &", implementation.entry, ";\n");
   std::vector<std::string> options = implementation.options;
   if (const fs::path folder = fs::path(implementation.file).parent_path(); !folder.empty()) {
     options.insert(options.end(), {"-iquote", folder.string()});  // for files beside the user's
   }
-  std::vector<std::string> parts = {compiler.path, compiler.version, implementation.file, text,
-                                    StrJoin(options, "\n")};
-  for (std::string& included : IncludedTexts(text, options)) parts.push_back(std::move(included));
-  cuda::Sha256 hash;
-  for (const std::string& part : parts) {
-    hash.Update(std::to_string(part.size()) + ":");
-    hash.Update(part);
+  std::vector<std::string> parts = {compiler.path, compiler.version, implementation.file,
+                                    implementation.text, StrJoin(options, "\n")};
+  for (std::string& included : IncludedTexts(implementation.text, options)) {
+    parts.push_back(std::move(included));
   }
-  const cuda::Sha256::Digest key = hash.Finish();
-  auto make = [&]() -> StatusOr<Loaded> {
+  const std::string text_key = cuda::Sha256::Hex(Digest(parts));
+  const cuda::Sha256::Digest key = Digest({text_key, implementation.entry});
+  bool is_first = false;
+  const auto make = [&]() -> StatusOr<SharedLibrary> {
     const Stopwatch watch;
     const auto log = [&](const char* origin) {
       if (LogsInfo()) {
@@ -166,24 +218,33 @@ StatusOr<const void*> CompileHostSource(const std::string& kernel,
     }
     if (cache) {
       if (auto entry = cache->Read(key)) {
-        if (auto loaded = Load(kernel, entry->cubin); loaded.ok()) {
+        if (auto loaded = Load(kernel, implementation.entry, entry->cubin); loaded.ok()) {
           log("from disk");
-          return Loaded{*loaded};
+          return loaded;
         }
       }
     }
     XLA_GPU_ASSIGN_OR_RETURN(const std::string library,
-                             Compile(kernel, compiler, implementation, options, text));
-    XLA_GPU_ASSIGN_OR_RETURN(const void* function, Load(kernel, library));
+                             Compile(kernel, compiler, implementation, options));
+    XLA_GPU_ASSIGN_OR_RETURN(SharedLibrary loaded, Load(kernel, implementation.entry, library));
     if (cache) {
       const Status kept = cache->Write({key, StrCat(kernel, " for the CPU"), "", library});
       if (!kept.ok()) LogWarningOnce(kept.message());
     }
     log("compiled");
-    return Loaded{function};
+    return loaded;
   };
-  XLA_GPU_ASSIGN_OR_RETURN(const Loaded loaded, functions.Get().Get(cuda::Sha256::Hex(key), make));
-  return loaded.function;
+  const StatusOr<SharedLibrary> first = texts.Get().Get(text_key, [&] {
+    is_first = true;
+    return make();
+  });
+  if (is_first && !first.ok()) return first.status();
+  if (first.ok()) {
+    if (const void* found = Find(**first, implementation.entry)) return found;
+  }
+  XLA_GPU_ASSIGN_OR_RETURN(const SharedLibrary own,
+                           entries.Get().Get(cuda::Sha256::Hex(key), make));
+  return own->function;
 }
 
 }  // namespace xla_gpu::user_kernel

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <string>
@@ -117,6 +118,61 @@ TEST_F(HostCompilerTest, EntriesOfAnyName) {
                                                   "a::f<6>"))),
             6);
   EXPECT_EQ(CallInt(CompileHostSource("k", Source("extern \"C\" int g() { return 7; }", "g"))), 7);
+}
+
+TEST_F(HostCompilerTest, EntriesOfOneTextAreCompiledOnce) {
+  const std::string text = R"(
+    #include <unistd.h>
+    extern "C" int a() { return 1; }
+    int b() { return 2; }
+    namespace n { int b(int x = 3) { return x; } int (*c(const int*))(int) { return nullptr; } }
+    static int s() { return 4; }
+    int d() { return 5; }
+    int d(int) { return 6; }
+    template <typename T> int e() { return sizeof(T); }
+    int uses() { return e<char>() + (getpid() > 0) + s() - 4; }
+  )";
+  const auto call = [&](const std::string& entry) {
+    return CallInt(CompileHostSource(entry, Source(text, entry)));
+  };
+  EXPECT_EQ(call("b"), 2);
+  EXPECT_EQ(call("a"), 1);
+  EXPECT_EQ(call("uses"), 2);
+  EXPECT_TRUE(CompileHostSource("k", Source(text, "n::c")).ok());
+  EXPECT_EQ(call("b"), 2);
+  EXPECT_EQ(NumCompilations(), 1u);
+  EXPECT_EQ(call("e<char>"), 1);
+  EXPECT_EQ(call("e<int>"), 4);
+  EXPECT_EQ(call("s"), 4);
+  EXPECT_EQ(call("getpid"), getpid());  // what the text uses is none of its functions
+  EXPECT_EQ(NumCompilations(), 5u);
+  for (const char* entry : {"d", "no_such", "n"}) {
+    EXPECT_THAT(CompileHostSource("k", Source(text, entry)).status().message(),
+                HasSubstr("kernel k does not compile"))
+        << entry;
+  }
+  EXPECT_EQ(call("e<int>"), 4);
+  EXPECT_EQ(NumCompilations(), 8u);
+  Implementation hidden = Source(text, "a");
+  hidden.options = {"-fvisibility=hidden"};
+  EXPECT_EQ(CallInt(CompileHostSource("a", hidden)), 1);
+  hidden.entry = "b";
+  EXPECT_EQ(CallInt(CompileHostSource("b", hidden)), 2);
+  EXPECT_EQ(NumCompilations(), 10u);
+}
+
+TEST_F(HostCompilerTest, AnEntryThatFailsIsNoOtherEntrysError) {
+  const std::string text = "int f() { return 8; }";
+  std::vector<std::thread> threads;
+  std::array<int, 4> came{};
+  for (size_t i = 0; i < came.size(); ++i) {
+    threads.emplace_back([&, i] {
+      const auto made = CompileHostSource("k", Source(text, i % 2 == 0 ? "f" : "g"));
+      came[i] = made.ok() ? CallInt(made) : 0;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(came, testing::ElementsAre(8, 0, 8, 0));
 }
 
 TEST_F(HostCompilerTest, ErrorsShowTheUsersLines) {
