@@ -77,7 +77,9 @@ struct Buffers {
 //   - q.k and the sums of weight * value are f32. As long as they are finite, any finite scales and
 //     sinks give the right row: factors of the logits are not to overflow before a row's maximum
 //     has been subtracted, and log2(e) * sink not at all. lse is -+inf where it exceeds an f32.
-//   - The error of f32 results does not grow with the number of keys.
+//   - The error of f32 results does not grow with the number of keys. Where query and output are
+//     bf16 and the cache is bf16 or fp8, a kernel may round the weights to bf16 (lse knows nothing
+//     of it); else they are f32.
 // ParseOptions refuses scales above kMaxFactor and soft caps outside [1 / kMaxFactor, kMaxFactor].
 inline constexpr double kMaxFactor = 1e20;
 
