@@ -29,8 +29,13 @@ def folder_of(parser: argparse.ArgumentParser, argv: list[str] | None) -> argpar
 
 
 def cpu_name() -> str:
-    """The processor's name as Linux gives it."""
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
+    """The processor's name as Linux gives it, and what its speed hangs on most."""
+    facts = dict(
+        map(str.strip, line.split(":", 1))
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        if ":" in line
+    )
+    flags = set(facts.get("flags", "").split())
+    named = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
+    name = facts.get("model name", platform.processor())
+    return f"{name} ({', '.join(named)})" if named else name

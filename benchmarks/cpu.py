@@ -1,11 +1,13 @@
 """Paged attention on the CPU beside torch's SDPA, the jnp gather and the memory's bandwidth.
 
-    python benchmarks/cpu.py [--out FOLDER]         # measures, five minutes; torch where installed
+    python benchmarks/cpu.py [--out FOLDER]         # measures, ten minutes; torch where installed
     python benchmarks/cpu.py --from FOLDER/cpu.json # makes table and chart again
 
 Writes FOLDER/cpu.json, cpu.md and cpu.svg: GB/s of keys and values for decode, GFLOP/s for prefill.
 
-Medians of single calls. What is compared:
+Medians of single calls, and the largest error of an output against fp64, over the largest of
+those outputs; 16 rows of a prefill are compared. Queries and outputs are bfloat16 where the cache
+is fp8. What is compared:
 
 - ours, paged: one jitted xla_gpu.jax.paged_attention on the paged cache;
 - torch SDPA, gathered: torch.nn.functional.scaled_dot_product_attention with enable_gqa=True on
@@ -14,12 +16,14 @@ Medians of single calls. What is compared:
 - torch SDPA, head-major: the same on keys and values copied to contiguous [batch, kv_heads,
   context, head_dim] beforehand, which is not counted either;
 - torch SDPA, folded: head-major, with the query heads of a group folded into rows of one head,
-  which a user must know to do and which prefill's mask rules out;
+  which a user must know to do and which prefill's mask rules out. It takes no fp8: keys and values
+  are made bfloat16 beforehand, not counted, and its rate is in bytes of fp8, as ours is;
 - jnp, paged: the pages by indexing, then einsum and softmax, jitted.
 
 The ceilings: for decode, what all cores together read from memory (they search 1 GiB for a byte
 that it does not hold), right before and right after ours, since neighbours on a shared machine
-change it from minute to minute; for prefill, XLA's product of two 2048 x 2048 matrices, likewise.
+change it from minute to minute; for prefill, XLA's product of two 2048 x 2048 matrices of f32,
+likewise, which products of bf16 may exceed.
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ from workloads import Problem, jnp_gather
 from xla_gpu.jax import paged_attention
 
 OURS, TORCH, JNP = "ours, paged", "torch SDPA", "jnp, paged"
+MOST_LOGITS = 4096**2  # of a head: the jnp form holds all heads' at once
 
 
 def read_bandwidth(gibibytes: float = 1.0) -> float:
@@ -78,18 +83,29 @@ def median_seconds(call: Callable[[], object], budget: float) -> float:
     return statistics.median(times)
 
 
-def time_ours(p: Problem, args: dict[str, jax.Array], budget: float) -> float:
+@dataclasses.dataclass
+class Timed:
+    seconds: float
+    out: np.ndarray  # f32 [tokens, q_heads, head_dim]
+
+
+def time_jax(call: Callable[[], jax.Array], budget: float) -> Timed:
+    seconds = median_seconds(lambda: jax.block_until_ready(call()), budget)
+    return Timed(seconds, np.asarray(call().astype(jnp.float32)))
+
+
+def time_ours(p: Problem, args: dict[str, jax.Array], budget: float) -> Timed:
     step = jax.jit(lambda args: paged_attention(**args, scale=p.scale))
-    return median_seconds(lambda: jax.block_until_ready(step(args)), budget)
+    return time_jax(lambda: step(args), budget)
 
 
-def time_jnp(p: Problem, args: dict[str, jax.Array], budget: float) -> float:
+def time_jnp(p: Problem, args: dict[str, jax.Array], budget: float) -> Timed:
     step = jax.jit(lambda args: jnp_gather(p, args))
-    return median_seconds(lambda: jax.block_until_ready(step(args)), budget)
+    return time_jax(lambda: step(args), budget)
 
 
-def time_torch(p: Problem, args: dict[str, jax.Array], budget: float) -> dict[str, float]:
-    """Seconds of each form of SDPA by its name; none where torch is not installed.
+def time_torch(p: Problem, args: dict[str, jax.Array], budget: float) -> dict[str, Timed]:
+    """Each form of SDPA by its name; none where torch is not installed.
 
     Prefill, whose rows have masks, has no folded form.
     """
@@ -99,7 +115,7 @@ def time_torch(p: Problem, args: dict[str, jax.Array], budget: float) -> dict[st
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    dtype = getattr(torch, p.dtype)
+    dtype = getattr(torch, p.query_dtype)
 
     def to_torch(array: jax.Array) -> torch.Tensor:
         return torch.from_numpy(np.array(array.astype(jnp.float32))).to(dtype)
@@ -112,16 +128,35 @@ def time_torch(p: Problem, args: dict[str, jax.Array], budget: float) -> dict[st
     if not p.prefill:
         folded = q.reshape(p.batch, p.kv_heads, -1, p.head_dim)
         forms[f"{TORCH}, folded"] = folded, head_major
+
+    def time_form(q: torch.Tensor, kv: list[torch.Tensor]) -> Timed:
+        def call() -> torch.Tensor:
+            return sdpa(q, *kv, scale=p.scale, is_causal=p.prefill, enable_gqa=True)
+
+        seconds = median_seconds(call, budget)
+        out = call().float().reshape(p.batch, p.q_heads, p.query_len, p.head_dim).transpose(1, 2)
+        return Timed(seconds, out.reshape(args["query"].shape).numpy())
+
     with torch.inference_mode():
-        return {
-            name: median_seconds(
-                lambda q=q, kv=kv: sdpa(
-                    q, *kv, scale=p.scale, is_causal=p.prefill, enable_gqa=True
-                ),
-                budget,
-            )
-            for name, (q, kv) in forms.items()
-        }
+        return {name: time_form(q, kv) for name, (q, kv) in forms.items()}
+
+
+def errors(p: Problem, args: dict[str, jax.Array], outs: dict[str, np.ndarray]) -> dict[str, float]:
+    """The largest error of each output against fp64, over the largest of 16 rows' outputs."""
+    k, v = (np.asarray(a.astype(jnp.float32)) for a in p.gathered(args))
+    query = np.asarray(args["query"].astype(jnp.float32), np.float64)
+    rows = np.unique(np.linspace(0, len(query) - 1, 16).astype(int))
+    wanted = []
+    for row in rows:
+        seq, seen = row // p.query_len, p.context - p.query_len + row % p.query_len + 1
+        q = query[row].reshape(p.kv_heads, -1, p.head_dim)
+        logits = np.einsum("hgd,khd->hgk", q, k[seq, :seen].astype(np.float64)) * p.scale
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        wanted.append(np.einsum("hgk,khd->hgd", weights, v[seq, :seen].astype(np.float64)))
+    want = np.stack(wanted).reshape(len(rows), p.q_heads, p.head_dim)
+    largest = np.abs(want).max()
+    return {name: float(np.abs(out[rows] - want).max() / largest) for name, out in outs.items()}
 
 
 def product(dtype: str, n: int) -> float:
@@ -135,19 +170,22 @@ def measure(p: Problem, budget: float, shrink: int = 1) -> dict[str, object]:
     """Rates by name and the ceiling, in GB/s or GFLOP/s."""
 
     def ceiling() -> float:
-        return product(p.dtype, 2048 // shrink) if p.prefill else read_bandwidth(1.0 / shrink)
+        return product("float32", 2048 // shrink) if p.prefill else read_bandwidth(1.0 / shrink)
 
     args = jax.block_until_ready(p.make())
     torch = time_torch(p, args, budget)
     before = ceiling()
     ours = time_ours(p, args, budget)
     limit = (before + ceiling()) / 2
-    seconds = {OURS: ours, **torch, JNP: time_jnp(p, args, budget)}
+    timed = {OURS: ours, **torch}
+    if p.context * p.query_len <= MOST_LOGITS:
+        timed[JNP] = time_jnp(p, args, budget)
     amount = p.flops() if p.prefill else p.kv_bytes()
     return {
         "problem": p,
-        "rates": {name: amount / s / 1e9 for name, s in seconds.items()},
-        "ceilings": {"XLA's product" if p.prefill else "memory, read": limit},
+        "rates": {name: amount / one.seconds / 1e9 for name, one in timed.items()},
+        "errors": errors(p, args, {name: one.out for name, one in timed.items()}),
+        "ceilings": {"XLA's f32 product" if p.prefill else "memory, read": limit},
     }
 
 
@@ -156,31 +194,32 @@ def _unit(p: Problem) -> str:
 
 
 def table(rows: list[dict[str, object]]) -> list[str]:
-    """A column a problem, a line a competitor: its rate and how many times as fast ours is."""
+    """A line a problem, a column a competitor: its rate, how many times as fast ours is, errors."""
     lines = []
     for prefill in (False, True):
         chosen = [row for row in rows if row["problem"].prefill == prefill]
         if not chosen:
             continue
-        header = [_unit(chosen[0]["problem"]), *(str(row["problem"]) for row in chosen)]
+        names = list(dict.fromkeys(name for row in chosen for name in row["rates"]))
+        limits = list(chosen[0]["ceilings"])
+        header = [_unit(chosen[0]["problem"]), *names, *(f"ceiling: {name}" for name in limits)]
         lines += ["", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-        for name in dict.fromkeys(name for row in chosen for name in row["rates"]):
-            cells = [_cell(row["rates"][OURS], row["rates"].get(name), name) for row in chosen]
-            lines.append("| " + " | ".join([name, *cells]) + " |")
-        for name in dict.fromkeys(name for row in chosen for name in row["ceilings"]):
-            cells = [
-                f"{limit:.3g} (ours: {100 * row['rates'][OURS] / limit:.0f}%)"
-                for row in chosen
-                if (limit := row["ceilings"][name])
-            ]
-            lines.append("| " + " | ".join([f"ceiling: {name}", *cells]) + " |")
+        for row in chosen:
+            cells = [str(row["problem"]), *(_cell(row, name) for name in names)]
+            for limit in row["ceilings"].values():
+                cells.append(f"{limit:.3g} (ours: {100 * row['rates'][OURS] / limit:.0f}%)")
+            lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
-def _cell(ours: float, rate: float | None, name: str) -> str:
-    if rate is None:
+def _cell(row: dict[str, object], name: str) -> str:
+    if name not in row["rates"]:
         return "-"
-    return f"**{rate:.3g}**" if name == OURS else f"{rate:.3g} (ours: {ours / rate:.1f}x)"
+    rate, error = row["rates"][name], f"error {row['errors'][name]:.0e}"
+    ours = row["rates"][OURS] / rate
+    return (
+        f"**{rate:.3g}**, {error}" if name == OURS else f"{rate:.3g} (ours: {ours:.1f}x), {error}"
+    )
 
 
 def save(folder: pathlib.Path, facts: dict[str, object], rows: list[dict[str, object]]) -> None:
@@ -238,10 +277,13 @@ def main(argv: list[str] | None = None) -> None:
     with jax.default_device(jax.devices("cpu")[0]):
         problems = [
             Problem(batch, context // shrink, dtype)
-            for dtype in ("float32", "bfloat16")
+            for dtype in ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
             for batch, context in ((8, 4096), (1, 32768))
+        ] + [
+            Problem(1, context // shrink, dtype, prefill=True)
+            for dtype in ("float32", "bfloat16", "float16", "float8_e4m3fn")
+            for context in (2048, 8192)
         ]
-        problems.append(Problem(1, 2048 // shrink, "float32", prefill=True))
         print(f"{facts['machine']}: {len(problems)} problems, to {options.out}/cpu.md", flush=True)
         rows = []
         for number, problem in enumerate(problems, 1):

@@ -10,7 +10,10 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Sequences of one length over a shuffled paged cache: decode (one query each) or prefill."""
+    """Sequences of one length over a shuffled paged cache: decode (one query each) or prefill.
+
+    `dtype` is the cache's and, but for fp8, where it is bfloat16, that of queries and outputs.
+    """
 
     batch: int
     context: int
@@ -24,6 +27,10 @@ class Problem:
     @property
     def query_len(self) -> int:
         return self.context if self.prefill else 1
+
+    @property
+    def query_dtype(self) -> str:
+        return "bfloat16" if self.dtype.startswith("float8") else self.dtype
 
     @property
     def scale(self) -> float:
@@ -58,9 +65,11 @@ class Problem:
         tables = jax.random.permutation(keys[2], pages).astype(jnp.int32)
         return {
             "query": jax.random.normal(
-                keys[0], (tokens, self.q_heads, self.head_dim), jnp.dtype(self.dtype)
+                keys[0], (tokens, self.q_heads, self.head_dim), jnp.dtype(self.query_dtype)
             ),
-            "kv_cache": jax.random.normal(keys[1], cache_shape, jnp.dtype(self.dtype)),
+            "kv_cache": jax.random.normal(keys[1], cache_shape, jnp.dtype(self.query_dtype)).astype(
+                jnp.dtype(self.dtype)
+            ),
             "context_lens": jnp.full((self.batch,), self.context, jnp.int32),
             "block_tables": tables.reshape(self.batch, pages_a_sequence),
             "query_start_loc": jnp.arange(self.batch + 1, dtype=jnp.int32) * self.query_len,
@@ -76,7 +85,7 @@ class Problem:
 
 def jnp_gather(p: Problem, args: dict[str, jax.Array]) -> jax.Array:
     """What one writes without a kernel: gather the pages, then dense masked attention."""
-    k, v = p.gathered(args)
+    k, v = (a.astype(args["query"].dtype) for a in p.gathered(args))
     group = p.q_heads // p.kv_heads
     q = args["query"].reshape(p.batch, p.query_len, p.kv_heads, group, p.head_dim)
     logits = jnp.einsum("bqhgd,bkhd->bhgqk", q, k, preferred_element_type=jnp.float32) * p.scale
