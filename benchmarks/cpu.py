@@ -244,9 +244,15 @@ def save(folder: pathlib.Path, facts: dict[str, object], rows: list[dict[str, ob
         "",
     ]
     (folder / "cpu.md").write_text("\n".join(lines))
+    # To be read at a glance: the last problem of each kind and of three types.
+    shown = {
+        (row["problem"].prefill, row["problem"].dtype): row
+        for row in rows
+        if row["problem"].dtype in ("float32", "bfloat16", "float8_e4m3fn")
+    }
     panels = [
         chart.Panel(row["problem"].title(), _unit(row["problem"]), row["rates"], row["ceilings"])
-        for row in rows
+        for row in shown.values()
     ]
     chart.write(folder / "cpu.svg", panels)
 
