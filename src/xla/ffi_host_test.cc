@@ -254,7 +254,8 @@ struct KeptInfo {
   size_t struct_size = sizeof(KeptInfo);
   void* extension_start = nullptr;
   void (*deleter)(void*) = [](void* kept) { delete static_cast<Kept*>(kept); };
-} kept_info;
+} kept_info, short_info{.struct_size = 8},
+    data_info{.deleter = reinterpret_cast<void (*)(void*)>(&states)};
 
 bool Tells(XLA_FFI_CallFrame* frame, int minor, int64_t state_type) {
   if (frame->extension_start == nullptr) return false;
@@ -310,7 +311,8 @@ TEST_F(FfiHostTest, StateOfNewerHandlers) {
       {ReadsNewerState<3>, makes3 + info, nullptr},  // the type has its id by then
       {ReadsNewerState<3>, makes3 + id, "state of an unknown type; its type_id and type_info"},
       {ReadsNewerState<3>, makes3 + Member("type_id", &kScalars) + info, "where no variable lies"},
-      {ReadsNewerState<3>, makes3 + id + Member("type_info", &Kept::id), "no XLA_FFI_TypeInfo"},
+      {ReadsNewerState<3>, makes3 + id + Member("type_info", &short_info), "no XLA_FFI_TypeInfo"},
+      {ReadsNewerState<3>, makes3 + id + Member("type_info", &data_info), "no XLA_FFI_TypeInfo"},
       {ReadsNewerState<3>, prepares + id + info, "the prepare stage makes a state"},
       {ReadsNewerState<3>, id + info, "set no state"},
       {ReadsNewerState<3, XLA_FFI_ExecutionStage_PREPARE>, makes3 + id + info,
