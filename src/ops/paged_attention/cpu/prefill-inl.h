@@ -402,30 +402,40 @@ class Prefill {
     }
   }
 
-  // As MultiplyPV, but no row meets a value that it does not see: 0 * NaN would be NaN.
+  // As MultiplyPV, with the same bits, but no row meets a value that it does not see: 0 * NaN would
+  // be NaN.
   void MultiplyPVExactly() {
     const F32 df;
     for (int64_t row = 0; row < rows_; ++row) {
+      const KeyRange of_tile = SeenByTile(row / kTileRows * kTileRows);
       const KeyRange seen = Seen(row);
-      const auto* const weights = reinterpret_cast<const Weight*>(s_ + row * kPrefillBlock);
+      const float* const weights = s_ + row * kPrefillBlock;
       for (int64_t d = 0; d < padded_v_; d += kLanes) {
-        VF32 sum = hn::Zero(df);
-        for (int64_t key = seen.begin; key < seen.end; ++key) {
-          const float* const values = Values(key / kPerWord, d);
-          if constexpr (T::kDot) {
-            const auto words = hn::Load(U32(), reinterpret_cast<const uint32_t*>(values));
-            const auto value = key % 2 == 0 ? hn::ShiftLeft<16>(words)
-                                            : hn::And(words, hn::Set(U32(), 0xffff0000));
-            const float weight = BF16ToFloat(weights[key]);
-            sum = hn::MulAdd(hn::Set(df, weight), hn::BitCast(df, value), sum);
-          } else {
-            sum = hn::MulAdd(hn::Set(df, weights[key]), hn::Load(df, values), sum);
-          }
-        }
         float* const o = o_ + row * padded_v_ + d;
-        hn::Store(hn::Add(sum, hn::Load(df, o)), df, o);
+        const int64_t words_end = RoundUp(of_tile.end, kPerWord) / kPerWord;
+        for (int64_t word = of_tile.begin / kPerWord; word < words_end;) {
+          const int64_t end = std::min(word + kSummedKeys / kPerWord, words_end);
+          VF32 sum = hn::Zero(df);
+          for (; word < end; ++word) {
+            const VF32 weight = hn::Set(df, weights[word]);
+            sum = AddProduct<T::kDot>(sum, weight, SeenValues(word, d, seen));
+          }
+          hn::Store(hn::Add(sum, hn::Load(df, o)), df, o);
+        }
       }
     }
+  }
+
+  // The values of a word, those of keys out of `seen` as zeros.
+  VF32 SeenValues(int64_t word, int64_t d, KeyRange seen) const {
+    constexpr uint32_t kBits = T::kDot ? 0xffff : 0xffffffff;  // of a key
+    uint32_t mask = 0;
+    for (int64_t i = 0; i < kPerWord; ++i) {
+      const int64_t key = word * kPerWord + i;
+      if (seen.begin <= key && key < seen.end) mask |= kBits << (16 * i);
+    }
+    const auto words = hn::Load(U32(), reinterpret_cast<const uint32_t*>(Values(word, d)));
+    return hn::BitCast(F32(), hn::And(words, hn::Set(U32(), mask)));
   }
 
   const PrefillTask& task_;
