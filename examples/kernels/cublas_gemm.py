@@ -32,14 +32,17 @@ void gemm(const float* a, const float* b, float* out, int m, int n, int k, bool 
 }"""
 
 
+HEADERS = ("cublas_v2.h", "cuda_runtime_api.h", "crt/host_defines.h")  # of three packages
+
+
 def cuda():
     """The folders of CUDA's headers and libraries: pip's (of JAX for CUDA 13) or the toolkit's."""
     pip = pathlib.Path(sysconfig.get_path("platlib"), "nvidia/cu13")
     toolkit = pathlib.Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
     for include, lib in ((pip / "include", pip / "lib"), (toolkit / "include", toolkit / "lib64")):
-        if all((include / name).is_file() for name in ("cublas_v2.h", "cuda_runtime_api.h")):
+        if all((include / name).is_file() for name in HEADERS):
             return include, lib
-    return stop("cublas_v2.h is neither pip's nor in $CUDA_HOME: pip install nvidia-cublas")
+    return stop(f"{', '.join(HEADERS)} are neither pip's nor in $CUDA_HOME")
 
 
 def build(folder):

@@ -115,6 +115,10 @@ class LoadedKernel final : public Kernel {
     return driver_.cuLaunchKernelEx(&launch, function_, params, nullptr);
   }
 
+  const char* NameIn(const KernelImage& image) const {
+    return (image.entry.empty() ? name_ : image.entry).c_str();
+  }
+
   // Driver 12.0 and newer: code that belongs to no context, so that a launch takes its context from
   // the stream.
   Status LoadLibrary(const KernelImage& image) {
@@ -124,7 +128,7 @@ class LoadedKernel final : public Kernel {
                      driver_.cuLibraryLoadData(&library, image.cubin.data(), nullptr, nullptr, 0,
                                                nullptr, nullptr, 0),
                      StrCat("loading kernel ", name_)));
-    CUresult result = driver_.cuLibraryGetKernel(&kernel_, library, image.entry.c_str());
+    CUresult result = driver_.cuLibraryGetKernel(&kernel_, library, NameIn(image));
     // Lazy loading would otherwise move the code to the device at the first launch, which may be
     // inside a graph capture.
     CUfunction loaded = nullptr;
@@ -143,13 +147,13 @@ class LoadedKernel final : public Kernel {
     const std::string what = StrCat("loading kernel ", name_, " on device ", ordinal_);
     XLA_GPU_RETURN_IF_ERROR(
         DriverStatus(driver_, driver_.cuModuleLoadData(&module, image.cubin.data()), what));
-    const CUresult result = driver_.cuModuleGetFunction(&function_, module, image.entry.c_str());
+    const CUresult result = driver_.cuModuleGetFunction(&function_, module, NameIn(image));
     if (result != kCudaSuccess) driver_.cuModuleUnload(module);
     return DriverStatus(driver_, result, what);
   }
 
   const DriverApi& driver_;
-  const std::string name_;  // for messages
+  const std::string name_;  // as it was asked for
   const int ordinal_;
   const bool is_watched_ = LogsInfo() || SyncsLaunches();
   mutable std::atomic<bool> launched_ = false;  // of kernels that are watched

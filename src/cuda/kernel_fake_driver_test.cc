@@ -136,6 +136,20 @@ TEST_F(FakeDriverTest, AKernelIsLoadedOnceADeviceAndItsSharedMemoryOnlyGrows) {
   });
 }
 
+TEST_F(FakeDriverTest, KernelsOfOneSourceAreEachItsOwn) {
+  for (const std::string& cache : {std::string(), folder_.path("cache")}) {
+    ScopedEnv folder("XLA_GPU_CACHE_DIR", cache);
+    InProcess("12080", "", [] {
+      KernelSpec other = kSpec;
+      other.entry = "other_entry";
+      auto first = GetKernel(kSpec, 0, 0);
+      if (!first.ok() || !Has(Log(), "cuLibraryGetKernel simple_add\n")) return false;
+      auto second = GetKernel(other, 0, 0);
+      return second.ok() && *second != *first && Has(Log(), "cuLibraryGetKernel other_entry\n");
+    });
+  }
+}
+
 TEST_F(FakeDriverTest, AnImageFromDiskThatIsRefusedIsMadeAgain) {
   ScopedEnv cache("XLA_GPU_CACHE_DIR", folder_.path("cache"));
   InProcess("12080", "", [] { return GetKernel(kSpec, 0, 0).ok() && Has(Log(), Image()); });

@@ -170,8 +170,7 @@ StatusOr<std::vector<std::pair<std::string, std::string>>> CollectSources(const 
 StatusOr<Image> GetKernelImage(const KernelSpec& spec, const std::string& arch,
                                int driver_version) {
   if (!spec.image.empty()) {
-    return Image(
-        std::make_shared<KernelImage>(KernelImage{.cubin = spec.image, .entry = spec.entry}));
+    return Image(std::make_shared<KernelImage>(KernelImage{.cubin = spec.image}));
   }
   const Stopwatch watch;
   const char* origin = "from memory";
@@ -181,7 +180,6 @@ StatusOr<Image> GetKernelImage(const KernelSpec& spec, const std::string& arch,
         return images_in_memory.Get().Get(Sha256::Hex(key), [&]() -> StatusOr<Image> {
           XLA_GPU_ASSIGN_OR_RETURN(KernelImage made,
                                    ReadOrCompile(request, key, Describe(spec, arch)));
-          if (made.entry.empty()) made.entry = spec.entry;
           origin = made.from_disk ? "from disk" : "compiled";
           return Image(std::make_shared<KernelImage>(std::move(made)));
         });

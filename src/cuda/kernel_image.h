@@ -17,8 +17,10 @@ namespace xla_gpu::cuda {
 struct KernelImage {
   Sha256::Digest key;
   std::string cubin;
-  std::string entry;  // the kernel's name in it
-  std::string log;    // the compiler's warnings; empty when it came from disk
+  // Of a kernel asked for by a name expression, its name in the machine code; else empty: one image
+  // serves all kernels of a source.
+  std::string entry;
+  std::string log;  // the compiler's warnings; empty when it came from disk
   bool from_disk = false;
   Status kept;  // why it is not on disk, where that was to be
 };
