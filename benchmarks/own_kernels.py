@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -44,6 +45,11 @@ CACHES = (
 # ---- The processes -------------------------------------------------------------------------------
 
 
+def _environment() -> dict[str, str]:
+    path = [str(ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+
+
 def _python_for(road: Road, pythons: list[str]) -> str | None:
     wanted = [road.framework, *road.packages]
     test = (
@@ -54,16 +60,14 @@ def _python_for(road: Road, pythons: list[str]) -> str | None:
         f"sys.exit(not all(map(has, {wanted!r})))"
     )
     for python in pythons:
-        if subprocess.run([python, "-c", test], capture_output=True).returncode == 0:
+        env = _environment()
+        if subprocess.run([python, "-c", test], env=env, capture_output=True).returncode == 0:
             return python
     return None
 
 
 def _start(python: str, road: Road, stage: str, cache: str) -> dict[str, Any]:
-    env = dict(os.environ)
-    env["PYTHONPATH"] = os.pathsep.join(
-        [str(ROOT / "python"), *filter(None, [env.get("PYTHONPATH")])]
-    )
+    env = _environment()
     for name in CACHES:
         folder = pathlib.Path(cache) / name
         folder.mkdir(exist_ok=True)
@@ -78,7 +82,7 @@ def _start(python: str, road: Road, stage: str, cache: str) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"error": "not through after 300 s"}
     if ran.returncode != 0:
-        said = [line for line in ran.stderr.splitlines() if line and not line.startswith(" ")]
+        said = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", ran.stderr, re.MULTILINE)
         return {"error": (said or [f"exit {ran.returncode}"])[-1][:200]}
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     return found

@@ -63,7 +63,8 @@ def load_inline_cuda():
 def compile_kernel():
     import torch
 
-    kernel = torch.cuda._compile_kernel(KERNEL_CUDA, "saxpy")
+    source = KERNEL_CUDA.replace("long n", "int n")  # it passes integers as C's int alone
+    kernel = torch.cuda._compile_kernel(source, "saxpy")
 
     def saxpy(x, y):
         out = torch.empty_like(x)

@@ -83,7 +83,7 @@ def reference(query, keys, values, seq_lens, scale):
 
 def main():
     fn = vllms_kernel() if jax.default_backend() == "gpu" else by_torch
-    attend = xla_gpu.torch_kernel(fn, outputs={"out": "query"})
+    attend = xla_gpu.torch_kernel(fn, name=f"vllm_{fn.__name__}", outputs={"out": "query"})
     rng = np.random.default_rng(0)
     rows = (SEQS, PAGES_OF_ONE * PAGE, KV_HEADS, HEAD_DIM)
     query, keys, values = (
