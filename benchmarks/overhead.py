@@ -1,4 +1,7 @@
-"""What a custom call of ours costs beyond an empty jitted call of the same arguments (CPU)."""
+"""What a custom call of ours costs beyond an empty jitted call of the same arguments.
+
+On a GPU also chains: of as many kernels of XLA's own, and by each road in benchmarks/roads.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xla_gpu
+from roads import ROADS, jax_peers, ours
+from roads.trial import CHAIN
 from xla_gpu.jax import paged_attention, simple_add
+
+__all__ = ["jax_peers", "measure", "ours"]  # which fill ROADS
 
 
 def _median_us(call: Callable[[], object], repeats: int) -> float:
@@ -34,6 +41,33 @@ def _arguments() -> tuple[jax.Array, ...]:
         jnp.array([0, 1], jnp.int32),
         jnp.ones((1,), jnp.int32),
     )
+
+
+def _cuda_roads() -> dict[str, Callable[..., jax.Array]]:
+    """SAXPY by those that are installed, the first by XLA itself."""
+    made = {}
+    for key in (
+        "plain_jax_gpu",
+        "cuda_kernel",
+        "triton_kernel",
+        "tvm_ffi_cuda_kernel",
+        "raw_cuda_ffi",
+    ):
+        packages = [package.split(".")[0] for package in ROADS[key].packages]
+        if all(importlib.util.find_spec(package) for package in packages):
+            made[key] = ROADS[key].make()
+    return made
+
+
+def _chains(f: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """CHAIN of f, one after the other, each a kernel."""
+
+    def chain(x: jax.Array, y: jax.Array) -> jax.Array:
+        for _ in range(CHAIN):
+            x = jax.lax.optimization_barrier(f(x, y))
+        return x
+
+    return jax.jit(chain)
 
 
 def _own_kernels() -> dict[str, Callable[..., jax.Array]]:
@@ -82,8 +116,13 @@ def measure(rounds: int = 15, repeats: int = 300) -> dict[str, float]:
         "empty, two arguments": lambda: add_empty(query, query),
         "simple_add": lambda: add(query, query),
     }
-    own = _own_kernels()
+    own = _own_kernels() if jax.default_backend() == "cpu" else {}
     calls |= {name: functools.partial(call, query, query) for name, call in own.items()}
+    for name, f in (_cuda_roads() if not own else {}).items():
+        own[name] = jax.jit(f)
+        calls[name] = functools.partial(own[name], query, query)
+        for size, x in {"8": query.reshape(-1), "1M": jnp.ones(1 << 20)}.items():
+            calls[f"{CHAIN} of {name}, {size}"] = functools.partial(_chains(f), x, x)
     for call in calls.values():
         jax.block_until_ready(call())
     medians = {name: [] for name in calls}

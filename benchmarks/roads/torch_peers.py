@@ -63,7 +63,8 @@ def load_inline_cuda():
 def compile_kernel():
     import torch
 
-    source = KERNEL_CUDA.replace("long n", "int n")  # it passes integers as C's int alone
+    # Since torch 2.11 it passes Python's numbers as C's double and int alone.
+    source = KERNEL_CUDA.replace("float alpha, long n", "double alpha, int n")
     kernel = torch.cuda._compile_kernel(source, "saxpy")
 
     def saxpy(x, y):
