@@ -352,6 +352,7 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
                                 ? config.decode_cluster * static_cast<int>(problem.kv_heads)
                                 : device.num_sms;
   }
+  config.overlaps = device.Arch() == "sm_90a" && config.decode_cluster == 0;
   // A thread a sequence; fewer threads have shorter barriers.
   config.schedule_threads = kLeastScheduleThreads;
   while (config.schedule_threads < std::min<int64_t>(problem.max_seqs, kMostScheduleThreads)) {
@@ -465,6 +466,7 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
              sm90::DecodeThreads(LineRows(problem)), DecodeSharedBytes(problem),
              {StrCat("TILE_KEYS=", sm90::kDecodeKeys), StrCat("LINE_ROWS=", LineRows(problem))});
   }
+  for (KernelLaunch& launch : launches.attend) launch.config.programmatic = config.overlaps;
   return launches;
 }
 

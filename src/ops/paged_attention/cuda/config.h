@@ -37,6 +37,7 @@ struct Config {
   int shared_bytes = 0;       // its dynamic shared memory
   int decode_max_rows = 0;    // sequences of at most so many rows are split over their keys
   int schedule_threads = 0;
+  bool overlaps = false;  // each launch behind the schedule may begin before the one in front ends
   const char* why_not_line = nullptr;     // decode_sm90 is false; else null
   const char* why_not_prefill = nullptr;  // prefill_sm90 is false; else null
 };

@@ -57,6 +57,7 @@ TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
     EXPECT_EQ(l.attend[0].config.block[0], 384u);
     EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
     EXPECT_THAT(l.attend[1].spec.defines, Contains("BEHIND_PREFILL=1"));
+    for (const KernelLaunch& launch : l.attend) EXPECT_TRUE(launch.config.programmatic);
   }
 }
 

@@ -41,11 +41,12 @@ struct Loader {
   const TensorMap& value_boxes;
   DecodeMemory& shared;
   const int lane = threadIdx.x % 32;
-  // A lane loads one box of a stage: of keys, or of values.
+  // A lane loads one box of a stage: of keys, or, beside it, of their values, since they lie side
+  // by side in an interleaved cache.
   const int boxes = DecodeMemory::kStageKeys / p.box_tokens;  // 4 to 16
   const bool loads = lane < 2 * boxes;
-  const bool values = lane >= boxes;
-  const int lane_key = lane % boxes * p.box_tokens;
+  const bool values = lane % 2 != 0;
+  const int lane_key = lane / 2 * p.box_tokens;
   const int panels_a_head = static_cast<int>(p.head_stride / 128);
   Place<DecodeMemory::kStages> stage = {};
   Place<DecodeMemory::kSlots> slot = {};
@@ -252,6 +253,7 @@ struct Loader {
   }
 
   __device__ __forceinline__ void Run() {
+    WaitForLaunchesBefore();
     const SequenceInfo early = Sequence(lane, p.max_seqs);  // beside the header, not after it
     const WorkHeader header = *p.header;
     if (lane == 0) shared.has_fills = header.has_fills;

@@ -367,6 +367,8 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     FenceBarrierInit();
   }
   __syncthreads();
+  WaitForLaunchesBefore();
+  LetNextLaunchBegin();
 
   // Each warp's part.
   if (warp < kLoadWarps) {

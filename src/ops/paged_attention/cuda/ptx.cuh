@@ -20,6 +20,21 @@ __device__ __forceinline__ void StoreShared(unsigned shared, T value) {
   *static_cast<T*>(__cvta_shared_to_generic(shared)) = value;
 }
 
+// Launches of one call overlap on Hopper (programmatic dependent launch): each lets the next begin
+// at once, as far as there is room beside its own blocks, and waits for all before it, and for what
+// they write, before it reads that. Elsewhere both are nothing, and so are they in a launch without
+// the attribute.
+__device__ __forceinline__ void LetNextLaunchBegin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void WaitForLaunchesBefore() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Copies kBytes from global to shared memory in the background; writes zeros and reads nothing if
 // `read` is false.
 template <int kBytes>

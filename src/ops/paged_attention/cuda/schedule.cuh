@@ -12,6 +12,7 @@
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SCHEDULE_CUH_
 
 #include "src/ops/paged_attention/cuda/contested.cuh"
+#include "src/ops/paged_attention/cuda/ptx.cuh"
 
 namespace xla_gpu::paged_attention {
 namespace {
@@ -289,6 +290,7 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
 
 // All of it, by one block of kScheduleThreads.
 __device__ __forceinline__ void Schedule(const Params& p) {
+  LetNextLaunchBegin();
   __shared__ Chunk chunk;
   __shared__ Counts counts;
   __shared__ int warp_ends[kScheduleWarps];
