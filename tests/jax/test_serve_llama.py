@@ -27,11 +27,6 @@ import serve_llama
 from llama_engine import Engine, Sequence
 
 pytestmark = pytest.mark.xdist_group("serve_llama")  # one server for all
-KINDS = {
-    "llama": {},
-    "llama3": {"rope_scaling": tiny_llama.LLAMA3, "tie_word_embeddings": True, "files": 3},
-    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 96},
-}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +36,7 @@ def checkpoint(tmp_path_factory):
 
     def get(kind):
         if kind not in made:
-            made[kind] = tiny_llama.write(tmp_path_factory.mktemp(kind), **KINDS[kind])
+            made[kind] = tiny_llama.write(tmp_path_factory.mktemp(kind), **tiny_llama.KINDS[kind])
         return made[kind]
 
     return get
@@ -76,7 +71,7 @@ def run(engine, sequences):
     return [s.tokens[n:] for s, n in zip(sequences, prompts, strict=True)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiny_llama.KINDS)
 def test_logits_of_chunks_and_decodes_are_the_models(checkpoint, kind):
     """Two sequences, in chunks that begin and end anywhere in pages that lie anywhere."""
     config, weights = load(checkpoint(kind))

@@ -50,6 +50,11 @@ LLAMA3 = dict(
     high_freq_factor=2.0,
     original_max_position_embeddings=64,
 )
+KINDS = {
+    "llama": {},
+    "llama3": {"rope_scaling": LLAMA3, "tie_word_embeddings": True, "files": 3},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 96},
+}
 
 
 def write(folder: pathlib.Path, files: int = 1, **config: Any) -> pathlib.Path:
@@ -82,9 +87,14 @@ def write(folder: pathlib.Path, files: int = 1, **config: Any) -> pathlib.Path:
         for name, shape in shapes.items()
     }
     (folder / "config.json").write_text(json.dumps(config))
-    for part in range(files):
-        some = dict(list(tensors.items())[part::files])
-        save_safetensors(folder / f"model-{part + 1:05}-of-{files:05}.safetensors", some)
+    names = [f"model-{part + 1:05}-of-{files:05}.safetensors" for part in range(files)]
+    names = names if files > 1 else ["model.safetensors"]
+    for part, name in enumerate(names):
+        save_safetensors(folder / name, dict(list(tensors.items())[part::files]))
+    if files > 1:
+        places = {name: names[i % files] for i, name in enumerate(tensors)}
+        index = {"metadata": {}, "weight_map": places}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
 
 

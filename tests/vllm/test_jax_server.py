@@ -6,9 +6,12 @@ import asyncio
 import json
 
 import load
+import numpy as np
 import pytest
 import tiny_llama
 import tokenizers
+import torch
+import transformers
 from completions import greedy
 
 OPTIONS = ["--max-model-len", "128", "--max-num-seqs", "16", "--max-num-batched-tokens", "32"]
@@ -38,7 +41,7 @@ def test_text_in_and_out(server, kind, checkpoint):
     body = greedy("t8 t120 t3", 12, stream=True)
 
     async def both():
-        numbers = await server.tokens([8, 120, 3], 12)
+        numbers = await server.tokens(tokenizer.encode("t8 t120 t3").ids, 12)
         return numbers, await server.post(body)
 
     numbers, (status, answer) = asyncio.run(both())
@@ -51,16 +54,13 @@ def test_text_in_and_out(server, kind, checkpoint):
     assert [choice["finish_reason"] for choice in choices] == [None] * 11 + ["length"]
 
 
-def test_the_float64_model_of_tests_without_transformers(tmp_path, reference):
-    """tests/oracle/tiny_llama.py, which tests/jax/test_serve_llama.py goes by."""
-    import numpy as np
-    import torch
-    import transformers
-
+@pytest.mark.parametrize("kind", tiny_llama.KINDS)
+def test_the_float64_model_is_transformers(kind, tmp_path):
+    """That by which tests/jax/test_serve_llama.py goes, where transformers is not installed."""
+    folder = tiny_llama.write(tmp_path, **tiny_llama.KINDS[kind])
     ids = np.random.default_rng(0).integers(3, 256, (2, 150))
-    for more in (
-        {"rope_scaling": tiny_llama.LLAMA3, "tie_word_embeddings": True},
-        {"architectures": ["Qwen3ForCausalLM"], "head_dim": 96},
-    ):
-        folder = tmp_path / str(len(more))
-        folder.mkdir(exist_ok=True)
+    (name,) = json.loads((folder / "config.json").read_text())["architectures"]
+    model = getattr(transformers, name).from_pretrained(folder).eval()
+    with torch.inference_mode():
+        own = model(torch.from_numpy(ids)).logits.numpy()
+    np.testing.assert_allclose(tiny_llama.Reference(folder).logits(ids), own, rtol=1e-3, atol=1e-4)
