@@ -123,9 +123,9 @@ def open_tensors(folder: pathlib.Path) -> GetTensor:
     return get
 
 
-def random_tensors() -> GetTensor:
-    """For tests of speed: weights that need no file."""
-    some = np.random.default_rng(0).standard_normal(1 << 20, np.float32) / 16
+def random_tensors(dtype: Any) -> GetTensor:
+    """Weights without a file, to try a model's speed."""
+    some = (np.random.default_rng(0).standard_normal(1 << 20, np.float32) / 16).astype(dtype)
     return lambda name, *shape: np.resize(some[len(name) :], shape)
 
 
@@ -133,7 +133,7 @@ def load_weights(c: Config, get: GetTensor, dtype: Any) -> dict[str, Any]:
     q, kv = c.q_heads * c.head_dim, c.kv_heads * c.head_dim
 
     def put(*parts: np.ndarray) -> jax.Array:
-        return jnp.asarray(np.concatenate(parts).astype(dtype))
+        return jnp.asarray(np.concatenate(parts).astype(dtype, copy=False))
 
     def layer(i: int) -> dict[str, jax.Array]:
         def of(name: str, *shape: int) -> np.ndarray:

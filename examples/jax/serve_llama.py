@@ -114,15 +114,17 @@ class Server:
         self.connections.add(task := asyncio.current_task())
         # Clients that go away, or send no whole request in a minute, get no answer.
         gone = (ConnectionError, asyncio.IncompleteReadError, asyncio.TimeoutError)
-        with contextlib.suppress(*gone):
-            try:
-                request = await asyncio.wait_for(read_request(reader), 60)
-                await self.answer(*request, reader, writer)
-            except RefusedError as e:
-                respond(writer, e.status, e.body)
-            await writer.drain()
-        writer.close()
-        self.connections.discard(task)
+        try:
+            with contextlib.suppress(*gone):
+                try:
+                    request = await asyncio.wait_for(read_request(reader), 60)
+                    await self.answer(*request, reader, writer)
+                except RefusedError as e:
+                    respond(writer, e.status, e.body)
+                await writer.drain()
+        finally:
+            writer.close()
+            self.connections.discard(task)
 
     async def answer(self, method: str, path: str, body: bytes, reader, writer) -> None:
         paths = {"/health": "GET", "/v1/completions": "POST"}
@@ -283,8 +285,10 @@ def main() -> None:
     given = parser.parse_args()
     try:
         config = llama.read_config(given.folder)
-        get = llama.random_tensors() if given.dummy_weights else llama.open_tensors(given.folder)
-        weights = llama.load_weights(config, get, jnp.dtype(given.dtype or config.dtype))
+        dtype = jnp.dtype(given.dtype or config.dtype)
+        dummy = given.dummy_weights
+        tensors = llama.random_tensors(dtype) if dummy else llama.open_tensors(given.folder)
+        weights = llama.load_weights(config, tensors, dtype)
         engine = Engine(
             config,
             weights,

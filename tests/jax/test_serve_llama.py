@@ -29,6 +29,13 @@ from llama_engine import Engine, Sequence
 pytestmark = pytest.mark.xdist_group("serve_llama")  # one server for all
 
 
+@pytest.fixture(scope="module", autouse=True)
+def exact_products():
+    """GPUs round float32 products otherwise."""
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """checkpoint(kind): the folder of a tiny random model."""
