@@ -106,6 +106,8 @@ def open_tensors(folder: pathlib.Path) -> GetTensor:
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
+            if not 0 < size <= file.stat().st_size - 8:
+                raise ValueError(f"{file} is no safetensors file, or not all of it")
             header = json.loads(opened.read(size))
         data = np.memmap(file, np.uint8, "r", offset=8 + size)
         found |= {name: (info, data) for name, info in header.items() if name != "__metadata__"}
@@ -118,6 +120,8 @@ def open_tensors(folder: pathlib.Path) -> GetTensor:
             allowed = f"{', '.join(DTYPES)} of {list(shape)}"
             raise ValueError(f"{name} is {info['dtype']} of {info['shape']}; allowed: {allowed}")
         begin, end = info["data_offsets"]
+        if end > data.size:
+            raise ValueError(f"{data.filename} ends before {name} does")
         return data[begin:end].view(DTYPES[info["dtype"]]).reshape(shape)
 
     return get

@@ -65,7 +65,9 @@ class Engine:
         if budget < max_seqs:
             raise ValueError(f"{budget} tokens a step; allowed: at least the {max_seqs} sequences")
         self.config, self.weights, self.page_size = config, weights, page_size
-        max_len = min(max_len or config.max_len, config.max_len)
+        max_len = max_len or config.max_len
+        if max_len > config.max_len:
+            raise ValueError(f"{max_len} tokens a sequence; allowed: the model's {config.max_len}")
         self.max_seqs, self.budget, self.width = max_seqs, budget, self.pages_of(max_len)
         dtype = weights["embedding"].dtype
         shape = (page_size, 2 * config.kv_heads, config.head_dim)

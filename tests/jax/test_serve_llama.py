@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import re
@@ -222,6 +223,7 @@ def test_any_order_of_arrivals_and_departures(checkpoint, engine, seed):
             engine.deliver(batch, np.asarray(tokens))
     assert engine.preemptions > before
     assert len(engine.free) == engine.num_pages
+    assert not any(s.pages or s.read for s in came)
     done = [s for s in came if s.finish == "length"]
     assert {s.finish for s in came} == {"length", "cancelled"} and len(done) > 20
     asked = [(s.tokens[: -s.made], s.made) for s in done]
@@ -256,6 +258,21 @@ def test_a_checkpoint_that_is_not_served(tmp_path, name):
     (folder / "config.json").write_text(json.dumps(config | {name: value}))
     with pytest.raises(ValueError, match=message):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda data: data[:-1000], "ends before model.layers.1.* does"),
+        (lambda data: b"version https://git-lfs.github.com/spec/v1", "is no safetensors file"),
+        (lambda data: b"", "is no safetensors file"),
+    ],
+)
+def test_a_damaged_checkpoint(tmp_path, damage, message):
+    (file,) = tiny_llama.write(tmp_path, tie_word_embeddings=True).glob("*.safetensors")
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path)
 
 
 def test_configs_as_transformers_5_writes_them(tmp_path):
@@ -353,7 +370,7 @@ def test_clients_that_go_away_give_their_pages_back(server, reference):
             return
 
     async def leave(prompt, seconds):
-        with pytest.raises(asyncio.TimeoutError):
+        with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(server.tokens(prompt, 120), seconds)
 
     requests = random_requests(20, seed=2, longest=50, most=40)
@@ -479,6 +496,7 @@ def test_a_long_answer_ends_with_its_client_and_with_the_server(checkpoint, tmp_
     [
         ([], "no *.safetensors here has the tensor model.embed_tokens.weight"),
         (["--dummy-weights", "--max-num-batched-tokens", "8"], "at least the 64 sequences"),
+        (["--dummy-weights", "--max-model-len", "513"], "allowed: the model's 512"),
         (["--num-pages", "0"], "0 is not above 0"),
     ],
 )
