@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 import tiny_llama
 from completions import greedy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tiny_llama import random_requests
 
 sys.path.insert(0, str(tiny_llama.EXAMPLES))
@@ -311,6 +313,28 @@ def test_text_comes_in_whole_characters(text):
     pieces = [shown.add(byte, i == len(data) - 1) for i, byte in enumerate(data)]
     assert "".join(pieces) == text
     assert "\ufffd" in text or not any("\ufffd" in piece for piece in pieces)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.integers(0, 300),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=2),
+    max_leaves=5,
+)
+FIELDS = st.sampled_from(["prompt", "model", *serve_llama.FIELDS]) | st.text(max_size=3)
+
+
+@given(body=st.dictionaries(FIELDS, VALUES) | VALUES)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_body_is_read_or_refused(engine, body):
+    try:
+        prompt, fields = serve_llama.Server(engine, None, "tiny").read_completion(
+            json.dumps(body).encode()
+        )
+    except serve_llama.RefusedError as e:
+        assert e.body["error"]["message"] and json.dumps(e.body)
+    else:
+        assert prompt == body["prompt"] and fields.keys() == serve_llama.FIELDS.keys()
+        assert engine.most_tokens >= len(prompt) + fields["max_tokens"]
 
 
 @pytest.fixture(scope="module")
