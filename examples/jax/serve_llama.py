@@ -239,7 +239,10 @@ async def serve(server: Server, host: str, port: int) -> None:
     steps = loop.create_task(engine.run())
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, steps.cancel)
-    listening = await asyncio.start_server(server.connection, host, port)
+    try:
+        listening = await asyncio.start_server(server.connection, host, port)
+    except (OSError, OverflowError) as e:
+        sys.exit(f"serve_llama: {e}")
     port = listening.sockets[0].getsockname()[1]
     size = f"{engine.num_pages} pages of {engine.page_size} tokens on {jax.devices()[0]}"
     print(f"{server.name} on http://{host}:{port}, {size}", flush=True)

@@ -522,6 +522,7 @@ def test_a_long_answer_ends_with_its_client_and_with_the_server(checkpoint, tmp_
         (["--dummy-weights", "--max-num-batched-tokens", "8"], "at least the 64 sequences"),
         (["--dummy-weights", "--max-model-len", "513"], "allowed: the model's 512"),
         (["--num-pages", "0"], "0 is not above 0"),
+        (["--dummy-weights", "--port", "70000"], "port must be 0-65535"),
     ],
 )
 def test_a_start_that_fails_says_why(tmp_path, options, words):
