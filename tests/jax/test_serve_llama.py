@@ -215,7 +215,7 @@ def test_sampling_options_reach_the_step(server):
     assert narrow == cold != one
 
 
-SMALL = "--dummy-weights --max-num-seqs 2 --max-num-batched-tokens 8".split()
+SMALL = ["--dummy-weights", "--max-num-seqs", "2", "--max-num-batched-tokens", "8"]
 
 
 def test_a_long_answer_ends_with_its_client_and_with_the_server(tmp_path):
