@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests/vllm"), str(ROOT / "python")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests/vllm", "tests/oracle", "python")]
 
 import torch
 from safetensors.torch import save_file

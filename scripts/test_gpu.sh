@@ -57,7 +57,8 @@ step_warm() {
 }
 step_host() { "$XLA_GPU_PROGRAM" demo --plugin cuda; }
 step_jax() {
-  "$python" -m pytest -q -p no:cacheprovider tests/gpu --ignore tests/gpu/test_torch_cuda.py
+  "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/jax/test_llama_engine.py \
+    tests/jax/test_serve_llama.py --ignore tests/gpu/test_torch_cuda.py
 }
 step_torch() {  # in a process without JAX; then the host time of a call beside other libraries
   "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_torch_cuda.py tests/xla_gpu/test_simple_custom_op.py &&

@@ -36,10 +36,11 @@ def run_pytest(file: str) -> bool:
 
 def run_load(kind: str, seconds: float) -> bool:
     """Rounds of mixed load until the time is over; prints each round."""
-    sys.path[:0] = [str(ROOT / "tests/vllm"), str(ROOT / "python")]
+    sys.path[:0] = [str(ROOT / folder) for folder in ("tests/vllm", "tests/oracle", "python")]
     import load
     import tiny_models
-    from server import greedy, serve
+    from completions import greedy
+    from server import serve
     from tiny_models import random_prompt
 
     folder = pathlib.Path(tempfile.mkdtemp(prefix="vllm-load-"))

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-# The demo has a test of its own below, what needs torch one in tests/torch.
-ELSEWHERE = {"demo.py", "vllm_kernel.py"}
+# The demo has a test of its own below, the server in test_serve_llama.py, what needs torch one in
+# tests/torch.
+ELSEWHERE = {"demo.py", "llama.py", "llama_engine.py", "serve_llama.py", "vllm_kernel.py"}
 EXAMPLES = sorted((pathlib.Path(__file__).resolve().parents[2] / "examples" / "jax").glob("*.py"))
 
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Iterable
 
-from server import Server
+from completions import Client
 from tiny_models import Reference, random_prompt
 
 Request = tuple[list[int], int]  # prompt, tokens wanted
@@ -26,7 +26,7 @@ def mixed_requests(
     return requests
 
 
-async def answers(server: Server, requests: Iterable[Request]) -> list[list[int]]:
+async def answers(server: Client, requests: Iterable[Request]) -> list[list[int]]:
     """The tokens of all requests, sent together; every third is read as a stream."""
 
     async def one(i: int, prompt: list[int], count: int) -> list[int]:

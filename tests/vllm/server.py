@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import importlib.metadata
-import json
 import os
 import pathlib
 import re
@@ -17,8 +15,9 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import Iterator
+
+from completions import Client
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ATTENTIONS = ["xla_gpu", "jnp", "none"]  # ours, and those of tests/oracle/plain_attention.py
@@ -92,7 +91,7 @@ def run(
     )
 
 
-class Server:
+class Server(Client):
     """A running `vllm serve`."""
 
     def __init__(self, model: pathlib.Path, folder: pathlib.Path, *options: str, **env: str):
@@ -166,75 +165,6 @@ class Server:
                 if int(fields[2]) == self.process.pid:  # the process group
                     pages += int((stat.parent / "statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
-
-    # ---- Requests ------------------------------------------------------------------------------
-
-    async def post(self, body: Any, path: str = "/v1/completions") -> tuple[int, Any]:
-        """The status and the answer, of a body that is text as it is."""
-        text = body if isinstance(body, str) else json.dumps(body)
-        async with self._open(text, path) as (reader, status, headers):
-            if "content-length" in headers:
-                answer = await reader.readexactly(int(headers["content-length"]))
-            else:
-                answer = b"".join([chunk async for chunk in _chunks(reader)])
-        try:
-            return status, json.loads(answer)
-        except ValueError:
-            return status, answer.decode(errors="replace")
-
-    async def tokens(self, prompt: list[int], count: int, **more: Any) -> list[int]:
-        """Greedy tokens; AssertionError with the server's words if it refuses."""
-        status, answer = await self.post(greedy(prompt, count, **more))
-        assert status == 200, answer
-        return answer["choices"][0]["token_ids"]
-
-    async def stream(self, prompt: list[int], count: int, **more: Any) -> AsyncIterator[list[int]]:
-        """As `tokens`, in the pieces in which the server sends them."""
-        body = json.dumps(greedy(prompt, count, stream=True, **more))
-        async with self._open(body, "/v1/completions") as (reader, status, _):
-            assert status == 200
-            rest = b""
-            async for chunk in _chunks(reader):
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    if line.startswith(b"data: {"):
-                        event = json.loads(line[6:])
-                        assert "choices" in event, f"{event}\n{self.log[-6000:]}"
-                        for choice in event["choices"]:
-                            if choice.get("token_ids"):
-                                yield choice["token_ids"]
-
-    @contextlib.asynccontextmanager
-    async def _open(self, text: str, path: str) -> AsyncIterator[tuple]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        try:
-            body = text.encode()
-            head = (
-                f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
-                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-            )
-            writer.write(head.encode() + body)
-            await writer.drain()
-            status = int((await reader.readline()).split()[1])
-            headers = {}
-            while line := (await reader.readline()).strip():
-                name, _, value = line.decode().partition(":")
-                headers[name.lower()] = value.strip()
-            yield reader, status, headers
-        finally:
-            writer.close()
-
-
-def greedy(prompt: list[int], count: int, **more: Any) -> dict[str, Any]:
-    """The body of a request whose answer holds the numbers of `count` greedy tokens."""
-    wanted = dict(max_tokens=count, temperature=0, ignore_eos=True, return_token_ids=True)
-    return dict(prompt=prompt) | wanted | more
-
-
-async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while size := int((await reader.readline()).strip() or b"0", 16):
-        yield await reader.readexactly(size)
-        await reader.readline()
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ import time
 
 import load
 import pytest
-from server import greedy, serve
+from completions import greedy
+from server import serve
 from tiny_models import random_prompt
 
 TARGET = 'custom_call_target="xla_gpu_ragged_paged_attention_v3"'
