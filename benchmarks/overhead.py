@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -46,6 +48,7 @@ def _arguments() -> tuple[jax.Array, ...]:
 def _cuda_roads() -> dict[str, Callable[..., jax.Array]]:
     """SAXPY by those that are installed, the first by XLA itself."""
     made = {}
+    os.environ.setdefault("ROADS_CACHE", tempfile.mkdtemp())
     for key in (
         "plain_jax_gpu",
         "cuda_kernel",

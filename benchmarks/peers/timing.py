@@ -35,6 +35,7 @@ class Chain:
 
     def __init__(self, run: Run, copies: int, device: str) -> None:
         self.device = device
+        self.run = run  # holds what the graph reads and writes
 
         def once() -> None:
             for copy in range(copies):
