@@ -9,16 +9,13 @@ from __future__ import annotations
 import array
 import dataclasses
 import functools
-import hashlib
 import json
 import logging
 import math
 import os
-import pathlib
 import random
 import statistics
 import struct
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -27,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from xla_gpu import _lib, _ops
 from xla_gpu._errors import StatusCode, XlaGpuError
 from xla_gpu._ops import TensorRef, TensorSpec
-from xla_gpu._triton import _device
+from xla_gpu._triton import _device, _disk
 from xla_gpu._triton._meta import SIZES
 
 if TYPE_CHECKING:
@@ -62,13 +59,16 @@ class Problem:
 
 def choose(problem: Problem) -> int:
     """The index of the quickest configuration on this machine's GPU; the first without one."""
+    import triton
+
     device = _device.find()
     if device is None or f"sm_{device.arch}" != problem.key[0]:
         _warn(f"{problem.kernel}: no {problem.key[0]} GPU to time {len(problem.texts)} "
               f"configurations on; the first is taken: {problem.texts[0]}")  # fmt: skip
         return 0
-    path = _path(problem, device)
-    known = _read(path, problem)
+    facts = [triton.__version__, device.name, problem.kernel, problem.source, repr(problem.key)]
+    path = _disk.path_of("autotune", facts)
+    known = _known(_disk.read(path), problem)
     if known is not None:
         _say(f"{problem.kernel}: autotuned before: {problem.texts[known]}")
         return known
@@ -84,8 +84,17 @@ def choose(problem: Problem) -> int:
         f"{problem.kernel}: autotuned in {time.perf_counter() - start:.2f} s for {problem.key[2]}: "
         f"{problem.texts[chosen]}"
     )
-    _write(path, {"configuration": problem.texts[chosen], "microseconds": times[chosen]})
+    kept = {"configuration": problem.texts[chosen], "microseconds": times[chosen]}
+    _disk.write(path, kept, "the choice of @triton.autotune")
     return chosen
+
+
+def _known(kept: Any, problem: Problem) -> int | None:
+    """The choice that was kept; None where it cannot be one."""
+    try:
+        return list(problem.texts).index(kept["configuration"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _say(message: str) -> None:
@@ -100,49 +109,6 @@ def _say(message: str) -> None:
 @functools.cache
 def _warn(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=2)
-
-
-# ---- On disk -----------------------------------------------------------------------------------
-
-
-def _path(problem: Problem, device: _device.Device) -> pathlib.Path | None:
-    """The file of a choice, in the folder of compiled kernels; None without a cache on disk."""
-    import triton
-
-    folder = os.environ.get("XLA_GPU_CACHE_DIR")
-    if folder is None:
-        base = os.environ.get("XDG_CACHE_HOME", "")
-        home = pathlib.Path(base) if base.startswith("/") else pathlib.Path.home() / ".cache"
-        folder = str(home / "xla_gpu")
-    if not folder:
-        return None
-    facts = [triton.__version__, device.name, problem.kernel, problem.source, repr(problem.key)]
-    digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()
-    return pathlib.Path(folder) / "autotune" / f"{digest}.json"
-
-
-def _read(path: pathlib.Path | None, problem: Problem) -> int | None:
-    """The choice that a file tells; None where there is none, or one that cannot be."""
-    if path is None:
-        return None
-    try:
-        return list(problem.texts).index(json.loads(path.read_text())["configuration"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _write(path: pathlib.Path | None, choice: dict[str, Any]) -> None:
-    """Keeps a choice, if it can: no reader sees half a file."""
-    if path is None:
-        return
-    try:
-        path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(choice, file)
-        os.replace(file.name, path)  # noqa: PTH105
-    except OSError as e:
-        _warn(f"{path}: the choice of @triton.autotune could not be kept: {e}")
 
 
 # ---- Timing ------------------------------------------------------------------------------------

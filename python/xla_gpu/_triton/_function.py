@@ -20,6 +20,7 @@ from xla_gpu._ops import AttrValue, TensorSpec
 from xla_gpu._triton import _compile, _device
 from xla_gpu._triton._compile import Constant, Image, Pointer, Scalar
 from xla_gpu._triton._decorators import Configuration, Decorated
+from xla_gpu._triton._images import image_of
 from xla_gpu._triton._meta import ask, is_function
 
 # What is compiled for where there is no GPU, and the Host implementation runs.
@@ -243,7 +244,7 @@ class TritonFunction:
         )
         if key not in self._images:
             _compile.check_options(self.name, one.options, arch)
-            image = _compile.compile_image(self.name, self._fn, parameters, one.options, arch)
+            image = image_of(self.name, self._fn, parameters, one.options, arch)
             self._images[key] = image, base64.b64encode(image.cubin).decode()
         image, encoded = self._images[key]
         grid = _kernel._dims(self.name, "grid", self._asked("grid", self._grid, one.values))
