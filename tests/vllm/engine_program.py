@@ -38,6 +38,10 @@ OURS = [getattr(_attention, name) for name in KERNELS]
 PLAIN = [getattr(plain_attention, name) for name in KERNELS]
 ZEROED = [zeroed(kernel) for kernel in OURS]
 
+# Proposes what followed the last token before.
+NGRAM = dict(method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, prompt_lookup_max=2)
+DRAFT = dict(method="eagle3", num_speculative_tokens=2)
+
 # name: kernels, checkpoint, MODEL_IMPL_TYPE, dtype, options
 CASES = {
     "ours": (None, "llama64", "auto", "float32", {}),
@@ -49,6 +53,9 @@ CASES = {
     "fp8 cache, plain": (PLAIN, "llama", "auto", "float32", {"kv_cache_dtype": "fp8"}),
     "two devices": (OURS, "llama", "auto", "float32", {"tensor_parallel_size": 2}),
     "bfloat16": (OURS, "qwen3", "vllm", "bfloat16", {}),
+    "gemma": (OURS, "gemma3", "vllm", "float32", {}),
+    "speculation": (OURS, "llama", "auto", "float32", {"speculative_config": NGRAM}),
+    "speculation, torchax": (OURS, "qwen3", "vllm", "float32", {"speculative_config": NGRAM}),
 }
 
 
@@ -79,6 +86,7 @@ def run(folder: pathlib.Path, requests, kernels, kind, model_impl, dtype, option
         max_num_seqs=8,
         max_num_batched_tokens=32,
         num_gpu_blocks_override=128,
+        disable_log_stats=False,
         **options,
     )
     if kernels is not None:  # else those that the plugin put there
@@ -88,6 +96,10 @@ def run(folder: pathlib.Path, requests, kernels, kind, model_impl, dtype, option
         SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for _, count in requests
     ]
     outputs = engine.generate(prompts, limits, use_tqdm=False)
+    if "speculative_config" in options:
+        counted = {metric.name: getattr(metric, "value", 0) for metric in engine.get_metrics()}
+        for what in ("num_draft_tokens", "num_accepted_tokens"):
+            assert counted[f"vllm:spec_decode_{what}"] > 0, counted
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
@@ -96,11 +108,11 @@ def refusals(folder: pathlib.Path) -> dict[str, str]:
     moe = folder / "moe"
     moe.mkdir()
     (moe / "config.json").write_text(json.dumps(SMALL_MOE))
-    ngram = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+    draft = DRAFT | {"model": str(folder / "llama")}
     asked = {
         "moe": dict(model=str(moe), skip_tokenizer_init=True),
         "quantization": dict(model=str(folder / "llama"), quantization="fp8"),
-        "speculation": dict(model=str(folder / "llama"), speculative_config=ngram),
+        "speculation": dict(model=str(folder / "llama"), speculative_config=draft),
     }
     said = {}
     for name, options in asked.items():

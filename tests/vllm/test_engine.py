@@ -17,7 +17,7 @@ REQUESTS = load.mixed_requests(12, seed=9, longest=70, most=24)
 def printed(checkpoint, tmp_path_factory):
     """What engine_program.py prints: the tokens of each case, and what vLLM says to others."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    for kind in ("llama", "llama64", "mistral", "qwen3"):
+    for kind in ("gemma3", "llama", "llama64", "mistral", "qwen3"):
         (folder / kind).symlink_to(checkpoint(kind))
     program = pathlib.Path(__file__).parent / "engine_program.py"
     command = [sys.executable, program, folder, json.dumps(REQUESTS)]
@@ -47,6 +47,9 @@ def tokens(printed):
         ("plain", "llama"),
         ("window", "mistral"),
         ("two devices", "llama"),
+        ("gemma", "gemma3"),
+        ("speculation", "llama"),
+        ("speculation, torchax", "qwen3"),
     ],
 )
 def test_tokens_are_transformers_own(tokens, reference, case, kind):
@@ -78,7 +81,7 @@ def test_bfloat16(tokens, reference):
     [
         ("moe", "mixture-of-experts layers are TPU kernels"),
         ("quantization", "quantization 'fp8' multiplies in TPU kernels"),
-        ("speculation", "speculative decoding compiles with options of TPUs"),
+        ("speculation", "speculation 'eagle3' has a draft model"),
     ],
 )
 def test_what_only_tpus_run_is_refused(printed, asked, answer):

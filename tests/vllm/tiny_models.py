@@ -41,6 +41,12 @@ KINDS = {
         transformers.MistralForCausalLM,
         {"sliding_window": 24},
     ),
+    # Windows in all layers but each sixth; norms of queries and keys; scaled embeddings.
+    "gemma3": (
+        transformers.Gemma3TextConfig,
+        transformers.Gemma3ForCausalLM,
+        {"sliding_window": 24, "query_pre_attn_scalar": 128, "num_hidden_layers": 6},
+    ),
 }
 
 
