@@ -1,6 +1,6 @@
 """A kernel of one's own by every road into JAX and torch: how soon, how fast, how much code.
 
-    python benchmarks/own_kernels.py [--python PATH ...] [--only ROAD ...] [--update]
+    python benchmarks/own_kernels.py [--python PATH ...] [--only ROAD ...] [--kept] [--update]
     python benchmarks/own_kernels.py --from RESULTS.json [--update]    # makes the page again
 
 Each road (benchmarks/roads) brings the same SAXPY in, in processes of its own, with the first of
@@ -40,6 +40,10 @@ CACHES = (
     "CUDA_CACHE_PATH",
     "CUTE_DSL_CACHE_DIR",
 )
+JAX_KEEPS_ALL = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 
 
 # ---- The processes -------------------------------------------------------------------------------
@@ -74,6 +78,10 @@ def _start(python: str, road: Road, stage: str, cache: str) -> dict[str, Any]:
         env[name] = str(folder)
     if road.platform == "CPU":
         env["JAX_PLATFORMS"] = "cpu"
+    if stage == "kept":
+        folder = pathlib.Path(cache) / "jax"
+        folder.mkdir(exist_ok=True)
+        env |= {"JAX_COMPILATION_CACHE_DIR": str(folder), **JAX_KEEPS_ALL}
     if stage == "probes" and road.platform == "CPU":
         env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
     program = [python, __file__, "--child", road.key, "--stage", stage]
@@ -100,11 +108,27 @@ def measure(road: Road, pythons: list[str], rounds: int) -> dict[str, Any]:
         if "error" in cold:
             return row | cold
         warm = [_start(python, road, stage, cache) for stage in stages]
+        row |= _kept(python, road, cache, rounds)
     for one in warm:
         row |= {name: one[name] for name in ("us", "can", "error") if name in one}
     firsts = [one["first"] for one in warm if "first" in one]
     row |= {"versions": cold["versions"], "cold": cold["first"], "import": cold["import"]}
     return row | ({"warm": min(firsts)} if firsts else {})
+
+
+def _kept(python: str, road: Road, cache: str, rounds: int) -> dict[str, float]:
+    """The least time to a first result where JAX kept its program too; the first process keeps."""
+    if road.framework != "jax":
+        return {}
+    ran = [_start(python, road, "kept", cache) for _ in range(rounds)]
+    return {"kept": min(one["first"] for one in ran[1:])} if all("first" in r for r in ran) else {}
+
+
+def measure_kept(road: Road, pythons: list[str], rounds: int) -> dict[str, float]:
+    """What --kept adds to a row."""
+    python = _python_for(road, pythons)
+    with tempfile.TemporaryDirectory() as cache:
+        return _kept(python, road, cache, rounds) if python else {}
 
 
 # ---- The page ------------------------------------------------------------------------------------
@@ -117,6 +141,7 @@ every road in [benchmarks/roads](../../benchmarks/roads), each in processes of i
 - cold, warm: milliseconds from the kernel's text to the first result, {LARGE:,} elements: with
   nothing compiled before, and in a new process with what the first one left on disk (the least of
   some). The framework and the packages are imported by then, and the framework has run something.
+  kept: warm with JAX's own compilation cache on, which it is not unless asked for.
 - eager, jit: microseconds a call of {SMALL} elements, one after the other, not awaited; jit: by
   jax.jit. The least of 15 rounds, as all below.
 - chain: microseconds a kernel where {CHAIN} follow one another, of {SMALL} elements: in JAX one
@@ -154,12 +179,14 @@ def _table(platform: str, measured: dict[str, Any]) -> list[str]:
     lines = [f"## On the {platform}", "", f"Machine: {measured['machine']}.", ""]
     for framework in ("jax", "torch"):
         told = " | ".join(f"{COLUMNS[name]}, us" for name in columns)
-        lines += [f"| {framework} | lines | cold, ms | warm, ms | {told} |"]
-        lines += ["|---" * (4 + len(columns)) + "|"]
+        firsts = ["cold", "warm", *(["kept"] if framework == "jax" else [])]
+        told = " | ".join([*(f"{name}, ms" for name in firsts), told])
+        lines += [f"| {framework} | lines | {told} |"]
+        lines += ["|---" * (2 + len(firsts) + len(columns)) + "|"]
         for road, row in rows:
             if road.framework == framework and "us" in row:
-                first = [str(row["lines"]), _cell(row["cold"]), _cell(row["warm"])]
-                cells = [*(first if road.is_kernel else ["", "", ""])]
+                first = [str(row["lines"]), *(_cell(row.get(name)) for name in firsts)]
+                cells = first if road.is_kernel else [""] * len(first)
                 cells += [_cell(row["us"].get(name)) for name in columns]
                 lines.append(f"| {_name(road)} | {' | '.join(cells)} |")
         lines.append("")
@@ -203,6 +230,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=sorted(ROADS), default=list(ROADS))
     parser.add_argument("--platform", choices=["CPU", "GPU"])
     parser.add_argument("--rounds", type=int, default=5, help="warm processes a road")
+    parser.add_argument("--kept", action="store_true", help="this column of known rows alone")
     parser.add_argument("--child", choices=sorted(ROADS), help=argparse.SUPPRESS)
     parser.add_argument("--stage", help=argparse.SUPPRESS)
     args = folder_of(parser, argv)
@@ -220,7 +248,10 @@ def main(argv: list[str] | None = None) -> None:
     rows = {row["road"]: row for row in results.get(platform, {}).get("rows", [])}
     for key in args.only:
         if ROADS[key].platform == platform:
-            rows[key] = measure(ROADS[key], args.python, rounds)
+            if args.kept:
+                rows[key] |= measure_kept(ROADS[key], args.python, rounds)
+            else:
+                rows[key] = measure(ROADS[key], args.python, rounds)
             print(f"{ROADS[key].name}, {ROADS[key].framework}: {json.dumps(rows[key])}", flush=True)
             measured = {
                 "machine": _machine(platform),
