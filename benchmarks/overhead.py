@@ -1,12 +1,17 @@
 """What a custom call of ours costs beyond an empty jitted call of the same arguments.
 
-On a GPU also chains: of as many kernels of XLA's own, and by each road in benchmarks/roads.
+    python benchmarks/overhead.py [--update]
+
+On a GPU also chains: of as many kernels of XLA's own, and by each road in benchmarks/roads; they go
+to build/bench/own-kernels.{json,md}, with --update to those of docs/benchmarks.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import importlib.util
+import json
 import os
 import statistics
 import tempfile
@@ -16,7 +21,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import own_kernels
 import xla_gpu
+from common import folder_of
 from roads import ROADS, jax_peers, ours
 from roads.trial import CHAIN
 from xla_gpu.jax import paged_attention, simple_add
@@ -145,6 +152,16 @@ def measure(rounds: int = 15, repeats: int = 300) -> dict[str, float]:
     return result
 
 
+def main(argv: list[str] | None = None) -> None:
+    args = folder_of(argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]), argv)
+    if args.saved:
+        turns = json.loads(args.saved.read_text())
+    else:
+        turns = measure(rounds=2, repeats=3) if args.quick else measure()
+        for name, microseconds in turns.items():
+            print(f"{name:32} {microseconds:7.2f} us")
+    own_kernels.keep_turns(args.out, turns)
+
+
 if __name__ == "__main__":
-    for name, microseconds in measure().items():
-        print(f"{name:32} {microseconds:7.2f} us")
+    main()

@@ -203,10 +203,45 @@ def _table(platform: str, measured: dict[str, Any]) -> list[str]:
         versions |= {name: v for name, v in row.get("versions", {}).items() if v}
     told = ", ".join(f"{name} {v}" for name, v in sorted(versions.items()))
     lines += ["", f"Versions: {told}."]
+    if "turns" in measured:
+        lines += ["", *_turns_table(measured["turns"])]
     failed = [f"- {road.name}, {road.framework}: {r['error']}" for road, r in rows if "error" in r]
     if failed:
         lines += ["", "Not measured:", "", *failed]
     return [*lines, ""]
+
+
+def _turns_table(turns: dict[str, float]) -> list[str]:
+    """Of what overhead.py has measured."""
+    lines = [
+        "By turns in one process (`python benchmarks/overhead.py --update`), medians of 15 rounds:",
+        f"an awaited call of {SMALL} elements beyond an empty jitted one of the same arguments,",
+        f"and one jitted function of {CHAIN} kernels with command buffers, over that of as many of",
+        "XLA's own. XLA records a custom call as a graph in the graph, its own kernels as nodes.",
+        "",
+        f"| | a call, us | {CHAIN} of {SMALL}, us | over XLA's | {CHAIN} of 1M, us | over XLA's |",
+        "|---" * 6 + "|",
+    ]
+    for key, road in ROADS.items():
+        chains = [turns.get(f"{CHAIN} of {key}, {size}") for size in ("8", "1M")]
+        if None in chains:
+            continue
+        cells = [_cell(abs(turns[f"{key} adds"]))]
+        for size, took in zip(("8", "1M"), chains):
+            ratio = took / turns[f"{CHAIN} of plain_jax_gpu, {size}"]
+            cells += [_cell(took), f"{ratio:.2f}"]
+        lines.append(f"| {_name(road)} | {' | '.join(cells)} |")
+    return lines
+
+
+def keep_turns(folder: pathlib.Path, turns: dict[str, float]) -> None:
+    """Adds what overhead.py has measured to the page, if it is of chains."""
+    if not any(name.startswith(f"{CHAIN} of ") for name in turns):
+        return
+    known = [folder / "own-kernels.json", ROOT / "docs" / "benchmarks" / "own-kernels.json"]
+    results = json.loads(next(path for path in known if path.exists()).read_text())
+    results["GPU"]["turns"] = {name: round(took, 2) for name, took in turns.items()}
+    save(folder, results)
 
 
 def _name(road: Road) -> str:

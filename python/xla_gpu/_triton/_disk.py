@@ -29,7 +29,7 @@ def read(facts: Iterable[object]) -> Any:
 
 
 def write(facts: Iterable[object], what: str, value: Any) -> None:
-    """Keeps a value as JSON takes it, if it can. `what` it is, for the cache's list and a warning."""
+    """Keeps a value as JSON takes it, if it can; `what`: for the cache's list and the warning."""
     key = _key(facts)
     try:
         text = json.dumps(value).encode()
