@@ -195,8 +195,9 @@ int64_t ClusterSharedBytes(const Problem& problem) {
 int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device) {
   if (problem.tokens > 8 || problem.max_seqs > sm90::kClusterSeqs) return 0;
   if (WhyNotSm90Decode(problem, device, ClusterSharedBytes(problem)) != nullptr) return 0;
-  // So many that all run at once: clusters do not reach every multiprocessor.
-  int64_t blocks = 8;
+  // So many that all run at once: clusters do not reach every multiprocessor. One of 16 blocks has
+  // a GPC to itself, and some GPCs lack multiprocessors: of 132 in GPCs of at most 18 five have 16.
+  int64_t blocks = device.num_sms >= 132 && problem.kv_heads <= 4 ? 16 : 8;
   while (blocks * problem.kv_heads > device.num_sms * 3 / 4) blocks /= 2;
   if (blocks < 2) return 0;
   // Half of the multiprocessors read nearly as fast as all of them; of fp8 they compute half as
