@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import re
@@ -152,6 +153,13 @@ every road in [benchmarks/roads](../../benchmarks/roads), each in processes of i
   split over two devices and stay so ("gathered": they do not). Where it says no, jax.custom_vjp,
   custom_vmap, shard_map or torch.library may be written around the call.
 """
+TURNS = f"""By turns in one process (`python benchmarks/overhead.py --update`), us, medians of 15
+rounds: an awaited call of {SMALL} elements beyond an empty jitted one of the same arguments, and
+one jitted function of {CHAIN} kernels with command buffers, with its ratio to that of as many of
+XLA's own. XLA records a command buffer for the addresses that it sees: with memory that is donated
+it replays it; with new memory for each result it records it again, on the host, by a capture of
+every custom call.
+"""
 COLUMNS = {"eager": "eager", "jit": "jit", "chain": "chain", "chain, large": "large"}
 
 
@@ -213,23 +221,18 @@ def _table(platform: str, measured: dict[str, Any]) -> list[str]:
 
 def _turns_table(turns: dict[str, float]) -> list[str]:
     """Of what overhead.py has measured."""
-    lines = [
-        "By turns in one process (`python benchmarks/overhead.py --update`), medians of 15 rounds:",
-        f"an awaited call of {SMALL} elements beyond an empty jitted one of the same arguments,",
-        f"and one jitted function of {CHAIN} kernels with command buffers, over that of as many of",
-        "XLA's own. XLA records a custom call as a graph in the graph, its own kernels as nodes.",
-        "",
-        f"| | a call, us | {CHAIN} of {SMALL}, us | over XLA's | {CHAIN} of 1M, us | over XLA's |",
-        "|---" * 6 + "|",
-    ]
+    lines = [TURNS]
+    kinds = [f"{size}{how}" for size in ("8", "1M") for how in (", donated", "")]
+    told = " | ".join(f"{CHAIN} of {kind}" for kind in kinds)
+    lines += [f"| | a call | {told} |", "|---" * (2 + len(kinds)) + "|"]
     for key, road in ROADS.items():
-        chains = [turns.get(f"{CHAIN} of {key}, {size}") for size in ("8", "1M")]
-        if None in chains:
+        chains = [(turns.get(f"{CHAIN} of {key}, {kind}"), kind) for kind in kinds]
+        if not any(took for took, _ in chains):
             continue
-        cells = [_cell(abs(turns[f"{key} adds"]))]
-        for size, took in zip(("8", "1M"), chains):
-            ratio = took / turns[f"{CHAIN} of plain_jax_gpu, {size}"]
-            cells += [_cell(took), f"{ratio:.2f}"]
+        cells = [_cell(max(0.0, turns[f"{key} adds"]))]
+        for took, kind in chains:
+            ratio = (took or 0.0) / turns.get(f"{CHAIN} of plain_jax_gpu, {kind}", math.inf)
+            cells.append(f"{_cell(took)} ({ratio:.2f})" if took else "")
         lines.append(f"| {_name(road)} | {' | '.join(cells)} |")
     return lines
 
