@@ -153,11 +153,12 @@ every road in [benchmarks/roads](../../benchmarks/roads), each in processes of i
   split over two devices and stay so ("gathered": they do not). Where it says no, jax.custom_vjp,
   custom_vmap, shard_map or torch.library may be written around the call.
 """
-TURNS = f"""By turns (`python benchmarks/overhead.py --update`), us: an awaited call of {SMALL} elements
-beyond an empty jitted one of the same arguments, in one process; and an awaited call of one jitted
-function of {CHAIN} kernels with command buffers, each road in processes of its own, with its ratio
-to that of as many of XLA's own. XLA records a command buffer for the addresses that it sees: with
-memory that is donated it replays it; with new memory for each result it records it again.
+TURNS = f"""By turns (`python benchmarks/overhead.py --update`), us: an awaited call of {SMALL}
+elements beyond an empty jitted one of the same arguments, in one process; and an awaited call of
+one jitted function of {CHAIN} kernels with command buffers, each road in processes of its own, with
+its ratio to that of as many of XLA's own. XLA records a command buffer for the addresses that it
+sees: with memory that is donated it replays it; with new memory for each result it records it
+again.
 """
 COLUMNS = {"eager": "eager", "jit": "jit", "chain": "chain", "chain, large": "large"}
 
