@@ -93,7 +93,7 @@ __device__ __forceinline__ void CombineParts(float (&x)[kTiles][4], unsigned exc
   for (int t = 0; t < kTiles; ++t) {
     StoreShared(own + t * kExchangeTile, make_float4(x[t][0], x[t][1], x[t][2], x[t][3]));
   }
-  asm volatile("bar.sync %0, 64;" ::"r"(1 + Group()) : "memory");
+  SyncThreads(1 + Group(), 64);
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
     const float4 y = LoadShared<float4>(other + t * kExchangeTile);
