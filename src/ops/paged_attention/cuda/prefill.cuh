@@ -93,12 +93,16 @@ __device__ __forceinline__ bool StaysAsWritten(const Params& p, const Tile& tile
   for (int t = 0; t < kOutTiles; ++t) {
     doubt = fmaf(o[t][2 * half], 0.0f, fmaf(o[t][2 * half + 1], 0.0f, doubt));
   }
-  doubt = QuadSum(doubt);
-  if (tile.again == 0 || row >= tile.num_rows) return false;
-  const float mark =
-      tile.splits > 1 ? __ldcg(p.partial_sum + PartialRow(p, tile, row))
-                      : ToFloat(static_cast<const Out*>(p.out)[QueryRow(p, tile, row) * kHeadDim]);
-  return doubt == 0.0f && mark == mark;
+  const bool again = tile.again != 0 && row < tile.num_rows;
+  float mark = 0.0f;
+  if (again) {
+    mark = tile.splits > 1
+               ? __ldcg(p.partial_sum + PartialRow(p, tile, row))
+               : ToFloat(static_cast<const Out*>(p.out)[QueryRow(p, tile, row) * kHeadDim]);
+  }
+  doubt = QuadSum(doubt);  // also: the row's lanes have read the mark before one overwrites it,
+  if (kParts > 1) SyncThreads(1 + Group(), 64);  // and so has the warp of its other dimensions
+  return again && doubt == 0.0f && mark == mark;
 }
 
 // Writes one row's elements that this thread holds: final ones, or partial sums.
