@@ -1,6 +1,6 @@
 """A kernel of one's own by every road into JAX and torch: how soon, how fast, how much code.
 
-    python benchmarks/own_kernels.py [--python PATH ...] [--only ROAD ...] [--kept] [--update]
+    python benchmarks/own_kernels.py [--python PATH ...] [--only ROAD ...] [--first] [--update]
     python benchmarks/own_kernels.py --from RESULTS.json [--update]    # makes the page again
 
 Each road (benchmarks/roads) brings the same SAXPY in, in processes of its own, with the first of
@@ -97,39 +97,27 @@ def _start(python: str, road: Road, stage: str, cache: str) -> dict[str, Any]:
     return found
 
 
-def measure(road: Road, pythons: list[str], rounds: int) -> dict[str, Any]:
-    """A row of the table: what all processes of the road found out."""
+def measure(road: Road, pythons: list[str], rounds: int, more: list[str]) -> dict[str, Any]:
+    """A row of the table: what all processes of the road found out; `more`: further stages."""
     row: dict[str, Any] = {"road": road.key, "lines": road.lines}
     python = _python_for(road, pythons)
     if python is None:
         return row | {"error": "not installed"}
-    stages = ["first"] * (rounds - 1) + ["times", "probes"]
     with tempfile.TemporaryDirectory() as cache:
         cold = _start(python, road, "first", cache)
         if "error" in cold:
             return row | cold
-        warm = [_start(python, road, stage, cache) for stage in stages]
-        row |= _kept(python, road, cache, rounds)
+        warm = [_start(python, road, stage, cache) for stage in ["first"] * (rounds - 1) + more]
+        # The first of these processes keeps, the others read.
+        keeping = ["kept"] * rounds if road.framework == "jax" else []
+        kept = [_start(python, road, stage, cache) for stage in keeping]
     for one in warm:
         row |= {name: one[name] for name in ("us", "can", "error") if name in one}
-    firsts = [one["first"] for one in warm if "first" in one]
     row |= {"versions": cold["versions"], "cold": cold["first"], "import": cold["import"]}
-    return row | ({"warm": min(firsts)} if firsts else {})
-
-
-def _kept(python: str, road: Road, cache: str, rounds: int) -> dict[str, float]:
-    """The least time to a first result where JAX kept its program too; the first process keeps."""
-    if road.framework != "jax":
-        return {}
-    ran = [_start(python, road, "kept", cache) for _ in range(rounds)]
-    return {"kept": min(one["first"] for one in ran[1:])} if all("first" in r for r in ran) else {}
-
-
-def measure_kept(road: Road, pythons: list[str], rounds: int) -> dict[str, float]:
-    """What --kept adds to a row."""
-    python = _python_for(road, pythons)
-    with tempfile.TemporaryDirectory() as cache:
-        return _kept(python, road, cache, rounds) if python else {}
+    for name, ran in {"warm": warm, "kept": kept[1:]}.items():
+        if firsts := [one["first"] for one in ran if "first" in one]:
+            row[name] = min(firsts)
+    return row
 
 
 # ---- The page ------------------------------------------------------------------------------------
@@ -152,6 +140,17 @@ every road in [benchmarks/roads](../../benchmarks/roads), each in processes of i
   by another process ("without the kernel": which has to have it by another way); arrays that are
   split over two devices and stay so ("gathered": they do not). Where it says no, jax.custom_vjp,
   custom_vmap, shard_map or torch.library may be written around the call.
+
+Where ours is behind, and why:
+
+- warm, kept: a handler in C++ has its checks and launch compiled in; ours reads the definition,
+  looks for the compiler, whose version is in the cache's key, and lowers rules for vmap, gradient
+  and sharding, which the others lack. The rest of "warm" is XLA's compilation, which "kept" spares.
+  A tvm_ffi.Function has no name in another process, so that JAX never finds its program again.
+- jit: an execution looks up its plan by the types and attributes that XLA gives it.
+- chain: of custom calls XLA's command buffers hold graphs, of its own kernels single nodes. Large:
+  this SAXPY reads 4 bytes a thread, those of XLA, Triton and torch 16.
+- torch eager: types are checked, the launch worked out and the result made in each call, in C++.
 """
 TURNS = f"""By turns (`python benchmarks/overhead.py --update`), us: an awaited call of {SMALL}
 elements beyond an empty jitted one of the same arguments, in one process; and an awaited call of
@@ -268,7 +267,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=sorted(ROADS), default=list(ROADS))
     parser.add_argument("--platform", choices=["CPU", "GPU"])
     parser.add_argument("--rounds", type=int, default=5, help="warm processes a road")
-    parser.add_argument("--kept", action="store_true", help="this column of known rows alone")
+    parser.add_argument("--first", action="store_true", help="of known rows cold, warm, kept alone")
     parser.add_argument("--child", choices=sorted(ROADS), help=argparse.SUPPRESS)
     parser.add_argument("--stage", help=argparse.SUPPRESS)
     args = folder_of(parser, argv)
@@ -286,10 +285,9 @@ def main(argv: list[str] | None = None) -> None:
     rows = {row["road"]: row for row in results.get(platform, {}).get("rows", [])}
     for key in args.only:
         if ROADS[key].platform == platform:
-            if args.kept:
-                rows[key] |= measure_kept(ROADS[key], args.python, rounds)
-            else:
-                rows[key] = measure(ROADS[key], args.python, rounds)
+            more = [] if args.first else ["times", "probes"]
+            row = measure(ROADS[key], args.python, rounds, more)
+            rows[key] = rows[key] | row if args.first else row
             print(f"{ROADS[key].name}, {ROADS[key].framework}: {json.dumps(rows[key])}", flush=True)
             measured = {
                 "machine": _machine(platform),
