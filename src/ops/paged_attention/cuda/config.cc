@@ -306,6 +306,14 @@ const char* WhyNotPrefill(const Problem& problem, const cuda::DeviceInfo& device
                     PrefillSharedBytes(problem));
 }
 
+// ceil(2^(31 + b) / d) with 2^(b - 1) < d <= 2^b fits 32 bits and divides 31-bit numbers exactly.
+Divisor DivisorOf(int64_t d) {
+  int bits = 0;
+  while ((int64_t{1} << bits) < d) ++bits;
+  if (bits == 0) return {};
+  return {static_cast<unsigned>(CeilDiv(int64_t{1} << (31 + bits), d)), bits - 1};
+}
+
 }  // namespace
 
 StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device) {
@@ -541,14 +549,8 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   // A larger page size or page count than 2^31 - 1 cannot be addressed by any context or table.
   p.num_pages = static_cast<int>(std::min(problem.num_pages, kMaxInt));
   p.page_size = static_cast<int>(std::min(problem.page_size, kMaxInt));
-  // ceil(2^(31 + b) / d) with 2^(b - 1) < d <= 2^b fits 32 bits and divides 31-bit numbers exactly.
-  int bits = 0;
-  while ((int64_t{1} << bits) < p.page_size) ++bits;
-  if (bits > 0) {
-    p.page_magic = static_cast<unsigned>(((uint64_t{1} << (31 + bits)) + p.page_size - 1) /
-                                         static_cast<uint64_t>(p.page_size));
-    p.page_shift = bits - 1;
-  }
+  p.by_group = DivisorOf(p.group_size);
+  p.by_page = DivisorOf(p.page_size);
   p.box_tokens = BoxTokens(problem);
   p.max_seqs = static_cast<int>(problem.max_seqs);
   p.max_pages = static_cast<int>(problem.max_pages_per_seq);

@@ -115,73 +115,90 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
   const int lane = threadIdx.x % 32;
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
 
-  // Finish the rows, and look for what is in doubt.
+  // How the rows end.
   RowWalk<8> walk(p, tile, warp_row + lane / 4);
+  float sum[2], max[2], factor[2];
   float doubt[2];  // 0, or NaN
   bool exists[2];
   long long place[2];  // of the row's results, in rows
 #pragma unroll
   for (int h = 0; h < 2; ++h, walk.Next()) {
     const int row = warp_row + h * 8 + lane / 4;
-    const float sum = QuadSum(rows[h].sum);
+    sum[h] = QuadSum(rows[h].sum);
     RowState state = StateOf(logit, row_scale, row);
     const float base = BaseOf(rows[h].max, state.factor);
     state.max = rows[h].max;
-    const float max = MaxLogit(state);
+    max[h] = MaxLogit(state);
     exists[h] = row < tile.num_rows;
-    RowEnd end;
+    doubt[h] = max[h] != -Infinity() && !IsNear(base) ? NaN() : sum[h] * 0.0f;
     if (tile.splits > 1) {
       place[h] = PartialRow(p, tile, row);
+      factor[h] = 1.0f;
     } else {
       place[h] = walk.at;
-      end = FinishRow(p, tile, place[h], logit.factor, max, sum);
+      const RowEnd end = FinishRow(p, tile, place[h], logit.factor, max[h], sum[h]);
+      factor[h] = end.sees_nothing ? 0.0f : end.factor;
       if (p.lse != nullptr && exists[h] && lane % 4 == 0) p.lse[place[h]] = end.lse;
-    }
-    doubt[h] = max != -Infinity() && !IsNear(base) ? NaN() : sum * 0.0f;
-#pragma unroll
-    for (int i = 0; i < kOutTiles; ++i) {
-#pragma unroll
-      for (int j = 2 * h; j < 2 * h + 2; ++j) {
-        if (tile.splits == 1) o[i][j] = end.Value(o[i][j]);
-        doubt[h] = fmaf(o[i][j], 0.0f, doubt[h]);
-      }
-    }
-    doubt[h] = QuadSum(doubt[h]);
-    if (lane % 4 != 0) continue;
-    o[0][2 * h] += doubt[h];  // the mark
-    if (tile.splits > 1 && exists[h]) {
-      p.partial_max[place[h]] = max;
-      p.partial_sum[place[h]] = sum + doubt[h];
     }
   }
 
-  // Write them.
-  if (sizeof(Out) == 2 && tile.splits == 1) {  // whole rows leave together
+  // Write them: whole rows leave together, by way of shared memory.
+  if (sizeof(Out) == 2 && tile.splits == 1) {
+    unsigned packed[kOutTiles][2], zeros[2] = {};  // or NaN
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int i = 0; i < kOutTiles; ++i) {
+        packed[i][h] = Pack2<Out>(o[i][2 * h] * factor[h], o[i][2 * h + 1] * factor[h]);
+        zeros[h] = AddTimesZero<Out>(zeros[h], packed[i][h]);
+      }
+      doubt[h] = QuadSum(doubt[h] + (zeros[h] != 0 ? NaN() : 0.0f));
+      if (lane % 4 == 0 && doubt[h] != 0.0f) packed[0][h] |= 0x7fffu;  // the mark
+    }
 #pragma unroll
     for (int i = 0; i < kOutTiles; i += 2) {
-      const unsigned packed[4] = {Pack2<Out>(o[i][0], o[i][1]), Pack2<Out>(o[i][2], o[i][3]),
-                                  Pack2<Out>(o[i + 1][0], o[i + 1][1]),
-                                  Pack2<Out>(o[i + 1][2], o[i + 1][3])};
+      const unsigned tiles[4] = {packed[i][0], packed[i][1], packed[i + 1][0], packed[i + 1][1]};
       StoreMatrix4(SharedAddress(staging) + PlaceInTile(warp_row + lane % 16, i + lane / 16),
-                   packed);
+                   tiles);
     }
     __syncwarp();
     const int piece = lane % kPieces, first_row = warp_row + lane / kPieces;
-    Out* const out = static_cast<Out*>(p.out) + piece * 8;
+    char* out = static_cast<char*>(p.out) + piece * 16;
+    asm volatile("" : "+l"(out));  // else the compiler would add up each address anew
     RowWalk<kRowStep> to(p, tile, first_row);
+    Vector<unsigned, 4> elements[16 / kRowStep];
 #pragma unroll
-    for (int i = 0; i < 16; i += kRowStep, to.Next()) {
-      const uint4 elements =
-          *reinterpret_cast<const uint4*>(staging + PlaceInTile(first_row + i, piece));
-      if (first_row + i < tile.num_rows) {
-        *reinterpret_cast<uint4*>(out + static_cast<long long>(to.at) * kHeadDim) = elements;
+    for (int i = 0; i < 16 / kRowStep; ++i) {
+      elements[i] =
+          LoadVector(SharedAddress(staging) + PlaceInTile(first_row + i * kRowStep, piece));
+    }
+#pragma unroll
+    for (int i = 0; i < 16 / kRowStep; ++i, to.Next()) {
+      if (first_row + i * kRowStep < tile.num_rows) {
+        StoreVector(out + static_cast<long long>(to.at) * (kHeadDim * 2), elements[i]);
       }
     }
   } else {  // f32
     float* const out = tile.splits > 1 ? p.partial_out : static_cast<float*>(p.out);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int i = 0; i < kOutTiles; ++i) {
+#pragma unroll
+        for (int j = 2 * h; j < 2 * h + 2; ++j) {
+          o[i][j] *= factor[h];
+          doubt[h] = fmaf(o[i][j], 0.0f, doubt[h]);
+        }
+      }
+      doubt[h] = QuadSum(doubt[h]);
       if (!exists[h]) continue;
+      if (lane % 4 == 0) {
+        o[0][2 * h] += doubt[h];  // the mark
+        if (tile.splits > 1) {
+          p.partial_max[place[h]] = max[h];
+          p.partial_sum[place[h]] = sum[h] + doubt[h];
+        }
+      }
 #pragma unroll
       for (int i = 0; i < kOutTiles; ++i) {
         *reinterpret_cast<float2*>(out + place[h] * kHeadDim + i * 8 + lane % 4 * 2) =
@@ -269,7 +286,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       const auto weigh = [&](int t) {
         const int key0 = t * kKeys;
         if constexpr (SOFT_CAP) Cap(s, cap_in);
-        if (key0 < seen_begin || key0 + kKeys > seen_end) Mask(s, key0, visible);
+        if (key0 < seen_begin) MaskSide<true>(s, key0, visible);
+        if (key0 + kKeys > seen_end) MaskSide<false>(s, key0, visible);
         if (based) return WeighByLastMaximum(s, factor, rows, rescale);
         const bool rose = WeighByMaximum(s, factor, rows, rescale);
         based = !__any_sync(kAllLanes, fminf(rows[0].max, rows[1].max) == -Infinity());
