@@ -153,7 +153,7 @@ struct Params : Options {
   int page_size;
   Divisor by_group;  // of rows
   Divisor by_page;   // of keys
-  int box_tokens;  // of one copy of keys or values by the tensor copy engine
+  int box_tokens;    // of one copy of keys or values by the tensor copy engine
   int max_seqs;
   int max_pages;
   int k_scale_step;  // 0: one scale for all heads, 1: one a head
