@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 constexpr int kSimtLanes = kAttendThreads / kDecodeTileRows;  // of a row
 constexpr int kLeastScheduleThreads = 128;
-constexpr int kMostScheduleThreads = 1024;
+constexpr int64_t kMostScheduleThreads = 1024;
 // What the runtime reserves of an SM's shared memory for each block, and our kernels' static part.
 constexpr int64_t kReservedSharedBytes = 1024 + 2560;
 // Room for this many split items at least; more would not fill a device better.
@@ -361,11 +361,14 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
                                 : device.num_sms;
   }
   config.overlaps = device.Arch() == "sm_90a" && config.decode_cluster == 0;
-  // A thread a sequence; fewer threads have shorter barriers.
+  // A thread a sequence, and a prefill item; fewer threads have shorter barriers.
+  const int64_t items = config.prefill_sm90
+                            ? CeilDiv(problem.tokens * problem.group_size(), int64_t{sm90::kRows})
+                            : 0;
+  const int64_t wanted = std::max(std::min(problem.max_seqs, kMostScheduleThreads),
+                                  std::min(items, kMostScheduleThreads / 2));
   config.schedule_threads = kLeastScheduleThreads;
-  while (config.schedule_threads < std::min<int64_t>(problem.max_seqs, kMostScheduleThreads)) {
-    config.schedule_threads *= 2;
-  }
+  while (config.schedule_threads < wanted) config.schedule_threads *= 2;
   return config;
 }
 

@@ -405,6 +405,7 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     init(shared.values_empty, kComputeWarps);
     InitBarrier(SharedAddress(&shared.values_raw), 1);
     FenceBarrierInit();
+    if (BOXES) PrefetchMap(&key_boxes), PrefetchMap(&value_boxes);
   }
   __syncthreads();
   WaitForLaunchesBefore();

@@ -43,6 +43,11 @@ __device__ __forceinline__ void Wait(unsigned barrier, unsigned parity) {
       : "memory");
 }
 
+// Has the copy engine read a tensor map before it is needed.
+__device__ __forceinline__ void PrefetchMap(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // Copies a box of a tensor of rank five, at {0, 0, chunk, group, page}, in the background. What
 // lies outside of the tensor becomes zeros.
 __device__ __forceinline__ void CopyBox(unsigned shared, const void* map, unsigned barrier,
