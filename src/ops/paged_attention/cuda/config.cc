@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 constexpr int kSimtLanes = kAttendThreads / kDecodeTileRows;  // of a row
 constexpr int kLeastScheduleThreads = 128;
-constexpr int kMostScheduleThreads = 1024;
+constexpr int64_t kMostScheduleThreads = 1024;
 // What the runtime reserves of an SM's shared memory for each block, and our kernels' static part.
 constexpr int64_t kReservedSharedBytes = 1024 + 2560;
 // Room for this many split items at least; more would not fill a device better.
@@ -312,6 +312,14 @@ const char* WhyNotPrefill(const Problem& problem, const cuda::DeviceInfo& device
                     PrefillSharedBytes(problem));
 }
 
+// ceil(2^(31 + b) / d) with 2^(b - 1) < d <= 2^b fits 32 bits and divides 31-bit numbers exactly.
+Divisor DivisorOf(int64_t d) {
+  int bits = 0;
+  while ((int64_t{1} << bits) < d) ++bits;
+  if (bits == 0) return {};
+  return {static_cast<unsigned>(CeilDiv(int64_t{1} << (31 + bits), d)), bits - 1};
+}
+
 }  // namespace
 
 StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device) {
@@ -360,11 +368,14 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
                                 : device.num_sms;
   }
   config.overlaps = device.Arch() == "sm_90a" && config.decode_cluster == 0;
-  // A thread a sequence; fewer threads have shorter barriers.
+  // A thread a sequence, and a prefill item; fewer threads have shorter barriers.
+  const int64_t items = config.prefill_sm90
+                            ? CeilDiv(problem.tokens * problem.group_size(), int64_t{sm90::kRows})
+                            : 0;
+  const int64_t wanted = std::max(std::min(problem.max_seqs, kMostScheduleThreads),
+                                  std::min(items, kMostScheduleThreads / 2));
   config.schedule_threads = kLeastScheduleThreads;
-  while (config.schedule_threads < std::min<int64_t>(problem.max_seqs, kMostScheduleThreads)) {
-    config.schedule_threads *= 2;
-  }
+  while (config.schedule_threads < wanted) config.schedule_threads *= 2;
   return config;
 }
 
@@ -548,14 +559,8 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   // A larger page size or page count than 2^31 - 1 cannot be addressed by any context or table.
   p.num_pages = static_cast<int>(std::min(problem.num_pages, kMaxInt));
   p.page_size = static_cast<int>(std::min(problem.page_size, kMaxInt));
-  // ceil(2^(31 + b) / d) with 2^(b - 1) < d <= 2^b fits 32 bits and divides 31-bit numbers exactly.
-  int bits = 0;
-  while ((int64_t{1} << bits) < p.page_size) ++bits;
-  if (bits > 0) {
-    p.page_magic = static_cast<unsigned>(((uint64_t{1} << (31 + bits)) + p.page_size - 1) /
-                                         static_cast<uint64_t>(p.page_size));
-    p.page_shift = bits - 1;
-  }
+  p.by_group = DivisorOf(p.group_size);
+  p.by_page = DivisorOf(p.page_size);
   p.box_tokens = BoxTokens(problem);
   p.max_seqs = static_cast<int>(problem.max_seqs);
   p.max_pages = static_cast<int>(problem.max_pages_per_seq);

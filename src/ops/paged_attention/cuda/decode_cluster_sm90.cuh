@@ -285,8 +285,7 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
     }
   } else if (warp == 1) {
     if (threadIdx.x % 32 < 2) {
-      const TensorMap* const map = threadIdx.x % 32 == 0 ? &key_boxes : &value_boxes;
-      asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+      PrefetchMap(threadIdx.x % 32 == 0 ? &key_boxes : &value_boxes);
     }
   } else {
     // The page numbers, while the lengths are on their way.

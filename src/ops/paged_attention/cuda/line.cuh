@@ -6,6 +6,7 @@
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_LINE_CUH_
 
 #include "src/ops/paged_attention/cuda/params.cuh"
+#include "src/ops/paged_attention/cuda/ptx.cuh"
 
 namespace xla_gpu::paged_attention {
 
@@ -18,10 +19,7 @@ struct Keys {
 __device__ __forceinline__ Keys KeysOf(const Params& p, const SequenceInfo& info, int first_row,
                                        int num_rows) {
   const int first_pos = info.context_len - info.query_len;
-  const auto pos_of = [&](int row) {
-    return first_pos +
-           static_cast<int>(static_cast<unsigned>(row) / static_cast<unsigned>(p.group_size));
-  };
+  const auto pos_of = [&](int row) { return first_pos + Quotient(row, p.by_group); };
   Keys keys = {0, info.context_len};
   if (p.window > 0) keys.begin = max(0, pos_of(first_row) - p.window + 1);
   if (p.causal) keys.end = pos_of(first_row + num_rows - 1) + 1;

@@ -102,6 +102,12 @@ struct WorkHeader {
   int has_fills;       // 1: some rows belong to no sequence, and no item fills them
 };
 
+// x / d for 0 <= x < 2^31 is (x * magic) >> (32 + shift), if d is not 1: then magic is 0.
+struct Divisor {
+  unsigned magic;
+  int shift;
+};
+
 struct Params : Options {
   // Tensors. The cache bases have the layout's offset applied.
   const void* query;
@@ -145,9 +151,9 @@ struct Params : Options {
   int head_dim;
   int num_pages;
   int page_size;
-  unsigned page_magic;  // key / page_size = (key * page_magic) >> (32 + page_shift), if not 1
-  int page_shift;
-  int box_tokens;  // of one copy of keys or values by the tensor copy engine
+  Divisor by_group;  // of rows
+  Divisor by_page;   // of keys
+  int box_tokens;    // of one copy of keys or values by the tensor copy engine
   int max_seqs;
   int max_pages;
   int k_scale_step;  // 0: one scale for all heads, 1: one a head

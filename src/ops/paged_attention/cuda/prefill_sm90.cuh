@@ -106,20 +106,20 @@ __device__ __forceinline__ RowState StateOf(const LogitFactor& logit, const floa
   return MakeRowState(logit, ScaleAt(row_scale, row));
 }
 
-// Writes this warp's 16 rows: results, or the partial results of one of several splits. `staging`:
-// the queries' tile, whose rows of this warpgroup are done with. Marks rows that are not finite or
-// whose weights are not precise, and is false if there are such.
-__device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int warp_row, Sums& o,
-                                          const RowSoftmax (&rows)[2], const float* row_scale,
-                                          char* staging) {
+// How this thread's two rows of a piece end.
+struct RowEnds {
+  float max[2], sum[2];
+  float doubt[2];  // 0, or NaN
+};
+
+// Finishes this warp's 16 rows: sums become results, or the partial results of one of several
+// splits.
+__device__ __forceinline__ void FinishRows(const Params& p, const Tile& tile, int warp_row, Sums& o,
+                                           const RowSoftmax (&rows)[2], const float* row_scale,
+                                           RowEnds& ends) {
   const int lane = threadIdx.x % 32;
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
-
-  // Finish the rows, and look for what is in doubt.
   RowWalk<8> walk(p, tile, warp_row + lane / 4);
-  float doubt[2];  // 0, or NaN
-  bool exists[2];
-  long long place[2];  // of the row's results, in rows
 #pragma unroll
   for (int h = 0; h < 2; ++h, walk.Next()) {
     const int row = warp_row + h * 8 + lane / 4;
@@ -128,63 +128,88 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
     const float base = BaseOf(rows[h].max, state.factor);
     state.max = rows[h].max;
     const float max = MaxLogit(state);
-    exists[h] = row < tile.num_rows;
-    RowEnd end;
-    if (tile.splits > 1) {
-      place[h] = PartialRow(p, tile, row);
-    } else {
-      place[h] = walk.at;
-      end = FinishRow(p, tile, place[h], logit.factor, max, sum);
-      if (p.lse != nullptr && exists[h] && lane % 4 == 0) p.lse[place[h]] = end.lse;
+    float factor = 1.0f;
+    if (tile.splits == 1) {
+      const RowEnd end = FinishRow(p, tile, walk.at, logit.factor, max, sum);
+      factor = end.sees_nothing ? 0.0f : end.factor;
+      if (p.lse != nullptr && row < tile.num_rows && lane % 4 == 0) p.lse[walk.at] = end.lse;
     }
-    doubt[h] = max != -Infinity() && !IsNear(base) ? NaN() : sum * 0.0f;
 #pragma unroll
     for (int i = 0; i < kOutTiles; ++i) {
-#pragma unroll
-      for (int j = 2 * h; j < 2 * h + 2; ++j) {
-        if (tile.splits == 1) o[i][j] = end.Value(o[i][j]);
-        doubt[h] = fmaf(o[i][j], 0.0f, doubt[h]);
-      }
+      o[i][2 * h] *= factor;
+      o[i][2 * h + 1] *= factor;
     }
-    doubt[h] = QuadSum(doubt[h]);
-    if (lane % 4 != 0) continue;
-    o[0][2 * h] += doubt[h];  // the mark
-    if (tile.splits > 1 && exists[h]) {
-      p.partial_max[place[h]] = max;
-      p.partial_sum[place[h]] = sum + doubt[h];
-    }
+    ends.max[h] = max;
+    ends.sum[h] = sum;
+    ends.doubt[h] = max != -Infinity() && !IsNear(base) ? NaN() : sum * 0.0f;
   }
+}
 
-  // Write them.
-  if (sizeof(Out) == 2 && tile.splits == 1) {  // whole rows leave together
+// Writes them. `staging`: the queries' tile, whose rows of this warpgroup are done with. Marks rows
+// that are not finite or whose weights are not precise, and is false if there are such.
+__device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int warp_row, Sums& o,
+                                          const RowEnds& ends, char* staging) {
+  const int lane = threadIdx.x % 32;
+  float doubt[2];
+  if (sizeof(Out) == 2 && tile.splits == 1) {      // whole rows leave together
+    unsigned packed[kOutTiles][2], zeros[2] = {};  // or NaN
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int i = 0; i < kOutTiles; ++i) {
+        packed[i][h] = Pack2<Out>(o[i][2 * h], o[i][2 * h + 1]);
+        zeros[h] = AddTimesZero<Out>(zeros[h], packed[i][h]);
+      }
+      doubt[h] = QuadSum(ends.doubt[h] + (zeros[h] != 0 ? NaN() : 0.0f));
+      if (lane % 4 == 0 && doubt[h] != 0.0f) packed[0][h] |= 0x7fffu;  // the mark
+    }
 #pragma unroll
     for (int i = 0; i < kOutTiles; i += 2) {
-      const unsigned packed[4] = {Pack2<Out>(o[i][0], o[i][1]), Pack2<Out>(o[i][2], o[i][3]),
-                                  Pack2<Out>(o[i + 1][0], o[i + 1][1]),
-                                  Pack2<Out>(o[i + 1][2], o[i + 1][3])};
+      const unsigned tiles[4] = {packed[i][0], packed[i][1], packed[i + 1][0], packed[i + 1][1]};
       StoreMatrix4(SharedAddress(staging) + PlaceInTile(warp_row + lane % 16, i + lane / 16),
-                   packed);
+                   tiles);
     }
     __syncwarp();
     const int piece = lane % kPieces, first_row = warp_row + lane / kPieces;
-    Out* const out = static_cast<Out*>(p.out) + piece * 8;
+    char* out = static_cast<char*>(p.out) + piece * 16;
+    asm volatile("" : "+l"(out));  // else the compiler would add up each address anew
     RowWalk<kRowStep> to(p, tile, first_row);
+    Vector<unsigned, 4> elements[16 / kRowStep];
 #pragma unroll
-    for (int i = 0; i < 16; i += kRowStep, to.Next()) {
-      const uint4 elements =
-          *reinterpret_cast<const uint4*>(staging + PlaceInTile(first_row + i, piece));
-      if (first_row + i < tile.num_rows) {
-        *reinterpret_cast<uint4*>(out + static_cast<long long>(to.at) * kHeadDim) = elements;
+    for (int i = 0; i < 16 / kRowStep; ++i) {
+      elements[i] =
+          LoadVector(SharedAddress(staging) + PlaceInTile(first_row + i * kRowStep, piece));
+    }
+#pragma unroll
+    for (int i = 0; i < 16 / kRowStep; ++i, to.Next()) {
+      if (first_row + i * kRowStep < tile.num_rows) {
+        StoreVector(out + static_cast<long long>(to.at) * (kHeadDim * 2), elements[i]);
       }
     }
   } else {  // f32
     float* const out = tile.splits > 1 ? p.partial_out : static_cast<float*>(p.out);
+    RowWalk<8> walk(p, tile, warp_row + lane / 4);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (!exists[h]) continue;
+    for (int h = 0; h < 2; ++h, walk.Next()) {
+      const int row = warp_row + h * 8 + lane / 4;
+      const long long place = tile.splits > 1 ? PartialRow(p, tile, row) : walk.at;
+      doubt[h] = ends.doubt[h];
 #pragma unroll
       for (int i = 0; i < kOutTiles; ++i) {
-        *reinterpret_cast<float2*>(out + place[h] * kHeadDim + i * 8 + lane % 4 * 2) =
+        doubt[h] = fmaf(o[i][2 * h + 1], 0.0f, fmaf(o[i][2 * h], 0.0f, doubt[h]));
+      }
+      doubt[h] = QuadSum(doubt[h]);
+      if (row >= tile.num_rows) continue;
+      if (lane % 4 == 0) {
+        o[0][2 * h] += doubt[h];  // the mark
+        if (tile.splits > 1) {
+          p.partial_max[place] = ends.max[h];
+          p.partial_sum[place] = ends.sum[h] + doubt[h];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kOutTiles; ++i) {
+        *reinterpret_cast<float2*>(out + place * kHeadDim + i * 8 + lane % 4 * 2) =
             make_float2(o[i][2 * h], o[i][2 * h + 1]);
       }
     }
@@ -192,7 +217,8 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
   return __all_sync(kAllLanes, doubt[0] + doubt[1] == 0.0f);
 }
 
-// A warpgroup: computes 64 rows of each piece.
+// A warpgroup: computes 64 rows of each piece. Where there are two tiles of queries it writes a
+// piece's rows while the tensor cores do the first logits of the next one.
 __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int warp) {
   const int lane = threadIdx.x % 32, group = warp / 4, warp_row = warp * 16;
   const unsigned queries =
@@ -210,34 +236,61 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
 
   Place<kStages> key_stage, value_stage;
   Place<kQueries> query;
+  Sums o;
+  RowEnds ends;
+  int last_slot = -1;  // whose rows are still to be written
+  const auto write_rows = [&] {
+    if (last_slot < 0) return;
+    Slot& slot = shared.slots[last_slot];
+    const int last_query = (query.index + kQueries - 1) % kQueries;
+    SyncThreads(kGroupDone + group, 128);  // the queries are read
+    const bool done = WriteRows(p, slot.tile, warp_row, o, ends, shared.query[last_query]);
+    if (!(done && slot.zeroed == 0) && lane == 0 && atomicExch(&slot.redo, 1u) == 0) {
+      p.redo[atomicAdd(&p.header->num_redo, 1u)] = slot.piece;  // attend does it again
+      if (slot.tile.splits > 1) atomicAdd(p.arrivals + PartialRow(p, slot.tile, 0, 0), 1u);
+    }
+    Arrive(SharedAddress(&shared.query_empty[last_query]));
+    Arrive(SharedAddress(&shared.slot_empty[last_slot]));
+  };
   for (Place<kSlots> at;; at.Next(), query.Next()) {
-    // Wait for a piece.
+    if constexpr (kQueries == 1) write_rows();
+    // Wait for a piece, its queries, and the keys of its last tile.
     Wait(At(shared.slot_full, at), at.parity);
-    Slot& slot = shared.slots[at.index];
-    if (Uniform(slot.stop) != 0) return;
+    const Slot& slot = shared.slots[at.index];
+    const bool stop = Uniform(slot.stop) != 0;
     const Tile& tile = slot.tile;
-    const KeyTiles range = TilesOf(tile);
+    KeyTiles range = {};
+    if (!stop) {
+      range = TilesOf(tile);
+      Wait(At(shared.query_full, query), query.parity);
+      if (range.first < range.end) Wait(At(shared.keys_full, key_stage), key_stage.parity);
+    }
     const unsigned own_queries = queries + query.index * kQueryStep;
     const float* const row_scale = shared.row_scale[query.index];
     Logits s;
-    Sums o;
     Products products;
     Weights weights;
     RowSoftmax rows[2];
     float rescale[2];
-    // The loop in it also keeps the compiler from moving the wait for the values, which it takes
-    // for independent of the weights, in front of their computation.
-    const auto wait_keys = [&](int t) {
-      if (t >= range.first) Wait(At(shared.keys_full, key_stage), key_stage.parity);
-    };
+
+    // Its first logits; of whatever lies there, and unused, if it has none, so that these products
+    // have no other way than to the wait for them.
+    IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
+    if constexpr (kQueries > 1) write_rows();
+    last_slot = at.index;
 #pragma unroll
     for (int i = 0; i < kOutTiles; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) o[i][j] = 0.0f;
     }
+    WarpgroupWait<0>(s);
+    if (stop) return;
 
-    // Wait for its queries, and the keys of its last tile.
-    Wait(At(shared.query_full, query), query.parity);
+    // The loop in it also keeps the compiler from moving the wait for the values, which it takes
+    // for independent of the weights, in front of their computation.
+    const auto wait_keys = [&](int t) {
+      if (t >= range.first) Wait(At(shared.keys_full, key_stage), key_stage.parity);
+    };
     const bool has_rows = group * (kRows / 2) < Uniform(tile.num_rows);
     if (!has_rows) {  // the other warpgroup has the tensor cores for itself
       for (int t = range.first; t < range.end; ++t, key_stage.Next(), value_stage.Next()) {
@@ -248,10 +301,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       }
     } else if (range.first < range.end) {
       int t = range.end - 1;
-      wait_keys(t);
-      IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
 
-      // Beside the first products: what the rows see.
+      // What the rows see.
       const LogitFactor logit = MakeLogitFactor(p, tile.head);
       float factor[2], cap_in[2];
       Visible visible[2];
@@ -269,7 +320,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       const auto weigh = [&](int t) {
         const int key0 = t * kKeys;
         if constexpr (SOFT_CAP) Cap(s, cap_in);
-        if (key0 < seen_begin || key0 + kKeys > seen_end) Mask(s, key0, visible);
+        if (key0 < seen_begin) MaskSide<true>(s, key0, visible);
+        if (key0 + kKeys > seen_end) MaskSide<false>(s, key0, visible);
         if (based) return WeighByLastMaximum(s, factor, rows, rescale);
         const bool rose = WeighByMaximum(s, factor, rows, rescale);
         based = !__any_sync(kAllLanes, fminf(rows[0].max, rows[1].max) == -Infinity());
@@ -278,7 +330,6 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       int in_level = 0, left = kLevelTiles;
 
       // The weights of that tile.
-      WarpgroupWait<0>(s);
       release(At(shared.keys_empty, key_stage));
       key_stage.Next();
       weigh(t);
@@ -331,18 +382,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       value_stage.Next();
       if (in_level != 0) FromLevel(level, factor, o, rows);
     }
-
-    // Write the rows, and leave to attend what is in doubt.
-    SyncThreads(kGroupDone + group, 128);  // the queries are read
-    const bool done = WriteRows(p, tile, warp_row, o, rows, row_scale, shared.query[query.index]);
-    if (!(done && slot.zeroed == 0) && lane == 0 && atomicExch(&slot.redo, 1u) == 0) {
-      p.redo[atomicAdd(&p.header->num_redo, 1u)] = slot.piece;
-      if (tile.splits > 1) atomicAdd(p.arrivals + PartialRow(p, tile, 0, 0), 1u);
-    }
-
-    // Free the piece.
-    Arrive(At(shared.query_empty, query));
-    Arrive(At(shared.slot_empty, at));
+    FinishRows(p, tile, warp_row, o, rows, row_scale, ends);
   }
 }
 
@@ -365,6 +405,7 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     init(shared.values_empty, kComputeWarps);
     InitBarrier(SharedAddress(&shared.values_raw), 1);
     FenceBarrierInit();
+    if (BOXES) PrefetchMap(&key_boxes), PrefetchMap(&value_boxes);
   }
   __syncthreads();
   WaitForLaunchesBefore();

@@ -15,12 +15,13 @@ struct Pieces {
     const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
     const unsigned piece = __shfl_sync(kAllLanes, next, 0);
     if (lane == 0) next = atomicAdd(&p.header->next_prefill, 1u);
-    const bool stop = piece >= p.header->num_prefill_items * kv_heads;
     uint4 words = {};
     constexpr int kWords = sizeof(WorkItem) / 16;
-    if (!stop && lane < kWords) {
-      words = reinterpret_cast<const uint4*>(p.items + piece / kv_heads)[lane];
+    if (lane < kWords) {  // beside the header, not after it: it may be no item at all
+      const unsigned item = min(piece / kv_heads, static_cast<unsigned>(p.item_capacity) - 1u);
+      words = reinterpret_cast<const uint4*>(p.items + item)[lane];
     }
+    const bool stop = piece >= p.header->num_prefill_items * kv_heads;
     Wait(At(shared.slot_empty, at), at.parity ^ 1);
     Slot& slot = shared.slots[at.index];
     if (lane < kWords) reinterpret_cast<uint4*>(&slot.tile)[lane] = words;

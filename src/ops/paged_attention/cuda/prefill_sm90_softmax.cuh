@@ -28,6 +28,24 @@ struct RowSoftmax {
 // Never part of an FMA: what is relative to one maximum is so exactly.
 __device__ __forceinline__ float BaseOf(float max, float factor) { return __fmul_rn(max, factor); }
 
+// Hides the keys of a tile from key0 on that the two rows do not see, as Mask, but looks only at
+// those of one side: few tiles have both.
+template <bool kFirst>
+__device__ __forceinline__ void MaskSide(Logits& s, int key0, const Visible (&visible)[2]) {
+  const int first = key0 + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int bound = (kFirst ? visible[h].begin : visible[h].end) - first;
+#pragma unroll
+    for (int i = 0; i < kKeys / 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (kFirst ? i * 8 + j < bound : i * 8 + j >= bound) s[i][2 * h + j] = -Infinity();
+      }
+    }
+  }
+}
+
 // The weights of row h from its logits; gives their sum.
 __device__ __forceinline__ float Weigh(Logits& s, int h, float factor, float base) {
   float sum0 = 0.0f, sum1 = 0.0f;

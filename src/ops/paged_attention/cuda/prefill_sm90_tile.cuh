@@ -67,10 +67,10 @@ struct RowWalk {
   __device__ __forceinline__ RowWalk(const Params& p, const Tile& tile, int row)
       : group(p.group_size), jump(p.q_heads - p.group_size) {
     const int first = tile.first_row + row;
-    const int token = first / group;
+    const int token = Quotient(first, p.by_group);
     in_group = first - token * group;
     at = (tile.query_begin + token) * p.q_heads + tile.head * group + in_group;
-    const int tokens = kStep / group;
+    const int tokens = Quotient(kStep, p.by_group);
     rest = kStep - tokens * group;
     step = tokens * p.q_heads + rest;
   }

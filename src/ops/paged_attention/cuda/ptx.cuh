@@ -105,6 +105,13 @@ __device__ __forceinline__ float Exp2(float x) {
   return y;
 }
 
+// x / d of params.cuh's Divisor.
+template <typename Divisor>
+__device__ __forceinline__ int Quotient(int x, const Divisor& d) {
+  if (d.magic == 0) return x;
+  return static_cast<int>(__umulhi(static_cast<unsigned>(x), d.magic) >> d.shift);
+}
+
 __device__ __forceinline__ int LoadIndex(const int* pointer) {
   int value;
   asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(value) : "l"(pointer));

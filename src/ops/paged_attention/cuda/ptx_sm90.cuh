@@ -43,6 +43,11 @@ __device__ __forceinline__ void Wait(unsigned barrier, unsigned parity) {
       : "memory");
 }
 
+// Has the copy engine read a tensor map before it is needed.
+__device__ __forceinline__ void PrefetchMap(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // Copies a box of a tensor of rank five, at {0, 0, chunk, group, page}, in the background. What
 // lies outside of the tensor becomes zeros.
 __device__ __forceinline__ void CopyBox(unsigned shared, const void* map, unsigned barrier,
@@ -74,6 +79,29 @@ __device__ __forceinline__ void KeepRegisters() {
 template <int kRegisters>
 __device__ __forceinline__ void TakeRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// 16 bytes of shared memory, where the program says: a load that only some lanes need is not put
+// off until they do.
+__device__ __forceinline__ Vector<unsigned, 4> LoadVector(unsigned shared) {
+  Vector<unsigned, 4> y;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(y.x[0]), "=r"(y.x[1]), "=r"(y.x[2]), "=r"(y.x[3])
+               : "r"(shared)
+               : "memory");
+  return y;
+}
+
+// Two sums, each plus 0 times an element: 0 as long as all elements are finite, else NaN.
+template <typename T>
+__device__ __forceinline__ unsigned AddTimesZero(unsigned sums, unsigned elements) {
+  unsigned y;
+  if constexpr (kSameType<T, BF16>) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(elements), "r"(0), "r"(sums));
+  } else {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(elements), "r"(0), "r"(sums));
+  }
+  return y;
 }
 
 // Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.

@@ -29,17 +29,15 @@ struct Visible {
 };
 
 __device__ __forceinline__ Visible VisibleKeys(const Params& p, const Tile& tile, int row) {
-  const int pos = tile.first_pos + (tile.first_row + row) / p.group_size;
+  const int pos = tile.first_pos + Quotient(tile.first_row + row, p.by_group);
   Visible keys;
   keys.begin = p.window == 0 ? tile.key_begin : max(tile.key_begin, pos - p.window + 1);
   keys.end = p.causal ? min(tile.key_end, pos + 1) : tile.key_end;
   return keys;
 }
 
-// key / page_size: a multiplication by 2^(32 + shift) / page_size, rounded up, exact for 31 bits.
 __device__ __forceinline__ int PageIndex(const Params& p, int key) {
-  if (p.page_size == 1) return key;
-  return static_cast<int>(__umulhi(static_cast<unsigned>(key), p.page_magic) >> p.page_shift);
+  return Quotient(key, p.by_page);
 }
 
 // The page of key `key` as the table says (unchecked), or -1 if the tile does not read the key.
@@ -66,7 +64,7 @@ __device__ __forceinline__ long long KeyOffset(const Params& p, const Tile& tile
 // First element of the row in `query` and `out`, divided by head_dim: token * q_heads + q_head.
 __device__ __forceinline__ long long QueryRow(const Params& p, const Tile& tile, int row) {
   const int at = tile.first_row + row;
-  const int token = at / p.group_size;
+  const int token = Quotient(at, p.by_group);
   const int in_group = at - token * p.group_size;
   return static_cast<long long>(tile.query_begin + token) * p.q_heads + tile.head * p.group_size +
          in_group;
