@@ -393,7 +393,9 @@ TEST_F(ParamsTest, PageDivisionIsExact) {
     auto p = MakeParams(PlanParams(problem, config), MakeBuffers());
     ASSERT_TRUE(p.ok());
     if (page_size == 1) return;  // the kernel does not divide
-    const auto divide = [&](uint64_t key) { return key * p->by_page.magic >> 32 >> p->by_page.shift; };
+    const auto divide = [&](uint64_t key) {
+      return key * p->by_page.magic >> 32 >> p->by_page.shift;
+    };
     for (uint64_t key : {int64_t{0}, page_size - 1, page_size, int64_t{0x7fffffff},
                          0x7fffffff / page_size * page_size - 1}) {
       ASSERT_EQ(divide(key), key / page_size) << key << " / " << page_size;
