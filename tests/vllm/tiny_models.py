@@ -47,6 +47,22 @@ KINDS = {
         transformers.Gemma3ForCausalLM,
         {"sliding_window": 24, "query_pre_attn_scalar": 128, "num_hidden_layers": 6},
     ),
+    "qwen3moe": (
+        transformers.Qwen3MoeConfig,
+        transformers.Qwen3MoeForCausalLM,
+        {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+        | {"norm_topk_prob": True},
+    ),
+    "mixtral": (
+        transformers.MixtralConfig,
+        transformers.MixtralForCausalLM,
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "gptoss": (
+        transformers.GptOssConfig,
+        transformers.GptOssForCausalLM,
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 24, "head_dim": 64},
+    ),
 }
 
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import tpu_info
+from jax.experimental.pallas import tpu as pltpu
 
 from xla_gpu.vllm_xla._versions import UnsupportedError
 
@@ -195,6 +197,33 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+# ---- Mixtures of experts -------------------------------------------------------------------------
+
+_GMM = (
+    "lhs, rhs, group_sizes, rhs_scale, rhs_bias, group_offset, lhs_scale, tile_info, "
+    "vmem_limit_bytes, precision, preferred_element_type, acc_dtype, maybe_quantize_lhs, "
+    "lhs_quant_dtype, rhs_quant_dtype, zero_initialize, fuse_act, transpose_rhs"
+)
+
+
+def experts() -> None:
+    """The product of tokens with their experts' weights is tokamax's gmm_v2, for TPUs alone."""
+    from xla_gpu.vllm_xla._experts import gmm_v2
+
+    for module in ("fused_moe_gmm", "linear"):
+        _replace(f"tpu_inference.layers.common.{module}", "gmm_v2", _GMM, lambda _: _named(gmm_v2))
+
+
+def no_sparse_core(device_kind: str) -> None:
+    """Gathers of tokens and of their experts' results ask JAX what TPU this is.
+
+    Where it has no SparseCore (as v4i) they have their own roads of plain JAX. JAX keeps a table
+    for devices that it does not know.
+    """
+    v4i = pltpu.ChipVersion.TPU_V4I
+    tpu_info.registry[device_kind] = lambda: pltpu.get_tpu_info_for_chip(v4i, 1)
+
+
 # ---- Loading torchax models ----------------------------------------------------------------------
 
 
@@ -260,5 +289,6 @@ def before_the_platform() -> None:
 def before_the_model() -> None:
     """What the modules of models and layers hold."""
     attention()
+    experts()
     resumed_requests_get_their_tokens()
     weights_are_converted_from_copies()

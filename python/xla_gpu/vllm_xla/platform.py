@@ -59,8 +59,6 @@ def _unsupported(vllm_config: VllmConfig) -> list[str]:
     if model is not None:
         if model.use_mla:
             found.append("multi-head latent attention (MLA) is a TPU kernel")
-        elif model.is_moe:
-            found.append("mixture-of-experts layers are TPU kernels")
         elif model.is_hybrid or model.is_attention_free:
             found.append("state-space and linear-attention layers are TPU kernels")
         if model.quantization is not None:
