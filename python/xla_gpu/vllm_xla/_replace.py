@@ -224,6 +224,34 @@ def no_sparse_core(device_kind: str) -> None:
     tpu_info.registry[device_kind] = lambda: pltpu.get_tpu_info_for_chip(v4i, 1)
 
 
+# ---- Draft models --------------------------------------------------------------------------------
+
+
+def _compiled_plainly(original: Any) -> Callable[..., Any]:
+    propose = jax.jit(
+        original.__wrapped__,
+        donate_argnames="kv_caches",
+        static_argnames=("self", "num_speculative_tokens", "layer_name_to_kvcache_index"),
+    )
+
+    @functools.wraps(original.__wrapped__)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return propose(*args, **kwargs)
+
+    return call
+
+
+def draft_model() -> None:
+    """The draft model's step names its compiler options itself, and they are the TPU's."""
+    _replace(
+        "tpu_inference.spec_decode.jax.eagle3:Eagle3Proposer",
+        "_propose",
+        "self, state_leaves, kv_caches, input_ids, attn_metadata, last_token_indices, "
+        "target_hidden_states, num_speculative_tokens, layer_name_to_kvcache_index",
+        _compiled_plainly,
+    )
+
+
 # ---- Loading torchax models ----------------------------------------------------------------------
 
 
@@ -290,5 +318,6 @@ def before_the_model() -> None:
     """What the modules of models and layers hold."""
     attention()
     experts()
+    draft_model()
     resumed_requests_get_their_tokens()
     weights_are_converted_from_copies()
