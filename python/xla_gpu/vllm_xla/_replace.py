@@ -255,6 +255,30 @@ def draft_model() -> None:
 # ---- Loading torchax models ----------------------------------------------------------------------
 
 
+def _torchax_if_quantized(original: Callable[..., str]) -> Callable[..., str]:
+    @functools.wraps(original)
+    def resolve(vllm_config: Any, is_draft_model: bool) -> str:
+        if vllm_config.model_config.quantization is not None and not is_draft_model:
+            return "vllm"
+        return original(vllm_config, is_draft_model)
+
+    return resolve
+
+
+def quantized_models_are_torchax() -> None:
+    """tpu-inference's own models read few of the quantized checkpoints that vLLM's read.
+
+    Llama reads none (safetensors' numpy road has no fp8), Qwen3 some of compressed-tensors.
+    """
+    module = "tpu_inference.models.common.model_loader"
+    _replace(
+        module,
+        "resolve_model_architecture",
+        "vllm_config, is_draft_model",
+        _torchax_if_quantized,
+    )
+
+
 def _from_a_copy(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def to_jax(t: Any, use_dlpack: bool = False) -> Any:
@@ -320,4 +344,5 @@ def before_the_model() -> None:
     experts()
     draft_model()
     resumed_requests_get_their_tokens()
+    quantized_models_are_torchax()
     weights_are_converted_from_copies()

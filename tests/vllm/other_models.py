@@ -1,4 +1,4 @@
-"""Checkpoints with quantized weights, made of tiny random ones, and the same weights as floats."""
+"""Checkpoints made of tiny random ones: with quantized weights, and draft models."""
 
 from __future__ import annotations
 
@@ -65,8 +65,7 @@ def _quantize(weight: torch.Tensor, scheme: str) -> tuple[torch.Tensor, torch.Te
 def as_served(weight: torch.Tensor, scale: torch.Tensor, name: str, scheme: str) -> torch.Tensor:
     """The floats that a quantized weight stands for in tpu-inference.
 
-    It keeps one scale for a channel, or for a tensor that is no expert's: blocks and experts are
-    quantized a second time.
+    Blocks, and experts with one scale, are quantized a second time: one scale for each channel.
     """
     (out, inner), (rows, columns) = weight.shape, scale.shape
     tiles = weight.float().reshape(rows, out // rows, columns, inner // columns)
@@ -93,24 +92,55 @@ def round_activations(model: torch.nn.Module, scheme: str) -> None:
 
 
 def make(plain: pathlib.Path, folder: pathlib.Path, scheme: str) -> None:
-    """Writes folder / "quantized" and folder / "floats" of the checkpoint `plain`."""
+    """Writes folder / "quantized" of the checkpoint `plain`, and what it stands for: "floats"."""
     tensors = safetensors.torch.load_file(plain / "model.safetensors")
     quantized, floats = dict(tensors), dict(tensors)
-    for name, weight in tensors.items():
-        if "proj" not in name:
-            continue
-        values, scale = _quantize(weight.float(), scheme)
+    for name in [name for name in tensors if "proj" in name]:
+        values, scale = _quantize(tensors[name].float(), scheme)
         quantized[name], floats[name] = values, as_served(values, scale, name, scheme)
-        if scheme == "fp8":
-            quantized[f"{name}_scale"] = scale.reshape(())
-        else:
-            suffix = "_scale_inv" if scheme == "fp8 blocks" else "_scale"
-            quantized[name + suffix] = scale.contiguous()
+        suffix = "_scale_inv" if scheme == "fp8 blocks" else "_scale"
+        quantized[name + suffix] = scale.reshape(()) if scheme == "fp8" else scale.contiguous()
+    _write(plain, folder / "quantized", quantized, {"quantization_config": SCHEMES[scheme]})
+    _write(plain, folder / "floats", floats, {})
+
+
+def make_draft(plain: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes an eagle3 model that drafts for `plain`: every other word, from three layers."""
+    tensors = safetensors.torch.load_file(plain / "model.safetensors")
+    words, hidden = tensors["lm_head.weight"].shape
+    layer = {
+        "self_attn.q_proj": (hidden, 2 * hidden),
+        "self_attn.k_proj": (hidden, 2 * hidden),
+        "self_attn.v_proj": (hidden, 2 * hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (hidden, hidden),
+        "mlp.up_proj": (hidden, hidden),
+        "mlp.down_proj": (hidden, hidden),
+        "input_layernorm": (hidden,),
+        "hidden_norm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    torch.manual_seed(1)
+    draft = {f"midlayer.{name}.weight": torch.randn(size) * 0.08 for name, size in layer.items()}
+    draft |= {
+        "fc.weight": torch.randn(hidden, 3 * hidden) * 0.08,
+        "norm.weight": torch.ones(hidden),
+        "lm_head.weight": tensors["lm_head.weight"][::2].clone(),
+        "embed_tokens.weight": tensors["model.embed_tokens.weight"],
+        "d2t": torch.arange(words // 2),
+    }
+    more = {
+        "architectures": ["Eagle3LlamaForCausalLM"],
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "draft_vocab_size": words // 2,
+        "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+    }
+    _write(plain, folder, draft, more)
+
+
+def _write(plain: pathlib.Path, folder: pathlib.Path, tensors: dict, more: dict) -> None:
+    shutil.copytree(plain, folder)
     config = json.loads((plain / "config.json").read_text())
-    for kind, some, more in (
-        ("quantized", quantized, {"quantization_config": SCHEMES[scheme]}),
-        ("floats", floats, {}),
-    ):
-        shutil.copytree(plain, folder / kind)
-        (folder / kind / "config.json").write_text(json.dumps(config | more))
-        safetensors.torch.save_file(some, folder / kind / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config | more))
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
