@@ -119,4 +119,5 @@ def _by_blocks(
         return lax.dynamic_update_slice_in_dim(out, product, row, 0)
 
     out = jnp.zeros((lhs.shape[0], rhs.shape[2]), jnp.float32)
-    return lax.fori_loop(0, done[-1], step, out)[:-rows]
+    out = lax.fori_loop(0, done[-1], step, out)
+    return out[:-rows]
