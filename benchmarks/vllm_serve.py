@@ -1,6 +1,7 @@
 """`vllm serve` under load: decode tokens/s, time to first token, ms a step, the attention's share.
 
-    python benchmarks/vllm_serve.py [--tiny] [--requests CxWORDS...] [--attention xla_gpu jnp none]
+    python benchmarks/vllm_serve.py [--tiny] [--experts LAYERS] [--requests CxWORDS...]
+                                    [--attention xla_gpu jnp none]
 
 A random Llama shaped like the 8B model (32 layers, hidden 4096, 32/8 heads, bfloat16), served over
 HTTP by three servers, one after the other (--together: at once, asked in turn): with our attention,
@@ -11,7 +12,8 @@ WORDS words are sent at once and answered with --output tokens each, as streams.
   step   the time of a decode step: a token's of the request that starts last, while all decode
   share  of our (or jnp's) step: (step - step without attention) / step
 
---tiny is the same on a small model, for the CPU. Prints a Markdown table; --json FILE keeps all
+--tiny is the same on a small model, for the CPU. --experts is a mixture of experts shaped like
+Qwen3-30B-A3B, of so many of its 48 layers. Prints a Markdown table; --json FILE keeps all
 numbers, so that a later run with other --attention completes the table.
 """
 
@@ -48,6 +50,19 @@ EIGHT_B = dict(
     vocab_size=32000,  # of the step's time little; of the start-up's much
     rope_theta=500000.0,
 )
+EXPERTS = dict(  # and num_hidden_layers
+    hidden_size=2048,
+    intermediate_size=6144,
+    moe_intermediate_size=768,
+    num_experts=128,
+    num_experts_per_tok=8,
+    norm_topk_prob=True,
+    num_attention_heads=32,
+    num_key_value_heads=4,
+    head_dim=128,
+    vocab_size=32000,
+    rope_theta=1000000.0,
+)
 TINY = dict(
     hidden_size=256,
     intermediate_size=512,
@@ -62,9 +77,10 @@ TINY = dict(
 
 def write_checkpoint(folder: pathlib.Path, sizes: dict, longest: int) -> None:
     """A random checkpoint, a file a layer. The numbers of a matrix repeat after a million."""
+    experts = sizes.get("num_experts", 0)
     config = dict(
-        architectures=["LlamaForCausalLM"],
-        model_type="llama",
+        architectures=["Qwen3MoeForCausalLM" if experts else "LlamaForCausalLM"],
+        model_type="qwen3_moe" if experts else "llama",
         torch_dtype="bfloat16",
         dtype="bfloat16",
         hidden_act="silu",
@@ -86,17 +102,27 @@ def write_checkpoint(folder: pathlib.Path, sizes: dict, longest: int) -> None:
     def matrix(rows: int, columns: int) -> torch.Tensor:
         return some.repeat(-(-rows * columns // len(some)))[: rows * columns].view(rows, columns)
 
+    def ones(size: int) -> torch.Tensor:
+        return torch.ones(size, dtype=torch.bfloat16)
+
     layer = {
         "self_attn.q_proj": matrix(heads, hidden),
         "self_attn.k_proj": matrix(kv_heads, hidden),
         "self_attn.v_proj": matrix(kv_heads, hidden),
         "self_attn.o_proj": matrix(hidden, heads),
-        "mlp.gate_proj": matrix(inner, hidden),
-        "mlp.up_proj": matrix(inner, hidden),
-        "mlp.down_proj": matrix(hidden, inner),
-        "input_layernorm": torch.ones(hidden, dtype=torch.bfloat16),
-        "post_attention_layernorm": torch.ones(hidden, dtype=torch.bfloat16),
+        "input_layernorm": ones(hidden),
+        "post_attention_layernorm": ones(hidden),
     }
+    if experts:
+        layer |= {f"self_attn.{name}_norm": ones(sizes["head_dim"]) for name in "qk"}
+        layer["mlp.gate"] = matrix(experts, hidden)
+        inner = sizes["moe_intermediate_size"]
+    for mlp in [f"mlp.experts.{i}" for i in range(experts)] or ["mlp"]:
+        layer |= {
+            f"{mlp}.gate_proj": matrix(inner, hidden),
+            f"{mlp}.up_proj": matrix(inner, hidden),
+            f"{mlp}.down_proj": matrix(hidden, inner),
+        }
     layers = sizes["num_hidden_layers"]
     files = [
         {f"model.layers.{i}.{name}.weight": x for name, x in layer.items()} for i in range(layers)
@@ -260,6 +286,7 @@ def load_size(text: str) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="a small model in float32, for a CPU")
+    parser.add_argument("--experts", type=int, metavar="LAYERS", help="a mixture of experts")
     parser.add_argument(
         "--requests",
         type=load_size,
@@ -287,6 +314,10 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
     sizes = TINY if args.tiny else EIGHT_B
+    if args.experts:
+        sizes = EXPERTS | dict(num_hidden_layers=args.experts)
+        if args.tiny:
+            sizes |= dict(hidden_size=256, moe_intermediate_size=128, num_experts=16)
     defaults = ["1x64", "4x64"] if args.tiny else ["1x256", "16x256", "64x256", "256x256"]
     args.requests = args.requests or [load_size(text) for text in defaults]
     args.output = args.output or (64 if args.tiny else 128)
@@ -305,9 +336,10 @@ def main() -> None:
             results = [old for old in results if old["attention"] != result["attention"]] + [result]
             if args.json:
                 args.json.write_text(json.dumps(results, indent=1))
-    size = "tiny" if args.tiny else "8B-shaped"
+    size = "tiny" if args.tiny else "30B-A3B-shaped" if args.experts else "8B-shaped"
+    size += f" Qwen3-MoE of {args.experts} layers" if args.experts else " Llama"
     shape = f"{args.output} tokens an answer, --max-model-len {args.longest}"
-    print(f"\nvLLM on XLA:{results[-1]['device']}, {size} Llama, {shape}\n")
+    print(f"\nvLLM on XLA:{results[-1]['device']}, {size}, {shape}\n")
     print(table(results))
     starts = [f"{r['attention']} {r['engine_s']:.0f} s ({r['compile_s']:.0f} s)" for r in results]
     print(f"\nThe engine's start, of which compiling: {', '.join(starts)}.")

@@ -34,6 +34,7 @@ SIZES = dict(
 )
 KINDS = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {}),
+    "llama3": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"num_hidden_layers": 3}),
     "llama64": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"head_dim": 64}),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {}),
     "mistral": (
@@ -47,6 +48,23 @@ KINDS = {
         transformers.Gemma3ForCausalLM,
         {"sliding_window": 24, "query_pre_attn_scalar": 128, "num_hidden_layers": 6},
     ),
+    # Mixtures of experts.
+    "qwen3moe": (
+        transformers.Qwen3MoeConfig,
+        transformers.Qwen3MoeForCausalLM,
+        {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
+    ),
+    "mixtral": (
+        transformers.MixtralConfig,
+        transformers.MixtralForCausalLM,
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    # With sinks, windows in every other layer, and biases.
+    "gptoss": (
+        transformers.GptOssConfig,
+        transformers.GptOssForCausalLM,
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 64, "sliding_window": 24},
+    ),
 }
 
 
@@ -55,7 +73,11 @@ def make(kind: str, folder: pathlib.Path, **sizes: int) -> pathlib.Path:
     config, model, more = KINDS[kind]
     sizes = SIZES | more | sizes
     torch.manual_seed(0)
-    model(config(**sizes)).float().save_pretrained(folder)
+    made = model(config(**sizes)).float()
+    for name, parameter in made.named_parameters():
+        if name.endswith("bias"):  # which transformers leaves zero
+            torch.nn.init.normal_(parameter, std=0.3)
+    made.save_pretrained(folder)
     words = {f"t{i}": i for i in range(sizes["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="t3"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -77,11 +99,10 @@ class Reference:
     def __init__(self, folder: pathlib.Path):
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
 
-    def first_differences(self, requests: list[tuple[list[int], list[int]]]) -> list[int | None]:
-        """Of each prompt and the tokens after it: where these leave the greedy ones, or None.
+    def gaps(self, requests: list[tuple[list[int], list[int]]]) -> list[torch.Tensor]:
+        """For each token of requests (prompt, tokens): how far its logit is below the greatest.
 
-        One run over all of them: as long as the tokens before it are transformers' own, each must
-        be what the model takes for the likeliest after them (or as likely, to within TIE).
+        One run over all of them, each token after those that the request has before it.
         """
         found = []
         for start in range(0, len(requests), 32):
@@ -93,6 +114,14 @@ class Reference:
             for row, (prompt, tokens) in zip(logits, some, strict=True):
                 row = row[len(prompt) - 1 : len(prompt) - 1 + len(tokens)]
                 own = row.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-                differs = (row.max(-1).values - own > TIE).nonzero()
-                found.append(int(differs[0]) if len(differs) else None)
+                found.append(row.max(-1).values - own)
         return found
+
+    def first_differences(self, requests: list[tuple[list[int], list[int]]]) -> list[int | None]:
+        """Of each prompt and the tokens after it: where these leave the greedy ones, or None.
+
+        As long as the tokens before it are transformers' own, each must be what the model takes for
+        the likeliest after them (or as likely, to within TIE).
+        """
+        places = [(gaps > TIE).nonzero() for gaps in self.gaps(requests)]
+        return [int(place[0]) if len(place) else None for place in places]

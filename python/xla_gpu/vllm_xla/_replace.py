@@ -17,6 +17,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src.pallas.mosaic import tpu_info
+from jax.experimental.pallas import tpu as pltpu
 
 from xla_gpu.vllm_xla._versions import UnsupportedError
 
@@ -195,7 +197,86 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+# ---- Mixtures of experts -------------------------------------------------------------------------
+
+_GMM = (
+    "lhs, rhs, group_sizes, rhs_scale, rhs_bias, group_offset, lhs_scale, tile_info, "
+    "vmem_limit_bytes, precision, preferred_element_type, acc_dtype, maybe_quantize_lhs, "
+    "lhs_quant_dtype, rhs_quant_dtype, zero_initialize, fuse_act, transpose_rhs"
+)
+
+
+def experts() -> None:
+    """The product of tokens with their experts' weights is tokamax's gmm_v2, for TPUs alone."""
+    from xla_gpu.vllm_xla._experts import gmm_v2
+
+    for module in ("fused_moe_gmm", "linear"):
+        _replace(f"tpu_inference.layers.common.{module}", "gmm_v2", _GMM, lambda _: _named(gmm_v2))
+
+
+def no_sparse_core(device_kind: str) -> None:
+    """Gathers of tokens and of their experts' results ask JAX what TPU this is.
+
+    Where it has no SparseCore (as v4i) they have their own roads of plain JAX. JAX keeps a table
+    for devices that it does not know.
+    """
+    v4i = pltpu.ChipVersion.TPU_V4I
+    tpu_info.registry[device_kind] = lambda: pltpu.get_tpu_info_for_chip(v4i, 1)
+
+
+# ---- Draft models --------------------------------------------------------------------------------
+
+
+def _compiled_plainly(original: Any) -> Callable[..., Any]:
+    propose = jax.jit(
+        original.__wrapped__,
+        donate_argnames="kv_caches",
+        static_argnames=("self", "num_speculative_tokens", "layer_name_to_kvcache_index"),
+    )
+
+    @functools.wraps(original.__wrapped__)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return propose(*args, **kwargs)
+
+    return call
+
+
+def draft_model() -> None:
+    """The draft model's step names its compiler options itself, and they are the TPU's."""
+    _replace(
+        "tpu_inference.spec_decode.jax.eagle3:Eagle3Proposer",
+        "_propose",
+        "self, state_leaves, kv_caches, input_ids, attn_metadata, last_token_indices, "
+        "target_hidden_states, num_speculative_tokens, layer_name_to_kvcache_index",
+        _compiled_plainly,
+    )
+
+
 # ---- Loading torchax models ----------------------------------------------------------------------
+
+
+def _torchax_if_quantized(original: Callable[..., str]) -> Callable[..., str]:
+    @functools.wraps(original)
+    def resolve(vllm_config: Any, is_draft_model: bool) -> str:
+        if vllm_config.model_config.quantization is not None and not is_draft_model:
+            return "vllm"
+        return original(vllm_config, is_draft_model)
+
+    return resolve
+
+
+def quantized_models_are_torchax() -> None:
+    """tpu-inference's own models read few of the quantized checkpoints that vLLM's read.
+
+    Llama reads none (safetensors' numpy road has no fp8), Qwen3 some of compressed-tensors.
+    """
+    module = "tpu_inference.models.common.model_loader"
+    _replace(
+        module,
+        "resolve_model_architecture",
+        "vllm_config, is_draft_model",
+        _torchax_if_quantized,
+    )
 
 
 def _from_a_copy(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -260,5 +341,8 @@ def before_the_platform() -> None:
 def before_the_model() -> None:
     """What the modules of models and layers hold."""
     attention()
+    experts()
+    draft_model()
     resumed_requests_get_their_tokens()
+    quantized_models_are_torchax()
     weights_are_converted_from_copies()

@@ -54,18 +54,21 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
 
 
 def _unsupported(vllm_config: VllmConfig) -> list[str]:
-    """What of a configuration would reach a TPU kernel that has no stand-in here."""
+    """What of a configuration would reach a TPU kernel that has no stand-in here, or an error."""
     model, found = vllm_config.model_config, []
     if model is not None:
         if model.use_mla:
             found.append("multi-head latent attention (MLA) is a TPU kernel")
-        elif model.is_moe:
-            found.append("mixture-of-experts layers are TPU kernels")
         elif model.is_hybrid or model.is_attention_free:
             found.append("state-space and linear-attention layers are TPU kernels")
-        if model.quantization is not None:
-            found.append(f"quantization {model.quantization!r} multiplies in TPU kernels")
+        quantization = model.quantization
+        if quantization is not None and quantization not in ("fp8", "compressed-tensors"):
+            found.append(f"quantization {quantization!r} was not tried")
+        elif quantization and not getattr(model.hf_config, "quantization_config", None):
+            found.append(f"quantization {quantization!r} of a checkpoint that is not quantized")
     speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.method != "ngram":
-        found.append(f"speculation {speculative.method!r} has a draft model, which was not tried")
+    if speculative is not None and speculative.method not in ("ngram", "eagle3"):
+        found.append(
+            f"speculation {speculative.method!r} is not known to tpu-inference, or not here"
+        )
     return found

@@ -28,6 +28,7 @@ class XlaWorker(TPUWorker):  # type: ignore[misc]
         # Also where VLLM_PLUGINS keeps our general plugin from being called.
         _replace.before_the_model()
         device = _device()
+        _replace.no_sparse_core(device.device_kind)
         logger.info("xla_gpu: vLLM on XLA:%s, %s", device.platform.upper(), device.device_kind)
         super().init_device(*args, **kwargs)
 

@@ -1,0 +1,146 @@
+"""Checkpoints made of tiny random ones: with quantized weights, and draft models."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+
+import safetensors.torch
+import torch
+
+BLOCK = 128
+FP8 = torch.float8_e4m3fn
+
+
+def _compressed(type_: str, format_: str) -> dict:
+    """compressed-tensors: a scale for each output channel, activations quantized for each token."""
+    eight = {"num_bits": 8, "type": type_, "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": eight | {"strategy": "channel", "dynamic": False},
+        "input_activations": eight | {"strategy": "token", "dynamic": True},
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format_,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head", "re:.*mlp.gate$"],
+    }
+
+
+# name: the quantization_config of config.json
+PLAIN = ["lm_head", *(f"model.layers.{layer}.mlp.gate" for layer in range(9))]
+FP8_CONFIG = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "modules_to_not_convert": PLAIN,
+}
+SCHEMES = {
+    "fp8": FP8_CONFIG,
+    "fp8 blocks": FP8_CONFIG | {"weight_block_size": [BLOCK, BLOCK]},
+    "compressed fp8": _compressed("float", "float-quantized"),
+    "compressed int8": _compressed("int", "int-quantized"),
+}
+
+
+def _rounded(tiles: torch.Tensor, scheme: str, axes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    """The quantized values with one scale along the axes, and the scales."""
+    most, dtype = (127.0, torch.int8) if "int8" in scheme else (448.0, FP8)
+    scale = tiles.abs().amax(axes, keepdim=True) / most
+    scaled = torch.where(scale > 0, tiles / scale, 0).clamp(-most, most)
+    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
+
+
+def _quantize(weight: torch.Tensor, scheme: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The quantized weight and its scale."""
+    out, inner = weight.shape
+    blocks = {"fp8": (out, inner), "fp8 blocks": (BLOCK, BLOCK)}.get(scheme, (1, inner))
+    tiles = weight.reshape(out // blocks[0], blocks[0], inner // blocks[1], blocks[1])
+    values, scale = _rounded(tiles, scheme, (1, 3))
+    return values.reshape(out, inner), scale[:, 0, :, 0]
+
+
+def as_served(weight: torch.Tensor, scale: torch.Tensor, name: str, scheme: str) -> torch.Tensor:
+    """The floats that a quantized weight stands for in tpu-inference.
+
+    Blocks, and experts with one scale, are quantized a second time: one scale for each channel.
+    """
+    (out, inner), (rows, columns) = weight.shape, scale.shape
+    tiles = weight.float().reshape(rows, out // rows, columns, inner // columns)
+    floats = (tiles * scale[:, None, :, None]).reshape(out, inner)
+    if scheme == "fp8 blocks" or ".experts." in name:
+        values, scale = _rounded(floats, scheme, (1,))
+        floats = values.float() * scale
+    return floats
+
+
+def round_activations(model: torch.nn.Module, scheme: str) -> None:
+    """Makes transformers' model round what enters its quantized layers, as tpu-inference does.
+
+    Each token has its scale. What enters experts is not rounded.
+    """
+
+    def rounded(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        values, scale = _rounded(inputs[0], scheme, (-1,))
+        return (values.float() * scale,)
+
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and "proj" in name:
+            module.register_forward_pre_hook(rounded)
+
+
+def make(plain: pathlib.Path, folder: pathlib.Path, scheme: str) -> None:
+    """Writes folder / "quantized" of the checkpoint `plain`, and what it stands for: "floats"."""
+    tensors = safetensors.torch.load_file(plain / "model.safetensors")
+    quantized, floats = dict(tensors), dict(tensors)
+    for name in [name for name in tensors if "proj" in name]:
+        values, scale = _quantize(tensors[name].float(), scheme)
+        quantized[name], floats[name] = values, as_served(values, scale, name, scheme)
+        suffix = "_scale_inv" if scheme == "fp8 blocks" else "_scale"
+        quantized[name + suffix] = scale.reshape(()) if scheme == "fp8" else scale.contiguous()
+    _write(plain, folder / "quantized", quantized, {"quantization_config": SCHEMES[scheme]})
+    _write(plain, folder / "floats", floats, {})
+
+
+def make_draft(plain: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes an eagle3 model that drafts for `plain`: every other word, from three layers."""
+    tensors = safetensors.torch.load_file(plain / "model.safetensors")
+    words, hidden = tensors["lm_head.weight"].shape
+    layer = {
+        "self_attn.q_proj": (hidden, 2 * hidden),
+        "self_attn.k_proj": (hidden, 2 * hidden),
+        "self_attn.v_proj": (hidden, 2 * hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (hidden, hidden),
+        "mlp.up_proj": (hidden, hidden),
+        "mlp.down_proj": (hidden, hidden),
+        "input_layernorm": (hidden,),
+        "hidden_norm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    torch.manual_seed(1)
+    draft = {f"midlayer.{name}.weight": torch.randn(size) * 0.08 for name, size in layer.items()}
+    draft |= {
+        "fc.weight": torch.randn(hidden, 3 * hidden) * 0.08,
+        "norm.weight": torch.ones(hidden),
+        "lm_head.weight": tensors["lm_head.weight"][::2].clone(),
+        "embed_tokens.weight": tensors["model.embed_tokens.weight"],
+        "d2t": torch.arange(words // 2),
+    }
+    more = {
+        "architectures": ["Eagle3LlamaForCausalLM"],
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "draft_vocab_size": words // 2,
+        "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+    }
+    _write(plain, folder, draft, more)
+
+
+def _write(plain: pathlib.Path, folder: pathlib.Path, tensors: dict, more: dict) -> None:
+    shutil.copytree(plain, folder)
+    config = json.loads((plain / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | more))
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})

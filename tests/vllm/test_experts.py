@@ -1,0 +1,117 @@
+"""A mixture of experts: over HTTP, every greedy token transformers' own; and its product alone."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+import jax
+import jax.numpy as jnp
+import load
+import numpy as np
+import pytest
+from server import serve
+from xla_gpu.vllm_xla import _experts, _replace
+
+TARGET = 'custom_call_target="xla_gpu_ragged_paged_attention_v3"'
+OPTIONS = ["--dtype", "float32", "--max-model-len", "256", "--max-num-batched-tokens", "64"]
+OPTIONS += ["--num-gpu-blocks-override", "192", "--max-num-seqs", "16", "--async-scheduling"]
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint, tmp_path_factory):
+    variables = {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "SKIP_JAX_PRECOMPILE": "1"}
+    folder = tmp_path_factory.mktemp("server")
+    with serve(checkpoint("qwen3moe"), folder, *OPTIONS, **variables) as running:
+        running.wait()
+        yield running
+
+
+def test_200_requests_at_once(server, reference):
+    requests = load.mixed_requests(200, seed=5, longest=60)
+    tokens = asyncio.run(load.answers(server, requests))
+    assert load.wrong(reference("qwen3moe"), requests, tokens) == []
+    programs = server.step_programs()
+    assert programs
+    for program in programs:
+        assert program.count(TARGET) == 2  # one a layer
+
+
+# ---- The product ---------------------------------------------------------------------------------
+
+SIZES = np.array([0, 30, 1, 0, 39, 0], np.int32)  # of the groups
+
+
+@pytest.fixture
+def arrays():
+    rng = np.random.default_rng(0)
+    shapes = {
+        "lhs": (SIZES.sum(), 256),
+        "rhs": (len(SIZES), 256, 256),
+        "bias": (len(SIZES), 1, 256),
+    }
+    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
+
+
+def product(lhs, rhs, bias, first=0):
+    """In float64, and which rows are of groups that rhs has."""
+    group = np.repeat(np.arange(len(SIZES)), SIZES) - first
+    inside = (group >= 0) & (group < len(rhs))
+    group = np.where(inside, group, 0)
+    return np.einsum("mk,mkn->mn", lhs, rhs[group]) + bias[group, 0], inside
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("first", [None, 0, 1, 4])
+def test_rows_times_their_groups_weights(arrays, dtype, first):
+    lhs, rhs, bias = (jnp.asarray(array, dtype) for array in arrays.values())
+    some = slice(first, None if first is None else first + 2)
+    offset = None if first is None else jnp.int32(first)
+    with jax.default_matmul_precision("highest"):
+        got = jax.jit(_experts.gmm_v2)(lhs, rhs[some], SIZES, None, bias[some], offset)
+    lhs, rhs, bias = (np.asarray(array, np.float64) for array in (lhs, rhs, bias))
+    want, inside = product(lhs, rhs[some], bias[some], first or 0)
+    assert got.dtype == dtype
+    tolerance = 2**-7 if dtype == "bfloat16" else 1e-5
+    np.testing.assert_allclose(
+        np.asarray(got, np.float64)[inside], want[inside], rtol=tolerance, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("blocks", [1, 8])
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float4_e2m1fn"])
+def test_quantized_weights(arrays, dtype, blocks):
+    lhs, rhs = (jnp.asarray(arrays[name], "bfloat16") for name in ("lhs", "rhs"))
+    rhs = (rhs * (20 if dtype == "int8" else 1)).astype(dtype)
+    scale = (
+        np.random.default_rng(1).uniform(0.5, 1, (len(SIZES), blocks, 1, 256)).astype(np.float32)
+    )
+    with jax.default_matmul_precision("highest"):
+        got = jax.jit(_experts.gmm_v2)(lhs, rhs, SIZES, jnp.asarray(scale))
+    tiles = np.asarray(rhs.astype(jnp.float32), np.float64).reshape(len(SIZES), blocks, -1, 256)
+    want, _ = product(
+        np.asarray(lhs, np.float64), (tiles * scale).reshape(rhs.shape), 0 * scale[:, 0]
+    )
+    np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=0.02, atol=0.02 * want.std())
+
+
+def test_activations_are_of_the_first_half(arrays):
+    lhs, rhs = (jnp.asarray(arrays[name], "float32") for name in ("lhs", "rhs"))
+    with jax.default_matmul_precision("highest"):
+        plain = _experts.gmm_v2(lhs, rhs, SIZES)
+        got = _experts.gmm_v2(lhs, rhs, SIZES, fuse_act="silu")
+    want = jax.nn.silu(plain[:, :128]) * plain[:, 128:]
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3)
+
+
+def test_the_loop_takes_no_memory_for_each_expert():
+    """As jax.lax.ragged_dot does: a copy of the rows for each."""
+    lhs, rhs = jnp.zeros((512, 256)), jnp.zeros((64, 256, 256))
+    sizes = jnp.full(64, 8, jnp.int32)
+    compiled = jax.jit(_experts.gmm_v2).lower(lhs, rhs, sizes).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * lhs.nbytes
+
+
+def test_our_arguments_are_the_tpu_kernels():
+    ours = set(inspect.signature(_experts.gmm_v2).parameters)
+    assert ours <= set(_replace._GMM.split(", "))
