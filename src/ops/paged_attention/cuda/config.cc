@@ -554,6 +554,7 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.page_size = static_cast<int>(std::min(problem.page_size, kMaxInt));
   p.by_group = DivisorOf(p.group_size);
   p.by_page = DivisorOf(p.page_size);
+  p.head_bytes = static_cast<int>(2 * problem.head_dim * element);
   p.box_tokens = BoxTokens(problem);
   p.max_seqs = static_cast<int>(problem.max_seqs);
   p.max_pages = static_cast<int>(problem.max_pages_per_seq);

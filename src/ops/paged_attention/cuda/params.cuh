@@ -92,9 +92,10 @@ struct WorkHeader {
   unsigned blocks_done;   // of attend
   // For a prefill launch. The list begins with the prefill items.
   unsigned num_prefill_items;
-  unsigned next_prefill;  // the next (item, kv head) of them that nobody has taken
-  unsigned num_redo;      // of Params::redo
-  unsigned num_merges;    // of Params::merges
+  unsigned next_prefill;   // the next (item, kv head) of them that nobody has taken
+  unsigned num_redo;       // of Params::redo
+  unsigned num_merges;     // of Params::merges
+  unsigned prefill_heads;  // kv heads that are taken together: see HeadsTogether
   // For a decode launch.
   int line;            // the length of the line of decode work, 0 if there is none
   int range_blocks;    // of one of its ranges
@@ -153,6 +154,7 @@ struct Params : Options {
   int page_size;
   Divisor by_group;  // of rows
   Divisor by_page;   // of keys
+  int head_bytes;    // of a key and its value, of one kv head
   int box_tokens;    // of one copy of keys or values by the tensor copy engine
   int max_seqs;
   int max_pages;

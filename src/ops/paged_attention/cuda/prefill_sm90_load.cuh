@@ -13,21 +13,31 @@ struct Pieces {
   __device__ __forceinline__ bool Take(const Params& p, Shared& shared) {
     const int lane = threadIdx.x % 32;
     const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
-    const unsigned piece = __shfl_sync(kAllLanes, next, 0);
+    const unsigned taken = __shfl_sync(kAllLanes, next, 0);
     if (lane == 0) next = atomicAdd(&p.header->next_prefill, 1u);
+    unsigned item = taken / kv_heads, head = taken % kv_heads;
     uint4 words = {};
     constexpr int kWords = sizeof(WorkItem) / 16;
-    if (lane < kWords) {  // beside the header, not after it: it may be no item at all
-      const unsigned item = min(piece / kv_heads, static_cast<unsigned>(p.item_capacity) - 1u);
-      words = reinterpret_cast<const uint4*>(p.items + item)[lane];
+    const auto load = [&] {
+      if (lane >= kWords) return;
+      const unsigned at_most = static_cast<unsigned>(p.item_capacity) - 1u;
+      words = reinterpret_cast<const uint4*>(p.items + min(item, at_most))[lane];
+    };
+    load();  // beside the header, not after it: it may be no item at all
+    const unsigned items = p.header->num_prefill_items, heads = p.header->prefill_heads;
+    const bool stop = taken >= items * kv_heads;
+    if (heads < kv_heads && !stop) {
+      const unsigned group = taken / (items * heads), in_group = taken - group * items * heads;
+      item = in_group / heads;
+      head = group * heads + in_group % heads;
+      load();
     }
-    const bool stop = piece >= p.header->num_prefill_items * kv_heads;
     Wait(At(shared.slot_empty, at), at.parity ^ 1);
     Slot& slot = shared.slots[at.index];
     if (lane < kWords) reinterpret_cast<uint4*>(&slot.tile)[lane] = words;
     if (lane == 0) {
-      slot.tile.head = static_cast<int>(piece % kv_heads);
-      slot.piece = piece;
+      slot.tile.head = static_cast<int>(head);
+      slot.piece = item * kv_heads + head;
       slot.redo = slot.zeroed = 0;
       slot.stop = stop;
     }

@@ -342,6 +342,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
                  .next_prefill = static_cast<unsigned>(p.prefill_workers),
                  .num_redo = 0,
                  .num_merges = static_cast<unsigned>(num_merges),
+                 .prefill_heads = HeadsTogether(p, totals.prefill.max_keys),
                  .line = line,
                  .range_blocks = RangeBlocks(Max(p.decode_ranges, 1), line),
                  .next_unit = static_cast<unsigned>(p.decode_workers),

@@ -117,6 +117,20 @@ __device__ __forceinline__ Cut CutOf(const Params& p) {
           0.015f};
 }
 
+// How many kv heads prefill takes together, all items of some before any of others: where the keys
+// and values of all heads do not fit the L2 beside each other, so many that theirs do.
+__device__ __forceinline__ unsigned HeadsTogether(const Params& p, int max_keys) {
+  constexpr float kFits = 40e6f, kFitsWell = 20e6f;
+  const float bytes = static_cast<float>(max_keys) * static_cast<float>(p.head_bytes);
+  if (static_cast<float>(p.kv_heads) * bytes <= kFits) return static_cast<unsigned>(p.kv_heads);
+  int parts = 2;
+  for (; parts < p.kv_heads; ++parts) {
+    const int heads = p.kv_heads / parts;
+    if (heads * parts == p.kv_heads && static_cast<float>(heads) * bytes <= kFitsWell) break;
+  }
+  return static_cast<unsigned>(Max(p.kv_heads / parts, 1));
+}
+
 // A candidate for the length of items. All are guesses, so that f32 is good enough.
 __device__ __forceinline__ int CandidateLength(const Params& p, const Cut& cut, const Work& work,
                                                int candidate) {
