@@ -226,6 +226,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
   const unsigned keys = MatrixAddress(SharedAddress(shared.keys), 0);
   const unsigned values = MatrixAddress(SharedAddress(shared.values), 1024);
   constexpr unsigned kTileStep = kTileBytes >> 4, kQueryStep = Shared::kQueryBytes >> 4;
+  // Of fp8 the next queries come late.
+  constexpr bool kAhead = kQueries > 1 && !kConverts;
   const auto release = [&](unsigned barrier) {
     __syncwarp();
     if (lane == 0) Arrive(barrier);
@@ -253,7 +255,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     Arrive(SharedAddress(&shared.slot_empty[last_slot]));
   };
   for (Place<kSlots> at;; at.Next(), query.Next()) {
-    if constexpr (kQueries == 1) write_rows();
+    if constexpr (!kAhead) write_rows();
     // Wait for a piece, its queries, and the keys of its last tile.
     Wait(At(shared.slot_full, at), at.parity);
     const Slot& slot = shared.slots[at.index];
@@ -276,7 +278,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     // Its first logits; of whatever lies there, and unused, if it has none, so that these products
     // have no other way than to the wait for them.
     IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
-    if constexpr (kQueries > 1) write_rows();
+    if constexpr (kAhead) write_rows();
     last_slot = at.index;
 #pragma unroll
     for (int i = 0; i < kOutTiles; ++i) {

@@ -8,7 +8,6 @@
 namespace xla_gpu::paged_attention::sm90 {
 
 inline constexpr int kRows = 128;      // of a tile: 64 for each of two warpgroups that compute
-inline constexpr int kStages = 2;      // of keys, and of values
 inline constexpr int kSlots = 4;       // pieces of work, taken ahead
 inline constexpr int kThreads = 384;   // a warpgroup that loads, two that compute
 inline constexpr int kPanelDims = 64;  // head dimensions in 128 bytes, what the swizzle spans
@@ -21,6 +20,9 @@ struct alignas(64) TensorMap {
 // Keys of a stage: as many as leave room for the sums in registers, and for the stages.
 constexpr int PrefillKeys(int head_dim) { return head_dim > 128 ? 80 : 128; }
 
+// Stages of keys, and of values: as many as there is room for.
+constexpr int PrefillStages(int head_dim) { return head_dim > 64 ? 2 : 4; }
+
 // A tile of rows (queries, keys or values) lies as [row / 8][panel][row % 8], 128 bytes each, whose
 // 16-byte pieces are swizzled: piece c of row r at place c ^ (r % 8).
 // `kConverts`: from a cache of fp8, whose bytes come here before they become f16.
@@ -29,6 +31,7 @@ struct alignas(1024) PrefillShared {
   static_assert(kHeadDim % kPanelDims == 0);
   // Tiles of queries: one computes, and where there is room another one waits.
   static constexpr int kQueries = kHeadDim > 128 ? 1 : 2;
+  static constexpr int kStages = PrefillStages(kHeadDim);
   static constexpr int kQueryBytes = kRows * kHeadDim * 2;
   static constexpr int kTileBytes = PrefillKeys(kHeadDim) * kHeadDim * 2;  // of keys, or values
 

@@ -22,6 +22,7 @@ inline constexpr int kPanels = kHeadDim / kPanelDims;
 inline constexpr int kGroupBytes = kPanels * 1024;  // eight rows of a tile
 inline constexpr int kTileBytes = Shared::kTileBytes;
 inline constexpr int kQueries = Shared::kQueries;
+inline constexpr int kStages = Shared::kStages;
 inline constexpr int kPieces = kHeadDim / 8;  // of 16 bytes in a row
 inline constexpr int kLoadWarps = 4;
 inline constexpr int kComputeWarps = 8;
