@@ -228,6 +228,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
   constexpr unsigned kTileStep = kTileBytes >> 4, kQueryStep = Shared::kQueryBytes >> 4;
   // Of fp8 the next queries come late.
   constexpr bool kAhead = kQueries > 1 && !kConverts;
+  // Where there are registers for a tile's logits and the weights of another.
+  constexpr bool kDeep = kHeadDim == 64 && !kConverts && !kRoundedPrefill;
   const auto release = [&](unsigned barrier) {
     __syncwarp();
     if (lane == 0) Arrive(barrier);
@@ -319,48 +321,23 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       const int seen_begin = __shfl_sync(kAllLanes, visible[1].begin, 31);
       const int seen_end = __shfl_sync(kAllLanes, visible[0].end, 0);
       bool based = false;  // all rows of the warp have a maximum
-      const auto weigh = [&](int t) {
+      const auto mask = [&](int t) {
         const int key0 = t * kKeys;
         if constexpr (SOFT_CAP) Cap(s, cap_in);
         if (key0 < seen_begin) MaskSide<true>(s, key0, visible);
         if (key0 + kKeys > seen_end) MaskSide<false>(s, key0, visible);
-        if (based) return WeighByLastMaximum(s, factor, rows, rescale);
-        const bool rose = WeighByMaximum(s, factor, rows, rescale);
+      };
+      float base[2], sum[2];
+      // The end of weights that are relative to their rows' maxima.
+      const auto add_by_maximum = [&] {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) rows[h].sum = rows[h].sum * rescale[h] + sum[h];
         based = !__any_sync(kAllLanes, fminf(rows[0].max, rows[1].max) == -Infinity());
-        return rose;
       };
       int in_level = 0, left = kLevelTiles;
-
-      // The weights of that tile.
-      release(At(shared.keys_empty, key_stage));
-      key_stage.Next();
-      weigh(t);
-      PackWeights(weights, s);
-
-      // The logits of each other tile, beside the values of the tile taken before.
-      wait_keys(--t);
-      for (; t >= range.first; --t) {
-        // Start both products.
-        HoldRegisters(o);
-        IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
-        Wait(At(shared.values_full, value_stage), value_stage.parity);
-        IssueValues(o, products, weights, values + value_stage.index * kTileStep);
-
-        // Softmax.
-        WarpgroupWait<1>(s);
-        release(At(shared.keys_empty, key_stage));
-        key_stage.Next();
-        const bool rose = weigh(t);
-
-        // Wait for the values' products, and the next keys.
-        HoldRegisters(s);
-        wait_keys(t - 1);
-        FinishValues(o, products, weights, values + value_stage.index * kTileStep);
-        release(At(shared.values_empty, value_stage));
-        value_stage.Next();
-
-        // Bring weights and sums up to date.
-        PackWeights(weights, s);
+      // Brings weights and sums up to date with those of a tile.
+      const auto take_weights = [&](const Logits& x, bool rose) {
+        PackWeights(weights, x);
         if (rose) {
 #pragma unroll
           for (int i = 0; i < kOutTiles; ++i) {
@@ -373,10 +350,106 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
           in_level = 1;
           left = kLevelTiles;
         }
+      };
+      release(At(shared.keys_empty, key_stage));
+      key_stage.Next();
+      if constexpr (kDeep) {
+        // The products of a tile's logits, and of the values of the last tile but one, beside the
+        // weights of the last tile.
+        Logits x;
+        bool by_maximum, rose;
+        const auto relate = [&](int t) {
+          mask(t);
+          by_maximum = !based;
+          rose = by_maximum ? BasesByMaximum(s, factor, rows, rescale, base)
+                            : BasesByLastMaximum(factor, rows, rescale, base);
+          Relate(x, s, factor, base);
+        };
+        const auto next_logits = [&](int t) {  // nobody looks at them if there is no tile t
+          wait_keys(t);
+          IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
+        };
+        const auto weigh = [&] {
+          Weigh(x, sum);
+          if (by_maximum) {
+            add_by_maximum();
+          } else {
+            rose = RaiseMaximum(x, factor, sum, rows, rescale);
+          }
+          HoldRegisters(x);
+        };
+        const auto release_keys = [&](int t) {
+          if (t < range.first) return;
+          release(At(shared.keys_empty, key_stage));
+          key_stage.Next();
+        };
+        relate(t);
+        next_logits(t - 1);
+        weigh();
+        Wait(At(shared.values_full, value_stage), value_stage.parity);
+        WarpgroupWait<0>(s);
+        release_keys(t - 1);
+        PackWeights(weights, x);
+        for (--t; t >= range.first; --t) {
+          relate(t);
+          HoldRegisters(o);
+          IssueValues(o, products, weights, values + value_stage.index * kTileStep);
+          next_logits(t - 1);
+          weigh();
+          const unsigned values_empty = At(shared.values_empty, value_stage);
+          value_stage.Next();
+          Wait(At(shared.values_full, value_stage), value_stage.parity);
+          WarpgroupWait<0>(s);
+          HoldRegisters(o);
+          release(values_empty);
+          release_keys(t - 1);
+          take_weights(x, rose);
+        }
+      } else {
+        const auto weigh = [&](int t) {
+          mask(t);
+          if (based) {
+            BasesByLastMaximum(factor, rows, rescale, base);
+            Relate(s, s, factor, base);
+            Weigh(s, sum);
+            return RaiseMaximum(s, factor, sum, rows, rescale);
+          }
+          const bool rose = BasesByMaximum(s, factor, rows, rescale, base);
+          Relate(s, s, factor, base);
+          Weigh(s, sum);
+          add_by_maximum();
+          return rose;
+        };
+        weigh(t);
+        PackWeights(weights, s);
+
+        // The logits of each other tile, beside the values of the tile taken before.
+        wait_keys(--t);
+        for (; t >= range.first; --t) {
+          // Start both products.
+          HoldRegisters(o);
+          IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
+          Wait(At(shared.values_full, value_stage), value_stage.parity);
+          IssueValues(o, products, weights, values + value_stage.index * kTileStep);
+
+          // Softmax.
+          WarpgroupWait<1>(s);
+          release(At(shared.keys_empty, key_stage));
+          key_stage.Next();
+          const bool rose = weigh(t);
+
+          // Wait for the values' products, and the next keys.
+          HoldRegisters(s);
+          wait_keys(t - 1);
+          FinishValues(o, products, weights, values + value_stage.index * kTileStep);
+          release(At(shared.values_empty, value_stage));
+          value_stage.Next();
+          take_weights(s, rose);
+        }
+        Wait(At(shared.values_full, value_stage), value_stage.parity);
       }
 
       // The values of the tile taken last.
-      Wait(At(shared.values_full, value_stage), value_stage.parity);
       HoldRegisters(o);
       IssueValues(o, products, weights, values + value_stage.index * kTileStep);
       FinishValues(o, products, weights, values + value_stage.index * kTileStep);

@@ -46,19 +46,6 @@ __device__ __forceinline__ void MaskSide(Logits& s, int key0, const Visible (&vi
   }
 }
 
-// The weights of row h from its logits; gives their sum.
-__device__ __forceinline__ float Weigh(Logits& s, int h, float factor, float base) {
-  float sum0 = 0.0f, sum1 = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kKeys / 8; ++i) {
-    s[i][2 * h] = Exp2(s[i][2 * h] * factor - base);
-    s[i][2 * h + 1] = Exp2(s[i][2 * h + 1] * factor - base);
-    sum0 += s[i][2 * h];
-    sum1 += s[i][2 * h + 1];
-  }
-  return sum0 + sum1;
-}
-
 // The maximum of row h, of `least` and its elements of the tile.
 __device__ __forceinline__ float Maximum(const Logits& s, int h, float least) {
   float max = least;
@@ -68,11 +55,11 @@ __device__ __forceinline__ float Maximum(const Logits& s, int h, float least) {
   return fmaxf(max, __shfl_xor_sync(kAllLanes, max, 2));
 }
 
-// Turns logits into weights. True if a row's maximum rose: then the sums so far must be multiplied
-// by `rescale`. All lanes give the same.
-__device__ __forceinline__ bool WeighByMaximum(Logits& s, const float (&factor)[2],
-                                               RowSoftmax (&rows)[2], float (&rescale)[2]) {
-  float base[2];
+// What the logits' weights are relative to, in log2 units, by the rows' maxima. True if one rose:
+// then the sums so far must be multiplied by `rescale`. All lanes give the same.
+__device__ __forceinline__ bool BasesByMaximum(const Logits& s, const float (&factor)[2],
+                                               RowSoftmax (&rows)[2], float (&rescale)[2],
+                                               float (&base)[2]) {
   bool rose = false;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -83,30 +70,57 @@ __device__ __forceinline__ bool WeighByMaximum(Logits& s, const float (&factor)[
     if (rises) rows[h].max = max;
     base[h] = rows[h].max == -Infinity() ? 0.0f : BaseOf(rows[h].max, factor[h]);
   }
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    rows[h].sum = rows[h].sum * rescale[h] + Weigh(s, h, factor[h], base[h]);
-  }
   return __any_sync(kAllLanes, rose);
 }
 
-// The same without looking for a maximum first, for rows that have one: it rises only when weights
-// leave the range in which operands and sums are safe. Logits that jump by more than f32 holds give
-// a sum that is not finite.
-__device__ __forceinline__ bool WeighByLastMaximum(Logits& s, const float (&factor)[2],
-                                                   RowSoftmax (&rows)[2], float (&rescale)[2]) {
-  constexpr float kSafe = kSameType<Operand, F16> ? 0x1p14f : 0x1p40f;
-  float sum[2];
+// The same without looking for a maximum first, for rows that have one: see RaiseMaximum.
+__device__ __forceinline__ bool BasesByLastMaximum(const float (&factor)[2],
+                                                   const RowSoftmax (&rows)[2], float (&rescale)[2],
+                                                   float (&base)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    sum[h] = Weigh(s, h, factor[h], BaseOf(rows[h].max, factor[h]));
+    base[h] = BaseOf(rows[h].max, factor[h]);
     rescale[h] = 1.0f;
   }
+  return false;
+}
+
+// Logits relative to the bases, in log2 units.
+__device__ __forceinline__ void Relate(Logits& x, const Logits& s, const float (&factor)[2],
+                                       const float (&base)[2]) {
+#pragma unroll
+  for (int i = 0; i < kKeys / 8; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) x[i][j] = fmaf(s[i][j], factor[j / 2], -base[j / 2]);
+  }
+}
+
+// Turns those into weights, and adds them up by row.
+__device__ __forceinline__ void Weigh(Logits& x, float (&sum)[2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float sum0 = 0.0f, sum1 = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kKeys / 8; ++i) {
+      x[i][2 * h] = Exp2(x[i][2 * h]);
+      x[i][2 * h + 1] = Exp2(x[i][2 * h + 1]);
+      sum0 += x[i][2 * h];
+      sum1 += x[i][2 * h + 1];
+    }
+    sum[h] = sum0 + sum1;
+  }
+}
+
+// Raises the maxima of rows whose weights leave the range in which operands and sums are safe, as
+// BasesByMaximum does. Logits that jump by more than f32 holds give a sum that is not finite.
+__device__ __forceinline__ bool RaiseMaximum(Logits& x, const float (&factor)[2], float (&sum)[2],
+                                             RowSoftmax (&rows)[2], float (&rescale)[2]) {
+  constexpr float kSafe = kSameType<Operand, F16> ? 0x1p14f : 0x1p40f;
   const bool rises = __any_sync(kAllLanes, !(fmaxf(sum[0], sum[1]) < kSafe));
   if (rises) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float most = Maximum(s, h, 1.0f);
+      const float most = Maximum(x, h, 1.0f);
       const int log2 = static_cast<int>(__float_as_uint(most) >> 23) - 127;
       if (log2 > 0 && log2 < 128) {
         const float max = rows[h].max;
@@ -118,8 +132,8 @@ __device__ __forceinline__ bool WeighByLastMaximum(Logits& s, const float (&fact
       sum[h] *= rescale[h];
 #pragma unroll
       for (int i = 0; i < kKeys / 8; ++i) {
-        s[i][2 * h] *= rescale[h];
-        s[i][2 * h + 1] *= rescale[h];
+        x[i][2 * h] *= rescale[h];
+        x[i][2 * h + 1] *= rescale[h];
       }
     }
   }
