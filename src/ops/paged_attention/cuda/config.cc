@@ -567,6 +567,7 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.workers = config.workers;
   p.prefill_workers = config.prefill_workers;
   p.prefill_launch = config.prefill_sm90 ? 1 : 0;
+  p.find_first = config.overlaps && problem.max_seqs <= 32 ? 1 : 0;
   p.workers_per_sm = config.blocks_per_sm;
   p.prefill_tile_rows = config.prefill_sm90 ? sm90::kRows : config.tile_rows;
   p.decode_max_rows = config.decode_max_rows;

@@ -12,6 +12,9 @@
 namespace xla_gpu::paged_attention {
 namespace {
 
+constexpr int kScheduleThreads = SCHEDULE_THREADS;
+constexpr int kScheduleWarps = kScheduleThreads / 32;
+
 // Fill items for all tokens, from place `num_items` in the list; gives the list's new length.
 __device__ __forceinline__ int WriteFills(const Params& p, int num_items) {
   const int fills = CeilDiv(p.tokens, kFillTokens);

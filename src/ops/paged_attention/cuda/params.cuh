@@ -168,6 +168,7 @@ struct Params : Options {
   int workers_per_sm;
   int prefill_workers;  // blocks of the launch that takes the prefill items
   int prefill_launch;   // 1: there is such a launch, 0: they are of attend
+  int find_first;       // 1: its blocks find their first pieces by themselves
   int prefill_tile_rows;
   int decode_max_rows;   // sequences of at most so many rows go the decode way, on the line or not
   int decode_ranges;     // most ranges of the line of decode work; 0: decode items

@@ -250,6 +250,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     SyncThreads(kGroupDone + group, 128);  // the queries are read
     const bool done = WriteRows(p, slot.tile, warp_row, o, ends, shared.query[last_query]);
     if (!(done && slot.zeroed == 0) && lane == 0 && atomicExch(&slot.redo, 1u) == 0) {
+      WaitForLaunchesBefore();
       p.redo[atomicAdd(&p.header->num_redo, 1u)] = slot.piece;  // attend does it again
       if (slot.tile.splits > 1) atomicAdd(p.arrivals + PartialRow(p, slot.tile, 0, 0), 1u);
     }
@@ -483,16 +484,22 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     if (BOXES) PrefetchMap(&key_boxes), PrefetchMap(&value_boxes);
   }
   __syncthreads();
-  WaitForLaunchesBefore();
   LetNextLaunchBegin();
+  // Who reads or writes what the schedule writes waits for it; the first piece need not.
+  const bool finds_first = !kConverts && p.find_first != 0;
+  if (!finds_first) WaitForLaunchesBefore();
 
   // Each warp's part.
   if (warp < kLoadWarps) {
+    const bool found = finds_first && warp == 0 && FindFirst(p, shared);  // with all registers
     KeepRegisters<kLoadRegisters>();
     if constexpr (kConverts) {
       LoadConverted(p, shared);
     } else if (warp == 0) {
-      for (Pieces pieces; pieces.Take(p, shared);) {
+      WaitForLaunchesBefore();
+      Pieces pieces;
+      if (found) pieces.SkipFirst(p);
+      while (pieces.Take(p, shared)) {
       }
     } else if (warp == 1) {
       LoadKeys<false>(p, key_boxes, shared);

@@ -3,7 +3,7 @@
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_LOAD_CUH_
 
 #include "src/ops/paged_attention/cuda/non_finite.cuh"
-#include "src/ops/paged_attention/cuda/prefill_sm90_tile.cuh"
+#include "src/ops/paged_attention/cuda/prefill_sm90_first.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
 
@@ -27,9 +27,8 @@ struct Pieces {
     const unsigned items = p.header->num_prefill_items, heads = p.header->prefill_heads;
     const bool stop = taken >= items * kv_heads;
     if (heads < kv_heads && !stop) {
-      const unsigned group = taken / (items * heads), in_group = taken - group * items * heads;
-      item = in_group / heads;
-      head = group * heads + in_group % heads;
+      const ItemHead piece = ItemHeadOf(taken, items, heads);
+      item = piece.item, head = piece.head;
       load();
     }
     Wait(At(shared.slot_empty, at), at.parity ^ 1);
@@ -44,6 +43,12 @@ struct Pieces {
     Arrive(At(shared.slot_full, at));
     at.Next();
     return !stop;
+  }
+
+  // Goes on behind a piece that FindFirst has put there.
+  __device__ __forceinline__ void SkipFirst(const Params& p) {
+    at.Next();
+    if (threadIdx.x % 32 == 0) next = atomicAdd(&p.header->next_prefill, 1u);
   }
 
   Place<kSlots> at;
@@ -188,6 +193,7 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
         rows[j] = page < 0 ? 0 : reinterpret_cast<unsigned long long>(row);
       }
       if (!kValues && bad) {
+        WaitForLaunchesBefore();
         p.state[seq] = kInvalid;
         p.header->any_bad_page = 1;
       }

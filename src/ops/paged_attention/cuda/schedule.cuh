@@ -39,17 +39,6 @@ __device__ __forceinline__ Totals AddUp(Totals x, Totals* of_warps) {
   return x;
 }
 
-struct Lengths {
-  int begin;
-  int end;
-  int context;
-};
-
-__device__ __forceinline__ Lengths ReadLengths(const Params& p, int s) {
-  if (s >= p.max_seqs) return {};
-  return {p.query_start_loc[s], p.query_start_loc[s + 1], p.context_lens[s]};
-}
-
 // What the block knows of the sequences that it looks at side by side.
 struct Chunk {
   SequenceInfo infos[kScheduleThreads];
@@ -77,8 +66,7 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
     const bool used = s < num_seqs;
     const Lengths lengths = base == 0 ? first : ReadLengths(p, s);
     const int begin = lengths.begin, end = lengths.end, context = lengths.context;
-    const bool valid = used && begin >= 0 && begin <= end && end <= p.tokens && context >= 0 &&
-                       context <= p.max_context;
+    const bool valid = used && IsValid(p, lengths);
     // The greatest end so far, this sequence's included, and before it.
     int inclusive = valid ? end : 0;
 #pragma unroll
@@ -124,15 +112,7 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
       if (begin < end && before > begin) totals.order = kContested;
       const Shape shape = ShapeOf(p, info);
       totals.owned_tokens += info.query_len;
-      // Of the keys of its own tokens a prefill tile sees about half.
-      const int hidden =
-          p.causal && !shape.decode ? Min(info.query_len, shape.visible_keys) / 2 : 0;
-      const auto add = [&](Work& work) {
-        work.tokens += static_cast<unsigned long long>(shape.visible_keys - hidden) *
-                       static_cast<unsigned>(shape.tiles);
-        work.tiles += shape.tiles;
-        if (shape.tiles > 0) work.max_keys = Max(work.max_keys, shape.visible_keys);
-      };
+      const auto add = [&](Work& work) { AddShape(p, info, shape, work); };
       shape.decode ? add(totals.decode) : add(totals.prefill);
     } else {
       totals.order = Max(totals.order, kSomeInvalid);
@@ -161,44 +141,37 @@ __device__ __forceinline__ int FindOwner(const int* ends, int count, int index) 
   return low;
 }
 
-// Item `from_end` of a sequence, counted from its last: the last tile sees most keys.
-__device__ __forceinline__ WorkItem MakeItem(const Params& p, int seq, const SequenceInfo& info,
-                                             int from_end, int splits, int partial_begin) {
-  const Shape shape = ShapeOf(p, info);
-  // One split of all tiles after the other: they read the same keys.
-  int split = 0, tile = from_end;
-  if (splits > 1) {
-    split = static_cast<int>(static_cast<unsigned>(from_end) / static_cast<unsigned>(shape.tiles));
-    tile -= split * shape.tiles;
-  }
-  WorkItem item;
-  item.kind = shape.decode ? kDecodeItem : kPrefillItem;
-  item.seq = seq;
-  item.query_begin = info.query_begin;
-  item.first_row = tile * shape.tile_rows;
-  item.num_rows = Min(shape.tile_rows, shape.rows - item.first_row);
-  item.rows = shape.rows;
-  item.first_pos = info.context_len - info.query_len;
-  item.split = split;
-  item.splits = splits;
-  item.partial_begin = partial_begin;
+// What each warp has counted for each candidate: at most kMostInt, which is more than fit.
+struct Counts {
+  int items[kScheduleWarps][kCandidates];
+  int partial_rows[kScheduleWarps][kCandidates];
+};
 
-  const Keys keys = KeysOf(p, info, item.first_row, item.num_rows);
-  int begin = keys.begin, end = keys.end;
-  if (splits > 1) {  // whole blocks of keys each
-    const int block = shape.decode ? kSplitTokens : kPrefillSplitTokens;
-    const int first = begin / block;
-    const int blocks = (end - 1) / block + 1 - first;
-    const int each = CeilDiv(Max(blocks, 0), splits);
-    const long long from = (first + static_cast<long long>(item.split) * each) * block;
-    const long long to = from + static_cast<long long>(each) * block;
-    begin = Max(begin, from < end ? static_cast<int>(from) : end);
-    end = to < end ? static_cast<int>(to) : end;
+// Counts for ChooseSplit: each warp the items of some sequences.
+template <bool kDecode>
+struct CountItems {
+  __device__ __forceinline__ void operator()(int split_tokens, int& items, int& partial_rows) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll 1
+    for (int s = warp; s < num_seqs; s += kScheduleWarps) {
+      const SequenceInfo info = s < kScheduleThreads ? infos[s] : p.sequences[s];
+      if (IsDecode(p, info) == kDecode) AddItems(p, info, split_tokens, items, partial_rows);
+    }
+    if (kDecode) __syncthreads();  // what was counted of prefill is read
+    counts.items[warp][lane] = items;
+    counts.partial_rows[warp][lane] = partial_rows;
+    __syncthreads();
+    items = partial_rows = 0;
+    for (int w = 0; w < Min(kScheduleWarps, num_seqs); ++w) {
+      items = AddUpTo(items, counts.items[w][lane]);
+      partial_rows = AddUpTo(partial_rows, counts.partial_rows[w][lane]);
+    }
   }
-  item.key_begin = begin;
-  item.key_end = Max(end, begin);
-  return item;
-}
+  const Params& p;
+  const int num_seqs;
+  const SequenceInfo* const infos;
+  Counts& counts;
+};
 
 // What a thread's sequence, or several sequences, put in the lists.
 struct Demand {
@@ -313,12 +286,11 @@ __device__ __forceinline__ void Schedule(const Params& p) {
     num_items = WriteContested(p, num_seqs);
   } else if (p.line_only == 0) {
     Splits chosen;
-    const int room = p.partial_capacity / p.kv_heads;
-    const int for_prefill = totals.decode.tiles > 0 ? room / 4 * 3 : room;
-    chosen.prefill =
-        ChooseSplit<false>(p, totals.prefill, num_seqs, for_prefill, chunk.infos, counts);
-    chosen.decode = ChooseSplit<true>(p, totals.decode, num_seqs,
-                                      room - chosen.prefill.partial_rows, chunk.infos, counts);
+    chosen.prefill = ChooseSplit<false>(p, totals.prefill, PrefillRoom(p, totals.decode.tiles),
+                                        CountItems<false>{p, num_seqs, chunk.infos, counts});
+    chosen.decode = ChooseSplit<true>(p, totals.decode,
+                                      p.partial_capacity / p.kv_heads - chosen.prefill.partial_rows,
+                                      CountItems<true>{p, num_seqs, chunk.infos, counts});
     num_items = WriteItems(p, totals, chosen, num_seqs, warp_demands, chunk, num_merges);
     num_prefill_items = static_cast<unsigned>(chosen.prefill.items);
     __syncthreads();  // all merges are counted

@@ -1,7 +1,9 @@
 // How the schedule cuts key ranges: pieces of the decode and prefill items, chosen from the lengths
 // of all sequences so that the workers end together.
 //
-// Defines: those of schedule.cuh.
+// The schedule's block comes to these numbers, and warps of the Hopper prefill kernel that do not
+// wait for it: multiplications and additions are fused where the program says so, so that both come
+// to the same.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SPLITS_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SPLITS_CUH_
 
@@ -10,8 +12,6 @@
 namespace xla_gpu::paged_attention {
 namespace {
 
-constexpr int kScheduleThreads = SCHEDULE_THREADS;
-constexpr int kScheduleWarps = kScheduleThreads / 32;
 constexpr int kCandidates = 32;  // one a lane
 constexpr unsigned kAll = 0xffffffffu;
 constexpr int kMostInt = 0x7fffffff;
@@ -59,6 +59,22 @@ struct Splits {
   Split prefill;
 };
 
+struct Lengths {
+  int begin;
+  int end;
+  int context;
+};
+
+__device__ __forceinline__ Lengths ReadLengths(const Params& p, int s) {
+  if (s >= p.max_seqs) return {};
+  return {p.query_start_loc[s], p.query_start_loc[s + 1], p.context_lens[s]};
+}
+
+__device__ __forceinline__ bool IsValid(const Params& p, const Lengths& lengths) {
+  return lengths.begin >= 0 && lengths.begin <= lengths.end && lengths.end <= p.tokens &&
+         lengths.context >= 0 && lengths.context <= p.max_context;
+}
+
 // What a sequence asks for.
 struct Shape {
   int rows;   // of all its query tokens
@@ -84,6 +100,17 @@ __device__ __forceinline__ Shape ShapeOf(const Params& p, const SequenceInfo& in
   const int first_key = p.window == 0 ? 0 : Max(0, first_pos - p.window + 1);
   shape.visible_keys = Max(info.context_len - first_key, 1);
   return shape;
+}
+
+// Adds a sequence to the work of its kind.
+__device__ __forceinline__ void AddShape(const Params& p, const SequenceInfo& info,
+                                         const Shape& shape, Work& work) {
+  // Of the keys of its own tokens a prefill tile sees about half.
+  const int hidden = p.causal && !shape.decode ? Min(info.query_len, shape.visible_keys) / 2 : 0;
+  work.tokens += static_cast<unsigned long long>(shape.visible_keys - hidden) *
+                 static_cast<unsigned>(shape.tiles);
+  work.tiles += shape.tiles;
+  if (shape.tiles > 0) work.max_keys = Max(work.max_keys, shape.visible_keys);
 }
 
 __device__ __forceinline__ int SplitsOf(const Params& p, const Shape& shape, int split_tokens) {
@@ -153,23 +180,28 @@ __device__ __forceinline__ int CandidateLength(const Params& p, const Cut& cut, 
   return Max(CeilDiv(longest, cut.block), cut.least_blocks) * cut.block;
 }
 
-// What each warp has counted for each candidate: at most kMostInt, which is more than fit.
-struct Counts {
-  int items[kScheduleWarps][kCandidates];
-  int partial_rows[kScheduleWarps][kCandidates];
-};
-
 __device__ __forceinline__ int AddUpTo(int a, long long b) {
   const long long sum = a + b;
   return sum < kMostInt ? static_cast<int>(sum) : kMostInt;
 }
 
-// The candidate that ends soonest, one a lane; each warp counts the items of some sequences.
-// `room`: for partial rows. The unit of the estimate is what a worker does with one token; workers
-// share their SM's bandwidth, and one alone has all of it.
-template <bool kDecode>
-__device__ __forceinline__ Split ChooseSplit(const Params& p, const Work& work, int num_seqs,
-                                             int room, const SequenceInfo* infos, Counts& counts) {
+// Adds up what a sequence asks for if its items have at most so many tokens.
+__device__ __forceinline__ void AddItems(const Params& p, const SequenceInfo& info,
+                                         int split_tokens, int& items, int& partial_rows) {
+  if (info.query_len == 0) return;
+  const Shape shape = ShapeOf(p, info);
+  const long long splits = CeilDiv(shape.visible_keys, split_tokens);
+  items = AddUpTo(items, splits * shape.tiles);
+  if (splits > 1) partial_rows = AddUpTo(partial_rows, splits * shape.rows);
+}
+
+// The candidate that ends soonest, one a lane. `count(tokens, items, partial_rows)`, called by all
+// lanes, adds up what items of at most so many tokens ask for. `room`: for partial rows. The unit
+// of the estimate is what a worker does with one token; workers share their SM's bandwidth, and one
+// alone has all of it.
+template <bool kDecode, typename Count>
+__device__ __forceinline__ Split ChooseSplit(const Params& p, const Work& work, int room,
+                                             Count count) {
   constexpr float kImpossible = 3.0e38f;
   const Cut cut = CutOf<kDecode>(p);
   const float kv_heads = static_cast<float>(p.kv_heads);
@@ -178,29 +210,10 @@ __device__ __forceinline__ Split ChooseSplit(const Params& p, const Work& work, 
   // Of many prefill items none is long enough for others to wait for it.
   const bool many = !kDecode && 4.0f * workers * static_cast<float>(work.max_keys) <= tokens;
   if (p.batch_invariant || many || work.tiles == 0) return {kMostInt, work.tiles, 0};
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
   const int split_tokens = CandidateLength(p, cut, work, lane);
-
-  // Count what each candidate asks for.
   int items = 0, partial_rows = 0;
-#pragma unroll 1
-  for (int s = warp; s < num_seqs; s += kScheduleWarps) {
-    const SequenceInfo info = s < kScheduleThreads ? infos[s] : p.sequences[s];
-    if (IsDecode(p, info) != kDecode || info.query_len == 0) continue;
-    const Shape shape = ShapeOf(p, info);
-    const long long splits = CeilDiv(shape.visible_keys, split_tokens);
-    items = AddUpTo(items, splits * shape.tiles);
-    if (splits > 1) partial_rows = AddUpTo(partial_rows, splits * shape.rows);
-  }
-  if (kDecode) __syncthreads();  // what was counted of prefill is read
-  counts.items[warp][lane] = items;
-  counts.partial_rows[warp][lane] = partial_rows;
-  __syncthreads();
-  items = partial_rows = 0;
-  for (int w = 0; w < Min(kScheduleWarps, num_seqs); ++w) {
-    items = AddUpTo(items, counts.items[w][lane]);
-    partial_rows = AddUpTo(partial_rows, counts.partial_rows[w][lane]);
-  }
+  count(split_tokens, items, partial_rows);
 
   // Estimate what each costs.
   const float share = 1.0f / static_cast<float>(cut.workers_per_sm);
@@ -208,10 +221,10 @@ __device__ __forceinline__ Split ChooseSplit(const Params& p, const Work& work, 
   const float pieces = static_cast<float>(items) * kv_heads;
   const float reading = ceilf(__fdividef(pieces, sms)) * __fdividef(tokens, pieces) * share;
   const float waves = ceilf(__fdividef(pieces, workers));
-  const float longest = static_cast<float>(split_tokens) * share + cut.item_tokens;
-  float cost = fmaxf(reading + waves * cut.item_tokens, longest);
+  const float longest = fmaf(static_cast<float>(split_tokens), share, cut.item_tokens);
+  float cost = fmaxf(fmaf(waves, cut.item_tokens, reading), longest);
   if (partial_rows > 0) {
-    cost += cut.merge_tokens + cut.row_tokens * static_cast<float>(partial_rows) * kv_heads;
+    cost += fmaf(cut.row_tokens * static_cast<float>(partial_rows), kv_heads, cut.merge_tokens);
   }
   // Without any split nothing is merged, so that the first candidate always fits.
   if (partial_rows > room) cost = kImpossible;
@@ -221,6 +234,51 @@ __device__ __forceinline__ Split ChooseSplit(const Params& p, const Work& work, 
   const int best = __ffs(static_cast<int>(__ballot_sync(kAll, cost == least))) - 1;
   return {__shfl_sync(kAll, split_tokens, best), __shfl_sync(kAll, items, best),
           __shfl_sync(kAll, partial_rows, best)};
+}
+
+// Rows of partial results that prefill may ask for in each kv head: the rest is decode's.
+__device__ __forceinline__ int PrefillRoom(const Params& p, int decode_tiles) {
+  const int room = p.partial_capacity / p.kv_heads;
+  return decode_tiles > 0 ? room / 4 * 3 : room;
+}
+
+// Item `from_end` of a sequence, counted from its last: the last tile sees most keys.
+__device__ __forceinline__ WorkItem MakeItem(const Params& p, int seq, const SequenceInfo& info,
+                                             int from_end, int splits, int partial_begin) {
+  const Shape shape = ShapeOf(p, info);
+  // One split of all tiles after the other: they read the same keys.
+  int split = 0, tile = from_end;
+  if (splits > 1) {
+    split = static_cast<int>(static_cast<unsigned>(from_end) / static_cast<unsigned>(shape.tiles));
+    tile -= split * shape.tiles;
+  }
+  WorkItem item;
+  item.kind = shape.decode ? kDecodeItem : kPrefillItem;
+  item.seq = seq;
+  item.query_begin = info.query_begin;
+  item.first_row = tile * shape.tile_rows;
+  item.num_rows = Min(shape.tile_rows, shape.rows - item.first_row);
+  item.rows = shape.rows;
+  item.first_pos = info.context_len - info.query_len;
+  item.split = split;
+  item.splits = splits;
+  item.partial_begin = partial_begin;
+
+  const Keys keys = KeysOf(p, info, item.first_row, item.num_rows);
+  int begin = keys.begin, end = keys.end;
+  if (splits > 1) {  // whole blocks of keys each
+    const int block = shape.decode ? kSplitTokens : kPrefillSplitTokens;
+    const int first = begin / block;
+    const int blocks = (end - 1) / block + 1 - first;
+    const int each = CeilDiv(Max(blocks, 0), splits);
+    const long long from = (first + static_cast<long long>(item.split) * each) * block;
+    const long long to = from + static_cast<long long>(each) * block;
+    begin = Max(begin, from < end ? static_cast<int>(from) : end);
+    end = to < end ? static_cast<int>(to) : end;
+  }
+  item.key_begin = begin;
+  item.key_end = Max(end, begin);
+  return item;
 }
 
 }  // namespace
