@@ -227,7 +227,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
   const unsigned values = MatrixAddress(SharedAddress(shared.values), 1024);
   constexpr unsigned kTileStep = kTileBytes >> 4, kQueryStep = Shared::kQueryBytes >> 4;
   // Of fp8 the next queries come late.
-  constexpr bool kAhead = kQueries > 1 && !kConverts;
+  constexpr bool kAhead = kQueries > 1 && !kConverts && !kRoundedPrefill;
   // Where there are registers for a tile's logits and the weights of another.
   constexpr bool kDeep = kHeadDim == 64 && !kConverts && !kRoundedPrefill;
   const auto release = [&](unsigned barrier) {
@@ -240,56 +240,58 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
 
   Place<kStages> key_stage, value_stage;
   Place<kQueries> query;
-  Sums o;
-  RowEnds ends;
-  int last_slot = -1;  // whose rows are still to be written
-  const auto write_rows = [&] {
-    if (last_slot < 0) return;
-    Slot& slot = shared.slots[last_slot];
-    const int last_query = (query.index + kQueries - 1) % kQueries;
-    SyncThreads(kGroupDone + group, 128);  // the queries are read
-    const bool done = WriteRows(p, slot.tile, warp_row, o, ends, shared.query[last_query]);
-    if (!(done && slot.zeroed == 0) && lane == 0 && atomicExch(&slot.redo, 1u) == 0) {
-      WaitForLaunchesBefore();
-      p.redo[atomicAdd(&p.header->num_redo, 1u)] = slot.piece;  // attend does it again
-      if (slot.tile.splits > 1) atomicAdd(p.arrivals + PartialRow(p, slot.tile, 0, 0), 1u);
-    }
-    Arrive(SharedAddress(&shared.query_empty[last_query]));
-    Arrive(SharedAddress(&shared.slot_empty[last_slot]));
-  };
-  for (Place<kSlots> at;; at.Next(), query.Next()) {
-    if constexpr (!kAhead) write_rows();
-    // Wait for a piece, its queries, and the keys of its last tile.
+  Place<kSlots> at;
+  Logits s;
+  KeyTiles range = {};
+  // Waits for a piece, its queries and the keys of its last tile, and issues the logits of that; at
+  // the end, and of a piece without, of whatever lies there, so that these products have no other
+  // way than to the wait for them. False at the end.
+  const auto begin = [&] {
     Wait(At(shared.slot_full, at), at.parity);
     const Slot& slot = shared.slots[at.index];
     const bool stop = Uniform(slot.stop) != 0;
-    const Tile& tile = slot.tile;
-    KeyTiles range = {};
     if (!stop) {
-      range = TilesOf(tile);
+      range = TilesOf(slot.tile);
       Wait(At(shared.query_full, query), query.parity);
       if (range.first < range.end) Wait(At(shared.keys_full, key_stage), key_stage.parity);
     }
-    const unsigned own_queries = queries + query.index * kQueryStep;
-    const float* const row_scale = shared.row_scale[query.index];
-    Logits s;
+    IssueLogits(s, queries + query.index * kQueryStep, keys + key_stage.index * kTileStep);
+    return !stop;
+  };
+  bool more = true;
+  if constexpr (kAhead) {
+    more = begin();
+    WarpgroupWait<0>(s);
+  }
+  while (more) {
+    if constexpr (!kAhead) {
+      more = begin();
+      WarpgroupWait<0>(s);
+      if (!more) return;
+    }
+    Slot& slot = shared.slots[at.index];
+    const Tile& tile = slot.tile;
+    const int own_query = query.index;
+    const unsigned own_queries = queries + own_query * kQueryStep;
+    const float* const row_scale = shared.row_scale[own_query];
+    Sums o;
     Products products;
     Weights weights;
     RowSoftmax rows[2];
-    float rescale[2];
-
-    // Its first logits; of whatever lies there, and unused, if it has none, so that these products
-    // have no other way than to the wait for them.
-    IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
-    if constexpr (kAhead) write_rows();
-    last_slot = at.index;
+    float factor[2] = {}, rescale[2];
+    if constexpr (kAhead) {
+#pragma unroll
+      for (int i = 0; i < kKeys / 16; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) weights[i][j] = 0;
+      }
+    }
+    int in_level = 0, left = kLevelTiles;
 #pragma unroll
     for (int i = 0; i < kOutTiles; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) o[i][j] = 0.0f;
     }
-    WarpgroupWait<0>(s);
-    if (stop) return;
 
     // The loop in it also keeps the compiler from moving the wait for the values, which it takes
     // for independent of the weights, in front of their computation.
@@ -297,6 +299,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       if (t >= range.first) Wait(At(shared.keys_full, key_stage), key_stage.parity);
     };
     const bool has_rows = group * (kRows / 2) < Uniform(tile.num_rows);
+    const bool computes = has_rows && range.first < range.end;
     if (!has_rows) {  // the other warpgroup has the tensor cores for itself
       for (int t = range.first; t < range.end; ++t, key_stage.Next(), value_stage.Next()) {
         Wait(At(shared.keys_full, key_stage), key_stage.parity);
@@ -304,12 +307,12 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
         Wait(At(shared.values_full, value_stage), value_stage.parity);
         release(At(shared.values_empty, value_stage));
       }
-    } else if (range.first < range.end) {
+    } else if (computes) {
       int t = range.end - 1;
 
       // What the rows see.
       const LogitFactor logit = MakeLogitFactor(p, tile.head);
-      float factor[2], cap_in[2];
+      float cap_in[2];
       Visible visible[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -335,7 +338,6 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
         for (int h = 0; h < 2; ++h) rows[h].sum = rows[h].sum * rescale[h] + sum[h];
         based = !__any_sync(kAllLanes, fminf(rows[0].max, rows[1].max) == -Infinity());
       };
-      int in_level = 0, left = kLevelTiles;
       // Brings weights and sums up to date with those of a tile.
       const auto take_weights = [&](const Logits& x, bool rose) {
         PackWeights(weights, x);
@@ -449,16 +451,60 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
         }
         Wait(At(shared.values_full, value_stage), value_stage.parity);
       }
+    }
 
-      // The values of the tile taken last.
-      HoldRegisters(o);
-      IssueValues(o, products, weights, values + value_stage.index * kTileStep);
-      FinishValues(o, products, weights, values + value_stage.index * kTileStep);
+    const auto release_values = [&] {
       release(At(shared.values_empty, value_stage));
       value_stage.Next();
       if (in_level != 0) FromLevel(level, factor, o, rows);
+    };
+    const auto write_rows = [&] {
+      RowEnds ends;
+      FinishRows(p, tile, warp_row, o, rows, row_scale, ends);
+      SyncThreads(kGroupDone + group, 128);  // the queries are read
+      const bool done = WriteRows(p, tile, warp_row, o, ends, shared.query[own_query]);
+      if (!(done && slot.zeroed == 0) && lane == 0 && atomicExch(&slot.redo, 1u) == 0) {
+        WaitForLaunchesBefore();
+        p.redo[atomicAdd(&p.header->num_redo, 1u)] = slot.piece;  // attend does it again
+        if (tile.splits > 1) atomicAdd(p.arrivals + PartialRow(p, tile, 0, 0), 1u);
+      }
+    };
+    const unsigned query_empty = At(shared.query_empty, query);
+    const unsigned slot_empty = At(shared.slot_empty, at);
+    const unsigned last_values = values + value_stage.index * kTileStep;
+    query.Next();
+    at.Next();
+    if constexpr (kAhead) {
+      // The values of the tile taken last, or whatever lies there, and the next piece's first
+      // logits, while the rows are written.
+      HoldRegisters(o);
+      IssueValues(o, products, weights, last_values);
+      more = begin();
+      WarpgroupWait<1>(o);
+      if (computes) {
+        release_values();
+      } else {
+#pragma unroll
+        for (int i = 0; i < kOutTiles; ++i) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) o[i][j] = 0.0f;
+        }
+      }
+      write_rows();
+      Arrive(query_empty);
+      Arrive(slot_empty);
+      WarpgroupWait<0>(s);
+    } else {
+      if (computes) {
+        HoldRegisters(o);
+        IssueValues(o, products, weights, last_values);
+        FinishValues(o, products, weights, last_values);
+        release_values();
+      }
+      write_rows();
+      Arrive(query_empty);
+      Arrive(slot_empty);
     }
-    FinishRows(p, tile, warp_row, o, rows, row_scale, ends);
   }
 }
 
