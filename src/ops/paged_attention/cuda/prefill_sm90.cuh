@@ -287,11 +287,13 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       }
     }
     int in_level = 0, left = kLevelTiles;
+    const auto clear_sums = [&] {
 #pragma unroll
-    for (int i = 0; i < kOutTiles; ++i) {
+      for (int i = 0; i < kOutTiles; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) o[i][j] = 0.0f;
-    }
+        for (int j = 0; j < 4; ++j) o[i][j] = 0.0f;
+      }
+    };
 
     // The loop in it also keeps the compiler from moving the wait for the values, which it takes
     // for independent of the weights, in front of their computation.
@@ -300,6 +302,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     };
     const bool has_rows = group * (kRows / 2) < Uniform(tile.num_rows);
     const bool computes = has_rows && range.first < range.end;
+    if (!computes) clear_sums();
     if (!has_rows) {  // the other warpgroup has the tensor cores for itself
       for (int t = range.first; t < range.end; ++t, key_stage.Next(), value_stage.Next()) {
         Wait(At(shared.keys_full, key_stage), key_stage.parity);
@@ -357,6 +360,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       release(At(shared.keys_empty, key_stage));
       key_stage.Next();
       if constexpr (kDeep) {
+        clear_sums();
         // The products of a tile's logits, and of the values of the last tile but one, beside the
         // weights of the last tile.
         Logits x;
@@ -423,22 +427,19 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
           add_by_maximum();
           return rose;
         };
-        weigh(t);
-        PackWeights(weights, s);
-
-        // The logits of each other tile, beside the values of the tile taken before.
-        wait_keys(--t);
-        for (; t >= range.first; --t) {
-          // Start both products.
+        // A tile's weights beside the values of the tile before, and its logits in front of both.
+        const auto step = [&]<bool kHasLogits>(int t) {
           HoldRegisters(o);
-          IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
+          if constexpr (!kHasLogits) {
+            IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
+          }
           Wait(At(shared.values_full, value_stage), value_stage.parity);
           IssueValues(o, products, weights, values + value_stage.index * kTileStep);
-
-          // Softmax.
-          WarpgroupWait<1>(s);
-          release(At(shared.keys_empty, key_stage));
-          key_stage.Next();
+          if constexpr (!kHasLogits) {
+            WarpgroupWait<1>(s);
+            release(At(shared.keys_empty, key_stage));
+            key_stage.Next();
+          }
           const bool rose = weigh(t);
 
           // Wait for the values' products, and the next keys.
@@ -448,7 +449,32 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
           release(At(shared.values_empty, value_stage));
           value_stage.Next();
           take_weights(s, rose);
+        };
+        if (kAhead && t > range.first) {
+          // The first weights, beside them the second logits: they lie where sums are to come.
+          mask(t);
+          BasesByMaximum(s, factor, rows, rescale, base);
+          Logits x;
+          Relate(x, s, factor, base);
+          HoldRegisters(x);  // before s is used again
+          wait_keys(--t);
+          IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
+          Weigh(x, sum);
+          add_by_maximum();
+          PackWeights(weights, x);
+          Wait(At(shared.values_full, value_stage), value_stage.parity);
+          WarpgroupWait<0>(s);
+          release(At(shared.keys_empty, key_stage));
+          key_stage.Next();
+          clear_sums();
+          step.template operator()<true>(t);
+        } else {
+          clear_sums();
+          weigh(t);
+          PackWeights(weights, s);
+          wait_keys(t - 1);
         }
+        for (--t; t >= range.first; --t) step.template operator()<false>(t);
         Wait(At(shared.values_full, value_stage), value_stage.parity);
       }
     }
@@ -484,11 +510,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       if (computes) {
         release_values();
       } else {
-#pragma unroll
-        for (int i = 0; i < kOutTiles; ++i) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) o[i][j] = 0.0f;
-        }
+        clear_sums();
       }
       write_rows();
       Arrive(query_empty);
