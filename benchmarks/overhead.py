@@ -1,14 +1,21 @@
 """What a custom call of ours costs beyond an empty jitted call of the same arguments.
 
-On a GPU also chains: of as many kernels of XLA's own, and by each road in benchmarks/roads.
+    python benchmarks/overhead.py [--update]
+
+On a GPU also chains: of as many kernels of XLA's own, and by each road in benchmarks/roads; they go
+to build/bench/own-kernels.{json,md}, with --update to those of docs/benchmarks.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import importlib.util
+import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,7 +23,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import own_kernels
 import xla_gpu
+from common import folder_of
 from roads import ROADS, jax_peers, ours
 from roads.trial import CHAIN
 from xla_gpu.jax import paged_attention, simple_add
@@ -45,32 +54,39 @@ def _arguments() -> tuple[jax.Array, ...]:
     )
 
 
-def _cuda_roads() -> dict[str, Callable[..., jax.Array]]:
+def _cuda_roads() -> list[str]:
     """SAXPY by those that are installed, the first by XLA itself."""
-    made = {}
     os.environ.setdefault("ROADS_CACHE", tempfile.mkdtemp())
-    for key in (
+    keys = (
         "plain_jax_gpu",
         "cuda_kernel",
         "triton_kernel",
         "tvm_ffi_cuda_kernel",
         "raw_cuda_ffi",
-    ):
-        packages = [package.split(".")[0] for package in ROADS[key].packages]
-        if all(importlib.util.find_spec(package) for package in packages):
-            made[key] = ROADS[key].make()
-    return made
+    )
+    packages = {key: [name.split(".")[0] for name in ROADS[key].packages] for key in keys}
+    return [key for key in keys if all(map(importlib.util.find_spec, packages[key]))]
 
 
-def _chains(f: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """CHAIN of f, one after the other, each a kernel."""
+class _Chain:
+    """CHAIN of f, one after the other, each a kernel; a call goes on from the last one's result.
 
-    def chain(x: jax.Array, y: jax.Array) -> jax.Array:
-        for _ in range(CHAIN):
-            x = jax.lax.optimization_barrier(f(x, y))
-        return x
+    `donated`: in its memory, so that XLA, which records a command buffer for the addresses that it
+    sees, may replay it as it is; else a call has new memory, and its command buffer is updated.
+    """
 
-    return jax.jit(chain)
+    def __init__(self, f: Callable[..., jax.Array], x: jax.Array, donated: bool) -> None:
+        def chain(x: jax.Array, y: jax.Array) -> jax.Array:
+            for _ in range(CHAIN):
+                x = jax.lax.optimization_barrier(f(x, y))
+            return x
+
+        self.chain = jax.jit(chain, donate_argnums=0 if donated else ())
+        self.x, self.y = jnp.copy(x), x
+
+    def __call__(self) -> jax.Array:
+        self.x = self.chain(self.x, self.y)
+        return self.x
 
 
 def _own_kernels() -> dict[str, Callable[..., jax.Array]]:
@@ -121,11 +137,9 @@ def measure(rounds: int = 15, repeats: int = 300) -> dict[str, float]:
     }
     own = _own_kernels() if jax.default_backend() == "cpu" else {}
     calls |= {name: functools.partial(call, query, query) for name, call in own.items()}
-    for name, f in (_cuda_roads() if not own else {}).items():
-        own[name] = jax.jit(f)
+    for name in [] if own else _cuda_roads():
+        own[name] = jax.jit(ROADS[name].make())
         calls[name] = functools.partial(own[name], query, query)
-        for size, x in {"8": query.reshape(-1), "1M": jnp.ones(1 << 20)}.items():
-            calls[f"{CHAIN} of {name}, {size}"] = functools.partial(_chains(f), x, x)
     for call in calls.values():
         jax.block_until_ready(call())
     medians = {name: [] for name in calls}
@@ -145,6 +159,48 @@ def measure(rounds: int = 15, repeats: int = 300) -> dict[str, float]:
     return result
 
 
+def _chains(road: str) -> dict[str, float]:
+    """Medians in microseconds of an awaited call of each chain of a road."""
+    f = ROADS[road].make()
+    found = {}
+    for size, x in {"8": jnp.ones(8), "1M": jnp.ones(1 << 20)}.items():
+        for donated in (True, False):
+            chain = _Chain(f, x, donated)
+            _median_us(chain, 20)
+            how = ", donated" if donated else ""
+            found[f"{CHAIN} of {road}, {size}{how}"] = _median_us(chain, 300)
+    return found
+
+
+def measure_chains(turns: int = 2) -> dict[str, float]:
+    """Of all roads, each in processes of its own, by turns: the least of their medians."""
+    least: dict[str, float] = {}
+    for _ in range(turns):
+        for road in _cuda_roads():
+            program = [sys.executable, __file__, "--road", road]
+            ran = subprocess.run(program, check=True, stdout=subprocess.PIPE)
+            for name, took in json.loads(ran.stdout.splitlines()[-1]).items():
+                least[name] = min(took, least.get(name, took))
+    return least
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--road", help=argparse.SUPPRESS)
+    args = folder_of(parser, argv)
+    if args.road:
+        print(json.dumps(_chains(args.road)))
+        return
+    if args.saved:
+        turns = json.loads(args.saved.read_text())
+    else:
+        turns = measure(rounds=2, repeats=3) if args.quick else measure()
+        if jax.default_backend() != "cpu":
+            turns |= measure_chains()
+        for name, microseconds in turns.items():
+            print(f"{name:32} {microseconds:7.2f} us")
+    own_kernels.keep_turns(args.out, turns)
+
+
 if __name__ == "__main__":
-    for name, microseconds in measure().items():
-        print(f"{name:32} {microseconds:7.2f} us")
+    main()

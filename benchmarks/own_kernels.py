@@ -1,6 +1,6 @@
 """A kernel of one's own by every road into JAX and torch: how soon, how fast, how much code.
 
-    python benchmarks/own_kernels.py [--python PATH ...] [--only ROAD ...] [--update]
+    python benchmarks/own_kernels.py [--python PATH ...] [--only ROAD ...] [--first] [--update]
     python benchmarks/own_kernels.py --from RESULTS.json [--update]    # makes the page again
 
 Each road (benchmarks/roads) brings the same SAXPY in, in processes of its own, with the first of
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import re
@@ -40,6 +41,10 @@ CACHES = (
     "CUDA_CACHE_PATH",
     "CUTE_DSL_CACHE_DIR",
 )
+JAX_KEEPS_ALL = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 
 
 # ---- The processes -------------------------------------------------------------------------------
@@ -74,6 +79,10 @@ def _start(python: str, road: Road, stage: str, cache: str) -> dict[str, Any]:
         env[name] = str(folder)
     if road.platform == "CPU":
         env["JAX_PLATFORMS"] = "cpu"
+    if stage == "kept":
+        folder = pathlib.Path(cache) / "jax"
+        folder.mkdir(exist_ok=True)
+        env |= {"JAX_COMPILATION_CACHE_DIR": str(folder), **JAX_KEEPS_ALL}
     if stage == "probes" and road.platform == "CPU":
         env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
     program = [python, __file__, "--child", road.key, "--stage", stage]
@@ -88,23 +97,27 @@ def _start(python: str, road: Road, stage: str, cache: str) -> dict[str, Any]:
     return found
 
 
-def measure(road: Road, pythons: list[str], rounds: int) -> dict[str, Any]:
-    """A row of the table: what all processes of the road found out."""
+def measure(road: Road, pythons: list[str], rounds: int, more: list[str]) -> dict[str, Any]:
+    """A row of the table: what all processes of the road found out; `more`: further stages."""
     row: dict[str, Any] = {"road": road.key, "lines": road.lines}
     python = _python_for(road, pythons)
     if python is None:
         return row | {"error": "not installed"}
-    stages = ["first"] * (rounds - 1) + ["times", "probes"]
     with tempfile.TemporaryDirectory() as cache:
         cold = _start(python, road, "first", cache)
         if "error" in cold:
             return row | cold
-        warm = [_start(python, road, stage, cache) for stage in stages]
+        warm = [_start(python, road, stage, cache) for stage in ["first"] * (rounds - 1) + more]
+        # The first of these processes keeps, the others read.
+        keeping = ["kept"] * rounds if road.framework == "jax" else []
+        kept = [_start(python, road, stage, cache) for stage in keeping]
     for one in warm:
         row |= {name: one[name] for name in ("us", "can", "error") if name in one}
-    firsts = [one["first"] for one in warm if "first" in one]
     row |= {"versions": cold["versions"], "cold": cold["first"], "import": cold["import"]}
-    return row | ({"warm": min(firsts)} if firsts else {})
+    for name, ran in {"warm": warm, "kept": kept[1:]}.items():
+        if firsts := [one["first"] for one in ran if "first" in one]:
+            row[name] = min(firsts)
+    return row
 
 
 # ---- The page ------------------------------------------------------------------------------------
@@ -117,6 +130,7 @@ every road in [benchmarks/roads](../../benchmarks/roads), each in processes of i
 - cold, warm: milliseconds from the kernel's text to the first result, {LARGE:,} elements: with
   nothing compiled before, and in a new process with what the first one left on disk (the least of
   some). The framework and the packages are imported by then, and the framework has run something.
+  kept: warm with JAX's own compilation cache on, which it is not unless asked for.
 - eager, jit: microseconds a call of {SMALL} elements, one after the other, not awaited; jit: by
   jax.jit. The least of 15 rounds, as all below.
 - chain: microseconds a kernel where {CHAIN} follow one another, of {SMALL} elements: in JAX one
@@ -126,6 +140,24 @@ every road in [benchmarks/roads](../../benchmarks/roads), each in processes of i
   by another process ("without the kernel": which has to have it by another way); arrays that are
   split over two devices and stay so ("gathered": they do not). Where it says no, jax.custom_vjp,
   custom_vmap, shard_map or torch.library may be written around the call.
+
+Where ours is behind, and why:
+
+- warm, kept: a handler in C++ has its checks and launch compiled in; ours reads the definition,
+  looks for the compiler, whose version is in the cache's key, and lowers rules for vmap, gradient
+  and sharding, which the others lack. The rest of "warm" is XLA's compilation, which "kept" spares.
+  A tvm_ffi.Function has no name in another process, so that JAX never finds its program again.
+- jit: an execution looks up its plan by the types and attributes that XLA gives it.
+- chain: of custom calls XLA's command buffers hold graphs, of its own kernels single nodes. Large:
+  this SAXPY reads 4 bytes a thread, those of XLA, Triton and torch 16.
+- torch eager: types are checked, the launch worked out and the result made in each call, in C++.
+"""
+TURNS = f"""By turns (`python benchmarks/overhead.py --update`), us: an awaited call of {SMALL}
+elements beyond an empty jitted one of the same arguments, in one process; and an awaited call of
+one jitted function of {CHAIN} kernels with command buffers, each road in processes of its own, with
+its ratio to that of as many of XLA's own. XLA records a command buffer for the addresses that it
+sees: with memory that is donated it replays it; with new memory for each result it records it
+again.
 """
 COLUMNS = {"eager": "eager", "jit": "jit", "chain": "chain", "chain, large": "large"}
 
@@ -154,12 +186,14 @@ def _table(platform: str, measured: dict[str, Any]) -> list[str]:
     lines = [f"## On the {platform}", "", f"Machine: {measured['machine']}.", ""]
     for framework in ("jax", "torch"):
         told = " | ".join(f"{COLUMNS[name]}, us" for name in columns)
-        lines += [f"| {framework} | lines | cold, ms | warm, ms | {told} |"]
-        lines += ["|---" * (4 + len(columns)) + "|"]
+        firsts = ["cold", "warm", *(["kept"] if framework == "jax" else [])]
+        told = " | ".join([*(f"{name}, ms" for name in firsts), told])
+        lines += [f"| {framework} | lines | {told} |"]
+        lines += ["|---" * (2 + len(firsts) + len(columns)) + "|"]
         for road, row in rows:
             if road.framework == framework and "us" in row:
-                first = [str(row["lines"]), _cell(row["cold"]), _cell(row["warm"])]
-                cells = [*(first if road.is_kernel else ["", "", ""])]
+                first = [str(row["lines"]), *(_cell(row.get(name)) for name in firsts)]
+                cells = first if road.is_kernel else [""] * len(first)
                 cells += [_cell(row["us"].get(name)) for name in columns]
                 lines.append(f"| {_name(road)} | {' | '.join(cells)} |")
         lines.append("")
@@ -176,10 +210,40 @@ def _table(platform: str, measured: dict[str, Any]) -> list[str]:
         versions |= {name: v for name, v in row.get("versions", {}).items() if v}
     told = ", ".join(f"{name} {v}" for name, v in sorted(versions.items()))
     lines += ["", f"Versions: {told}."]
+    if "turns" in measured:
+        lines += ["", *_turns_table(measured["turns"])]
     failed = [f"- {road.name}, {road.framework}: {r['error']}" for road, r in rows if "error" in r]
     if failed:
         lines += ["", "Not measured:", "", *failed]
     return [*lines, ""]
+
+
+def _turns_table(turns: dict[str, float]) -> list[str]:
+    """Of what overhead.py has measured."""
+    lines = [TURNS]
+    kinds = [f"{size}{how}" for size in ("8", "1M") for how in (", donated", "")]
+    told = " | ".join(f"{CHAIN} of {kind}" for kind in kinds)
+    lines += [f"| | a call | {told} |", "|---" * (2 + len(kinds)) + "|"]
+    for key, road in ROADS.items():
+        chains = [(turns.get(f"{CHAIN} of {key}, {kind}"), kind) for kind in kinds]
+        if not any(took for took, _ in chains):
+            continue
+        cells = [_cell(max(0.0, turns[f"{key} adds"]))]
+        for took, kind in chains:
+            ratio = (took or 0.0) / turns.get(f"{CHAIN} of plain_jax_gpu, {kind}", math.inf)
+            cells.append(f"{_cell(took)} ({ratio:.2f})" if took else "")
+        lines.append(f"| {_name(road)} | {' | '.join(cells)} |")
+    return lines
+
+
+def keep_turns(folder: pathlib.Path, turns: dict[str, float]) -> None:
+    """Adds what overhead.py has measured to the page, if it is of chains."""
+    if not any(name.startswith(f"{CHAIN} of ") for name in turns):
+        return
+    known = [folder / "own-kernels.json", ROOT / "docs" / "benchmarks" / "own-kernels.json"]
+    results = json.loads(next(path for path in known if path.exists()).read_text())
+    results["GPU"]["turns"] = {name: round(took, 2) for name, took in turns.items()}
+    save(folder, results)
 
 
 def _name(road: Road) -> str:
@@ -203,6 +267,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=sorted(ROADS), default=list(ROADS))
     parser.add_argument("--platform", choices=["CPU", "GPU"])
     parser.add_argument("--rounds", type=int, default=5, help="warm processes a road")
+    parser.add_argument("--first", action="store_true", help="of known rows cold, warm, kept alone")
     parser.add_argument("--child", choices=sorted(ROADS), help=argparse.SUPPRESS)
     parser.add_argument("--stage", help=argparse.SUPPRESS)
     args = folder_of(parser, argv)
@@ -220,7 +285,9 @@ def main(argv: list[str] | None = None) -> None:
     rows = {row["road"]: row for row in results.get(platform, {}).get("rows", [])}
     for key in args.only:
         if ROADS[key].platform == platform:
-            rows[key] = measure(ROADS[key], args.python, rounds)
+            more = [] if args.first else ["times", "probes"]
+            row = measure(ROADS[key], args.python, rounds, more)
+            rows[key] = rows[key] | row if args.first else row
             print(f"{ROADS[key].name}, {ROADS[key].framework}: {json.dumps(rows[key])}", flush=True)
             measured = {
                 "machine": _machine(platform),

@@ -23,7 +23,7 @@ ALLOWED = {
     "cuda": {"core"},
     "ops": {"core", "cuda"},
     "xla": {"core"},
-    "capi": {"core", "xla"},
+    "capi": {"core", "cuda", "xla"},
     "cli": {"core", "cuda", "ops", "xla", "capi"},
 }
 # Within a layer that is listed here, a folder may include itself and these; "" is what lies in no

@@ -129,11 +129,11 @@ def raw_cuda_ffi():
     include = f"-I{jax.ffi.include_dir()}"
     compiler = ["nvcc", "-std=c++17", "-O2", "-arch=native", "-Xcompiler=-fPIC", include]
     library = ctypes.CDLL(build(compiler, KERNEL_CUDA + handler, ".cu"))
-    jax.ffi.register_ffi_target("saxpy", jax.ffi.pycapsule(library.Saxpy), platform="CUDA")
+    jax.ffi.register_ffi_target("raw_saxpy", jax.ffi.pycapsule(library.Saxpy), platform="CUDA")
 
     def saxpy(x, y):
         out = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        call = jax.ffi.ffi_call("saxpy", out, vmap_method="broadcast_all")
+        call = jax.ffi.ffi_call("raw_saxpy", out, vmap_method="broadcast_all")
         return call(x, y, alpha=np.float32(2.0))
 
     return saxpy

@@ -177,6 +177,17 @@ XLA_GPU_EXPORT char* xla_gpu_ops_json(void);
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_profile_start(void);
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_profile_stop(char** times_json);
 
+/* ---- The cache on disk ----------------------------------------------------------------------- */
+
+/* A text that is kept for other processes of this user in the folder of compiled kernels (variable
+ * XLA_GPU_CACHE_DIR), where `xla-gpu cache` shows and clears it. `key` is all that the text depends
+ * on, of any length. Get writes "" where nothing is kept. Put keeps nothing where there is no cache
+ * on disk; `description` is for people. FAILED_PRECONDITION: the folder cannot be used, or not
+ * written to; INVALID_ARGUMENT: a null pointer. */
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_cache_get(const char* key, size_t key_size, char** text);
+XLA_GPU_EXPORT xla_gpu_status* xla_gpu_cache_put(const char* key, size_t key_size,
+                                                 const char* description, const char* text);
+
 /* ---- Kernels of your own ------------------------------------------------------------------- */
 
 /* Makes a kernel of yours an op, by a JSON text (docs/your-kernel.md has its members) of `size`

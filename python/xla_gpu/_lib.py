@@ -170,6 +170,8 @@ def load() -> ctypes.CDLL:
         "xla_gpu_define_kernel": (pointer, [text, ctypes.c_size_t, out]),
         "xla_gpu_profile_start": (pointer, []),
         "xla_gpu_profile_stop": (pointer, [out]),
+        "xla_gpu_cache_get": (pointer, [text, ctypes.c_size_t, out]),
+        "xla_gpu_cache_put": (pointer, [text, ctypes.c_size_t, text, text]),
         "xla_gpu_opaque": (pointer, [call, out]),
         "xla_gpu_handler": (pointer, [*handler, out]),
         "xla_gpu_alias": (pointer, [*handler, text, out]),

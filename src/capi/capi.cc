@@ -10,6 +10,7 @@
 #include "src/core/profile.h"
 #include "src/core/schema_json.h"
 #include "src/core/strings.h"
+#include "src/cuda/cache_admin.h"
 #include "src/xla/alias.h"
 #include "src/xla/compat/compat_plugin.h"
 #include "src/xla/handlers.h"
@@ -212,6 +213,25 @@ xla_gpu_status* xla_gpu_profile_stop(char** times_json) {
     XLA_GPU_ASSIGN_OR_RETURN(const std::string times, StopProfile());
     *times_json = CopyString(times);
     return OkStatus();
+  });
+}
+
+xla_gpu_status* xla_gpu_cache_get(const char* key, size_t key_size, char** text) {
+  return Guard([&]() -> Status {
+    if (key == nullptr || text == nullptr) return InvalidArgument("key or text is NULL");
+    XLA_GPU_ASSIGN_OR_RETURN(const std::string kept, cuda::ReadKept({key, key_size}));
+    *text = CopyString(kept);
+    return OkStatus();
+  });
+}
+
+xla_gpu_status* xla_gpu_cache_put(const char* key, size_t key_size, const char* description,
+                                  const char* text) {
+  return Guard([&]() -> Status {
+    if (key == nullptr || description == nullptr || text == nullptr) {
+      return InvalidArgument("key, description or text is NULL");
+    }
+    return cuda::Keep({key, key_size}, description, text);
   });
 }
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -15,6 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
+using ::xla_gpu::ScopedEnv;
 using ::xla_gpu::Take;
 
 // A valid simple_add of f32[2,3] on the Host, which tests then change.
@@ -170,6 +172,37 @@ TEST(CApi, HandlersAreStableAndDiffer) {
   EXPECT_NE(host, nullptr);
   EXPECT_EQ(host, again);
   EXPECT_NE(host, cuda);
+}
+
+TEST(CApi, TextsAreKeptForOtherProcesses) {
+  const xla_gpu::TempFolder folder;
+  const ScopedEnv cache("XLA_GPU_CACHE_DIR", folder.path("cache"));
+  const std::string key("a\0b", 3);
+  auto get = [](const std::string& key) {
+    char* text = nullptr;
+    EXPECT_EQ(Take(xla_gpu_cache_get(key.data(), key.size(), &text)), "");
+    std::string got = text;
+    xla_gpu_string_free(text);
+    return got;
+  };
+  auto put = [](const std::string& key, const char* text) {
+    return Take(xla_gpu_cache_put(key.data(), key.size(), "what it is", text));
+  };
+  EXPECT_EQ(get(key), "");
+  EXPECT_EQ(xla_gpu::RunForked([&] { return put(key, "{}").empty(); }), 0);
+  EXPECT_EQ(get(key), "{}");
+  EXPECT_EQ(get("a"), "");
+  EXPECT_EQ(put(key, "[]"), "");
+  EXPECT_EQ(get(key), "[]");
+  {
+    const ScopedEnv none("XLA_GPU_CACHE_DIR", "");
+    EXPECT_EQ(put("b", "text"), "");
+    EXPECT_EQ(get("b"), "");
+  }
+  std::filesystem::permissions(folder.path("cache"), std::filesystem::perms(0777));
+  char* text = nullptr;
+  EXPECT_THAT(Take(xla_gpu_cache_get("a", 1, &text)), HasSubstr("others may write"));
+  EXPECT_THAT(put("a", "text"), HasSubstr("others may write"));
 }
 
 TEST(CApi, ManyThreadsCallAtOnce) {

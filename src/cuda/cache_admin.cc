@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -37,6 +38,14 @@ StatusOr<std::vector<Job>> PlanJobs(const std::vector<DeviceInfo>& devices,
     }
   }
   return jobs;
+}
+
+// Of no kernel: those begin with a number.
+Sha256::Digest KeptKey(std::string_view key) {
+  Sha256 hash;
+  hash.Update("kept ");
+  hash.Update(key);
+  return hash.Finish();
 }
 
 }  // namespace
@@ -87,6 +96,23 @@ StatusOr<WarmResult> WarmCache(const std::vector<DeviceInfo>& devices,
   });
   XLA_GPU_RETURN_IF_ERROR(kept);
   return result;
+}
+
+StatusOr<std::string> ReadKept(std::string_view key) {
+  const std::string folder = DiskCache::DefaultFolder();
+  if (folder.empty()) return std::string();
+  const StatusOr<DiskCache> cache = DiskCache::OpenExisting(folder);
+  if (cache.status().code() == StatusCode::kNotFound) return std::string();
+  XLA_GPU_RETURN_IF_ERROR(cache.status());
+  std::optional<CacheEntry> entry = cache->Read(KeptKey(key));
+  return entry ? std::move(entry->cubin) : std::string();
+}
+
+Status Keep(std::string_view key, const std::string& description, std::string text) {
+  const std::string folder = DiskCache::DefaultFolder();
+  if (folder.empty()) return OkStatus();
+  XLA_GPU_ASSIGN_OR_RETURN(const DiskCache cache, DiskCache::Open(folder));
+  return cache.Write({KeptKey(key), description, "", std::move(text)});
 }
 
 }  // namespace xla_gpu::cuda

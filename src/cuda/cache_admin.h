@@ -1,10 +1,12 @@
-// What `xla-gpu cache` does: looks at, empties and fills the disk cache of compiled kernels.
+// What `xla-gpu cache` does: looks at, empties and fills the disk cache of compiled kernels. And
+// texts that front ends keep beside the kernels: what other compilers made, what was chosen.
 #ifndef XLA_GPU_CUDA_CACHE_ADMIN_H_
 #define XLA_GPU_CUDA_CACHE_ADMIN_H_
 
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/core/status.h"
@@ -39,6 +41,12 @@ using WarmProgress = std::function<void(size_t done, size_t total, const Registe
 StatusOr<WarmResult> WarmCache(const std::vector<DeviceInfo>& devices,
                                const std::vector<std::string>& ops, int num_threads,
                                const WarmProgress& progress);
+
+// The text that a process of this user kept under `key`, which is all that it depends on; empty
+// where there is none.
+StatusOr<std::string> ReadKept(std::string_view key);
+// Nothing where there is no cache on disk. `description`: for ListCache.
+Status Keep(std::string_view key, const std::string& description, std::string text);
 
 }  // namespace xla_gpu::cuda
 

@@ -15,7 +15,7 @@ struct CacheEntry {
   Sha256::Digest key = {};  // what the kernel was made from
   std::string description;  // for people
   std::string entry;        // the kernel's name in the code, where that is not the source's
-  std::string cubin;
+  std::string cubin;        // or what else is kept, without an entry
 };
 
 // A kernel in the cache's folder.

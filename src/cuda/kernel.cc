@@ -19,13 +19,20 @@ namespace {
 
 class LoadedKernel final : public Kernel {
  public:
-  LoadedKernel(const DriverApi& driver, std::string name, int ordinal)
-      : driver_(driver), name_(std::move(name)), ordinal_(ordinal) {}
+  LoadedKernel(const DriverApi& driver, std::string name, const DeviceInfo& device)
+      : driver_(driver),
+        name_(std::move(name)),
+        ordinal_(device.ordinal),
+        has_clusters_(device.compute_major >= 9) {}
 
   Status Load(const KernelImage& image) {
     ScopedPrimaryContext context(driver_, ordinal_);
     XLA_GPU_RETURN_IF_ERROR(context.status());
-    return driver_.has_libraries() ? LoadLibrary(image) : LoadModule(image);
+    XLA_GPU_RETURN_IF_ERROR(driver_.has_libraries() ? LoadLibrary(image) : LoadModule(image));
+    // Clusters of more than 8 blocks, for kernels that have them: the launch says if they cannot
+    // be.
+    if (has_clusters_) (void)Set(kNonPortableClusterSize, 1);
+    return OkStatus();
   }
 
   // Raises the most dynamic shared memory that a launch may ask for.
@@ -34,19 +41,9 @@ class LoadedKernel final : public Kernel {
     if (bytes <= max_shared_) return OkStatus();
     const std::string what = StrCat("allowing kernel ", name_, " ", bytes,
                                     " bytes of dynamic shared memory on device ", ordinal_);
-    const int value = static_cast<int>(bytes);
-    CUresult result = kCudaSuccess;
-    if (kernel_ != nullptr) {
-      CUdevice device = 0;
-      result = driver_.cuDeviceGet(&device, ordinal_);
-      if (result == kCudaSuccess) {
-        result = driver_.cuKernelSetAttribute(kMaxDynamicSharedSize, value, kernel_, device);
-      }
-    } else {
-      ScopedPrimaryContext context(driver_, ordinal_);
-      XLA_GPU_RETURN_IF_ERROR(context.status());
-      result = driver_.cuFuncSetAttribute(function_, kMaxDynamicSharedSize, value);
-    }
+    ScopedPrimaryContext context(driver_, ordinal_);
+    XLA_GPU_RETURN_IF_ERROR(context.status());
+    const CUresult result = Set(kMaxDynamicSharedSize, static_cast<int>(bytes));
     if (result == kCudaSuccess) max_shared_ = bytes;
     return DriverStatus(driver_, result, what);
   }
@@ -87,6 +84,15 @@ class LoadedKernel final : public Kernel {
   }
 
  private:
+  // In the device's context.
+  CUresult Set(FunctionAttribute attribute, int value) {
+    if (kernel_ == nullptr) return driver_.cuFuncSetAttribute(function_, attribute, value);
+    CUdevice device = 0;
+    const CUresult result = driver_.cuDeviceGet(&device, ordinal_);
+    if (result != kCudaSuccess) return result;
+    return driver_.cuKernelSetAttribute(attribute, value, kernel_, device);
+  }
+
   static bool IsPlain(const LaunchConfig& config) {
     return config.cluster == std::array<uint32_t, 3>{1, 1, 1} && !config.cooperative &&
            !config.programmatic;
@@ -155,6 +161,7 @@ class LoadedKernel final : public Kernel {
   const DriverApi& driver_;
   const std::string name_;  // as it was asked for
   const int ordinal_;
+  const bool has_clusters_;
   const bool is_watched_ = LogsInfo() || SyncsLaunches();
   mutable std::atomic<bool> launched_ = false;  // of kernels that are watched
   CUkernel kernel_ = nullptr;
@@ -194,7 +201,7 @@ StatusOr<std::shared_ptr<const Kernel>> GetKernel(const KernelSpec& spec, int de
     for (bool again = false;; again = true) {
       XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const KernelImage> image,
                                GetKernelImage(spec, device->Arch(), driver->version));
-      auto kernel = std::make_shared<LoadedKernel>(*driver, spec.entry, device_ordinal);
+      auto kernel = std::make_shared<LoadedKernel>(*driver, spec.entry, *device);
       const Stopwatch watch;
       const Status loaded = kernel->Load(*image);
       if (loaded.ok()) {

@@ -20,6 +20,7 @@ namespace fs = std::filesystem;
 using Version = std::pair<int, int>;
 
 constexpr uint64_t kMaxLoaderConfig = 1 << 20;
+constexpr const char* kSystem = "system library path";
 constexpr Version kOldest = {12, 0};  // the first that knows sm_90a and C++20
 
 struct Place {
@@ -67,7 +68,7 @@ std::vector<Place> Places() {
       places.push_back({std::move(folder), "CUDA toolkit"});
   }
   for (std::string& folder : LoaderFolders()) {
-    places.push_back({std::move(folder), "system library path"});
+    places.push_back({std::move(folder), kSystem});
   }
   return places;
 }
@@ -115,8 +116,18 @@ NvrtcLibrary Inspect(const fs::path& path, std::string origin) {
   return library;
 }
 
+// Folders of the system's hold thousands of files; there the names that the loader goes by will do.
+std::vector<std::string> LibrariesIn(const Place& place) {
+  if (place.origin != kSystem) return Glob(place.folder, "/libnvrtc.so.*");
+  std::vector<std::string> names;
+  for (int major = kOldest.first - 1; major < kOldest.first + 8; ++major) {
+    names.push_back(StrCat(place.folder, "/libnvrtc.so.", major));
+  }
+  return names;
+}
+
 void AddFolder(const Place& place, std::vector<NvrtcLibrary>& found) {
-  for (const std::string& name : Glob(place.folder, "/libnvrtc.so.*")) {
+  for (const std::string& name : LibrariesIn(place)) {
     std::error_code error;
     const fs::path path = fs::canonical(name, error);  // one library has several names
     if (error || !fs::is_regular_file(path, error)) continue;

@@ -100,9 +100,9 @@ class CallBuilder {
     }
   };
   Cache MakeCache() {
-    static constexpr int64_t kHeadDims[] = {1, 8, 5, 16, 33, 64, 128, 256};
+    static constexpr int64_t kHeadDims[] = {1, 8, 5, 16, 33, 64, 128, 256, 512};
     return {Pick(kCacheTypes), static_cast<int>(Below(3)), Int(0, 4), Int(1, 5),
-            Int(1, 3),         kHeadDims[Below(8)]};
+            Int(1, 3),         kHeadDims[Below(9)]};
   }
 
   // Appends the optional arguments that the bytes choose and names them.
@@ -148,10 +148,10 @@ class CallBuilder {
   }
 
   void RaggedPagedAttentionV3(OpaqueCall& call) {
-    static constexpr int64_t kHeadDims[] = {1, 16, 64, 80, 128, 256};
+    static constexpr int64_t kHeadDims[] = {1, 16, 64, 80, 128, 256, 512};
     const DType dtype = Pick(kCacheTypes);
     const bool side_by_side = Chance(2);
-    const int64_t kv_heads = Int(1, 3), head_dim = side_by_side ? 64 : kHeadDims[Below(6)];
+    const int64_t kv_heads = Int(1, 3), head_dim = side_by_side ? 64 : kHeadDims[Below(7)];
     const int64_t q_heads = kv_heads * Int(1, 3), tokens = Int(0, 6), max_seqs = Int(1, 3);
     const int64_t packing = 4 / DTypeSize(dtype);
     const int64_t rows = side_by_side ? kv_heads : 2 * kv_heads;

@@ -217,7 +217,7 @@ def test_roads_are_counted_and_what_is_missing_is_said():
     assert roads.ROADS["plain_jax"].lines == 1
     assert roads.ROADS["torch_host_kernel"].lines == 10
     missing = dataclasses.replace(roads.ROADS["plain_jax"], packages=("no_such_package",))
-    assert own_kernels.measure(missing, [sys.executable], 2)["error"] == "not installed"
+    assert own_kernels.measure(missing, [sys.executable], 2, [])["error"] == "not installed"
 
 
 def test_the_page_of_roads_is_that_of_its_results(tmp_path):

@@ -341,7 +341,7 @@ FP8 = jnp.float8_e4m3fn
 WRONG = {
     "queries rank": (lambda: v3(queries=zeros(T, 32)), "queries is f32[4,32]; it must be"),
     "queries fp8": (lambda: v3(queries=zeros(T, H, D, dtype=FP8)), "queries is f8e4m3fn[4,4,8]"),
-    "head_dim": (lambda: v3(head_dim=320), "its head_dim is 320; allowed are 1 to 256"),
+    "head_dim": (lambda: v3(head_dim=513), "its head_dim is 513; allowed are 1 to 512"),
     "keys tokens": (lambda: v3(keys=zeros(3, K, D)), "keys is f32[3,2,8]; it must be [4, "),
     "keys head_dim": (lambda: v3(keys=zeros(T, K, 16)), "keys is f32[4,2,16]; it must be [4, "),
     "keys heads": (

@@ -93,7 +93,7 @@ def random_static(rng: np.random.Generator) -> Static:
     cache_dtype = dtype if roll < 0.6 else str(pick(FP8)) if roll < 0.85 else str(pick(FLOATS))
     kv_heads = int(pick([1, 2, 3, 4]))
     group = int(pick([1, 1, 2, 3, 4, 8]))
-    head_dim = int(pick([1, 5, 16, 33, 64, 64, 80, 96, 128, 128, 192, 256]))
+    head_dim = int(pick([1, 5, 16, 33, 64, 64, 80, 96, 128, 128, 192, 256, 512]))
     page_size = int(pick([1, 3, 8, 16, 16, 16, 32, 64]))
     max_seqs = int(rng.integers(1, 6))
     max_pages = max(1, int(rng.integers(1, 130)) // page_size)

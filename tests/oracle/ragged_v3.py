@@ -158,7 +158,7 @@ def random_v3_static(rng: np.random.Generator) -> V3Static:
     dtype = str(pick(FLOATS))
     cache_dtype = str(pick([dtype, dtype, *FP8, *FLOATS]))
     kv_heads = int(pick([1, 2, 3, 4, 8]))
-    head_dim = 64 if hd64 else int(pick([5, 64, 80, 96, 128, 128, 256]))
+    head_dim = 64 if hd64 else int(pick([5, 64, 80, 96, 128, 128, 256, 512]))
     page_size = int(pick([1, 4, 16, 16, 32, 64, 256]))
     max_seqs = int(rng.integers(1, 6))
     max_pages = max(1, int(rng.integers(1, 130)) // page_size)

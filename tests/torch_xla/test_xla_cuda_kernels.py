@@ -114,7 +114,7 @@ def test_machine_code(device, tmp_path):
     kernel = xla_gpu.cubin_kernel(
         tmp_path / "saxpy.cubin",
         "saxpy",
-        **LAUNCH,
+        **{**LAUNCH, "scalars": {"alpha": "f32", "n": ("i64", lambda x: x.size)}},
         arguments=["x", "y"],
         parameters=["x", "y", "out", "alpha", "n"],
     )

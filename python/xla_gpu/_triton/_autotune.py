@@ -66,9 +66,9 @@ def choose(problem: Problem) -> int:
         _warn(f"{problem.kernel}: no {problem.key[0]} GPU to time {len(problem.texts)} "
               f"configurations on; the first is taken: {problem.texts[0]}")  # fmt: skip
         return 0
-    facts = [triton.__version__, device.name, problem.kernel, problem.source, repr(problem.key)]
-    path = _disk.path_of("autotune", facts)
-    known = _known(_disk.read(path), problem)
+    key = repr(problem.key)
+    facts = ["autotune", triton.__version__, device.name, problem.kernel, problem.source, key]
+    known = _known(_disk.read(facts), problem)
     if known is not None:
         _say(f"{problem.kernel}: autotuned before: {problem.texts[known]}")
         return known
@@ -85,7 +85,7 @@ def choose(problem: Problem) -> int:
         f"{problem.texts[chosen]}"
     )
     kept = {"configuration": problem.texts[chosen], "microseconds": times[chosen]}
-    _disk.write(path, kept, "the choice of @triton.autotune")
+    _disk.write(facts, f"choice of @triton.autotune for {problem.kernel}", kept)
     return chosen
 
 

@@ -25,28 +25,20 @@ def image_of(
 ) -> Image:
     """compile_image, or what an earlier process made of the same."""
     facts = _facts(fn, parameters, options, arch)
-    path = None if facts is None else _disk.path_of("triton", facts)
-    image = _read(path)
+    if facts is None:
+        return compile_image(name, fn, parameters, options, arch)
+    image = _image(_disk.read(facts))
     if image is None:
         image = compile_image(name, fn, parameters, options, arch)
-        _disk.write(path, _written(image), "the machine code of a Triton kernel")
+        said = {**dataclasses.asdict(image), "cubin": base64.b64encode(image.cubin).decode()}
+        _disk.write(facts, f"machine code of Triton kernel {name} for sm_{arch}", said)
     return image
 
 
-def _written(image: Image) -> dict[str, Any]:
-    said = dataclasses.asdict(image)
-    return said | {
-        "cubin": base64.b64encode(image.cubin).decode(),
-        "sha256": hashlib.sha256(image.cubin).hexdigest(),
-    }
-
-
-def _read(path: pathlib.Path | None) -> Image | None:
-    kept = _disk.read(path)
+def _image(kept: Any) -> Image | None:
+    """None where it is not what this version keeps."""
     try:
         cubin = base64.b64decode(kept.pop("cubin"))
-        if hashlib.sha256(cubin).hexdigest() != kept.pop("sha256"):
-            return None
         trailing, cluster = (tuple(kept.pop(key)) for key in ("trailing", "cluster"))
         return Image(cubin=cubin, trailing=trailing, cluster=cluster, **kept)
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -65,6 +57,7 @@ def _facts(
         return None
     declared = [(p.name, str(getattr(p, "annotation_type", "")), p.is_const) for p in fn.params]
     return [
+        "triton",
         sys.version_info[:2],  # whose parser reads the source
         _installation(os.environ.get("TRITON_PTXAS_PATH")),
         _environment(),

@@ -13,7 +13,7 @@ import jax
 from jax.extend import source_info_util
 
 from xla_gpu import _schema
-from xla_gpu.jax import _functions
+from xla_gpu.jax import _functions, _kernels  # noqa: F401  (else in a kernel's first call)
 from xla_gpu.jax._attention import paged_attention, ragged_paged_attention, update_kv_cache
 from xla_gpu.jax._ragged_v3 import (
     packed_kv_cache_shape,

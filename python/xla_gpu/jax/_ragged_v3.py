@@ -89,7 +89,7 @@ def ragged_paged_attention_v3(
 
     Args:
       queries: f32, bf16 or f16 [max_num_tokens, num_q_heads, head_dim], all sequences one after
-        the other; head_dim up to 256.
+        the other; head_dim up to 512.
       keys: [max_num_tokens, num_kv_heads, head_dim] of the cache's dtype (fp8: quantised by the
         caller), of the same tokens.
       values: as keys.

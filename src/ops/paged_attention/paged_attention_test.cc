@@ -148,10 +148,10 @@ const BadInput kBadInputs[] = {
     {"CachePageSizeZero", [](TypedCall& c) { c.args["kv_cache"].shape[1] = 0; },
      "10 pages of 0 tokens; page_size must be 1 to 2^31-1"},
     {"CacheHeadDimZero", [](TypedCall& c) { c.args["kv_cache"].shape[3] = 0; },
-     "head_dim is 0 in kv_cache bf16[10,16,4,0]; allowed are 1 to 256"},
+     "head_dim is 0 in kv_cache bf16[10,16,4,0]; allowed are 1 to 512"},
     {"CacheHeadDimLarge",
-     [](TypedCall& c) { c.args["kv_cache"].shape[3] = c.args["query"].shape[2] = 257; },
-     "head_dim is 257"},
+     [](TypedCall& c) { c.args["kv_cache"].shape[3] = c.args["query"].shape[2] = 513; },
+     "head_dim is 513"},
     {"CacheTooManyPages",
      [](TypedCall& c) {
        c.args["kv_cache"].shape = {int64_t{1} << 32, 1, 2, 1};

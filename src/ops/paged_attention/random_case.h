@@ -314,8 +314,8 @@ inline CaseSpec RandomSpec(std::mt19937_64& rng) {
       std::vector<DType>{DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3FN, DType::kF8E5M2});
   if (chance(30)) s.out_dtype = std::string(DTypeName(pick(compute)));
   s.layout = static_cast<Layout>(in(0, 2));
-  s.head_dim = chance(50) ? pick(std::vector<int64_t>{16, 32, 64, 80, 96, 128, 256})
-                          : (chance(80) ? in(1, 72) : in(73, 256));
+  s.head_dim = chance(50) ? pick(std::vector<int64_t>{16, 32, 64, 80, 96, 128, 256, 512})
+                          : (chance(75) ? in(1, 72) : in(73, 512));
   s.page_size = chance(50) ? pick(std::vector<int64_t>{1, 8, 16, 32, 64}) : in(1, 70);
   s.kv_heads = in(1, 3);
   s.group_size = chance(60) ? pick(std::vector<int64_t>{1, 2, 4, 8}) : in(1, 12);

@@ -101,9 +101,9 @@ StatusOr<CacheShape> ParseCacheShape(std::string_view op, const TensorView& kv_c
     return InvalidArgument(op, ": kv_cache is ", kv_cache.ToString(), " with ", shape.kv_heads,
                            " kv heads; allowed are 1 to ", kMaxKvHeads);
   }
-  if (shape.head_dim < 1 || shape.head_dim > 256) {
+  if (shape.head_dim < 1 || shape.head_dim > kMaxHeadDim) {
     return InvalidArgument(op, ": head_dim is ", shape.head_dim, " in kv_cache ",
-                           kv_cache.ToString(), "; allowed are 1 to 256");
+                           kv_cache.ToString(), "; allowed are 1 to ", kMaxHeadDim);
   }
   XLA_GPU_RETURN_IF_ERROR(CheckPages(op, kv_cache, shape));
   const int64_t v_offset = interleaved        ? shape.head_dim

@@ -17,6 +17,8 @@ namespace xla_gpu::paged_cache {
 // What an i32 index, a page's number say, can tell apart.
 inline constexpr int64_t kMaxIndex = std::numeric_limits<int32_t>::max();
 
+inline constexpr int64_t kMaxHeadDim = 512;
+
 // What the schemas of ops that take a cache share.
 DTypes ComputeTypes();  // f32, bf16, f16: what queries, keys, values and outputs may be
 DTypes CacheTypes();    // those and fp8
@@ -45,7 +47,7 @@ struct CacheShape {
   int64_t num_pages = 0;
   int64_t page_size = 0;
   int64_t kv_heads = 0;
-  int64_t head_dim = 0;  // 1 to 256
+  int64_t head_dim = 0;  // 1 to kMaxHeadDim
   CacheLayout k;
   CacheLayout v;
   bool separate_v = false;   // V is a tensor of its own

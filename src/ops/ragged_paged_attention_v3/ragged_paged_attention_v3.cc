@@ -100,8 +100,9 @@ Status ParseQueriesAndKeys(const std::vector<const TensorView*>& args,
   const TensorView& keys = *args[kKeys];
   XLA_GPU_RETURN_IF_ERROR(paged_attention::ParseQuery(kNames, queries, problem));
   const int64_t tokens = queries.dim(0), head_dim = queries.dim(2);
-  if (head_dim < 1 || head_dim > 256) {
-    return Wrong(kName, "queries", queries, "its head_dim is ", head_dim, "; allowed are 1 to 256");
+  if (head_dim < 1 || head_dim > paged_cache::kMaxHeadDim) {
+    return Wrong(kName, "queries", queries, "its head_dim is ", head_dim, "; allowed are 1 to ",
+                 paged_cache::kMaxHeadDim);
   }
   if (keys.rank() != 3 || keys.dim(0) != tokens || keys.dim(2) != head_dim) {
     return Wrong(kName, "keys", keys, "it must be [", tokens, ", kv_heads, ", head_dim,

@@ -77,8 +77,8 @@ const BadInput kBadInputs[] = {
        c.args["kv_cache"].shape = {1, 10, 16, 2, 64};
      },
      "the first must be 2"},
-    {"CacheHeadDim", [](TypedCall& c) { c.args["kv_cache"].shape[3] = 300; },
-     "head_dim is 300 in kv_cache"},
+    {"CacheHeadDim", [](TypedCall& c) { c.args["kv_cache"].shape[3] = 513; },
+     "head_dim is 513 in kv_cache"},
     {"CachePageSize", [](TypedCall& c) { c.args["kv_cache"].shape[1] = 0; },
      "page_size must be 1 to 2^31-1"},
     {"VCacheShape",

@@ -32,7 +32,7 @@ inline KeyRange VisibleKeys(const Problem& problem, const Segment& segment, int6
 }
 
 // Rows of f32 scratch are padded to whole vectors of every target.
-inline constexpr int64_t kMaxHeadDim = 256;
+using paged_cache::kMaxHeadDim;
 constexpr int64_t PadHeadDim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
 // Decode takes the q heads of one kv head in tiles of this many.

@@ -18,8 +18,8 @@ using Out = OUT_TYPE;
 
 constexpr int kRows = kDecodeTileRows;
 constexpr int kLanes = kAttendThreads / kRows;  // of a row
-constexpr int kKeys = 32;
 constexpr int kHeadDim = HEAD_DIM;
+constexpr int kKeys = kHeadDim > 256 ? 8 : 32;
 constexpr int kPadded = (kHeadDim + 3) / 4 * 4;
 constexpr int kStride = kPadded + 4;
 constexpr int kQuads = kPadded / 4;
@@ -235,7 +235,7 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kAttendThreads, 4)
+extern "C" __global__ void __launch_bounds__(kAttendThreads, kHeadDim > 256 ? 2 : 4)
     paged_attention_attend(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) float floats[];
   __shared__ Extra extra;

@@ -24,7 +24,8 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
        {Case{kBF16, kBF16, kBF16, 128, 0}, Case{kF16, kF16, kF32, 64, 50, 64},
         Case{kBF16, kBF16, kBF16, 256, 0}, Case{kBF16, DType::kF8E4M3FN, kBF16, 128, 0},
         Case{kF16, DType::kF8E5M2, kF16, 3, 50}, Case{kF32, kF32, kF32, 128, 0},
-        Case{kBF16, kF16, kF32, 255, 50}}) {
+        Case{kBF16, kF16, kF32, 255, 50}, Case{kBF16, kBF16, kBF16, 512, 0},
+        Case{kBF16, DType::kF8E4M3FN, kF32, 510, 50}, Case{kF32, kF32, kF32, 512, 0}}) {
     Problem problem;
     problem.query_dtype = c.query;
     problem.cache_dtype = c.cache;
@@ -39,7 +40,7 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
     // Decode, with tiles of more rows, and what has prefill.
     for (const int64_t tokens : {c.max_seqs, 32 * c.max_seqs, 256 * c.max_seqs}) {
       const bool prefill = tokens == 256 * c.max_seqs;
-      if (!prefill && c.head_dim == 256) continue;  // as with prefill
+      if (!prefill && c.head_dim >= 256) continue;  // as with prefill
       problem.tokens = tokens;
       problem.page_size = prefill && c.head_dim == 64 ? 7 : 8;  // which no box fits
       const Launches launches = MakeLaunches(problem, *ChooseConfig(problem, device));

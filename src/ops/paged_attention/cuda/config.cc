@@ -32,26 +32,31 @@ bool TensorCoresTake(const Problem& problem) {
   return narrow && (problem.cache_dtype == problem.query_dtype || IsFloat8(problem.cache_dtype));
 }
 
-// Rows of a tensor-core tile. The sums of the rows' values stay in registers, 128 of them a thread.
-int WidestTile(const Problem& problem) { return problem.head_dim <= 128 ? 128 : 64; }
-
-// As mma_tile.cuh computes kPadded.
-int64_t PaddedHeadDim(const Problem& problem) {
-  return RoundUp(problem.head_dim, DTypeSize(problem.cache_dtype) == 1 ? 32 : 16);
+// As mma_tile.cuh computes kParts, kOwnDims and the bytes of two stages of decode.
+int64_t Parts(const Problem& problem) { return problem.head_dim > 256 ? 2 : 1; }
+int64_t OwnDims(const Problem& problem) {
+  const int64_t align = DTypeSize(problem.cache_dtype) == 1 ? 32 : 16;
+  return RoundUp(problem.head_dim, align * Parts(problem)) / Parts(problem);
+}
+int64_t LeastDecodeBytes(const Problem& problem) {
+  const int64_t row = OwnDims(problem) * DTypeSize(problem.cache_dtype) + 16;
+  return int64_t{2} * kAttendWarps * 2 * kDecodeTileRows * row;
 }
 
-// As mma_tile.cuh computes kTilesBytes.
+// Rows of a tensor-core tile. The sums of the rows' values stay in registers, 128 of them a thread.
+int WidestTile(const Problem& problem) {
+  return problem.head_dim <= 128 ? 128 : problem.head_dim <= 256 ? 64 : 32;
+}
+
+// What mma_tile.cuh takes of it: tiles, and of wide heads an exchange. 0 if decode has no room.
 int64_t TensorCoreSharedBytes(const Problem& problem, int tile_rows, int tile_keys) {
   const int64_t element = DTypeSize(problem.cache_dtype);
-  const int64_t padded = PaddedHeadDim(problem);
-  return tile_rows * (padded * 2 + 16) + int64_t{4} * tile_keys * (padded * element + 16);
-}
-
-// As decode.cuh computes kMostStages.
-int64_t DecodeStages(const Problem& problem, int64_t shared_bytes) {
-  const int64_t element = DTypeSize(problem.cache_dtype);
-  const int64_t padded = PaddedHeadDim(problem);
-  return shared_bytes / kAttendWarps / (int64_t{2} * kDecodeTileRows * (padded * element + 16));
+  const int64_t padded = Parts(problem) * OwnDims(problem);
+  const int64_t prefill =
+      tile_rows * (padded * 2 + 16) + int64_t{4} * tile_keys * (padded * element + 16);
+  const int64_t decode = LeastDecodeBytes(problem);
+  if (Parts(problem) == 1) return prefill < decode ? 0 : prefill;
+  return std::max(prefill, decode) + std::max(tile_keys / 8, 4) * 16 * kAttendThreads;
 }
 
 // Blocks of the attend launch at most: more than the largest devices hold.
@@ -59,7 +64,8 @@ int64_t MostWorkers(const Problem& problem) { return TensorCoresTake(problem) ? 
 
 // As softmax.cuh and attend_simt.cu compute kCarryFloats.
 int64_t CarryFloats(const Problem& problem) {
-  return TensorCoresTake(problem) ? int64_t{WidestTile(problem)} / 64 * (6 + PaddedHeadDim(problem))
+  const int64_t tiles = Parts(problem) * WidestTile(problem) / 64;
+  return TensorCoresTake(problem) ? tiles * (6 + OwnDims(problem))
                                   : 3 + 8 * CeilDiv(problem.head_dim, int64_t{4} * kSimtLanes);
 }
 
@@ -70,8 +76,8 @@ int64_t CarryBytes(const Problem& problem) {
 }
 
 int64_t SimtSharedBytes(const Problem& problem) {
-  constexpr int64_t kKeys = 32;
-  return (kDecodeTileRows + 2 * kKeys) * (RoundUp(problem.head_dim, 4) + 4) * 4;
+  const int64_t keys = problem.head_dim > 256 ? 8 : 32;
+  return (kDecodeTileRows + 2 * keys) * (RoundUp(problem.head_dim, 4) + 4) * 4;
 }
 
 // Whether a prefill launch could pay, whatever the device: a batch with as many sequences as the
@@ -195,8 +201,9 @@ int64_t ClusterSharedBytes(const Problem& problem) {
 int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device) {
   if (problem.tokens > 8 || problem.max_seqs > sm90::kClusterSeqs) return 0;
   if (WhyNotSm90Decode(problem, device, ClusterSharedBytes(problem)) != nullptr) return 0;
-  // So many that all run at once: clusters do not reach every multiprocessor.
-  int64_t blocks = 8;
+  // So many that all run at once: clusters do not reach every multiprocessor. One of 16 blocks has
+  // a GPC to itself, and some GPCs lack multiprocessors: of 132 in GPCs of at most 18 five have 16.
+  int64_t blocks = device.num_sms >= 132 && problem.kv_heads <= 4 ? 16 : 8;
   while (blocks * problem.kv_heads > device.num_sms * 3 / 4) blocks /= 2;
   if (blocks < 2) return 0;
   // Half of the multiprocessors read nearly as fast as all of them; of fp8 they compute half as
@@ -242,10 +249,9 @@ bool FitTensorCore(const Problem& problem, const cuda::DeviceInfo& device, Confi
   config.tile_rows = WidestTile(problem);
   const int64_t per_sm = device.max_shared_memory_per_block + 1024;
   for (const int blocks : {2, 1}) {
-    for (const int keys : {64, 48, 32}) {
+    for (int keys = 64; keys >= (Parts(problem) == 1 ? 32 : 16); keys -= 16) {
       const int64_t bytes = TensorCoreSharedBytes(problem, config.tile_rows, keys);
-      if (blocks * (bytes + kReservedSharedBytes) > per_sm) continue;
-      if (DecodeStages(problem, bytes) < 2) continue;
+      if (bytes == 0 || blocks * (bytes + kReservedSharedBytes) > per_sm) continue;
       config.tile_keys = keys;
       config.blocks_per_sm = blocks;
       config.shared_bytes = static_cast<int>(bytes);
@@ -334,7 +340,8 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
     config.shared_bytes = static_cast<int>(SimtSharedBytes(problem));
     const int64_t per_sm = device.max_shared_memory_per_block + 1024;
     config.blocks_per_sm = static_cast<int>(
-        std::clamp<int64_t>(per_sm / (config.shared_bytes + kReservedSharedBytes), 1, 4));
+        std::clamp<int64_t>(per_sm / (config.shared_bytes + kReservedSharedBytes), 1,
+                            4 / Parts(problem)));  // as registers allow
   }
   config.workers = config.prefill_workers = static_cast<int>(
       std::min(int64_t{config.blocks_per_sm} * device.num_sms, MostWorkers(problem)));

@@ -106,8 +106,11 @@ TEST(ConfigDecode, HopperDecodesFewTokensInClusters) {
                         {"eight, too long", 8, 8, 8, 16400, 0},
                         {"nine", 9, 9, 8, 1024, 0},
                         {"room for too many", 8, 33, 8, 1024, 0},
-                        {"few heads", 1, 1, 2, 8192, 8},
-                        {"few heads, too long", 1, 1, 2, 8208, 0},
+                        {"two heads", 1, 1, 2, 16384, 16},
+                        {"two heads, too long", 1, 1, 2, 16400, 0},
+                        {"four heads", 1, 1, 4, 131072, 16},
+                        {"five heads", 1, 1, 5, 8192, 8},
+                        {"five heads, too long", 1, 1, 5, 8208, 0},
                         {"12 heads", 1, 1, 12, 131072, 8},
                         {"13 heads", 1, 1, 13, 4096, 4},
                         {"13 heads, too long", 1, 1, 13, 4112, 0},
@@ -135,6 +138,9 @@ TEST(ConfigDecode, HopperDecodesFewTokensInClusters) {
       EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
     }
     EXPECT_EQ(Choose(problem, kB200).decode_cluster, 0);
+    cuda::DeviceInfo small = kH200;
+    small.num_sms = 114;
+    EXPECT_LE(Choose(problem, small).decode_cluster, 8);
     problem.batch_invariant = true;
     EXPECT_EQ(Choose(problem, kH200).decode_cluster, 0);
   }

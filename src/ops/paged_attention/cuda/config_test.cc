@@ -201,7 +201,7 @@ TEST(Config, TypesChooseTheFamily) {
 TEST(Config, EveryHeadSizeFitsEveryDevice) {
   for (const cuda::DeviceInfo& device : {kA100, kL40, kH200, kB200}) {
     for (const DType cache : {DType::kBF16, DType::kF8E4M3FN, DType::kF32}) {
-      for (int64_t head_dim = 1; head_dim <= 256; ++head_dim) {
+      for (int64_t head_dim = 1; head_dim <= 512; ++head_dim) {
         const Problem problem = MakeProblem(DType::kBF16, cache, head_dim);
         const Config config = Choose(problem, device);
         SCOPED_TRACE(testing::Message() << head_dim << " on " << device.Arch());
@@ -212,10 +212,11 @@ TEST(Config, EveryHeadSizeFitsEveryDevice) {
         if (config.family == Family::kSimt) continue;
         const int64_t element = DTypeSize(cache);
         const int64_t align = element == 1 ? 32 : 16;
-        const int64_t padded = (head_dim + align - 1) / align * align;
-        const int64_t stages = 2 * 2 * 16 * (padded * element + 16);
+        const int64_t parts = head_dim > 256 ? 2 : 1;
+        const int64_t own = (head_dim + parts * align - 1) / (parts * align) * align;
+        const int64_t stages = 2 * 2 * 16 * (own * element + 16);
         EXPECT_GE(config.shared_bytes / 4, stages);
-        EXPECT_GE(stages, 16 * (padded + 8) * 4);
+        EXPECT_GE(stages, 16 * (own + 8) * 4);
       }
     }
   }
@@ -392,7 +393,9 @@ TEST_F(ParamsTest, PageDivisionIsExact) {
     auto p = MakeParams(PlanParams(problem, config), MakeBuffers());
     ASSERT_TRUE(p.ok());
     if (page_size == 1) return;  // the kernel does not divide
-    const auto divide = [&](uint64_t key) { return key * p->by_page.magic >> 32 >> p->by_page.shift; };
+    const auto divide = [&](uint64_t key) {
+      return key * p->by_page.magic >> 32 >> p->by_page.shift;
+    };
     for (uint64_t key : {int64_t{0}, page_size - 1, page_size, int64_t{0x7fffffff},
                          0x7fffffff / page_size * page_size - 1}) {
       ASSERT_EQ(divide(key), key / page_size) << key << " / " << page_size;
@@ -428,7 +431,7 @@ TEST(CompileCheckSpecs, AreThoseThatTheArchitectureTakes) {
 TEST(CompileCheckSpecs, AreFewAndDistinct) {
   for (const cuda::DeviceInfo& device : cuda::KnownDevices()) {
     const auto specs = CompileCheckSpecs(device);
-    EXPECT_LE(specs.size(), 19u);
+    EXPECT_LE(specs.size(), 22u);
     for (size_t i = 0; i < specs.size(); ++i) {
       for (size_t j = 0; j < i; ++j) {
         EXPECT_FALSE(specs[i].source == specs[j].source && specs[i].defines == specs[j].defines);

@@ -1,6 +1,7 @@
 // Few query rows of a sequence (those of a kv head's group, up to 16) against a long range of keys:
 // bound by memory. Each warp runs alone over every fourth 16 keys with its own ring of stages, so
-// that no barrier stalls the copies; at the end the four partial softmaxes are merged.
+// that no barrier stalls the copies; at the end the four partial softmaxes are merged. Of wide
+// heads two warps do that, over every other 16 keys, each with a ring of its own dimensions.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_CUH_
 
@@ -8,21 +9,23 @@
 
 namespace xla_gpu::paged_attention {
 
-inline constexpr int kDecodeKeys = 16;  // of one stage of one warp
-inline constexpr int kStageBytes = 2 * kDecodeKeys * kCacheStride;
 inline constexpr int kMostStages = kTilesBytes / kAttendWarps / kStageBytes;
 inline constexpr int kStages = kMostStages < 6 ? kMostStages : 6;
 static_assert(kStages >= 2, "the tiles are too small for decoding");
 // Of a row of partial results: eight floats more than the data, so that rows start in other banks.
-inline constexpr int kMergeStride = kPadded + 8;
+inline constexpr int kMergeStride = kOwnDims + 8;
 static_assert(kDecodeTileRows * kMergeStride * 4 <= kStages * kStageBytes);
-static_assert(kAttendWarps * kDecodeKeys == kSplitTokens);
+inline constexpr int kStepKeys = kGroups * kDecodeKeys;  // of all warps
+static_assert(kSplitTokens % kStepKeys == 0);
 inline constexpr int kCarrySteps = kCarryKeys / 2 / kDecodeKeys;
-static_assert(kCarrySteps * kSplitTokens > kCarryKeys);
+static_assert(kCarrySteps * kStepKeys >= kCarryKeys);
+// Copies of a row by one warp.
+inline constexpr int kOwnChunks =
+    kParts == 1 ? kChunks : kOwnDims * static_cast<int>(sizeof(Cache)) / kChunk;
 
 struct DecodeShared {
-  float max[kDecodeTileRows][kAttendWarps];
-  float sum[kDecodeTileRows][kAttendWarps];
+  float max[kDecodeTileRows][kGroups];
+  float sum[kDecodeTileRows][kGroups];
 };
 
 // Two neighbouring elements of a query row; zeros from its end on.
@@ -50,7 +53,7 @@ __device__ __forceinline__ void LoadQueryFragments(const Params& p, const Tile& 
 #pragma unroll
     for (int block = 0; block < kDimBlocks; ++block) {
       // The order of dimensions in a block is that of the keys: see mma_tile.cuh.
-      const int d = block * 16 + lane % 4 * (kOneByte ? 4 : 2);
+      const int d = FirstDim() + block * 16 + lane % 4 * (kOneByte ? 4 : 2);
       uint2 x = make_uint2(0, 0);
       if constexpr (kOneByte && kHeadDim % 4 == 0) {
         if (exists && d < kHeadDim) x = *reinterpret_cast<const uint2*>(from + d);
@@ -65,24 +68,31 @@ __device__ __forceinline__ void LoadQueryFragments(const Params& p, const Tile& 
 
 // Turns the loaded rows into operands: gives the factor of each of the thread's two rows if
 // kScaledQuery.
-__device__ __forceinline__ void PrepareQuery(bool negate, unsigned (&q)[kDimBlocks][4],
-                                             float (&scale)[2]) {
+__device__ __forceinline__ void PrepareQuery(bool negate, unsigned exchange,
+                                             unsigned (&q)[kDimBlocks][4], float (&scale)[2]) {
   const unsigned sign = negate ? 0x80008000u : 0u;
+  const auto low = [](unsigned x) { return ToFloat(Query{static_cast<unsigned short>(x)}); };
+  const auto high = [&](unsigned x) { return low(x >> 16); };
+  float largest[1][4] = {};  // of each row
+  if constexpr (kScaledQuery) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float& own = largest[0][h];
+#pragma unroll
+      for (int i = 0; i < 2 * kDimBlocks; ++i) {
+        const unsigned x = q[i / 2][h + i % 2 * 2];
+        own = fmaxf(own, fmaxf(fabsf(low(x)), fabsf(high(x))));
+      }
+      own = fmaxf(own, __shfl_xor_sync(kAllLanes, own, 1));
+      own = fmaxf(own, __shfl_xor_sync(kAllLanes, own, 2));
+    }
+    CombineParts(largest, exchange, [](float a, float b) { return fmaxf(a, b); });
+  }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     scale[h] = 1.0f;
     if constexpr (kScaledQuery) {
-      const auto low = [](unsigned x) { return ToFloat(Query{static_cast<unsigned short>(x)}); };
-      const auto high = [&](unsigned x) { return low(x >> 16); };
-      float largest = 0.0f;
-#pragma unroll
-      for (int i = 0; i < 2 * kDimBlocks; ++i) {
-        const unsigned x = q[i / 2][h + i % 2 * 2];
-        largest = fmaxf(largest, fmaxf(fabsf(low(x)), fabsf(high(x))));
-      }
-      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
-      const RowScale row_scale = ScaleOfRow(largest);
+      const RowScale row_scale = ScaleOfRow(largest[0][h]);
       scale[h] = row_scale.up;
 #pragma unroll
       for (int i = 0; i < 2 * kDimBlocks; ++i) {
@@ -103,43 +113,47 @@ __device__ __forceinline__ void PrepareQuery(bool negate, unsigned (&q)[kDimBloc
 // item's first keys.
 __device__ __forceinline__ void CopyStage(long long offset, const char* keys, long long to_values,
                                           unsigned shared_keys) {
-  constexpr int kCopies = kDecodeKeys * kChunks;
+  constexpr int kCopies = kDecodeKeys * kOwnChunks;
   // If a lane's chunk is the same in all of its keys, all else is the same but for constants.
-  constexpr bool kSameChunk = 32 % kChunks == 0;
+  constexpr bool kSameChunk = 32 % kOwnChunks == 0;
   const int lane = threadIdx.x % 32;
-  const int lane_key = kSameChunk ? lane / kChunks : 0;
+  const int lane_key = kSameChunk ? lane / kOwnChunks : 0;
   const unsigned exist = __ballot_sync(kAllLanes, offset >= 0) >> lane_key;
   const long long own = reinterpret_cast<long long>(keys) + (offset < 0 ? 0 : offset);
-  shared_keys += lane_key * kCacheStride;
+  shared_keys += lane_key * kOwnStride;
 #pragma unroll
   for (int base = 0; base < kCopies; base += 32) {
-    const int key = kSameChunk ? base / kChunks : (base + lane) / kChunks;  // from lane_key on
-    const int chunk = kSameChunk ? lane % kChunks : (base + lane) % kChunks;
+    const int key =
+        kSameChunk ? base / kOwnChunks : (base + lane) / kOwnChunks;  // from lane_key on
+    const int chunk = kSameChunk ? lane % kOwnChunks : (base + lane) % kOwnChunks;
+    // The last part may lack some of the padded row's.
+    const bool has = kParts * kOwnChunks == kChunks || OwnPart() * kOwnChunks + chunk < kChunks;
     const long long from = __shfl_sync(kAllLanes, own, (lane_key + key) % kDecodeKeys);
     if (kCopies % 32 == 0 || base + lane < kCopies) {
-      const bool read = (exist >> key & 1u) != 0;
-      const unsigned shared = shared_keys + key * kCacheStride;
+      const bool read = has && (exist >> key & 1u) != 0;
+      const unsigned shared = shared_keys + key * kOwnStride;
       CopyChunk(shared, reinterpret_cast<const char*>(from), chunk, read);
-      CopyChunk(shared + kDecodeKeys * kCacheStride,
-                reinterpret_cast<const char*>(from + to_values), chunk, read);
+      CopyChunk(shared + kDecodeKeys * kOwnStride, reinterpret_cast<const char*>(from + to_values),
+                chunk, read);
     }
   }
 }
 
 // Adds 16 keys, in shared memory, to the warp's running softmax.
 __device__ __forceinline__ void AddKeys(const Params& p, const unsigned (&q)[kDimBlocks][4],
-                                        unsigned shared_keys, int key0, const Visible (&visible)[2],
-                                        const float (&cap_in)[2], RowState (&rows)[2],
-                                        float (&o)[kOutTiles][4]) {
+                                        unsigned shared_keys, unsigned exchange, int key0,
+                                        const Visible (&visible)[2], const float (&cap_in)[2],
+                                        RowState (&rows)[2], float (&o)[kOutTiles][4]) {
   // Logits.
   float s[2][4] = {};
 #pragma unroll
   for (int block = 0; block < kDimBlocks; ++block) {
     unsigned b[4];
-    KeyFragment(b, shared_keys, block);
+    KeyFragment<kOwnStride>(b, shared_keys, block);
     Mma<Operand>(s[0], q[block], b[0], b[1]);
     Mma<Operand>(s[1], q[block], b[2], b[3]);
   }
+  AddParts(s, exchange);
 
   // Softmax.
   if constexpr (SOFT_CAP) Cap(s, cap_in);
@@ -162,7 +176,7 @@ __device__ __forceinline__ void AddKeys(const Params& p, const unsigned (&q)[kDi
 #pragma unroll
   for (int pair = 0; pair < kOutTiles / kValueTiles; ++pair) {
     unsigned b[kValueTiles][2];
-    ValueFragment(b, shared_keys + kDecodeKeys * kCacheStride, pair);
+    ValueFragment<kOwnStride>(b, shared_keys + kDecodeKeys * kOwnStride, pair);
 #pragma unroll
     for (int tile = 0; tile < kValueTiles; ++tile) {
       AddProducts<kRoundedDecode>(o[pair * kValueTiles + tile], a, b[tile]);
@@ -170,7 +184,7 @@ __device__ __forceinline__ void AddKeys(const Params& p, const unsigned (&q)[kDi
   }
 }
 
-// Merges the four warps' results, in a fixed order, and writes the rows. Each warp puts those rows
+// Merges the warps' results, in a fixed order, and writes the rows. Each warp puts those rows
 // that exist where its stages were.
 __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, char* shared,
                                            DecodeShared& extra, const RowState (&rows)[2],
@@ -186,38 +200,40 @@ __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, ch
     const int row = lane / 4 + h * 8;
     const float sum = QuadSum(rows[h].sum);
     if (row >= tile.num_rows) continue;
-    if (lane % 4 == 0) {
-      extra.max[row][warp] = MaxLogit(rows[h]);
-      extra.sum[row][warp] = sum;
+    if (lane % 4 == 0 && OwnPart() == 0) {
+      extra.max[row][Group()] = MaxLogit(rows[h]);
+      extra.sum[row][Group()] = sum;
     }
     float* to = merge_row(warp, row);
 #pragma unroll
     for (int t = 0; t < kOutTiles; ++t) {
       if constexpr (!kOneByte) {
-        *reinterpret_cast<float2*>(to + DimOf(t, 0)) = make_float2(o[t][2 * h], o[t][2 * h + 1]);
+        *reinterpret_cast<float2*>(to + OwnDimOf(t, 0)) = make_float2(o[t][2 * h], o[t][2 * h + 1]);
       } else if (t % 2 == 0) {  // two tiles hold four neighbours
-        *reinterpret_cast<float4*>(to + DimOf(t, 0)) =
+        *reinterpret_cast<float4*>(to + OwnDimOf(t, 0)) =
             make_float4(o[t][2 * h], o[t + 1][2 * h], o[t][2 * h + 1], o[t + 1][2 * h + 1]);
       }
     }
   }
   __syncthreads();
 
-  // Merge the four parts, and write: a thread some elements of a row.
+  // Merge the groups' sums, and write: a thread some elements of a row.
   constexpr int kVector = kHeadDim % 4 == 0 ? 4 : 1;
   constexpr int kVectors = kHeadDim / kVector;  // of a row
 #pragma unroll 1
   for (int i = threadIdx.x; i < tile.num_rows * kVectors; i += kAttendThreads) {
     const int row = i / kVectors, d = i % kVectors * kVector;
-    float factors[kAttendWarps];
+    const int part = kParts == 1 ? 0 : d / kOwnDims;
+    float factors[kGroups];
     const bool sees =
         WeighWarps(p, tile, row, extra.max[row], extra.sum[row], logit_factor, d == 0, factors);
     Vector<float, kVector> value = {};
 #pragma unroll
-    for (int w = 0; w < kAttendWarps; ++w) {
-      const auto x = *reinterpret_cast<const Vector<float, kVector>*>(merge_row(w, row) + d);
+    for (int g = 0; g < kGroups; ++g) {
+      const float* from = merge_row(g * kParts + part, row) + d - part * kOwnDims;
+      const auto x = *reinterpret_cast<const Vector<float, kVector>*>(from);
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) value.x[j] += x.x[j] * factors[w];
+      for (int j = 0; j < kVector; ++j) value.x[j] += x.x[j] * factors[g];
     }
     if (tile.splits > 1) {
       float* to = p.partial_out + PartialRow(p, tile, row) * kHeadDim + d;
@@ -236,14 +252,15 @@ template <typename FetchNext>
 __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, FetchNext fetch_next,
                                           char* shared, DecodeShared& extra) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const char* keys = p.k_cache + tile.head * p.head_stride;
+  const char* keys =
+      p.k_cache + tile.head * p.head_stride + FirstDim() * static_cast<int>(sizeof(Cache));
   const long long to_values =
       reinterpret_cast<long long>(p.v_cache) - reinterpret_cast<long long>(p.k_cache);
 
-  // The warp's steps: blocks of kSplitTokens keys, of which it takes its 16.
-  const int first = tile.key_begin / kSplitTokens;
-  const int end = tile.key_end > tile.key_begin ? (tile.key_end - 1) / kSplitTokens + 1 : first;
-  const auto key_of = [&](int step) { return step * kSplitTokens + warp * kDecodeKeys; };
+  // The warp's steps: blocks of kStepKeys keys, of which it takes its 16.
+  const int first = tile.key_begin / kStepKeys;
+  const int end = tile.key_end > tile.key_begin ? (tile.key_end - 1) / kStepKeys + 1 : first;
+  const auto key_of = [&](int step) { return step * kStepKeys + Group() * kDecodeKeys; };
   const auto page_of = [&](int step) {
     return lane < kDecodeKeys && step < end ? PageOf(p, tile, key_of(step) + lane) : -1;
   };
@@ -256,6 +273,7 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
   LoadQueryFragments(p, tile, q);
 
   const unsigned ring = SharedAddress(shared) + warp * (kStages * kStageBytes);
+  const unsigned exchange = SharedAddress(shared) + kTilesBytes;
   const auto copy = [&](int step, int stage, int page) {
     const int key = key_of(step) + lane;
     const long long offset = lane < kDecodeKeys && step < end ? KeyOffset(p, tile, key, page) : -1;
@@ -270,7 +288,7 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
   // Prepare the rows.
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
   float query_scale[2];
-  PrepareQuery(logit.negate, q, query_scale);
+  PrepareQuery(logit.negate, exchange + 2 * kExchangeTile, q, query_scale);
   RowState rows[2];
   Visible visible[2];
   float cap_in[2];
@@ -304,11 +322,12 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
     WaitCopies<kStages - 1>();
     __syncwarp();
     if (has_hidden(step)) {
-      found |= ZeroNonFinite<kDecodeKeys, kPadded * sizeof(Cache), kCacheStride>(
-          ring + stage * kStageBytes + kDecodeKeys * kCacheStride, lane, 32);
+      found |= ZeroNonFinite<kDecodeKeys, kOwnDims * sizeof(Cache), kOwnStride>(
+          ring + stage * kStageBytes + kDecodeKeys * kOwnStride, lane, 32);
       __syncwarp();
     }
-    AddKeys(p, q, ring + stage * kStageBytes, key_of(step), visible, cap_in, rows, o);
+    AddKeys(p, q, ring + stage * kStageBytes, exchange + (step - first) % 2 * (2 * kExchangeTile),
+            key_of(step), visible, cap_in, rows, o);
     __syncwarp();  // before the stage is written again
     stage = stage + 1 == kStages ? 0 : stage + 1;
     if (carries && ((step - first) % kCarrySteps == kCarrySteps - 1 || step + 1 == end)) {

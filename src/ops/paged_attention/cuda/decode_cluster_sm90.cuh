@@ -92,7 +92,9 @@ struct ClusterLoader : Loader {
   }
 
   __device__ __forceinline__ void Run(const ClusterLengths& lengths, int rank, int head) {
-    const int num_seqs = min(max(lengths.num_seqs, 0), p.max_seqs);
+    // Loops over what the compiler does not know to be the same in all lanes are of lanes that
+    // part.
+    const int num_seqs = Uniform(min(max(lengths.num_seqs, 0), p.max_seqs));
     bool valid = lane < num_seqs && lengths.begin >= 0 && lengths.begin <= lengths.end &&
                  lengths.end <= p.tokens && lengths.context >= 0 &&
                  lengths.context <= p.max_context;
@@ -228,7 +230,9 @@ __device__ __forceinline__ void SyncCluster() {
                    : "memory");
 }
 
-// This block's share of the elements of a tile of which it has a part. All threads.
+// This block's share of the elements of a tile of which it has a part, of kMost at most. All
+// threads.
+template <int kMost>
 __device__ __forceinline__ void MergeParts(const Params& p, DecodeMemory& shared,
                                            const DecodeMemory::Part& own, int rank) {
   constexpr int kVectors = kHeadDim / 4;
@@ -240,10 +244,10 @@ __device__ __forceinline__ void MergeParts(const Params& p, DecodeMemory& shared
   const int end = min((tile.split + 1) * each, count);
   for (int i = tile.split * each + threadIdx.x; i < end; i += kDecodeThreads) {
     const int row = i / kVectors, d = i % kVectors * 4;
-    float max[kClusterBlocks], sum[kClusterBlocks];
-    Vector<float, 4> x[kClusterBlocks];
+    float max[kMost], sum[kMost];
+    Vector<float, 4> x[kMost];
 #pragma unroll
-    for (int s = 0; s < kClusterBlocks; ++s) {
+    for (int s = 0; s < kMost; ++s) {
       const int block = first + min(s, tile.splits - 1);  // all loads at once, without branches
       const DecodeMemory::Part& part = shared.parts[s == 0 ? 1 : 0];
       max[s] = LoadFrom(InBlock(&part.max[row], block));
@@ -251,13 +255,13 @@ __device__ __forceinline__ void MergeParts(const Params& p, DecodeMemory& shared
       x[s] = LoadVectorFrom(InBlock(&part.sums[row][d], block));
     }
 #pragma unroll
-    for (int s = 2; s < kClusterBlocks; ++s) {
+    for (int s = 2; s < kMost; ++s) {
       if (s >= tile.splits) max[s] = -Infinity(), sum[s] = 0.0f, x[s] = {};
     }
-    const MergedRow<kClusterBlocks> merged(max, sum, factor);
+    const MergedRow<kMost> merged(max, sum, factor);
     Vector<float, 4> value = {};
 #pragma unroll
-    for (int s = 0; s < kClusterBlocks; ++s) {
+    for (int s = 0; s < kMost; ++s) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) value.x[j] += x[s].x[j] * merged.factors[s];
     }
@@ -305,7 +309,13 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
 
   // Tiles in parts, and rows that no sequence has.
   for (const DecodeMemory::Part& part : shared.parts) {
-    if (part.exists != 0) MergeParts(p, shared, part, rank);
+    if (part.exists == 0) continue;
+    constexpr int kFew = kClusterBlocks < 8 ? kClusterBlocks : 8;
+    if (part.tile.splits <= kFew) {
+      MergeParts<kFew>(p, shared, part, rank);
+    } else {
+      MergeParts<kClusterBlocks>(p, shared, part, rank);
+    }
   }
   if (shared.has_fills != 0) {
     for (int token = rank; token < p.tokens; token += kClusterBlocks) {

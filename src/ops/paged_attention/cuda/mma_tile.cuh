@@ -41,20 +41,39 @@ inline constexpr bool kRoundedPrefill = kRoundedDecode && kSameType<Operand, F16
 
 inline constexpr int kHeadDim = HEAD_DIM;
 inline constexpr bool kOneByte = sizeof(Cache) == 1;  // an element of the cache
-inline constexpr int kAlign = kOneByte ? 32 : 16;
+// Of wider heads a warp's registers do not hold the sums: two neighbours share rows and keys, and
+// each has one half (a part) of the head dimensions. Their logits are the sums of two parts.
+inline constexpr int kParts = kHeadDim > 256 ? 2 : 1;
+inline constexpr int kGroups = kAttendWarps / kParts;  // of warps, for different rows or keys
+inline constexpr int kAlign = (kOneByte ? 32 : 16) * kParts;
 inline constexpr int kPadded = (kHeadDim + kAlign - 1) / kAlign * kAlign;
-inline constexpr int kDimBlocks = kPadded / 16;  // of 16 head dimensions
+inline constexpr int kOwnDims = kPadded / kParts;  // of a warp
+inline constexpr int kDimBlocks = kOwnDims / 16;   // of 16 head dimensions, of a warp
+__device__ __forceinline__ int Group() { return static_cast<int>(threadIdx.x) / 32 / kParts; }
+__device__ __forceinline__ int OwnPart() { return static_cast<int>(threadIdx.x) / 32 % kParts; }
+__device__ __forceinline__ int FirstDim() { return OwnPart() * kOwnDims; }
 
 inline constexpr int kTileRows = TILE_ROWS;
 inline constexpr int kTileKeys = TILE_KEYS;
-inline constexpr int kRowTiles = kTileRows / (16 * kAttendWarps);  // 16-row tiles of a warp
+inline constexpr int kRowTiles = kTileRows / (16 * kGroups);  // 16-row tiles of a warp
+static_assert(kParts == 1 || kRowTiles == 1);
 
 // 16 bytes more than the data: rows then start in different banks.
 inline constexpr int kQueryStride = kPadded * 2 + 16;
 inline constexpr int kCacheStride = kPadded * static_cast<int>(sizeof(Cache)) + 16;
 inline constexpr int kQueryBytes = kTileRows * kQueryStride;
 inline constexpr int kKeysBytes = kTileKeys * kCacheStride;
-inline constexpr int kTilesBytes = kQueryBytes + 4 * kKeysBytes;  // two stages of keys and values
+// Two stages of keys and values of prefill, or of decode, where a warp loads its own dimensions.
+inline constexpr int kDecodeKeys = 16;  // of one stage of one warp
+inline constexpr int kOwnStride = kOwnDims * static_cast<int>(sizeof(Cache)) + 16;
+inline constexpr int kStageBytes = 2 * kDecodeKeys * kOwnStride;
+inline constexpr int kLeastDecodeBytes = kParts == 1 ? 0 : 2 * kAttendWarps * kStageBytes;
+inline constexpr int kPrefillBytes = kQueryBytes + 4 * kKeysBytes;
+inline constexpr int kTilesBytes =
+    kPrefillBytes > kLeastDecodeBytes ? kPrefillBytes : kLeastDecodeBytes;
+// Behind them, of wide heads: what the warps of a pair tell each other, 16 bytes a thread and eight
+// keys. Decode has two such places of 16 keys, so that one barrier a turn is enough.
+inline constexpr int kExchangeTile = 16 * kAttendThreads;
 
 // The widest copy that the rows' size and alignment allow.
 inline constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Cache));
@@ -63,6 +82,29 @@ inline constexpr int kChunk = kRowBytes % 16 == 0  ? 16
                               : kRowBytes % 4 == 0 ? 4
                                                    : static_cast<int>(sizeof(Cache));
 inline constexpr int kChunks = kRowBytes / kChunk;
+
+// Combines what the two warps of a pair have, each element with the other's, the same way in both.
+template <int kTiles, typename Combine>
+__device__ __forceinline__ void CombineParts(float (&x)[kTiles][4], unsigned exchange,
+                                             Combine combine) {
+  if constexpr (kParts == 1) return;
+  const unsigned own = exchange + threadIdx.x * 16, other = exchange + (threadIdx.x ^ 32) * 16;
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    StoreShared(own + t * kExchangeTile, make_float4(x[t][0], x[t][1], x[t][2], x[t][3]));
+  }
+  SyncThreads(1 + Group(), 64);
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    const float4 y = LoadShared<float4>(other + t * kExchangeTile);
+    x[t][0] = combine(x[t][0], y.x), x[t][1] = combine(x[t][1], y.y);
+    x[t][2] = combine(x[t][2], y.z), x[t][3] = combine(x[t][3], y.w);
+  }
+}
+template <int kTiles>
+__device__ __forceinline__ void AddParts(float (&x)[kTiles][4], unsigned exchange) {
+  CombineParts(x, exchange, [](float a, float b) { return a + b; });
+}
 
 // Copies one chunk of a row, or writes zeros and reads nothing if `read` is false.
 __device__ __forceinline__ void CopyChunk(unsigned shared, const char* row, int chunk, bool read) {
@@ -115,7 +157,7 @@ __device__ inline void LoadQuery(const Params& p, const Tile& tile, bool negate,
   const Query* query = static_cast<const Query*>(p.query);
   if constexpr (!kScaledQuery && kHeadDim % 8 == 0) {
     if constexpr (kHeadDim != kPadded) {
-      constexpr int kPadChunks = kPadded > kHeadDim ? (kPadded - kHeadDim) / 8 : 1;
+      constexpr int kPadChunks = kPadded > kHeadDim ? (kPadded - kHeadDim + 7) / 8 : 1;
       for (int i = threadIdx.x; i < kTileRows * kPadChunks; i += kAttendThreads) {
         *reinterpret_cast<uint4*>(shared + i / kPadChunks * kQueryStride + kHeadDim * 2 +
                                   i % kPadChunks * 16) = make_uint4(0, 0, 0, 0);
@@ -184,16 +226,16 @@ __device__ __forceinline__ void QueryFragment(unsigned (&a)[4], unsigned shared,
 }
 
 // The B operands of 16 keys: {b[0], b[1]} for the first eight, {b[2], b[3]} for the others.
+template <int kStride>
 __device__ __forceinline__ void KeyFragment(unsigned (&b)[4], unsigned shared, int block) {
   const int lane = threadIdx.x % 32;
   if constexpr (!kOneByte) {
-    LoadMatrix4(
-        b, shared + (lane % 8 + lane / 16 * 8) * kCacheStride + block * 32 + (lane / 8 % 2) * 16);
+    LoadMatrix4(b,
+                shared + (lane % 8 + lane / 16 * 8) * kStride + block * 32 + (lane / 8 % 2) * 16);
   } else {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const unsigned at =
-          shared + (lane / 4 + half * 8) * kCacheStride + block * 16 + (lane % 4) * 4;
+      const unsigned at = shared + (lane / 4 + half * 8) * kStride + block * 16 + (lane % 4) * 4;
       const unsigned bytes = LoadShared<unsigned>(at);
       b[2 * half] = F8PairToF16Pair<Cache>(bytes & 0xffffu);
       b[2 * half + 1] = F8PairToF16Pair<Cache>(bytes >> 16);
@@ -204,11 +246,12 @@ __device__ __forceinline__ void KeyFragment(unsigned (&b)[4], unsigned shared, i
 // The B operands of 16 keys' values in head dimension blocks [pair * 2, pair * 2 + 2), of which
 // 16-bit types fill only the first: b[tile] for accumulator tile pair * kValueTiles + tile.
 inline constexpr int kValueTiles = kOneByte ? 4 : 2;
+template <int kStride>
 __device__ __forceinline__ void ValueFragment(unsigned (&b)[kValueTiles][2], unsigned shared,
                                               int pair) {
   const int lane = threadIdx.x % 32;
   unsigned r[4];
-  LoadMatrix4Transposed(r, shared + (lane % 16) * kCacheStride + pair * 32 + (lane / 16) * 16);
+  LoadMatrix4Transposed(r, shared + (lane % 16) * kStride + pair * 32 + (lane / 16) * 16);
   if constexpr (!kOneByte) {
     b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
   } else {
@@ -236,12 +279,16 @@ __device__ __forceinline__ void AddProducts(float (&sums)[4], const unsigned (&a
   }
 }
 
-// Accumulator tiles, and the head dimension of element `column` (0 or 1) of tile `tile`.
-inline constexpr int kOutTiles = kPadded / 8;
-__device__ __forceinline__ int DimOf(int tile, int column) {
+// Accumulator tiles, and the head dimension of element `column` (0 or 1) of tile `tile`: of the
+// warp's own, and of all.
+inline constexpr int kOutTiles = kOwnDims / 8;
+__device__ __forceinline__ int OwnDimOf(int tile, int column) {
   const int t = threadIdx.x % 4;
   if constexpr (!kOneByte) return tile * 8 + t * 2 + column;
   return tile / 2 * 16 + t * 4 + column * 2 + tile % 2;
+}
+__device__ __forceinline__ int DimOf(int tile, int column) {
+  return FirstDim() + OwnDimOf(tile, column);
 }
 
 }  // namespace xla_gpu::paged_attention

@@ -42,7 +42,12 @@ constexpr Kind kKinds[] = {{DType::kBF16, DType::kBF16, "", 128, false},
                            {DType::kF32, DType::kF32, "", 128, false},
                            {DType::kF32, DType::kF32, "", 7, true},
                            {DType::kF32, DType::kF8E4M3FN, "", 64, false},
-                           {DType::kF32, DType::kBF16, "bf16", 96, false}};
+                           {DType::kF32, DType::kBF16, "bf16", 96, false},
+                           {DType::kBF16, DType::kBF16, "", 512, false},
+                           {DType::kF16, DType::kF16, "f32", 264, true},
+                           {DType::kBF16, DType::kF8E4M3FN, "", 512, false},
+                           {DType::kBF16, DType::kBF16, "f32", 347, true},
+                           {DType::kF32, DType::kF32, "", 512, false}};
 
 constexpr Kind kF16WithF32Results = {DType::kF16, DType::kF16, "f32", 256, false};
 constexpr Kind kE5M2WithCap = {DType::kF16, DType::kF8E5M2, "", 64, true};
@@ -210,8 +215,8 @@ INSTANTIATE_TEST_SUITE_P(, RandomProblemsGpuTest, testing::ValuesIn(kKinds), Nam
 // pages that the copy engine loads on Hopper, and logits jump by more than weights hold.
 TEST_F(PagedAttentionGpuTest, PrefillOfManyTilesAgreesWithReference) {
   Errors errors;
-  for (const Kind& kind :
-       {kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6], kE5M2WithCap, kF16WithF32Results}) {
+  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6], kE5M2WithCap,
+                           kF16WithF32Results, kKinds[12], kKinds[13], kKinds[14]}) {
     for (int seed = 1; seed <= std::max(CasesPerKind() / 10, 2); ++seed) {
       std::mt19937_64 rng(static_cast<uint64_t>(seed));
       const auto in = [&rng](int64_t lo, int64_t hi) {
@@ -270,14 +275,15 @@ TEST_P(LongContextsGpuTest, AgreeWithReference) {
 
 INSTANTIATE_TEST_SUITE_P(, LongContextsGpuTest,
                          testing::Values(kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6],
-                                         kE5M2WithCap, kF16WithF32Results),
+                                         kE5M2WithCap, kF16WithF32Results, kKinds[12], kKinds[13],
+                                         kKinds[14]),
                          NameOf);
 
 // Batches that decode at most a token for each sequence that there is room for: on Hopper they have
 // a kernel of their own, which cuts the keys of all sequences into equal ranges.
 TEST_F(PagedAttentionGpuTest, DecodeOfManyPagesAgreesWithReference) {
   Errors errors;
-  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2], kKinds[6], kE5M2}) {
+  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2], kKinds[6], kE5M2, kKinds[12]}) {
     for (int seed = 1; seed <= std::max(CasesPerKind() / 2, 2); ++seed) {
       std::mt19937_64 rng(static_cast<uint64_t>(seed));
       const auto in = [&rng](int64_t lo, int64_t hi) {
@@ -354,7 +360,8 @@ TEST_P(ManyRowsGpuTest, AgreeWithReference) {
 
 INSTANTIATE_TEST_SUITE_P(, ManyRowsGpuTest,
                          testing::Values(kKinds[0], kKinds[1], kKinds[2], kKinds[6],
-                                         Kind{DType::kBF16, DType::kBF16, "f32", 128, false}),
+                                         Kind{DType::kBF16, DType::kBF16, "f32", 128, false},
+                                         kKinds[12], kKinds[14]),
                          NameOf);
 
 // Few sequences: on Hopper 8, 4 or 2 blocks share each head, and contexts are cut between all.

@@ -1,5 +1,6 @@
 // Many query rows of a sequence against its keys: four warps share tiles of keys and values, each
-// warp owns its rows. Two stages: the copies of the next tile run while this one is computed.
+// warp owns its rows (of wide heads each pair of warps). Two stages: the copies of the next tile
+// run while this one is computed.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_CUH_
 
@@ -43,7 +44,7 @@ __device__ __forceinline__ void DotProducts(float (&s)[kRowTiles][kTileKeys / 8]
 #pragma unroll
     for (int n = 0; n < kTileKeys / 16; ++n) {
       unsigned b[4];
-      KeyFragment(b, keys + n * 16 * kCacheStride, block);
+      KeyFragment<kCacheStride>(b, keys + n * 16 * kCacheStride, block);
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
         Mma<Operand>(s[m][2 * n], a[m], b[0], b[1]);
@@ -71,7 +72,7 @@ __device__ __forceinline__ void AddValues(float (&o)[kRowTiles][kOutTiles][4],
 #pragma unroll
     for (int pair = 0; pair < kOutTiles / kValueTiles; ++pair) {
       unsigned b[kValueTiles][2];
-      ValueFragment(b, values + n * 16 * kCacheStride, pair);
+      ValueFragment<kCacheStride>(b, values + n * 16 * kCacheStride, pair);
 #pragma unroll
       for (int tile = 0; tile < kValueTiles; ++tile) {
 #pragma unroll
@@ -92,12 +93,16 @@ __device__ __forceinline__ bool StaysAsWritten(const Params& p, const Tile& tile
   for (int t = 0; t < kOutTiles; ++t) {
     doubt = fmaf(o[t][2 * half], 0.0f, fmaf(o[t][2 * half + 1], 0.0f, doubt));
   }
-  doubt = QuadSum(doubt);
-  if (tile.again == 0 || row >= tile.num_rows) return false;
-  const float mark =
-      tile.splits > 1 ? __ldcg(p.partial_sum + PartialRow(p, tile, row))
-                      : ToFloat(static_cast<const Out*>(p.out)[QueryRow(p, tile, row) * kHeadDim]);
-  return doubt == 0.0f && mark == mark;
+  const bool again = tile.again != 0 && row < tile.num_rows;
+  float mark = 0.0f;
+  if (again) {
+    mark = tile.splits > 1
+               ? __ldcg(p.partial_sum + PartialRow(p, tile, row))
+               : ToFloat(static_cast<const Out*>(p.out)[QueryRow(p, tile, row) * kHeadDim]);
+  }
+  doubt = QuadSum(doubt);  // also: the row's lanes have read the mark before one overwrites it,
+  if (kParts > 1) SyncThreads(1 + Group(), 64);  // and so has the warp of its other dimensions
+  return again && doubt == 0.0f && mark == mark;
 }
 
 // Writes one row's elements that this thread holds: final ones, or partial sums.
@@ -108,7 +113,7 @@ __device__ __forceinline__ void WritePrefillRow(const Params& p, const Tile& til
   if (BEHIND_PREFILL && StaysAsWritten(p, tile, row, o, half, sum)) return;
   if (row >= tile.num_rows) return;
   const float max_logit = MaxLogit(state);
-  const bool first_lane = threadIdx.x % 4 == 0;
+  const bool first_lane = threadIdx.x % 4 == 0 && OwnPart() == 0;
   if (tile.splits > 1) {
     const long long at = PartialRow(p, tile, row);
     if (first_lane) {
@@ -155,12 +160,13 @@ template <typename FetchNext>
 __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, FetchNext fetch_next,
                                            char* shared, PrefillShared& extra) {
   const int tid = threadIdx.x, lane = tid % 32;
-  const int warp_row = tid / 32 * (16 * kRowTiles);
+  const int warp_row = Group() * (16 * kRowTiles);
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
   const char* keys = p.k_cache + tile.head * p.head_stride;
   const char* values = p.v_cache + tile.head * p.head_stride;
-  const unsigned query_tile = SharedAddress(shared) + warp_row * kQueryStride;
+  const unsigned query_tile = SharedAddress(shared) + warp_row * kQueryStride + FirstDim() * 2;
   const unsigned cache_tiles = SharedAddress(shared) + kQueryBytes;
+  const unsigned own_dims = FirstDim() * static_cast<unsigned>(sizeof(Cache));
 
   const int first = tile.key_begin / kTileKeys;
   const int end = tile.key_end > tile.key_begin ? (tile.key_end - 1) / kTileKeys + 1 : first;
@@ -233,7 +239,9 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
     const int key0 = t * kTileKeys;
     if (key0 < last_row.end && key0 + kTileKeys > first_row.begin) {
       float s[kRowTiles][kTileKeys / 8][4] = {};
-      DotProducts(s, query_tile, tile_keys);
+      DotProducts(s, query_tile, tile_keys + own_dims);
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) AddParts(s[m], SharedAddress(shared) + kTilesBytes);
 
       // Softmax.
       const bool mask = key0 < last_row.begin || key0 + kTileKeys > first_row.end;
@@ -250,7 +258,7 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
         }
       }
 
-      AddValues(o, s, tile_keys + kKeysBytes);
+      AddValues(o, s, tile_keys + own_dims + kKeysBytes);
     }
     if (carries && ((t - first) % kCarryTiles == kCarryTiles - 1 || t + 1 == end)) {
 #pragma unroll

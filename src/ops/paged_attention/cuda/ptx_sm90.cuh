@@ -1,5 +1,5 @@
 // Hopper's instructions for warps of different work (sm_90a): barriers in shared memory that count
-// bytes, the tensor copy engine, barriers of some warps of a block.
+// bytes, the tensor copy engine, votes of some warps of a block.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PTX_SM90_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PTX_SM90_CUH_
 
@@ -59,12 +59,7 @@ __device__ __forceinline__ void CopyBox(unsigned shared, const void* map, unsign
       : "memory");
 }
 
-// Barrier `id` (1 to 15) of `threads` threads, which are whole warps.
-__device__ __forceinline__ void SyncThreads(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// The same; true if some thread's `x` is.
+// As SyncThreads; true if some thread's `x` is.
 __device__ __forceinline__ bool AnyOfThreads(int id, int threads, bool x) {
   int any;
   asm volatile(

@@ -26,7 +26,7 @@ constexpr Kind kKinds[] = {
     {DType::kBF16, DType::kF8E4M3FN, 64, true}, {DType::kBF16, DType::kF8E4M3FN, 128, false},
     {DType::kBF16, DType::kF8E5M2, 64, false},  {DType::kF16, DType::kF16, 64, true},
     {DType::kF32, DType::kF32, 128, false},     {DType::kF32, DType::kF32, 64, true},
-    {DType::kF32, DType::kBF16, 5, false}};
+    {DType::kF32, DType::kBF16, 5, false},      {DType::kBF16, DType::kBF16, 512, false}};
 
 Case RandomCase(const Kind& kind, std::mt19937_64& rng) {
   CaseSpec spec = paged_attention::RandomSpec(rng);
