@@ -105,6 +105,8 @@ __device__ __forceinline__ void LoadQueries(const Params& p, Shared& shared) {
           row < rows
               ? reinterpret_cast<unsigned long long>(query + QueryRow(p, slot.tile, row) * kHeadDim)
               : 0;
+      // The tile they go to is free only when the rows of the last piece but one are written.
+      if (from[j] != 0) PrefetchToL2<kHeadDim * 2>(from[j]);
     }
     const bool negate = MakeLogitFactor(p, slot.tile.head).negate;
     Arrive(At(shared.slot_empty, at));

@@ -29,8 +29,9 @@ constexpr int PrefillStages(int head_dim) { return head_dim > 64 ? 2 : 4; }
 template <int kHeadDim, bool kConverts>
 struct alignas(1024) PrefillShared {
   static_assert(kHeadDim % kPanelDims == 0);
-  // Tiles of queries: one computes, and where there is room another one waits.
-  static constexpr int kQueries = kHeadDim > 128 ? 1 : 2;
+  // Tiles of queries: one computes, and where there is room others wait, or hold rows that are
+  // written.
+  static constexpr int kQueries = kHeadDim > 128 ? 1 : kConverts ? 2 : 3;
   static constexpr int kStages = PrefillStages(kHeadDim);
   static constexpr int kQueryBytes = kRows * kHeadDim * 2;
   static constexpr int kTileBytes = PrefillKeys(kHeadDim) * kHeadDim * 2;  // of keys, or values

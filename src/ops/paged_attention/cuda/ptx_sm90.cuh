@@ -43,6 +43,12 @@ __device__ __forceinline__ void Wait(unsigned barrier, unsigned parity) {
       : "memory");
 }
 
+// Brings `kBytes` of global memory, a multiple of 16, to the L2 in the background.
+template <int kBytes>
+__device__ __forceinline__ void PrefetchToL2(unsigned long long global) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "n"(kBytes) : "memory");
+}
+
 // Has the copy engine read a tensor map before it is needed.
 __device__ __forceinline__ void PrefetchMap(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
