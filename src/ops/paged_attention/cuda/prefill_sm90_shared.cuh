@@ -19,7 +19,7 @@ struct alignas(64) TensorMap {
 };
 
 // Keys of a stage: as many as leave room for the sums in registers, and for the stages.
-constexpr int PrefillKeys(int head_dim) { return head_dim > 128 ? 80 : 128; }
+constexpr int PrefillKeys(int head_dim) { return head_dim > 256 ? 64 : head_dim > 128 ? 80 : 128; }
 
 // A tile of rows (queries, keys or values) lies as [row / 8][panel][row % 8], 128 bytes each, whose
 // 16-byte pieces are swizzled: piece c of row r at place c ^ (r % 8).
