@@ -12,6 +12,7 @@ inline constexpr int kStages = 2;      // of keys, and of values
 inline constexpr int kSlots = 4;       // pieces of work, taken ahead
 inline constexpr int kThreads = 384;   // a warpgroup that loads, two that compute
 inline constexpr int kPanelDims = 64;  // head dimensions in 128 bytes, what the swizzle spans
+inline constexpr int kBoxPanels = 4;   // of a box of the copy engine, at most
 
 // CUtensorMap, as the driver writes it.
 struct alignas(64) TensorMap {
