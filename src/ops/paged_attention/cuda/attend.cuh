@@ -43,27 +43,30 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
   const auto piece_of = [&](unsigned work) {
     return work < pieces.redo ? p.redo[work] : work + pieces.skipped;
   };
+  const auto again_of = [&](unsigned work, unsigned piece) {
+    return work < pieces.redo ? 1 + static_cast<int>(piece / kSecondHalf) : 0;
+  };
   // It may be no item at all if `piece` is past the last.
   const auto item_of = [&](unsigned piece) {
     return p.items + min(piece / kv_heads, static_cast<unsigned>(p.item_capacity) - 1u);
   };
   unsigned work = blockIdx.x;
-  const unsigned first = piece_of(work);
-  Tile tile{*item_of(first), static_cast<int>(first % kv_heads), work < pieces.redo};
+  const unsigned named = piece_of(work), first = named % kSecondHalf;
+  Tile tile{*item_of(first), static_cast<int>(first % kv_heads), again_of(work, named)};
   if (!kBehindPrefill) pieces = PiecesOf<kBehindPrefill>(p);  // beside the item, not before it
   for (int turn = 0; work < pieces.total; turn ^= 1) {
     unsigned taken = 0;
     if (threadIdx.x == 0) taken = atomicAdd(&p.header->next_item, 1u);
     const auto fetch_next = [&] {
       if (threadIdx.x != 0) return;
-      const unsigned piece = piece_of(taken);
+      const unsigned named = piece_of(taken), piece = named % kSecondHalf;
       const char* from = reinterpret_cast<const char*>(item_of(piece));
       const unsigned to = SharedAddress(&next[turn].item);
 #pragma unroll
       for (unsigned i = 0; i < sizeof(WorkItem); i += 16) CopyAsync<16>(to + i, from + i, true);
       next[turn].work = taken;
       next[turn].head = static_cast<int>(piece % kv_heads);
-      next[turn].again = taken < pieces.redo;
+      next[turn].again = again_of(taken, named);
     };
     if (tile.kind == kFillItem) {
       fetch_next();

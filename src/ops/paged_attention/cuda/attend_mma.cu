@@ -21,15 +21,19 @@ extern "C" __global__ void __launch_bounds__(kAttendThreads, MIN_BLOCKS)
   __syncthreads();
   Attend<Out, kHeadDim, BEHIND_PREFILL != 0>(p, [&](const Tile& tile, auto fetch_next) {
     if (tile.kind == kPrefillItem) {
-      for (int row = 0; row < tile.num_rows; row += kTileRows) {  // once, but for the launch before
-        if (row > 0) __syncthreads();
+      // Once, but for the launch before, which of wide heads leaves one half of the rows.
+      const bool half = kParts > 1 && tile.again != 0;
+      const int begin = half ? (tile.again - 1) * kHalfRows : 0;
+      const int end = half ? min(begin + kHalfRows, tile.num_rows) : tile.num_rows;
+      for (int row = begin; row < end; row += kTileRows) {
+        if (row > begin) __syncthreads();
         Tile part = tile;
         part.first_row += row;
-        part.num_rows = min(tile.num_rows - row, kTileRows);
+        part.num_rows = min(end - row, kTileRows);
         RunPrefill(
             p, part,
             [&] {
-              if (row == 0) fetch_next();
+              if (row == begin) fetch_next();
             },
             tiles, extra.prefill);
       }

@@ -101,6 +101,8 @@ int64_t SharedBytes(const Problem& problem) {
                                    : sizeof(Shared<64>);
 }
 
+bool IsWide(const Problem& problem) { return problem.head_dim == sm90::kWideHeadDim; }
+
 template <int kHeadDim>
 using PlainPrefill = sm90::PrefillShared<kHeadDim, false>;
 template <int kHeadDim>
@@ -318,8 +320,12 @@ const char* WhyNotLine(const Problem& problem, const cuda::DeviceInfo& device) {
 // The same of prefill items, where the line does not take everything.
 const char* WhyNotPrefill(const Problem& problem, const cuda::DeviceInfo& device) {
   if (!HasPrefill(problem)) return "room for hardly more than decode";
-  return WhyNotSm90(problem, device, IsFloat8(problem.cache_dtype) ? 128 : 256,
-                    PrefillSharedBytes(problem));
+  const char* why = WhyNotSm90(problem, device, IsFloat8(problem.cache_dtype) ? 128 : 512,
+                               PrefillSharedBytes(problem));
+  if (why != nullptr || !IsWide(problem)) return why;
+  if (!BoxesFit(problem, device)) return "pages that do not fit boxes";
+  const bool rounded = problem.cache_dtype == DType::kF16 && problem.out_dtype == DType::kF32;
+  return rounded ? "f32 results of f16 and wide heads" : nullptr;
 }
 
 }  // namespace
@@ -358,7 +364,7 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
     config.prefill_sm90 = true;
     // Tiles of fp8 are converted on their way, which the copy engine cannot do.
     config.boxes = !IsFloat8(problem.cache_dtype) && BoxesFit(problem, device);
-    config.prefill_workers = device.num_sms;
+    config.prefill_workers = device.num_sms / (IsWide(problem) ? sm90::kWideBlocks : 1);
     config.decode_max_rows = kDecodeTileRows;
   }
   if (config.decode_sm90) {
@@ -457,10 +463,13 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
                                 .dynamic_shared_bytes = static_cast<uint32_t>(shared_bytes)}});
   };
   if (config.prefill_sm90) {
-    add_sm90("prefill_sm90.cu", "paged_attention_prefill", config.prefill_workers, sm90::kThreads,
-             PrefillSharedBytes(problem),
-             {StrCat("TILE_KEYS=", sm90::PrefillKeys(static_cast<int>(problem.head_dim))),
-              StrCat("BOXES=", config.boxes ? 1 : 0)});
+    std::vector<std::string> own = {
+        StrCat("TILE_KEYS=", sm90::PrefillKeys(static_cast<int>(problem.head_dim))),
+        StrCat("BOXES=", config.boxes ? 1 : 0)};
+    const int blocks = IsWide(problem) ? sm90::kWideBlocks : 1;  // that share a piece
+    if (blocks > 1) own.push_back(StrCat("CLUSTER=", blocks));
+    add_sm90(blocks > 1 ? "prefill_wide_sm90.cu" : "prefill_sm90.cu", "paged_attention_prefill",
+             blocks * config.prefill_workers, sm90::kThreads, PrefillSharedBytes(problem), own);
   }
   if (config.decode_cluster > 0) {
     add_sm90(

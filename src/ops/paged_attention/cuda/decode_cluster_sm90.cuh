@@ -200,14 +200,6 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
   }
 }
 
-// The address of a place in the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ unsigned InBlock(const void* place, int rank) {
-  unsigned address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(address)
-      : "r"(SharedAddress(place)), "r"(rank));
-  return address;
-}
 __device__ __forceinline__ float LoadFrom(unsigned address) {
   float x;
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
@@ -221,13 +213,6 @@ __device__ __forceinline__ Vector<float, 4> LoadVectorFrom(unsigned address) {
                : "memory");
   return x;
 }
-// All threads of all blocks of the cluster; what they wrote to shared memory is seen by all.
-__device__ __forceinline__ void SyncCluster() {
-  __syncwarp();
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                   : "memory");
-}
-
 // This block's share of the elements of a tile of which it has a part. All threads.
 __device__ __forceinline__ void MergeParts(const Params& p, DecodeMemory& shared,
                                            const DecodeMemory::Part& own, int rank) {

@@ -61,10 +61,14 @@ struct alignas(16) WorkItem {
 // One piece of work: an item for one of the kv heads.
 struct Tile : WorkItem {
   int head;
-  // 1: the prefill launch has done it; of its rows only those count that it marked (by a NaN in
-  // their first element, or in their sum if there are splits) or that come out not finite.
+  // Not 0: the prefill launch has done it; of its rows only those count that it marked (by a NaN in
+  // their first element, or in their sum if there are splits) or that come out not finite. Of wide
+  // heads a block of that launch has kHalfRows of them: 1: the first half, 2: the second.
   int again;
 };
+
+inline constexpr int kHalfRows = 64;
+inline constexpr unsigned kSecondHalf = 1u << 31;  // of an entry of Params::redo
 
 enum SequenceState : int { kUnused = 0, kValid = 1, kInvalid = 2 };
 

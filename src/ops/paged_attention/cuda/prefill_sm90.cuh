@@ -270,8 +270,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
         const int key0 = t * kKeys;
         if constexpr (SOFT_CAP) Cap(s, cap_in);
         if (key0 < seen_begin || key0 + kKeys > seen_end) Mask(s, key0, visible);
-        if (based) return WeighByLastMaximum(s, factor, rows, rescale);
-        const bool rose = WeighByMaximum(s, factor, rows, rescale);
+        if (based) return WeighByLastMaximum(s, factor, rows, rescale, ThisWarp{});
+        const bool rose = WeighByMaximum(s, factor, rows, rescale, ThisWarp{});
         based = !__any_sync(kAllLanes, fminf(rows[0].max, rows[1].max) == -Infinity());
         return rose;
       };

@@ -11,10 +11,18 @@ namespace xla_gpu::paged_attention::sm90 {
 struct Pieces {
   // Puts one into the next slot, or the end, after which it is false.
   __device__ __forceinline__ bool Take(const Params& p, Shared& shared) {
+    return Put(p, shared, Next(p));
+  }
+
+  __device__ __forceinline__ unsigned Next(const Params& p) {
+    const unsigned piece = __shfl_sync(kAllLanes, next, 0);
+    if (threadIdx.x % 32 == 0) next = atomicAdd(&p.header->next_prefill, 1u);
+    return piece;
+  }
+
+  __device__ __forceinline__ bool Put(const Params& p, Shared& shared, unsigned piece) {
     const int lane = threadIdx.x % 32;
     const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
-    const unsigned piece = __shfl_sync(kAllLanes, next, 0);
-    if (lane == 0) next = atomicAdd(&p.header->next_prefill, 1u);
     const bool stop = piece >= p.header->num_prefill_items * kv_heads;
     uint4 words = {};
     constexpr int kWords = sizeof(WorkItem) / 16;
@@ -36,7 +44,7 @@ struct Pieces {
   }
 
   Place<kSlots> at;
-  unsigned next = blockIdx.x;  // of lane 0
+  unsigned next = blockIdx.x / kPieceBlocks;  // of lane 0
 };
 
 // Starts to copy kCount rows to a tile. `rows`: addresses of rows lane, lane + 32 and so on; 0:
@@ -67,29 +75,33 @@ __device__ __forceinline__ void LoadQueries(const Params& p, Shared& shared) {
     Wait(At(shared.slot_full, at), at.parity);
     const Slot& slot = shared.slots[at.index];
     if (slot.stop != 0) return;
-    const int rows = slot.tile.num_rows;
-    unsigned long long from[kRows / 32];
+    const int first = BlockRank() * kBlockRows;
+    const int rows = slot.tile.num_rows - first;
+    unsigned long long from[kBlockRows / 32];
 #pragma unroll
-    for (int j = 0; j < kRows / 32; ++j) {
+    for (int j = 0; j < kBlockRows / 32; ++j) {
       const int row = lane + j * 32;
       const Query* const query = static_cast<const Query*>(p.query);
-      from[j] =
-          row < rows
-              ? reinterpret_cast<unsigned long long>(query + QueryRow(p, slot.tile, row) * kHeadDim)
-              : 0;
+      from[j] = row < rows ? reinterpret_cast<unsigned long long>(
+                                 query + QueryRow(p, slot.tile, first + row) * kHeadDim)
+                           : 0;
     }
     const bool negate = MakeLogitFactor(p, slot.tile.head).negate;
     Arrive(At(shared.slot_empty, at));
 
     char* const tile = shared.query[to.index];
     Wait(At(shared.query_empty, to), to.parity ^ 1);
-    CopyRows<kRows>(from, SharedAddress(tile));
+    CopyRows<kBlockRows>(from, SharedAddress(tile));
     CommitCopies();
     WaitCopies<0>();
     if (negate) {
       __syncwarp();
-      for (int row = lane / kPieces; row < rows; row += kRowStep) {
-        Negate(tile + PlaceInTile(row, lane % kPieces));
+      constexpr int kStep = kPieces < 32 ? kPieces : 32;
+      for (int row = lane / kStep; row < rows; row += kRowStep) {
+#pragma unroll
+        for (int piece = lane % kStep; piece < kPieces; piece += kStep) {
+          Negate(tile + PlaceInTile(row, piece));
+        }
       }
     }
     FenceForMatrixReads();

@@ -7,10 +7,10 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
-using Logits = float[kKeys / 8][4];
+using Logits = float[kGroupKeys / 8][4];
 using Sums = float[kOutTiles][4];
 using Products = float[kPanelDims / 8][4];  // a panel of a tile's sums, if kRoundedPrefill
-using Weights = unsigned[kKeys / 16][4];
+using Weights = unsigned[kGroupKeys / 16][4];
 
 // A maximum that rises by less leaves the weights' reference where it is: they stay below 2^8.
 inline constexpr float kLazyRise = 8.0f;
@@ -32,7 +32,7 @@ __device__ __forceinline__ float BaseOf(float max, float factor) { return __fmul
 __device__ __forceinline__ float Weigh(Logits& s, int h, float factor, float base) {
   float sum0 = 0.0f, sum1 = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kKeys / 8; ++i) {
+  for (int i = 0; i < kGroupKeys / 8; ++i) {
     s[i][2 * h] = Exp2(s[i][2 * h] * factor - base);
     s[i][2 * h + 1] = Exp2(s[i][2 * h + 1] * factor - base);
     sum0 += s[i][2 * h];
@@ -45,20 +45,31 @@ __device__ __forceinline__ float Weigh(Logits& s, int h, float factor, float bas
 __device__ __forceinline__ float Maximum(const Logits& s, int h, float least) {
   float max = least;
 #pragma unroll
-  for (int i = 0; i < kKeys / 8; ++i) max = fmaxf(max, fmaxf(s[i][2 * h], s[i][2 * h + 1]));
+  for (int i = 0; i < kGroupKeys / 8; ++i) max = fmaxf(max, fmaxf(s[i][2 * h], s[i][2 * h + 1]));
   max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 1));
   return fmaxf(max, __shfl_xor_sync(kAllLanes, max, 2));
 }
 
+// Whose weights are relative to one maximum: those of this warp. Of wide heads other warps have
+// other keys of the same rows.
+struct ThisWarp {
+  __device__ __forceinline__ bool Any(const Logits&, bool x) const {
+    return __any_sync(kAllLanes, x);
+  }
+  __device__ __forceinline__ float Max(int, float x) const { return x; }  // of row h
+};
+
 // Turns logits into weights. True if a row's maximum rose: then the sums so far must be multiplied
 // by `rescale`. All lanes give the same.
+template <typename Warps>
 __device__ __forceinline__ bool WeighByMaximum(Logits& s, const float (&factor)[2],
-                                               RowSoftmax (&rows)[2], float (&rescale)[2]) {
+                                               RowSoftmax (&rows)[2], float (&rescale)[2],
+                                               const Warps& warps) {
   float base[2];
   bool rose = false;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float max = Maximum(s, h, -Infinity());
+    const float max = warps.Max(h, Maximum(s, h, -Infinity()));
     const bool rises = (max - rows[h].max) * factor[h] > kLazyRise;  // not if both are -infinity
     rose |= rises;
     rescale[h] = rises ? Exp2(BaseOf(rows[h].max, factor[h]) - BaseOf(max, factor[h])) : 1.0f;
@@ -75,8 +86,10 @@ __device__ __forceinline__ bool WeighByMaximum(Logits& s, const float (&factor)[
 // The same without looking for a maximum first, for rows that have one: it rises only when weights
 // leave the range in which operands and sums are safe. Logits that jump by more than f32 holds give
 // a sum that is not finite.
+template <typename Warps>
 __device__ __forceinline__ bool WeighByLastMaximum(Logits& s, const float (&factor)[2],
-                                                   RowSoftmax (&rows)[2], float (&rescale)[2]) {
+                                                   RowSoftmax (&rows)[2], float (&rescale)[2],
+                                                   const Warps& warps) {
   constexpr float kSafe = kSameType<Operand, F16> ? 0x1p14f : 0x1p40f;
   float sum[2];
 #pragma unroll
@@ -84,11 +97,11 @@ __device__ __forceinline__ bool WeighByLastMaximum(Logits& s, const float (&fact
     sum[h] = Weigh(s, h, factor[h], BaseOf(rows[h].max, factor[h]));
     rescale[h] = 1.0f;
   }
-  const bool rises = __any_sync(kAllLanes, !(fmaxf(sum[0], sum[1]) < kSafe));
+  const bool rises = warps.Any(s, !(fmaxf(sum[0], sum[1]) < kSafe));
   if (rises) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float most = Maximum(s, h, 1.0f);
+      const float most = warps.Max(h, Maximum(s, h, 1.0f));
       const int log2 = static_cast<int>(__float_as_uint(most) >> 23) - 127;
       if (log2 > 0 && log2 < 128) {
         const float max = rows[h].max;
@@ -99,7 +112,7 @@ __device__ __forceinline__ bool WeighByLastMaximum(Logits& s, const float (&fact
       rows[h].sum *= rescale[h];
       sum[h] *= rescale[h];
 #pragma unroll
-      for (int i = 0; i < kKeys / 8; ++i) {
+      for (int i = 0; i < kGroupKeys / 8; ++i) {
         s[i][2 * h] *= rescale[h];
         s[i][2 * h + 1] *= rescale[h];
       }
@@ -112,7 +125,7 @@ __device__ __forceinline__ bool WeighByLastMaximum(Logits& s, const float (&fact
 
 __device__ __forceinline__ void PackWeights(Weights& weights, const Logits& s) {
 #pragma unroll
-  for (int i = 0; i < kKeys / 8; ++i) {
+  for (int i = 0; i < kGroupKeys / 8; ++i) {
     weights[i / 2][i % 2 * 2] = Pack2<Operand>(s[i][0], s[i][1]);
     weights[i / 2][i % 2 * 2 + 1] = Pack2<Operand>(s[i][2], s[i][3]);
   }

@@ -17,12 +17,19 @@ inline constexpr bool kConverts = kOneByte;
 static_assert(kConverts || kSameType<Query, Cache>);
 
 using Shared = PrefillShared<kHeadDim, kConverts>;
-using Slot = Shared::Slot;
+using Slot = PrefillSlot;
 inline constexpr int kPanels = kHeadDim / kPanelDims;
 inline constexpr int kGroupBytes = kPanels * 1024;  // eight rows of a tile
 inline constexpr int kTileBytes = Shared::kTileBytes;
 inline constexpr int kQueries = Shared::kQueries;
-inline constexpr int kPieces = kHeadDim / 8;  // of 16 bytes in a row
+inline constexpr int kPieces = kHeadDim / 8;                  // of 16 bytes in a row
+inline constexpr bool kWideHeads = kHeadDim == kWideHeadDim;  // see prefill_wide_sm90.cuh
+inline constexpr int kPieceBlocks = kWideHeads ? kWideBlocks : 1;
+inline constexpr int kBlockRows = kRows / kPieceBlocks;
+inline constexpr int kGroupKeys = kWideHeads ? kKeys / 2 : kKeys;  // of a warpgroup's logits
+__device__ __forceinline__ int BlockRank() {
+  return kPieceBlocks == 1 ? 0 : static_cast<int>(blockIdx.x % kPieceBlocks);
+}
 inline constexpr int kLoadWarps = 4;
 inline constexpr int kComputeWarps = 8;
 
@@ -82,7 +89,7 @@ struct RowWalk {
   const int group, jump;
   int in_group, at, rest, step;
 };
-inline constexpr int kRowStep = 32 / kPieces;  // rows that a warp reads or writes at once
+inline constexpr int kRowStep = kPieces < 32 ? 32 / kPieces : 1;  // rows that a warp has at once
 
 }  // namespace xla_gpu::paged_attention::sm90
 

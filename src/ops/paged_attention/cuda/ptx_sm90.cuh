@@ -54,6 +54,57 @@ __device__ __forceinline__ void CopyBox(unsigned shared, const void* map, unsign
       : "memory");
 }
 
+// The address of a place in the shared memory of block `rank` of the cluster.
+__device__ __forceinline__ unsigned InBlock(const void* place, int rank) {
+  unsigned address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"(SharedAddress(place)), "r"(rank));
+  return address;
+}
+
+// All threads of all blocks of the cluster; what they wrote to shared memory is seen by all.
+__device__ __forceinline__ void SyncCluster() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+
+// Arrives at a barrier of some block of the cluster: what this thread has read may be overwritten.
+__device__ __forceinline__ void ArriveInBlock(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Hands a word over to another block of the cluster, which waits by WaitForBlock.
+__device__ __forceinline__ void StoreInBlock(unsigned place, unsigned value, unsigned barrier) {
+  asm volatile(
+      "st.shared::cluster.u32 [%0], %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%2];" ::"r"(place),
+      "r"(value), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void WaitForBlock(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// As CopyBox, to the same place in each block of the cluster that is in `blocks`, and tells the
+// barrier in the same place there.
+__device__ __forceinline__ void CopyBoxToBlocks(unsigned shared, const void* map, unsigned barrier,
+                                                int chunk, int group, int page,
+                                                unsigned short blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %3, %4, %5, %6}], [%2], %7;" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(0), "r"(chunk), "r"(group), "r"(page), "h"(blocks)
+      : "memory");
+}
+
 // As SyncThreads; true if some thread's `x` is.
 __device__ __forceinline__ bool AnyOfThreads(int id, int threads, bool x) {
   int any;

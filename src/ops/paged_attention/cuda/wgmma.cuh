@@ -79,6 +79,13 @@ __device__ __forceinline__ unsigned MatrixAddress(unsigned shared, int panel_byt
   ",%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61," \
   "%62,%63"
 
+#define XLA_GPU_REGISTERS128                                                                    \
+  XLA_GPU_REGISTERS64                                                                           \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,"   \
+  "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106," \
+  "%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,"  \
+  "%125,%126,%127"
+
 #define XLA_GPU_TILES16(c) XLA_GPU_TILES8(c, 0), XLA_GPU_TILES8(c, 8)
 
 // c[64xkN] (+)= a[64x16] * b[kNx16]^T, both from shared memory with rows along K; `add` false
@@ -174,6 +181,24 @@ __device__ __forceinline__ void WarpgroupProduct(float (*c)[4], unsigned a, unsi
 #undef XLA_GPU_WGMMA
 }
 
+// c[64x256] += a[64x16] * b[16x256]: both from shared memory, a with rows along K, b along N.
+template <typename T, int kGroupBytesA, int kGroupBytesB>
+__device__ __forceinline__ void WarpgroupAddWide(float (&c)[32][4], unsigned a, unsigned b) {
+#define XLA_GPU_WGMMA(type)                                                                      \
+  asm volatile(                                                                                  \
+      "{.reg .b64 da, db; mov.b64 da, {%128, %130}; mov.b64 db, {%129, %131};\n"                 \
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" XLA_GPU_REGISTERS128     \
+      "}, da, db, 1, 1, 1, 0, 1;}"                                                               \
+      : XLA_GPU_TILES8(c, 0), XLA_GPU_TILES8(c, 8), XLA_GPU_TILES8(c, 16), XLA_GPU_TILES8(c, 24) \
+      : "r"(a), "r"(b), "n"(kMatrixLayout<kGroupBytesA>), "n"(kMatrixLayout<kGroupBytesB>))
+  if constexpr (kSameType<T, BF16>) {
+    XLA_GPU_WGMMA("bf16");
+  } else {
+    XLA_GPU_WGMMA("f16");
+  }
+#undef XLA_GPU_WGMMA
+}
+
 #undef XLA_GPU_TILE
 #undef XLA_GPU_TILES2
 #undef XLA_GPU_TILES8
@@ -183,6 +208,7 @@ __device__ __forceinline__ void WarpgroupProduct(float (*c)[4], unsigned a, unsi
 #undef XLA_GPU_REGISTERS32
 #undef XLA_GPU_REGISTERS40
 #undef XLA_GPU_REGISTERS64
+#undef XLA_GPU_REGISTERS128
 
 }  // namespace xla_gpu
 
