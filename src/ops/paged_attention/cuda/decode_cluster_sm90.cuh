@@ -92,7 +92,8 @@ struct ClusterLoader : Loader {
   }
 
   __device__ __forceinline__ void Run(const ClusterLengths& lengths, int rank, int head) {
-    const int num_seqs = min(max(lengths.num_seqs, 0), p.max_seqs);
+    // Loops over what the compiler does not know to be the same in all lanes are of lanes that part.
+    const int num_seqs = Uniform(min(max(lengths.num_seqs, 0), p.max_seqs));
     bool valid = lane < num_seqs && lengths.begin >= 0 && lengths.begin <= lengths.end &&
                  lengths.end <= p.tokens && lengths.context >= 0 &&
                  lengths.context <= p.max_context;
