@@ -82,6 +82,9 @@ bool HasPrefill(const Problem& problem) {
   return problem.tokens - problem.max_seqs > std::min(problem.max_seqs, kFewTokens);
 }
 
+// Half of the multiprocessors read so many keys of 16 bits nearly as fast as all of them.
+constexpr int64_t kClusterKeys = 131072;
+
 int BoxTokens(const Problem& problem) {
   // Larger boxes load no faster, and bring more of what lies past the end of a sequence.
   return problem.page_size % 16 == 0 ? 16 : 8;
@@ -200,9 +203,8 @@ int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device) {
   int64_t blocks = device.num_sms >= 132 && problem.kv_heads <= 4 ? 16 : 8;
   while (blocks * problem.kv_heads > device.num_sms * 3 / 4) blocks /= 2;
   if (blocks < 2) return 0;
-  // Half of the multiprocessors read nearly as fast as all of them; of fp8 they compute half as
-  // fast.
-  const int64_t fast_keys = IsFloat8(problem.cache_dtype) ? 16384 : 131072;
+  // Of fp8 half of the multiprocessors compute half as fast.
+  const int64_t fast_keys = IsFloat8(problem.cache_dtype) ? 16384 : kClusterKeys;
   const int64_t most_keys = blocks * problem.kv_heads >= 64 ? fast_keys : 1024 * blocks;
   return problem.max_context() <= most_keys / problem.tokens ? static_cast<int>(blocks) : 0;
 }
@@ -309,7 +311,8 @@ const char* WhyNotPrefill(const Problem& problem, const cuda::DeviceInfo& device
 
 }  // namespace
 
-StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device) {
+StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device,
+                              bool writes_keys) {
   XLA_GPU_RETURN_IF_ERROR(cuda::CheckComputeCapability("paged_attention", device));
   // Rows and places in the partial results are counted in 32 bits.
   const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
@@ -354,6 +357,8 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
                                 : device.num_sms;
   }
   config.overlaps = device.Arch() == "sm_90a" && config.decode_cluster == 0;
+  config.reads_ahead =
+      config.overlaps && config.decode_sm90 && !writes_keys && problem.max_seqs <= sm90::kAheadSeqs;
   // A thread a sequence; fewer threads have shorter barriers.
   config.schedule_threads = kLeastScheduleThreads;
   while (config.schedule_threads < std::min<int64_t>(problem.max_seqs, kMostScheduleThreads)) {
@@ -570,6 +575,7 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.line_partials = static_cast<int>(planned.workspace.line_partials);
   p.line_only = config.line_only ? 1 : 0;
   p.decode_workers = config.decode_workers;
+  p.reads_ahead = config.reads_ahead ? 1 : 0;
   // item_capacity is for no more, also where no launch takes the line.
   p.partial_capacity =
       static_cast<int>(planned.workspace.line_partials > 0 ? planned.workspace.line_partials

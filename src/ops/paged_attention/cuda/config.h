@@ -38,12 +38,17 @@ struct Config {
   int decode_max_rows = 0;    // sequences of at most so many rows are split over their keys
   int schedule_threads = 0;
   bool overlaps = false;  // each launch behind the schedule may begin before the one in front ends
+  // Decode's launch reads the call's inputs before those in front of it have ended. They are there:
+  // the first launch begins when all that stood before the call has ended.
+  bool reads_ahead = false;
   const char* why_not_line = nullptr;     // decode_sm90 is false; else null
   const char* why_not_prefill = nullptr;  // prefill_sm90 is false; else null
 };
 
-// An error where the device or the problem's size is out of what the kernels can do.
-StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device);
+// An error where the device or the problem's size is out of what the kernels can do. `writes_keys`:
+// the launch that makes the schedule also writes to the cache.
+StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device,
+                              bool writes_keys = false);
 
 // Byte offsets of the parts of the workspace.
 struct WorkspaceLayout {

@@ -48,6 +48,30 @@ TEST(ConfigDecode, HopperDecodesInALaunchOfItsOwn) {
   EXPECT_FALSE(takes(problem));
 }
 
+// Where a block can look at all sequences, decode begins to read beside the schedule, unless that
+// one's launch writes keys.
+TEST(ConfigDecode, DecodeReadsAheadOfTheSchedulesEnd) {
+  const auto reads = [](const Problem& problem, const cuda::DeviceInfo& device = kH200,
+                        bool writes_keys = false) {
+    const Config config = *ChooseConfig(problem, device, writes_keys);
+    EXPECT_EQ(PlanParams(problem, config).params.reads_ahead, config.reads_ahead ? 1 : 0);
+    return config.reads_ahead;
+  };
+  Problem problem = MakeProblem();
+  EXPECT_TRUE(reads(problem));
+  EXPECT_FALSE(reads(problem, kH200, true));
+  EXPECT_TRUE(reads(MakeChunks()));  // behind prefill and attend
+  EXPECT_FALSE(reads(MakePrefill()));
+  EXPECT_FALSE(reads(problem, kA100));
+  EXPECT_FALSE(reads(problem, kB200));
+  problem.tokens = problem.max_seqs = 256;
+  EXPECT_TRUE(reads(problem));
+  problem.tokens = problem.max_seqs = 257;
+  EXPECT_FALSE(reads(problem));
+  problem.tokens = problem.max_seqs = 1;  // a cluster, without schedule
+  EXPECT_FALSE(reads(problem));
+}
+
 // All rows of a token, or of several, go over the keys at once, as far as tiles hold them.
 TEST(ConfigDecode, TilesOfDecodeHoldTheRowsOfASequence) {
   struct Case {

@@ -14,25 +14,6 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
-// What the call says of a lane's sequence.
-struct ClusterLengths {
-  int num_seqs;
-  int begin;
-  int end;
-  int context;
-};
-
-__device__ __forceinline__ ClusterLengths ReadLengths(const Params& p) {
-  const int lane = threadIdx.x % 32;
-  ClusterLengths of = {LoadIndex(p.num_seqs), 0, 0, 0};
-  if (lane < p.max_seqs) {
-    of.begin = LoadIndex(p.query_start_loc + lane);
-    of.end = LoadIndex(p.query_start_loc + lane + 1);
-    of.context = LoadIndex(p.context_lens + lane);
-  }
-  return of;
-}
-
 struct ClusterLoader : Loader {
   // The last rows of each token go to the last sequence that has it, in tiles without splits.
   __device__ __forceinline__ void LoadContested(int rank, int head, int num_seqs, bool& valid) {
@@ -75,8 +56,7 @@ struct ClusterLoader : Loader {
   }
 
   // Finds the tokens that no sequence owns.
-  __device__ __forceinline__ void FindFills(const ClusterLengths& lengths, int num_seqs,
-                                            bool valid) {
+  __device__ __forceinline__ void FindFills(const Lengths& lengths, int num_seqs, bool valid) {
     bool owned = false, claimed = false;
 #pragma unroll 1
     for (int s = 0; s < num_seqs; ++s) {
@@ -91,42 +71,22 @@ struct ClusterLoader : Loader {
     if (lane == 0) shared.has_fills = 1;
   }
 
-  __device__ __forceinline__ void Run(const ClusterLengths& lengths, int rank, int head) {
-    // Loops over what the compiler does not know to be the same in all lanes are of lanes that part.
-    const int num_seqs = Uniform(min(max(lengths.num_seqs, 0), p.max_seqs));
-    bool valid = lane < num_seqs && lengths.begin >= 0 && lengths.begin <= lengths.end &&
-                 lengths.end <= p.tokens && lengths.context >= 0 &&
-                 lengths.context <= p.max_context;
-    SequenceInfo of_lane = {};
-    if (valid) of_lane = {lengths.begin, lengths.end - lengths.begin, lengths.context, 0};
-    LookAt(0, of_lane);
-    // The greatest end, and the line's, so far.
-    int end = valid ? lengths.end : 0, line_end = part.Length();
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int other_end = __shfl_up_sync(kAllLanes, end, step);
-      const int other_line = __shfl_up_sync(kAllLanes, line_end, step);
-      if (lane >= step) end = max(end, other_end), line_end += other_line;
-    }
-    info.line_end = line_end;
-    const int line = __shfl_sync(kAllLanes, line_end, 31);
-    int before = __shfl_up_sync(kAllLanes, end, 1);
-    if (lane == 0) before = 0;
-    const bool contested = __any_sync(kAllLanes, info.query_len > 0 && before > info.query_begin);
-    const int rows = __reduce_add_sync(kAllLanes, info.query_len);
+  __device__ __forceinline__ void Run(const Lengths& lengths, int num_seqs, int rank, int head) {
+    num_seqs = Uniform(num_seqs);
+    bool valid = lane < num_seqs && IsValid(p, lengths);
+    LineSoFar line = {};
+    LookAt(0, line.Add(p, lengths, valid));
     // A tile without keys is where another's end is, which nobody waits for.
     const bool ends_empty =
-        __any_sync(kAllLanes, part.tiles > 0 && part.blocks == 0 && info.line_end == line);
-    const int length = RangeBlocks(kClusterBlocks, line + (ends_empty ? kTileBlocks : 0));
-    if (contested) {
+        __any_sync(kAllLanes, part.tiles > 0 && part.blocks == 0 && info.line_end == line.length);
+    const int length = RangeBlocks(kClusterBlocks, line.length + (ends_empty ? kTileBlocks : 0));
+    if (line.contested) {
       LoadContested(rank, head, num_seqs, valid);
-    } else if (rank * length < line) {
+    } else if (rank * length < line.length) {
       LoadRange(rank * length, length, num_seqs, head);
     }
     LoadKeys();
-    if (contested || rows < p.tokens) {
-      FindFills(lengths, num_seqs, valid);
-    }
+    if (line.contested || line.owned < p.tokens) FindFills(lengths, num_seqs, valid);
     Stop();
   }
 };
@@ -272,19 +232,18 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
   const int warp = Uniform(threadIdx.x / 32);
   const int rank = static_cast<int>(blockIdx.x % kClusterBlocks);
   const int head = static_cast<int>(blockIdx.x / kClusterBlocks);
-  ClusterLengths lengths = {};
+  Lengths lengths = {};
+  int num_seqs = 0;
   if (warp == kDecodeWarps) {
-    lengths = ReadLengths(p);
+    lengths = ReadLengths(p, threadIdx.x % 32);
+    num_seqs = ReadNumSeqs(p);
   } else if (warp == 0) {
     if (threadIdx.x == 0) {
       InitDecodeBarriers(shared);
       shared.has_fills = shared.parts[0].exists = shared.parts[1].exists = 0;
     }
   } else if (warp == 1) {
-    if (threadIdx.x % 32 < 2) {
-      const TensorMap* const map = threadIdx.x % 32 == 0 ? &key_boxes : &value_boxes;
-      asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-    }
+    PrefetchMaps(key_boxes, value_boxes);
   } else {
     // The page numbers, while the lengths are on their way.
     constexpr int kLine = 32;
@@ -299,7 +258,7 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
   if (warp < kDecodeWarps) {
     ComputePieces(p, shared, warp);
   } else if (warp == kDecodeWarps) {
-    ClusterLoader{{p, key_boxes, value_boxes, shared}}.Run(lengths, rank, head);
+    ClusterLoader{{p, key_boxes, value_boxes, shared}}.Run(lengths, num_seqs, rank, head);
   } else {
     WriteClusterPieces(p, shared, static_cast<int>(threadIdx.x) - (kDecodeWarps + 1) * 32);
   }

@@ -11,6 +11,10 @@
 // another block, and none for a later piece: the loader waits for a slot while the keys of the
 // piece before are not loaded yet, but those of the pieces in the slots' earlier uses are.
 //
+// A block begins beside the schedule: of up to kAheadSeqs sequences warp 8 lays the line itself,
+// and loads the block's first range. Nothing that the schedule writes is read, and nothing is
+// written but shared memory, before the warps that do so have waited for it.
+//
 // A page out of range makes the sums of its tile NaN: parts are merged to NaN whatever the others
 // are.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_CUH_
@@ -154,6 +158,7 @@ __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, in
 __device__ __forceinline__ void WritePieces(const Params& p, DecodeMemory& shared, int warp) {
   const int lane = threadIdx.x % 32;
   const bool leader = warp == 0 && lane == 0;
+  WaitForLaunchesBefore();  // the loading warp may not have
   const auto sync = [] { SyncThreads(kWriters, kWriteWarps * 32); };
   Place<1> sums;
   for (Place<DecodeMemory::kSlots> at;; at.Next()) {
@@ -184,13 +189,14 @@ __device__ __forceinline__ void Decode(const Params& p, const TensorMap& key_box
   DecodeMemory& shared = *reinterpret_cast<DecodeMemory*>(memory);
   const int warp = Uniform(threadIdx.x / 32);
   if (threadIdx.x == 0) InitDecodeBarriers(shared);
+  if (warp == 1) PrefetchMaps(key_boxes, value_boxes);
   __syncthreads();
 
   // Each warp's part.
   if (warp < kDecodeWarps) {
     ComputePieces(p, shared, warp);
   } else if (warp == kDecodeWarps) {
-    Loader{p, key_boxes, value_boxes, shared}.Run();
+    Loader{p, key_boxes, value_boxes, shared}.Run(shared.sequences);
   } else {
     WritePieces(p, shared, warp - kDecodeWarps - 1);
   }

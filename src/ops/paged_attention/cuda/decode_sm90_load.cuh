@@ -3,8 +3,7 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_LOAD_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_LOAD_CUH_
 
-#include "src/ops/paged_attention/cuda/decode_sm90_shared.cuh"
-#include "src/ops/paged_attention/cuda/line.cuh"
+#include "src/ops/paged_attention/cuda/decode_sm90_line.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_tile.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
@@ -35,11 +34,20 @@ __device__ __forceinline__ int ComputedRows(int rows) {
   return rows <= 8 ? 8 : 16;
 }
 
+// Brings the tensor maps near before the first box is asked for. A warp.
+__device__ __forceinline__ void PrefetchMaps(const TensorMap& key_boxes,
+                                             const TensorMap& value_boxes) {
+  if (threadIdx.x % 32 >= 2) return;
+  const TensorMap* const map = threadIdx.x % 32 == 0 ? &key_boxes : &value_boxes;
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 struct Loader {
   const Params& p;
   const TensorMap& key_boxes;
   const TensorMap& value_boxes;
   DecodeMemory& shared;
+  const SequenceInfo* sequences = p.sequences;
   const int lane = threadIdx.x % 32;
   // A lane loads one box of a stage: of keys, or, beside it, of their values, since they lie side
   // by side in an interleaved cache.
@@ -157,7 +165,7 @@ struct Loader {
   LinePart part = {};
   int first_seq = 0;
   __device__ __forceinline__ SequenceInfo Sequence(int seq, int count) const {
-    return seq < count ? p.sequences[seq] : SequenceInfo{0, 0, 0, 0x7fffffff};
+    return seq < count ? sequences[seq] : SequenceInfo{0, 0, 0, 0x7fffffff};
   }
   __device__ __forceinline__ void LookAt(int seq, const SequenceInfo& of_lane) {
     first_seq = seq;
@@ -172,7 +180,7 @@ struct Loader {
     while (count > 32) {
       const int step = (count + 31) / 32;
       const int last = min(low + (lane + 1) * step, low + count) - 1;
-      const unsigned behind = __ballot_sync(kAllLanes, p.sequences[last].line_end > begin);
+      const unsigned behind = __ballot_sync(kAllLanes, sequences[last].line_end > begin);
       const int of = __ffs(static_cast<int>(behind)) - 1;
       const int end = low + count;
       low += of * step;
@@ -252,31 +260,67 @@ struct Loader {
     return __any_sync(kAllLanes, bad);
   }
 
-  __device__ __forceinline__ void Run() {
+  // What there is to do.
+  struct Work {
+    int num_seqs;
+    int line;  // 0: items, if anything
+    int range_blocks;
+    unsigned num_items;
+    int has_fills;
+  };
+
+  // From the schedule, once that has ended.
+  __device__ __forceinline__ Work ReadWork() {
     WaitForLaunchesBefore();
     const SequenceInfo early = Sequence(lane, p.max_seqs);  // beside the header, not after it
     const WorkHeader header = *p.header;
-    if (lane == 0) shared.has_fills = header.has_fills;
     const int num_seqs = static_cast<int>(header.num_seqs);
     LookAt(0, lane < num_seqs ? early : Sequence(lane, 0));
+    return {num_seqs, header.line, header.range_blocks, p.line_only != 0 ? header.num_items : 0,
+            header.has_fills};
+  }
+
+  // From the line that the block lays itself.
+  __device__ __forceinline__ Work WorkOf(const LineSoFar& line) {
+    LookAt(0, Sequence(lane, line.num_seqs));
+    return {line.num_seqs, line.length, RangeBlocks(p.decode_ranges, line.length), 0,
+            p.line_only != 0 && line.owned < p.tokens};
+  }
+
+  // `own`: a place for all sequences.
+  __device__ __forceinline__ void Run(SequenceInfo* own) {
+    // Before those in front of this launch have ended. What a block's first unit is does not depend
+    // on them, and its keys are queued when the counter is asked for the next one. Items, which a
+    // contested batch has, are the schedule's.
+    LineSoFar line = {};
+    if (p.reads_ahead != 0) line = LayLine(p, own);
+    bool ahead = line.length > 0 && !line.contested;
+    if (ahead) sequences = own;
+    const Work work = ahead ? WorkOf(line) : ReadWork();
+    if (lane == 0) shared.has_fills = work.has_fills;
     const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
-    const unsigned units = header.line > 0
-                               ? static_cast<unsigned>((header.line - 1) / header.range_blocks + 1)
-                           : p.line_only != 0 ? header.num_items
-                                              : 0;
+    const unsigned units = work.line > 0
+                               ? static_cast<unsigned>((work.line - 1) / work.range_blocks + 1)
+                               : work.num_items;
     for (unsigned unit = blockIdx.x; unit < units * kv_heads;) {
       unsigned next = 0;
-      if (lane == 0) next = atomicAdd(&p.header->next_unit, 1u);
+      if (lane == 0 && !ahead) next = atomicAdd(&p.header->next_unit, 1u);
       const unsigned at = unit / kv_heads;
       const int head = static_cast<int>(unit - at * kv_heads);
-      if (header.line > 0) {
-        LoadRange(static_cast<int>(at) * header.range_blocks, header.range_blocks, num_seqs, head);
+      if (work.line > 0) {
+        LoadRange(static_cast<int>(at) * work.range_blocks, work.range_blocks, work.num_seqs, head);
       } else if (p.items[at].kind == kDecodeItem) {
         Take(Tile{p.items[at], head, 0}, nullptr);
       }
       LoadKeys();
+      if (ahead) {
+        WaitForLaunchesBefore();
+        if (lane == 0) next = atomicAdd(&p.header->next_unit, 1u);
+        ahead = false;
+      }
       unit = __shfl_sync(kAllLanes, next, 0);
     }
+    if (ahead) WaitForLaunchesBefore();  // this one must not end before those
     Stop();
   }
 

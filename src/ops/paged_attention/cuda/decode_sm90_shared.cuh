@@ -9,6 +9,7 @@ namespace xla_gpu::paged_attention::sm90 {
 
 inline constexpr int kDecodeWarps = 8;   // that compute
 inline constexpr int kClusterSeqs = 32;  // at most, where clusters share a head
+inline constexpr int kAheadSeqs = 256;   // at most, where a block lays the line itself
 inline constexpr int kStepKeys = 16;     // of a warp in a stage
 inline constexpr int kDecodeKeys = kDecodeWarps * kStepKeys;  // of a stage
 
@@ -101,8 +102,11 @@ template <int kHeadDim, int kElement>
 struct DecodeSharedFor<kHeadDim, kElement, kDecodeTileRows> {
   using Type = DecodeSharedOf<kHeadDim, kElement, kDecodeTileRows, 4>;
 };
+// And all sequences, where the block lays the line itself.
 template <int kHeadDim, int kElement, int kRows>
-using DecodeShared = typename DecodeSharedFor<kHeadDim, kElement, kRows>::Type;
+struct DecodeShared : DecodeSharedFor<kHeadDim, kElement, kRows>::Type {
+  SequenceInfo sequences[kAheadSeqs];
+};
 
 // Where the blocks of a cluster share a head: what a block has of a tile that others have parts of.
 // The first such tile of its range began in another block, the second ends in another one.

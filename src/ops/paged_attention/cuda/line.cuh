@@ -6,8 +6,31 @@
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_LINE_CUH_
 
 #include "src/ops/paged_attention/cuda/params.cuh"
+#include "src/ops/paged_attention/cuda/ptx.cuh"
 
 namespace xla_gpu::paged_attention {
+
+// What the call says of a sequence, unchecked.
+struct Lengths {
+  int begin;
+  int end;
+  int context;
+};
+
+__device__ __forceinline__ Lengths ReadLengths(const Params& p, int seq) {
+  if (seq >= p.max_seqs) return {};
+  return {LoadIndex(p.query_start_loc + seq), LoadIndex(p.query_start_loc + seq + 1),
+          LoadIndex(p.context_lens + seq)};
+}
+
+__device__ __forceinline__ int ReadNumSeqs(const Params& p) {
+  return min(max(p.num_seqs[0], 0), p.max_seqs);
+}
+
+__device__ __forceinline__ bool IsValid(const Params& p, const Lengths& of) {
+  return of.begin >= 0 && of.begin <= of.end && of.end <= p.tokens && of.context >= 0 &&
+         of.context <= p.max_context;
+}
 
 struct Keys {
   int begin;

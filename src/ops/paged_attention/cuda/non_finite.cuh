@@ -63,6 +63,7 @@ __device__ __forceinline__ bool ZeroNonFinite(unsigned shared, int thread, int t
 template <typename Add>
 __device__ __forceinline__ void ForKeys(const Params& p, const Tile& tile, int key0, int count,
                                         Add add) {
+  WaitForLaunchesBefore();  // pages out of range are marked in the workspace
   const int end = min(key0 + count, tile.key_end);
 #pragma unroll 1
   for (int key = max(key0, tile.key_begin); key < end; ++key) {

@@ -167,6 +167,7 @@ struct Params : Options {
   int line_partials;     // first row of the line's partial results
   int line_only;         // 1: the decode launch does all work, also such as is in items
   int decode_workers;    // blocks of that launch
+  int reads_ahead;       // 1: it may read the call's inputs before those in front of it have ended
   int partial_capacity;  // of items
   int item_capacity;
 };

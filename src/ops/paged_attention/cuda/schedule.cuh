@@ -39,17 +39,6 @@ __device__ __forceinline__ Totals AddUp(Totals x, Totals* of_warps) {
   return x;
 }
 
-struct Lengths {
-  int begin;
-  int end;
-  int context;
-};
-
-__device__ __forceinline__ Lengths ReadLengths(const Params& p, int s) {
-  if (s >= p.max_seqs) return {};
-  return {p.query_start_loc[s], p.query_start_loc[s + 1], p.context_lens[s]};
-}
-
 // What the block knows of the sequences that it looks at side by side.
 struct Chunk {
   SequenceInfo infos[kScheduleThreads];
@@ -77,8 +66,7 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
     const bool used = s < num_seqs;
     const Lengths lengths = base == 0 ? first : ReadLengths(p, s);
     const int begin = lengths.begin, end = lengths.end, context = lengths.context;
-    const bool valid = used && begin >= 0 && begin <= end && end <= p.tokens && context >= 0 &&
-                       context <= p.max_context;
+    const bool valid = used && IsValid(p, lengths);
     // The greatest end so far, this sequence's included, and before it.
     int inclusive = valid ? end : 0;
 #pragma unroll
@@ -302,7 +290,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
 
   // Look at the sequences.
   const Lengths first = ReadLengths(p, threadIdx.x);  // beside num_seqs, not after it
-  const int num_seqs = Min(Max(p.num_seqs[0], 0), p.max_seqs);
+  const int num_seqs = ReadNumSeqs(p);
   const Totals totals =
       AddUp(ReadSequences(p, first, num_seqs, chunk.infos, warp_ends, warp_lines), warp_totals);
 

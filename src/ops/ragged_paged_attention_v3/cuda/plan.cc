@@ -90,8 +90,9 @@ StatusOr<std::unique_ptr<Plan>> MakeRaggedPagedAttentionV3CudaPlan(const Call& c
   using namespace ragged_paged_attention_v3;  // NOLINT
   XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
   XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
-  XLA_GPU_ASSIGN_OR_RETURN(const paged_attention::Config config,
-                           paged_attention::ChooseConfig(problem.attention, *device));
+  XLA_GPU_ASSIGN_OR_RETURN(
+      const paged_attention::Config config,
+      paged_attention::ChooseConfig(problem.attention, *device, problem.update_kv_cache));
   const auto [spec, launch] = paged_attention::MakeLaunches(problem.attention, config).schedule;
   FirstLaunch first{PlanAppend(problem, device->num_sms), launch, nullptr};
   XLA_GPU_ASSIGN_OR_RETURN(
