@@ -2,6 +2,7 @@
 // ops of its own.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -57,10 +58,14 @@ TEST_F(ForkTest, AChildsCallsLeaveNothingBehind) {
   AttentionCall call;
   ASSERT_EQ(call.Run(1.0), "");  // the parent has its pool
   EXPECT_EQ(InChild([&call] {
-              for (int i = 0; i < 1000; ++i) call.Run(1.0);
-              const int64_t before = ResidentKilobytes();
-              for (int i = 0; i < 50'000; ++i) call.Run(1.0);
-              return ResidentKilobytes() - before < 2000 ? 0 : 1;
+              // What is left behind grows every time; a thread that begins late grows once.
+              int64_t least = 1 << 30;
+              for (int turn = 0; turn < 3; ++turn) {
+                const int64_t before = ResidentKilobytes();
+                for (int i = 0; i < 50'000; ++i) call.Run(1.0);
+                least = std::min(least, ResidentKilobytes() - before);
+              }
+              return least < 2000 ? 0 : 1;
             }),
             0);
 }
