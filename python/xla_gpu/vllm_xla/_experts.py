@@ -118,6 +118,6 @@ def _by_blocks(
         product = jnp.dot(some, weights, preferred_element_type=jnp.float32)
         return lax.dynamic_update_slice_in_dim(out, product, row, 0)
 
-    out = jnp.zeros((lhs.shape[0], rhs.shape[2]), jnp.float32)
-    out = lax.fori_loop(0, done[-1], step, out)
+    zeros = jnp.zeros((lhs.shape[0], rhs.shape[2]), jnp.float32)
+    out: jax.Array = lax.fori_loop(0, done[-1], step, zeros)
     return out[:-rows]
