@@ -99,8 +99,8 @@ JAX_TABLE = {
         "head_dim is 16 in query f32[4,4,16] but 8 in kv_cache",
     ),
     "head_dim too large": (
-        lambda: attend(query=zeros(T, H, 512), kv_cache=zeros(PAGES, SIZE, 4, 512)),
-        "512",
+        lambda: attend(query=zeros(T, H, 513), kv_cache=zeros(PAGES, SIZE, 4, 513)),
+        "513",
     ),
     "heads no multiple": (
         lambda: attend(query=zeros(T, 3, D)),

@@ -56,7 +56,7 @@ int64_t TensorCoreSharedBytes(const Problem& problem, int tile_rows, int tile_ke
       tile_rows * (padded * 2 + 16) + int64_t{4} * tile_keys * (padded * element + 16);
   const int64_t decode = LeastDecodeBytes(problem);
   if (Parts(problem) == 1) return prefill < decode ? 0 : prefill;
-  return std::max(prefill, decode) + std::max(tile_keys / 8, 4) * 16 * kAttendThreads;
+  return std::max(prefill, decode) + int64_t{std::max(tile_keys / 8, 4)} * 16 * kAttendThreads;
 }
 
 // Blocks of the attend launch at most: more than the largest devices hold.
