@@ -31,6 +31,7 @@ ALLOWED = {
 ALLOWED_WITHIN = {
     "ops": {
         "paged_attention": {"paged_cache"},
+        "grouped_matmul": {"paged_cache"},
         "update_kv_cache": {"paged_cache"},
         "ragged_paged_attention_v3": {"paged_cache", "paged_attention", "update_kv_cache"},
     },

@@ -53,6 +53,7 @@ template <typename A>
 constexpr bool kSameType<A, A> = true;
 
 __device__ __forceinline__ float ToFloat(float x) { return x; }
+__device__ __forceinline__ float ToFloat(signed char x) { return static_cast<float>(x); }
 
 __device__ __forceinline__ float ToFloat(BF16 x) {
   return __uint_as_float(static_cast<unsigned>(x.bits) << 16);

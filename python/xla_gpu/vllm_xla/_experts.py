@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import tokamax
 from jax import lax
 from tokamax._src.ops.experimental.gmm_v2.gmm_v2 import silu_and_mul_with_clamp, swigluoai
+
+import xla_gpu.jax
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "silu": lambda gate, up: jax.nn.silu(gate) * up,
@@ -63,18 +64,14 @@ def gmm_v2(
         lhs_rows = jnp.roll(lhs, -start, 0)
     else:
         lhs_rows = lhs
-    if jax.default_backend() == "gpu":
-        # Mosaic's kernel, where it knows GPU, types and sizes (bfloat16, K a multiple of 64).
-        weights = rhs if rhs_scale is None else jax.vmap(_floats, (0, 0, None))(rhs, rhs_scale, lhs)
-        out = tokamax.ragged_dot(
-            lhs_rows,
-            weights,
-            group_sizes,
-            preferred_element_type=jnp.float32,
-            implementation=("mosaic", _by_blocks),
-        )
-    else:
-        out = _by_blocks(lhs_rows, rhs, group_sizes=group_sizes, scale=rhs_scale)
+    if rhs.dtype.name == "float4_e2m1fn":  # whose values float8_e4m3fn has
+        rhs = rhs.astype(jnp.float8_e4m3fn)
+    elif rhs.dtype.itemsize > 1:
+        rhs = rhs.astype(lhs.dtype)
+    scale = None if rhs_scale is None else rhs_scale.astype(jnp.float32)[:, :, 0]
+    out = xla_gpu.jax.grouped_matmul(
+        lhs_rows, rhs, group_sizes, rhs_scale=scale, out_dtype="float32"
+    )
     if rhs_bias is not None:
         rows = jnp.arange(lhs.shape[0])
         group = jnp.searchsorted(jnp.cumsum(group_sizes), rows, side="right", method="compare_all")
@@ -84,40 +81,3 @@ def gmm_v2(
     out = out.astype(preferred_element_type or lhs.dtype)
     return jnp.roll(out, start, 0) if elsewhere else out
 
-
-def _floats(weights: jax.Array, scale: jax.Array, like: jax.Array) -> jax.Array:
-    """An expert's quantized weights [K, N] times their scales [blocks of K, 1, N]."""
-    blocks = weights.astype(jnp.float32).reshape(scale.shape[0], -1, weights.shape[1])
-    return (blocks * scale).reshape(weights.shape).astype(like.dtype)
-
-
-def _by_blocks(
-    lhs: jax.Array, rhs: jax.Array, *, group_sizes: Any, scale: jax.Array | None = None, **_: Any
-) -> jax.Array:
-    """ragged_dot as a loop over blocks of rows of one group, in order.
-
-    jax.lax.ragged_dot is no choice: XLA:CPU and XLA:GPU multiply all rows with all experts, after
-    copying the rows once for each.
-    """
-    sizes, groups = jnp.asarray(group_sizes), rhs.shape[0]
-    # The power of two from the mean group's rows on.
-    rows = min(max(8, 1 << (-(-lhs.shape[0] // groups) - 1).bit_length()), 128)
-    blocks = -(-sizes // rows)
-    ends, done = jnp.cumsum(sizes), jnp.cumsum(blocks)
-    lhs = jnp.pad(lhs, ((0, rows), (0, 0)))
-
-    def step(block: jax.Array, out: jax.Array) -> jax.Array:
-        # A block's rows that are beyond its group are written again by the next group's.
-        group = jnp.searchsorted(done, block, side="right", method="compare_all")
-        row = ends[group] - sizes[group] + (block - done[group] + blocks[group]) * rows
-        some = lax.dynamic_slice_in_dim(lhs, row, rows)
-        weights = lax.dynamic_index_in_dim(rhs, group, keepdims=False)
-        if scale is not None:
-            of_group = lax.dynamic_index_in_dim(scale, group, keepdims=False)
-            weights = _floats(weights, of_group, lhs)
-        product = jnp.dot(some, weights, preferred_element_type=jnp.float32)
-        return lax.dynamic_update_slice_in_dim(out, product, row, 0)
-
-    zeros = jnp.zeros((lhs.shape[0], rhs.shape[2]), jnp.float32)
-    out: jax.Array = lax.fori_loop(0, done[-1], step, zeros)
-    return out[:-rows]

@@ -6,10 +6,9 @@
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1)
     __launch_bounds__(xla_gpu::paged_attention::sm90::kDecodeThreads, 1)
-        paged_attention_decode_cluster(
-            const __grid_constant__ xla_gpu::paged_attention::Params p,
-            const __grid_constant__ xla_gpu::paged_attention::sm90::TensorMap keys,
-            const __grid_constant__ xla_gpu::paged_attention::sm90::TensorMap values) {
+        paged_attention_decode_cluster(const __grid_constant__ xla_gpu::paged_attention::Params p,
+                                       const __grid_constant__ xla_gpu::TensorMap keys,
+                                       const __grid_constant__ xla_gpu::TensorMap values) {
   extern __shared__ __align__(1024) char shared[];
   xla_gpu::paged_attention::sm90::DecodeInCluster(p, keys, values, shared);
 }

@@ -146,7 +146,7 @@ struct Loader {
       if (read) {
         DecodeMemory::Stage& to = shared.stages[stage.index];
         CopyBox(SharedAddress(values ? to.values : to.keys) + lane_key * kKeyBytes,
-                values ? &value_boxes : &key_boxes, full, piece.panel, group, page);
+                values ? &value_boxes : &key_boxes, full, 0, 0, piece.panel, group, page);
       }
       stage.Next();
     }

@@ -22,7 +22,7 @@ StatusOr<Attention> Attention::Load(const Problem& problem, const Config& config
 }
 
 Status Attention::Launch(const Params& params, void* stream) const {
-  sm90::TensorMap keys{}, values{};
+  TensorMap keys{}, values{};
   if (boxes_ != nullptr) {  // where the cache lies is known only now
     XLA_GPU_RETURN_IF_ERROR(boxes_->Write(params.k_cache, &keys));
     XLA_GPU_RETURN_IF_ERROR(boxes_->Write(params.v_cache, &values));

@@ -5,8 +5,8 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_LINE_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_LINE_CUH_
 
+#include "src/cuda/ptx.cuh"
 #include "src/ops/paged_attention/cuda/params.cuh"
-#include "src/ops/paged_attention/cuda/ptx.cuh"
 
 namespace xla_gpu::paged_attention {
 

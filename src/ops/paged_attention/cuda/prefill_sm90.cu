@@ -7,10 +7,9 @@
 #include "src/ops/paged_attention/cuda/prefill_sm90.cuh"
 
 extern "C" __global__ void __launch_bounds__(xla_gpu::paged_attention::sm90::kThreads, 1)
-    paged_attention_prefill(
-        const __grid_constant__ xla_gpu::paged_attention::Params p,
-        const __grid_constant__ xla_gpu::paged_attention::sm90::TensorMap keys,
-        const __grid_constant__ xla_gpu::paged_attention::sm90::TensorMap values) {
+    paged_attention_prefill(const __grid_constant__ xla_gpu::paged_attention::Params p,
+                            const __grid_constant__ xla_gpu::TensorMap keys,
+                            const __grid_constant__ xla_gpu::TensorMap values) {
   extern __shared__ __align__(1024) char shared[];
   xla_gpu::paged_attention::sm90::Prefill(p, keys, values, shared);
 }

@@ -193,7 +193,7 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
         if (lane == 0) ArriveExpecting(barrier, kTileBytes);
         __syncwarp();
         if (lane < count) {
-          CopyBox(SharedAddress(to) + lane * (tokens / 8 * kGroupBytes), &map, barrier, panel,
+          CopyBox(SharedAddress(to) + lane * (tokens / 8 * kGroupBytes), &map, barrier, 0, 0, panel,
                   in_page / 8, page);
         }
         if (cut) {

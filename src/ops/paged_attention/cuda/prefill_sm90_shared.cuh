@@ -3,6 +3,7 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_SHARED_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_SHARED_CUH_
 
+#include "src/cuda/tensor_map.cuh"
 #include "src/ops/paged_attention/cuda/params.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
@@ -12,11 +13,6 @@ inline constexpr int kStages = 2;      // of keys, and of values
 inline constexpr int kSlots = 4;       // pieces of work, taken ahead
 inline constexpr int kThreads = 384;   // a warpgroup that loads, two that compute
 inline constexpr int kPanelDims = 64;  // head dimensions in 128 bytes, what the swizzle spans
-
-// CUtensorMap, as the driver writes it.
-struct alignas(64) TensorMap {
-  char bytes[128];
-};
 
 // Keys of a stage: as many as leave room for the sums in registers, and for the stages.
 constexpr int PrefillKeys(int head_dim) { return head_dim > 128 ? 80 : 128; }

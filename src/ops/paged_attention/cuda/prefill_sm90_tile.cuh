@@ -2,10 +2,10 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_TILE_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_TILE_CUH_
 
+#include "src/cuda/ptx_sm90.cuh"
+#include "src/cuda/wgmma.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_shared.cuh"
-#include "src/ops/paged_attention/cuda/ptx_sm90.cuh"
 #include "src/ops/paged_attention/cuda/softmax.cuh"
-#include "src/ops/paged_attention/cuda/wgmma.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
 

@@ -11,8 +11,8 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SCHEDULE_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SCHEDULE_CUH_
 
+#include "src/cuda/ptx.cuh"
 #include "src/ops/paged_attention/cuda/contested.cuh"
-#include "src/ops/paged_attention/cuda/ptx.cuh"
 
 namespace xla_gpu::paged_attention {
 namespace {

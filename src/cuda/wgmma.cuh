@@ -3,8 +3,8 @@
 // A panel is rows of 64 16-bit elements (128 bytes), eight 16-byte chunks a row; chunk c of row r
 // lies at place c ^ (r % 8), so that neither rows nor columns collide in the banks. Panels begin at
 // multiples of 1024 bytes.
-#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_WGMMA_CUH_
-#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_WGMMA_CUH_
+#ifndef XLA_GPU_CUDA_WGMMA_CUH_
+#define XLA_GPU_CUDA_WGMMA_CUH_
 
 #include "src/cuda/numeric.cuh"
 
@@ -156,14 +156,20 @@ __device__ __forceinline__ void WarpgroupProduct(float (*c)[4], unsigned a, unsi
                : __VA_ARGS__                                                                   \
                : "r"(a), "r"(b), "r"(static_cast<int>(add)), "n"(kMatrixLayout<kGroupBytesA>), \
                  "n"(kMatrixLayout<kGroupBytesB>), "n"(static_cast<int>(kColumns)))
-#define XLA_GPU_WGMMA_N(type)                                                                \
-  if constexpr (kN == 32) {                                                                  \
-    XLA_GPU_WGMMA(type, "32", XLA_GPU_REGISTERS16, "%16", "%17", "%18", "%19", "%20", "%21", \
-                  XLA_GPU_TILES2(c, 0), XLA_GPU_TILES2(c, 2));                               \
-  } else {                                                                                   \
-    static_assert(kN == 16);                                                                 \
-    XLA_GPU_WGMMA(type, "16", XLA_GPU_REGISTERS8, "%8", "%9", "%10", "%11", "%12", "%13",    \
-                  XLA_GPU_TILES2(c, 0));                                                     \
+#define XLA_GPU_WGMMA_N(type)                                                                 \
+  if constexpr (kN == 128) {                                                                  \
+    XLA_GPU_WGMMA(type, "128", XLA_GPU_REGISTERS64, "%64", "%65", "%66", "%67", "%68", "%69", \
+                  XLA_GPU_TILES16(c));                                                        \
+  } else if constexpr (kN == 64) {                                                            \
+    XLA_GPU_WGMMA(type, "64", XLA_GPU_REGISTERS32, "%32", "%33", "%34", "%35", "%36", "%37",  \
+                  XLA_GPU_TILES8(c, 0));                                                      \
+  } else if constexpr (kN == 32) {                                                            \
+    XLA_GPU_WGMMA(type, "32", XLA_GPU_REGISTERS16, "%16", "%17", "%18", "%19", "%20", "%21",  \
+                  XLA_GPU_TILES2(c, 0), XLA_GPU_TILES2(c, 2));                                \
+  } else {                                                                                    \
+    static_assert(kN == 16);                                                                  \
+    XLA_GPU_WGMMA(type, "16", XLA_GPU_REGISTERS8, "%8", "%9", "%10", "%11", "%12", "%13",     \
+                  XLA_GPU_TILES2(c, 0));                                                      \
   }
   if constexpr (kSameType<T, BF16>) {
     XLA_GPU_WGMMA_N("bf16");
@@ -186,4 +192,4 @@ __device__ __forceinline__ void WarpgroupProduct(float (*c)[4], unsigned a, unsi
 
 }  // namespace xla_gpu
 
-#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_WGMMA_CUH_
+#endif  // XLA_GPU_CUDA_WGMMA_CUH_

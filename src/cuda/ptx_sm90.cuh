@@ -1,9 +1,9 @@
 // Hopper's instructions for warps of different work (sm_90a): barriers in shared memory that count
 // bytes, the tensor copy engine, votes of some warps of a block.
-#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PTX_SM90_CUH_
-#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PTX_SM90_CUH_
+#ifndef XLA_GPU_CUDA_PTX_SM90_CUH_
+#define XLA_GPU_CUDA_PTX_SM90_CUH_
 
-#include "src/ops/paged_attention/cuda/ptx.cuh"
+#include "src/cuda/ptx.cuh"
 
 namespace xla_gpu {
 
@@ -48,14 +48,14 @@ __device__ __forceinline__ void PrefetchMap(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Copies a box of a tensor of rank five, at {0, 0, chunk, group, page}, in the background. What
-// lies outside of the tensor becomes zeros.
-__device__ __forceinline__ void CopyBox(unsigned shared, const void* map, unsigned barrier,
-                                        int chunk, int group, int page) {
+// Copies a box of a tensor of rank five in the background. What lies outside of the tensor becomes
+// zeros.
+__device__ __forceinline__ void CopyBox(unsigned shared, const void* map, unsigned barrier, int x0,
+                                        int x1, int x2, int x3, int x4) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %3, %4, %5, %6}], [%2];" ::"r"(shared),
-      "l"(map), "r"(barrier), "r"(0), "r"(chunk), "r"(group), "r"(page)
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
       : "memory");
 }
 
@@ -120,4 +120,4 @@ __device__ __forceinline__ void StoreMatrix4Transposed(unsigned shared, const un
 
 }  // namespace xla_gpu
 
-#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PTX_SM90_CUH_
+#endif  // XLA_GPU_CUDA_PTX_SM90_CUH_

@@ -1,6 +1,6 @@
 // The few PTX instructions that the tensor-core kernels are made of (sm_80 and later).
-#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PTX_CUH_
-#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PTX_CUH_
+#ifndef XLA_GPU_CUDA_PTX_CUH_
+#define XLA_GPU_CUDA_PTX_CUH_
 
 #include "src/cuda/numeric.cuh"
 
@@ -120,4 +120,4 @@ __device__ __forceinline__ int LoadIndex(const int* pointer) {
 
 }  // namespace xla_gpu
 
-#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PTX_CUH_
+#endif  // XLA_GPU_CUDA_PTX_CUH_

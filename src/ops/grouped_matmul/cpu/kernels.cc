@@ -1,0 +1,17 @@
+#include "src/ops/grouped_matmul/cpu/kernels.h"
+
+#include "src/ops/paged_cache/cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/ops/grouped_matmul/cpu/kernels.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.h:
+#include "src/ops/grouped_matmul/cpu/tile-inl.h"
+
+#if HWY_ONCE
+namespace xla_gpu::grouped_matmul {
+
+void MultiplyTile(const TileTask& task) { XLA_GPU_HOST_DISPATCH(MultiplyTile)(task); }
+
+}  // namespace xla_gpu::grouped_matmul
+#endif  // HWY_ONCE

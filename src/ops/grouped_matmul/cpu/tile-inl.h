@@ -1,0 +1,178 @@
+// MultiplyTile: in f32, a few rows by two vectors of columns at a time, so that their sums stay in
+// registers while a part of the inner dimension goes by that the caches hold.
+#if defined(XLA_GPU_OPS_GROUPED_MATMUL_CPU_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef XLA_GPU_OPS_GROUPED_MATMUL_CPU_TILE_INL_H_
+#undef XLA_GPU_OPS_GROUPED_MATMUL_CPU_TILE_INL_H_
+#else
+#define XLA_GPU_OPS_GROUPED_MATMUL_CPU_TILE_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "hwy/highway.h"
+#include "src/ops/grouped_matmul/cpu/kernels.h"
+#include "src/ops/paged_cache/cpu/elements-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace xla_gpu::grouped_matmul {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+using namespace paged_cache::HWY_NAMESPACE;  // NOLINT: the elements
+
+constexpr int64_t kVector = kLanes;
+constexpr int64_t kInnerPart = 128;
+constexpr int64_t kMostRows = 6;  // whose sums fit 16 registers
+
+struct I8 {
+  using Raw = int8_t;
+  static constexpr float kFactor = 1.0f;
+  static HWY_INLINE VF32 Load(const int8_t* from) {
+    const auto bytes = hn::LoadU(hn::Rebind<int8_t, F32>(), from);
+    return hn::ConvertTo(F32(), hn::PromoteTo(I32(), bytes));
+  }
+};
+
+HWY_INLINE void StoreAs(DType dtype, VF32 x, void* to) {
+  if (dtype == DType::kF32) return hn::StoreU(x, F32(), static_cast<float*>(to));
+  if (dtype == DType::kBF16) return StoreBF16(x, static_cast<uint16_t*>(to));
+  StoreF16(x, static_cast<uint16_t*>(to));
+}
+
+// n elements as f32.
+template <class From>
+HWY_INLINE void ToF32(const void* data, int64_t n, float* to) {
+  const auto* from = static_cast<const typename From::Raw*>(data);
+  int64_t i = 0;
+  for (; i + kVector <= n; i += kVector) hn::StoreU(From::Load(from + i), F32(), to + i);
+  if (i == n) return;
+  typename From::Raw tail[kLanes] = {};
+  HWY_ALIGN float values[kLanes];
+  std::memcpy(tail, from + i, static_cast<size_t>(n - i) * sizeof(tail[0]));
+  hn::Store(From::Load(tail), F32(), values);
+  std::memcpy(to + i, values, static_cast<size_t>(n - i) * sizeof(values[0]));
+}
+
+// sums[row][0 to 2 * kVector) += factor * (lhs[row] @ rhs), or `factor` null for 1; `rhs` has rows
+// of 2 * kVector elements.
+template <class Rhs, int kRows>
+HWY_INLINE void AddProduct(const float* lhs, int64_t lhs_stride, const typename Rhs::Raw* rhs,
+                           int64_t rhs_stride, int64_t inner, const VF32* factors, float* sums,
+                           int64_t sums_stride) {
+  VF32 left[kRows], right[kRows];
+  for (int i = 0; i < kRows; ++i) left[i] = right[i] = hn::Zero(F32());
+  for (int64_t k = 0; k < inner; ++k, rhs += rhs_stride) {
+    const VF32 b0 = Rhs::Load(rhs), b1 = Rhs::Load(rhs + kVector);
+    for (int i = 0; i < kRows; ++i) {
+      const VF32 a = hn::Set(F32(), lhs[i * lhs_stride + k]);
+      left[i] = hn::MulAdd(a, b0, left[i]);
+      right[i] = hn::MulAdd(a, b1, right[i]);
+    }
+  }
+  for (int i = 0; i < kRows; ++i, sums += sums_stride) {
+    hn::StoreU(hn::MulAdd(left[i], factors[0], hn::LoadU(F32(), sums)), F32(), sums);
+    hn::StoreU(hn::MulAdd(right[i], factors[1], hn::LoadU(F32(), sums + kVector)), F32(),
+               sums + kVector);
+  }
+}
+
+template <class Rhs>
+HWY_INLINE void AddProducts(int64_t rows, const float* lhs, int64_t lhs_stride,
+                            const typename Rhs::Raw* rhs, int64_t rhs_stride, int64_t inner,
+                            const VF32* factors, float* sums, int64_t sums_stride) {
+  const auto add = [&]<int kRows>() {
+    AddProduct<Rhs, kRows>(lhs, lhs_stride, rhs, rhs_stride, inner, factors, sums, sums_stride);
+    lhs += kRows * lhs_stride, sums += kRows * sums_stride, rows -= kRows;
+  };
+  while (rows >= kMostRows) add.template operator()<kMostRows>();
+  if (rows >= 4) add.template operator()<4>();
+  if (rows >= 2) add.template operator()<2>();
+  if (rows >= 1) add.template operator()<1>();
+}
+
+template <class Rhs>
+HWY_INLINE void Multiply(const TileTask& task) {
+  using Raw = typename Rhs::Raw;
+  static_assert(kTileColumns % (2 * kVector) == 0);
+  thread_local std::vector<float> lhs_memory;
+  alignas(64) thread_local float sums[kTileRows * kTileColumns];
+  alignas(64) thread_local Raw part[kInnerPart * 2 * kVector];  // of columns that are no whole pair
+
+  const auto* lhs = static_cast<const float*>(task.lhs);
+  if (task.lhs_dtype != DType::kF32) {
+    lhs_memory.resize(static_cast<size_t>(task.rows * task.inner));
+    lhs = lhs_memory.data();
+    if (task.lhs_dtype == DType::kBF16) {
+      ToF32<CacheBF16>(task.lhs, task.rows * task.inner, lhs_memory.data());
+    } else {
+      ToF32<CacheF16>(task.lhs, task.rows * task.inner, lhs_memory.data());
+    }
+  }
+  std::fill_n(sums, task.rows * kTileColumns, 0.0f);
+  const int64_t in_block = task.inner / task.blocks;
+  for (int64_t block = 0; block < task.blocks; ++block) {
+    const int64_t end = (block + 1) * in_block;
+    for (int64_t k = block * in_block; k < end; k += kInnerPart) {
+      const int64_t inner = std::min(end - k, kInnerPart);
+      const Raw* rhs = static_cast<const Raw*>(task.rhs) + k * task.row_stride;
+      for (int64_t column = 0; column < task.columns; column += 2 * kVector) {
+        const int64_t columns = std::min(task.columns - column, 2 * kVector);
+        HWY_ALIGN float scale[2 * kLanes];
+        for (int64_t i = 0; i < 2 * kVector; ++i) {
+          const bool scaled = task.scale != nullptr && i < columns;
+          scale[i] =
+              Rhs::kFactor * (scaled ? task.scale[block * task.row_stride + column + i] : 1.0f);
+        }
+        const VF32 factors[2] = {hn::Load(F32(), scale), hn::Load(F32(), scale + kLanes)};
+        const Raw* from = rhs + column;
+        int64_t stride = task.row_stride;
+        if (columns < 2 * kVector) {
+          for (int64_t i = 0; i < inner; ++i) {
+            std::memcpy(part + i * 2 * kVector, from + i * task.row_stride,
+                        static_cast<size_t>(columns) * sizeof(Raw));
+          }
+          from = part, stride = 2 * kVector;
+        }
+        AddProducts<Rhs>(task.rows, lhs + k, task.inner, from, stride, inner, factors,
+                         sums + column, kTileColumns);
+      }
+    }
+  }
+  const int64_t size = DTypeSize(task.out_dtype);
+  for (int64_t row = 0; row < task.rows; ++row) {
+    char* to = static_cast<char*>(task.out) + row * task.row_stride * size;
+    const float* from = sums + row * kTileColumns;
+    int64_t i = 0;
+    for (; i + kVector <= task.columns; i += kVector) {
+      StoreAs(task.out_dtype, hn::Load(F32(), from + i), to + i * size);
+    }
+    if (i == task.columns) continue;
+    HWY_ALIGN float tail[kLanes];
+    StoreAs(task.out_dtype, hn::Load(F32(), from + i), tail);
+    std::memcpy(to + i * size, tail, static_cast<size_t>((task.columns - i) * size));
+  }
+}
+
+void MultiplyTile(const TileTask& task) {
+  switch (task.rhs_dtype) {
+    case DType::kF32:
+      return Multiply<CacheF32>(task);
+    case DType::kBF16:
+      return Multiply<CacheBF16>(task);
+    case DType::kF16:
+      return Multiply<CacheF16>(task);
+    case DType::kF8E4M3FN:
+      return Multiply<CacheF8E4M3FN>(task);
+    case DType::kF8E5M2:
+      return Multiply<CacheF8E5M2>(task);
+    default:
+      return Multiply<I8>(task);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace xla_gpu::grouped_matmul
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

@@ -1,0 +1,126 @@
+#include "src/ops/grouped_matmul/cuda/config.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "src/core/strings.h"
+
+namespace xla_gpu::grouped_matmul {
+namespace {
+
+constexpr char kPortable[] = "src/ops/grouped_matmul/cuda/grouped_matmul.cu";
+constexpr char kHopper[] = "src/ops/grouped_matmul/cuda/grouped_matmul_sm90.cu";
+
+std::string DeviceType(DType dtype) {
+  return dtype == DType::kI8 ? "signed char" : std::string(InfoOf(dtype).device);
+}
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// At most: a group ends in at most one tile that is not full.
+uint32_t Blocks(const Problem& p, int64_t tile_rows, int64_t tile_columns, int64_t at_once) {
+  const int64_t row_tiles = p.rows / tile_rows + std::min(p.groups, p.rows);
+  const int64_t tiles = row_tiles * CeilDiv(p.columns, tile_columns);
+  return static_cast<uint32_t>(std::clamp<int64_t>(tiles, 1, at_once));
+}
+
+// The rows of a tile and the warpgroups that compute it, by the mean rows of a group; stages so
+// that two blocks share a multiprocessor.
+struct HopperTile {
+  int rows;
+  int groups;
+  int stages;
+};
+HopperTile ChooseTile(const Problem& p) {
+  const int64_t mean = p.groups == 0 ? 0 : CeilDiv(p.rows, p.groups);
+  if (mean <= 10) return {16, 1, 10};
+  if (mean <= 24) return {32, 1, 8};
+  if (mean <= 64) return {64, 2, 4};
+  return {128, 2, 3};
+}
+
+bool FitsHopper(const Problem& p, const cuda::DeviceInfo& device) {
+  return device.compute_major == 9 && device.tensor_maps && p.lhs_dtype == p.rhs_dtype &&
+         DTypeSize(p.lhs_dtype) == 2 && p.scale_blocks == 0 && p.inner % 8 == 0 &&
+         p.columns % 8 == 0 && p.rows > 0 && p.groups > 0 && p.columns > 0;
+}
+
+// A matrix, or several, of 16-bit elements, rows of which lie in memory one after the other.
+cuda::TensorMapSpec Matrices(int64_t columns, int64_t rows, int64_t count, int box_rows) {
+  const auto width = static_cast<uint64_t>(columns), height = static_cast<uint64_t>(rows),
+             depth = static_cast<uint64_t>(count);
+  const uint64_t row = width * 2, matrix = row * height;
+  return {{width, height, depth, 1, 1},
+          {row, matrix, matrix, matrix},
+          {64, static_cast<uint32_t>(box_rows), 1, 1, 1}};
+}
+
+Config HopperConfig(const Problem& p, const cuda::DeviceInfo& device) {
+  const HopperTile tile = ChooseTile(p);
+  Config config;
+  config.kernel = {
+      kHopper,
+      "grouped_matmul_sm90",
+      {"LHS_TYPE=" + DeviceType(p.lhs_dtype), "OUT_TYPE=" + DeviceType(p.out_dtype),
+       StrCat("ROWS=", tile.rows), StrCat("GROUPS=", tile.groups), StrCat("STAGES=", tile.stages)}};
+  config.launch.grid[0] = Blocks(p, tile.rows, 64 * tile.groups, 2 * device.num_sms);
+  config.launch.block[0] = static_cast<uint32_t>(sm90::Threads(tile.groups));
+  config.launch.dynamic_shared_bytes =
+      static_cast<uint32_t>(sm90::SharedBytes(tile.rows, tile.groups, tile.stages));
+  config.boxes = Config::Boxes{Matrices(p.inner, p.rows, 1, tile.rows),
+                               Matrices(p.columns, p.inner, p.groups, sm90::kStageInner)};
+  return config;
+}
+
+}  // namespace
+
+Config ChooseConfig(const Problem& p, const cuda::DeviceInfo& device) {
+  if (FitsHopper(p, device)) {
+    Config config = HopperConfig(p, device);
+    if (IsAccepted(config.boxes->lhs) && IsAccepted(config.boxes->rhs)) return config;
+  }
+  const int rows = p.rows <= 16 * p.groups ? 16 : 64;
+  Config config;
+  config.kernel = {kPortable,
+                   "grouped_matmul",
+                   {"LHS_TYPE=" + DeviceType(p.lhs_dtype), "RHS_TYPE=" + DeviceType(p.rhs_dtype),
+                    "OUT_TYPE=" + DeviceType(p.out_dtype), StrCat("ROWS=", rows)}};
+  config.launch.grid[0] = Blocks(p, rows, kPortableColumns, 4 * device.num_sms);
+  config.launch.block[0] = kPortableThreads;
+  return config;
+}
+
+Params PlanParams(const Problem& p) {
+  Params params{};
+  params.rows = static_cast<int>(p.rows);
+  params.inner = static_cast<int>(p.inner);
+  params.columns = static_cast<int>(p.columns);
+  params.groups = static_cast<int>(p.groups);
+  params.scale_blocks = static_cast<int>(p.scale_blocks);
+  return params;
+}
+
+std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) {
+  std::vector<cuda::KernelSpec> specs;
+  constexpr DType kF32 = DType::kF32, kBF16 = DType::kBF16, kF16 = DType::kF16;
+  for (const int64_t rows : {8, 16, 64, 512}) {
+    for (const auto& [lhs, rhs, out] : {std::tuple{kBF16, kBF16, kF32},
+                                        {kF16, kF16, kF16},
+                                        {kF32, DType::kI8, kBF16},
+                                        {kBF16, DType::kF8E4M3FN, kF32},
+                                        {kF32, kF32, kF32}}) {
+      const Problem problem{.lhs_dtype = lhs,
+                            .rhs_dtype = rhs,
+                            .out_dtype = out,
+                            .rows = 128 * rows,
+                            .inner = 2048,
+                            .columns = 1536,
+                            .groups = 128};
+      specs.push_back(ChooseConfig(problem, device).kernel);
+    }
+  }
+  return specs;
+}
+
+}  // namespace xla_gpu::grouped_matmul

@@ -1,0 +1,71 @@
+// The choice of grouped_matmul's kernels, on the Host alone.
+#include "src/ops/grouped_matmul/cuda/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace xla_gpu::grouped_matmul {
+namespace {
+
+using testing::Contains;
+
+constexpr Problem kProblem{.lhs_dtype = DType::kBF16,
+                           .rhs_dtype = DType::kBF16,
+                           .out_dtype = DType::kF32,
+                           .rows = 1024,
+                           .inner = 2048,
+                           .columns = 1536,
+                           .groups = 128};
+
+const cuda::DeviceInfo& Device(int major) {
+  for (const cuda::DeviceInfo& device : cuda::KnownDevices()) {
+    if (device.compute_major == major) return device;
+  }
+  ADD_FAILURE();
+  return cuda::KnownDevices()[0];
+}
+
+TEST(ChooseConfig, TilesGrowWithTheRowsOfAGroup) {
+  Problem problem = kProblem;
+  for (const auto& [rows, tile] : {std::pair{0.1, "ROWS=16"},
+                                   {8, "ROWS=16"},
+                                   {16, "ROWS=32"},
+                                   {64, "ROWS=64"},
+                                   {65, "ROWS=128"}}) {
+    problem.rows = static_cast<int64_t>(128 * rows);
+    EXPECT_THAT(ChooseConfig(problem, Device(9)).kernel.defines, Contains(tile)) << rows;
+  }
+}
+
+TEST(ChooseConfig, HopperTakesWhatItsCopyEngineCanDescribe) {
+  EXPECT_TRUE(ChooseConfig(kProblem, Device(9)).boxes);
+  EXPECT_FALSE(ChooseConfig(kProblem, Device(8)).boxes);
+  for (const auto& change : std::vector<void (*)(Problem&)>{
+           [](Problem& p) { p.inner = 2049; }, [](Problem& p) { p.columns = 1537; },
+           [](Problem& p) { p.lhs_dtype = p.rhs_dtype = DType::kF32; },
+           [](Problem& p) { p.rhs_dtype = DType::kI8; }, [](Problem& p) { p.scale_blocks = 1; },
+           [](Problem& p) { p.groups = 0; }}) {
+    Problem problem = kProblem;
+    change(problem);
+    EXPECT_FALSE(ChooseConfig(problem, Device(9)).boxes);
+  }
+}
+
+TEST(ChooseConfig, TwoBlocksOfHoppersKernelShareAMultiprocessor) {
+  Problem problem = kProblem;
+  for (const int64_t rows : {1, 16, 64, 500}) {
+    problem.rows = 128 * rows;
+    const Config config = ChooseConfig(problem, Device(9));
+    EXPECT_LE(2 * (config.launch.dynamic_shared_bytes + 1024), 233472u) << rows;
+  }
+}
+
+TEST(ChooseConfig, SmallProblemsHaveFewBlocks) {
+  Problem problem = kProblem;
+  problem.rows = 1;
+  problem.columns = 64;
+  EXPECT_EQ(ChooseConfig(problem, Device(9)).launch.grid[0], 1u);
+}
+
+}  // namespace
+}  // namespace xla_gpu::grouped_matmul

@@ -1,0 +1,67 @@
+// grouped_matmul on CUDA.
+#include <memory>
+#include <utility>
+
+#include "src/cuda/kernel_specs.h"
+#include "src/cuda/tensor_map.cuh"
+#include "src/ops/grouped_matmul/cuda/config.h"
+
+namespace xla_gpu {
+namespace grouped_matmul {
+namespace {
+
+constexpr char kName[] = "grouped_matmul";
+
+XLA_GPU_REGISTER_KERNEL_SPECS(kName, CompileCheckSpecs);
+
+class CudaPlan final : public Plan {
+ public:
+  CudaPlan(const Problem& problem, const Config& config, std::shared_ptr<const cuda::Kernel> kernel)
+      : params_(PlanParams(problem)), launch_(config.launch), kernel_(std::move(kernel)) {
+    if (!config.boxes) return;
+    lhs_boxes_ = std::make_unique<cuda::TensorMaps>(config.boxes->lhs);
+    rhs_boxes_ = std::make_unique<cuda::TensorMaps>(config.boxes->rhs);
+  }
+
+  Status Run(const Call& call, const ExecutionContext& context) const override {
+    if (params_.rows == 0 || params_.columns == 0) return OkStatus();
+    const Buffers buffers = BuffersFromCall(call);
+    Params params = params_;
+    params.lhs = buffers.lhs;
+    params.rhs = buffers.rhs;
+    params.group_sizes = buffers.group_sizes;
+    params.rhs_scale = buffers.rhs_scale;
+    params.out = buffers.out;
+    TensorMap lhs{}, rhs{};
+    if (lhs_boxes_ != nullptr) {
+      XLA_GPU_RETURN_IF_ERROR(
+          cuda::CheckAligned(kName, {{buffers.lhs, "lhs"}, {buffers.rhs, "rhs"}}));
+      XLA_GPU_RETURN_IF_ERROR(lhs_boxes_->Write(buffers.lhs, &lhs));
+      XLA_GPU_RETURN_IF_ERROR(rhs_boxes_->Write(buffers.rhs, &rhs));
+    }
+    void* const arguments[] = {&params, &lhs, &rhs};  // the portable kernel reads the first alone
+    return kernel_->Launch(launch_, arguments, context.stream);
+  }
+
+ private:
+  const Params params_;
+  const cuda::LaunchConfig launch_;
+  const std::shared_ptr<const cuda::Kernel> kernel_;
+  std::unique_ptr<cuda::TensorMaps> lhs_boxes_, rhs_boxes_;  // where tensors lie is known in Run
+};
+
+}  // namespace
+}  // namespace grouped_matmul
+
+StatusOr<std::unique_ptr<Plan>> MakeGroupedMatmulCudaPlan(const Call& call, int device_ordinal) {
+  using namespace grouped_matmul;  // NOLINT
+  XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
+  XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
+  XLA_GPU_RETURN_IF_ERROR(cuda::CheckComputeCapability("grouped_matmul", *device));
+  const Config config = ChooseConfig(problem, *device);
+  XLA_GPU_ASSIGN_OR_RETURN(auto kernel, cuda::GetKernel(config.kernel, device_ordinal,
+                                                        config.launch.dynamic_shared_bytes));
+  return std::unique_ptr<Plan>(std::make_unique<CudaPlan>(problem, config, std::move(kernel)));
+}
+
+}  // namespace xla_gpu
