@@ -25,19 +25,24 @@ uint32_t Blocks(const Problem& p, int64_t tile_rows, int64_t tile_columns, int64
   return static_cast<uint32_t>(std::clamp<int64_t>(tiles, 1, at_once));
 }
 
-// The rows of a tile and the warpgroups that compute it, by the mean rows of a group; stages so
-// that two blocks share a multiprocessor.
+// By the mean rows of a group. Small tiles have stages for two blocks of a multiprocessor, so that
+// one computes while the other one's results are written; the largest reads the least.
 struct HopperTile {
   int rows;
-  int groups;
+  int groups;  // warpgroups that compute
+  int panels;  // of each
   int stages;
+  int blocks;  // of a multiprocessor
+
+  int all_panels() const { return groups * panels; }
 };
 HopperTile ChooseTile(const Problem& p) {
   const int64_t mean = p.groups == 0 ? 0 : CeilDiv(p.rows, p.groups);
-  if (mean <= 10) return {16, 1, 10};
-  if (mean <= 24) return {32, 1, 8};
-  if (mean <= 64) return {64, 2, 4};
-  return {128, 2, 3};
+  if (mean <= 10) return {16, 1, 1, 10, 2};
+  if (mean <= 24) return {32, 1, 1, 8, 2};
+  if (mean <= 64) return {64, 2, 1, 4, 2};
+  if (mean <= 160) return {128, 2, 1, 3, 2};
+  return {128, 2, 2, 4, 1};
 }
 
 bool FitsHopper(const Problem& p, const cuda::DeviceInfo& device) {
@@ -63,11 +68,13 @@ Config HopperConfig(const Problem& p, const cuda::DeviceInfo& device) {
       kHopper,
       "grouped_matmul_sm90",
       {"LHS_TYPE=" + DeviceType(p.lhs_dtype), "OUT_TYPE=" + DeviceType(p.out_dtype),
-       StrCat("ROWS=", tile.rows), StrCat("GROUPS=", tile.groups), StrCat("STAGES=", tile.stages)}};
-  config.launch.grid[0] = Blocks(p, tile.rows, 64 * tile.groups, 2 * device.num_sms);
-  config.launch.block[0] = static_cast<uint32_t>(sm90::Threads(tile.groups));
+       StrCat("ROWS=", tile.rows), StrCat("GROUPS=", tile.groups), StrCat("PANELS=", tile.panels),
+       StrCat("STAGES=", tile.stages), StrCat("BLOCKS=", tile.blocks)}};
+  config.launch.grid[0] =
+      Blocks(p, tile.rows, 64 * tile.all_panels(), tile.blocks * device.num_sms);
+  config.launch.block[0] = static_cast<uint32_t>(sm90::Threads(tile.groups, tile.blocks));
   config.launch.dynamic_shared_bytes =
-      static_cast<uint32_t>(sm90::SharedBytes(tile.rows, tile.groups, tile.stages));
+      static_cast<uint32_t>(sm90::SharedBytes(tile.rows, tile.all_panels(), tile.stages));
   config.boxes = Config::Boxes{Matrices(p.inner, p.rows, 1, tile.rows),
                                Matrices(p.columns, p.inner, p.groups, sm90::kStageInner)};
   return config;
@@ -104,7 +111,7 @@ Params PlanParams(const Problem& p) {
 std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) {
   std::vector<cuda::KernelSpec> specs;
   constexpr DType kF32 = DType::kF32, kBF16 = DType::kBF16, kF16 = DType::kF16;
-  for (const int64_t rows : {8, 16, 64, 512}) {
+  for (const int64_t rows : {8, 16, 64, 100, 512}) {
     for (const auto& [lhs, rhs, out] : {std::tuple{kBF16, kBF16, kF32},
                                         {kF16, kF16, kF16},
                                         {kF32, DType::kI8, kBF16},

@@ -1,10 +1,11 @@
 // grouped_matmul on Hopper, bf16 and f16: the transposed product of a tile, columns of rhs by rows
 // of lhs, so that a group of a few rows costs little more than reading its matrix.
 //
-// One warp copies tiles of both by the tensor copy engine, stages ahead; each of GROUPS warpgroups
-// multiplies 64 columns by the tile's rows. Blocks take tiles in turn.
+// A warp copies tiles of both by the tensor copy engine, stages ahead; each of GROUPS warpgroups
+// multiplies PANELS times 64 columns by the tile's rows. Blocks take tiles in turn.
 //
-// Defines: LHS_TYPE (that of rhs too), OUT_TYPE; ROWS of a tile; GROUPS; STAGES.
+// Defines: LHS_TYPE (that of rhs too), OUT_TYPE; ROWS of a tile; GROUPS, PANELS, STAGES; BLOCKS
+// that share a multiprocessor.
 #include "src/cuda/ptx_sm90.cuh"
 #include "src/cuda/tensor_map.cuh"
 #include "src/cuda/wgmma.cuh"
@@ -16,21 +17,22 @@ namespace {
 using Element = LHS_TYPE;
 using Out = OUT_TYPE;
 
-constexpr int kColumns = 64 * GROUPS;
+constexpr int kAllPanels = GROUPS * PANELS;
+constexpr int kColumns = 64 * kAllPanels;
 constexpr int kEightRows = 1024;  // bytes of eight rows of a panel
 
 struct Stage {
-  char rhs[GROUPS][kPanelBytes];     // rows along the columns of rhs
-  char lhs[ROWS * kStageInner * 2];  // rows along the inner dimension
+  char rhs[kAllPanels][kPanelBytes];  // rows along the columns of rhs
+  char lhs[ROWS * kStageInner * 2];   // rows along the inner dimension
 };
-static_assert(sizeof(Stage) == StageBytes(ROWS, GROUPS));
+static_assert(sizeof(Stage) == StageBytes(ROWS, kAllPanels));
 
 struct Shared {
   Stage stages[STAGES];
   unsigned long long full[STAGES];   // its bytes are there
   unsigned long long empty[STAGES];  // all warps have read it
 };
-static_assert(sizeof(Shared) + kAlignment == SharedBytes(ROWS, GROUPS, STAGES));
+static_assert(sizeof(Shared) + kAlignment == SharedBytes(ROWS, kAllPanels, STAGES));
 
 // A stage, and the parity of its phases.
 struct Place {
@@ -56,7 +58,7 @@ __device__ __forceinline__ void Load(const Params& p, const TensorMap& lhs, cons
         Wait(SharedAddress(&shared.empty[at.index]), at.parity ^ 1);
         ArriveExpecting(full, sizeof(Stage));
 #pragma unroll
-        for (int i = 0; i < GROUPS; ++i) {
+        for (int i = 0; i < kAllPanels; ++i) {
           CopyBox(SharedAddress(stage.rhs[i]), &rhs, full, tile.column + i * 64, k, tile.group, 0,
                   0);
         }
@@ -74,36 +76,45 @@ __device__ __forceinline__ void Multiply(const Params& p, Shared& shared) {
   Tile tile;
   Place at;
   for (long long number = blockIdx.x; tiles.Find(number, tile); number += gridDim.x) {
-    float sums[kTiles][4];
+    float sums[PANELS][kTiles][4];
     int before = -1;  // the stage that is being read still
     for (int k = 0; k < p.inner; k += kStageInner, at.Next()) {
       Stage& stage = shared.stages[at.index];
       Wait(SharedAddress(&shared.full[at.index]), at.parity);
-      const unsigned a = MatrixAddress(SharedAddress(stage.rhs[group]), 0);
+      const unsigned a = MatrixAddress(SharedAddress(stage.rhs[group * PANELS]), 0);
       const unsigned b = MatrixAddress(SharedAddress(stage.lhs), 0);
       WarpgroupFence();
 #pragma unroll
       for (int step = 0; step < kStageInner / 16; ++step) {
-        WarpgroupProduct<Element, ROWS, kEightRows, kEightRows, true>(
-            sums, a + step * 2 * kEightRows / 16, b + step * 32 / 16, k > 0 || step > 0);
+#pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel) {
+          WarpgroupProduct<Element, ROWS, kEightRows, kEightRows, true>(
+              sums[panel], a + (panel * kPanelBytes + step * 2 * kEightRows) / 16,
+              b + step * 32 / 16, k > 0 || step > 0);
+        }
       }
       WarpgroupCommit();
       WarpgroupWait<1>();
       if (before >= 0 && lane == 0) Arrive(SharedAddress(&shared.empty[before]));
       before = at.index;
     }
-    WarpgroupWait<0>(sums);
+    WarpgroupWait<0>();
     if (lane == 0) Arrive(SharedAddress(&shared.empty[before]));
 
-    const int column = tile.column + group * 64 + warp * 16 + lane / 4;
-    Out* const out = static_cast<Out*>(p.out) + static_cast<long long>(tile.row) * p.columns;
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
+    for (int panel = 0; panel < PANELS; ++panel) {
+      HoldRegisters(sums[panel]);
+      const int column = tile.column + (group * PANELS + panel) * 64 + warp * 16 + lane / 4;
+      Out* const out = static_cast<Out*>(p.out) + static_cast<long long>(tile.row) * p.columns;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int row = i * 8 + lane % 4 * 2 + j % 2, at_column = column + j / 2 * 8;
-        if (row < tile.rows && at_column < p.columns) {
-          out[static_cast<long long>(row) * p.columns + at_column] = FromFloat<Out>(sums[i][j]);
+      for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int row = i * 8 + lane % 4 * 2 + j % 2, at_column = column + j / 2 * 8;
+          if (row < tile.rows && at_column < p.columns) {
+            out[static_cast<long long>(row) * p.columns + at_column] =
+                FromFloat<Out>(sums[panel][i][j]);
+          }
         }
       }
     }
@@ -116,7 +127,7 @@ __device__ __forceinline__ void Multiply(const Params& p, Shared& shared) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Threads(GROUPS), 2)
+extern "C" __global__ void __launch_bounds__(Threads(GROUPS, BLOCKS), BLOCKS)
     grouped_matmul_sm90(const __grid_constant__ Params p, const __grid_constant__ TensorMap lhs,
                         const __grid_constant__ TensorMap rhs) {
   extern __shared__ char memory[];
@@ -132,9 +143,11 @@ extern "C" __global__ void __launch_bounds__(Threads(GROUPS), 2)
   }
   __syncthreads();
   if (threadIdx.x < GROUPS * 128) {
+    if constexpr (BLOCKS == 1) TakeRegisters<232>();
     Multiply(p, shared);
   } else {
-    Load(p, lhs, rhs, shared);
+    if constexpr (BLOCKS == 1) KeepRegisters<40>();
+    if (threadIdx.x < GROUPS * 128 + 32) Load(p, lhs, rhs, shared);
   }
 }
 

@@ -20,20 +20,22 @@ struct Params {
 inline constexpr int kPortableThreads = 256;
 inline constexpr int kPortableColumns = 64;  // of a tile of the portable kernel
 
-// The Hopper kernel: a tile is `rows` rows by 64 columns for each warpgroup that computes; a stage
-// holds kStageInner of the inner dimension. All in 128-byte rows, swizzled.
+// The Hopper kernel: a tile is some rows by panels of 64 columns; a stage holds kStageInner of the
+// inner dimension. All in 128-byte rows, swizzled.
 namespace sm90 {
 inline constexpr int kStageInner = 64;
 inline constexpr int kPanelBytes = 64 * kStageInner * 2;  // of rhs: 64 columns
 inline constexpr int kAlignment = 1024;                   // of panels
 
-constexpr int StageBytes(int rows, int groups) {
-  return groups * kPanelBytes + rows * kStageInner * 2;
+constexpr int StageBytes(int rows, int panels) {
+  return panels * kPanelBytes + rows * kStageInner * 2;
 }
-constexpr int SharedBytes(int rows, int groups, int stages) {
-  return kAlignment + stages * StageBytes(rows, groups) + stages * 2 * 8;
+constexpr int SharedBytes(int rows, int panels, int stages) {
+  return kAlignment + stages * StageBytes(rows, panels) + stages * 2 * 8;
 }
-constexpr int Threads(int groups) { return groups * 128 + 32; }
+// Where one block has a multiprocessor, a whole warpgroup loads: it leaves the others its
+// registers.
+constexpr int Threads(int groups, int blocks) { return groups * 128 + (blocks == 1 ? 128 : 32); }
 }  // namespace sm90
 
 }  // namespace xla_gpu::grouped_matmul

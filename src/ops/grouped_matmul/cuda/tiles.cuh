@@ -37,12 +37,14 @@ class Tiles {
     const int begin = __shfl_sync(~0u, row_begin_, lane), end = __shfl_sync(~0u, row_end_, lane);
     const long long before = lane == 0 ? tiles_ : __shfl_sync(~0u, tiles_end_, max(lane - 1, 0));
     const long long in_group = number - before;
-    const int row_tile = static_cast<int>(in_group / column_tiles_);
+    // Rows first: tiles that are computed at once share columns of a matrix too large for the L2.
+    const int row_tiles = (end - begin + kRows - 1) / kRows;
+    const int column_tile = static_cast<int>(in_group / row_tiles);
     tile.group = first_ + lane;
-    tile.row = begin + row_tile * kRows;
+    tile.row = begin +
+               static_cast<int>(in_group - static_cast<long long>(column_tile) * row_tiles) * kRows;
     tile.rows = min(end - tile.row, kRows);
-    tile.column =
-        static_cast<int>(in_group - static_cast<long long>(row_tile) * column_tiles_) * kColumns;
+    tile.column = column_tile * kColumns;
     return true;
   }
 
