@@ -28,12 +28,15 @@ struct ExponentBits {
   static constexpr unsigned kLowest = kAll & ~(kAll << 1);
 };
 
-// The elements of a word that are not finite, as a mask.
+// The elements of a word that are not finite, as their sign bits, and as a mask.
+template <typename T>
+__device__ __forceinline__ unsigned NonFiniteSigns(unsigned word) {
+  using Bits = ExponentBits<T>;
+  return ((word & Bits::kAll) + Bits::kLowest) & Bits::kSign;
+}
 template <typename T>
 __device__ __forceinline__ unsigned NonFiniteMask(unsigned word) {
-  using Bits = ExponentBits<T>;
-  const unsigned signs = ((word & Bits::kAll) + Bits::kLowest) & Bits::kSign;
-  return (signs >> (8 * sizeof(T) - 1)) * ((1u << 8 * sizeof(T)) - 1u);
+  return (NonFiniteSigns<T>(word) >> (8 * sizeof(T) - 1)) * ((1u << 8 * sizeof(T)) - 1u);
 }
 
 // Zeroes what is not finite in rows of shared memory, by `threads` threads of which this is number

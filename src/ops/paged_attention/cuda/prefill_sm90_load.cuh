@@ -112,10 +112,26 @@ __device__ __forceinline__ void ZeroRows(char* values, int begin, int end) {
 // Zeroes the values that are not finite of keys [begin, end) of a tile, and maybe of some beside
 // them; true if there were such. All lanes of a warp.
 __device__ __forceinline__ bool ZeroNonFiniteKeys(char* values, int begin, int end) {
+  constexpr int kLoads = kGroupBytes / 512, kTogether = 2;
   bool found = false;
+#pragma unroll 1
   for (int group = begin / 8; group * 8 < end; ++group) {
-    found |= ZeroNonFinite<8, kHeadDim * 2, kHeadDim * 2>(
-        SharedAddress(values) + group * kGroupBytes, threadIdx.x % 32, 32);
+    const unsigned at = SharedAddress(values) + group * kGroupBytes;
+    unsigned any = 0;
+#pragma unroll 1
+    for (int from = 0; from < kLoads; from += kTogether) {
+      Vector<unsigned, 4> x[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        x[i] = LoadVector(at + (from + i) * 512 + threadIdx.x % 32 * 16);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) any |= NonFiniteSigns<Cache>(x[i].x[j]);
+      }
+    }
+    if (any != 0) found |= ZeroNonFinite<8, kHeadDim * 2, kHeadDim * 2>(at, threadIdx.x % 32, 32);
   }
   return found;
 }
