@@ -15,7 +15,8 @@ for _ in 1 2 3 4 5; do
   status=0
   "$python" benchmarks/bench_gpu.py --jax-python "$jax_python" ${options[@]+"${options[@]}"} ||
     status=$?
-  ((status == 3 || status >= 128)) || break  # 3: bench_gpu.py ended by itself
+  # 3: bench_gpu.py ended by itself; 127: the loader ended it, a peer having a library that does not fit
+  ((status == 3 || status >= 127)) || break
   echo "bench-gpu: ended with status $status: going on without that peer and case"
   options=("$@" --continue)
 done
