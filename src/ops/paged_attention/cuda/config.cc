@@ -95,7 +95,8 @@ int BoxTokens(const Problem& problem) {
 
 template <template <int> typename Shared>
 int64_t SharedBytes(const Problem& problem) {
-  return problem.head_dim == 256   ? sizeof(Shared<256>)
+  return problem.head_dim == 512   ? sizeof(Shared<512>)
+         : problem.head_dim == 256 ? sizeof(Shared<256>)
          : problem.head_dim == 128 ? sizeof(Shared<128>)
                                    : sizeof(Shared<64>);
 }
@@ -115,7 +116,8 @@ const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device,
   if (device.Arch() != "sm_90a") return "not on Hopper";
   if (!TensorCoresTake(problem)) return "dtypes";
   const int64_t dim = problem.head_dim;
-  if ((dim != 64 && dim != 128 && dim != 256) || dim > most_head_dim) return "head_dim";
+  if ((dim != 64 && dim != 128 && dim != 256 && dim != 512) || dim > most_head_dim)
+    return "head_dim";
   // The static part of its shared memory, rounded up to the alignment of the rest, comes on top.
   return shared_bytes + 1024 <= device.max_shared_memory_per_block ? nullptr : "shared memory";
 }
@@ -141,24 +143,26 @@ bool BoxesFit(const Problem& problem, const cuda::DeviceInfo& device) {
 // Whether the decode kernels do well whatever the batch is: there is at most a token of each
 // sequence that there is room for, or so few that no sequence has many rows.
 bool IsDecode(const Problem& problem) {
-  const int64_t few_rows = IsFloat8(problem.cache_dtype) ? 32 : 128;
+  const int64_t few_rows = IsFloat8(problem.cache_dtype) || problem.head_dim > 128 ? 32 : 128;
   return problem.tokens > 0 && problem.max_seqs > 0 &&
          (problem.tokens <= problem.max_seqs || problem.tokens * problem.group_size() <= few_rows);
+}
+
+// Rows of a tile of the line of decode work.
+int LineRows(const Problem& problem) {
+  const bool few = problem.tokens <= problem.max_seqs && problem.group_size() <= 8;
+  if (problem.head_dim > 128) return few ? kDecodeTileRows / 2 : kDecodeTileRows;
+  return few || IsFloat8(problem.cache_dtype) ? kDecodeTileRows : 2 * kDecodeTileRows;
 }
 
 // Whether they are worth a launch of their own, behind those that take longer sequences: where the
 // rows of most fit a tile.
 bool IsMixed(const Problem& problem) {
   return problem.tokens > 0 && !IsDecode(problem) && !IsFloat8(problem.cache_dtype) &&
-         CeilDiv(problem.tokens * problem.group_size(), 2 * int64_t{kDecodeTileRows}) <=
+         CeilDiv(problem.tokens * problem.group_size(), int64_t{LineRows(problem)}) <=
              problem.max_seqs;
 }
 
-// Rows of a tile of the line of decode work.
-int LineRows(const Problem& problem) {
-  const bool few = problem.tokens <= problem.max_seqs && problem.group_size() <= 8;
-  return few || IsFloat8(problem.cache_dtype) ? kDecodeTileRows : 2 * kDecodeTileRows;
-}
 template <int kElement, int kRows>
 struct Decode {
   template <int kHeadDim>
@@ -167,7 +171,11 @@ struct Decode {
   using Cluster = sm90::ClusterShared<kHeadDim, kElement, kRows>;
 };
 int64_t DecodeSharedBytes(const Problem& problem) {
-  if (IsFloat8(problem.cache_dtype)) return SharedBytes<Decode<1, 16>::Shared>(problem);
+  if (IsFloat8(problem.cache_dtype)) {
+    return LineRows(problem) == 8 ? SharedBytes<Decode<1, 8>::Shared>(problem)
+                                  : SharedBytes<Decode<1, 16>::Shared>(problem);
+  }
+  if (LineRows(problem) == 8) return SharedBytes<Decode<2, 8>::Shared>(problem);
   return LineRows(problem) == 16 ? SharedBytes<Decode<2, 16>::Shared>(problem)
                                  : SharedBytes<Decode<2, 32>::Shared>(problem);
 }
@@ -175,9 +183,9 @@ int64_t DecodeSharedBytes(const Problem& problem) {
 // As WhyNotSm90, of the decode kernels: a row of keys fills whole panels.
 const char* WhyNotSm90Decode(const Problem& problem, const cuda::DeviceInfo& device,
                              int64_t shared_bytes) {
-  const char* why = WhyNotSm90(problem, device, 128, shared_bytes);
+  const char* why = WhyNotSm90(problem, device, 512, shared_bytes);
   if (why != nullptr) return why;
-  const bool whole = !IsFloat8(problem.cache_dtype) || problem.head_dim == 128;
+  const bool whole = !IsFloat8(problem.cache_dtype) || problem.head_dim >= 128;
   return whole ? nullptr : "head_dim of an fp8 cache";
 }
 
@@ -200,6 +208,8 @@ int64_t ClusterSharedBytes(const Problem& problem) {
 // problem: it begins later, but reads with all multiprocessors.
 int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device) {
   if (problem.tokens > 8 || problem.max_seqs > sm90::kClusterSeqs) return 0;
+  // Of wide heads there is no room for more rows.
+  if (problem.head_dim > 128 && ClusterRows(problem) == kDecodeTileRows) return 0;
   if (WhyNotSm90Decode(problem, device, ClusterSharedBytes(problem)) != nullptr) return 0;
   // So many that all run at once: clusters do not reach every multiprocessor. One of 16 blocks has
   // a GPC to itself, and some GPCs lack multiprocessors: of 132 in GPCs of at most 18 five have 16.
@@ -209,7 +219,8 @@ int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device) {
   // Half of the multiprocessors read nearly as fast as all of them; of fp8 they compute half as
   // fast.
   const int64_t fast_keys = IsFloat8(problem.cache_dtype) ? 16384 : 131072;
-  const int64_t most_keys = blocks * problem.kv_heads >= 64 ? fast_keys : 1024 * blocks;
+  const int64_t wider = std::max<int64_t>(problem.head_dim / 128, 1);
+  const int64_t most_keys = (blocks * problem.kv_heads >= 64 ? fast_keys : 1024 * blocks) / wider;
   return problem.max_context() <= most_keys / problem.tokens ? static_cast<int>(blocks) : 0;
 }
 
@@ -464,10 +475,11 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
               StrCat("BOXES=", config.boxes ? 1 : 0)});
   }
   if (config.decode_cluster > 0) {
-    add_sm90("decode_cluster_sm90.cu", "paged_attention_decode_cluster", config.decode_workers,
-             sm90::DecodeThreads(ClusterRows(problem)), ClusterSharedBytes(problem),
-             {StrCat("TILE_KEYS=", sm90::kDecodeKeys), StrCat("CLUSTER=", config.decode_cluster),
-              StrCat("LINE_ROWS=", ClusterRows(problem))});
+    add_sm90(
+        "decode_cluster_sm90.cu", "paged_attention_decode_cluster", config.decode_workers,
+        sm90::DecodeThreads(ClusterRows(problem)), ClusterSharedBytes(problem),
+        {StrCat("TILE_KEYS=", sm90::PrefillKeys(static_cast<int>(problem.head_dim))),
+         StrCat("CLUSTER=", config.decode_cluster), StrCat("LINE_ROWS=", ClusterRows(problem))});
     return launches;
   }
   if (!config.line_only) {
@@ -482,7 +494,8 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   if (config.decode_sm90) {
     add_sm90("decode_sm90.cu", "paged_attention_decode", config.decode_workers,
              sm90::DecodeThreads(LineRows(problem)), DecodeSharedBytes(problem),
-             {StrCat("TILE_KEYS=", sm90::kDecodeKeys), StrCat("LINE_ROWS=", LineRows(problem))});
+             {StrCat("TILE_KEYS=", sm90::PrefillKeys(static_cast<int>(problem.head_dim))),
+              StrCat("LINE_ROWS=", LineRows(problem))});
   }
   for (KernelLaunch& launch : launches.attend) launch.config.programmatic = config.overlaps;
   return launches;

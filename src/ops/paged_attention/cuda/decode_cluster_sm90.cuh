@@ -179,11 +179,11 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
     DecodeMemory::Part& part = shared.parts[tile.split == 0 ? 1 : 0];
     for (int i = thread; i < tile.num_rows * kVectors; i += kWriteWarps * 32) {
       const int row = i / kVectors, d = i % kVectors * 4;
-      MergedRow<kDecodeWarps> merged(shared.max[row], shared.sum[row], factor);
+      MergedRow<DecodeMemory::kParts> merged(shared.max[row], shared.sum[row], factor);
       if (slot.bad != 0) merged.sum = NaN();
       Vector<float, 4> value = {};
 #pragma unroll
-      for (int w = 0; w < kDecodeWarps; ++w) {
+      for (int w = 0; w < DecodeMemory::kParts; ++w) {
         const auto x = *reinterpret_cast<const Vector<float, 4>*>(&shared.sums[w][row][d]);
 #pragma unroll
         for (int j = 0; j < 4; ++j) value.x[j] += x.x[j] * merged.factors[w];

@@ -27,50 +27,57 @@ namespace xla_gpu::paged_attention::sm90 {
 
 inline constexpr int kWriters = 1;  // named barrier
 
-inline constexpr int kRowVector = kHeadDim / 32;  // elements of a row that a lane has
+// Elements of a row that a lane has, and in how many pieces of the row it has so many.
+inline constexpr int kRowVector = kHeadDim < 128 ? kHeadDim / 32 : 4;
+inline constexpr int kRowPieces = kHeadDim / 32 / kRowVector;
 using RowVector = Vector<float, kRowVector>;
 
-__device__ __forceinline__ void StoreRow(const Params& p, long long query_row, const RowVector& x) {
+__device__ __forceinline__ void StoreRow(const Params& p, long long query_row, int piece,
+                                         const RowVector& x) {
   Vector<Out, kRowVector> out;
 #pragma unroll
   for (int j = 0; j < kRowVector; ++j) out.x[j] = FromFloat<Out>(x.x[j]);
   Out* const to = static_cast<Out*>(p.out) + query_row * kHeadDim;
-  reinterpret_cast<Vector<Out, kRowVector>*>(to)[threadIdx.x % 32] = out;
+  reinterpret_cast<Vector<Out, kRowVector>*>(to)[piece * 32 + threadIdx.x % 32] = out;
 }
 
-// Merges the sums in shared memory, in a fixed order, and writes the rows, or their partial
-// results. What a row has besides its elements a lane works out.
+// Merges the sums in shared memory of rows [first, end), in a fixed order, and writes the rows, or
+// their partial results. What a row has besides its elements a lane works out.
 __device__ __forceinline__ void WriteRows(const Params& p, const Tile& tile, DecodeMemory& shared,
-                                          int warp) {
+                                          int first, int end, int warp) {
   constexpr int kParts = DecodeMemory::kParts;
   const int lane = threadIdx.x % 32;
-  const int own = min(lane, tile.num_rows - 1);
+  const int own = min(first + lane, end - 1);
   float own_factors[kParts];
-  const bool own_sees =
-      WeighWarps(p, tile, own, shared.max[own], shared.sum[own],
-                 MakeLogitFactor(p, tile.head).factor, warp == 0 && lane == own, own_factors);
+  const bool own_sees = WeighWarps(p, tile, own, shared.max[own], shared.sum[own],
+                                   MakeLogitFactor(p, tile.head).factor,
+                                   warp == 0 && first + lane == own, own_factors);
   const long long own_place = tile.splits > 1 ? PartialRow(p, tile, own) : QueryRow(p, tile, own);
-  for (int row = warp; row < tile.num_rows; row += kWriteWarps) {
-    RowVector value = {};
-#pragma unroll
-    for (int w = 0; w < kParts; ++w) {
-      const float factor = __shfl_sync(kAllLanes, own_factors[w], row);
-      const auto x = reinterpret_cast<const RowVector*>(shared.sums[w][row])[lane];
-#pragma unroll
-      for (int j = 0; j < kRowVector; ++j) value.x[j] += x.x[j] * factor;
-    }
+  for (int row = warp; row < end - first; row += kWriteWarps) {
     const long long place = __shfl_sync(kAllLanes, own_place, row);
-    if (tile.splits > 1) {
-      reinterpret_cast<RowVector*>(p.partial_out + place * kHeadDim)[lane] = value;
-    } else {
-      StoreRow(p, place, __shfl_sync(kAllLanes, own_sees, row) ? value : RowVector{});
+#pragma unroll
+    for (int piece = 0; piece < kRowPieces; ++piece) {
+      RowVector value = {};
+#pragma unroll
+      for (int w = 0; w < kParts; ++w) {
+        const float factor = __shfl_sync(kAllLanes, own_factors[w], row);
+        const auto x = reinterpret_cast<const RowVector*>(shared.sums[w][row])[piece * 32 + lane];
+#pragma unroll
+        for (int j = 0; j < kRowVector; ++j) value.x[j] += x.x[j] * factor;
+      }
+      if (tile.splits > 1) {
+        float* const to = p.partial_out + place * kHeadDim;
+        reinterpret_cast<RowVector*>(to)[piece * 32 + lane] = value;
+      } else {
+        StoreRow(p, place, piece, __shfl_sync(kAllLanes, own_sees, row) ? value : RowVector{});
+      }
     }
   }
 }
 
 // Of another SM: past this one's L1.
-__device__ __forceinline__ RowVector LoadPartial(const float* row) {
-  const int lane = threadIdx.x % 32;
+__device__ __forceinline__ RowVector LoadPartial(const float* row, int piece) {
+  const int lane = piece * 32 + threadIdx.x % 32;
   if constexpr (kRowVector == 4) {
     const float4 x = __ldcg(reinterpret_cast<const float4*>(row) + lane);
     return {{x.x, x.y, x.z, x.w}};
@@ -80,10 +87,10 @@ __device__ __forceinline__ RowVector LoadPartial(const float* row) {
   }
 }
 
-// Merges the parts of a tile, always in the same order. Loads do not wait for each other: a lane
-// looks at what parts say of a row, and then a warp takes all of its rows at once. There are no
-// more parts than a few a multiprocessor: sums of them need no second level.
-__device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, int warp) {
+// Merges a piece of each row of the parts of a tile, always in the same order. Loads do not wait
+// for each other: a lane looks at what parts say of a row, and then a warp takes all of its rows at
+// once. There are no more parts than a few a multiprocessor: sums of them need no second level.
+__device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, int piece, int warp) {
   constexpr int kRows = (kLineRows + kWriteWarps - 1) / kWriteWarps, kAtOnce = 4;
   const int lane = threadIdx.x % 32;
   const float factor = MakeLogitFactor(p, tile.head).factor;
@@ -125,7 +132,7 @@ __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, in
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const long long at = first + static_cast<long long>(from + i) * tile.rows + row_of(r);
-        x[r] = LoadPartial(p.partial_out + at * kHeadDim);
+        x[r] = LoadPartial(p.partial_out + at * kHeadDim, piece);
       }
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -138,7 +145,7 @@ __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, in
 
   const long long own_place = QueryRow(p, tile, own);
   const RowEnd end = FinishRow(p, tile, own_place, factor, max, sum);
-  if (p.lse != nullptr && warp == 0 && lane == own) p.lse[own_place] = end.lse;
+  if (p.lse != nullptr && piece == 0 && warp == 0 && lane == own) p.lse[own_place] = end.lse;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const float of_row = __shfl_sync(kAllLanes, end.factor, row_of(r));
@@ -147,7 +154,7 @@ __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, in
     if (warp * kRows + r >= tile.num_rows) break;
 #pragma unroll
     for (int j = 0; j < kRowVector; ++j) values[r].x[j] = nothing ? 0.0f : values[r].x[j] * of_row;
-    StoreRow(p, place, values[r]);
+    StoreRow(p, place, piece, values[r]);
   }
 }
 
@@ -162,19 +169,23 @@ __device__ __forceinline__ void WritePieces(const Params& p, DecodeMemory& share
     if (slot.stop != 0) return;
     const Tile tile = slot.tile;
     unsigned* const arrivals = slot.arrivals;
-    Wait(At(shared.sums_full, sums), sums.parity);
-    if (slot.bad != 0) {
-      for (int row = warp * 32 + lane; row < tile.num_rows; row += kWriteWarps * 32) {
-        shared.sum[row][0] = NaN();
+    for (int first = 0; first < tile.num_rows; first += DecodeMemory::kSumRows) {
+      const int end = min(first + DecodeMemory::kSumRows, tile.num_rows);
+      Wait(At(shared.sums_full, sums), sums.parity);
+      if (slot.bad != 0) {
+        for (int row = first + warp * 32 + lane; row < end; row += kWriteWarps * 32) {
+          shared.sum[row][0] = NaN();
+        }
+        sync();
       }
-      sync();
+      WriteRows(p, tile, shared, first, end, warp);
+      Arrive(At(shared.sums_empty, sums));
+      sums.Next();
     }
-    WriteRows(p, tile, shared, warp);
-    Arrive(At(shared.sums_empty, sums));
     Arrive(At(shared.slot_empty, at));
-    sums.Next();
     if (tile.splits > 1 && ArriveLast(arrivals, tile.splits, leader, sync)) {
-      MergeParts(p, tile, warp);
+#pragma unroll 1
+      for (int piece = 0; piece < kRowPieces; ++piece) MergeParts(p, tile, piece, warp);
     }
   }
 }

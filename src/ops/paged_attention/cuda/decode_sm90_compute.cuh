@@ -1,6 +1,8 @@
 // The warps of the Hopper decode kernels that compute tiles of up to 16 rows: 16 keys of each stage
-// each. Keys and values are the first operands of the products, queries and weights the second:
-// logits and sums lie transposed in the registers, and eight rows cost no more than they must.
+// each; of wide heads two or four warps have the same keys, and each a part of their dimensions, of
+// which all add up the logits. Keys and values are the first operands of the products, queries and
+// weights the second: logits and sums lie transposed in the registers, and eight rows cost no more
+// than they must.
 //
 // fp8 keys and values become f16 on their way from shared memory, exactly; then head dimensions
 // have another order than in 16-bit caches, in the queries as in the keys, and in the sums of
@@ -13,6 +15,8 @@
 namespace xla_gpu::paged_attention::sm90 {
 
 inline constexpr int kLevelSteps = kLevelKeys / kStepKeys;
+// Named barriers, one for the warps of each 16 keys: behind that of those that write.
+inline constexpr int kFirstKeyBarrier = 2;
 
 // 8x8 elements of 16 bits, transposed.
 __device__ __forceinline__ unsigned Transposed(unsigned x) {
@@ -55,7 +59,7 @@ __device__ __forceinline__ void ForKeyBlocks(unsigned keys, const LanePlaces& la
     }
   } else {
 #pragma unroll
-    for (int block = 0; block < kDimBlocks; ++block) {
+    for (int block = 0; block < kWarpBlocks; ++block) {
       unsigned a[4];
       LoadMatrix4(a, keys + block / 4 * 1024 + (lane.keys ^ block % 4 << 5));
       use(block, a);
@@ -68,7 +72,7 @@ template <typename Use>
 __device__ __forceinline__ void ForValueBlocks(unsigned values, const LanePlaces& lane, Use use) {
   if constexpr (kOneByte) {
 #pragma unroll
-    for (int pair = 0; pair < kDimBlocks / 2; ++pair) {
+    for (int pair = 0; pair < kWarpBlocks / 2; ++pair) {
       unsigned r[4];
       LoadMatrix4Transposed(r, values + (lane.values ^ pair << 5));
 #pragma unroll
@@ -86,7 +90,7 @@ __device__ __forceinline__ void ForValueBlocks(unsigned values, const LanePlaces
     }
   } else {
 #pragma unroll
-    for (int block = 0; block < kDimBlocks; ++block) {
+    for (int block = 0; block < kWarpBlocks; ++block) {
       unsigned a[4];
       LoadMatrix4Transposed(a, values + block / 4 * 1024 + (lane.values ^ block % 4 << 5));
       use(block, a);
@@ -103,18 +107,18 @@ __device__ __forceinline__ int SumDim(int block, int j) {
 // scales of the logits positive. bf16 rows over fp8 are brought into the range of f16: `unit` is
 // what the logits of this thread's rows are multiples of.
 template <int kTiles>
-__device__ __forceinline__ void LoadQueryFragments(const char* rows, bool negate,
-                                                   unsigned (&q)[kDimBlocks][kTiles][2],
+__device__ __forceinline__ void LoadQueryFragments(const char* rows, int part, bool negate,
+                                                   unsigned (&q)[kWarpBlocks][kTiles][2],
                                                    float (&unit)[kTiles][2]) {
   const int lane = threadIdx.x % 32;
-  const char* const own =
-      rows + lane / 4 * DecodeMemory::kQueryStride + lane % 4 * (kOneByte ? 64 : 4);
+  rows += lane / 4 * DecodeMemory::kQueryStride + part * (kWarpDims * 2);
+  const char* const own = rows + lane % 4 * (kOneByte ? 64 : 4);
   const unsigned sign = negate ? 0x80008000u : 0u;
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
     const char* const row = own + i * 8 * DecodeMemory::kQueryStride;
 #pragma unroll
-    for (int block = 0; block < kDimBlocks; ++block) {
+    for (int block = 0; block < kWarpBlocks; ++block) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const char* const at = row + (kOneByte ? block * 8 + j * 4 : block * 32 + j * 16);
@@ -127,16 +131,23 @@ __device__ __forceinline__ void LoadQueryFragments(const char* rows, bool negate
       const auto high = [&](unsigned x) { return low(x >> 16); };
       float largest = 0.0f;
 #pragma unroll
-      for (int j = 0; j < 2 * kDimBlocks; ++j) {
+      for (int j = 0; j < 2 * kWarpBlocks; ++j) {
         const unsigned x = q[j / 2][i][j % 2];
         largest = fmaxf(largest, fmaxf(fabsf(low(x)), fabsf(high(x))));
+      }
+      for (int other = 1; other < kDimParts; ++other) {  // the dimensions of other warps
+        const char* const of = row + ((part ^ other) - part) * (kWarpDims * 2);
+        for (int j = 0; j < kWarpDims / 8; ++j) {
+          const unsigned x = *reinterpret_cast<const unsigned*>(of + j * 4);
+          largest = fmaxf(largest, fmaxf(fabsf(low(x)), fabsf(high(x))));
+        }
       }
       largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
       const RowScale scale = ScaleOfRow(largest);
       up = scale.up;
 #pragma unroll
-      for (int j = 0; j < 2 * kDimBlocks; ++j) {
+      for (int j = 0; j < 2 * kWarpBlocks; ++j) {
         unsigned& x = q[j / 2][i][j % 2];
         x = Pack2<Operand>(low(x) * scale.down, high(x) * scale.down);
       }
@@ -148,19 +159,48 @@ __device__ __forceinline__ void LoadQueryFragments(const char* rows, bool negate
   }
 }
 
-// Adds a step's 16 keys and values.
+// Adds up the logits of the warps that share keys, in all of them in the same order.
 template <int kTiles>
-__device__ __forceinline__ void AddStep(const unsigned (&q)[kDimBlocks][kTiles][2], unsigned keys,
-                                        unsigned values, const LanePlaces& lane,
-                                        const float (&cap_in)[kTiles][2], bool mask, int key0,
-                                        const Visible (&visible)[kTiles][2],
-                                        Softmax<kTiles, kDimBlocks>& softmax) {
+__device__ __forceinline__ void AddPartsOfLogits(float (&s)[kTiles][4], int warp,
+                                                 unsigned exchange) {
+  if constexpr (kDimParts == 1) return;
+  const int group = warp / kDimParts;
+  const unsigned place = exchange + threadIdx.x % 32 * 16;
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+    StoreShared(place + (i * kDecodeWarps + warp) * 512,
+                make_float4(s[i][0], s[i][1], s[i][2], s[i][3]));
+  }
+  SyncThreads(kFirstKeyBarrier + group, kDimParts * 32);
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+    float4 x[kDimParts];
+#pragma unroll
+    for (int part = 0; part < kDimParts; ++part) {
+      x[part] = LoadShared<float4>(place + (i * kDecodeWarps + group * kDimParts + part) * 512);
+    }
+#pragma unroll
+    for (int part = 1; part < kDimParts; ++part) {
+      x[0].x += x[part].x, x[0].y += x[part].y, x[0].z += x[part].z, x[0].w += x[part].w;
+    }
+    s[i][0] = x[0].x, s[i][1] = x[0].y, s[i][2] = x[0].z, s[i][3] = x[0].w;
+  }
+}
+
+// Adds a step's 16 keys and values. `exchange`: where the warp's part of the logits goes.
+template <int kTiles>
+__device__ __forceinline__ void AddStep(const unsigned (&q)[kWarpBlocks][kTiles][2], unsigned keys,
+                                        unsigned values, const LanePlaces& lane, int warp,
+                                        unsigned exchange, const float (&cap_in)[kTiles][2],
+                                        bool mask, int key0, const Visible (&visible)[kTiles][2],
+                                        Softmax<kTiles, kWarpBlocks>& softmax) {
   // Logits.
   float s[kTiles][4] = {};
   ForKeyBlocks(keys, lane, [&](int block, const unsigned(&a)[4]) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) Mma<Operand>(s[i], a, q[block][i][0], q[block][i][1]);
   });
+  AddPartsOfLogits(s, warp, exchange);
 
   // Softmax.
   if constexpr (SOFT_CAP) {
@@ -202,15 +242,15 @@ template <int kTiles>
 __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shared,
                                              const DecodeSlot& slot, const char* queries,
                                              Place<DecodeMemory::kStages>& stage, Place<1>& sums,
-                                             int warp) {
-  const int lane = threadIdx.x % 32;
+                                             int& turn, int warp) {
+  const int lane = threadIdx.x % 32, group = warp / kDimParts, part = warp % kDimParts;
   const Tile tile = slot.tile;
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
 
   // The queries, and what the rows see.
-  unsigned q[kDimBlocks][kTiles][2];
+  unsigned q[kWarpBlocks][kTiles][2];
   float unit[kTiles][2];
-  LoadQueryFragments(queries, logit.negate, q, unit);
+  LoadQueryFragments(queries, part, logit.negate, q, unit);
   const HiddenKeys hidden{SeenByAll(p, tile)};
   Visible visible[kTiles][2];
   float cap_in[kTiles][2];
@@ -223,15 +263,17 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
     }
   }
   const LanePlaces places = MakeLanePlaces();
-  Softmax<kTiles, kDimBlocks> softmax(logit.factor, unit);
-  SoftmaxLevel<kTiles, kDimBlocks> memory;
-  SoftmaxLevel<kTiles, kDimBlocks>* level = &memory;
+  Softmax<kTiles, kWarpBlocks> softmax(logit.factor, unit);
+  SoftmaxLevel<kTiles, kWarpBlocks> memory;
+  SoftmaxLevel<kTiles, kWarpBlocks>* level = &memory;
   asm volatile("" : "+l"(level));  // else the compiler would keep it in registers
   bool in_level = false, found = false;
 
-  int key0 = slot.first_key + warp * kStepKeys;
-  const unsigned ring = SharedAddress(shared.stages) + warp * kWarpBytes;
-  for (int i = 0; i < slot.stages; ++i, key0 += kDecodeKeys) {
+  int key0 = slot.first_key + group * kStepKeys;
+  const unsigned ring =
+      SharedAddress(shared.stages) + group * kWarpBytes + part * (kPartBytes / 128 * 1024);
+  const unsigned exchange = SharedAddress(shared.exchange);
+  for (int i = 0; i < slot.stages; ++i, key0 += DecodeMemory::kStageKeys) {
     // Wait for the keys and values.
     Wait(At(shared.full, stage), stage.parity);
     if (key0 < tile.key_end && key0 + kStepKeys > tile.key_begin) {
@@ -239,7 +281,9 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
       const unsigned values = keys + DecodeMemory::kTileBytes;
       const bool mask = hidden.SomeOf(key0);
       if (mask) found |= hidden.CleanValues(tile, values, key0);
-      AddStep(q, keys, values, places, cap_in, mask, key0, visible, softmax);
+      AddStep(q, keys, values, places, warp, exchange + turn * DecodeMemory::kExchangeBytes, cap_in,
+              mask, key0, visible, softmax);
+      turn ^= 1;
     }
     // Free the stage.
     __syncwarp();
@@ -263,14 +307,15 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
 
   // Values that are not finite.
   if (__any_sync(kAllLanes, found)) {
-    for (int key0 = slot.first_key + warp * kStepKeys; key0 < tile.key_end; key0 += kDecodeKeys) {
+    for (int key0 = slot.first_key + group * kStepKeys; key0 < tile.key_end;
+         key0 += DecodeMemory::kStageKeys) {
       if (!hidden.SomeAreSeen(tile, key0)) continue;
       ForKeys(p, tile, key0, kStepKeys, [&](int key, bool finite, const Cache* values) {
 #pragma unroll
-        for (int block = 0; block < kDimBlocks; ++block) {
+        for (int block = 0; block < kWarpBlocks; ++block) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            const float x = ToFloat(values[SumDim(block, j)]);
+            const float x = ToFloat(values[part * kWarpDims + SumDim(block, j)]);
 #pragma unroll
             for (int i = 0; i < kTiles; ++i) {
               AddIfNonFinite(x, visible[i][j % 2], key, finite && softmax.sum[i][j % 2] != 0.0f,
@@ -282,24 +327,27 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
     }
   }
 
-  // Hand the sums over.
-  Wait(At(shared.sums_empty, sums), sums.parity ^ 1);
+  // Hand the sums over: as many rows at a time as there is room for.
+  constexpr int kTogether =
+      DecodeMemory::kSumRows < kTiles * 8 ? DecodeMemory::kSumRows / 8 : kTiles;
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
+    if (i % kTogether == 0) Wait(At(shared.sums_empty, sums), sums.parity ^ 1);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = i * 8 + lane % 4 * 2 + h;
       if (row >= tile.num_rows) continue;
-      if (lane < 4) {
+      if (lane < 4 && part == 0) {
         // In the units that all parts of the row share.
         const float max = softmax.max[i][h];
-        shared.max[row][warp] = softmax.kOfRows && max != -Infinity() ? max * unit[i][h] : max;
-        shared.sum[row][warp] = softmax.sum[i][h];
+        shared.max[row][group] = softmax.kOfRows && max != -Infinity() ? max * unit[i][h] : max;
+        shared.sum[row][group] = softmax.sum[i][h];
       }
 #pragma unroll
-      for (int block = 0; block < kDimBlocks; ++block) {
+      for (int block = 0; block < kWarpBlocks; ++block) {
         const float low = softmax.o[block][i][h], high = softmax.o[block][i][h + 2];
-        float* const to = shared.sums[warp][row] + SumDim(block, h);
+        float* const to =
+            shared.sums[group][row % DecodeMemory::kSumRows] + part * kWarpDims + SumDim(block, h);
         if constexpr (kOneByte) {
           *reinterpret_cast<float2*>(to) = make_float2(low, high);
         } else {
@@ -308,22 +356,24 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
         }
       }
     }
+    if (i % kTogether != kTogether - 1) continue;
+    Arrive(At(shared.sums_full, sums));
+    sums.Next();
   }
-  Arrive(At(shared.sums_full, sums));
-  sums.Next();
 }
 
 __device__ __forceinline__ void ComputePieces(const Params& p, DecodeMemory& shared, int warp) {
   Place<DecodeMemory::kStages> stage;
   Place<1> sums;
+  int turn = 0;  // of the exchanges, also from piece to piece
   for (Place<DecodeMemory::kSlots> at;; at.Next()) {
     Wait(At(shared.slot_full, at), at.parity);
     const DecodeSlot& slot = shared.slots[at.index];
     if (slot.stop != 0) return;
     if (kLineRows == 8 || slot.tile.num_rows <= 8) {
-      ComputePiece<1>(p, shared, slot, shared.queries[at.index], stage, sums, warp);
+      ComputePiece<1>(p, shared, slot, shared.queries[at.index], stage, sums, turn, warp);
     } else if constexpr (kLineRows > 8) {
-      ComputePiece<2>(p, shared, slot, shared.queries[at.index], stage, sums, warp);
+      ComputePiece<2>(p, shared, slot, shared.queries[at.index], stage, sums, turn, warp);
     }
   }
 }

@@ -43,7 +43,7 @@ struct Loader {
   const int lane = threadIdx.x % 32;
   // A lane loads one box of a stage: of keys, or, beside it, of their values, since they lie side
   // by side in an interleaved cache.
-  const int boxes = DecodeMemory::kStageKeys / p.box_tokens;  // 4 to 16
+  const int boxes = DecodeMemory::kStageKeys / p.box_tokens;  // 2 to 16
   const bool loads = lane < 2 * boxes;
   const bool values = lane % 2 != 0;
   const int lane_key = lane / 2 * p.box_tokens;

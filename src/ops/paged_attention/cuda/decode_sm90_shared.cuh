@@ -10,7 +10,14 @@ namespace xla_gpu::paged_attention::sm90 {
 inline constexpr int kDecodeWarps = 8;   // that compute
 inline constexpr int kClusterSeqs = 32;  // at most, where clusters share a head
 inline constexpr int kStepKeys = 16;     // of a warp in a stage
-inline constexpr int kDecodeKeys = kDecodeWarps * kStepKeys;  // of a stage
+// Of wider heads some warps share keys, and each has so many of the head dimensions.
+inline constexpr int kMostWarpDims = 128;
+constexpr int DimParts(int head_dim) {
+  return head_dim > kMostWarpDims ? head_dim / kMostWarpDims : 1;
+}
+constexpr int DecodeKeys(int head_dim) {  // of a stage
+  return kDecodeWarps / DimParts(head_dim) * kStepKeys;
+}
 
 // Tiles of more rows than kDecodeTileRows are computed by two warpgroups instead of eight warps.
 constexpr bool IsWide(int rows) { return rows > kDecodeTileRows; }
@@ -22,10 +29,10 @@ constexpr int DecodeThreads(int rows) { return 32 * (kDecodeWarps + 1 + WriteWar
 
 // Keys, or values, of a stage lie as [key / 8][panel][key % 8], 128 bytes each, whose 16-byte
 // pieces are swizzled: piece c of row r at place c ^ (r % 8).
-template <int kKeyBytes, int kKeys, int kCount>
+template <int kKeyBytes, int kKeys>
 struct DecodeStages {
   static constexpr int kStageKeys = kKeys;
-  static constexpr int kStages = kCount;
+  static constexpr int kStages = 131072 / (2 * kKeys * kKeyBytes);
   static constexpr int kTileBytes = kKeys * kKeyBytes;
   struct Stage {
     char keys[kTileBytes];
@@ -53,18 +60,25 @@ struct DecodeBarriers {
   int has_fills;         // some rows belong to no sequence
 };
 
+template <int kHeadDim, int kElement>
+using NarrowStages = DecodeStages<kHeadDim * kElement, DecodeKeys(kHeadDim)>;
 template <int kHeadDim, int kElement, int kRows, int kSlotCount>
 struct alignas(1024) DecodeSharedOf
-    : DecodeStages<kHeadDim * kElement, kDecodeKeys, 512 / (kHeadDim * kElement)>,
-      DecodeBarriers<512 / (kHeadDim * kElement), kSlotCount> {
+    : NarrowStages<kHeadDim, kElement>,
+      DecodeBarriers<NarrowStages<kHeadDim, kElement>::kStages, kSlotCount> {
   // Rows start in other banks, so that a warp's lanes reach all of them.
   static constexpr int kQueryStride = kHeadDim * 2 + 16;
   static constexpr int kSumsStride = kHeadDim + 4;
-  // What each warp has found for each row of a piece.
-  static constexpr int kParts = kDecodeWarps;
-  alignas(16) float sums[kParts][kRows][kSumsStride];
+  // What the warps of each 16 keys have found for each row of a piece. Of wide heads there is room
+  // for eight rows, which are handed over at a time.
+  static constexpr int kParts = kDecodeWarps / DimParts(kHeadDim);
+  static constexpr int kSumRows = DimParts(kHeadDim) > 1 ? 8 : kRows;
+  alignas(16) float sums[kParts][kSumRows][kSumsStride];
   float max[kRows][kParts];
   float sum[kRows][kParts];
+  // Of wide heads: each warp's part of the logits, by turns in two places.
+  static constexpr int kExchangeBytes = DimParts(kHeadDim) > 1 ? kDecodeWarps* kRows / 8 * 512 : 0;
+  alignas(16) char exchange[kExchangeBytes > 0 ? 2 * kExchangeBytes : 16];
   static constexpr int kSlots = kSlotCount;
   alignas(16) char queries[kSlots][kRows * kQueryStride];
   DecodeSlot slots[kSlots];
@@ -74,15 +88,16 @@ struct alignas(1024) DecodeSharedOf
 // of the matrix instructions, as keys do, and the second warpgroup adds its sums to those of the
 // first.
 template <int kHeadDim, int kRows>
-struct alignas(1024) WideDecodeShared : DecodeStages<kHeadDim * 2, kDecodeKeys / 2, 512 / kHeadDim>,
-                                        DecodeBarriers<512 / kHeadDim, 4> {
+struct alignas(1024) WideDecodeShared : DecodeStages<kHeadDim * 2, 64>,
+                                        DecodeBarriers<DecodeStages<kHeadDim * 2, 64>::kStages, 4> {
   static constexpr int kSlots = 4;
   static constexpr int kQueryStride = kHeadDim * 2;
   alignas(1024) char queries[kSlots][kRows * kQueryStride];
   alignas(1024) char weights[kGroups][kRows * 128];  // of 64 keys
   static constexpr int kSumsStride = kHeadDim + 4;
   static constexpr int kParts = 1;
-  alignas(16) float sums[kParts][kRows][kSumsStride];
+  static constexpr int kSumRows = kRows;
+  alignas(16) float sums[kParts][kSumRows][kSumsStride];
   float max[kRows][kParts];
   float sum[kRows][kParts];
   // Within and between warpgroups.
@@ -99,7 +114,11 @@ struct DecodeSharedFor {
 };
 template <int kHeadDim, int kElement>
 struct DecodeSharedFor<kHeadDim, kElement, kDecodeTileRows> {
-  using Type = DecodeSharedOf<kHeadDim, kElement, kDecodeTileRows, 4>;
+  using Type = DecodeSharedOf<kHeadDim, kElement, kDecodeTileRows, kHeadDim == 512 ? 3 : 4>;
+};
+template <int kHeadDim, int kElement>
+struct DecodeSharedFor<kHeadDim, kElement, kDecodeTileRows / 2> {
+  using Type = DecodeSharedOf<kHeadDim, kElement, kDecodeTileRows / 2, 4>;
 };
 template <int kHeadDim, int kElement, int kRows>
 using DecodeShared = typename DecodeSharedFor<kHeadDim, kElement, kRows>::Type;

@@ -10,6 +10,12 @@
 namespace xla_gpu::paged_attention::sm90 {
 
 inline constexpr int kWarpBytes = kStepKeys * kKeyBytes;  // of a warp's keys in a stage
+// A warp's dimensions: of wide heads a part of all.
+inline constexpr int kDimParts = DimParts(kHeadDim);
+inline constexpr int kWarpDims = kHeadDim / kDimParts;
+inline constexpr int kWarpBlocks = kWarpDims / 16;
+inline constexpr int kPartBytes = kWarpDims * static_cast<int>(sizeof(Cache));  // of a key
+static_assert(kDimParts == 1 || kPartBytes % 128 == 0);
 // So many keys are added up in the tensor cores' accumulators, whose sums lose a little every time,
 // before they go to a second level.
 inline constexpr int kLevelKeys = 4096;
@@ -30,16 +36,20 @@ struct HiddenKeys {
   // Zeroes a warp's values of a step that no row sees, and those that are not finite: a weight of 0
   // does not hide a NaN. True if it found some of those. All lanes.
   __device__ __forceinline__ bool CleanValues(const Tile& tile, unsigned values, int key0) const {
+    constexpr int kPieces = kPartBytes / 16;
     const int lane = threadIdx.x % 32;
-    for (int i = lane; i < kStepKeys * kKeyPieces; i += 32) {
-      const int key = key0 + i / kKeyPieces;
+    for (int i = lane; i < kStepKeys * kPieces; i += 32) {
+      const int key = key0 + i / kPieces;
       if (key >= tile.key_begin && key < tile.key_end) continue;
-      StoreShared(values + PlaceOfKey(i / kKeyPieces, i % kKeyPieces), make_uint4(0, 0, 0, 0));
+      StoreShared(values + PlaceOfKey(i / kPieces, i % kPieces), make_uint4(0, 0, 0, 0));
     }
     __syncwarp();
     bool found = false;
     if (SomeAreSeen(tile, key0)) {
-      found = ZeroNonFinite<kStepKeys, kKeyBytes, kKeyBytes>(values, lane, 32);
+#pragma unroll
+      for (int i = 0; i < kStepKeys / 8; ++i) {
+        found |= ZeroNonFinite<8, kPartBytes, kPartBytes>(values + i * kKeyGroupBytes, lane, 32);
+      }
       __syncwarp();
     }
     FenceForMatrixReads();  // before the copy engine writes there again

@@ -56,7 +56,6 @@ __device__ __forceinline__ int FirstDim() { return OwnPart() * kOwnDims; }
 inline constexpr int kTileRows = TILE_ROWS;
 inline constexpr int kTileKeys = TILE_KEYS;
 inline constexpr int kRowTiles = kTileRows / (16 * kGroups);  // 16-row tiles of a warp
-static_assert(kParts == 1 || kRowTiles == 1);
 
 // 16 bytes more than the data: rows then start in different banks.
 inline constexpr int kQueryStride = kPadded * 2 + 16;

@@ -283,7 +283,8 @@ INSTANTIATE_TEST_SUITE_P(, LongContextsGpuTest,
 // a kernel of their own, which cuts the keys of all sequences into equal ranges.
 TEST_F(PagedAttentionGpuTest, DecodeOfManyPagesAgreesWithReference) {
   Errors errors;
-  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2], kKinds[6], kE5M2, kKinds[12]}) {
+  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6], kKinds[12],
+                           kKinds[14], kE5M2}) {
     for (int seed = 1; seed <= std::max(CasesPerKind() / 2, 2); ++seed) {
       std::mt19937_64 rng(static_cast<uint64_t>(seed));
       const auto in = [&rng](int64_t lo, int64_t hi) {
@@ -361,7 +362,7 @@ TEST_P(ManyRowsGpuTest, AgreeWithReference) {
 INSTANTIATE_TEST_SUITE_P(, ManyRowsGpuTest,
                          testing::Values(kKinds[0], kKinds[1], kKinds[2], kKinds[6],
                                          Kind{DType::kBF16, DType::kBF16, "f32", 128, false},
-                                         kKinds[12], kKinds[14]),
+                                         kKinds[4], kKinds[12], kKinds[14]),
                          NameOf);
 
 // Few sequences: on Hopper 8, 4 or 2 blocks share each head, and contexts are cut between all.

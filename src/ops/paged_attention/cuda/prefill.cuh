@@ -8,6 +8,7 @@
 
 namespace xla_gpu::paged_attention {
 
+static_assert(kParts == 1 || kRowTiles == 1);  // a pair's exchange has room for no more
 inline constexpr int kCarryTiles = (kCarryKeys + kTileKeys - 1) / kTileKeys;
 
 struct PrefillShared {

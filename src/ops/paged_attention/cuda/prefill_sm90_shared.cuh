@@ -15,7 +15,7 @@ inline constexpr int kThreads = 384;   // a warpgroup that loads, two that compu
 inline constexpr int kPanelDims = 64;  // head dimensions in 128 bytes, what the swizzle spans
 
 // Keys of a stage: as many as leave room for the sums in registers, and for the stages.
-constexpr int PrefillKeys(int head_dim) { return head_dim > 128 ? 80 : 128; }
+constexpr int PrefillKeys(int head_dim) { return head_dim > 256 ? 64 : head_dim > 128 ? 80 : 128; }
 
 // A tile of rows (queries, keys or values) lies as [row / 8][panel][row % 8], 128 bytes each, whose
 // 16-byte pieces are swizzled: piece c of row r at place c ^ (r % 8).
