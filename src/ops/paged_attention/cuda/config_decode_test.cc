@@ -167,8 +167,33 @@ TEST(ConfigDecode, RangesFitTheWorkspace) {
   }
 }
 
+// Warps of wide heads share keys; their tiles hold the rows of a token, up to 16.
+TEST(ConfigDecode, WideHeadsHaveNarrowTiles) {
+  for (const DType cache : {DType::kBF16, DType::kF8E4M3FN}) {
+    for (const int64_t head_dim : {256, 512}) {
+      for (const auto& [group, define] :
+           {std::pair{8, "LINE_ROWS=8"}, {9, "LINE_ROWS=16"}, {32, "LINE_ROWS=16"}}) {
+        Problem problem = MakeProblem(DType::kBF16, cache, head_dim);
+        problem.q_heads = group * problem.kv_heads;
+        const Launches l = MakeLaunches(problem, Choose(problem, kH200));
+        ASSERT_EQ(l.attend.size(), 1u);
+        EXPECT_THAT(l.attend[0].spec.defines, Contains(define));
+        EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024,
+                  kH200.max_shared_memory_per_block);
+        // Clusters have no room for more than eight rows.
+        problem.tokens = problem.max_seqs = 1;
+        const Config few = Choose(problem, kH200);
+        EXPECT_EQ(few.decode_cluster, group == 8 ? 8 : 0);
+        EXPECT_TRUE(few.decode_sm90);
+        EXPECT_LE(MakeLaunches(problem, few).attend[0].config.dynamic_shared_bytes + 1024,
+                  kH200.max_shared_memory_per_block);
+      }
+    }
+  }
+}
+
 TEST(ConfigDecode, DecodeKeepsItsTwoLaunches) {
-  const Problem problem = MakeProblem(DType::kBF16, DType::kBF16, 256);
+  const Problem problem = MakeProblem(DType::kBF16, DType::kBF16, 192);
   const Config config = Choose(problem, kH200);
   EXPECT_FALSE(config.prefill_sm90);
   EXPECT_FALSE(config.decode_sm90);

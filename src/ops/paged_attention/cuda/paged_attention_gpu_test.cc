@@ -283,8 +283,8 @@ INSTANTIATE_TEST_SUITE_P(, LongContextsGpuTest,
 // a kernel of their own, which cuts the keys of all sequences into equal ranges.
 TEST_F(PagedAttentionGpuTest, DecodeOfManyPagesAgreesWithReference) {
   Errors errors;
-  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6], kKinds[12],
-                           kKinds[14], kE5M2}) {
+  for (const Kind& kind :
+       {kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6], kKinds[12], kKinds[14], kE5M2}) {
     for (int seed = 1; seed <= std::max(CasesPerKind() / 2, 2); ++seed) {
       std::mt19937_64 rng(static_cast<uint64_t>(seed));
       const auto in = [&rng](int64_t lo, int64_t hi) {
@@ -368,8 +368,9 @@ INSTANTIATE_TEST_SUITE_P(, ManyRowsGpuTest,
 // Few sequences: on Hopper 8, 4 or 2 blocks share each head, and contexts are cut between all.
 TEST_F(PagedAttentionGpuTest, DecodeOfFewSequencesAgreesWithReference) {
   Errors errors;
-  const std::pair<Kind, int64_t> kinds[] = {
-      {kKinds[0], 8}, {kKinds[1], 16}, {kKinds[2], 32}, {kKinds[6], 8}, {kE5M2, 16}};
+  const std::pair<Kind, int64_t> kinds[] = {{kKinds[0], 8},  {kKinds[1], 16}, {kKinds[2], 32},
+                                            {kKinds[6], 8},  {kE5M2, 16},     {kKinds[4], 8},
+                                            {kKinds[12], 8}, {kKinds[14], 8}};
   for (const auto& [kind, kv_heads] : kinds) {
     for (int seed = 1; seed <= std::max(CasesPerKind() / 10, 3); ++seed) {
       std::mt19937_64 rng(static_cast<uint64_t>(seed));
