@@ -508,11 +508,11 @@ cuda::TensorMapSpec MakeBoxes(const Problem& problem) {
   const uint64_t panels = problem.head_dim / panel;
   const uint64_t groups = problem.page_size / 8;
   constexpr int kWords = sm90::kPanelDims;  // of 16 bits
-  return {
-      {kWords, 8, (problem.kv_heads - 1) * problem.k.head_stride / panel + panels, groups,
-       static_cast<uint64_t>(problem.num_pages)},
-      {token_bytes, panel * element, 8 * token_bytes, problem.k.page_stride * element},
-      {kWords, 8, static_cast<uint32_t>(panels), static_cast<uint32_t>(BoxTokens(problem) / 8), 1}};
+  return {{kWords, 8, (problem.kv_heads - 1) * problem.k.head_stride / panel + panels, groups,
+           static_cast<uint64_t>(problem.num_pages)},
+          {token_bytes, panel * element, 8 * token_bytes, problem.k.page_stride * element},
+          {kWords, 8, static_cast<uint32_t>(std::min<uint64_t>(panels, sm90::kBoxPanels)),
+           static_cast<uint32_t>(BoxTokens(problem) / 8), 1}};
 }
 
 StatusOr<Params> MakeParams(const PlannedParams& planned, const Buffers& buffers) {

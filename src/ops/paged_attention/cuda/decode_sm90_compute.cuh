@@ -270,8 +270,7 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
   bool in_level = false, found = false;
 
   int key0 = slot.first_key + group * kStepKeys;
-  const unsigned ring =
-      SharedAddress(shared.stages) + group * kWarpBytes + part * (kPartBytes / 128 * 1024);
+  const unsigned ring = SharedAddress(shared.stages) + group * kWarpBytes + PlaceOfPart(part);
   const unsigned exchange = SharedAddress(shared.exchange);
   for (int i = 0; i < slot.stages; ++i, key0 += DecodeMemory::kStageKeys) {
     // Wait for the keys and values.

@@ -23,7 +23,10 @@ using DecodeMemory = DecodeShared<kHeadDim, sizeof(Cache), kLineRows>;
 
 // Keys, and values, as they lie in a stage.
 inline constexpr int kKeyBytes = kHeadDim * static_cast<int>(sizeof(Cache));
-inline constexpr int kKeyGroupBytes = 8 * kKeyBytes;
+inline constexpr int kBoxBytes = kKeyBytes < kBoxPanels * 128 ? kKeyBytes : kBoxPanels * 128;
+inline constexpr int kKeyBoxes = kKeyBytes / kBoxBytes;  // that a key's dimensions take
+inline constexpr int kKeyGroupBytes = 8 * kBoxBytes;     // of a box
+inline constexpr int kStageBoxBytes = DecodeMemory::kStageKeys * kBoxBytes;
 inline constexpr int kKeyPieces = kKeyBytes / 16;
 __device__ __forceinline__ unsigned PlaceOfKey(int key, int piece) {
   return key / 8 * kKeyGroupBytes + piece / 8 * 1024 + SwizzledChunk(key % 8, piece % 8);
@@ -44,9 +47,10 @@ struct Loader {
   // A lane loads one box of a stage: of keys, or, beside it, of their values, since they lie side
   // by side in an interleaved cache.
   const int boxes = DecodeMemory::kStageKeys / p.box_tokens;  // 2 to 16
-  const bool loads = lane < 2 * boxes;
+  const bool loads = lane < 2 * kKeyBoxes * boxes;
   const bool values = lane % 2 != 0;
-  const int lane_key = lane / 2 * p.box_tokens;
+  const int of_key = lane / 2 % kKeyBoxes;
+  const int lane_key = lane / 2 / kKeyBoxes * p.box_tokens;
   const int panels_a_head = static_cast<int>(p.head_stride / 128);
   Place<DecodeMemory::kStages> stage = {};
   Place<DecodeMemory::kSlots> slot = {};
@@ -138,15 +142,17 @@ struct Loader {
       if (bad) page = -1;  // zeros
       if (__any_sync(kAllLanes, bad) && lane == 0) shared.slots[piece.slot].bad = 1;
       const int group = (piece.key - PageIndex(p, piece.key) * p.page_size) / 8;
-      const int bytes = __popc(__ballot_sync(kAllLanes, read)) * p.box_tokens * kKeyBytes;
+      const int bytes = __popc(__ballot_sync(kAllLanes, read)) * p.box_tokens * kBoxBytes;
       Wait(At(shared.empty, stage), stage.parity ^ 1);
       const unsigned full = At(shared.full, stage);
       if (lane == 0) ArriveExpecting(full, bytes);
       __syncwarp();
       if (read) {
         DecodeMemory::Stage& to = shared.stages[stage.index];
-        CopyBox(SharedAddress(values ? to.values : to.keys) + lane_key * kKeyBytes,
-                values ? &value_boxes : &key_boxes, full, 0, 0, piece.panel, group, page);
+        CopyBox(SharedAddress(values ? to.values : to.keys) + of_key * kStageBoxBytes +
+                    lane_key * kBoxBytes,
+                values ? &value_boxes : &key_boxes, full, 0, 0,
+                piece.panel + of_key * kBoxPanels, group, page);
       }
       stage.Next();
     }

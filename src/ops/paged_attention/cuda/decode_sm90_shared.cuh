@@ -28,7 +28,8 @@ constexpr int WriteWarps(int rows) { return IsWide(rows) ? 3 : 4; }
 constexpr int DecodeThreads(int rows) { return 32 * (kDecodeWarps + 1 + WriteWarps(rows)); }
 
 // Keys, or values, of a stage lie as [key / 8][panel][key % 8], 128 bytes each, whose 16-byte
-// pieces are swizzled: piece c of row r at place c ^ (r % 8).
+// pieces are swizzled: piece c of row r at place c ^ (r % 8). Of heads wider than a box the panels
+// of the first boxes of all keys lie before those of the second.
 template <int kKeyBytes, int kKeys>
 struct DecodeStages {
   static constexpr int kStageKeys = kKeys;

@@ -9,13 +9,18 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
-inline constexpr int kWarpBytes = kStepKeys * kKeyBytes;  // of a warp's keys in a stage
+inline constexpr int kWarpBytes = kStepKeys * kBoxBytes;  // of a warp's keys in a stage
 // A warp's dimensions: of wide heads a part of all.
 inline constexpr int kDimParts = DimParts(kHeadDim);
 inline constexpr int kWarpDims = kHeadDim / kDimParts;
 inline constexpr int kWarpBlocks = kWarpDims / 16;
 inline constexpr int kPartBytes = kWarpDims * static_cast<int>(sizeof(Cache));  // of a key
 static_assert(kDimParts == 1 || kPartBytes % 128 == 0);
+// Where a part begins, from the first one.
+__device__ __forceinline__ unsigned PlaceOfPart(int part) {
+  const int at = part * kPartBytes;
+  return at / kBoxBytes * kStageBoxBytes + at % kBoxBytes / 128 * 1024;
+}
 // So many keys are added up in the tensor cores' accumulators, whose sums lose a little every time,
 // before they go to a second level.
 inline constexpr int kLevelKeys = 4096;

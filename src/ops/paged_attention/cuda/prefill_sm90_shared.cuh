@@ -13,6 +13,7 @@ inline constexpr int kStages = 2;      // of keys, and of values
 inline constexpr int kSlots = 4;       // pieces of work, taken ahead
 inline constexpr int kThreads = 384;   // a warpgroup that loads, two that compute
 inline constexpr int kPanelDims = 64;  // head dimensions in 128 bytes, what the swizzle spans
+inline constexpr int kBoxPanels = 4;   // of a box of the copy engine, at most
 
 // Keys of a stage: as many as leave room for the sums in registers, and for the stages.
 constexpr int PrefillKeys(int head_dim) { return head_dim > 256 ? 64 : head_dim > 128 ? 80 : 128; }
