@@ -140,8 +140,9 @@ class Session:
         for peer in self.peers:
             found = row.measured[peer.name] = Measured()
             what = [case.name, peer.name]
-            if what in self.results.killers:
-                found.failed = "ended the process, or took too long, in a run before"
+            ended = [of for _, of in self.results.killers].count(peer.name)
+            if what in self.results.killers or ended > 1:
+                found.failed = "ended the process, or took too long, in runs before"
                 continue
             self.watched(what, lambda p=peer, m=found: self._prepare(given, p, m, chains))
             self.end_if_lost(found.failed)

@@ -24,7 +24,7 @@ import ragged_v3
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from problems import Static, paged_attention_case, update_case
-from xla_gpu.jax import _rules, simple_add
+from xla_gpu.jax import _rules, grouped_matmul, simple_add
 
 try:
     from jax import shard_map
@@ -270,6 +270,20 @@ def elementwise_scenario(mesh):
     return {"simple_add": run(call, {"a": a, "b": a}, mesh, {"a": spec, "b": spec})}
 
 
+def grouped_matmul_scenario(mesh):
+    """Over columns; K and the groups are whole."""
+    rng = np.random.default_rng(0)
+    args = {
+        "lhs": rng.normal(size=(10, 16)).astype(np.float32),
+        "rhs": rng.integers(-99, 99, (3, 16, 24)).astype(np.int8),
+        "group_sizes": np.array([3, 0, 5], np.int32),
+        "rhs_scale": rng.uniform(1, 2, (3, 2, 24)).astype(np.float32),
+    }
+    columns = P(None, None, ("x", "y"))
+    specs = {"rhs": columns, "rhs_scale": columns}
+    return {"grouped_matmul": run(lambda args: grouped_matmul(**args), args, mesh, specs)}
+
+
 def unruled_scenarios(mesh):
     """Ops without a rule of their own."""
     with mock.patch.dict(_rules.RULES, clear=True):
@@ -289,6 +303,7 @@ def main():
     mesh = Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("x", "y"))
     scenarios = attention_scenarios(mesh) | update_scenarios(mesh)
     scenarios |= shard_map_scenarios(mesh) | elementwise_scenario(mesh)
+    scenarios |= grouped_matmul_scenario(mesh)
     scenarios |= unruled_scenarios(mesh) | v3_scenarios(mesh) | v3_shard_map_scenarios(mesh)
     print(json.dumps(scenarios))
 

@@ -41,6 +41,9 @@ RAGGED_V3 = [
 ]
 
 
+OTHERS = ["simple_add", "grouped_matmul"]
+
+
 @pytest.fixture(scope="module")
 def scenarios():
     env = dict(os.environ, JAX_PLATFORMS="cpu")
@@ -54,7 +57,7 @@ def scenarios():
 
 
 @pytest.mark.xdist_group("sharding")
-@pytest.mark.parametrize("name", [*ATTENTION, *UPDATES, *RAGGED_V3, "simple_add"])
+@pytest.mark.parametrize("name", [*ATTENTION, *UPDATES, *RAGGED_V3, *OTHERS])
 def test_splits_without_communication(scenarios, name):
     scenario = scenarios[name]
     assert scenario["custom_calls"] == 1

@@ -5,6 +5,7 @@
   whole; the (small, i32) index arguments are needed whole and each device cuts its part out of
   them, so this is right for any ragged batch, whatever the sequence boundaries.
 - pages of update_kv_cache: each device writes the slots that lie in its own pages.
+- columns of grouped_matmul. No communication.
 
 Anything else (pages of paged_attention, head_dim) is gathered first, since a block table may name
 any page. A cache whose pages live where their sequences live is a job for shard_map, in which the
@@ -97,6 +98,33 @@ def _elementwise(args: Arrays, attrs: Mapping[str, Any]) -> Split:
 
     dims = [f"d{i}" for i in range(len(shape))]
     return Split(choose, dict.fromkeys("abc", " ".join(dims)), dims)
+
+
+# ---- grouped_matmul ------------------------------------------------------------------------------
+
+
+def _grouped_matmul(args: Arrays, attrs: Mapping[str, Any]) -> Split:
+    """Columns of the matrices and of the result; which rows are whose stands in group_sizes."""
+    factors = {
+        "lhs": "rows inner",
+        "rhs": "groups inner columns",
+        "group_sizes": "groups",
+        "rhs_scale": "groups blocks columns",
+        "out": "rows columns",
+    }
+    factors = {name: factors[name] for name in (*args, "out")}
+    size = args["rhs"].shape[2]
+
+    def choose(mesh: Mesh, args: Arrays, results: Arrays) -> tuple[Specs, None]:
+        axes = _first(_axes(args["rhs"], 2), _axes(results["out"], 1))
+        split = _dividing(mesh, axes, size) or None
+        specs = {
+            name: P(*(split if factor == "columns" else None for factor in dims.split()))
+            for name, dims in factors.items()
+        }
+        return specs, None
+
+    return Split(choose, factors, ["columns"])
 
 
 # ---- Kernels of the user's -----------------------------------------------------------------------
@@ -322,6 +350,7 @@ def _ragged_paged_attention_v3(args: Arrays, attrs: Mapping[str, Any]) -> Split:
 
 RULES: dict[str, Rule] = {
     "simple_add": _elementwise,
+    "grouped_matmul": _grouped_matmul,
     "paged_attention": _paged_attention,
     "update_kv_cache": _update_kv_cache,
     "ragged_paged_attention_v3": _ragged_paged_attention_v3,

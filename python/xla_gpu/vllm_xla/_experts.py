@@ -80,4 +80,3 @@ def gmm_v2(
         out = _ACTIVATIONS[fuse_act](*jnp.split(out, 2, axis=-1))
     out = out.astype(preferred_element_type or lhs.dtype)
     return jnp.roll(out, start, 0) if elsewhere else out
-

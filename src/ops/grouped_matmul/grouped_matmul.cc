@@ -45,7 +45,7 @@ Op MakeOp() {
       .results = {{.name = "out", .doc = "[rows, N] of out_dtype", .dtype = kOutDType}},
       .attrs = {{.name = kOutDType,
                  .type = AttrType::kDType,
-                 .doc = "f32, bf16 or f16; empty for lhs's",
+                 .doc = "empty for lhs's",
                  .default_value = std::string(),
                  .none_is_default = true,
                  .keyword_only = true,
