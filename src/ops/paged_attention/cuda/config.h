@@ -98,9 +98,6 @@ struct PlannedParams {
 };
 PlannedParams PlanParams(const Problem& problem, const Config& config);
 
-// That of a call. An error names a tensor that is not aligned to 16 bytes.
-StatusOr<Params> MakeParams(const PlannedParams& planned, const Buffers& buffers);
-
 // Each kind of kernel once, as `device` would run it: for `xla-gpu cache warm` and for a test that
 // compiles them all.
 std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device);

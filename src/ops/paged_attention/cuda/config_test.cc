@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "src/ops/paged_attention/cuda/config_testing.h"
+#include "src/ops/paged_attention/cuda/launch.h"
 
 namespace xla_gpu::paged_attention {
 namespace {

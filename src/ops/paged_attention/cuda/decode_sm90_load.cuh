@@ -151,8 +151,8 @@ struct Loader {
         DecodeMemory::Stage& to = shared.stages[stage.index];
         CopyBox(SharedAddress(values ? to.values : to.keys) + of_key * kStageBoxBytes +
                     lane_key * kBoxBytes,
-                values ? &value_boxes : &key_boxes, full, 0, 0,
-                piece.panel + of_key * kBoxPanels, group, page);
+                values ? &value_boxes : &key_boxes, full, 0, 0, piece.panel + of_key * kBoxPanels,
+                group, page);
       }
       stage.Next();
     }

@@ -7,6 +7,44 @@
 
 namespace xla_gpu::paged_attention {
 
+StatusOr<Params> MakeParams(const PlannedParams& planned, const Buffers& buffers) {
+  XLA_GPU_RETURN_IF_ERROR(
+      cuda::CheckAligned("paged_attention", {{buffers.query, "query"},
+                                             {buffers.k_cache, "kv_cache"},
+                                             {buffers.v_cache, "v_cache"},
+                                             {buffers.out, "out"},
+                                             {buffers.workspace, "workspace"}}));
+  const WorkspaceLayout& layout = planned.workspace;
+  char* workspace = static_cast<char*>(buffers.workspace);
+  Params p = planned.params;
+  p.query = buffers.query;
+  p.k_cache = static_cast<const char*>(buffers.k_cache) + planned.k_offset;
+  p.v_cache = static_cast<const char*>(buffers.v_cache) + planned.v_offset;
+  p.context_lens = buffers.context_lens;
+  p.block_tables = buffers.block_tables;
+  p.query_start_loc = buffers.query_start_loc;
+  p.num_seqs = buffers.num_seqs;
+  p.sinks = buffers.sinks;
+  p.k_scale = buffers.k_scale;
+  p.v_scale = buffers.v_scale;
+  p.out = buffers.out;
+  p.lse = buffers.lse;
+  p.header = reinterpret_cast<WorkHeader*>(workspace + layout.header);
+  p.sequences = reinterpret_cast<SequenceInfo*>(workspace + layout.sequences);
+  p.owner_end = reinterpret_cast<int*>(workspace + layout.owner_end);
+  p.state = reinterpret_cast<int*>(workspace + layout.state);
+  p.items = reinterpret_cast<WorkItem*>(workspace + layout.items);
+  p.redo = reinterpret_cast<unsigned*>(workspace + layout.redo);
+  p.merges = reinterpret_cast<int*>(workspace + layout.merges);
+  p.partial_max = reinterpret_cast<float*>(workspace + layout.partial_max);
+  p.partial_sum = reinterpret_cast<float*>(workspace + layout.partial_sum);
+  p.partial_out = reinterpret_cast<float*>(workspace + layout.partial_out);
+  if (layout.carry < layout.total_bytes)
+    p.carry = reinterpret_cast<float*>(workspace + layout.carry);
+  p.arrivals = reinterpret_cast<unsigned*>(workspace + layout.arrivals);
+  return p;
+}
+
 StatusOr<Attention> Attention::Load(const Problem& problem, const Config& config,
                                     int device_ordinal) {
   if (LogsInfo()) LogInfo(Describe(problem, config));
