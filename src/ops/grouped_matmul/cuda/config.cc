@@ -19,7 +19,7 @@ std::string DeviceType(DType dtype) {
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // At most: a group ends in at most one tile that is not full.
-uint32_t Blocks(const Problem& p, int64_t tile_rows, int64_t tile_columns, int64_t at_once) {
+uint32_t Blocks(const Problem& p, int tile_rows, int tile_columns, int at_once) {
   const int64_t row_tiles = p.rows / tile_rows + std::min(p.groups, p.rows);
   const int64_t tiles = row_tiles * CeilDiv(p.columns, tile_columns);
   return static_cast<uint32_t>(std::clamp<int64_t>(tiles, 1, at_once));

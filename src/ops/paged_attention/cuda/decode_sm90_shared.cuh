@@ -73,7 +73,8 @@ struct alignas(1024) DecodeSharedOf
   // What the warps of each 16 keys have found for each row of a piece. Of wide heads there is room
   // for eight rows, which are handed over at a time.
   static constexpr int kParts = kDecodeWarps / DimParts(kHeadDim);
-  static constexpr int kSumRows = DimParts(kHeadDim) > 1 ? 8 : kRows;
+  static constexpr int kMostSumRows = DimParts(kHeadDim) > 1 ? 8 : 64;
+  static constexpr int kSumRows = kRows < kMostSumRows ? kRows : kMostSumRows;
   alignas(16) float sums[kParts][kSumRows][kSumsStride];
   float max[kRows][kParts];
   float sum[kRows][kParts];
