@@ -9,7 +9,7 @@ from _ctypes import CFuncPtr
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from xla_gpu import _given, _handlers
+from xla_gpu import _gate, _given, _handlers
 from xla_gpu._errors import InvalidArgumentError
 from xla_gpu._kernel import Kernel
 from xla_gpu._kernels import (
@@ -129,10 +129,10 @@ def _function(name: str | None, function: Any) -> tuple[str, dict[str, Any]]:
             "symbol": str(symbol),
         }
     pointer = _handlers.address_of(function, f"{name or 'kernel'}: function")
-    return name or str(getattr(function, "__name__", f"function_{pointer:x}")), {
-        "kind": "function",
-        "address": pointer,
-    }
+    code = {"kind": "function", "address": pointer}
+    if isinstance(function, CFuncPtr):
+        code["gate"] = _gate.GATE
+    return name or str(getattr(function, "__name__", f"function_{pointer:x}")), code
 
 
 @_given.checked(
@@ -265,7 +265,7 @@ def _tvm_function(name: str | None, function: Any) -> tuple[str, dict[str, Any]]
             "another GPU?"
         )
     _handlers.keep(function)
-    return name or "tvm_ffi_function", {"address": address}
+    return name or "tvm_ffi_function", {"address": address, "gate": _gate.GATE}
 
 
 def _libtvm_ffi() -> str:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from xla_gpu import _given, _kernel
+from xla_gpu import _gate, _given, _kernel
 from xla_gpu._errors import InvalidArgumentError, NotFoundError
 from xla_gpu._kernel import Kernel
 from xla_gpu._kernels import arguments_of, host_of, make, platforms_of
@@ -94,7 +94,7 @@ def torch_kernel(
             taken.by_name,
             returned,
         ),
-        "gate": _callback.GATE,
+        "gate": _gate.GATE,
         "parameters": names,
     }
     implementations: dict[str, Any] = dict.fromkeys(platforms_of(name, platform), code)

@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 FORK_PROGRAM = pathlib.Path(__file__).with_name("fork_program.py")
 
 # Ops on as much memory as a limit leaves; each limit in a process of its own.
@@ -37,10 +39,44 @@ assert "out of memory" in error if error else np.allclose(out, 1), error
 print("refused" if error else "ran")
 """
 
+# Python functions in calls that run when the process ends: XLA's threads stay out of them.
+LEAVES = """
+import ctypes, sys, time
+import jax, jax.numpy as jnp, numpy as np, xla_gpu
+from jax.sharding import NamedSharding, PartitionSpec
+
+def add_one(x, out, n):
+    time.sleep(0.01)
+    for i in range(n):
+        out[i] = x[i] + 1
+
+if sys.argv[1] == "ctypes":
+    pointer = ctypes.POINTER(ctypes.c_float)
+    function = ctypes.CFUNCTYPE(None, pointer, pointer, ctypes.c_int64)(add_one)
+    options = dict(parameters=["x", "out", {"elements_of": "x", "type": "i64"}])
+else:
+    import tvm_ffi
+
+    function, options = tvm_ffi.convert(
+        lambda x, out: add_one(*(np.from_dlpack(a).ravel() for a in (x, out)), x.shape[0] * 3)
+    ), {}
+kernel = xla_gpu.external_kernel(
+    function, name="add_one", arguments=["x"], outputs={"out": "x"}, platform="Host",
+    sharding="i j -> i j", **options
+)
+mesh = jax.make_mesh((2,), ("x",))
+x = jax.device_put(jnp.zeros((8, 3)), NamedSharding(mesh, PartitionSpec("x")))
+step = jax.jit(kernel)
+np.testing.assert_array_equal(step(x), 1)
+results = [step(x) for _ in range(30)]
+print("leaves")  # while calls run
+"""
+
 
 def run(*command: str) -> str:
     """The program's output; fails if it fails."""
-    env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), JAX_PLATFORMS="cpu")
+    env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
     done = subprocess.run(
         [sys.executable, *command],
         capture_output=True,
@@ -62,3 +98,10 @@ def test_too_little_memory_or_too_few_threads_are_an_error_or_enough():
     outcomes = [run("-c", LOW_MEMORY, str(mb << 20)) for mb in megabytes]
     assert outcomes[-1] == "ran"
     assert "refused" in outcomes
+
+
+@pytest.mark.parametrize("maker", ["ctypes", "tvm_ffi"])
+def test_a_process_leaves_while_calls_of_python_functions_run(maker):
+    if maker == "tvm_ffi":
+        pytest.importorskip("tvm_ffi")
+    assert run("-c", LEAVES, maker) == "leaves"

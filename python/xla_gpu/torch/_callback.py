@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import gc
-import os
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,33 +35,6 @@ _CODES: tuple[tuple[Any, StatusCode], ...] = (
     (NotImplementedError, StatusCode.UNIMPLEMENTED),
     ((ValueError, TypeError, IndexError), StatusCode.INVALID_ARGUMENT),
 )
-
-
-class _Gate(ctypes.Structure):
-    """DlpackGate."""
-
-    _fields_ = [("running", ctypes.c_int64), ("closed", ctypes.c_int64)]
-
-
-_gate = _Gate()
-GATE = ctypes.addressof(_gate)
-
-
-@atexit.register
-def _close() -> None:
-    """XLA's threads may run calls until the process ends; where one enters Python then, it dies."""
-    _gate.closed = 1
-    time.sleep(1e-3)  # a call that found it open is counted by then
-    while _gate.running > 0:
-        time.sleep(1e-3)
-
-
-def _reopen() -> None:
-    _gate.running = 0  # of a child, which has none of the threads that ran calls
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reopen)
 
 
 class _Call(ctypes.Structure):

@@ -31,10 +31,9 @@
 //                 function, which lives as long as the process); libtvm_ffi (a path, loaded first
 //                 unless the process has one), owned (pass tensors of which the callee may take
 //                 references while it runs, as Python's functions do, not views)
-//   dlpack        address and gate (a DlpackGate's): int f(DlpackCall*, ...), whose parameters are
-//   DLPack tensors to own
-//                 (dlpack::UnversionedTensor*; null for an absent one) and numbers. Its result is 0
-//                 or a StatusCode (dlpack_call.h)
+//   dlpack        address and gate: int f(DlpackCall*, ...), whose parameters are DLPack tensors to
+//                 own (dlpack::UnversionedTensor*; null for an absent one) and numbers. Its result
+//                 is 0 or a StatusCode (dlpack_call.h)
 //   legacy        library and symbol, or address: an XLA custom call of api_version 1, 2 or 3;
 //                 opaque (text). It takes arguments and results, whatever `parameters` says
 //   ffi           library and symbol, or address: an XLA FFI handler (its execute stage);
@@ -44,9 +43,10 @@
 //                 arguments, results and work space as buffers and scalars as attributes, by their
 //                 names, whatever `parameters` says
 //
-// and, of those that are launched, cluster ([2,1,1]), cooperative, programmatic (dependent launch)
-// and aligned (["x"]: arguments and results whose addresses the machine code takes for multiples of
-// 16; a call with another is an error).
+// and, of a function that has an address, gate (the address of a Gate, gate.h, that calls go
+// through) and, of those that are launched, cluster ([2,1,1]), cooperative, programmatic (dependent
+// launch) and aligned (["x"]: arguments and results whose addresses the machine code takes for
+// multiples of 16; a call with another is an error).
 //
 // `parameters` are what the function takes, in order: the name of an argument (its address; null
 // where an optional one is absent), of a result or of a scalar; null; {"value": 3, "type": "i32"};
@@ -128,7 +128,7 @@ struct Implementation {
   std::string entry;                 // of sources and images
   std::string library, symbol;       // of functions,
   uint64_t address = 0;              // or this instead
-  uint64_t gate = 0;
+  uint64_t gate = 0;                 // address, or 0
   std::string libtvm_ffi;
   bool owned = false;
   bool returns_error = false;

@@ -24,13 +24,6 @@ struct DlpackCall {
 };
 static_assert(sizeof(DlpackCall) == 4112 && offsetof(DlpackCall, error) == 32);
 
-// What the maker of functions has in its memory, to stop them: an interpreter that ends must not be
-// entered any more. It closes the gate, then waits until none of them runs.
-struct DlpackGate {
-  int64_t running;  // calls; counted here
-  int64_t closed;   // written by the maker: 0, then 1
-};
-
 }  // namespace xla_gpu::user_kernel
 
 #endif  // XLA_GPU_OPS_USER_KERNEL_DLPACK_CALL_H_

@@ -39,26 +39,6 @@ struct LentTensor {
   }
 };
 
-// A call's way through its function's gate.
-class Passage {
- public:
-  explicit Passage(DlpackGate* gate) : running_(gate->running), is_open_(Enter(gate)) {}
-  ~Passage() { running_.fetch_sub(1); }
-  Passage(const Passage&) = delete;
-  Passage& operator=(const Passage&) = delete;
-
-  bool is_open() const { return is_open_; }
-
- private:
-  bool Enter(DlpackGate* gate) const {
-    running_.fetch_add(1);
-    return std::atomic_ref(gate->closed).load() == 0;
-  }
-
-  const std::atomic_ref<int64_t> running_;
-  const bool is_open_;
-};
-
 class DlpackPlan final : public Plan {
  public:
   DlpackPlan(const Definition& definition, Platform platform, const Call& call, int device)
@@ -68,7 +48,6 @@ class DlpackPlan final : public Plan {
     const Implementation& implementation =
         *definition.implementations[static_cast<size_t>(platform)];
     function_ = reinterpret_cast<const void*>(implementation.address);
-    gate_ = reinterpret_cast<DlpackGate*>(implementation.gate);
     types_.push_back(DType::kU64);  // the DlpackCall
     auto dims = std::make_shared<std::vector<int64_t>>();
     for (const ParameterPlan::Step& step : parameters_.steps()) {
@@ -94,10 +73,6 @@ class DlpackPlan final : public Plan {
   }
 
   Status Run(const Call& call, const ExecutionContext& context) const override {
-    const Passage passage(gate_);
-    if (!passage.is_open()) {
-      return FailedPrecondition("the function's interpreter has ended");
-    }
     std::array<uint64_t, kMaxParameters + 1> values;
     parameters_.Fill(call, context.stream, std::span(values).subspan(1));
     const auto loan = std::make_shared<Loan>();
@@ -139,7 +114,6 @@ class DlpackPlan final : public Plan {
   const ParameterPlan parameters_;
   const dlpack::Device device_;
   const void* function_ = nullptr;
-  DlpackGate* gate_ = nullptr;
   std::vector<DType> types_;
   std::vector<TensorParameter> tensors_;
   std::shared_ptr<const std::vector<int64_t>> dims_;

@@ -13,6 +13,7 @@
 #include "src/core/strings.h"
 #include "src/ops/user_kernel/definition.h"
 #include "src/ops/user_kernel/dlpack_call.h"
+#include "src/ops/user_kernel/gate.h"
 
 namespace xla_gpu::user_kernel {
 namespace {
@@ -30,7 +31,7 @@ int Function(DlpackCall* call, UnversionedTensor* x, UnversionedTensor* y, Unver
   return body(*call, {x, y, out}, alpha, n);
 }
 
-DlpackGate gate;
+Gate gate;
 
 void TakeAll(DlpackCall& call, const std::vector<UnversionedTensor*>& tensors) {
   for (UnversionedTensor* tensor : tensors) {

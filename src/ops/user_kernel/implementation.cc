@@ -32,10 +32,10 @@ const std::vector<KindSpec>& Kinds() {
        {"image", "entry", "arch", "cluster", "cooperative", "programmatic", "aligned"},
        2},
       {"host_source", {"text", "entry", "file", "options", "returns_error"}, 2},
-      {"function", {"library", "symbol", "address", "returns_error"}},
-      {"tvm_ffi", {"library", "symbol", "address", "libtvm_ffi", "owned"}},
+      {"function", {"library", "symbol", "address", "gate", "returns_error"}},
+      {"tvm_ffi", {"library", "symbol", "address", "gate", "libtvm_ffi", "owned"}},
       {"dlpack", {"address", "gate"}, 2},
-      {"legacy", {"api_version", "library", "symbol", "address", "opaque"}, 1},
+      {"legacy", {"api_version", "library", "symbol", "address", "gate", "opaque"}, 1},
       {"ffi",
        {"library", "symbol", "address", "instantiate", "prepare", "initialize", "type_id",
         "type_info"}}};

@@ -6,6 +6,7 @@
 #include "src/core/strings.h"
 #include "src/cuda/driver_api.h"
 #include "src/ops/user_kernel/definition.h"
+#include "src/ops/user_kernel/gate.h"
 #include "src/ops/user_kernel/parameters.h"
 
 namespace xla_gpu::user_kernel {
@@ -237,12 +238,17 @@ Op MakeOp(DefinitionPtr definition) {
          })](const Call& call, int device) -> StatusOr<std::unique_ptr<Plan>> {
       XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const Plan> plan,
                                make(definition, platform, call, device));
-      const bool launches_itself =
-          platform == Platform::kCuda &&
-          !definition->implementations[static_cast<size_t>(platform)]->is_launched();
-      return MakePlan([definition, schema, plan, has_aliases, launches_itself](
+      const Implementation& implementation =
+          *definition->implementations[static_cast<size_t>(platform)];
+      const bool launches_itself = platform == Platform::kCuda && !implementation.is_launched();
+      auto* const gate = reinterpret_cast<Gate*>(implementation.gate);
+      return MakePlan([definition, schema, plan, has_aliases, launches_itself, gate](
                           const Call& call, const ExecutionContext& context) {
         if (has_aliases) XLA_GPU_RETURN_IF_ERROR(CheckAliases(*definition, *schema, call));
+        const Passage passage(gate);
+        if (!passage.is_open()) {
+          return FailedPrecondition(definition->name, ": the function's interpreter has ended");
+        }
         Status status = plan->Run(call, context);
         if (status.ok() && launches_itself) {
           status = cuda::AfterLaunch(context.stream, "running what the function launched");
