@@ -169,6 +169,7 @@ class PageRunner:
 
     def _output(self, block: Block) -> None:
         pattern = re.escape(block.text.strip()).replace(re.escape("..."), ".*")
+        pattern = re.sub(r"(\\ ){2,}", r"\\ {2,}", pattern)  # columns are as wide as numbers need
         assert re.search(pattern, self.printed, re.DOTALL), f"what was printed:\n{self.printed}"
 
     def _command(self, block: Block) -> None:
