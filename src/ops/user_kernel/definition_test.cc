@@ -345,6 +345,7 @@ TEST(Definition, WhatIsWrongIsNamed) {
        "address is the string \"x\"; it must be an int"},
       {With("'kind': 'function', 'address': 1, 'text': 'a'"),
        "implementations.Host has the unknown member 'text'; allowed are: library, symbol, address, "
+       "gate, "
        "returns_error, kind, parameters"},
       {With("'kind': 'dlpack', 'address': 1"), "implementations.Host lacks the member 'gate'"},
       {With("'kind': 'legacy', 'address': 1"), "lacks the member 'api_version'"},
