@@ -27,6 +27,10 @@ inline constexpr int kLoadRegisters = kHeadDim > 128 || BOXES         ? 40
                                                                       : 56,
                      kComputeRegisters = (504 - kLoadRegisters) / 2;
 inline constexpr int kGroupDone = 1;  // a named barrier for each warpgroup, and the next
+inline constexpr int kBothThere = 3;  // one for both
+// A piece of at most 64 rows: the warpgroups take its tiles in turn, and the second one's sums go
+// to the first through the queries' tile.
+inline constexpr bool kTakeTurns = kQueries > 1;
 
 // Issues logits = queries * keys^T.
 __device__ __forceinline__ void IssueLogits(Logits& s, unsigned queries, unsigned keys) {
@@ -154,6 +158,7 @@ __device__ __forceinline__ void FinishRows(const Params& p, const Tile& tile, in
 __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int warp_row, Sums& o,
                                           const RowEnds& ends, char* staging) {
   const int lane = threadIdx.x % 32;
+  if (warp_row >= tile.num_rows) return true;
   float doubt[2];
   if (sizeof(Out) == 2 && tile.splits == 1) {      // whole rows leave together
     unsigned packed[kSumTiles][2], zeros[2] = {};  // or NaN
@@ -223,6 +228,49 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
   return __all_sync(kAllLanes, doubt[0] + doubt[1] == 0.0f);
 }
 
+// Hands this warpgroup's sums over, and is left without any.
+__device__ __forceinline__ void GiveSums(char* place, float4* ends, Sums& o,
+                                         RowSoftmax (&rows)[2]) {
+  const int thread = threadIdx.x % 128;
+#pragma unroll
+  for (int i = 0; i < kSumTiles; ++i) {
+    reinterpret_cast<float4*>(place)[i * 128 + thread] =
+        make_float4(o[i][0], o[i][1], o[i][2], o[i][3]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) o[i][j] = 0.0f;
+  }
+  ends[thread] = make_float4(rows[0].max, rows[0].sum, rows[1].max, rows[1].sum);
+  rows[0] = rows[1] = {};
+}
+
+// Adds those that the other warpgroup has handed over.
+__device__ __forceinline__ void TakeSums(const char* place, const float4* ends,
+                                         const float (&factor)[2], Sums& o, RowSoftmax (&rows)[2]) {
+  const int thread = threadIdx.x % 128;
+  const float4 end = ends[thread];
+  const float max[2] = {end.x, end.z}, sum[2] = {end.y, end.w};
+  float own[2], other[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float most = fmaxf(rows[h].max, max[h]);
+    const auto keep = [&](float before) {
+      return before == most ? 1.0f : Exp2(BaseOf(before, factor[h]) - BaseOf(most, factor[h]));
+    };
+    own[h] = keep(rows[h].max);
+    other[h] = keep(max[h]);
+    rows[h].sum = rows[h].sum * own[h] + sum[h] * other[h];
+    rows[h].max = most;
+  }
+#pragma unroll
+  for (int i = 0; i < kSumTiles; ++i) {
+    const float4 x = reinterpret_cast<const float4*>(place)[i * 128 + thread];
+    o[i][0] = o[i][0] * own[0] + x.x * other[0];
+    o[i][1] = o[i][1] * own[0] + x.y * other[0];
+    o[i][2] = o[i][2] * own[1] + x.z * other[1];
+    o[i][3] = o[i][3] * own[1] + x.w * other[1];
+  }
+}
+
 // A warpgroup: computes 64 rows of each piece. Where there are two tiles of queries it writes a
 // piece's rows while the tensor cores do the first logits of the next one.
 __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int warp) {
@@ -271,7 +319,27 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       Wait(At(shared.query_full, query), query.parity);
       if (range.first < range.end) Wait(At(shared.keys_full, key_stage), key_stage.parity);
     }
-    const unsigned own_queries = queries + query.index * kQueryStep;
+    // Which tiles of keys this warpgroup takes, from the last one on, and for which rows.
+    const bool in_turn = kTakeTurns && !stop && Uniform(tile.num_rows) <= kRows / 2;
+    const int step = in_turn ? 2 : 1, first_row = in_turn ? warp_row % (kRows / 2) : warp_row;
+    const int num_tiles = range.end - range.first;
+    const bool second = in_turn && group == 1;
+    const unsigned own_queries =
+        queries + query.index * kQueryStep - (second ? kRows / 2 / 8 * kGroupBytes >> 4 : 0);
+    const auto skip_keys = [&] {
+      Wait(At(shared.keys_full, key_stage), key_stage.parity);
+      release(At(shared.keys_empty, key_stage));
+      key_stage.Next();
+    };
+    const auto skip_values = [&] {
+      Wait(At(shared.values_full, value_stage), value_stage.parity);
+      release(At(shared.values_empty, value_stage));
+      value_stage.Next();
+    };
+    if (second && num_tiles > 1) {
+      skip_keys();
+      Wait(At(shared.keys_full, key_stage), key_stage.parity);
+    }
     const float* const row_scale = shared.row_scale[query.index];
     Logits s;
     Products products;
@@ -297,24 +365,24 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     const auto wait_keys = [&](int t) {
       if (t >= range.first) Wait(At(shared.keys_full, key_stage), key_stage.parity);
     };
-    const bool has_rows = group * (kRows / 2) < Uniform(tile.num_rows);
-    if (!has_rows) {  // the other warpgroup has the tensor cores for itself
-      for (int t = range.first; t < range.end; ++t, key_stage.Next(), value_stage.Next()) {
-        Wait(At(shared.keys_full, key_stage), key_stage.parity);
-        release(At(shared.keys_empty, key_stage));
-        Wait(At(shared.values_full, value_stage), value_stage.parity);
-        release(At(shared.values_empty, value_stage));
+    const bool has_work =
+        in_turn ? num_tiles > group : group * (kRows / 2) < Uniform(tile.num_rows);
+    float factor[2] = {};
+    if (!has_work) {  // the other warpgroup has the tensor cores for itself
+      for (int t = range.first; t < range.end; ++t) {
+        skip_keys();
+        skip_values();
       }
     } else if (range.first < range.end) {
-      int t = range.end - 1;
+      int t = range.end - 1 - (second ? 1 : 0);
 
       // What the rows see.
       const LogitFactor logit = MakeLogitFactor(p, tile.head);
-      float factor[2], cap_in[2];
+      float cap_in[2];
       Visible visible[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int row = warp_row + h * 8 + lane / 4;
+        const int row = first_row + h * 8 + lane / 4;
         factor[h] = StateOf(logit, row_scale, row).factor;
         cap_in[h] = logit.cap_in * ScaleAt(row_scale, row);
         visible[h] = VisibleKeys(p, tile, row);
@@ -340,10 +408,19 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       key_stage.Next();
       weigh(t);
       PackWeights(weights, s);
+      if (second) skip_values();
+      const auto next_keys = [&] {
+        if (in_turn && t > range.first) skip_keys();
+        wait_keys(t - step);
+      };
+      const auto end_values = [&] {
+        release(At(shared.values_empty, value_stage));
+        value_stage.Next();
+      };
 
       // The logits of each other tile, beside the values of the tile taken before.
-      wait_keys(--t);
-      for (; t >= range.first; --t) {
+      next_keys();
+      for (t -= step; t >= range.first; t -= step) {
         // Start both products.
         HoldRegisters(o);
         IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
@@ -358,10 +435,10 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
 
         // Wait for the values' products, and the next keys.
         HoldRegisters(s);
-        wait_keys(t - 1);
+        next_keys();
         FinishValues(o, products, weights, values + value_stage.index * kTileStep);
-        release(At(shared.values_empty, value_stage));
-        value_stage.Next();
+        end_values();
+        if (in_turn) skip_values();
 
         // Bring weights and sums up to date.
         PackWeights(weights, s);
@@ -384,9 +461,20 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       HoldRegisters(o);
       IssueValues(o, products, weights, values + value_stage.index * kTileStep);
       FinishValues(o, products, weights, values + value_stage.index * kTileStep);
-      release(At(shared.values_empty, value_stage));
-      value_stage.Next();
+      end_values();
+      if (in_turn && t + step > range.first) skip_values();
       if (in_level != 0) FromLevel(level, factor, o, rows);
+    }
+    if constexpr (kTakeTurns) {
+      if (in_turn && num_tiles > 1) {
+        char* const place = shared.query[query.index];
+        SyncThreads(kBothThere, 256);  // the queries are read
+        if (second) GiveSums(place, reinterpret_cast<float4*>(shared.given), o, rows);
+        SyncThreads(kBothThere, 256);
+        if (!second) {
+          TakeSums(place, reinterpret_cast<const float4*>(shared.given), factor, o, rows);
+        }
+      }
     }
     FinishRows(p, tile, warp_row, o, rows, row_scale, ends);
   }

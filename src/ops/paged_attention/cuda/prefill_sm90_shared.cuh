@@ -40,6 +40,8 @@ struct alignas(1024) PrefillShared {
   char keys[kStages][kTileBytes];
   char values[kStages][kTileBytes];
   char raw[kConverts ? kRawBytes : 16];
+  // What one warpgroup has found of its rows for the other.
+  alignas(16) char given[kQueries > 1 ? 128 * 16 : 16];
   float row_scale[kQueries][kConverts ? kRows : 1];  // of queries: RowScale::up
   struct Slot {
     Tile tile;
