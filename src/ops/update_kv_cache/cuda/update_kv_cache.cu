@@ -58,6 +58,18 @@ struct SlotTable {
   }
 };
 
+// Brings a block's tokens to the L2 while it looks at the slots.
+__device__ __forceinline__ void Prefetch(const Params& p, const CacheParams& cache,
+                                         long long first) {
+  constexpr int kLine = 128;
+  const long long token = static_cast<long long>(p.kv_heads) * HEAD_DIM * sizeof(Input);
+  const long long end = min(first + p.tokens_per_block, p.tokens) * token;
+  for (long long at = first * token + threadIdx.x * kLine; at < end; at += kUpdateThreads * kLine) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(
+        __cvta_generic_to_global(static_cast<const char*>(cache.input) + at)));
+  }
+}
+
 }  // namespace
 
 // A block writes tokens_per_block tokens. Where two tokens name one slot the later one must stay,
@@ -68,6 +80,8 @@ extern "C" __global__ void __launch_bounds__(kUpdateThreads)
   __shared__ long long slots[kMaxTokensPerBlock];
   const Slot* mapping = static_cast<const Slot*>(p.slot_mapping);
   const long long first = static_cast<long long>(blockIdx.x) * p.tokens_per_block;
+  Prefetch(p, p.k, first);
+  Prefetch(p, p.v, first);
   const int token = threadIdx.x;  // of the block
   Slot slot = -1;
   if (token < p.tokens_per_block && first + token < p.tokens) slot = mapping[first + token];
