@@ -46,7 +46,7 @@ Op MakeOp() {
       .attrs = {{.name = kOutDType,
                  .type = AttrType::kDType,
                  .doc = "empty for lhs's",
-                 .default_value = std::string(),
+                 .default_value = std::string_view(),
                  .none_is_default = true,
                  .keyword_only = true,
                  .dtypes = {kF32, kBF16, kF16}}},

@@ -23,7 +23,7 @@ TypedCall MakeCall() {
 TEST(GroupedMatmul, TheResultHasRowsAndColumns) {
   TypedCall call = MakeCall();
   EXPECT_EQ(*call.Infer(), (std::vector<TensorSpec>{{DType::kBF16, {6, 64}}}));
-  call.attrs["out_dtype"] = std::string("f32");
+  call.attrs["out_dtype"] = std::string_view("f32");
   EXPECT_EQ(*call.Infer(), (std::vector<TensorSpec>{{DType::kF32, {6, 64}}}));
 }
 
@@ -74,7 +74,7 @@ const BadInput kBadInputs[] = {
        c.args["rhs_scale"] = {DType::kF32, {3, 1, 1}};
      },
      "rhs_scale is f32[3,1,1]; it must be"},
-    {"OutDtype", [](TypedCall& c) { c.attrs["out_dtype"] = std::string("i8"); }, "out_dtype"}};
+    {"OutDtype", [](TypedCall& c) { c.attrs["out_dtype"] = std::string_view("i8"); }, "out_dtype"}};
 INSTANTIATE_TEST_SUITE_P(All, GroupedMatmulBadInput, testing::ValuesIn(kBadInputs),
                          [](const auto& info) { return std::string(info.param.name); });
 
