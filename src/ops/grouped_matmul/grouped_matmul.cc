@@ -66,13 +66,15 @@ XLA_GPU_REGISTER_OP(schema);
 StatusOr<Problem> ProblemFromCall(const Call& call) {
   XLA_GPU_ASSIGN_OR_RETURN(const auto args, BindArguments(schema, call));
   const TensorView &lhs = *args[kLhs], &rhs = *args[kRhs], &sizes = *args[kGroupSizes];
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  // Kernels count in 32 bits, up to the end of the last tile.
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - 1023;
   if (lhs.rank() != 2 || lhs.dim(0) > kMost || lhs.dim(1) < 1 || lhs.dim(1) > kMost) {
-    return Wrong(kName, "lhs", lhs, "it must be [rows, K] with K of at least 1, both below 2^31");
+    return Wrong(kName, "lhs", lhs, "it must be [rows, K] with K of at least 1, both at most ",
+                 kMost);
   }
   if (rhs.rank() != 3 || rhs.dim(1) != lhs.dim(1) || rhs.dim(0) > kMost || rhs.dim(2) > kMost) {
     return Wrong(kName, "rhs", rhs, "it must be [groups, ", lhs.dim(1),
-                 ", N], K being that of lhs ", lhs.ToString(), ", groups and N below 2^31");
+                 ", N], K being that of lhs ", lhs.ToString(), ", groups and N at most ", kMost);
   }
   if (rhs.dtype != lhs.dtype && DTypeSize(rhs.dtype) != 1) {
     return Wrong(kName, "rhs", rhs, "its dtype must be f8e4m3fn, f8e5m2, i8 or that of lhs ",

@@ -9,9 +9,17 @@
 #include "src/ops/grouped_matmul/cpu/tile-inl.h"
 
 #if HWY_ONCE
+#include <vector>
+
 namespace xla_gpu::grouped_matmul {
 
 void MultiplyTile(const TileTask& task) { XLA_GPU_HOST_DISPATCH(MultiplyTile)(task); }
+
+float* ThreadScratch(int64_t n) {
+  static thread_local std::vector<float> memory;
+  if (memory.size() < static_cast<size_t>(n)) memory.resize(static_cast<size_t>(n));
+  return memory.data();
+}
 
 }  // namespace xla_gpu::grouped_matmul
 #endif  // HWY_ONCE

@@ -24,6 +24,9 @@ struct TileTask {
 inline constexpr int64_t kTileRows = 48, kTileColumns = 256;
 void MultiplyTile(const TileTask& task);
 
+// Memory of this thread, at least n floats, until the next call.
+float* ThreadScratch(int64_t n);
+
 }  // namespace xla_gpu::grouped_matmul
 
 #endif  // XLA_GPU_OPS_GROUPED_MATMUL_CPU_KERNELS_H_

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "hwy/highway.h"
 #include "src/ops/grouped_matmul/cpu/kernels.h"
@@ -95,19 +94,21 @@ template <class Rhs>
 HWY_INLINE void Multiply(const TileTask& task) {
   using Raw = typename Rhs::Raw;
   static_assert(kTileColumns % (2 * kVector) == 0);
-  thread_local std::vector<float> lhs_memory;
-  alignas(64) thread_local float sums[kTileRows * kTileColumns];
-  alignas(64) thread_local Raw part[kInnerPart * 2 * kVector];  // of columns that are no whole pair
-
+  constexpr int64_t kPart = kInnerPart * 2 * kVector;
+  const bool narrow = task.lhs_dtype != DType::kF32;
+  const int64_t elements = task.rows * task.inner;
+  float* const sums = ThreadScratch(task.rows * kTileColumns + kPart + (narrow ? elements : 0));
+  // Of columns that are no whole pair of vectors.
+  Raw* const part = reinterpret_cast<Raw*>(sums + task.rows * kTileColumns);
   const auto* lhs = static_cast<const float*>(task.lhs);
-  if (task.lhs_dtype != DType::kF32) {
-    lhs_memory.resize(static_cast<size_t>(task.rows * task.inner));
-    lhs = lhs_memory.data();
+  if (narrow) {
+    float* const wide = sums + task.rows * kTileColumns + kPart;
     if (task.lhs_dtype == DType::kBF16) {
-      ToF32<CacheBF16>(task.lhs, task.rows * task.inner, lhs_memory.data());
+      ToF32<CacheBF16>(task.lhs, elements, wide);
     } else {
-      ToF32<CacheF16>(task.lhs, task.rows * task.inner, lhs_memory.data());
+      ToF32<CacheF16>(task.lhs, elements, wide);
     }
+    lhs = wide;
   }
   std::fill_n(sums, task.rows * kTileColumns, 0.0f);
   const int64_t in_block = task.inner / task.blocks;
@@ -145,11 +146,11 @@ HWY_INLINE void Multiply(const TileTask& task) {
     const float* from = sums + row * kTileColumns;
     int64_t i = 0;
     for (; i + kVector <= task.columns; i += kVector) {
-      StoreAs(task.out_dtype, hn::Load(F32(), from + i), to + i * size);
+      StoreAs(task.out_dtype, hn::LoadU(F32(), from + i), to + i * size);
     }
     if (i == task.columns) continue;
     HWY_ALIGN float tail[kLanes];
-    StoreAs(task.out_dtype, hn::Load(F32(), from + i), tail);
+    StoreAs(task.out_dtype, hn::LoadU(F32(), from + i), tail);
     std::memcpy(to + i * size, tail, static_cast<size_t>((task.columns - i) * size));
   }
 }
