@@ -88,17 +88,24 @@ bool HasPrefill(const Problem& problem) {
   return problem.tokens - problem.max_seqs > std::min(problem.max_seqs, kFewTokens);
 }
 
+int64_t PanelDims(const Problem& problem) {
+  return 2 * int64_t{sm90::kPanelDims} / DTypeSize(problem.cache_dtype);
+}
+
+// Whether a head's dimensions do not fill panels, so that a box is of one panel and group.
+bool IsPadded(const Problem& problem) { return problem.head_dim % PanelDims(problem) != 0; }
+
 int BoxTokens(const Problem& problem) {
   // Larger boxes load no faster, and bring more of what lies past the end of a sequence.
-  return problem.page_size % 16 == 0 ? 16 : 8;
+  return problem.page_size % 16 == 0 && !IsPadded(problem) ? 16 : 8;
 }
 
 template <template <int> typename Shared>
-int64_t SharedBytes(const Problem& problem) {
-  return problem.head_dim == 512   ? sizeof(Shared<512>)
-         : problem.head_dim == 256 ? sizeof(Shared<256>)
-         : problem.head_dim == 128 ? sizeof(Shared<128>)
-                                   : sizeof(Shared<64>);
+int64_t SharedBytes(int64_t head_dim) {
+  return head_dim == 512   ? sizeof(Shared<512>)
+         : head_dim == 256 ? sizeof(Shared<256>)
+         : head_dim == 128 ? sizeof(Shared<128>)
+                           : sizeof(Shared<64>);
 }
 
 template <int kHeadDim>
@@ -106,24 +113,20 @@ using PlainPrefill = sm90::PrefillShared<kHeadDim, false>;
 template <int kHeadDim>
 using ConvertingPrefill = sm90::PrefillShared<kHeadDim, true>;
 int64_t PrefillSharedBytes(const Problem& problem) {
-  return IsFloat8(problem.cache_dtype) ? SharedBytes<ConvertingPrefill>(problem)
-                                       : SharedBytes<PlainPrefill>(problem);
+  if (IsFloat8(problem.cache_dtype)) return SharedBytes<ConvertingPrefill>(problem.head_dim);
+  const int dims = sm90::PrefillDims(static_cast<int>(problem.head_dim));
+  return dims == 192 ? sizeof(PlainPrefill<192>) : SharedBytes<PlainPrefill>(dims);
 }
 
-// Why the kernels for Hopper do not take the problem's types and head_dim; null where they do.
-const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device,
-                       int64_t most_head_dim, int64_t shared_bytes) {
+// Why the kernels for Hopper do not take the problem's types, or such a head_dim; null where they
+// do.
+const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device, bool takes_head_dim,
+                       int64_t shared_bytes) {
   if (device.Arch() != "sm_90a") return "not on Hopper";
   if (!TensorCoresTake(problem)) return "dtypes";
-  const int64_t dim = problem.head_dim;
-  if ((dim != 64 && dim != 128 && dim != 256 && dim != 512) || dim > most_head_dim)
-    return "head_dim";
+  if (!takes_head_dim) return "head_dim";
   // The static part of its shared memory, rounded up to the alignment of the rest, comes on top.
   return shared_bytes + 1024 <= device.max_shared_memory_per_block ? nullptr : "shared memory";
-}
-
-int64_t PanelDims(const Problem& problem) {
-  return 2 * int64_t{sm90::kPanelDims} / DTypeSize(problem.cache_dtype);
 }
 
 // Whether the copy engine can load the problem's pages by boxes: a head's elements lie in whole
@@ -135,7 +138,8 @@ bool BoxesFit(const Problem& problem, const cuda::DeviceInfo& device) {
   for (const int64_t stride : {k.page_stride, k.token_stride, k.head_stride}) {
     if (stride < 0) return false;
   }
-  const bool whole = problem.page_size % 8 == 0 && k.head_stride % panel == 0 &&
+  const bool whole = problem.page_size % 8 == 0 &&
+                     (IsPadded(problem) || k.head_stride % panel == 0) &&
                      k.offset % (panel / 8) == 0 && problem.v.offset % (panel / 8) == 0;
   return whole && problem.num_pages <= kMaxInt && cuda::IsAccepted(MakeBoxes(problem));
 }
@@ -172,18 +176,20 @@ struct Decode {
 };
 int64_t DecodeSharedBytes(const Problem& problem) {
   if (IsFloat8(problem.cache_dtype)) {
-    return LineRows(problem) == 8 ? SharedBytes<Decode<1, 8>::Shared>(problem)
-                                  : SharedBytes<Decode<1, 16>::Shared>(problem);
+    return LineRows(problem) == 8 ? SharedBytes<Decode<1, 8>::Shared>(problem.head_dim)
+                                  : SharedBytes<Decode<1, 16>::Shared>(problem.head_dim);
   }
-  if (LineRows(problem) == 8) return SharedBytes<Decode<2, 8>::Shared>(problem);
-  return LineRows(problem) == 16 ? SharedBytes<Decode<2, 16>::Shared>(problem)
-                                 : SharedBytes<Decode<2, 32>::Shared>(problem);
+  if (LineRows(problem) == 8) return SharedBytes<Decode<2, 8>::Shared>(problem.head_dim);
+  return LineRows(problem) == 16 ? SharedBytes<Decode<2, 16>::Shared>(problem.head_dim)
+                                 : SharedBytes<Decode<2, 32>::Shared>(problem.head_dim);
 }
 
 // As WhyNotSm90, of the decode kernels: a row of keys fills whole panels.
 const char* WhyNotSm90Decode(const Problem& problem, const cuda::DeviceInfo& device,
                              int64_t shared_bytes) {
-  const char* why = WhyNotSm90(problem, device, 512, shared_bytes);
+  const int64_t dim = problem.head_dim;
+  const bool known = dim == 64 || dim == 128 || dim == 256 || dim == 512;
+  const char* why = WhyNotSm90(problem, device, known, shared_bytes);
   if (why != nullptr) return why;
   const bool whole = !IsFloat8(problem.cache_dtype) || problem.head_dim >= 128;
   return whole ? nullptr : "head_dim of an fp8 cache";
@@ -197,11 +203,11 @@ int ClusterRows(const Problem& problem) {
 int64_t ClusterSharedBytes(const Problem& problem) {
   const bool narrow = ClusterRows(problem) < kDecodeTileRows;
   if (IsFloat8(problem.cache_dtype)) {
-    return narrow ? SharedBytes<Decode<1, 8>::Cluster>(problem)
-                  : SharedBytes<Decode<1, 16>::Cluster>(problem);
+    return narrow ? SharedBytes<Decode<1, 8>::Cluster>(problem.head_dim)
+                  : SharedBytes<Decode<1, 16>::Cluster>(problem.head_dim);
   }
-  return narrow ? SharedBytes<Decode<2, 8>::Cluster>(problem)
-                : SharedBytes<Decode<2, 16>::Cluster>(problem);
+  return narrow ? SharedBytes<Decode<2, 8>::Cluster>(problem.head_dim)
+                : SharedBytes<Decode<2, 16>::Cluster>(problem.head_dim);
 }
 
 // The blocks that share a kv head in decode_cluster_sm90.cuh, or 0 where decode_sm90.cuh takes the
@@ -319,8 +325,11 @@ const char* WhyNotLine(const Problem& problem, const cuda::DeviceInfo& device) {
 // The same of prefill items, where the line does not take everything.
 const char* WhyNotPrefill(const Problem& problem, const cuda::DeviceInfo& device) {
   if (!HasPrefill(problem)) return "room for hardly more than decode";
-  return WhyNotSm90(problem, device, IsFloat8(problem.cache_dtype) ? 128 : 256,
-                    PrefillSharedBytes(problem));
+  // Others are padded to whole panels; what is converted fills them.
+  const int64_t dim = problem.head_dim;
+  const bool known =
+      IsFloat8(problem.cache_dtype) ? dim == 64 || dim == 128 : dim % 8 == 0 && dim <= 256;
+  return WhyNotSm90(problem, device, known, PrefillSharedBytes(problem));
 }
 
 // ceil(2^(31 + b) / d) with 2^(b - 1) < d <= 2^b fits 32 bits and divides 31-bit numbers exactly.
@@ -508,6 +517,13 @@ cuda::TensorMapSpec MakeBoxes(const Problem& problem) {
   const uint64_t panels = problem.head_dim / panel;
   const uint64_t groups = problem.page_size / 8;
   constexpr int kWords = sm90::kPanelDims;  // of 16 bits
+  if (IsPadded(problem)) {
+    return {{static_cast<uint64_t>(problem.head_dim), 8, groups,
+             static_cast<uint64_t>(problem.num_pages), static_cast<uint64_t>(problem.kv_heads)},
+            {token_bytes, 8 * token_bytes, problem.k.page_stride * element,
+             problem.k.head_stride * element},
+            {kWords, 8, 1, 1, 1}};
+  }
   return {{kWords, 8, (problem.kv_heads - 1) * problem.k.head_stride / panel + panels, groups,
            static_cast<uint64_t>(problem.num_pages)},
           {token_bytes, panel * element, 8 * token_bytes, problem.k.page_stride * element},

@@ -86,7 +86,8 @@ Launches MakeLaunches(const Problem& problem, const Config& config);
 std::string Describe(const Problem& problem, const Config& config);
 
 // The boxes in which the copy engine loads keys, or values: dimensions are a panel's 64 words of 16
-// bits, tokens of a group of eight, panels of a head, groups of a page, pages.
+// bits, tokens of a group of eight, panels of a head, groups of a page, pages; of heads that fill
+// no whole panels the head's words, tokens of a group, groups, pages, heads.
 cuda::TensorMapSpec MakeBoxes(const Problem& problem);
 
 // The kernels' parameter as far as a plan knows it: all but where a call's tensors lie.

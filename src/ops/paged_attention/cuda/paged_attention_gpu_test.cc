@@ -47,7 +47,9 @@ constexpr Kind kKinds[] = {{DType::kBF16, DType::kBF16, "", 128, false},
                            {DType::kF16, DType::kF16, "f32", 264, true},
                            {DType::kBF16, DType::kF8E4M3FN, "", 512, false},
                            {DType::kBF16, DType::kBF16, "f32", 347, true},
-                           {DType::kF32, DType::kF32, "", 512, false}};
+                           {DType::kF32, DType::kF32, "", 512, false},
+                           {DType::kBF16, DType::kBF16, "", 192, false},
+                           {DType::kBF16, DType::kBF16, "f32", 96, true}};
 
 constexpr Kind kF16WithF32Results = {DType::kF16, DType::kF16, "f32", 256, false};
 constexpr Kind kE5M2WithCap = {DType::kF16, DType::kF8E5M2, "", 64, true};

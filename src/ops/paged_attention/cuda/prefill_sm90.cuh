@@ -66,11 +66,15 @@ __device__ __forceinline__ void IssueValues(Sums& o, Products& products, const W
 #pragma unroll
     for (int block = 0; block < kKeys / 16; ++block) {
       const unsigned at = values + (block * 2 * kGroupBytes >> 4);
-      constexpr int kDims = kHeadDim > 128 ? 128 : kHeadDim;  // of an instruction
+      constexpr int kPairs = kPanels / 2;  // of panels, an instruction each
 #pragma unroll
-      for (int d = 0; d < kHeadDim; d += kDims) {
-        WarpgroupAdd<Operand, kDims, kGroupBytes>(o + d / 8, weights[block],
-                                                  at + (d / kPanelDims * 1024 >> 4));
+      for (int i = 0; i < kPairs; ++i) {
+        WarpgroupAdd<Operand, 2 * kPanelDims, kGroupBytes>(o + i * 16, weights[block],
+                                                           at + (i * 2048 >> 4));
+      }
+      if constexpr (kPanels % 2 == 1) {
+        WarpgroupAdd<Operand, kPanelDims, kGroupBytes>(o + kPairs * 16, weights[block],
+                                                       at + (kPairs * 2048 >> 4));
       }
     }
     WarpgroupCommit();
@@ -135,7 +139,7 @@ __device__ __forceinline__ void FinishRows(const Params& p, const Tile& tile, in
       if (p.lse != nullptr && row < tile.num_rows && lane % 4 == 0) p.lse[walk.at] = end.lse;
     }
 #pragma unroll
-    for (int i = 0; i < kOutTiles; ++i) {
+    for (int i = 0; i < kSumTiles; ++i) {
       o[i][2 * h] *= factor;
       o[i][2 * h + 1] *= factor;
     }
@@ -152,11 +156,11 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
   const int lane = threadIdx.x % 32;
   float doubt[2];
   if (sizeof(Out) == 2 && tile.splits == 1) {      // whole rows leave together
-    unsigned packed[kOutTiles][2], zeros[2] = {};  // or NaN
+    unsigned packed[kSumTiles][2], zeros[2] = {};  // or NaN
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
-      for (int i = 0; i < kOutTiles; ++i) {
+      for (int i = 0; i < kSumTiles; ++i) {
         packed[i][h] = Pack2<Out>(o[i][2 * h], o[i][2 * h + 1]);
         zeros[h] = AddTimesZero<Out>(zeros[h], packed[i][h]);
       }
@@ -164,13 +168,15 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
       if (lane % 4 == 0 && doubt[h] != 0.0f) packed[0][h] |= 0x7fffu;  // the mark
     }
 #pragma unroll
-    for (int i = 0; i < kOutTiles; i += 2) {
+    for (int i = 0; i < kSumTiles; i += 2) {
       const unsigned tiles[4] = {packed[i][0], packed[i][1], packed[i + 1][0], packed[i + 1][1]};
       StoreMatrix4(SharedAddress(staging) + PlaceInTile(warp_row + lane % 16, i + lane / 16),
                    tiles);
     }
     __syncwarp();
-    const int piece = lane % kPieces, first_row = warp_row + lane / kPieces;
+    const int piece = lane % kPieces, own_row = lane < kRowLanes ? lane / kPieces : 0;
+    const int first_row = warp_row + own_row;
+    const bool writes = lane < kRowLanes && piece < kOwnPieces;
     char* out = static_cast<char*>(p.out) + piece * 16;
     asm volatile("" : "+l"(out));  // else the compiler would add up each address anew
     RowWalk<kRowStep> to(p, tile, first_row);
@@ -182,7 +188,7 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
     }
 #pragma unroll
     for (int i = 0; i < 16 / kRowStep; ++i, to.Next()) {
-      if (first_row + i * kRowStep < tile.num_rows) {
+      if (writes && first_row + i * kRowStep < tile.num_rows) {
         StoreVector(out + static_cast<long long>(to.at) * (kHeadDim * 2), elements[i]);
       }
     }
@@ -195,7 +201,7 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
       const long long place = tile.splits > 1 ? PartialRow(p, tile, row) : walk.at;
       doubt[h] = ends.doubt[h];
 #pragma unroll
-      for (int i = 0; i < kOutTiles; ++i) {
+      for (int i = 0; i < kSumTiles; ++i) {
         doubt[h] = fmaf(o[i][2 * h + 1], 0.0f, fmaf(o[i][2 * h], 0.0f, doubt[h]));
       }
       doubt[h] = QuadSum(doubt[h]);
@@ -208,7 +214,7 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
         }
       }
 #pragma unroll
-      for (int i = 0; i < kOutTiles; ++i) {
+      for (int i = 0; i < kOwnPieces; ++i) {
         *reinterpret_cast<float2*>(out + place * kHeadDim + i * 8 + lane % 4 * 2) =
             make_float2(o[i][2 * h], o[i][2 * h + 1]);
       }
@@ -279,7 +285,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     if constexpr (kQueries > 1) write_rows();
     last_slot = at.index;
 #pragma unroll
-    for (int i = 0; i < kOutTiles; ++i) {
+    for (int i = 0; i < kSumTiles; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) o[i][j] = 0.0f;
     }
@@ -361,7 +367,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
         PackWeights(weights, s);
         if (rose) {
 #pragma unroll
-          for (int i = 0; i < kOutTiles; ++i) {
+          for (int i = 0; i < kSumTiles; ++i) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) o[i][j] *= rescale[j / 2];
           }

@@ -54,7 +54,7 @@ __device__ __forceinline__ void CopyRows(const unsigned long long (&rows)[(kCoun
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       CopyAsync<16>(to[i / 4 % 2] + i / 8 * kGroupBytes + panel * 1024, from + panel * 128,
-                    row != 0);
+                    row != 0 && panel * 8 + piece < kOwnPieces);
     }
   }
 }
@@ -89,7 +89,7 @@ __device__ __forceinline__ void LoadQueries(const Params& p, Shared& shared) {
     WaitCopies<0>();
     if (negate) {
       __syncwarp();
-      for (int row = lane / kPieces; row < rows; row += kRowStep) {
+      for (int row = lane < kRowLanes ? lane / kPieces : rows; row < rows; row += kRowStep) {
         Negate(tile + PlaceInTile(row, lane % kPieces));
       }
     }
@@ -131,7 +131,7 @@ __device__ __forceinline__ bool ZeroNonFiniteKeys(char* values, int begin, int e
         for (int j = 0; j < 4; ++j) any |= NonFiniteSigns<Cache>(x[i].x[j]);
       }
     }
-    if (any != 0) found |= ZeroNonFinite<8, kHeadDim * 2, kHeadDim * 2>(at, threadIdx.x % 32, 32);
+    if (any != 0) found |= ZeroNonFinite<8, kTileDims * 2, kTileDims * 2>(at, threadIdx.x % 32, 32);
   }
   return found;
 }
@@ -156,7 +156,7 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
     Wait(At(shared.slot_full, at), at.parity);
     Slot& slot = shared.slots[at.index];
     if (slot.stop != 0) return;
-    const int seq = slot.tile.seq, panel = slot.tile.head * panels_a_head;
+    const int seq = slot.tile.seq, head = slot.tile.head, panel = head * panels_a_head;
     const char* const base = (kValues ? p.v_cache : p.k_cache) + slot.tile.head * p.head_stride;
     const int key_begin = slot.tile.key_begin, key_end = slot.tile.key_end;
     const KeyTiles range = TilesOf(slot.tile);
@@ -209,8 +209,15 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
         if (lane == 0) ArriveExpecting(barrier, kTileBytes);
         __syncwarp();
         if (lane < count) {
-          CopyBox(SharedAddress(to) + lane * (tokens / 8 * kGroupBytes), &map, barrier, 0, 0, panel,
-                  in_page / 8, page);
+          const unsigned place = SharedAddress(to) + lane * (tokens / 8 * kGroupBytes);
+          if constexpr (kHeadDim == kTileDims) {
+            CopyBox(place, &map, barrier, 0, 0, panel, in_page / 8, page);
+          } else {  // a box a panel; the copy engine adds the zeros
+#pragma unroll
+            for (int i = 0; i < kPanels; ++i) {
+              CopyBox(place + i * 1024, &map, barrier, i * kPanelDims, 0, in_page / 8, page, head);
+            }
+          }
         }
         if (cut) {
           Wait(barrier, raw_parity);

@@ -15,19 +15,24 @@ inline constexpr int kThreads = 384;   // a warpgroup that loads, two that compu
 inline constexpr int kPanelDims = 64;  // head dimensions in 128 bytes, what the swizzle spans
 inline constexpr int kBoxPanels = 4;   // of a box of the copy engine, at most
 
+// Head dimensions of a row of a tile: whole panels, zeros past the head's own.
+constexpr int PrefillDims(int head_dim) {
+  return (head_dim + kPanelDims - 1) / kPanelDims * kPanelDims;
+}
+
 // Keys of a stage: as many as leave room for the sums in registers, and for the stages.
 constexpr int PrefillKeys(int head_dim) { return head_dim > 256 ? 64 : head_dim > 128 ? 80 : 128; }
 
 // A tile of rows (queries, keys or values) lies as [row / 8][panel][row % 8], 128 bytes each, whose
 // 16-byte pieces are swizzled: piece c of row r at place c ^ (r % 8).
 // `kConverts`: from a cache of fp8, whose bytes come here before they become f16.
-template <int kHeadDim, bool kConverts>
+template <int kTileDims, bool kConverts>
 struct alignas(1024) PrefillShared {
-  static_assert(kHeadDim % kPanelDims == 0);
+  static_assert(kTileDims % kPanelDims == 0);
   // Tiles of queries: one computes, and where there is room another one waits.
-  static constexpr int kQueries = kHeadDim > 128 ? 1 : 2;
-  static constexpr int kQueryBytes = kRows * kHeadDim * 2;
-  static constexpr int kTileBytes = PrefillKeys(kHeadDim) * kHeadDim * 2;  // of keys, or values
+  static constexpr int kQueries = kTileDims > 192 ? 1 : 2;
+  static constexpr int kQueryBytes = kRows * kTileDims * 2;
+  static constexpr int kTileBytes = PrefillKeys(kTileDims) * kTileDims * 2;  // of keys, or values
 
   static constexpr int kRawBytes = kConverts ? 32768 : 0;
 

@@ -8,7 +8,7 @@
 namespace xla_gpu::paged_attention::sm90 {
 
 using Logits = float[kKeys / 8][4];
-using Sums = float[kOutTiles][4];
+using Sums = float[kSumTiles][4];
 using Products = float[kPanelDims / 8][4];  // a panel of a tile's sums, if kRoundedPrefill
 using Weights = unsigned[kKeys / 16][4];
 
@@ -138,7 +138,7 @@ __device__ __forceinline__ void PackWeights(Weights& weights, const Logits& s) {
 
 // The second level of the sums: in this thread's memory, not its registers.
 struct Level {
-  float o[kOutTiles][4];
+  float o[kSumTiles][4];
   float max[2];
   float sum[2];
 };
@@ -149,7 +149,7 @@ __device__ __forceinline__ void ToLevel(Level* level, bool fresh, const float (&
   float keep[2] = {0.0f, 0.0f};
   if (fresh) {
 #pragma unroll
-    for (int i = 0; i < kOutTiles; ++i) {
+    for (int i = 0; i < kSumTiles; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) level->o[i][j] = 0.0f;
     }
@@ -168,7 +168,7 @@ __device__ __forceinline__ void ToLevel(Level* level, bool fresh, const float (&
     rows[h].sum = 0.0f;
   }
 #pragma unroll
-  for (int i = 0; i < kOutTiles; ++i) {
+  for (int i = 0; i < kSumTiles; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       level->o[i][j] = level->o[i][j] * keep[j / 2] + o[i][j];
@@ -183,7 +183,7 @@ __device__ __forceinline__ void FromLevel(Level* level, const float (&factor)[2]
 #pragma unroll
   for (int h = 0; h < 2; ++h) rows[h].sum = level->sum[h];
 #pragma unroll
-  for (int i = 0; i < kOutTiles; ++i) {
+  for (int i = 0; i < kSumTiles; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) o[i][j] = level->o[i][j];
   }

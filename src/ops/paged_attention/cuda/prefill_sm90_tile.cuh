@@ -16,13 +16,16 @@ static_assert(kTileRows == kRows && kTileKeys == kKeys);
 inline constexpr bool kConverts = kOneByte;
 static_assert(kConverts || kSameType<Query, Cache>);
 
-using Shared = PrefillShared<kHeadDim, kConverts>;
+inline constexpr int kTileDims = PrefillDims(kHeadDim);
+inline constexpr int kSumTiles = kTileDims / 8;
+using Shared = PrefillShared<kTileDims, kConverts>;
 using Slot = Shared::Slot;
-inline constexpr int kPanels = kHeadDim / kPanelDims;
+inline constexpr int kPanels = kTileDims / kPanelDims;
 inline constexpr int kGroupBytes = kPanels * 1024;  // eight rows of a tile
 inline constexpr int kTileBytes = Shared::kTileBytes;
 inline constexpr int kQueries = Shared::kQueries;
-inline constexpr int kPieces = kHeadDim / 8;  // of 16 bytes in a row
+inline constexpr int kPieces = kTileDims / 8;    // of 16 bytes in a row
+inline constexpr int kOwnPieces = kHeadDim / 8;  // those of the head
 inline constexpr int kLoadWarps = 4;
 inline constexpr int kComputeWarps = 8;
 
@@ -82,7 +85,10 @@ struct RowWalk {
   const int group, jump;
   int in_group, at, rest, step;
 };
-inline constexpr int kRowStep = 32 / kPieces;  // rows that a warp reads or writes at once
+// Rows that a warp reads or writes at once, and its lanes that do; the others stay with the first
+// row.
+inline constexpr int kRowStep = 32 / kPieces;
+inline constexpr int kRowLanes = kRowStep * kPieces;
 
 }  // namespace xla_gpu::paged_attention::sm90
 
