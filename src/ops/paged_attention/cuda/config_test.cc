@@ -68,8 +68,8 @@ TEST(Config, FewTokensHaveNoPrefill) {
   Problem problem = MakeProblem();
   for (const auto& [seqs, tokens, expected] :
        std::initializer_list<std::tuple<int, int, bool>>{{1, 2, false},
-                                                         {1, 32, false},
-                                                         {1, 33, true},
+                                                         {1, 8, false},
+                                                         {1, 9, true},
                                                          {8, 32, false},
                                                          {8, 33, true},
                                                          {64, 96, false},

@@ -2,8 +2,9 @@
 // of fp8.
 //
 // Defines: those of attend_mma.cu that shape a tile: QUERY_TYPE, CACHE_TYPE, OUT_TYPE, HEAD_DIM
-// (64, 128, 256; of fp8 64, 128), SOFT_CAP, TILE_ROWS=128, TILE_KEYS=PrefillKeys(HEAD_DIM); BOXES
-// (1: the copy engine loads keys and values by boxes; not of fp8).
+// (a multiple of 8 up to 256; of fp8 64, 128), SOFT_CAP, TILE_ROWS=128,
+// TILE_KEYS=PrefillKeys(HEAD_DIM); BOXES (1: the copy engine loads keys and values by boxes; not of
+// fp8).
 #include "src/ops/paged_attention/cuda/prefill_sm90.cuh"
 
 extern "C" __global__ void __launch_bounds__(xla_gpu::paged_attention::sm90::kThreads, 1)
