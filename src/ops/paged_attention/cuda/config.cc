@@ -479,7 +479,9 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
                                 .dynamic_shared_bytes = static_cast<uint32_t>(shared_bytes)}});
   };
   if (config.prefill_sm90) {
-    add_sm90("prefill_sm90.cu", "paged_attention_prefill", config.prefill_workers, sm90::kThreads,
+    add_sm90("prefill_sm90.cu", "paged_attention_prefill", config.prefill_workers,
+             static_cast<uint32_t>(sm90::PrefillThreads(static_cast<int>(problem.head_dim),
+                                                        IsFloat8(problem.cache_dtype))),
              PrefillSharedBytes(problem),
              {StrCat("TILE_KEYS=", sm90::PrefillKeys(static_cast<int>(problem.head_dim))),
               StrCat("BOXES=", config.boxes ? 1 : 0)});

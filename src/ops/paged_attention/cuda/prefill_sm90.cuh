@@ -21,11 +21,14 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
+inline constexpr int kThreads = PrefillThreads(kHeadDim, kConverts);
 // Where sums leave room, those who copy single rows, or convert, have more registers.
-inline constexpr int kLoadRegisters = kHeadDim > 128 || BOXES         ? 40
+inline constexpr int kLoadRegisters = kLoadWarps == 8                 ? 48
+                                      : kHeadDim > 128 || BOXES       ? 40
                                       : kConverts && !kRoundedPrefill ? 88
                                                                       : 56,
-                     kComputeRegisters = (504 - kLoadRegisters) / 2;
+                     kComputeRegisters =
+                         kLoadWarps == 8 ? 256 - kLoadRegisters : (504 - kLoadRegisters) / 2;
 inline constexpr int kGroupDone = 1;  // a named barrier for each warpgroup, and the next
 
 // Issues logits = queries * keys^T.

@@ -1,4 +1,4 @@
-// The warps of the Hopper prefill kernel that load from a cache of fp8: each brings 32 rows of
+// The warps of the Hopper prefill kernel that load from a cache of fp8: each brings some rows of
 // every tile, and makes f16 of them, exactly, before the matrix instructions read them: once for
 // all rows of a piece.
 //
@@ -11,10 +11,11 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
-inline constexpr int kWarpRows = kKeys / kLoadWarps;  // of a tile: a key for each lane
-static_assert(!kConverts || (kWarpRows == 32 && !BOXES));
-inline constexpr int kCopies = kHeadDim / 16;   // of a lane, 16 bytes each: the warp's rows
-inline constexpr int kCopyRows = 32 / kCopies;  // that a warp copies at once: kCopies lanes a row
+inline constexpr int kWarpRows = kKeys / kLoadWarps;  // of a tile
+static_assert(!kConverts || (kKeys == kRows && !BOXES));
+inline constexpr int kRowCopies = kHeadDim / 16;          // of 16 bytes, a lane each
+inline constexpr int kCopyRows = 32 / kRowCopies;         // that a warp copies at once
+inline constexpr int kCopies = kWarpRows / kCopyRows;     // of a lane: the warp's rows
 inline constexpr int kCopyStride = kLoadWarps * 32 * 16;  // between a lane's copies
 // So many tiles' keys and values are under way before one is converted.
 inline constexpr int kTilesAhead = Shared::kRawBytes / (2 * kCopies * kCopyStride);
@@ -25,13 +26,13 @@ __device__ __forceinline__ unsigned RawPlace(Shared& shared, int ring, bool is_v
          threadIdx.x * 16;
 }
 
-// Starts to copy the warp's rows. `offset`: of the lane's own row from `base`, or -1 for zeros.
+// Starts to copy the warp's rows. `offset`: of row lane % kWarpRows from `base`, or -1 for zeros.
 __device__ __forceinline__ void CopyRaw(unsigned raw, const char* base, long long offset) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kCopies; ++i) {
-    const long long row = __shfl_sync(kAllLanes, offset, i * kCopyRows + lane / kCopies);
-    CopyAsync<16>(raw + i * kCopyStride, base + max(row, 0ll) + lane % kCopies * 16, row >= 0);
+    const long long row = __shfl_sync(kAllLanes, offset, i * kCopyRows + lane / kRowCopies);
+    CopyAsync<16>(raw + i * kCopyStride, base + max(row, 0ll) + lane % kRowCopies * 16, row >= 0);
   }
   CommitCopies();
 }
@@ -51,13 +52,13 @@ __device__ __forceinline__ bool ZeroNonFiniteRaw(uint4 (&x)[kCopies]) {
 
 // Makes f16 of a lane's copies, in the tile whose rows of this warp begin at `rows`.
 __device__ __forceinline__ void Convert(const uint4 (&x)[kCopies], unsigned rows) {
-  const int lane = threadIdx.x % 32, copy = lane % kCopies;
+  const int lane = threadIdx.x % 32, copy = lane % kRowCopies;
   // 16 elements are two pieces. Lanes of the second panel store the latter one first: places in
   // both panels are in the same banks.
   const int later = copy / 4;
 #pragma unroll
   for (int i = 0; i < kCopies; ++i) {
-    const int row = i * kCopyRows + lane / kCopies;
+    const int row = i * kCopyRows + lane / kRowCopies;
     const auto store = [&](int piece, unsigned a, unsigned b) {
       const uint4 wide = {F8PairToF16Pair<Cache>(a & 0xffffu), F8PairToF16Pair<Cache>(a >> 16),
                           F8PairToF16Pair<Cache>(b & 0xffffu), F8PairToF16Pair<Cache>(b >> 16)};
@@ -68,12 +69,12 @@ __device__ __forceinline__ void Convert(const uint4 (&x)[kCopies], unsigned rows
   }
 }
 
-// Scales 32 rows of queries, as this warp's CopyRows has brought them, to f16's range, and leaves
-// the factors that undo it at `scales`.
+// Scales kWarpRows rows of queries, as this warp's CopyRows has brought them, to f16's range, and
+// leaves the factors that undo it at `scales`.
 __device__ __forceinline__ void ScaleQueries(unsigned rows, bool negate, float* scales) {
   const int first = threadIdx.x % 32 / 8, piece = threadIdx.x % 8;
 #pragma unroll 2
-  for (int i = first; i < 32; i += 4) {
+  for (int i = first; i < kWarpRows; i += 4) {
     float x[kPanels][8];
     float largest = 0.0f;
 #pragma unroll
@@ -119,7 +120,7 @@ __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
     const Tile& tile = slot.tile;
     const KeyTiles range = TilesOf(tile);
     const int* const table = p.block_tables + static_cast<long long>(tile.seq) * p.max_pages;
-    const auto key_of = [&](int t) { return t * kKeys + warp * kWarpRows + lane; };
+    const auto key_of = [&](int t) { return t * kKeys + warp * kWarpRows + lane % kWarpRows; };
     const auto look_up = [&](int t) {
       const int key = min(max(key_of(t), tile.key_begin), tile.key_end - 1);
       return LoadIndex(table + PageIndex(p, key));
@@ -136,7 +137,7 @@ __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
 
     // Start to copy the queries, and the first tiles.
     if (range.first < range.end) page = look_up(range.end - 1);
-    const int row = warp * 32 + lane;
+    const int row = warp * kWarpRows + lane % kWarpRows;
     const unsigned long long from[1] = {
         row < tile.num_rows
             ? reinterpret_cast<unsigned long long>(static_cast<const Query*>(p.query) +
@@ -144,7 +145,7 @@ __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
             : 0};
     const unsigned query_rows = SharedAddress(shared.query[query.index]) + warp_place;
     Wait(At(shared.query_empty, query), query.parity ^ 1);
-    CopyRows<32>(from, query_rows);
+    CopyRows<kWarpRows>(from, query_rows);
     CommitCopies();
 #pragma unroll
     for (int ahead = 0; ahead < kTilesAhead; ++ahead) {
@@ -158,10 +159,10 @@ __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
     WaitCopies<2 * kTilesAhead>();
     const bool negate = MakeLogitFactor(p, tile.head).negate;
     if constexpr (kScaledQuery) {
-      ScaleQueries(query_rows, negate, shared.row_scale[query.index] + warp * 32);
+      ScaleQueries(query_rows, negate, shared.row_scale[query.index] + warp * kWarpRows);
     } else if (negate) {
       __syncwarp();
-      for (int i = lane / kPieces; i < 32; i += kRowStep) {
+      for (int i = lane / kPieces; i < kWarpRows; i += kRowStep) {
         Negate(shared.query[query.index] + warp_place + PlaceInTile(i, lane % kPieces));
       }
     }

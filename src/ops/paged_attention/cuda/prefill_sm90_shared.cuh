@@ -11,9 +11,16 @@ namespace xla_gpu::paged_attention::sm90 {
 inline constexpr int kRows = 128;      // of a tile: 64 for each of two warpgroups that compute
 inline constexpr int kStages = 2;      // of keys, and of values
 inline constexpr int kSlots = 4;       // pieces of work, taken ahead
-inline constexpr int kThreads = 384;   // a warpgroup that loads, two that compute
 inline constexpr int kPanelDims = 64;  // head dimensions in 128 bytes, what the swizzle spans
 inline constexpr int kBoxPanels = 4;   // of a box of the copy engine, at most
+
+// Warps that load, besides two warpgroups that compute.
+constexpr int PrefillLoadWarps(int head_dim, bool converts) {
+  return converts && head_dim > 64 ? 8 : 4;
+}
+constexpr int PrefillThreads(int head_dim, bool converts) {
+  return 256 + 32 * PrefillLoadWarps(head_dim, converts);
+}
 
 // Head dimensions of a row of a tile: whole panels, zeros past the head's own.
 constexpr int PrefillDims(int head_dim) {

@@ -26,7 +26,7 @@ inline constexpr int kTileBytes = Shared::kTileBytes;
 inline constexpr int kQueries = Shared::kQueries;
 inline constexpr int kPieces = kTileDims / 8;    // of 16 bytes in a row
 inline constexpr int kOwnPieces = kHeadDim / 8;  // those of the head
-inline constexpr int kLoadWarps = 4;
+inline constexpr int kLoadWarps = PrefillLoadWarps(kHeadDim, kConverts);
 inline constexpr int kComputeWarps = 8;
 
 // Which of a ring's places is next, and the parity of its phase.
