@@ -1,0 +1,163 @@
+"""vLLM's engines side by side: on XLA with our attention, and its own on torch CUDA.
+
+    python benchmarks/vllm_engines.py [--tiny] [--experts LAYERS] [--requests CxWORDS...]
+                                      [--engines xla cuda] [--cuda-packages FOLDER]
+
+Each engine is vllm.LLM in a process of its own, with the model of benchmarks/vllm_serve.py and
+nothing compiled before. They start together and are asked in turn, each round in another order:
+C requests of WORDS words at once, answered with 1 token and with --output more.
+
+  start  seconds until the engine can be asked, all of them starting side by side
+  first  ms until the answers of one token are there, all prompts being sent together
+  step   ms a decode step: (time of 1 + output tokens - time of 1) / output
+
+Medians over --rounds. Where vLLM's CUDA build is not that of this Python (it and vllm-tpu have one
+name), --cuda-packages is the folder that holds it. VLLM_... variables are passed on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from vllm_serve import EIGHT_B, EXPERTS, TINY, load_size, random_prompts, write_checkpoint
+
+ENGINES = ("xla", "cuda")
+
+
+def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
+    """An engine that answers each line, "C WORDS", with its seconds for 1 and for more tokens."""
+    began = time.perf_counter()
+    from vllm import LLM, SamplingParams
+
+    most = max(concurrency for concurrency, _ in args.requests)
+    pages = max((c + 1) * -(-(words + args.output + 1) // 32) for c, words in args.requests)
+    engine = LLM(
+        args.model,
+        skip_tokenizer_init=True,
+        dtype="float32" if args.tiny else "bfloat16",
+        max_model_len=args.longest,
+        max_num_seqs=most,
+        max_num_batched_tokens=64 if args.tiny else 1024,
+        enable_prefix_caching=False,
+        num_gpu_blocks_override=max(args.longest // 32 + 1, pages),
+        block_size=32,
+        gpu_memory_utilization=0.4,
+    )
+    print("RESULT", json.dumps(time.perf_counter() - began), flush=True)
+    for line in sys.stdin:
+        prompts = [
+            {"prompt_token_ids": prompt}
+            for prompt in random_prompts(*map(int, line.split()), sizes["vocab_size"])
+        ]
+        seconds = []
+        for tokens in (1, 1 + args.output):
+            wanted = SamplingParams(
+                max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False
+            )
+            start = time.perf_counter()
+            engine.generate(prompts, wanted, use_tqdm=False)
+            seconds.append(time.perf_counter() - start)
+        print("RESULT", json.dumps(seconds), flush=True)
+
+
+class Engine:
+    """One of ENGINES in a process; what it says goes to `log`."""
+
+    def __init__(self, name: str, args: argparse.Namespace, model: str, log: pathlib.Path):
+        from server import environment  # vllm_serve has put its folder on the path
+
+        env = environment(VLLM_ENABLE_V1_MULTIPROCESSING="0")
+        if name == "cuda":
+            env["VLLM_PLUGINS"] = ""
+            env["PYTHONPATH"] = os.pathsep.join(
+                filter(None, (args.cuda_packages, os.environ.get("PYTHONPATH")))
+            )
+        self.name, self.log = name, log
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, *sys.argv[1:], "--model", model],
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+            )
+
+    def answer(self):
+        """The next number that it sends."""
+        with self.log.open("a") as log:
+            for line in self.process.stdout:
+                if line.startswith("RESULT "):
+                    return json.loads(line.removeprefix("RESULT "))
+                log.write(line)
+        raise SystemExit(f"{self.name} failed:\n{self.log.read_text()[-6000:]}")
+
+    def ask(self, concurrency: int, words: int) -> tuple[float, float]:
+        """Seconds for 1 token of each request, and for --output more."""
+        print(concurrency, words, file=self.process.stdin, flush=True)
+        return tuple(self.answer())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiny", action="store_true", help="a small model in float32, for a CPU")
+    parser.add_argument("--experts", type=int, metavar="LAYERS", help="a mixture of experts")
+    parser.add_argument(
+        "--requests", nargs="+", type=load_size, metavar="CxWORDS", default=[(1, 256), (16, 256)]
+    )
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
+    parser.add_argument("--cuda-packages", help="the folder of vLLM's CUDA build")
+    parser.add_argument("--longest", type=int, default=2048, help="--max-model-len")
+    parser.add_argument("--output", type=int, default=128, help="tokens after the first")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=pathlib.Path, help="keep all times")
+    parser.add_argument("--model", help=argparse.SUPPRESS)  # of a process that is an engine
+    args = parser.parse_args()
+    sizes = TINY if args.tiny else EIGHT_B
+    if args.experts:
+        sizes = EXPERTS | dict(num_hidden_layers=args.experts)
+    if args.model:
+        serve_standard_input(args, sizes)
+        os._exit(0)  # the engine's threads do not end by themselves
+    with tempfile.TemporaryDirectory(prefix="vllm-engines-") as folder:
+        model = pathlib.Path(folder, "model")
+        model.mkdir()
+        write_checkpoint(model, sizes, args.longest)
+        engines = [
+            Engine(name, args, str(model), pathlib.Path(folder, f"{name}.log"))
+            for name in args.engines
+        ]
+        starts = {}
+        for engine in engines:
+            starts[engine.name] = engine.answer()
+            print(f"{engine.name}: started in {starts[engine.name]:.1f} s", flush=True)
+        times: dict[str, dict[str, list]] = {}
+        print("\n| CxWORDS | engine | first, ms | step, ms |\n|---|---|---|---|", flush=True)
+        for load in args.requests:
+            row = times["{}x{}".format(*load)] = {engine.name: [] for engine in engines}
+            for engine in engines:
+                engine.ask(*load)  # compiles what it has not compiled yet
+            for turn in range(args.rounds):
+                for engine in engines[:: -1 if turn % 2 else 1]:
+                    row[engine.name].append(engine.ask(*load))
+            for name, pairs in row.items():
+                first = statistics.median(one for one, _ in pairs)
+                step = statistics.median(more - one for one, more in pairs) / args.output
+                cells = f"{1e3 * first:.1f} | {1e3 * step:.2f}"
+                print("| {}x{} | {} | {} |".format(*load, name, cells), flush=True)
+        for engine in engines:
+            engine.process.kill()
+    if args.json:
+        args.json.write_text(json.dumps(dict(starts=starts, times=times)))
+
+
+if __name__ == "__main__":
+    main()
