@@ -1,4 +1,4 @@
-"""benchmarks/vllm_step.py, with sizes that measure nothing."""
+"""benchmarks/vllm_step.py and vllm_engines.py, with sizes that measure nothing."""
 
 import pathlib
 import sys
@@ -49,3 +49,13 @@ def test_a_step_is_measured():
     assert "1 requests of 8 words" in done.stdout
     (row,) = (line for line in done.stdout.splitlines() if line.startswith("| xla_gpu "))
     assert float(row.split("|")[2]) > 0
+
+
+def test_an_engine_is_asked():
+    options = ["--tiny", "--engines", "xla", "--requests", "1x8", "2x8", "--longest", "256"]
+    program = ROOT / "benchmarks/vllm_engines.py"
+    done = run(sys.executable, program, *options, "--output", "8", "--rounds", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert [row[1].strip() for row in rows] == ["CxWORDS", "1x8", "2x8"]
+    assert all(float(row[4]) > 0 for row in rows[1:])
