@@ -113,25 +113,31 @@ __device__ __forceinline__ void WarpgroupDot(float (*c)[4], unsigned a, unsigned
 }
 
 // c[64xkN] += a[64x16] * b[16xkN]: a in registers, in mma.m16n8k16's order; b from shared memory
-// with rows along N.
-template <typename T, int kN, int kGroupBytes>
+// with rows along N or, unless kAlongN, along K.
+template <typename T, int kN, int kGroupBytes, bool kAlongN = true>
 __device__ __forceinline__ void WarpgroupAdd(float (*c)[4], const unsigned (&a)[4], unsigned b) {
-#define XLA_GPU_WGMMA(type, n, registers, a_, b_, layout_, ...)                              \
+#define XLA_GPU_WGMMA(type, n, registers, a_, b_, layout_, along_, ...)                      \
   asm volatile("{.reg .b64 db; mov.b64 db, {" b_ ", " layout_                                \
                "};\n"                                                                        \
                "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" registers \
-               "}, {" a_ "}, db, 1, 1, 1, 1;}"                                               \
+               "}, {" a_ "}, db, 1, 1, 1, " along_ ";}"                                      \
                : __VA_ARGS__                                                                 \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b),                         \
-                 "n"(kMatrixLayout<kGroupBytes>))
-#define XLA_GPU_WGMMA_N(type)                                                        \
-  if constexpr (kN == 128) {                                                         \
-    XLA_GPU_WGMMA(type, "128", XLA_GPU_REGISTERS64, "%64,%65,%66,%67", "%68", "%69", \
-                  XLA_GPU_TILES16(c));                                               \
-  } else {                                                                           \
-    static_assert(kN == 64);                                                         \
-    XLA_GPU_WGMMA(type, "64", XLA_GPU_REGISTERS32, "%32,%33,%34,%35", "%36", "%37",  \
-                  XLA_GPU_TILES8(c, 0));                                             \
+                 "n"(kMatrixLayout<kGroupBytes>), "n"(static_cast<int>(kAlongN)))
+#define XLA_GPU_WGMMA_N(type)                                                               \
+  if constexpr (kN == 128) {                                                                \
+    XLA_GPU_WGMMA(type, "128", XLA_GPU_REGISTERS64, "%64,%65,%66,%67", "%68", "%69", "%70", \
+                  XLA_GPU_TILES16(c));                                                      \
+  } else if constexpr (kN == 64) {                                                          \
+    XLA_GPU_WGMMA(type, "64", XLA_GPU_REGISTERS32, "%32,%33,%34,%35", "%36", "%37", "%38",  \
+                  XLA_GPU_TILES8(c, 0));                                                    \
+  } else if constexpr (kN == 32) {                                                          \
+    XLA_GPU_WGMMA(type, "32", XLA_GPU_REGISTERS16, "%16,%17,%18,%19", "%20", "%21", "%22",  \
+                  XLA_GPU_TILES2(c, 0), XLA_GPU_TILES2(c, 2));                              \
+  } else {                                                                                  \
+    static_assert(kN == 16);                                                                \
+    XLA_GPU_WGMMA(type, "16", XLA_GPU_REGISTERS8, "%8,%9,%10,%11", "%12", "%13", "%14",     \
+                  XLA_GPU_TILES2(c, 0));                                                    \
   }
   if constexpr (kSameType<T, BF16>) {
     XLA_GPU_WGMMA_N("bf16");

@@ -38,6 +38,13 @@ struct HopperTile {
 };
 HopperTile ChooseTile(const Problem& p) {
   const int64_t mean = p.groups == 0 ? 0 : CeilDiv(p.rows, p.groups);
+  if (DTypeSize(p.rhs_dtype) == 1) {  // whose panels are twice as wide
+    if (mean <= 10) return {16, 1, 1, 10, 2};
+    // Sums of several scales are kept twice.
+    if (mean <= 24 || p.scale_blocks > 1) return {32, 1, 1, 8, 2};
+    if (mean <= 64) return {64, 1, 1, 6, 2};
+    return {128, 2, 1, 6, 1};
+  }
   if (mean <= 10) return {16, 1, 1, 10, 2};
   if (mean <= 24) return {32, 1, 1, 8, 2};
   if (mean <= 64) return {64, 2, 1, 4, 2};
@@ -46,12 +53,17 @@ HopperTile ChooseTile(const Problem& p) {
 }
 
 bool FitsHopper(const Problem& p, const cuda::DeviceInfo& device) {
-  return device.compute_major == 9 && device.tensor_maps && p.lhs_dtype == p.rhs_dtype &&
-         DTypeSize(p.lhs_dtype) == 2 && p.scale_blocks == 0 && p.inner % 8 == 0 &&
-         p.columns % 8 == 0 && p.rows > 0 && p.groups > 0 && p.columns > 0;
+  const int64_t bytes = DTypeSize(p.rhs_dtype);
+  const bool types = DTypeSize(p.lhs_dtype) == 2 && (bytes == 1 || p.lhs_dtype == p.rhs_dtype);
+  // Blocks of scales are whole stages.
+  const bool scales =
+      p.scale_blocks == 0 ||
+      (bytes == 1 && (p.scale_blocks == 1 || p.inner / p.scale_blocks % sm90::kStageInner == 0));
+  return device.compute_major == 9 && device.tensor_maps && types && scales && p.inner % 8 == 0 &&
+         p.columns * bytes % 16 == 0 && p.rows > 0 && p.groups > 0 && p.columns > 0;
 }
 
-// A matrix, or several, of 16-bit elements, rows of which lie in memory one after the other.
+// A matrix, or several, of 16-bit words, rows of which lie in memory one after the other.
 cuda::TensorMapSpec Matrices(int64_t columns, int64_t rows, int64_t count, int box_rows) {
   const auto width = static_cast<uint64_t>(columns), height = static_cast<uint64_t>(rows),
              depth = static_cast<uint64_t>(count);
@@ -63,20 +75,25 @@ cuda::TensorMapSpec Matrices(int64_t columns, int64_t rows, int64_t count, int b
 
 Config HopperConfig(const Problem& p, const cuda::DeviceInfo& device) {
   const HopperTile tile = ChooseTile(p);
+  const auto bytes = static_cast<int>(DTypeSize(p.rhs_dtype));
+  const int columns = sm90::PanelColumns(bytes);
   Config config;
   config.kernel = {
       kHopper,
       "grouped_matmul_sm90",
-      {"LHS_TYPE=" + DeviceType(p.lhs_dtype), "OUT_TYPE=" + DeviceType(p.out_dtype),
-       StrCat("ROWS=", tile.rows), StrCat("GROUPS=", tile.groups), StrCat("PANELS=", tile.panels),
+      {"LHS_TYPE=" + DeviceType(p.lhs_dtype), "RHS_TYPE=" + DeviceType(p.rhs_dtype),
+       "OUT_TYPE=" + DeviceType(p.out_dtype),
+       StrCat("SCALE_BLOCKS=", std::min<int64_t>(p.scale_blocks, 2)), StrCat("ROWS=", tile.rows),
+       StrCat("GROUPS=", tile.groups), StrCat("PANELS=", tile.panels),
        StrCat("STAGES=", tile.stages), StrCat("BLOCKS=", tile.blocks)}};
   config.launch.grid[0] =
-      Blocks(p, tile.rows, 64 * tile.all_panels(), tile.blocks * device.num_sms);
+      Blocks(p, tile.rows, columns * tile.all_panels(), tile.blocks * device.num_sms);
   config.launch.block[0] = static_cast<uint32_t>(sm90::Threads(tile.groups, tile.blocks));
   config.launch.dynamic_shared_bytes =
       static_cast<uint32_t>(sm90::SharedBytes(tile.rows, tile.all_panels(), tile.stages));
-  config.boxes = Config::Boxes{Matrices(p.inner, p.rows, 1, tile.rows),
-                               Matrices(p.columns, p.inner, p.groups, sm90::kStageInner)};
+  config.boxes =
+      Config::Boxes{Matrices(p.inner, p.rows, 1, tile.rows),
+                    Matrices(p.columns * bytes / 2, p.inner, p.groups, sm90::kStageInner)};
   return config;
 }
 

@@ -43,18 +43,40 @@ TEST(ChooseConfig, HopperTakesWhatItsCopyEngineCanDescribe) {
   for (const auto& change : std::vector<void (*)(Problem&)>{
            [](Problem& p) { p.inner = 2049; }, [](Problem& p) { p.columns = 1537; },
            [](Problem& p) { p.lhs_dtype = p.rhs_dtype = DType::kF32; },
-           [](Problem& p) { p.rhs_dtype = DType::kI8; }, [](Problem& p) { p.scale_blocks = 1; },
-           [](Problem& p) { p.groups = 0; }}) {
+           [](Problem& p) { p.scale_blocks = 1; }, [](Problem& p) { p.groups = 0; },
+           [](Problem& p) { p.rhs_dtype = DType::kI8, p.columns = 1544; },
+           [](Problem& p) { p.rhs_dtype = DType::kI8, p.scale_blocks = 64; },
+           [](Problem& p) { p.rhs_dtype = DType::kI8, p.lhs_dtype = DType::kF32; }}) {
     Problem problem = kProblem;
     change(problem);
     EXPECT_FALSE(ChooseConfig(problem, Device(9)).boxes);
   }
 }
 
+TEST(ChooseConfig, HopperConvertsMatricesOf8Bits) {
+  Problem problem = kProblem;
+  for (const DType dtype : {DType::kI8, DType::kF8E4M3FN, DType::kF8E5M2}) {
+    for (const int64_t blocks : {0, 1, 16}) {
+      problem.rhs_dtype = dtype;
+      problem.scale_blocks = blocks;
+      EXPECT_TRUE(ChooseConfig(problem, Device(9)).boxes);
+    }
+  }
+}
+
 TEST(ChooseConfig, BlocksOfHoppersKernelFitAMultiprocessor) {
   Problem problem = kProblem;
-  for (const int64_t rows : {1, 16, 64, 500}) {
+  for (const auto& [rows, rhs] :
+       std::initializer_list<std::pair<int64_t, DType>>{{1, DType::kBF16},
+                                                        {16, DType::kBF16},
+                                                        {64, DType::kBF16},
+                                                        {500, DType::kBF16},
+                                                        {1, DType::kI8},
+                                                        {16, DType::kI8},
+                                                        {64, DType::kI8},
+                                                        {500, DType::kI8}}) {
     problem.rows = 128 * rows;
+    problem.rhs_dtype = rhs;
     const Config config = ChooseConfig(problem, Device(9));
     const uint32_t blocks = config.launch.grid[0] / static_cast<uint32_t>(Device(9).num_sms);
     EXPECT_LE(blocks * (config.launch.dynamic_shared_bytes + 1024), 233472u) << rows;

@@ -14,12 +14,19 @@ namespace {
 
 constexpr DType kF32 = DType::kF32, kBF16 = DType::kBF16, kF16 = DType::kF16;
 
-// On Hopper: each of its tiles, parts of panels and of stages, then what its kernel does not take.
+// On Hopper: each of its tiles, parts of panels and of stages, matrices of 8 bits, then what its
+// kernel does not take.
 constexpr Kind kKinds[] = {{kBF16, kBF16, kF32, 256, 192, 5},
                            {kBF16, kBF16, kBF16, 200, 136, 20},
                            {kF16, kF16, kF16, 64, 256, 40},
                            {kBF16, kBF16, kBF16, 328, 264, 150},
                            {kF16, kF16, kF32, 8, 8, 300},
+                           {kBF16, DType::kF8E4M3FN, kBF16, 200, 272, 5, 1},
+                           {kBF16, DType::kI8, kF32, 256, 128, 20, 4},
+                           {kF16, DType::kF8E5M2, kF16, 320, 144, 40},
+                           {kF16, DType::kI8, kF32, 72, 400, 60, 1},
+                           {kBF16, DType::kF8E5M2, kBF16, 328, 272, 200, 1},
+                           {kF16, DType::kF8E4M3FN, kF32, 128, 16, 200, 2},
                            {kBF16, kBF16, kBF16, 100, 24, 9},
                            {kF32, kF32, kF32, 70, 130, 30},
                            {kF32, kF32, kBF16, 33, 65, 5},

@@ -1,25 +1,34 @@
-// grouped_matmul on Hopper, bf16 and f16: the transposed product of a tile, columns of rhs by rows
-// of lhs, so that a group of a few rows costs little more than reading its matrix.
+// grouped_matmul on Hopper, lhs of bf16 and f16: the transposed product of a tile, columns of rhs
+// by rows of lhs, so that a group of a few rows costs little more than reading its matrix.
 //
 // A warp copies tiles of both by the tensor copy engine, stages ahead; each of GROUPS warpgroups
-// multiplies PANELS times 64 columns by the tile's rows. Blocks take tiles in turn.
+// multiplies PANELS panels of columns by the tile's rows. A panel is 64 columns of lhs's type, read
+// from shared memory by the matrix instructions, or 128 of 8 bits, which threads make operands of.
+// Blocks take tiles in turn.
 //
-// Defines: LHS_TYPE (that of rhs too), OUT_TYPE; ROWS of a tile; GROUPS, PANELS, STAGES; BLOCKS
-// that share a multiprocessor.
+// Defines: LHS_TYPE, RHS_TYPE (lhs's or of 8 bits), OUT_TYPE; ROWS of a tile; GROUPS, PANELS (1 of
+// 8 bits), STAGES; SCALE_BLOCKS (0, 1, or 2 for more); BLOCKS that share a multiprocessor.
 #include "src/cuda/ptx_sm90.cuh"
 #include "src/cuda/tensor_map.cuh"
 #include "src/cuda/wgmma.cuh"
+#include "src/ops/grouped_matmul/cuda/convert_sm90.cuh"
 #include "src/ops/grouped_matmul/cuda/tiles.cuh"
 
 namespace xla_gpu::grouped_matmul::sm90 {
 namespace {
 
 using Element = LHS_TYPE;
+using Rhs = RHS_TYPE;
 using Out = OUT_TYPE;
 
+constexpr bool kConverts = sizeof(Rhs) == 1;
+static_assert(!kConverts || PANELS == 1);
 constexpr int kAllPanels = GROUPS * PANELS;
-constexpr int kColumns = 64 * kAllPanels;
-constexpr int kEightRows = 1024;  // bytes of eight rows of a panel
+constexpr int kPanelColumns = PanelColumns(sizeof(Rhs));
+constexpr int kColumns = kPanelColumns * kAllPanels;
+constexpr int kSums = PANELS * kPanelColumns / 64;  // of a warpgroup, 64 columns each
+constexpr int kTiles = ROWS / 8;                    // of one
+constexpr int kEightRows = 1024;                    // bytes of eight rows of a panel
 
 struct Stage {
   char rhs[kAllPanels][kPanelBytes];  // rows along the columns of rhs
@@ -59,8 +68,9 @@ __device__ __forceinline__ void Load(const Params& p, const TensorMap& lhs, cons
         ArriveExpecting(full, sizeof(Stage));
 #pragma unroll
         for (int i = 0; i < kAllPanels; ++i) {
-          CopyBox(SharedAddress(stage.rhs[i]), &rhs, full, tile.column + i * 64, k, tile.group, 0,
-                  0);
+          const int column = tile.column + i * kPanelColumns;  // in 16-bit words
+          CopyBox(SharedAddress(stage.rhs[i]), &rhs, full, kConverts ? column / 2 : column, k,
+                  tile.group, 0, 0);
         }
         CopyBox(SharedAddress(stage.lhs), &lhs, full, k, tile.row, 0, 0, 0);
       }
@@ -69,51 +79,153 @@ __device__ __forceinline__ void Load(const Params& p, const TensorMap& lhs, cons
   }
 }
 
+// Of the tile from its first stage on; `at` is then past its last. Leaves every stage read but the
+// last one, `before`.
+__device__ __forceinline__ void MultiplyPanels(const Params& p, Shared& shared, Place& at,
+                                               float (&sums)[kSums][kTiles][4], int& before) {
+  const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
+  for (int k = 0; k < p.inner; k += kStageInner, at.Next()) {
+    Stage& stage = shared.stages[at.index];
+    Wait(SharedAddress(&shared.full[at.index]), at.parity);
+    const unsigned a = MatrixAddress(SharedAddress(stage.rhs[group * PANELS]), 0);
+    const unsigned b = MatrixAddress(SharedAddress(stage.lhs), 0);
+    WarpgroupFence();
+#pragma unroll
+    for (int step = 0; step < kStageInner / 16; ++step) {
+#pragma unroll
+      for (int panel = 0; panel < PANELS; ++panel) {
+        WarpgroupProduct<Element, ROWS, kEightRows, kEightRows, true>(
+            sums[panel], a + (panel * kPanelBytes + step * 2 * kEightRows) / 16, b + step * 32 / 16,
+            k > 0 || step > 0);
+      }
+    }
+    WarpgroupCommit();
+    WarpgroupWait<1>();
+    if (before >= 0 && lane == 0) Arrive(SharedAddress(&shared.empty[before]));
+    before = at.index;
+  }
+}
+
+// The first of this thread's four columns of 8 bits.
+__device__ __forceinline__ int FirstColumn(const Tile& tile) {
+  return tile.column + static_cast<int>(threadIdx.x) / 4 * 4;
+}
+
+// Multiplies the sums by the scales of their columns.
+__device__ __forceinline__ void Scale(const Params& p, const Tile& tile, int block,
+                                      float (&sums)[kSums][kTiles][4]) {
+  const int column = FirstColumn(tile);
+  if (column >= p.columns) return;
+  const float* const scales =
+      p.rhs_scale + (static_cast<long long>(tile.group) * p.scale_blocks + block) * p.columns +
+      column;
+#pragma unroll
+  for (int n = 0; n < kSums; ++n) {
+    const float scale[2] = {scales[2 * n], scales[2 * n + 1]};
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sums[n][i][j] *= scale[j / 2];
+    }
+  }
+}
+
+// The same of 8 bits: operands are made while the products of those before are computed.
+__device__ __forceinline__ void MultiplyConverted(const Params& p, const Tile& tile, Shared& shared,
+                                                  Place& at, float (&sums)[kSums][kTiles][4],
+                                                  int& before) {
+  constexpr bool kFolds = SCALE_BLOCKS > 1;
+  const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
+  const int block_inner = p.inner / max(p.scale_blocks, 1);
+  float all[kFolds ? kSums : 1][kTiles][4] = {};
+#pragma unroll
+  for (int n = 0; n < kSums; ++n) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sums[n][i][j] = 0.0f;
+    }
+  }
+  Operand operands[2];
+  for (int k = 0; k < p.inner; k += kStageInner, at.Next()) {
+    Stage& stage = shared.stages[at.index];
+    Wait(SharedAddress(&shared.full[at.index]), at.parity);
+    const Elements elements(SharedAddress(stage.rhs[group]));
+    const unsigned b = MatrixAddress(SharedAddress(stage.lhs), 0);
+#pragma unroll
+    for (int step = 0; step < kStageInner / 16; ++step) {
+      Operand& operand = operands[step % 2];
+      elements.Convert<Element, Rhs>(step, operand);
+      WarpgroupFence();
+#pragma unroll
+      for (int n = 0; n < kSums; ++n) {
+        WarpgroupAdd<Element, ROWS, kEightRows, false>(sums[n], operand[n], b + step * 32 / 16);
+      }
+      WarpgroupCommit();
+      WarpgroupWait<1>();  // those before, whose operand is the next one
+      if (step == 0 && before >= 0 && lane == 0) Arrive(SharedAddress(&shared.empty[before]));
+    }
+    before = at.index;
+    if constexpr (kFolds) {
+      if ((k + kStageInner) % block_inner != 0) continue;
+      WarpgroupWait<0>();
+#pragma unroll
+      for (int n = 0; n < kSums; ++n) HoldRegisters(sums[n]);
+      Scale(p, tile, k / block_inner, sums);
+#pragma unroll
+      for (int n = 0; n < kSums; ++n) {
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) all[n][i][j] += sums[n][i][j], sums[n][i][j] = 0.0f;
+        }
+      }
+    }
+  }
+  if constexpr (kFolds) {
+#pragma unroll
+    for (int n = 0; n < kSums; ++n) {
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sums[n][i][j] = all[n][i][j];
+      }
+    }
+  }
+}
+
 __device__ __forceinline__ void Multiply(const Params& p, Shared& shared) {
-  constexpr int kTiles = ROWS / 8;
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   TileList tiles(p);
   Tile tile;
   Place at;
   for (long long number = blockIdx.x; tiles.Find(number, tile); number += gridDim.x) {
-    float sums[PANELS][kTiles][4];
+    float sums[kSums][kTiles][4];
     int before = -1;  // the stage that is being read still
-    for (int k = 0; k < p.inner; k += kStageInner, at.Next()) {
-      Stage& stage = shared.stages[at.index];
-      Wait(SharedAddress(&shared.full[at.index]), at.parity);
-      const unsigned a = MatrixAddress(SharedAddress(stage.rhs[group * PANELS]), 0);
-      const unsigned b = MatrixAddress(SharedAddress(stage.lhs), 0);
-      WarpgroupFence();
-#pragma unroll
-      for (int step = 0; step < kStageInner / 16; ++step) {
-#pragma unroll
-        for (int panel = 0; panel < PANELS; ++panel) {
-          WarpgroupProduct<Element, ROWS, kEightRows, kEightRows, true>(
-              sums[panel], a + (panel * kPanelBytes + step * 2 * kEightRows) / 16,
-              b + step * 32 / 16, k > 0 || step > 0);
-        }
-      }
-      WarpgroupCommit();
-      WarpgroupWait<1>();
-      if (before >= 0 && lane == 0) Arrive(SharedAddress(&shared.empty[before]));
-      before = at.index;
+    if constexpr (kConverts) {
+      MultiplyConverted(p, tile, shared, at, sums, before);
+    } else {
+      MultiplyPanels(p, shared, at, sums, before);
     }
     WarpgroupWait<0>();
     if (lane == 0) Arrive(SharedAddress(&shared.empty[before]));
-
 #pragma unroll
-    for (int panel = 0; panel < PANELS; ++panel) {
-      HoldRegisters(sums[panel]);
-      const int column = tile.column + (group * PANELS + panel) * 64 + warp * 16 + lane / 4;
-      Out* const out = static_cast<Out*>(p.out) + static_cast<long long>(tile.row) * p.columns;
+    for (int n = 0; n < kSums; ++n) HoldRegisters(sums[n]);
+    if constexpr (SCALE_BLOCKS == 1) Scale(p, tile, 0, sums);
+
+    Out* const out = static_cast<Out*>(p.out) + static_cast<long long>(tile.row) * p.columns;
+#pragma unroll
+    for (int n = 0; n < kSums; ++n) {
+      const int first = kConverts ? FirstColumn(tile) + 2 * n
+                                  : tile.column + (group * PANELS + n) * 64 + warp * 16 + lane / 4;
+      constexpr int kNext = kConverts ? 1 : 8;
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const int row = i * 8 + lane % 4 * 2 + j % 2, at_column = column + j / 2 * 8;
-          if (row < tile.rows && at_column < p.columns) {
-            out[static_cast<long long>(row) * p.columns + at_column] =
-                FromFloat<Out>(sums[panel][i][j]);
+          const int row = i * 8 + lane % 4 * 2 + j % 2, column = first + j / 2 * kNext;
+          if (row < tile.rows && column < p.columns) {
+            out[static_cast<long long>(row) * p.columns + column] = FromFloat<Out>(sums[n][i][j]);
           }
         }
       }

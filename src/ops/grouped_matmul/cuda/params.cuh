@@ -20,12 +20,13 @@ struct Params {
 inline constexpr int kPortableThreads = 256;
 inline constexpr int kPortableColumns = 64;  // of a tile of the portable kernel
 
-// The Hopper kernel: a tile is some rows by panels of 64 columns; a stage holds kStageInner of the
+// The Hopper kernel: a tile is some rows by panels of columns; a stage holds kStageInner of the
 // inner dimension. All in 128-byte rows, swizzled.
 namespace sm90 {
 inline constexpr int kStageInner = 64;
-inline constexpr int kPanelBytes = 64 * kStageInner * 2;  // of rhs: 64 columns
-inline constexpr int kAlignment = 1024;                   // of panels
+inline constexpr int kPanelBytes = 128 * kStageInner;  // of rhs
+constexpr int PanelColumns(int element_bytes) { return 128 / element_bytes; }
+inline constexpr int kAlignment = 1024;  // of panels
 
 constexpr int StageBytes(int rows, int panels) {
   return panels * kPanelBytes + rows * kStageInner * 2;
