@@ -1,8 +1,8 @@
 """vLLM's attention backend CUSTOM: what a layer of a decoder does, by paged_attention.
 
-The cache of a layer is, as vLLM sees it, [blocks, kv_heads, block_size, 2 * head_size]; in memory
-block_size stands before kv_heads, so its bytes are the [pages, page_size, 2 * kv_heads, head_dim] of
-our ops, K on even and V on odd heads, and nothing is copied.
+A layer's cache is, as vLLM sees it, [blocks, kv_heads, block_size, 2 * head_size]; in memory
+block_size stands before kv_heads, so its bytes are the [pages, page_size, 2 * kv_heads, head_dim]
+of our ops, K on even and V on odd heads, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -95,14 +95,14 @@ class XlaGpuBackend(AttentionBackend):  # type: ignore[misc]
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[MultipleOf]:
-        """Multiples of 16: the op has them all, but vLLM gives windows the smallest that is here."""
+        """Multiples of 16. The op has all sizes, but layers with a window get the smallest here."""
         return [MultipleOf(16)]
 
     # ---- What it takes ---------------------------------------------------------------------------
 
     @classmethod
     def validate_configuration(cls, *args: Any, **kwargs: Any) -> list[str]:
-        """vLLM's reasons why it cannot be, and ours: what is allowed, and the release of vLLM."""
+        """The reasons of vLLM's why it cannot be; and ours: what is allowed, an unknown release."""
         reasons: list[str] = super().validate_configuration(*args, **kwargs)
         if reasons:
             reasons.append(
