@@ -1,7 +1,7 @@
 """The attention backend for vLLM on CUDA, by vLLM's own classes; on CPU tensors, without an engine.
 
-The contract is that of the vLLM that is installed; of another release with its Python files first in
-PYTHONPATH and VLLM_PLUGINS empty.
+The contract is that of the vLLM that is installed; of another release where its Python files are
+first in PYTHONPATH, and VLLM_PLUGINS is empty.
 """
 
 from __future__ import annotations
