@@ -73,16 +73,13 @@ CASES = {
     "sinks": Case(sinks=True),
     "all": Case(window=20, soft_cap=5.0, sinks=True, dtype=torch.bfloat16, cache="fp8"),
     "no mask": Case(causal=False),
-    "one head": Case(heads=1, kv_heads=1),
     "multi-query": Case(heads=8, kv_heads=1),
     "multi-head": Case(heads=3, kv_heads=3),
     "head_size 8": Case(head_size=8),
     "head_size 80": Case(head_size=80, dtype=torch.bfloat16),
-    "head_size 96": Case(head_size=96),
     "head_size 128": Case(head_size=128, dtype=torch.bfloat16),
     "head_size 256": Case(head_size=256),
     "head_size 512": Case(head_size=512),
-    "blocks of 32": Case(block_size=32),
     "blocks of 48": Case(block_size=48),
     "blocks of 256": Case(block_size=256),
     "padded decode": Case(batch=((1, 30), (1, 5), (1, 64)), padding=(5, 5)),
@@ -200,9 +197,11 @@ class Batch:
         metadata = builder().build(0, self.common)
         slots = self.common.slot_mapping
         implementation.do_kv_cache_update(self.layer, key, value, self.cache, slots)
-        output = torch.full(query.shape, math.nan, dtype=query.dtype)
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
         arguments = (self.layer, query, key, value, self.cache, metadata)
-        assert implementation.forward(*arguments, output=output) is output
+        for _ in range(3):  # later calls of the same types are shorter
+            output.fill_(math.nan)
+            assert implementation.forward(*arguments, output=output) is output
         return output
 
     def stored(self, tensor, scale):
@@ -304,9 +303,8 @@ def test_a_captured_graph_reads_the_next_steps_numbers():
     implementation = batch.implementation()
     batch.fill(implementation)
     query, key, value = batch.rows()
-    implementation.do_kv_cache_update(
-        batch.layer, key, value, batch.cache, batch.common.slot_mapping
-    )
+    slots = batch.common.slot_mapping
+    implementation.do_kv_cache_update(batch.layer, key, value, batch.cache, slots)
     metadata = builder().build_for_cudagraph_capture(batch.common)
     for name in ("query_start_loc", "seq_lens"):
         assert getattr(metadata, name).data_ptr() == getattr(batch.common, name).data_ptr()
@@ -316,7 +314,7 @@ def test_a_captured_graph_reads_the_next_steps_numbers():
     batch.common.seq_lens.copy_(torch.tensor([31, 9]))
     batch.keys = [tensor[:n] for tensor, n in zip(batch.keys, (31, 9))]
     batch.values = [tensor[:n] for tensor, n in zip(batch.values, (31, 9))]
-    output = torch.empty_like(query)
+    output = torch.empty_like(query, memory_format=torch.contiguous_format)
     implementation.forward(batch.layer, query, key, value, batch.cache, metadata, output=output)
     check(batch, output)
 
@@ -463,7 +461,7 @@ def test_another_release_is_refused_by_name(monkeypatch):
     [
         (dict(alibi_slopes=[0.5] * 4), "alibi_slopes came; allowed is none"),
         (dict(attn_type="encoder"), "attn_type is 'encoder'; allowed is 'decoder'"),
-        (dict(kv_cache_dtype="int8_per_token_head"), "kv_cache_dtype is 'int8_per_token_head'"),
+        (dict(kv_cache_dtype="nvfp4"), "kv_cache_dtype is 'nvfp4'; allowed is auto, .*fp8_e5m2"),
     ],
     ids=str,
 )
@@ -488,7 +486,6 @@ def test_a_context_over_several_gpus_is_refused(monkeypatch, kind):
         (dict(dcp_local_seq_lens=torch.ones(4)), "the batch has dcp_local_seq_lens"),
         (dict(causal=torch.ones(4, dtype=torch.bool)), "causal is one value a sequence"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_batches_that_are_refused(changes, words):
     common = dataclasses.replace(Batch(Case()).common, **changes)
@@ -511,9 +508,11 @@ def gaps(cache):
         (dict(kv_cache=gaps), r"strides \(6144, 128, 384, 1\)"),
         (dict(kv_cache=lambda cache: cache[..., :64]), "is .*, 2, 16, 64. with strides"),
         (dict(kv_cache=lambda cache: cache[:, :1]), "is .*, 1, 16, 128. with strides"),
-        (dict(query=lambda query: query.double()), "query"),
+        (dict(query=lambda query: query.double()), "output is f32.10,4,64. .* as query, f64"),
+        (dict(query=lambda q: q.double(), output=lambda out: out.double()), "query is f64"),
+        (dict(output=lambda output: output[1:]), "output is f32.9,4,64. with strides"),
+        (dict(output=lambda output: output.transpose(0, 1).contiguous().transpose(0, 1)), "conti"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_calls_that_are_refused(changes, words):
     batch = Batch(Case())
@@ -525,7 +524,7 @@ def test_calls_that_are_refused(changes, words):
         value=value,
         kv_cache=batch.cache,
         attn_metadata=builder().build(0, batch.common),
-        output=torch.empty_like(query),
+        output=torch.empty_like(query, memory_format=torch.contiguous_format),
     )
     given |= {n: c(given[n]) if callable(c) and n in given else c for n, c in changes.items()}
     with pytest.raises((ValueError, NotImplementedError), match=words):

@@ -26,9 +26,12 @@ from vllm.v1.attention.backend import (
 )
 
 from xla_gpu._errors import InvalidArgumentError, UnimplementedError
-from xla_gpu.torch import paged_attention, update_kv_cache_
+from xla_gpu.torch import update_kv_cache_
+from xla_gpu.torch._kernels import INPUTS
+from xla_gpu.torch._schema import describe
 from xla_gpu.vllm_cuda import KNOWN
 
+_attention = INPUTS["paged_attention"]
 _MAX_HEAD_SIZE = 512
 _FP8 = {
     "fp8": torch.float8_e4m3fn,
@@ -310,11 +313,11 @@ class XlaGpuImpl(AttentionImpl):  # type: ignore[misc]
             of this backend; of fp8 with the scales layer._k_scale and layer._v_scale, of one
             element or one a kv head.
           attn_metadata: None while vLLM measures memory; the output is 0 then.
-          output: as query; written. Padding becomes 0.
+          output: as query, and contiguous; written. Padding becomes 0.
 
         Raises:
           UnimplementedError: for a quantized output, and for a window where causal is False.
-          InvalidArgumentError: for a cache of another shape or order.
+          InvalidArgumentError: for an output or a cache of another shape, dtype or order.
         """
         if output_scale is not None or output_block_scale is not None:
             raise _refused("output_scale came", "an output of the query's dtype")
@@ -326,9 +329,16 @@ class XlaGpuImpl(AttentionImpl):  # type: ignore[misc]
             )
         if self._loaded_sinks is not None and self.sinks is None:
             self.process_weights_after_loading(query.dtype)
+        if (output.shape, output.dtype) != (query.shape, query.dtype) or (
+            not output.is_contiguous()
+        ):
+            raise InvalidArgumentError(
+                f"xla_gpu.vllm_cuda: output is {describe(output)} with strides {output.stride()}; "
+                f"it must be as query, {describe(query)}, and contiguous"
+            )
         k_scale, v_scale = self._scales(layer)
-        attended = paged_attention(
-            query,
+        run, tensors, options = _attention(
+            query.contiguous(),
             self._cache(kv_cache),
             attn_metadata.seq_lens,
             attn_metadata.block_table,
@@ -343,7 +353,8 @@ class XlaGpuImpl(AttentionImpl):  # type: ignore[misc]
             causal=attn_metadata.causal,
             batch_invariant=self.batch_invariant,
         )
-        return output.copy_(attended.view(output.shape))
+        run(tensors, options, output)
+        return output
 
     def do_kv_cache_update(
         self,
