@@ -122,7 +122,8 @@ assert api()
 (entry,) = importlib.metadata.entry_points(group="torch_xla.plugins")
 assert (entry.name, entry.value) == ("XLA_GPU", "xla_gpu.torch_xla_plugin:XlaGpuPlugin")
 # vLLM's are loadable without vLLM.
-vllm = [p for kind in ("platform", "general") for p in importlib.metadata.entry_points(group=f"vllm.{kind}_plugins")]
+groups = ("vllm.platform_plugins", "vllm.general_plugins")
+vllm = [p for group in groups for p in importlib.metadata.entry_points(group=group)]
 assert [(p.name, p.value) for p in vllm] == [
     ("xla_gpu", "xla_gpu.vllm_xla:platform_plugin"),
     ("xla_gpu", "xla_gpu.vllm_xla:general_plugin"),

@@ -105,7 +105,7 @@ class XlaGpuBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def validate_configuration(cls, *args: Any, **kwargs: Any) -> list[str]:
-        """The reasons of vLLM's why it cannot be; and ours: what is allowed, an unknown release."""
+        """Why a layer cannot have this backend: vLLM's reasons, then what is allowed here."""
         reasons: list[str] = super().validate_configuration(*args, **kwargs)
         if reasons:
             reasons.append(
@@ -309,6 +309,7 @@ class XlaGpuImpl(AttentionImpl):  # type: ignore[misc]
 
         Args:
           query: f32, bf16 or f16 [tokens, heads, head_size]; rows behind the batch's are padding.
+          key: not read, as value: do_kv_cache_update has written both.
           kv_cache: [blocks, kv_heads, block_size, 2 * head_size] of kv_cache_dtype, in the order
             of this backend; of fp8 with the scales layer._k_scale and layer._v_scale, of one
             element or one a kv head.
