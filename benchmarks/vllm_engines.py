@@ -1,7 +1,9 @@
 """vLLM's engines side by side: on XLA with our attention, and its own on torch CUDA.
 
     python benchmarks/vllm_engines.py [--tiny] [--experts LAYERS] [--requests CxWORDS...]
-                                      [--engines xla cuda] [--cuda-packages FOLDER]
+                                      [--engines xla cuda custom] [--cuda-packages FOLDER]
+
+`cuda` has the attention that vLLM chooses, `custom` is the same engine with ours (CUSTOM).
 
 Each engine is vllm.LLM in a process of its own, with the model of benchmarks/vllm_serve.py and
 nothing compiled before. They start together and are asked in turn, each round in another order:
@@ -29,7 +31,7 @@ import time
 
 from vllm_serve import EIGHT_B, EXPERTS, TINY, load_size, random_prompts, write_checkpoint
 
-ENGINES = ("xla", "cuda")
+ENGINES = ("xla", "cuda", "custom")
 
 
 def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
@@ -49,7 +51,8 @@ def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
         enable_prefix_caching=False,
         num_gpu_blocks_override=max(args.longest // 32 + 1, pages),
         block_size=32,
-        gpu_memory_utilization=0.4,
+        gpu_memory_utilization=0.3,
+        **({"attention_backend": "CUSTOM"} if args.engines == ["custom"] else {}),
     )
     print("RESULT", json.dumps(time.perf_counter() - began), flush=True)
     for line in sys.stdin:
@@ -75,15 +78,15 @@ class Engine:
         from server import environment  # vllm_serve has put its folder on the path
 
         env = environment(VLLM_ENABLE_V1_MULTIPROCESSING="0")
-        if name == "cuda":
-            env["VLLM_PLUGINS"] = ""
+        if name != "xla":
+            env["VLLM_PLUGINS"] = "xla_gpu_cuda"
             env["PYTHONPATH"] = os.pathsep.join(
-                filter(None, (args.cuda_packages, os.environ.get("PYTHONPATH")))
+                filter(None, (args.cuda_packages, env["PYTHONPATH"]))
             )
         self.name, self.log = name, log
         with log.open("w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, __file__, *sys.argv[1:], "--model", model],
+                [sys.executable, __file__, *sys.argv[1:], "--model", model, "--engines", name],
                 env=env,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -113,7 +116,7 @@ def main() -> None:
     parser.add_argument(
         "--requests", nargs="+", type=load_size, metavar="CxWORDS", default=[(1, 256), (16, 256)]
     )
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES[:2])
     parser.add_argument("--cuda-packages", help="the folder of vLLM's CUDA build")
     parser.add_argument("--longest", type=int, default=2048, help="--max-model-len")
     parser.add_argument("--output", type=int, default=128, help="tokens after the first")

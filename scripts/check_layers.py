@@ -59,7 +59,7 @@ FRAMEWORK_PACKAGES = {
     "torch": set(),
     "torch_xla": {"torch"},
     "torchax": {"jax", "torch"},
-    "vllm": {"torch"},
+    "vllm_cuda": {"torch"},
     "vllm_xla": {"jax"},
 }
 MACHINE_PATH = re.compile(

@@ -69,6 +69,7 @@ info.mkdir()
     "[torch_xla.plugins]\nXLA_GPU = xla_gpu.torch_xla_plugin:XlaGpuPlugin\n"
     "[vllm.platform_plugins]\nxla_gpu = xla_gpu.vllm_xla:platform_plugin\n"
     "[vllm.general_plugins]\nxla_gpu = xla_gpu.vllm_xla:general_plugin\n"
+    "xla_gpu_cuda = xla_gpu.vllm_cuda:register\n"
 )
 PY
   fi

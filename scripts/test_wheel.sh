@@ -122,9 +122,14 @@ assert api()
 (entry,) = importlib.metadata.entry_points(group="torch_xla.plugins")
 assert (entry.name, entry.value) == ("XLA_GPU", "xla_gpu.torch_xla_plugin:XlaGpuPlugin")
 # vLLM's are loadable without vLLM.
-for kind in ("platform", "general"):
-    (entry,) = importlib.metadata.entry_points(group=f"vllm.{kind}_plugins")
-    assert callable(entry.load()) and entry.value == f"xla_gpu.vllm_xla:{kind}_plugin"
+groups = ("vllm.platform_plugins", "vllm.general_plugins")
+vllm = [p for group in groups for p in importlib.metadata.entry_points(group=group)]
+assert [(p.name, p.value) for p in vllm] == [
+    ("xla_gpu", "xla_gpu.vllm_xla:platform_plugin"),
+    ("xla_gpu", "xla_gpu.vllm_xla:general_plugin"),
+    ("xla_gpu_cuda", "xla_gpu.vllm_cuda:register"),
+]
+assert all(callable(p.load()) for p in vllm)
 
 folder = pathlib.Path(xla_gpu.__file__).parent
 assert (folder / "libxla_gpu.so").is_file() and (folder / "py.typed").is_file()

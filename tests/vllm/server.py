@@ -30,6 +30,7 @@ xla_gpu = xla_gpu.vllm_xla:platform_plugin
 
 [vllm.general_plugins]
 xla_gpu = xla_gpu.vllm_xla:general_plugin
+xla_gpu_cuda = xla_gpu.vllm_cuda:register
 """
 OTHER_ATTENTION = """\
 [vllm.general_plugins]

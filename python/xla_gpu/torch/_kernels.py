@@ -103,18 +103,21 @@ class Kernel:
         named = {attr.name: value for attr, value in zip(self.form.attrs, options)}
         return _schema.torch_op(form)(**dict(zip(self.names, tensors)), **named)
 
-    def __call__(self, tensors: Tensors, options: Any) -> Any:
-        """Runs the op on CPU or CUDA tensors; gives what the torch op returns."""
+    def __call__(self, tensors: Tensors, options: Any, out: torch.Tensor | None = None) -> Any:
+        """Runs the op on CPU or CUDA tensors; gives what the torch op returns.
+
+        `out` takes the first result: contiguous, of its type and device, which is not checked.
+        """
         try:
             short_key = (self, options, tensors[0].shape, tensors[self.varying].shape)
             recent = thread.recent.get(short_key)
             if recent is not None and (recent.index < 0 or recent.index == _current_device()):
                 if self._only_result and len(recent.makers) == 1:
-                    result = recent.makers[0](tensors)
+                    result = recent.makers[0](tensors) if out is None else out
                     if recent.run_objects((*tensors, result)):
                         return result
                 else:
-                    results = [make(tensors) for make in recent.makers]
+                    results = recent.results(tensors, out)
                     if recent.run_objects((*tensors, *results)):
                         return self.pick(results)
             key = (self, options, *map(_type_of, tensors), *map(_is_contiguous, tensors))
@@ -126,20 +129,20 @@ class Kernel:
             thread.recent[short_key] = prepared
         if prepared is None:
             try:
-                return self._first(key, tensors, options)
+                return self._first(key, tensors, options, out)
             except XlaGpuError as error:
                 raise error.with_traceback(None) from None  # to end here, not in layers below
         if prepared.index >= 0 and prepared.index != _current_device():
             with torch.cuda.device(prepared.index):
-                return self._run(prepared, tensors)
-        return self._run(prepared, tensors)
+                return self._run(prepared, tensors, out)
+        return self._run(prepared, tensors, out)
 
-    def _run(self, prepared: Prepared, tensors: Tensors) -> Any:
-        results = [make(tensors) for make in prepared.makers]
+    def _run(self, prepared: Prepared, tensors: Tensors, out: torch.Tensor | None) -> Any:
+        results = prepared.results(tensors, out)
         prepared.run(list(map(_data_ptr, (*tensors, *results))))
         return self.pick(results)
 
-    def _first(self, key: Any, tensors: Tensors, options: Any) -> Any:
+    def _first(self, key: Any, tensors: Tensors, options: Any, out: torch.Tensor | None) -> Any:
         """The first call of its types: all checks, with their messages."""
         call = self.call(tensors, options)
         device = _schema.check_devices(call)
@@ -162,10 +165,10 @@ class Kernel:
                 thread.recent.clear()
             thread.prepared[key] = prepared
         if platform == "Host":
-            return self._run(prepared, args)
+            return self._run(prepared, args, out)
         with torch.cuda.device(device):
             ensure_context(prepared.index)
-            return self._run(prepared, args)
+            return self._run(prepared, args, out)
 
     def check_present(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """A required tensor may come as None, which torch lets pass: InvalidArgumentError."""

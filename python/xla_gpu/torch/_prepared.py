@@ -152,6 +152,14 @@ class Prepared:
         if getattr(self, "object_call", 0):
             self._clear(self.object_call)
 
+    def results(
+        self, tensors: Sequence[torch.Tensor], out: torch.Tensor | None
+    ) -> list[torch.Tensor]:
+        """The results' tensors, `out` for the first where it is given."""
+        if out is None:
+            return [make(tensors) for make in self.makers]
+        return [out, *[make(tensors) for make in self.makers[1:]]]
+
     def run_objects(self, tensors: tuple[torch.Tensor, ...]) -> bool:
         """As run, on the tensors themselves; False, with nothing done, if they are of other types.
 

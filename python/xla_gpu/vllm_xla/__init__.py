@@ -12,11 +12,18 @@ import os
 import pathlib
 import sys
 
+from xla_gpu.vllm_xla import _versions
+
 PLATFORM = "xla_gpu.vllm_xla.platform.XlaPlatform"
 
 
 def platform_plugin() -> str | None:
-    """Entry point of vllm.platform_plugins: the platform's class, or None on a TPU machine."""
+    """Entry point of vllm.platform_plugins: the platform's class.
+
+    None on a TPU machine, and beside a vLLM that has nothing of the JAX backend, such as CUDA's.
+    """
+    if not any(_versions.installed(name) for name in _versions.KNOWN):
+        return None
     return None if any(pathlib.Path("/dev").glob("accel*")) else PLATFORM
 
 
