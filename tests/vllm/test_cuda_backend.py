@@ -588,8 +588,9 @@ def test_registering_imports_nothing_of_ours():
         "assert 'libxla_gpu.so' not in open('/proc/self/maps').read()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
     imported = done.stdout.splitlines()[-1].split()
-    assert done.returncode == 0 and "xla_gpu.vllm_cuda" in imported, done.stderr
+    assert "xla_gpu.vllm_cuda" in imported
     heavy = ("torch", "jax", "vllm", "xla_gpu.torch", "xla_gpu.vllm_cuda.backend")
     assert not [name for name in imported if name.startswith(heavy)], imported
 
