@@ -589,8 +589,7 @@ def test_registering_imports_nothing_of_ours():
     )
     done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
-    imported = done.stdout.splitlines()[-1].split()
-    assert "xla_gpu.vllm_cuda" in imported
+    assert "xla_gpu.vllm_cuda" in (imported := done.stdout.splitlines()[-1].split())
     heavy = ("torch", "jax", "vllm", "xla_gpu.torch", "xla_gpu.vllm_cuda.backend")
     assert not [name for name in imported if name.startswith(heavy)], imported
 
