@@ -148,7 +148,7 @@ bool BoxesFit(const Problem& problem, const cuda::DeviceInfo& device) {
 // sequence that there is room for, or so few that no sequence has many rows.
 bool IsDecode(const Problem& problem) {
   const int64_t most_rows = IsFloat8(problem.cache_dtype) || problem.head_dim > 128 ? 32 : 128;
-  const int64_t few_rows = std::min(most_rows, 2 * kDecodeTileRows * problem.max_seqs);
+  const int64_t few_rows = std::min(most_rows, int64_t{2} * kDecodeTileRows * problem.max_seqs);
   return problem.tokens > 0 && problem.max_seqs > 0 &&
          (problem.tokens <= problem.max_seqs || problem.tokens * problem.group_size() <= few_rows);
 }
