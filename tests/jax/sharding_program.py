@@ -24,7 +24,7 @@ import ragged_v3
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from problems import Static, paged_attention_case, update_case
-from xla_gpu.jax import _rules, grouped_matmul, simple_add
+from xla_gpu.jax import _rules, grouped_matmul, merge_attention_states, simple_add
 
 try:
     from jax import shard_map
@@ -183,6 +183,42 @@ def shard_map_scenarios(mesh):
     return {"shard_map/sequences": result | {"hlo": "", "result_specs": []}}
 
 
+def merged_scenario(mesh, seed):
+    """A batch whose pages are dealt to the devices in turn; each attends to its own."""
+    static = dataclasses.replace(BASE, causal=False, max_pages=8, out_dtype="float32")
+    args = paged_attention_case(static, np.random.default_rng(seed)).args
+    want = jax.jit(attention_call(static))(args)
+    devices, axes, size = mesh.size, ("x", "y"), static.page_size
+    lens, tables, sinks = args["context_lens"], args["block_tables"], args["sinks"]
+    full, rest = lens // size, lens % size
+    wrong = (lens < 0) | (lens > static.max_pages * size)
+    own = {
+        "context_lens": [
+            np.where(wrong, -1, (full + devices - 1 - d) // devices * size)
+            + np.where(~wrong & (full % devices == d), rest, 0)
+            for d in range(devices)
+        ],
+        "block_tables": [tables[:, d::devices] for d in range(devices)],
+        "sinks": [sinks if d == 0 else np.full_like(sinks, -np.inf) for d in range(devices)],
+    }
+    args |= {name: np.concatenate(parts) for name, parts in own.items()}
+    specs = {name: P(axes) if name in own else P() for name in args}
+    local = dataclasses.replace(static, max_pages=static.max_pages // devices)
+
+    def attend(args):
+        out, lse = attention_call(local)(args)
+        return merge_attention_states([out], [lse], axes)
+
+    mapped = shard_map(attend, mesh=mesh, in_specs=(specs,), out_specs=(P(), P()))
+    placed = {n: jax.device_put(a, NamedSharding(mesh, specs[n])) for n, a in args.items()}
+    compiled = jax.jit(mapped).lower(placed).compile()
+    text = compiled.as_text()
+    return {
+        "difference": largest_difference(compiled(placed), want),
+        "collectives": re.findall(r" (all-\w+|collective-permute)\(", text),
+    }
+
+
 V3 = ragged_v3.V3Static(dataclasses.replace(BASE, sinks=False, k_scale=0, v_scale=0), v_scale=1.5)
 V3_HD64 = dataclasses.replace(
     V3, base=dataclasses.replace(V3.base, head_dim=64, sinks=True), hd64=True
@@ -304,6 +340,7 @@ def main():
     scenarios = attention_scenarios(mesh) | update_scenarios(mesh)
     scenarios |= shard_map_scenarios(mesh) | elementwise_scenario(mesh)
     scenarios |= grouped_matmul_scenario(mesh)
+    scenarios |= {f"merged/{seed}": merged_scenario(mesh, seed) for seed in range(8)}
     scenarios |= unruled_scenarios(mesh) | v3_scenarios(mesh) | v3_shard_map_scenarios(mesh)
     print(json.dumps(scenarios))
 

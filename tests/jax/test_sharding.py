@@ -76,6 +76,14 @@ def test_gathers_what_it_must_and_is_right(scenarios, name):
 
 
 @pytest.mark.xdist_group("sharding")
+@pytest.mark.parametrize("seed", range(8))
+def test_parts_over_devices_are_joined_by_reductions_alone(scenarios, seed):
+    scenario = scenarios[f"merged/{seed}"]
+    assert set(scenario["collectives"]) == {"all-reduce"}
+    assert scenario["difference"] <= ROUNDING
+
+
+@pytest.mark.xdist_group("sharding")
 @pytest.mark.parametrize("name", ["simple_add", "attention", "update"])
 def test_an_op_without_a_rule_gets_whole_operands(scenarios, name):
     scenario = scenarios[f"no_rule/{name}"]

@@ -15,6 +15,7 @@ from jax.extend import source_info_util
 from xla_gpu import _schema
 from xla_gpu.jax import _functions, _kernels  # noqa: F401  (else in a kernel's first call)
 from xla_gpu.jax._attention import paged_attention, ragged_paged_attention, update_kv_cache
+from xla_gpu.jax._merge import merge_attention_states
 from xla_gpu.jax._ragged_v3 import (
     packed_kv_cache_shape,
     ragged_paged_attention_hd64,
@@ -24,6 +25,7 @@ from xla_gpu.jax._ragged_v3 import (
 __all__ = [
     "deserialize",
     "export_checks",
+    "merge_attention_states",
     "packed_kv_cache_shape",
     "paged_attention",
     "ragged_paged_attention",

@@ -1,0 +1,82 @@
+"""Partial attention results, of disjoint sets of keys, become the result over all keys."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+
+from xla_gpu._errors import InvalidArgumentError, at_callers_line
+from xla_gpu.jax._functions import array
+
+AxisName: TypeAlias = Hashable | tuple[Hashable, ...]
+
+
+@at_callers_line
+def merge_attention_states(
+    outs: Sequence[ArrayLike] | jax.Array,
+    lses: Sequence[ArrayLike] | jax.Array,
+    axis_name: AxisName | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Joins what `paged_attention(..., return_lse=True)` gave over disjoint sets of keys.
+
+    Of use where keys lie on several devices (a long sequence's pages dealt over a mesh axis), or
+    are attended to in several calls (a prefix that sequences share; a chunk's own keys). Each part
+    weighs exp(lse): section 2.2 of FlashInfer (https://arxiv.org/abs/2501.01005). A sink belongs
+    to one part alone (-inf as the others' sinks).
+
+    Args:
+      outs: the parts of this device, each [tokens, q_heads, head_dim] in f32, bf16 or f16; f32
+        (`out_dtype`) loses nothing. A sequence of arrays, or one array with the parts in front.
+      lses: the natural logarithms of their denominators, each f32 [tokens, q_heads]. -inf is a row
+        that saw nothing, NaN one of an invalid sequence, which makes the row NaN.
+      axis_name: the mesh axis or axes, as of jax.lax.psum, over which the parts of all devices are
+        joined too: two all-reduces, of one part's out and of its lse. None for this device's alone.
+
+    Returns:
+      out [tokens, q_heads, head_dim] in the dtype of outs, and lse f32 [tokens, q_heads]; the same
+      on every device of axis_name.
+
+    Raises:
+      ValueError: for wrong shapes or dtypes, while the call is traced.
+    """
+    out, lse = _stack("outs", outs), _stack("lses", lses)
+    if out.ndim != 4 or not jnp.issubdtype(out.dtype, jnp.floating):
+        raise InvalidArgumentError(
+            f"merge_attention_states: outs is {out.dtype}{list(out.shape)}; allowed are f32, bf16 "
+            "or f16 arrays [tokens, q_heads, head_dim], or one with the parts in front"
+        )
+    if lse.shape != out.shape[:3] or lse.dtype != jnp.float32:
+        raise InvalidArgumentError(
+            f"merge_attention_states: lses is {lse.dtype}{list(lse.shape)}; beside outs of "
+            f"{list(out.shape)} it must be float32{list(out.shape[:3])}"
+        )
+    top = lse.max(0)
+    if axis_name is not None:
+        top = lax.pmax(top, axis_name)
+    # exp(-inf - 0) is 0 in a row that nobody saw; -inf - -inf would be NaN.
+    weights = jnp.exp(lse - jnp.where(jnp.isneginf(top), 0.0, top))
+    total = weights.sum(0)
+    summed = (weights[..., None] * out).sum(0)
+    if axis_name is not None:
+        total, summed = lax.psum((total, summed), axis_name)
+    merged = jnp.where(total[..., None] == 0, 0, summed / total[..., None])
+    return merged.astype(out.dtype), top + jnp.log(total)
+
+
+def _stack(name: str, parts: Sequence[ArrayLike] | jax.Array) -> jax.Array:
+    if not isinstance(parts, list | tuple):
+        return jnp.asarray(array("merge_attention_states", name, parts))
+    if not parts:
+        raise InvalidArgumentError(f"merge_attention_states: {name} is empty; allowed is 1 or more")
+    arrays = [array("merge_attention_states", f"{name}[{i}]", part) for i, part in enumerate(parts)]
+    shapes = [one.shape for one in arrays]
+    if len(set(shapes)) > 1:
+        raise InvalidArgumentError(
+            f"merge_attention_states: {name} have the shapes {shapes}; they must be equal"
+        )
+    return jnp.stack(arrays)
