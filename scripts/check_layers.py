@@ -48,7 +48,7 @@ OWNED_IMPORTS = {
     "jaxlib": re.compile(r"^jax"),
     "torch": re.compile(r"^(torch|vllm)"),
     "torch_xla": re.compile(r"^(torch_xla|vllm)"),
-    "torchax": re.compile(r"^torchax"),
+    "torchax": re.compile(r"^(torchax|vllm_xla)"),
     "triton": re.compile(r"^_triton"),
     "vllm": re.compile(r"^vllm"),
     "tpu_inference": re.compile(r"^vllm_xla"),

@@ -1,6 +1,7 @@
 // The verdicts of `xla-gpu doctor`: what fits, what does not, why, and what to do about it.
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <utility>
 
 #include "src/cli/doctor_report.h"
@@ -44,9 +45,14 @@ std::string BridgedStructs(int framework, int plugin) {
   return names.empty() ? "no struct differs" : StrCat("bridged: ", StrJoin(names, ", "));
 }
 
-// The pair that python/xla_gpu/vllm_xla knows (its _versions.py), and the jax that it pins.
-constexpr char kVllm[] = "0.32.0";
-constexpr char kVllmJaxlib[] = "0.11.2";
+// The releases of vLLM and its JAX backend that python/xla_gpu/vllm_xla knows (its _versions.py),
+// and the jax that each pins.
+struct VllmRelease {
+  const char* version;
+  const char* jaxlib;
+};
+constexpr VllmRelease kVllm[] = {{"0.31.0", "0.11.0"}, {"0.32.0", "0.11.2"}};
+constexpr const char* kNewestVllm = kVllm[std::size(kVllm) - 1].version;
 
 // CUDA plugins carry their CUDA version in their names: jax_plugins/xla_cuda13, jax-cuda12-pjrt.
 int CudaMajorOf(const PluginFinding& plugin) {
@@ -246,20 +252,25 @@ struct Judge {
     const std::string subject = StrCat(
         "vLLM on XLA (", package.name, " ", package.version,
         other == nullptr ? std::string() : StrCat(", ", other->name, " ", other->version), ")");
-    const std::string remedy = StrCat("pip install vllm-tpu==", kVllm, " tpu-inference==", kVllm);
+    const std::string remedy =
+        StrCat("pip install vllm-tpu==", kNewestVllm, " tpu-inference==", kNewestVllm);
+    const auto* known =
+        std::find_if(std::begin(kVllm), std::end(kVllm), [&package](const VllmRelease& release) {
+          return CompareVersions(package.version, release.version) == 0;
+        });
     const PythonPackage* jaxlib = FindIn(f, package.folder, "jaxlib");
     if (other == nullptr) {
       Say(kNo, subject, StrCat("it works with ", other_name, ", which is missing"), remedy);
-    } else if (CompareVersions(package.version, kVllm) != 0 ||
-               CompareVersions(other->version, kVllm) != 0) {
+    } else if (known == std::end(kVllm) || CompareVersions(other->version, known->version) != 0) {
       Say(kNo, subject,
-          StrCat("xla_gpu.vllm_xla replaces functions of release ", kVllm, " and refuses others"),
+          StrCat("xla_gpu.vllm_xla replaces functions of releases ", kVllm[0].version, " to ",
+                 kNewestVllm, ", both packages of one, and refuses others"),
           remedy);
-    } else if (jaxlib == nullptr || CompareVersions(jaxlib->version, kVllmJaxlib) != 0) {
+    } else if (jaxlib == nullptr || CompareVersions(jaxlib->version, known->jaxlib) != 0) {
       Say(kPartly, subject,
-          StrCat("this release is made for jax ", kVllmJaxlib, ", there is ",
+          StrCat("this release is made for jax ", known->jaxlib, ", there is ",
                  jaxlib == nullptr ? std::string("none") : jaxlib->version),
-          StrCat("pip install jax==", kVllmJaxlib));
+          StrCat("pip install jax==", known->jaxlib));
     } else {
       Say(kYes, subject, "a pair that xla_gpu.vllm_xla knows", "vllm serve MODEL");
     }

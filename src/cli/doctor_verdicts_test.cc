@@ -129,7 +129,12 @@ TEST(DoctorVerdicts, VllmAndItsJaxBackend) {
               HasSubstr("no: it works with tpu-inference, which is missing"));
   f.packages[1].version = "0.33.0";
   EXPECT_THAT(VerdictOn(Diagnose(f), "vLLM on XLA"),
-              AllOf(HasSubstr("no: "), HasSubstr("of release 0.32.0")));
+              AllOf(HasSubstr("no: "), HasSubstr("of releases 0.31.0 to 0.32.0")));
+  f.packages[1].version = "0.31.0";
+  EXPECT_THAT(VerdictOn(Diagnose(f), "vLLM on XLA"), HasSubstr("both packages of one"));
+  f.packages[0].version = "0.31.0";
+  f.packages.push_back({"jaxlib", "0.11.0", kSite});
+  EXPECT_THAT(VerdictOn(Diagnose(f), "vLLM on XLA"), HasSubstr("yes: "));
 }
 
 TEST(DoctorVerdicts, PairsOfFrameworkAndPlugin) {

@@ -48,6 +48,9 @@ TWO = {"tensor_parallel_size": 2}
 CASES = {
     "mixtral": (OURS, "mixtral", "auto", "float32", {}),
     "gpt-oss": (OURS, "gptoss", "auto", "float32", {}),
+    "gemma 4": (OURS, "gemma4", "vllm", "float32", {}),
+    "llama 4": (OURS, "llama4", "vllm", "float32", {}),
+    "glm 4": (OURS, "glm4moe", "vllm", "float32", {}),
     "qwen3-moe, experts on two devices": (
         OURS,
         "qwen3moe",
@@ -68,6 +71,7 @@ CASES = {
     "fp8 cache, plain": (PLAIN, "llama", "auto", "float32", {"kv_cache_dtype": "fp8"}),
     "two devices": (OURS, "llama", "auto", "float32", TWO),
     "bfloat16": (OURS, "qwen3", "vllm", "bfloat16", {}),
+    "gemma 2": (OURS, "gemma2", "vllm", "float32", {}),
     "gemma": (OURS, "gemma3", "vllm", "float32", {}),
     "speculation": (OURS, "llama", "auto", "float32", {"speculative_config": NGRAM}),
     "speculation, torchax": (OURS, "qwen3", "vllm", "float32", {"speculative_config": NGRAM}),
@@ -110,6 +114,7 @@ def refusals(folder: pathlib.Path) -> dict[str, str]:
     model = str(folder / "llama")
     draft = DRAFT | {"model": model, "method": "draft_model"}
     asked = {
+        "chunks": dict(model=str(folder / "llama4"), hf_overrides={"attention_chunk_size": 64}),
         "quantization": dict(model=model, quantization="fp8"),
         "speculation": dict(model=model, speculative_config=draft),
     }

@@ -448,9 +448,9 @@ def test_an_old_gpu_is_refused():
 
 
 def test_another_release_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(vllm, "__version__", "0.33.1")
+    monkeypatch.setattr(vllm, "__version__", "0.34.1")
     (reason,) = selected()
-    assert "knows vLLM 0.26 and 0.32, not 0.33.1" in reason
+    assert "knows vLLM 0.26 to 0.33, not 0.34.1" in reason
 
 
 # ---- Refusals in use -----------------------------------------------------------------------------

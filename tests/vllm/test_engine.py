@@ -76,12 +76,16 @@ def tokens(printed):
         ("plain", "llama"),
         ("window", "mistral"),
         ("two devices", "llama"),
+        ("gemma 2", "gemma2"),
         ("gemma", "gemma3"),
+        ("gemma 4", "gemma4"),
         ("speculation", "llama"),
         ("speculation, torchax", "qwen3"),
         ("draft model", "llama3"),
         ("mixtral", "mixtral"),
         ("gpt-oss", "gptoss"),
+        ("llama 4", "llama4"),
+        ("glm 4", "glm4moe"),
     ],
 )
 def test_tokens_are_transformers_own(tokens, reference, case, kind):
@@ -133,6 +137,7 @@ def test_bfloat16(tokens, reference):
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [
+        ("chunks", "attention in chunks of 64 tokens is unknown to tpu-inference"),
         ("quantization", "quantization 'fp8' of a checkpoint that is not quantized"),
         ("speculation", "speculation 'draft_model' is not known to tpu-inference"),
     ],

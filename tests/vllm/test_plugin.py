@@ -37,9 +37,16 @@ def test_the_installed_pair_is_known():
 
 @pytest.mark.parametrize("package", ["tpu-inference", "vllm-tpu"])
 def test_another_release_is_refused_by_name(monkeypatch, package):
-    known = {name: versions[0] for name, versions in _versions.KNOWN.items()}
+    known = dict.fromkeys(_versions.PACKAGES, "0.32.0")
     monkeypatch.setattr(_versions, "installed", lambda name: (known | {package: "0.33.1"})[name])
     with pytest.raises(UnsupportedError, match=f"{package} 0.33.1 is installed.*{package}==0.32.0"):
+        _versions.check()
+
+
+def test_two_releases_at_once_are_refused(monkeypatch):
+    versions = {"tpu-inference": "0.31.0", "vllm-tpu": "0.32.0"}
+    monkeypatch.setattr(_versions, "installed", versions.get)
+    with pytest.raises(UnsupportedError, match="vllm-tpu 0.32.0 is installed.*vllm-tpu==0.31.0"):
         _versions.check()
 
 
@@ -59,7 +66,7 @@ def test_vllm_stops_with_our_words_at_another_release(checkpoint, tmp_path):
     path = f"{tmp_path}:{environment()['PYTHONPATH']}"
     done = run(*vllm_command(), "serve", checkpoint("llama"), PYTHONPATH=path)
     assert done.returncode != 0
-    assert "tpu-inference 0.33.0 is installed; it knows tpu-inference 0.32.0" in done.stderr
+    assert "tpu-inference 0.33.0 is installed; it knows 0.31.0 and 0.32.0" in done.stderr
 
 
 def test_the_scheduler_knows_which_runner_it_has(checkpoint):

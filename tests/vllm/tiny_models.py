@@ -48,7 +48,58 @@ KINDS = {
         transformers.Gemma3ForCausalLM,
         {"sliding_window": 24, "query_pre_attn_scalar": 128, "num_hidden_layers": 6},
     ),
-    # Mixtures of experts.
+    # Soft caps of the attention's logits and the model's; windows in every other layer.
+    "gemma2": (
+        transformers.Gemma2Config,
+        transformers.Gemma2ForCausalLM,
+        {
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 128,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    # Two head dims, windows but in the sixth layer, experts beside a dense layer, with scales.
+    "gemma4": (
+        transformers.Gemma4TextConfig,
+        transformers.Gemma4ForCausalLM,
+        {
+            "sliding_window": 24,
+            "num_hidden_layers": 6,
+            "global_head_dim": 256,
+            "vocab_size_per_layer_input": VOCABULARY,
+            "hidden_size_per_layer_input": 32,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 128,
+        },
+    ),
+    # Mixtures of experts. Llama 4's weights its experts' input.
+    "llama4": (
+        transformers.Llama4TextConfig,
+        transformers.Llama4ForCausalLM,
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 1,
+            "intermediate_size_mlp": 256,
+            "num_hidden_layers": 4,
+        },
+    ),
+    # A shared expert, sigmoids, scaled.
+    "glm4moe": (
+        transformers.Glm4MoeConfig,
+        transformers.Glm4MoeForCausalLM,
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 128,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
     "qwen3moe": (
         transformers.Qwen3MoeConfig,
         transformers.Qwen3MoeForCausalLM,
@@ -77,6 +128,8 @@ def make(kind: str, folder: pathlib.Path, **sizes: int) -> pathlib.Path:
     for name, parameter in made.named_parameters():
         if name.endswith("bias"):  # which transformers leaves zero
             torch.nn.init.normal_(parameter, std=0.3)
+        if name.endswith("per_expert_scale"):  # and these one
+            torch.nn.init.uniform_(parameter, 0.2, 2)
     made.save_pretrained(folder)
     words = {f"t{i}": i for i in range(sizes["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="t3"))

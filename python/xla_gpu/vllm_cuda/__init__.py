@@ -11,7 +11,7 @@ import logging
 BACKEND = "xla_gpu.vllm_cuda.backend.XlaGpuBackend"
 # Releases of vLLM whose contract the backend was tested with. Until 0.26 at least a backend tells
 # the cache's shape and order; by 0.32 vLLM has one shape, and a backend names the orders it reads.
-KNOWN = ("0.26", "0.32")
+KNOWN = tuple(f"0.{minor}" for minor in range(26, 34))
 
 
 def register() -> None:

@@ -116,8 +116,8 @@ class XlaGpuBackend(AttentionBackend):  # type: ignore[misc]
             )
         if ".".join(vllm.__version__.split(".")[:2]) not in KNOWN:
             reasons.append(
-                f"xla_gpu.vllm_cuda knows vLLM {' and '.join(KNOWN)}, not {vllm.__version__}, and "
-                "does not guess at others (docs/vllm.md)"
+                f"xla_gpu.vllm_cuda knows vLLM {KNOWN[0]} to {KNOWN[-1]}, not {vllm.__version__}, "
+                "and does not guess at others (docs/vllm.md)"
             )
         return reasons
 

@@ -22,7 +22,7 @@ def platform_plugin() -> str | None:
 
     None on a TPU machine, and beside a vLLM that has nothing of the JAX backend, such as CUDA's.
     """
-    if not any(_versions.installed(name) for name in _versions.KNOWN):
+    if not any(_versions.installed(name) for name in _versions.PACKAGES):
         return None
     return None if any(pathlib.Path("/dev").glob("accel*")) else PLATFORM
 

@@ -16,13 +16,15 @@ from types import ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src.pallas.mosaic import tpu_info
 from jax.experimental.pallas import tpu as pltpu
 
-from xla_gpu.vllm_xla._versions import UnsupportedError
+from xla_gpu.vllm_xla._versions import UnsupportedError, installed
 
 _MARK = "_xla_gpu_replacement"
+_IS_0_31 = installed("tpu-inference") == "0.31.0"
 
 
 def _expect(owner: ModuleType | type, name: str, parameters: str) -> Any:
@@ -86,7 +88,8 @@ def compiler_options() -> None:
     """XLA:CPU and XLA:GPU refuse a program compiled with options they do not know (xla_tpu_*)."""
     module = "tpu_inference.models.common.compiler_options"
     _replace(module, "get_step_fn_compiler_options", "", _without_options)
-    _replace(module, "get_sampling_compiler_options", "", _without_options)
+    if not _IS_0_31:
+        _replace(module, "get_sampling_compiler_options", "", _without_options)
 
 
 # ---- Devices -------------------------------------------------------------------------------------
@@ -131,6 +134,18 @@ def memory_limit() -> None:
     XLA_PYTHON_CLIENT_MEM_FRACTION of the device).
     """
     _replace("tpu_inference.utils", "get_device_hbm_limit", "", _memory_of_this_machine)
+    if _IS_0_31:
+        _replace("tpu_inference.utils", "hbm_usage_bytes", "devices", _usage_by_live_arrays)
+
+
+def _usage_by_live_arrays(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def usage(devices: Any) -> Any:
+        if any(device.memory_stats() is None for device in devices):
+            return importlib.import_module("tpu_inference.utils").pathways_hbm_usage_gb(devices)
+        return original(devices)
+
+    return usage
 
 
 def _put_copies(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -212,6 +227,49 @@ def experts() -> None:
 
     for module in ("fused_moe_gmm", "linear"):
         _replace(f"tpu_inference.layers.common.{module}", "gmm_v2", _GMM, lambda _: _named(gmm_v2))
+
+
+def _routed_as_the_model_says(original: Callable[..., Any]) -> Callable[..., Any]:
+    from torchax.interop import jax_view, torch_view
+
+    @functools.wraps(original)
+    def moe_apply(layer: Any, x: Any, gating_output: Any, *args: Any, **kwargs: Any) -> Any:
+        route = getattr(layer, "custom_routing_function", None)
+        if route is None:
+            return original(layer, x, gating_output, *args, **kwargs)
+        on_input = layer.apply_router_weight_on_input
+        if layer.scoring_func != "softmax" or (on_input and layer.top_k != 1):
+            where = "input" if on_input else "output"
+            raise UnsupportedError(
+                f"xla_gpu.vllm_xla: experts chosen by a function of the model's, {layer.top_k} for "
+                f"each token, scores by {layer.scoring_func}, weights on their {where}: "
+                "tpu-inference has no form of it"
+            )
+        tokens, logits = torch_view(x), torch_view(gating_output)
+        weights, experts = map(jax_view, route(tokens, logits, layer.top_k, layer.renormalize))
+        # Whose softmax over the chosen ones is weights / sum: the products are linear in it.
+        rows = jnp.arange(len(weights))[:, None]
+        chosen = jnp.full(gating_output.shape, -jnp.inf).at[rows, experts].set(jnp.log(weights))
+        total = weights.sum(-1, keepdims=True)
+        if on_input:
+            return original(layer, (x * total).astype(x.dtype), chosen, *args, **kwargs)
+        out = original(layer, x, chosen, *args, **kwargs)
+        return (out * total).astype(out.dtype)
+
+    return moe_apply
+
+
+def routing() -> None:
+    """tpu-inference takes the greatest logits, whatever the model's own function says.
+
+    Gemma 4 scales experts in it, Llama 4 takes sigmoids and weights the experts' input.
+    """
+    _replace(
+        "tpu_inference.layers.vllm.interface.moe",
+        "moe_apply",
+        "layer, x, gating_output, weights, moe_backend, mesh, extra_backend_kwargs",
+        _routed_as_the_model_says,
+    )
 
 
 def no_sparse_core(device_kind: str) -> None:
@@ -297,6 +355,25 @@ def weights_are_converted_from_copies() -> None:
     _replace(module, "t2j", "t, use_dlpack", _from_a_copy)
 
 
+def _equal_types_are_not_promoted(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compute_dtype(self: Any, x: Any) -> Any:
+        same = self.weight is not None and self.weight.dtype == x.dtype
+        return x.dtype if same else original(self, x)
+
+    return compute_dtype
+
+
+def layer_norms() -> None:
+    """Torchax takes torch.promote_types for an operator on tensors, and has none of that name."""
+    _replace(
+        "vllm.model_executor.layers.layernorm:LayerNorm",
+        "_compute_dtype",
+        "self, x",
+        _equal_types_are_not_promoted,
+    )
+
+
 # ---- Preemption ----------------------------------------------------------------------------------
 
 
@@ -342,7 +419,10 @@ def before_the_model() -> None:
     """What the modules of models and layers hold."""
     attention()
     experts()
+    routing()
     draft_model()
     resumed_requests_get_their_tokens()
     quantized_models_are_torchax()
     weights_are_converted_from_copies()
+    if not _IS_0_31:
+        layer_norms()

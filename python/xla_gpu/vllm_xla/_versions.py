@@ -6,7 +6,8 @@ from importlib import metadata
 
 # tpu-inference's own functions are replaced (_replace.py), so every release needs a look before it
 # stands here. Its release and vLLM's go together: each pins the other.
-KNOWN = {"tpu-inference": ("0.32.0",), "vllm-tpu": ("0.32.0",)}
+RELEASES = ("0.31.0", "0.32.0")
+PACKAGES = ("tpu-inference", "vllm-tpu")
 
 
 class UnsupportedError(RuntimeError):
@@ -22,13 +23,14 @@ def installed(name: str) -> str | None:
 
 
 def check() -> None:
-    """Raises UnsupportedError unless a known pair is installed."""
-    for name, known in KNOWN.items():
-        version = installed(name)
-        if version not in known:
+    """Raises UnsupportedError unless both packages are of one known release."""
+    versions = [installed(name) for name in PACKAGES]
+    release = versions[0] if versions[0] in RELEASES else RELEASES[-1]
+    for name, version in zip(PACKAGES, versions, strict=True):
+        if version != release:
             found = f"{name} {version} is installed" if version else f"{name} is not installed"
             raise UnsupportedError(
-                f"xla_gpu.vllm_xla: {found}; it knows {name} {' and '.join(known)}. It replaces "
-                f"functions of that release and does not guess at others: pip install "
-                f"{name}=={known[-1]} (docs/vllm.md)"
+                f"xla_gpu.vllm_xla: {found}; it knows {' and '.join(RELEASES)}, both packages of "
+                f"one. It replaces functions of that release and does not guess at others: pip "
+                f"install {name}=={release} (docs/vllm.md)"
             )

@@ -61,6 +61,11 @@ def _unsupported(vllm_config: VllmConfig) -> list[str]:
             found.append("multi-head latent attention (MLA) is a TPU kernel")
         elif model.is_hybrid or model.is_attention_free:
             found.append("state-space and linear-attention layers are TPU kernels")
+        if model.attention_chunk_size and model.attention_chunk_size < model.max_model_len:
+            found.append(
+                f"attention in chunks of {model.attention_chunk_size} tokens is unknown to "
+                f"tpu-inference; --max-model-len {model.attention_chunk_size} has one chunk alone"
+            )
         quantization = model.quantization
         if quantization is not None and quantization not in ("fp8", "compressed-tensors"):
             found.append(f"quantization {quantization!r} was not tried")
