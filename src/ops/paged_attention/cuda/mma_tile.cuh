@@ -368,19 +368,27 @@ __device__ __forceinline__ void ValueFragment(unsigned (&b)[kValueTiles][2], uns
 
 // sums += a * b: weights and values of kFragmentKeys keys.
 template <bool kRounded>
-__device__ __forceinline__ void AddProducts(float (&sums)[4], const WeightOperand& a,
+__device__ __forceinline__ void AddProducts(float (&sums)[4], const unsigned (&a)[4],
                                             const unsigned (&b)[2]) {
-  if constexpr (kRounded || kSplit) {
+  if constexpr (kRounded) {
     float products[4] = {};
-    if constexpr (kSplit) {
-      MmaSplit(products, a.x, a.low, b);
-    } else {
-      Mma<Operand>(products, a.x[0], b[0], b[1]);
-    }
+    Mma<Operand>(products, a, b[0], b[1]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) sums[i] += products[i];
   } else {
-    Mma<Operand>(sums, a.x[0], b[0], b[1]);
+    Mma<Operand>(sums, a, b[0], b[1]);
+  }
+}
+template <bool kRounded>
+__device__ __forceinline__ void AddProducts(float (&sums)[4], const WeightOperand& a,
+                                            const unsigned (&b)[2]) {
+  if constexpr (kSplit) {
+    float products[4] = {};
+    MmaSplit(products, a.x, a.low, b);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += products[i];
+  } else {
+    AddProducts<kRounded>(sums, a.x[0], b);
   }
 }
 
