@@ -98,6 +98,15 @@ __device__ __forceinline__ void Mma(float (&c)[4], const unsigned (&a)[4], unsig
   }
 }
 
+// c[16x8] += a[16x8] * b[8x8] of tf32, f32 accumulators.
+__device__ __forceinline__ void MmaTf32(float (&c)[4], const unsigned (&a)[4], unsigned b0,
+                                        unsigned b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // 2^x with a relative error below 2^-22; 2^-inf is 0.
 __device__ __forceinline__ float Exp2(float x) {
   float y;

@@ -1,10 +1,10 @@
-// paged_attention, last launch, on tensor cores: bf16 or f16 queries over caches of the same type
-// or of fp8.
+// paged_attention, last launch, on tensor cores: queries over caches of the same type, and bf16 or
+// f16 queries over caches of fp8.
 //
 // Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (BF16, F16, E4M3, E5M2, float), HEAD_DIM,
-// SOFT_CAP (0: none, 1, 2: with the exact tanh), TILE_ROWS (64, 128), TILE_KEYS (a multiple of 16),
-// MIN_BLOCKS (an SM should hold), BEHIND_PREFILL (1: a launch before this one has taken the prefill
-// items, and left some).
+// SOFT_CAP (0: none, 1, 2: with the exact tanh), TILE_ROWS (16 to 128), TILE_KEYS (a multiple of
+// 16, of f32 of 8), MIN_BLOCKS (an SM should hold), BEHIND_PREFILL (1: a launch before this one has
+// taken the prefill items, and left some).
 #include "src/ops/paged_attention/cuda/decode.cuh"
 #include "src/ops/paged_attention/cuda/prefill.cuh"
 
@@ -26,15 +26,18 @@ extern "C" __global__ void __launch_bounds__(kAttendThreads, MIN_BLOCKS)
         Tile part = tile;
         part.first_row += row;
         part.num_rows = min(tile.num_rows - row, kTileRows);
-        RunPrefill(
-            p, part,
-            [&] {
-              if (row == 0) fetch_next();
-            },
-            tiles, extra.prefill);
+        bool careful = false;
+        const auto fetch_once = [&] {
+          if (row == 0 && !careful) fetch_next();
+        };
+        while (RunPrefill(p, part, careful, fetch_once, tiles, extra.prefill)) careful = true;
       }
     } else {
-      RunDecode(p, tile, fetch_next, tiles, extra.decode);
+      bool careful = false;
+      const auto fetch_once = [&] {
+        if (!careful) fetch_next();
+      };
+      while (RunDecode(p, tile, careful, fetch_once, tiles, extra.decode)) careful = true;
     }
     if constexpr (kHeadDim != kPadded) {  // queries and sums lay where the stages' padding is
       __syncthreads();

@@ -1,5 +1,5 @@
-// paged_attention, second launch, in plain f32: f32 queries or caches, which tensor cores would
-// round, and the mixtures of types that no tensor-core kernel takes.
+// paged_attention, second launch, in plain f32: the mixtures of types that no tensor-core kernel
+// takes, and heads that it has no room for.
 //
 // A block holds 16 rows; eight threads share a row: each of them computes the logits of every
 // eighth key, and sums every eighth group of four head dimensions of the values.
@@ -25,7 +25,7 @@ constexpr int kStride = kPadded + 4;
 constexpr int kQuads = kPadded / 4;
 constexpr int kOwnQuads = (kQuads + kLanes - 1) / kLanes;
 constexpr int kTileFloats = kKeys * kStride;
-constexpr int kCarryBlocks = kSimtCarryKeys / kKeys;
+constexpr int kCarryBlocks = kF32CarryKeys / kKeys;
 // Of a thread: a maximum and, twice, the sums of weights and values.
 constexpr int kCarryFloats = 1 + 2 * (1 + 4 * kOwnQuads);
 

@@ -25,7 +25,8 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
         Case{kBF16, kBF16, kBF16, 256, 0}, Case{kF16, kF16, kF32, 184, 0},
         Case{kBF16, DType::kF8E4M3FN, kBF16, 128, 0}, Case{kF16, DType::kF8E5M2, kF16, 3, 50},
         Case{kF32, kF32, kF32, 128, 0}, Case{kBF16, kF16, kF32, 255, 50},
-        Case{kBF16, kBF16, kBF16, 512, 0}, Case{kF32, kF32, kF32, 512, 0}}) {
+        Case{kBF16, kBF16, kBF16, 512, 0}, Case{kF32, kF32, kF32, 512, 0},
+        Case{kF32, kF32, kBF16, 256, 0}, Case{kF32, kF32, kF32, 7, 50}}) {
     Problem problem;
     problem.query_dtype = c.query;
     problem.cache_dtype = c.cache;

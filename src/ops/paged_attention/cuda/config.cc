@@ -27,33 +27,44 @@ constexpr int64_t kPartialPrefillTiles = 384;
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
 
+bool IsNarrow(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
+
 bool TensorCoresTake(const Problem& problem) {
-  const bool narrow = problem.query_dtype == DType::kBF16 || problem.query_dtype == DType::kF16;
-  return narrow && (problem.cache_dtype == problem.query_dtype || IsFloat8(problem.cache_dtype));
+  return problem.cache_dtype == problem.query_dtype ||
+         (IsNarrow(problem.query_dtype) && IsFloat8(problem.cache_dtype));
 }
 
-// As mma_tile.cuh computes kParts, kOwnDims and the bytes of two stages of decode.
-int64_t Parts(const Problem& problem) { return problem.head_dim > 256 ? 2 : 1; }
+// As mma_tile.cuh computes kSplit, kParts, kOwnDims, kFragmentKeys and the bytes of two stages of
+// decode.
+bool IsSplit(const Problem& problem) { return problem.cache_dtype == DType::kF32; }
+int64_t OperandBytes(const Problem& problem) { return IsSplit(problem) ? 4 : 2; }
+int64_t Parts(const Problem& problem) {
+  const int64_t row = problem.head_dim * OperandBytes(problem);
+  return row > 1024 ? 4 : row > 512 ? 2 : 1;
+}
 int64_t OwnDims(const Problem& problem) {
-  const int64_t align = DTypeSize(problem.cache_dtype) == 1 ? 32 : 16;
+  const int64_t align = IsNarrow(problem.cache_dtype) ? 16 : 32;
   return RoundUp(problem.head_dim, align * Parts(problem)) / Parts(problem);
 }
+int FragmentKeys(const Problem& problem) { return IsSplit(problem) ? 8 : 16; }
 int64_t LeastDecodeBytes(const Problem& problem) {
   const int64_t row = OwnDims(problem) * DTypeSize(problem.cache_dtype) + 16;
-  return int64_t{2} * kAttendWarps * 2 * kDecodeTileRows * row;
+  return int64_t{2} * kAttendWarps * 2 * FragmentKeys(problem) * row;
 }
 
-// Rows of a tensor-core tile. The sums of the rows' values stay in registers, 128 of them a thread.
+// Rows of a tensor-core tile. The sums of the rows' values stay in registers, 128 of them a thread,
+// of f32, which needs more for its operands, 64.
 int WidestTile(const Problem& problem) {
-  return problem.head_dim <= 128 ? 128 : problem.head_dim <= 256 ? 64 : 32;
+  const int64_t row = problem.head_dim * OperandBytes(problem);
+  return row <= 256 ? 128 : row <= 512 ? 64 : row <= 1024 ? 32 : 16;
 }
 
 // What mma_tile.cuh takes of it: tiles, and of wide heads an exchange. 0 if decode has no room.
 int64_t TensorCoreSharedBytes(const Problem& problem, int tile_rows, int tile_keys) {
   const int64_t element = DTypeSize(problem.cache_dtype);
   const int64_t padded = Parts(problem) * OwnDims(problem);
-  const int64_t prefill =
-      tile_rows * (padded * 2 + 16) + int64_t{4} * tile_keys * (padded * element + 16);
+  const int64_t prefill = tile_rows * (padded * OperandBytes(problem) + 16) +
+                          int64_t{4} * tile_keys * (padded * element + 16);
   const int64_t decode = LeastDecodeBytes(problem);
   if (Parts(problem) == 1) return prefill < decode ? 0 : prefill;
   return std::max(prefill, decode) + int64_t{std::max(tile_keys / 8, 4)} * 16 * kAttendThreads;
@@ -70,7 +81,9 @@ int64_t CarryFloats(const Problem& problem) {
 }
 
 int64_t CarryBytes(const Problem& problem) {
-  const int64_t most_keys = TensorCoresTake(problem) ? kCarryKeys : kSimtCarryKeys;
+  // Of wide heads attend_simt.cu may be what a device runs.
+  const bool few = IsNarrow(problem.query_dtype) && TensorCoresTake(problem);
+  const int64_t most_keys = few && problem.head_dim <= 128 ? kCarryKeys : kF32CarryKeys;
   if (problem.max_context() <= most_keys) return 0;
   return MostWorkers(problem) * kAttendThreads * CarryFloats(problem) * int64_t{sizeof(float)};
 }
@@ -123,7 +136,7 @@ int64_t PrefillSharedBytes(const Problem& problem) {
 const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device, bool takes_head_dim,
                        int64_t shared_bytes) {
   if (device.Arch() != "sm_90a") return "not on Hopper";
-  if (!TensorCoresTake(problem)) return "dtypes";
+  if (!TensorCoresTake(problem) || IsSplit(problem)) return "dtypes";
   if (!takes_head_dim) return "head_dim";
   // The static part of its shared memory, rounded up to the alignment of the rest, comes on top.
   return shared_bytes + 1024 <= device.max_shared_memory_per_block ? nullptr : "shared memory";
@@ -267,7 +280,8 @@ bool FitTensorCore(const Problem& problem, const cuda::DeviceInfo& device, Confi
   config.tile_rows = WidestTile(problem);
   const int64_t per_sm = device.max_shared_memory_per_block + 1024;
   for (const int blocks : {2, 1}) {
-    for (int keys = 64; keys >= (Parts(problem) == 1 ? 32 : 16); keys -= 16) {
+    const int step = FragmentKeys(problem);
+    for (int keys = 64; keys >= (Parts(problem) == 1 ? 2 * step : step); keys -= step) {
       const int64_t bytes = TensorCoreSharedBytes(problem, config.tile_rows, keys);
       if (bytes == 0 || blocks * (bytes + kReservedSharedBytes) > per_sm) continue;
       config.tile_keys = keys;
@@ -281,7 +295,7 @@ bool FitTensorCore(const Problem& problem, const cuda::DeviceInfo& device, Confi
 
 // The short form of tanh has an absolute error of 2^-23, which a large cap would multiply.
 bool ExactTanh(const Problem& problem, const Config& config) {
-  return config.family == Family::kSimt || problem.soft_cap > 256;
+  return config.family == Family::kSimt || IsSplit(problem) || problem.soft_cap > 256;
 }
 
 std::vector<std::string> TypeDefines(const Problem& problem, const Config& config) {
@@ -362,7 +376,7 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
     const int64_t per_sm = device.max_shared_memory_per_block + 1024;
     config.blocks_per_sm = static_cast<int>(
         std::clamp<int64_t>(per_sm / (config.shared_bytes + kReservedSharedBytes), 1,
-                            4 / Parts(problem)));  // as registers allow
+                            problem.head_dim > 256 ? 2 : 4));  // as registers allow
   }
   config.workers = config.prefill_workers = static_cast<int>(
       std::min(int64_t{config.blocks_per_sm} * device.num_sms, MostWorkers(problem)));

@@ -16,8 +16,8 @@
 
 namespace xla_gpu::paged_attention {
 
-// kTensorCore: bf16 or f16 queries over a cache of the same type or of fp8. kSimt: plain f32
-// arithmetic for the rest.
+// kTensorCore: queries over a cache of the same type, or bf16 and f16 ones over fp8. kSimt: plain
+// f32 arithmetic for other mixtures, and for heads that a device's shared memory has no room for.
 enum class Family { kTensorCore, kSimt };
 
 struct Config {

@@ -219,8 +219,8 @@ TEST(Config, TypesChooseTheFamily) {
     return Choose(MakeProblem(query, cache), kH200).family;
   };
   EXPECT_EQ(family(DType::kF16, DType::kF8E5M2), Family::kTensorCore);
-  // Tensor cores would round f32, and neither bf16 nor f16 holds the other.
-  EXPECT_EQ(family(DType::kF32, DType::kF32), Family::kSimt);
+  EXPECT_EQ(family(DType::kF32, DType::kF32), Family::kTensorCore);
+  // Neither bf16 nor f16 holds the other, or f32.
   EXPECT_EQ(family(DType::kF32, DType::kBF16), Family::kSimt);
   EXPECT_EQ(family(DType::kBF16, DType::kF32), Family::kSimt);
   EXPECT_EQ(family(DType::kBF16, DType::kF16), Family::kSimt);
@@ -231,21 +231,30 @@ TEST(Config, TypesChooseTheFamily) {
 // room to merge.
 TEST(Config, EveryHeadSizeFitsEveryDevice) {
   for (const cuda::DeviceInfo& device : {kA100, kL40, kH200, kB200}) {
-    for (const DType cache : {DType::kBF16, DType::kF8E4M3FN, DType::kF32}) {
+    for (const auto& [query, cache] : {std::pair{DType::kBF16, DType::kBF16},
+                                       {DType::kBF16, DType::kF8E4M3FN},
+                                       {DType::kBF16, DType::kF32},
+                                       {DType::kF32, DType::kF32}}) {
       for (int64_t head_dim = 1; head_dim <= 512; ++head_dim) {
-        const Problem problem = MakeProblem(DType::kBF16, cache, head_dim);
+        const Problem problem = MakeProblem(query, cache, head_dim);
         const Config config = Choose(problem, device);
         SCOPED_TRACE(testing::Message() << head_dim << " on " << device.Arch());
         EXPECT_LE(config.blocks_per_sm * (config.shared_bytes + 3584),
                   device.max_shared_memory_per_block + 1024);
         EXPECT_GE(config.blocks_per_sm, 1);
         EXPECT_LE(config.tile_rows, 128);
+        const bool split = query == DType::kF32;
+        if (split && (device.max_shared_memory_per_block > 99 << 10 || head_dim <= 384)) {
+          EXPECT_EQ(config.family, Family::kTensorCore);
+        }
         if (config.family == Family::kSimt) continue;
         const int64_t element = DTypeSize(cache);
-        const int64_t align = element == 1 ? 32 : 16;
-        const int64_t parts = head_dim > 256 ? 2 : 1;
+        const int64_t align = element == 2 ? 16 : 32;
+        const int64_t part = split ? 128 : 256;
+        const int64_t parts = head_dim > 2 * part ? 4 : head_dim > part ? 2 : 1;
+        EXPECT_EQ(config.tile_rows % (16 * 4 / parts), 0);
         const int64_t own = (head_dim + parts * align - 1) / (parts * align) * align;
-        const int64_t stages = 2 * 2 * 16 * (own * element + 16);
+        const int64_t stages = 2 * 2 * (split ? 8 : 16) * (own * element + 16);
         EXPECT_GE(config.shared_bytes / 4, stages);
         EXPECT_GE(stages, 16 * (own + 8) * 4);
       }
@@ -314,8 +323,17 @@ TEST(Workspace, LongContextsCarryTheirSums) {
   EXPECT_LE(WorkspaceBytes(problem), layout.total_bytes + (48 << 20));
   // A worker's part is there for every worker.
   EXPECT_LE(Choose(problem, Device(9, 0, 1000, 227)).workers, 320);
-  problem.query_dtype = problem.cache_dtype = DType::kF32;
+  problem.cache_dtype = DType::kF32;
   EXPECT_LE(Choose(problem, Device(9, 0, 1000, 227)).workers, 640);
+  // Where attend_simt.cu may run, or in f32, sums over fewer keys.
+  for (const auto& [dtype, head_dim] :
+       {std::pair{DType::kF32, 128}, {DType::kF32, 512}, {DType::kBF16, 256}}) {
+    problem = MakeProblem(dtype, dtype, head_dim);
+    problem.max_pages_per_seq = 4096 / problem.page_size;
+    EXPECT_EQ(MakeWorkspaceLayout(problem).carry, WorkspaceBytes(problem));
+    ++problem.max_pages_per_seq;
+    EXPECT_GT(WorkspaceBytes(problem), MakeWorkspaceLayout(problem).carry);
+  }
 }
 
 // Where starts descend, each token may be items of its own.
@@ -462,7 +480,7 @@ TEST(CompileCheckSpecs, AreThoseThatTheArchitectureTakes) {
 TEST(CompileCheckSpecs, AreFewAndDistinct) {
   for (const cuda::DeviceInfo& device : cuda::KnownDevices()) {
     const auto specs = CompileCheckSpecs(device);
-    EXPECT_LE(specs.size(), 24u);
+    EXPECT_LE(specs.size(), 26u);
     for (size_t i = 0; i < specs.size(); ++i) {
       for (size_t j = 0; j < i; ++j) {
         EXPECT_FALSE(specs[i].source == specs[j].source && specs[i].defines == specs[j].defines);

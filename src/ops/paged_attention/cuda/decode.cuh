@@ -17,8 +17,8 @@ inline constexpr int kMergeStride = kOwnDims + 8;
 static_assert(kDecodeTileRows * kMergeStride * 4 <= kStages * kStageBytes);
 inline constexpr int kStepKeys = kGroups * kDecodeKeys;  // of all warps
 static_assert(kSplitTokens % kStepKeys == 0);
-inline constexpr int kCarrySteps = kCarryKeys / 2 / kDecodeKeys;
-static_assert(kCarrySteps * kStepKeys >= kCarryKeys);
+inline constexpr int kCarrySteps = kTileCarryKeys / (kGroups < 2 ? 1 : 2) / kDecodeKeys;
+static_assert(kCarrySteps * kStepKeys >= kTileCarryKeys);
 // Copies of a row by one warp.
 inline constexpr int kOwnChunks =
     kParts == 1 ? kChunks : kOwnDims * static_cast<int>(sizeof(Cache)) / kChunk;
@@ -33,8 +33,9 @@ __device__ __forceinline__ unsigned LoadQueryPair(const Query* row, int d) {
   if constexpr (kHeadDim % 2 == 0) {
     return d < kHeadDim ? *reinterpret_cast<const unsigned*>(row + d) : 0u;
   } else {
-    const unsigned low = d < kHeadDim ? row[d].bits : 0u;
-    const unsigned high = d + 1 < kHeadDim ? row[d + 1].bits : 0u;
+    const auto* words = reinterpret_cast<const unsigned short*>(row);
+    const unsigned low = d < kHeadDim ? words[d] : 0u;
+    const unsigned high = d + 1 < kHeadDim ? words[d + 1] : 0u;
     return low | high << 16;
   }
 }
@@ -42,7 +43,7 @@ __device__ __forceinline__ unsigned LoadQueryPair(const Query* row, int d) {
 // Starts loading the tile's query rows as the A operands of all blocks of 16 head dimensions, but
 // for PrepareQuery. Straight into registers: nothing waits for them before the first keys do.
 __device__ __forceinline__ void LoadQueryFragments(const Params& p, const Tile& tile,
-                                                   unsigned (&q)[kDimBlocks][4]) {
+                                                   QueryOperand (&q)[kDimBlocks]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -53,6 +54,15 @@ __device__ __forceinline__ void LoadQueryFragments(const Params& p, const Tile& 
 #pragma unroll
     for (int block = 0; block < kDimBlocks; ++block) {
       // The order of dimensions in a block is that of the keys: see mma_tile.cuh.
+      if constexpr (kSplit) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int d = FirstDim() + block * 16 + i * 4 + lane % 4;
+          q[block].x[i / 2][h + i % 2 * 2] =
+              exists && d < kHeadDim ? reinterpret_cast<const unsigned*>(from)[d] : 0u;
+        }
+        continue;
+      }
       const int d = FirstDim() + block * 16 + lane % 4 * (kOneByte ? 4 : 2);
       uint2 x = make_uint2(0, 0);
       if constexpr (kOneByte && kHeadDim % 4 == 0) {
@@ -60,8 +70,8 @@ __device__ __forceinline__ void LoadQueryFragments(const Params& p, const Tile& 
       } else if (exists) {
         x = make_uint2(LoadQueryPair(from, d), LoadQueryPair(from, d + (kOneByte ? 2 : 8)));
       }
-      q[block][h] = x.x;
-      q[block][h + 2] = x.y;
+      q[block].x[0][h] = x.x;
+      q[block].x[0][h + 2] = x.y;
     }
   }
 }
@@ -69,9 +79,9 @@ __device__ __forceinline__ void LoadQueryFragments(const Params& p, const Tile& 
 // Turns the loaded rows into operands: gives the factor of each of the thread's two rows if
 // kScaledQuery.
 __device__ __forceinline__ void PrepareQuery(bool negate, unsigned exchange,
-                                             unsigned (&q)[kDimBlocks][4], float (&scale)[2]) {
-  const unsigned sign = negate ? 0x80008000u : 0u;
-  const auto low = [](unsigned x) { return ToFloat(Query{static_cast<unsigned short>(x)}); };
+                                             QueryOperand (&q)[kDimBlocks], float (&scale)[2]) {
+  const unsigned sign = negate ? kQuerySigns : 0u;
+  const auto low = [](unsigned x) { return ToFloat(BF16{static_cast<unsigned short>(x)}); };
   const auto high = [&](unsigned x) { return low(x >> 16); };
   float largest[1][4] = {};  // of each row
   if constexpr (kScaledQuery) {
@@ -80,7 +90,7 @@ __device__ __forceinline__ void PrepareQuery(bool negate, unsigned exchange,
       float& own = largest[0][h];
 #pragma unroll
       for (int i = 0; i < 2 * kDimBlocks; ++i) {
-        const unsigned x = q[i / 2][h + i % 2 * 2];
+        const unsigned x = q[i / 2].x[0][h + i % 2 * 2];
         own = fmaxf(own, fmaxf(fabsf(low(x)), fabsf(high(x))));
       }
       own = fmaxf(own, __shfl_xor_sync(kAllLanes, own, 1));
@@ -96,21 +106,23 @@ __device__ __forceinline__ void PrepareQuery(bool negate, unsigned exchange,
       scale[h] = row_scale.up;
 #pragma unroll
       for (int i = 0; i < 2 * kDimBlocks; ++i) {
-        unsigned& x = q[i / 2][h + i % 2 * 2];
+        unsigned& x = q[i / 2].x[0][h + i % 2 * 2];
         x = Pack2<Operand>(low(x) * row_scale.down, high(x) * row_scale.down);
       }
     }
 #pragma unroll
     for (int block = 0; block < kDimBlocks; ++block) {
-      q[block][h] ^= sign;
-      q[block][h + 2] ^= sign;
+#pragma unroll
+      for (auto& x : q[block].x) x[h] ^= sign, x[h + 2] ^= sign;
     }
   }
+#pragma unroll
+  for (QueryOperand& operand : q) operand.SplitWords();
 }
 
-// Starts the copies of 16 keys and values, which lie `to_values` bytes further. Lanes 0 to 15 hold
-// the keys' offsets; keys whose offset is negative become zeros. Every instruction here delays an
-// item's first keys.
+// Starts the copies of kDecodeKeys keys and values, which lie `to_values` bytes further. As many
+// lanes hold the keys' offsets; keys whose offset is negative become zeros. Every instruction here
+// delays an item's first keys.
 __device__ __forceinline__ void CopyStage(long long offset, const char* keys, long long to_values,
                                           unsigned shared_keys) {
   constexpr int kCopies = kDecodeKeys * kOwnChunks;
@@ -139,19 +151,28 @@ __device__ __forceinline__ void CopyStage(long long offset, const char* keys, lo
   }
 }
 
-// Adds 16 keys, in shared memory, to the warp's running softmax.
-__device__ __forceinline__ void AddKeys(const Params& p, const unsigned (&q)[kDimBlocks][4],
-                                        unsigned shared_keys, unsigned exchange, int key0,
-                                        const Visible (&visible)[2], const float (&cap_in)[2],
-                                        RowState (&rows)[2], float (&o)[kOutTiles][4]) {
+// Adds kDecodeKeys keys, in shared memory, to the warp's running softmax.
+__device__ __forceinline__ void AddKeys(const Params& p, const Tile& tile, bool negate,
+                                        const QueryOperand (&q)[kDimBlocks], unsigned shared_keys,
+                                        unsigned exchange, int key0, const Visible (&visible)[2],
+                                        const float (&cap_in)[2], RowState (&rows)[2],
+                                        float (&o)[kOutTiles][4]) {
   // Logits.
-  float s[2][4] = {};
+  float s[kDecodeKeys / 8][4] = {};
 #pragma unroll
   for (int block = 0; block < kDimBlocks; ++block) {
     unsigned b[4];
     KeyFragment<kOwnStride>(b, shared_keys, block);
-    Mma<Operand>(s[0], q[block], b[0], b[1]);
-    Mma<Operand>(s[1], q[block], b[2], b[3]);
+    AddLogits(s, 0, q[block], b);
+  }
+  if constexpr (kSplit) {
+    RepairLogits<kOwnStride>(s, shared_keys, [&](int h, int d) {
+      const int row = static_cast<int>(threadIdx.x) % 32 / 4 + h * 8;
+      if (row >= tile.num_rows) return 0.0f;
+      const float x =
+          static_cast<const float*>(p.query)[QueryRow(p, tile, row) * kHeadDim + FirstDim() + d];
+      return negate ? -x : x;
+    });
   }
   AddParts(s, exchange);
 
@@ -170,9 +191,8 @@ __device__ __forceinline__ void AddKeys(const Params& p, const unsigned (&q)[kDi
   }
 
   // Weights times values.
-  unsigned a[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) a[i] = Pack2<Operand>(s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
+  WeightOperand a;
+  WeightFragment(a, s, 0);
 #pragma unroll
   for (int pair = 0; pair < kOutTiles / kValueTiles; ++pair) {
     unsigned b[kValueTiles][2];
@@ -207,7 +227,15 @@ __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, ch
     float* to = merge_row(warp, row);
 #pragma unroll
     for (int t = 0; t < kOutTiles; ++t) {
-      if constexpr (!kOneByte) {
+      if constexpr (kSplit) {  // four tiles hold eight neighbours
+        if (t % 4 != 0) continue;
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int e = 2 * h + c;
+          *reinterpret_cast<float4*>(to + OwnDimOf(t, c)) =
+              make_float4(o[t][e], o[t + 1][e], o[t + 2][e], o[t + 3][e]);
+        }
+      } else if constexpr (!kOneByte) {
         *reinterpret_cast<float2*>(to + OwnDimOf(t, 0)) = make_float2(o[t][2 * h], o[t][2 * h + 1]);
       } else if (t % 2 == 0) {  // two tiles hold four neighbours
         *reinterpret_cast<float4*>(to + OwnDimOf(t, 0)) =
@@ -248,9 +276,10 @@ __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, ch
   }
 }
 
+// True if the item must be run again, carefully: only f32 may.
 template <typename FetchNext>
-__device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, FetchNext fetch_next,
-                                          char* shared, DecodeShared& extra) {
+__device__ __forceinline__ bool RunDecode(const Params& p, const Tile& tile, bool careful,
+                                          FetchNext fetch_next, char* shared, DecodeShared& extra) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const char* keys =
       p.k_cache + tile.head * p.head_stride + FirstDim() * static_cast<int>(sizeof(Cache));
@@ -269,7 +298,7 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
   for (int i = 0; i < kStages; ++i) pages[i] = page_of(first + i);
 
   // Start loading the queries, and the first stages.
-  unsigned q[kDimBlocks][4];
+  QueryOperand q[kDimBlocks];
   LoadQueryFragments(p, tile, q);
 
   const unsigned ring = SharedAddress(shared) + warp * (kStages * kStageBytes);
@@ -303,7 +332,7 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
   const Visible all = SeenByAll(p, tile);
   const auto has_hidden = [&](int step) {
     const int key = key_of(step);
-    return (key < all.begin && all.begin > tile.key_begin) ||
+    return (kSplit && careful) || (key < all.begin && all.begin > tile.key_begin) ||
            (key + kDecodeKeys > all.end && all.end < tile.key_end);
   };
   bool found = false;
@@ -326,8 +355,9 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
           ring + stage * kStageBytes + kDecodeKeys * kOwnStride, lane, 32);
       __syncwarp();
     }
-    AddKeys(p, q, ring + stage * kStageBytes, exchange + (step - first) % 2 * (2 * kExchangeTile),
-            key_of(step), visible, cap_in, rows, o);
+    AddKeys(p, tile, logit.negate, q, ring + stage * kStageBytes,
+            exchange + (step - first) % 2 * (2 * kExchangeTile), key_of(step), visible, cap_in,
+            rows, o);
     __syncwarp();  // before the stage is written again
     stage = stage + 1 == kStages ? 0 : stage + 1;
     if (carries && ((step - first) % kCarrySteps == kCarrySteps - 1 || step + 1 == end)) {
@@ -338,12 +368,17 @@ __device__ __forceinline__ void RunDecode(const Params& p, const Tile& tile, Fet
   // Finish the sums.
   WaitCopies<0>();
   if (carries) TakeCarry(carry, 0, rows, o);
+  if constexpr (kSplit) {
+    const bool exists[2] = {lane / 4 < tile.num_rows, lane / 4 + 8 < tile.num_rows};
+    if (!careful && __syncthreads_or(InDoubt(o, exists)) != 0) return true;
+  }
   if (__any_sync(kAllLanes, found)) {
     for (int step = first; step < end; ++step) {
       if (has_hidden(step)) AddNonFinite(p, tile, key_of(step), kDecodeKeys, visible, rows, o);
     }
   }
   MergeWarps(p, tile, shared, extra, rows, logit.factor, o);
+  return false;
 }
 
 }  // namespace xla_gpu::paged_attention

@@ -57,7 +57,10 @@ TEST(Describe, SaysWhyNot) {
   invariant.batch_invariant = true;
   expect(invariant, "no decode launch: batch_invariant", few);
   expect(MakePrefill(), "no decode launch: room for many tokens a sequence", "prefill_sm90.cu");
-  expect(MakePrefill(DType::kF32), "attend_simt.cu", "no prefill launch: dtypes");
+  expect(MakePrefill(DType::kF32), "attend_mma.cu", "no prefill launch: dtypes");
+  Problem mixed = MakePrefill();
+  mixed.cache_dtype = DType::kF32;
+  expect(mixed, "attend_simt.cu", "no prefill launch: dtypes");
   Problem gathered = MakePrefill();
   gathered.page_size = 12;
   expect(gathered, "prefill_sm90.cu", "keys by 16 bytes, not by boxes");

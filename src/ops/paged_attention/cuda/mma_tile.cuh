@@ -1,14 +1,19 @@
 // Shared-memory tiles and tensor-core fragments: how queries, keys and values of each cache type
-// become operands of mma.m16n8k16.
+// become operands of mma.m16n8k16, those of f32 of mma.m16n8k8 (see split.cuh).
 //
 // 16-bit caches are used as they are. fp8 caches stay fp8 in shared memory and become f16, exactly,
 // in registers; then the order of head dimensions within a block of 16 is permuted, the same way in
 // query and key (a dot product does not care), and undone where the output is written:
 //   fp8 lane t of a quad holds dims 4t..4t+3 of a block, 16-bit lane t holds 2t, 2t+1, 2t+8, 2t+9.
+// f32 is loaded as words: of a block lane t holds dims t, t+4, t+8, t+12. A lane reads four
+// neighbours of a value at once, so that its four accumulator tiles hold every fourth dimension:
+// those that it has of 32 are 8t..8t+7. Of a step of eight keys its operands are keys 2t and 2t+1,
+// the two whose logits it holds.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_MMA_TILE_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_MMA_TILE_CUH_
 
 #include "src/ops/paged_attention/cuda/attend.cuh"
+#include "src/ops/paged_attention/cuda/split.cuh"
 
 namespace xla_gpu::paged_attention {
 
@@ -40,12 +45,17 @@ inline constexpr bool kRoundedDecode = kSameType<Out, float>;
 inline constexpr bool kRoundedPrefill = kRoundedDecode && kSameType<Operand, F16>;
 
 inline constexpr int kHeadDim = HEAD_DIM;
-inline constexpr bool kOneByte = sizeof(Cache) == 1;  // an element of the cache
-// Of wider heads a warp's registers do not hold the sums: two neighbours share rows and keys, and
-// each has one half (a part) of the head dimensions. Their logits are the sums of two parts.
-inline constexpr int kParts = kHeadDim > 256 ? 2 : 1;
+inline constexpr bool kOneByte = sizeof(Cache) == 1;        // an element of the cache
+inline constexpr bool kSplit = kSameType<Operand, float>;   // operands are two words
+inline constexpr bool kAdjacentTiles = sizeof(Cache) != 2;  // hold neighbouring dimensions
+inline constexpr int kOperandBytes = sizeof(Operand);
+// Of wider heads a warp's registers do not hold the sums: two neighbours, of f32 also all four,
+// share rows and keys, and each has one part of the head dimensions. Their logits are the sums of
+// the parts.
+inline constexpr int kRowOperandBytes = kHeadDim * kOperandBytes;
+inline constexpr int kParts = kRowOperandBytes > 1024 ? 4 : kRowOperandBytes > 512 ? 2 : 1;
 inline constexpr int kGroups = kAttendWarps / kParts;  // of warps, for different rows or keys
-inline constexpr int kAlign = (kOneByte ? 32 : 16) * kParts;
+inline constexpr int kAlign = (kAdjacentTiles ? 32 : 16) * kParts;
 inline constexpr int kPadded = (kHeadDim + kAlign - 1) / kAlign * kAlign;
 inline constexpr int kOwnDims = kPadded / kParts;  // of a warp
 inline constexpr int kDimBlocks = kOwnDims / 16;   // of 16 head dimensions, of a warp
@@ -58,12 +68,13 @@ inline constexpr int kTileKeys = TILE_KEYS;
 inline constexpr int kRowTiles = kTileRows / (16 * kGroups);  // 16-row tiles of a warp
 
 // 16 bytes more than the data: rows then start in different banks.
-inline constexpr int kQueryStride = kPadded * 2 + 16;
+inline constexpr int kQueryStride = kPadded * kOperandBytes + 16;
 inline constexpr int kCacheStride = kPadded * static_cast<int>(sizeof(Cache)) + 16;
 inline constexpr int kQueryBytes = kTileRows * kQueryStride;
 inline constexpr int kKeysBytes = kTileKeys * kCacheStride;
 // Two stages of keys and values of prefill, or of decode, where a warp loads its own dimensions.
-inline constexpr int kDecodeKeys = 16;  // of one stage of one warp
+inline constexpr int kFragmentKeys = kSplit ? 8 : 16;  // of an operand
+inline constexpr int kDecodeKeys = kFragmentKeys;      // of one stage of one warp
 inline constexpr int kOwnStride = kOwnDims * static_cast<int>(sizeof(Cache)) + 16;
 inline constexpr int kStageBytes = 2 * kDecodeKeys * kOwnStride;
 inline constexpr int kLeastDecodeBytes = kParts == 1 ? 0 : 2 * kAttendWarps * kStageBytes;
@@ -82,22 +93,44 @@ inline constexpr int kChunk = kRowBytes % 16 == 0  ? 16
                                                    : static_cast<int>(sizeof(Cache));
 inline constexpr int kChunks = kRowBytes / kChunk;
 
-// Combines what the two warps of a pair have, each element with the other's, the same way in both.
+// A barrier of the warps that share rows and keys.
+__device__ __forceinline__ void SyncParts() {
+  if constexpr (kParts > 1) SyncThreads(1 + Group(), 32 * kParts);
+}
+
+// Combines what the warps of a group have, each element with the others', the same way in all.
 template <int kTiles, typename Combine>
 __device__ __forceinline__ void CombineParts(float (&x)[kTiles][4], unsigned exchange,
                                              Combine combine) {
   if constexpr (kParts == 1) return;
-  const unsigned own = exchange + threadIdx.x * 16, other = exchange + (threadIdx.x ^ 32) * 16;
+  const unsigned own = exchange + threadIdx.x * 16;
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
     StoreShared(own + t * kExchangeTile, make_float4(x[t][0], x[t][1], x[t][2], x[t][3]));
   }
-  SyncThreads(1 + Group(), 64);
-#pragma unroll
-  for (int t = 0; t < kTiles; ++t) {
-    const float4 y = LoadShared<float4>(other + t * kExchangeTile);
+  SyncParts();
+  const auto combine_with = [&](int t, unsigned from) {
+    const float4 y = LoadShared<float4>(from + t * kExchangeTile);
     x[t][0] = combine(x[t][0], y.x), x[t][1] = combine(x[t][1], y.y);
     x[t][2] = combine(x[t][2], y.z), x[t][3] = combine(x[t][3], y.w);
+  };
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    if constexpr (kParts == 2) {
+      combine_with(t, exchange + (threadIdx.x ^ 32) * 16);
+    } else {  // (own + other) + (the others' sum) does not depend on whose is whose
+      float4 far[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        far[i] =
+            LoadShared<float4>(exchange + (threadIdx.x ^ (64 + 32 * i)) * 16 + t * kExchangeTile);
+      }
+      combine_with(t, exchange + (threadIdx.x ^ 32) * 16);
+      x[t][0] = combine(x[t][0], combine(far[0].x, far[1].x));
+      x[t][1] = combine(x[t][1], combine(far[0].y, far[1].y));
+      x[t][2] = combine(x[t][2], combine(far[0].z, far[1].z));
+      x[t][3] = combine(x[t][3], combine(far[0].w, far[1].w));
+    }
   }
 }
 template <int kTiles>
@@ -129,10 +162,13 @@ __device__ inline void ZeroPadding(char* shared, int bytes) {
   }
 }
 
-// Turns the sign of 16 bytes of bf16 or f16.
+// The signs of a word of queries.
+inline constexpr unsigned kQuerySigns = sizeof(Query) == 2 ? 0x80008000u : 0x80000000u;
+
+// Turns the sign of 16 bytes of queries.
 __device__ __forceinline__ void Negate(char* shared) {
   uint4& x = *reinterpret_cast<uint4*>(shared);
-  x.x ^= 0x80008000u, x.y ^= 0x80008000u, x.z ^= 0x80008000u, x.w ^= 0x80008000u;
+  x.x ^= kQuerySigns, x.y ^= kQuerySigns, x.z ^= kQuerySigns, x.w ^= kQuerySigns;
 }
 
 // A power of two that brings a row of bf16 into f16's range, and its inverse.
@@ -154,20 +190,23 @@ __device__ __forceinline__ RowScale ScaleOfRow(float largest) {
 __device__ inline void LoadQuery(const Params& p, const Tile& tile, bool negate, char* shared,
                                  float* row_scale) {
   const Query* query = static_cast<const Query*>(p.query);
-  if constexpr (!kScaledQuery && kHeadDim % 8 == 0) {
+  constexpr int kChunkDims = 16 / kOperandBytes;
+  if constexpr (!kScaledQuery && kHeadDim % kChunkDims == 0) {
     if constexpr (kHeadDim != kPadded) {
-      constexpr int kPadChunks = kPadded > kHeadDim ? (kPadded - kHeadDim + 7) / 8 : 1;
+      constexpr int kPadChunks =
+          kPadded > kHeadDim ? (kPadded - kHeadDim + kChunkDims - 1) / kChunkDims : 1;
       for (int i = threadIdx.x; i < kTileRows * kPadChunks; i += kAttendThreads) {
-        *reinterpret_cast<uint4*>(shared + i / kPadChunks * kQueryStride + kHeadDim * 2 +
-                                  i % kPadChunks * 16) = make_uint4(0, 0, 0, 0);
+        *reinterpret_cast<uint4*>(shared + i / kPadChunks * kQueryStride +
+                                  kHeadDim * kOperandBytes + i % kPadChunks * 16) =
+            make_uint4(0, 0, 0, 0);
       }
     }
-    constexpr int kRowChunks = (kHeadDim + 7) / 8;
+    constexpr int kRowChunks = (kHeadDim + kChunkDims - 1) / kChunkDims;
 #pragma unroll 4
     for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += kAttendThreads) {
       const int row = i / kRowChunks, chunk = i % kRowChunks;
       const bool exists = row < tile.num_rows;
-      const long long from = exists ? QueryRow(p, tile, row) * kHeadDim + chunk * 8 : 0;
+      const long long from = exists ? QueryRow(p, tile, row) * kHeadDim + chunk * kChunkDims : 0;
       CopyAsync<16>(SharedAddress(shared) + row * kQueryStride + chunk * 16, query + from, exists);
     }
     CommitCopies();
@@ -204,19 +243,37 @@ __device__ inline void LoadQuery(const Params& p, const Tile& tile, bool negate,
       for (int j = 0; j < (kPadded + 31) / 32; ++j) {
         const int d = j * 32 + lane;
         if (d < kPadded) {
-          const Operand x = FromFloat<Operand>(values[j] * down);
-          *reinterpret_cast<unsigned short*>(shared + row * kQueryStride + d * 2) = x.bits;
+          *reinterpret_cast<Operand*>(shared + row * kQueryStride + d * kOperandBytes) =
+              FromFloat<Operand>(values[j] * down);
         }
       }
     }
   }
 }
 
-// The A operand of 16 query rows (from `shared`) and head dimension block `block`.
-__device__ __forceinline__ void QueryFragment(unsigned (&a)[4], unsigned shared, int block) {
+// The A operand of 16 query rows and a block of 16 head dimensions: of f32 those of two times
+// eight.
+inline constexpr int kBlockBytes = 16 * kOperandBytes;
+struct QueryOperand {
+  unsigned x[kSplit ? 2 : 1][4];
+  unsigned low[kSplit ? 2 : 1][4];  // of f32
+
+  // Makes operands of f32 from what lies in x.
+  __device__ __forceinline__ void SplitWords() {
+    if constexpr (kSplit) Split(x[0], low[0]), Split(x[1], low[1]);
+  }
+};
+
+// The same, of rows from `shared` and head dimension block `block`.
+__device__ __forceinline__ void QueryFragment(QueryOperand& operand, unsigned shared, int block) {
   const int lane = threadIdx.x % 32;
+  unsigned(&a)[4] = operand.x[0];
   if constexpr (!kOneByte) {
-    LoadMatrix4(a, shared + (lane % 16) * kQueryStride + block * 32 + (lane / 16) * 16);
+    const unsigned at =
+        shared + (lane % 16) * kQueryStride + block * kBlockBytes + (lane / 16) * 16;
+    LoadMatrix4(a, at);
+    if constexpr (kSplit) LoadMatrix4(operand.x[1], at + 32);
+    operand.SplitWords();
   } else {
     const unsigned at = shared + (lane / 4) * kQueryStride + block * 32 + (lane % 4) * 8;
     const uint2 low = LoadShared<uint2>(at), high = LoadShared<uint2>(at + 8 * kQueryStride);
@@ -224,11 +281,14 @@ __device__ __forceinline__ void QueryFragment(unsigned (&a)[4], unsigned shared,
   }
 }
 
-// The B operands of 16 keys: {b[0], b[1]} for the first eight, {b[2], b[3]} for the others.
+// The B operands of kFragmentKeys keys: {b[0], b[1]} for the first eight, {b[2], b[3]} for the
+// others, or of f32 for the first and the last eight dimensions.
 template <int kStride>
 __device__ __forceinline__ void KeyFragment(unsigned (&b)[4], unsigned shared, int block) {
   const int lane = threadIdx.x % 32;
-  if constexpr (!kOneByte) {
+  if constexpr (kSplit) {
+    LoadMatrix4(b, shared + (lane % 8) * kStride + block * kBlockBytes + (lane / 8) * 16);
+  } else if constexpr (!kOneByte) {
     LoadMatrix4(b,
                 shared + (lane % 8 + lane / 16 * 8) * kStride + block * 32 + (lane / 8 % 2) * 16);
   } else {
@@ -242,13 +302,55 @@ __device__ __forceinline__ void KeyFragment(unsigned (&b)[4], unsigned shared, i
   }
 }
 
-// The B operands of 16 keys' values in head dimension blocks [pair * 2, pair * 2 + 2), of which
-// 16-bit types fill only the first: b[tile] for accumulator tile pair * kValueTiles + tile.
-inline constexpr int kValueTiles = kOneByte ? 4 : 2;
+// Adds the products of a block to the logits of fragment `n` of the keys.
+template <int kTiles>
+__device__ __forceinline__ void AddLogits(float (&s)[kTiles][4], int n, const QueryOperand& a,
+                                          const unsigned (&b)[4]) {
+  if constexpr (kSplit) {
+    float products[4] = {};
+    MmaSplit(products, a.x, a.low, b);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[n][i] += products[i];
+  } else {
+    Mma<Operand>(s[2 * n], a.x[0], b[0], b[1]);
+    Mma<Operand>(s[2 * n + 1], a.x[0], b[2], b[3]);
+  }
+}
+
+// The A operand of 16 rows' weights of fragment `n` of the keys.
+struct WeightOperand {
+  unsigned x[1][4];
+  unsigned low[1][4];  // of f32
+};
+template <int kTiles>
+__device__ __forceinline__ void WeightFragment(WeightOperand& a, const float (&s)[kTiles][4],
+                                               int n) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (kSplit) {
+      a.x[0][i] = __float_as_uint(s[n][i % 2 * 2 + i / 2]);
+    } else {
+      const float(&tile)[4] = s[2 * n + i / 2];
+      a.x[0][i] = Pack2<Operand>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+    }
+  }
+  if constexpr (kSplit) Split(a.x[0], a.low[0]);
+}
+
+// The B operands of kFragmentKeys keys' values: b[tile] for accumulator tile pair * kValueTiles +
+// tile. They are of 16 dimensions of 16-bit types, else of 32.
+inline constexpr int kValueTiles = kAdjacentTiles ? 4 : 2;
 template <int kStride>
 __device__ __forceinline__ void ValueFragment(unsigned (&b)[kValueTiles][2], unsigned shared,
                                               int pair) {
   const int lane = threadIdx.x % 32;
+  if constexpr (kSplit) {
+    const unsigned at = shared + lane % 4 * (2 * kStride) + pair * 128 + lane / 4 * 16;
+    const uint4 even = LoadShared<uint4>(at), odd = LoadShared<uint4>(at + kStride);
+    b[0][0] = even.x, b[1][0] = even.y, b[2][0] = even.z, b[3][0] = even.w;
+    b[0][1] = odd.x, b[1][1] = odd.y, b[2][1] = odd.z, b[3][1] = odd.w;
+    return;
+  }
   unsigned r[4];
   LoadMatrix4Transposed(r, shared + (lane % 16) * kStride + pair * 32 + (lane / 16) * 16);
   if constexpr (!kOneByte) {
@@ -264,7 +366,7 @@ __device__ __forceinline__ void ValueFragment(unsigned (&b)[kValueTiles][2], uns
   }
 }
 
-// sums += a * b: weights and values of 16 keys.
+// sums += a * b: weights and values of kFragmentKeys keys.
 template <bool kRounded>
 __device__ __forceinline__ void AddProducts(float (&sums)[4], const unsigned (&a)[4],
                                             const unsigned (&b)[2]) {
@@ -277,12 +379,25 @@ __device__ __forceinline__ void AddProducts(float (&sums)[4], const unsigned (&a
     Mma<Operand>(sums, a, b[0], b[1]);
   }
 }
+template <bool kRounded>
+__device__ __forceinline__ void AddProducts(float (&sums)[4], const WeightOperand& a,
+                                            const unsigned (&b)[2]) {
+  if constexpr (kSplit) {
+    float products[4] = {};
+    MmaSplit(products, a.x, a.low, b);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += products[i];
+  } else {
+    AddProducts<kRounded>(sums, a.x[0], b);
+  }
+}
 
 // Accumulator tiles, and the head dimension of element `column` (0 or 1) of tile `tile`: of the
 // warp's own, and of all.
 inline constexpr int kOutTiles = kOwnDims / 8;
 __device__ __forceinline__ int OwnDimOf(int tile, int column) {
   const int t = threadIdx.x % 4;
+  if constexpr (kSplit) return tile / 4 * 32 + t * 8 + column * 4 + tile % 4;
   if constexpr (!kOneByte) return tile * 8 + t * 2 + column;
   return tile / 2 * 16 + t * 4 + column * 2 + tile % 2;
 }

@@ -20,11 +20,14 @@ __device__ __forceinline__ bool IsFinite(float x) { return fabsf(x) <= 3.4028235
 // all bits but the sign), their lowest, and the sign.
 template <typename T>
 struct ExponentBits {
-  static constexpr unsigned kAll = kSameType<T, BF16>   ? 0x7f807f80u
+  static constexpr unsigned kAll = kSameType<T, float>  ? 0x7f800000u
+                                   : kSameType<T, BF16> ? 0x7f807f80u
                                    : kSameType<T, F16>  ? 0x7c007c00u
                                    : kSameType<T, E4M3> ? 0x7f7f7f7fu
                                                         : 0x7c7c7c7cu;
-  static constexpr unsigned kSign = sizeof(T) == 1 ? 0x80808080u : 0x80008000u;
+  static constexpr unsigned kSign = sizeof(T) == 1   ? 0x80808080u
+                                    : sizeof(T) == 2 ? 0x80008000u
+                                                     : 0x80000000u;
   static constexpr unsigned kLowest = kAll & ~(kAll << 1);
 };
 
@@ -36,7 +39,7 @@ __device__ __forceinline__ unsigned NonFiniteSigns(unsigned word) {
 }
 template <typename T>
 __device__ __forceinline__ unsigned NonFiniteMask(unsigned word) {
-  return (NonFiniteSigns<T>(word) >> (8 * sizeof(T) - 1)) * ((1u << 8 * sizeof(T)) - 1u);
+  return (NonFiniteSigns<T>(word) >> (8 * sizeof(T) - 1)) * (~0u >> (32 - 8 * sizeof(T)));
 }
 
 // Zeroes what is not finite in rows of shared memory, by `threads` threads of which this is number
@@ -61,6 +64,47 @@ __device__ __forceinline__ bool ZeroNonFinite(unsigned shared, int thread, int t
   return found != 0;
 }
 
+// Computes logits of the warp's part of f32 heads again that are not finite, from keys in shared
+// memory and the warp's part of the thread's two query rows, of which query_at(h, d) gives
+// elements.
+template <int kStride, int kTiles, typename QueryAt>
+__device__ __forceinline__ void RepairLogits(float (&s)[kTiles][4], unsigned keys,
+                                             QueryAt query_at) {
+  float doubt = 0.0f;  // or NaN
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) doubt = fmaf(s[tile][i], 0.0f, doubt);
+  }
+  if (!__any_sync(kAllLanes, doubt != 0.0f)) return;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (IsFinite(s[tile][i])) continue;
+      const unsigned key = keys + (tile * 8 + threadIdx.x % 4 * 2 + i % 2) * kStride;
+      float sum = 0.0f;
+#pragma unroll 1
+      for (int d = 0; d < min(kOwnDims, kHeadDim - FirstDim()); ++d) {
+        sum = fmaf(query_at(i / 2, d), LoadShared<float>(key + d * 4), sum);
+      }
+      s[tile][i] = sum;
+    }
+  }
+}
+
+// Whether the tensor cores' products of f32 leave doubt about two rows' sums, of which the tile has
+// `exists`: what is not finite must be taken out of the values first.
+__device__ __forceinline__ bool InDoubt(const float (&o)[kOutTiles][4], const bool (&exists)[2]) {
+  float doubt[2] = {};
+#pragma unroll
+  for (int t = 0; t < kOutTiles; ++t) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) doubt[i / 2] = fmaf(o[t][i], 0.0f, doubt[i / 2]);
+  }
+  return (exists[0] && doubt[0] != 0.0f) || (exists[1] && doubt[1] != 0.0f);
+}
+
 // Goes over keys [key0, key0 + count) of the tile: add(key, finite, values), whether the key itself
 // is finite, and its values, in the cache. All lanes of a warp.
 template <typename Add>
@@ -72,6 +116,12 @@ __device__ __forceinline__ void ForKeys(const Params& p, const Tile& tile, int k
     const long long offset = KeyOffset(p, tile, key, PageOf(p, tile, key));
     if (offset < 0) continue;
     const long long of_head = offset + tile.head * p.head_stride;
+    if constexpr (kSplit) {  // where there may be many such keys, with few values to add
+      const Cache* values = reinterpret_cast<const Cache*>(p.v_cache + of_head);
+      bool any = false;
+      for (int d = threadIdx.x % 32; d < kHeadDim; d += 32) any |= !IsFinite(ToFloat(values[d]));
+      if (!__any_sync(kAllLanes, any)) continue;
+    }
     const Cache* keys = reinterpret_cast<const Cache*>(p.k_cache + of_head);
     bool finite = true;
     for (int d = 0; SOFT_CAP == 0 && d < kHeadDim; ++d) finite &= IsFinite(ToFloat(keys[d]));

@@ -30,7 +30,9 @@ constexpr Kind kKinds[] = {{DType::kBF16, DType::kBF16, 0.03},
                            {DType::kBF16, DType::kBF16, 0.03, 256},
                            {DType::kBF16, DType::kF8E4M3FN, 0.03, 128},
                            {DType::kBF16, DType::kBF16, 0.03, 512},
-                           {DType::kBF16, DType::kF8E4M3FN, 0.03, 512}};
+                           {DType::kBF16, DType::kF8E4M3FN, 0.03, 512},
+                           {DType::kF32, DType::kF32, 2e-5, 256},
+                           {DType::kF32, DType::kF32, 2e-5, 512}};
 
 CaseSpec SpecOf(const Kind& kind, std::vector<int64_t> query_lens,
                 std::vector<int64_t> context_lens) {
@@ -197,6 +199,43 @@ TEST_F(PagedAttentionEdgesGpuTest, ExtremesAreRight) {
         c.k_scale.Set(0, extreme.k_scale);
         ExpectRight(c, kind.tolerance, s.ToString());
         if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// f32 is multiplied as the sum of two halves: operands at the ends of its range are not to become
+// infinite or NaN on the way, and infinite ones stay what they are.
+TEST_F(PagedAttentionEdgesGpuTest, LargeAndInfiniteOperandsOfF32) {
+  constexpr double kMost = 3.4028234663852886e38;
+  for (const int64_t head_dim : {64, 128, 256, 512}) {
+    const Kind kind = {DType::kF32, DType::kF32, 2e-5, head_dim};
+    for (const auto& spec : {SpecOf(kind, {1, 1}, {70, 3}), SpecOf(kind, {60, 1}, {70, 3})}) {
+      for (const double value : {kMost, -kMost, HUGE_VAL, -HUGE_VAL}) {
+        for (int where = 0; where < 3; ++where) {
+          std::mt19937_64 rng(10);
+          Case c(spec, rng);
+          const Problem p = *ProblemFromCall(c.call());
+          // Of the first token, which all rows see.
+          const auto at = [&](const CacheLayout& layout) {
+            return layout.offset + c.block_tables.ints()[0] * layout.page_stride + 5;
+          };
+          if (where == 0) c.kv_cache.Set(at(p.v), value);
+          if (where == 1) c.kv_cache.Set(at(p.k), value);
+          if (where == 2) c.query.Set(5, value);
+          // Logits of large operands stay below f32's largest.
+          for (int64_t i = 0; where == 1 && i < c.query.size(); ++i) {
+            if (std::isfinite(value)) c.query.Set(i, c.query.Get(i) * 1e-20);
+          }
+          for (int64_t i = 0; where == 2 && i < 70 && std::isfinite(value); ++i) {
+            const int64_t page = c.block_tables.ints()[i / p.page_size];
+            const int64_t key =
+                p.k.offset + page * p.k.page_stride + i % p.page_size * p.k.token_stride + 5;
+            c.kv_cache.Set(key, c.kv_cache.Get(key) * 1e-20);
+          }
+          ExpectRight(c, kind.tolerance, StrCat("head_dim ", head_dim, " ", value, " at ", where));
+          if (HasFailure()) return;
+        }
       }
     }
   }

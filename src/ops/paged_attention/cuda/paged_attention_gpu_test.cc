@@ -49,7 +49,9 @@ constexpr Kind kKinds[] = {{DType::kBF16, DType::kBF16, "", 128, false},
                            {DType::kBF16, DType::kBF16, "f32", 347, true},
                            {DType::kF32, DType::kF32, "", 512, false},
                            {DType::kBF16, DType::kBF16, "", 192, false},
-                           {DType::kBF16, DType::kBF16, "f32", 96, true}};
+                           {DType::kBF16, DType::kBF16, "f32", 96, true},
+                           {DType::kF32, DType::kF32, "", 64, true},
+                           {DType::kF32, DType::kF32, "bf16", 256, false}};
 
 constexpr Kind kF16WithF32Results = {DType::kF16, DType::kF16, "f32", 256, false};
 constexpr Kind kE5M2WithCap = {DType::kF16, DType::kF8E5M2, "", 64, true};
@@ -69,6 +71,7 @@ CaseSpec SpecOf(const Kind& kind, std::mt19937_64& rng) {
 // Makes one key of a row outweigh most others. Not by all that f16 weights hold where the values
 // are of fp8: some of its own are 0, and then the others are what counts.
 void JumpLogits(const Kind& kind, CaseSpec& spec) {
+  if (kind.query == DType::kF32) return;  // the unit is of smaller logits
   spec.scale *= IsFloat8(kind.cache) ? 10 : 100;
   spec.non_finite = 0;  // of a weight that is 0 in f32 an infinity makes NaN
 }
@@ -217,8 +220,9 @@ INSTANTIATE_TEST_SUITE_P(, RandomProblemsGpuTest, testing::ValuesIn(kKinds), Nam
 // pages that the copy engine loads on Hopper, and logits jump by more than weights hold.
 TEST_F(PagedAttentionGpuTest, PrefillOfManyTilesAgreesWithReference) {
   Errors errors;
-  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6], kE5M2WithCap,
-                           kF16WithF32Results, kKinds[12], kKinds[13], kKinds[14]}) {
+  for (const Kind& kind :
+       {kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6], kE5M2WithCap, kF16WithF32Results,
+        kKinds[12], kKinds[13], kKinds[14], kKinds[8], kKinds[16], kKinds[19], kKinds[20]}) {
     for (int seed = 1; seed <= std::max(CasesPerKind() / 10, 2); ++seed) {
       std::mt19937_64 rng(static_cast<uint64_t>(seed));
       const auto in = [&rng](int64_t lo, int64_t hi) {
@@ -278,15 +282,15 @@ TEST_P(LongContextsGpuTest, AgreeWithReference) {
 INSTANTIATE_TEST_SUITE_P(, LongContextsGpuTest,
                          testing::Values(kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6],
                                          kE5M2WithCap, kF16WithF32Results, kKinds[12], kKinds[13],
-                                         kKinds[14]),
+                                         kKinds[14], kKinds[8], kKinds[16], kKinds[19], kKinds[20]),
                          NameOf);
 
 // Batches that decode at most a token for each sequence that there is room for: on Hopper they have
 // a kernel of their own, which cuts the keys of all sequences into equal ranges.
 TEST_F(PagedAttentionGpuTest, DecodeOfManyPagesAgreesWithReference) {
   Errors errors;
-  for (const Kind& kind :
-       {kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6], kKinds[12], kKinds[14], kE5M2}) {
+  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6], kKinds[12],
+                           kKinds[14], kE5M2, kKinds[8], kKinds[16], kKinds[19], kKinds[20]}) {
     for (int seed = 1; seed <= std::max(CasesPerKind() / 2, 2); ++seed) {
       std::mt19937_64 rng(static_cast<uint64_t>(seed));
       const auto in = [&rng](int64_t lo, int64_t hi) {
@@ -364,7 +368,8 @@ TEST_P(ManyRowsGpuTest, AgreeWithReference) {
 INSTANTIATE_TEST_SUITE_P(, ManyRowsGpuTest,
                          testing::Values(kKinds[0], kKinds[1], kKinds[2], kKinds[6],
                                          Kind{DType::kBF16, DType::kBF16, "f32", 128, false},
-                                         kKinds[4], kKinds[12], kKinds[14]),
+                                         kKinds[4], kKinds[12], kKinds[14], kKinds[8], kKinds[19],
+                                         kKinds[20]),
                          NameOf);
 
 // Few sequences: on Hopper 8, 4 or 2 blocks share each head, and contexts are cut between all.

@@ -31,7 +31,7 @@ inline constexpr int kInvariantMaxSplits = 8;
 // Sums over more keys go over a carry in the workspace: see carry.cuh. In f32 the errors of others
 // would not hide those of the sums.
 inline constexpr int kCarryKeys = 8192;
-inline constexpr int kSimtCarryKeys = 4096;
+inline constexpr int kF32CarryKeys = 4096;
 
 inline constexpr int kFillTokens = 64;  // of a fill item
 

@@ -8,8 +8,8 @@
 
 namespace xla_gpu::paged_attention {
 
-static_assert(kParts == 1 || kRowTiles == 1);  // a pair's exchange has room for no more
-inline constexpr int kCarryTiles = (kCarryKeys + kTileKeys - 1) / kTileKeys;
+static_assert(kParts == 1 || kRowTiles == 1);  // a group's exchange has room for no more
+inline constexpr int kCarryTiles = (kTileCarryKeys + kTileKeys - 1) / kTileKeys;
 
 struct PrefillShared {
   long long offsets[2][kTileKeys];  // where the keys of a tile lie in the cache; -1: zeros
@@ -39,18 +39,15 @@ __device__ __forceinline__ void DotProducts(float (&s)[kRowTiles][kTileKeys / 8]
                                             unsigned keys) {
 #pragma unroll
   for (int block = 0; block < kDimBlocks; ++block) {
-    unsigned a[kRowTiles][4];
+    QueryOperand a[kRowTiles];
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) QueryFragment(a[m], query + m * 16 * kQueryStride, block);
 #pragma unroll
-    for (int n = 0; n < kTileKeys / 16; ++n) {
+    for (int n = 0; n < kTileKeys / kFragmentKeys; ++n) {
       unsigned b[4];
-      KeyFragment<kCacheStride>(b, keys + n * 16 * kCacheStride, block);
+      KeyFragment<kCacheStride>(b, keys + n * kFragmentKeys * kCacheStride, block);
 #pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
-        Mma<Operand>(s[m][2 * n], a[m], b[0], b[1]);
-        Mma<Operand>(s[m][2 * n + 1], a[m], b[2], b[3]);
-      }
+      for (int m = 0; m < kRowTiles; ++m) AddLogits(s[m], n, a[m], b);
     }
   }
 }
@@ -60,20 +57,14 @@ __device__ __forceinline__ void AddValues(float (&o)[kRowTiles][kOutTiles][4],
                                           const float (&s)[kRowTiles][kTileKeys / 8][4],
                                           unsigned values) {
 #pragma unroll
-  for (int n = 0; n < kTileKeys / 16; ++n) {
-    unsigned a[kRowTiles][4];
+  for (int n = 0; n < kTileKeys / kFragmentKeys; ++n) {
+    WeightOperand a[kRowTiles];
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float(&tile)[4] = s[m][2 * n + i / 2];
-        a[m][i] = Pack2<Operand>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
-      }
-    }
+    for (int m = 0; m < kRowTiles; ++m) WeightFragment(a[m], s[m], n);
 #pragma unroll
     for (int pair = 0; pair < kOutTiles / kValueTiles; ++pair) {
       unsigned b[kValueTiles][2];
-      ValueFragment<kCacheStride>(b, values + n * 16 * kCacheStride, pair);
+      ValueFragment<kCacheStride>(b, values + n * kFragmentKeys * kCacheStride, pair);
 #pragma unroll
       for (int tile = 0; tile < kValueTiles; ++tile) {
 #pragma unroll
@@ -102,7 +93,7 @@ __device__ __forceinline__ bool StaysAsWritten(const Params& p, const Tile& tile
                : ToFloat(static_cast<const Out*>(p.out)[QueryRow(p, tile, row) * kHeadDim]);
   }
   doubt = QuadSum(doubt);  // also: the row's lanes have read the mark before one overwrites it,
-  if (kParts > 1) SyncThreads(1 + Group(), 64);  // and so has the warp of its other dimensions
+  SyncParts();             // and so have the warps of its other dimensions
   return again && doubt == 0.0f && mark == mark;
 }
 
@@ -137,18 +128,21 @@ __device__ __forceinline__ void WritePrefillRow(const Params& p, const Tile& til
   const RowEnd end = FinishRow(p, tile, query_row, logit_factor, max_logit, sum);
   if (p.lse != nullptr && first_lane) p.lse[query_row] = end.lse;
   Out* out = static_cast<Out*>(p.out) + query_row * kHeadDim;
-  // Pairs of neighbours go out together: (t, 0) and (t, 1), in fp8's order (t, c) and (t + 1, c).
+  // Pairs of neighbours go out together: (t, 0) and (t, 1), of adjacent tiles (t, c) and (t + 1,
+  // c).
 #pragma unroll
   for (int t = 0; t < kOutTiles; ++t) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      if ((kOneByte ? t % 2 : c) != 0) continue;
+      if ((kAdjacentTiles ? t % 2 : c) != 0) continue;
       const int d = DimOf(t, c);
       const float x = end.Value(o[t][2 * half + c]);
-      const float y =
-          end.Value(kOneByte ? o[kOneByte ? t + 1 : t][2 * half + c] : o[t][2 * half + 1]);
+      const float y = end.Value(kAdjacentTiles ? o[kAdjacentTiles ? t + 1 : t][2 * half + c]
+                                               : o[t][2 * half + 1]);
       if constexpr (kHeadDim % 2 == 0 && sizeof(Out) == 2) {
         if (d < kHeadDim) *reinterpret_cast<unsigned*>(out + d) = Pack2<Out>(x, y);
+      } else if constexpr (kHeadDim % 2 == 0) {
+        if (d < kHeadDim) *reinterpret_cast<float2*>(out + d) = make_float2(x, y);
       } else {
         if (d < kHeadDim) out[d] = FromFloat<Out>(x);
         if (d + 1 < kHeadDim) out[d + 1] = FromFloat<Out>(y);
@@ -157,15 +151,18 @@ __device__ __forceinline__ void WritePrefillRow(const Params& p, const Tile& til
   }
 }
 
+// True if the item must be run again, carefully: only f32 may.
 template <typename FetchNext>
-__device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, FetchNext fetch_next,
-                                           char* shared, PrefillShared& extra) {
+__device__ __forceinline__ bool RunPrefill(const Params& p, const Tile& tile, bool careful,
+                                           FetchNext fetch_next, char* shared,
+                                           PrefillShared& extra) {
   const int tid = threadIdx.x, lane = tid % 32;
   const int warp_row = Group() * (16 * kRowTiles);
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
   const char* keys = p.k_cache + tile.head * p.head_stride;
   const char* values = p.v_cache + tile.head * p.head_stride;
-  const unsigned query_tile = SharedAddress(shared) + warp_row * kQueryStride + FirstDim() * 2;
+  const unsigned query_tile =
+      SharedAddress(shared) + warp_row * kQueryStride + FirstDim() * kOperandBytes;
   const unsigned cache_tiles = SharedAddress(shared) + kQueryBytes;
   const unsigned own_dims = FirstDim() * static_cast<unsigned>(sizeof(Cache));
 
@@ -216,7 +213,8 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
   if (warp_row >= tile.num_rows) last_row.end = 0;  // no row: this warp only helps to copy
 
   const auto has_hidden = [&](int t) {
-    return t * kTileKeys < extra.all.begin || (t + 1) * kTileKeys > extra.all.end;
+    return (kSplit && careful) || t * kTileKeys < extra.all.begin ||
+           (t + 1) * kTileKeys > extra.all.end;
   };
   const bool carries = end - first > kCarryTiles;
   const Carry carry = MakeCarry(p, kAttendThreads, kCarryFloats);
@@ -242,7 +240,15 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
       float s[kRowTiles][kTileKeys / 8][4] = {};
       DotProducts(s, query_tile, tile_keys + own_dims);
 #pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) AddParts(s[m], SharedAddress(shared) + kTilesBytes);
+      for (int m = 0; m < kRowTiles; ++m) {
+        if constexpr (kSplit) {
+          RepairLogits<kCacheStride>(s[m], tile_keys + own_dims, [&](int h, int d) {
+            const int row = m * 16 + h * 8 + lane / 4;
+            return LoadShared<float>(query_tile + row * kQueryStride + d * 4);
+          });
+        }
+        AddParts(s[m], SharedAddress(shared) + kTilesBytes);
+      }
 
       // Softmax.
       const bool mask = key0 < last_row.begin || key0 + kTileKeys > first_row.end;
@@ -275,6 +281,16 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) TakeCarry(carry, m, rows[m], o[m]);
   }
+  if constexpr (kSplit) {
+    bool in_doubt = false;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      const int row = warp_row + m * 16 + lane / 4;
+      const bool exists[2] = {row < tile.num_rows, row + 8 < tile.num_rows};
+      in_doubt |= InDoubt(o[m], exists);
+    }
+    if (!careful && __syncthreads_or(in_doubt) != 0) return true;
+  }
   if (extra.found) {
     for (int t = first; t < end; ++t) {
       if (!has_hidden(t)) continue;
@@ -293,6 +309,7 @@ __device__ __forceinline__ void RunPrefill(const Params& p, const Tile& tile, Fe
                       logit.factor);
     }
   }
+  return false;
 }
 
 }  // namespace xla_gpu::paged_attention

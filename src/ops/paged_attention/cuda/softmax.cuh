@@ -111,6 +111,10 @@ __device__ __forceinline__ float QuadSum(float x) {
   return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
+// Sums over more keys go over the carry: in f32 the errors of others would not hide those of the
+// sums.
+inline constexpr int kTileCarryKeys = kSplit ? kF32CarryKeys : kCarryKeys;
+
 // Of a thread for each 16-row tile: for two rows a maximum and, twice, sums of weights and values.
 inline constexpr int kTileCarryFloats = 2 + 2 * (2 + 4 * kOutTiles);
 inline constexpr int kCarryFloats = kRowTiles * kTileCarryFloats;
