@@ -39,6 +39,7 @@ __device__ long long SlotOf(const AppendParams& p, int seq, long long token) {
 __device__ void Append(const AppendParams& p, long long first) {
   __shared__ int owners[kMaxTokensPerBlock];
   __shared__ long long slots[kMaxTokensPerBlock];
+  update_kv_cache::TokenWriter writer(p.update, first);
   const long long end = min(first + p.update.tokens_per_block, p.update.tokens);
   for (int i = threadIdx.x; i < p.update.tokens_per_block; i += blockDim.x) owners[i] = -1;
   __syncthreads();
@@ -48,7 +49,7 @@ __device__ void Append(const AppendParams& p, long long first) {
     slots[i] = owners[i] < 0 ? -1 : SlotOf(p, owners[i], first + i);
   }
   __syncthreads();
-  update_kv_cache::WriteTokens(p.update, first, slots);
+  writer.Write(slots);
 }
 
 }  // namespace

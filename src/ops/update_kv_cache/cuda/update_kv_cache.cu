@@ -47,6 +47,7 @@ struct SlotTable {
 
   // A token of a later block has this slot.
   __device__ void Overwrite(Slot slot) {
+    if (slot < 0) return;
     for (int entry = FirstEntry(slot);; entry = (entry + 1) % kEntries) {
       const Slot found = slots[entry];
       if (found == kEmpty) return;
@@ -56,6 +57,66 @@ struct SlotTable {
       }
     }
   }
+};
+
+// The slots of tokens [begin, end), a thread's share at a time, which is loaded before it is asked
+// for: 16 bytes a load, and those beside whole ones with the first.
+class LaterSlots {
+ public:
+  __device__ LaterSlots(const Slot* mapping, long long begin, long long end) {
+    begin = min(begin, end);
+    const auto misplaced =
+        reinterpret_cast<unsigned long long>(mapping + begin) % 16 / sizeof(Slot);
+    const long long aligned = min(end, begin + (misplaced == 0 ? 0 : kPerLoad - misplaced));
+    loads_ = (end - aligned) / kPerLoad;
+    from_ = reinterpret_cast<const Load*>(mapping + aligned);
+    const int i = static_cast<int>(threadIdx.x) % 32;
+    const long long edge = threadIdx.x < 32 ? begin + i : aligned + loads_ * kPerLoad + i;
+    if (threadIdx.x < 64 && edge < (threadIdx.x < 32 ? aligned : end)) edge_ = mapping[edge];
+    Fetch();
+  }
+
+  template <typename Take>
+  __device__ void ForEach(Take take) const {
+    if (next_ == threadIdx.x && edge_ != SlotTable::kEmpty) take(edge_);
+#pragma unroll
+    for (const Load& load : share_) {
+#pragma unroll
+      for (const Slot slot : load.x) take(slot);
+    }
+  }
+
+  __device__ bool Next() {
+    next_ += kShare * kUpdateThreads;
+    if (next_ >= loads_) return false;
+    Fetch();
+    return true;
+  }
+
+ private:
+  static constexpr int kPerLoad = 16 / sizeof(Slot), kShare = 4;
+  struct alignas(16) Load {
+    Slot x[kPerLoad];
+  };
+
+  __device__ void Fetch() {
+#pragma unroll
+    for (int i = 0; i < kShare; ++i) {
+      const long long at = next_ + i * kUpdateThreads;
+      if (at < loads_) {
+        share_[i] = from_[at];
+      } else {
+#pragma unroll
+        for (Slot& slot : share_[i].x) slot = SlotTable::kEmpty;
+      }
+    }
+  }
+
+  const Load* from_;
+  long long loads_;
+  long long next_ = threadIdx.x;
+  Slot edge_ = SlotTable::kEmpty;
+  Load share_[kShare];
 };
 
 }  // namespace
@@ -72,20 +133,20 @@ extern "C" __global__ void __launch_bounds__(kUpdateThreads)
   Slot slot = -1;
   if (token < p.tokens_per_block && first + token < p.tokens) slot = mapping[first + token];
   const bool in_cache = slot >= 0 && slot < p.num_slots;
+  TokenWriter writer(p, first);
+  LaterSlots later(mapping, first + p.tokens_per_block, p.tokens);
   table.Clear();
   __syncthreads();
   const int entry = in_cache ? table.Insert(slot, token) : 0;
   __syncthreads();
-#pragma unroll 8
-  for (long long later = first + p.tokens_per_block + threadIdx.x; later < p.tokens;
-       later += kUpdateThreads) {
-    table.Overwrite(mapping[later]);
-  }
+  do {
+    later.ForEach([&](Slot overwritten) { table.Overwrite(overwritten); });
+  } while (later.Next());
   __syncthreads();
   slots[token] = in_cache && table.newest[entry] == token ? slot : -1;
   __syncthreads();
 
-  WriteTokens(p, first, slots);
+  writer.Write(slots);
 }
 
 // to = from, for a cache that is not updated in place. Both are aligned to 16 bytes.

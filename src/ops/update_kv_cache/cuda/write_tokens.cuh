@@ -43,61 +43,79 @@ __device__ __forceinline__ void Store(const CacheParams& cache, long long elemen
   StoreVector(to, out);
 }
 
-// Where the next vector of a thread lies: vectors of a token lie side by side, tokens follow.
-struct Position {
-  int token;   // in the block
-  int column;  // vector in the token
-};
-
-// Tokens [first, first + tokens_per_block) into slots[0 ...], by a whole block; those with a
-// negative slot are skipped. Leaves the tokens' places in the cache in `slots`.
-__device__ __forceinline__ void WriteTokens(const Params& p, long long first, long long* slots) {
-  for (int i = threadIdx.x; i < p.tokens_per_block; i += blockDim.x) {
-    if (slots[i] < 0) continue;
-    const long long page = Quotient(slots[i], p.page_size);
-    slots[i] = page * p.page_stride + (slots[i] - page * p.page_size) * p.token_stride;
+// Writes tokens [first, first + tokens_per_block), a whole block together. The first vectors are
+// loaded before the tokens' slots need be known.
+class TokenWriter {
+ public:
+  __device__ TokenWriter(const Params& p, long long first)
+      : p_(p),
+        first_(first),
+        tokens_(static_cast<int>(min(p.tokens - first, 0LL + p.tokens_per_block))),
+        per_token_(p.kv_heads * kPerHead),
+        next_{static_cast<int>(threadIdx.x) / per_token_,
+              static_cast<int>(threadIdx.x) % per_token_} {
+    Fetch();
   }
-  __syncthreads();
 
-  constexpr int kPerHead = HEAD_DIM / VECTOR;
-  const int per_token = p.kv_heads * kPerHead;
-  const int token_step = static_cast<int>(blockDim.x) / per_token;
-  const int column_step = static_cast<int>(blockDim.x) - token_step * per_token;
-  Position next = {static_cast<int>(threadIdx.x) / per_token,
-                   static_cast<int>(threadIdx.x) % per_token};
-  const auto advance = [&] {
-    const Position at = next;
-    next.token += token_step;
-    next.column += column_step;
-    if (next.column >= per_token) next.column -= per_token, ++next.token;
-    return at;
+  // Tokens with a negative slot are skipped. Leaves the tokens' places in the cache in `slots`.
+  __device__ void Write(long long* slots) {
+    for (int i = threadIdx.x; i < tokens_; i += blockDim.x) {
+      if (slots[i] < 0) continue;
+      const long long page = Quotient(slots[i], p_.page_size);
+      slots[i] = page * p_.page_stride + (slots[i] - page * p_.page_size) * p_.token_stride;
+    }
+    __syncthreads();
+    while (at_[0].token < tokens_) {
+      StoreAll(slots);
+      Fetch();
+    }
+  }
+
+ private:
+  // Of a vector of a thread: vectors of a token lie side by side, tokens follow.
+  struct Position {
+    int token;   // in the block
+    int column;  // vector in the token
   };
-  constexpr int kAtOnce = 2;  // of keys and of values: their loads are all under way before a store
-  while (next.token < p.tokens_per_block) {
-    Position at[kAtOnce];
-    long long place[kAtOnce];
-    InputVector k[kAtOnce], v[kAtOnce];
+  static constexpr int kPerHead = HEAD_DIM / VECTOR;
+  static constexpr int kAtOnce = 2;  // of keys and of values: their loads are all under way
+
+  __device__ void Fetch() {
+    const int token_step = static_cast<int>(blockDim.x) / per_token_;
+    const int column_step = static_cast<int>(blockDim.x) - token_step * per_token_;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      at[i] = advance();
-      place[i] = at[i].token < p.tokens_per_block ? slots[at[i].token] : -1;
-      if (place[i] < 0) continue;
+      at_[i] = next_;
+      next_.token += token_step;
+      next_.column += column_step;
+      if (next_.column >= per_token_) next_.column -= per_token_, ++next_.token;
+      if (at_[i].token >= tokens_) continue;
       const long long from =
-          ((first + at[i].token) * per_token + at[i].column) * static_cast<long long>(VECTOR);
-      k[i] = Load(p.k, from);
-      v[i] = Load(p.v, from);
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (place[i] < 0) continue;
-      const int head = at[i].column / kPerHead;
-      const long long to = place[i] + head * p.head_stride +
-                           at[i].column % kPerHead * static_cast<long long>(VECTOR);
-      Store(p.k, to, head, k[i]);
-      Store(p.v, to, head, v[i]);
+          ((first_ + at_[i].token) * per_token_ + at_[i].column) * static_cast<long long>(VECTOR);
+      k_[i] = Load(p_.k, from);
+      v_[i] = Load(p_.v, from);
     }
   }
-}
+
+  __device__ void StoreAll(const long long* places) const {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const long long place = at_[i].token < tokens_ ? places[at_[i].token] : -1;
+      if (place < 0) continue;
+      const int head = at_[i].column / kPerHead;
+      const long long to =
+          place + head * p_.head_stride + at_[i].column % kPerHead * static_cast<long long>(VECTOR);
+      Store(p_.k, to, head, k_[i]);
+      Store(p_.v, to, head, v_[i]);
+    }
+  }
+
+  const Params& p_;
+  const long long first_;
+  const int tokens_, per_token_;
+  Position next_, at_[kAtOnce];
+  InputVector k_[kAtOnce], v_[kAtOnce];
+};
 
 }  // namespace xla_gpu::update_kv_cache
 
