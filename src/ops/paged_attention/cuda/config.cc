@@ -34,8 +34,7 @@ bool TensorCoresTake(const Problem& problem) {
          (IsNarrow(problem.query_dtype) && IsFloat8(problem.cache_dtype));
 }
 
-// As mma_tile.cuh computes kSplit, kParts, kOwnDims, kFragmentKeys and the bytes of two stages of
-// decode.
+// As mma_tile.cuh computes kSplit, kParts, kOwnDims, kFragmentKeys and two stages of decode.
 bool IsSplit(const Problem& problem) { return problem.cache_dtype == DType::kF32; }
 int64_t OperandBytes(const Problem& problem) { return IsSplit(problem) ? 4 : 2; }
 int64_t Parts(const Problem& problem) {
