@@ -155,6 +155,9 @@ def _put_copies(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def put(tensor: Any, sharding: Any, *, layout: Any = None, source_mesh: Any = None) -> Any:
         tensor = jax.tree.map(copied, tensor)
+        several_hosts = os.environ.get("TPU_MULTIHOST_BACKEND") == "ray"
+        if layout is None and source_mesh is None and not several_hosts:
+            return jax.device_put(tensor, sharding)  # all leaves in one call
         return original(tensor, sharding, layout=layout, source_mesh=source_mesh)
 
     return put
