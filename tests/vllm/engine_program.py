@@ -70,6 +70,7 @@ CASES = {
     "fp8 cache": (OURS, "llama", "auto", "float32", {"kv_cache_dtype": "fp8"}),
     "fp8 cache, plain": (PLAIN, "llama", "auto", "float32", {"kv_cache_dtype": "fp8"}),
     "two devices": (OURS, "llama", "auto", "float32", TWO),
+    "sequences on two devices": (OURS, "llama", "auto", "float32", {"data_parallel_size": 2}),
     "bfloat16": (OURS, "qwen3", "vllm", "bfloat16", {}),
     "gemma 2": (OURS, "gemma2", "vllm", "float32", {}),
     "gemma": (OURS, "gemma3", "vllm", "float32", {}),
