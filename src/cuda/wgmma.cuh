@@ -98,10 +98,16 @@ __device__ __forceinline__ void WarpgroupDot(float (*c)[4], unsigned a, unsigned
   if constexpr (kN == 128) {                                                    \
     XLA_GPU_WGMMA(type, "128", XLA_GPU_REGISTERS64, "%64", "%65", "%66", "%67", \
                   XLA_GPU_TILES16(c));                                          \
-  } else {                                                                      \
-    static_assert(kN == 80);                                                    \
+  } else if constexpr (kN == 80) {                                              \
     XLA_GPU_WGMMA(type, "80", XLA_GPU_REGISTERS40, "%40", "%41", "%42", "%43",  \
                   XLA_GPU_TILES8(c, 0), XLA_GPU_TILES2(c, 8));                  \
+  } else if constexpr (kN == 64) {                                              \
+    XLA_GPU_WGMMA(type, "64", XLA_GPU_REGISTERS32, "%32", "%33", "%34", "%35",  \
+                  XLA_GPU_TILES8(c, 0));                                        \
+  } else {                                                                      \
+    static_assert(kN == 32);                                                    \
+    XLA_GPU_WGMMA(type, "32", XLA_GPU_REGISTERS16, "%16", "%17", "%18", "%19",  \
+                  XLA_GPU_TILES2(c, 0), XLA_GPU_TILES2(c, 2));                  \
   }
   if constexpr (kSameType<T, BF16>) {
     XLA_GPU_WGMMA_N("bf16");
