@@ -104,12 +104,12 @@ int64_t PanelDims(const Problem& problem) {
   return 2 * int64_t{sm90::kPanelDims} / DTypeSize(problem.cache_dtype);
 }
 
-// Whether a head's dimensions do not fill panels, so that a box is of one panel and group.
+// Whether a head's dimensions do not fill panels, so that a box is of one panel.
 bool IsPadded(const Problem& problem) { return problem.head_dim % PanelDims(problem) != 0; }
 
 int BoxTokens(const Problem& problem) {
   // Larger boxes load no faster, and bring more of what lies past the end of a sequence.
-  return problem.page_size % 16 == 0 && !IsPadded(problem) ? 16 : 8;
+  return problem.page_size % 16 == 0 ? 16 : 8;
 }
 
 template <template <int> typename Shared>
@@ -538,7 +538,7 @@ cuda::TensorMapSpec MakeBoxes(const Problem& problem) {
              static_cast<uint64_t>(problem.num_pages), static_cast<uint64_t>(problem.kv_heads)},
             {token_bytes, 8 * token_bytes, problem.k.page_stride * element,
              problem.k.head_stride * element},
-            {kWords, 8, 1, 1, 1}};
+            {kWords, 8, static_cast<uint32_t>(BoxTokens(problem) / 8), 1, 1}};
   }
   return {{kWords, 8, (problem.kv_heads - 1) * problem.k.head_stride / panel + panels, groups,
            static_cast<uint64_t>(problem.num_pages)},

@@ -37,10 +37,10 @@ __device__ __forceinline__ void IssueLogits(Logits& s, unsigned queries, unsigne
   WarpgroupFence();
 #pragma unroll
   for (int block = 0; block < kParts * kDimBlocks; ++block) {
-    const int half = block / (kPanels * 4), own = block % (kPanels * 4);
-    const unsigned at = own / 4 * 1024 + own % 4 * 32;
-    WarpgroupDot<Operand, kKeys, kGroupBytes>(s, queries + ((half * kQueryHalfBytes + at) >> 4),
-                                              keys + ((half * kHalfBytes + at) >> 4), block > 0);
+    const int panel = block / 4, at = block % 4 * 32;
+    WarpgroupDot<Operand, kKeys, kGroupBytes>(s, queries + ((PanelPlace<kRows>(panel) + at) >> 4),
+                                              keys + ((PanelPlace<kKeys>(panel) + at) >> 4),
+                                              block > 0);
   }
   WarpgroupCommit();
 }
@@ -56,10 +56,19 @@ __device__ __forceinline__ void IssuePanel(Products& products, const Weights& we
   WarpgroupFence();
 #pragma unroll
   for (int block = 0; block < kKeys / 16; ++block) {
-    const unsigned at = values + ((panel * 1024 + block * 2 * kGroupBytes) >> 4);
+    const unsigned at = values + ((PanelPlace<kKeys>(panel) + block * 2 * kGroupBytes) >> 4);
     WarpgroupAdd<Operand, kPanelDims, kGroupBytes>(products, weights[block], at);
   }
   WarpgroupCommit();
+}
+
+// Issues sums += weights * values of 16 keys, in the dimensions from kFrom on.
+template <int kFrom = 0>
+__device__ __forceinline__ void AddValues(Sums& o, const unsigned (&weights)[4], unsigned values) {
+  constexpr int kLeft = kSumTiles * 8 - kFrom, kDims = kLeft < 128 ? kLeft : 128;
+  WarpgroupAdd<Operand, kDims, kGroupBytes>(o + kFrom / 8, weights,
+                                            values + (PanelPlace<kKeys>(kFrom / kPanelDims) >> 4));
+  if constexpr (kLeft > kDims) AddValues<kFrom + kDims>(o, weights, values);
 }
 
 // Issues sums += weights * values, or, if kRoundedPrefill, the first panel's products.
@@ -71,17 +80,7 @@ __device__ __forceinline__ void IssueValues(Sums& o, Products& products, const W
     WarpgroupFence();
 #pragma unroll
     for (int block = 0; block < kKeys / 16; ++block) {
-      const unsigned at = values + (block * 2 * kGroupBytes >> 4);
-      constexpr int kPairs = kPanels / 2;  // of panels, an instruction each
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        WarpgroupAdd<Operand, 2 * kPanelDims, kGroupBytes>(o + i * 16, weights[block],
-                                                           at + (i * 2048 >> 4));
-      }
-      if constexpr (kPanels % 2 == 1) {
-        WarpgroupAdd<Operand, kPanelDims, kGroupBytes>(o + kPairs * 16, weights[block],
-                                                       at + (kPairs * 2048 >> 4));
-      }
+      AddValues(o, weights[block], values + (block * 2 * kGroupBytes >> 4));
     }
     WarpgroupCommit();
   }
@@ -254,7 +253,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
   const unsigned queries =
       MatrixAddress(SharedAddress(shared.query) + first_row / 8 * kGroupBytes, 0);
   const unsigned keys = MatrixAddress(SharedAddress(shared.keys), 0);
-  const unsigned values = MatrixAddress(SharedAddress(shared.values) + half * kHalfBytes, 1024);
+  const unsigned values = MatrixAddress(SharedAddress(shared.values) + half * kSliceBytes<kKeys>,
+                                        kSlicePanels > 1 ? 1024 : kSliceBytes<kKeys>);
   constexpr unsigned kTileStep = kTileBytes >> 4, kQueryStep = Shared::kQueryBytes >> 4;
   const auto release = [&](unsigned barrier) {
     __syncwarp();
@@ -275,7 +275,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     const int last_query = (query.index + kQueries - 1) % kQueries;
     SyncThreads(kGroupDone + first_row / 64, 128 * kHalves);  // the queries are read
     const bool done = WriteRows(p, slot.tile, warp_row, half, o, ends,
-                                shared.query[last_query] + half * kQueryHalfBytes);
+                                shared.query[last_query] + half * kSliceBytes<kRows>);
     if (!(done && slot.zeroed == 0) && lane == 0 && atomicExch(&slot.redo, 1u) == 0) {
       p.redo[atomicAdd(&p.header->num_redo, 1u)] = slot.piece;  // attend does it again
       if (slot.tile.splits > 1) atomicAdd(p.arrivals + PartialRow(p, slot.tile, 0, 0), 1u);

@@ -53,10 +53,8 @@ __device__ __forceinline__ void CopyRows(const unsigned long long (&rows)[(kCoun
     const char* const from = reinterpret_cast<const char*>(row) + piece * 16;
 #pragma unroll
     for (int panel = 0; panel < kPanels * kHalves; ++panel) {
-      const int half = panel / kPanels,
-                place = half * kCount / 8 * kGroupBytes + panel % kPanels * 1024;
-      CopyAsync<16>(to[i / 4 % 2] + i / 8 * kGroupBytes + place, from + panel * 128,
-                    row != 0 && panel * 8 + piece < kOwnPieces * kHalves);
+      CopyAsync<16>(to[i / 4 % 2] + i / 8 * kGroupBytes + PanelPlace<kCount>(panel),
+                    from + panel * 128, row != 0 && panel * 8 + piece < kOwnPieces * kHalves);
     }
   }
 }
@@ -94,7 +92,7 @@ __device__ __forceinline__ void LoadQueries(const Params& p, Shared& shared) {
       for (int row = lane < kRowLanes ? lane / kPieces : rows; row < rows; row += kRowStep) {
 #pragma unroll
         for (int half = 0; half < kHalves; ++half) {
-          Negate(tile + half * kQueryHalfBytes + PlaceInTile(row, lane % kPieces));
+          Negate(tile + PlaceInTile(row, half * kPieces + lane % kPieces));
         }
       }
     }
@@ -112,8 +110,8 @@ __device__ __forceinline__ void ZeroRows(char* values, int begin, int end) {
   for (int row = begin + lane / kPieces; row < end; row += 32 / kPieces) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      char* const to = values + half * kHalfBytes + PlaceInTile(row, lane % kPieces);
-      *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
+      const unsigned place = PlaceInTile<kKeys>(row, half * kPieces + lane % kPieces);
+      *reinterpret_cast<uint4*>(values + place) = make_uint4(0, 0, 0, 0);
     }
   }
 }
@@ -124,9 +122,9 @@ __device__ __forceinline__ bool ZeroNonFiniteKeys(char* values, int begin, int e
   constexpr int kLoads = kGroupBytes / 512, kTogether = 2;
   bool found = false;
 #pragma unroll 1
-  for (int i = begin / 8 * kHalves; i < (end + 7) / 8 * kHalves; ++i) {
+  for (int i = begin / 8 * kSlices; i < (end + 7) / 8 * kSlices; ++i) {
     const unsigned at =
-        SharedAddress(values) + i % kHalves * kHalfBytes + i / kHalves * kGroupBytes;
+        SharedAddress(values) + i % kSlices * kSliceBytes<kKeys> + i / kSlices * kGroupBytes;
     unsigned any = 0;
 #pragma unroll 1
     for (int from = 0; from < kLoads; from += kTogether) {
@@ -141,7 +139,8 @@ __device__ __forceinline__ bool ZeroNonFiniteKeys(char* values, int begin, int e
         for (int j = 0; j < 4; ++j) any |= NonFiniteSigns<Cache>(x[i].x[j]);
       }
     }
-    if (any != 0) found |= ZeroNonFinite<8, kHalfDims * 2, kHalfDims * 2>(at, threadIdx.x % 32, 32);
+    if (any != 0)
+      found |= ZeroNonFinite<8, kGroupBytes / 8, kGroupBytes / 8>(at, threadIdx.x % 32, 32);
   }
   return found;
 }
@@ -220,16 +219,13 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
         __syncwarp();
         if (lane < count) {
           const unsigned place = SharedAddress(to) + lane * (tokens / 8 * kGroupBytes);
-          if constexpr (kHeadDim == kTileDims) {
 #pragma unroll
-            for (int half = 0; half < kHalves; ++half) {
-              CopyBox(place + half * kHalfBytes, &map, barrier, 0, 0, panel + half * kPanels,
-                      in_page / 8, page);
-            }
-          } else {  // a box a panel; the copy engine adds the zeros
-#pragma unroll
-            for (int i = 0; i < kPanels; ++i) {
-              CopyBox(place + i * 1024, &map, barrier, i * kPanelDims, 0, in_page / 8, page, head);
+          for (int i = 0; i < kSlices; ++i) {
+            const unsigned slice = place + i * kSliceBytes<kKeys>;
+            if constexpr (kHeadDim == kTileDims) {
+              CopyBox(slice, &map, barrier, 0, 0, panel + i * kSlicePanels, in_page / 8, page);
+            } else {  // the copy engine adds the zeros
+              CopyBox(slice, &map, barrier, i * kPanelDims, 0, in_page / 8, page, head);
             }
           }
         }

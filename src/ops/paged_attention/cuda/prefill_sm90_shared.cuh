@@ -26,7 +26,7 @@ constexpr int PrefillDims(int head_dim) {
 }
 
 // Wide heads: the sums of 64 rows fill the registers of both warpgroups that compute, so that each
-// has the same rows and half of the dimensions. A tile's halves then lie one behind the other.
+// has the same rows and half of the dimensions.
 constexpr int PrefillHalves(long long head_dim) { return head_dim > 256 ? 2 : 1; }
 constexpr int PrefillRows(long long head_dim) { return 128 / PrefillHalves(head_dim); }
 
@@ -34,12 +34,14 @@ constexpr int PrefillRows(long long head_dim) { return 128 / PrefillHalves(head_
 constexpr int PrefillKeys(long long head_dim) {
   return head_dim > 256 ? 64 : head_dim > 128 ? 80 : 128;
 }
-constexpr int PrefillStages(long long head_dim) {
-  return head_dim > 256 ? 1 : 2;
-}  // keys', and values'
+// Stages of keys, and of values.
+constexpr int PrefillStages(long long head_dim) { return head_dim > 256 ? 1 : 2; }
 
-// A tile of rows (queries, keys or values) lies as [half][row / 8][panel][row % 8], 128 bytes each,
-// whose 16-byte pieces are swizzled: piece c of row r at place c ^ (r % 8).
+// A tile of rows (queries, keys or values) lies as [slice][row / 8][panel][row % 8], 128 bytes
+// each, whose 16-byte pieces are swizzled: piece c of row r at place c ^ (r % 8). A slice is what a
+// box of the copy engine holds of a row: up to kBoxPanels; one where the head's dimensions do not
+// fill them, since only the innermost dimension of a box is filled up with zeros.
+//
 // `kConverts`: from a cache of fp8, whose bytes come here before they become f16.
 template <int kTileDims, bool kConverts>
 struct alignas(1024) PrefillShared {

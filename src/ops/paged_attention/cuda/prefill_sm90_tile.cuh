@@ -20,13 +20,16 @@ static_assert(kConverts || kSameType<Query, Cache>);
 inline constexpr int kTileDims = PrefillDims(kHeadDim);
 inline constexpr int kHalves = PrefillHalves(kHeadDim);
 inline constexpr int kHalfDims = kTileDims / kHalves;
-inline constexpr int kSumTiles = kHalfDims / 8;
+inline constexpr int kSumTiles =
+    (kRoundedPrefill ? kHalfDims : (kHeadDim / kHalves + 15) / 16 * 16) / 8;
 using Shared = PrefillShared<kTileDims, kConverts>;
 using Slot = Shared::Slot;
-inline constexpr int kPanels = kHalfDims / kPanelDims;    // of a half
-inline constexpr int kGroupBytes = kPanels * 1024;        // eight rows of it
-inline constexpr int kHalfBytes = kKeys * kHalfDims * 2;  // of keys, or values
-inline constexpr int kQueryHalfBytes = kRows * kHalfDims * 2;
+inline constexpr int kPanels = kHalfDims / kPanelDims;  // of a half
+inline constexpr int kSlicePanels = kHeadDim % kPanelDims == 0 ? kPanels : 1;
+inline constexpr int kSlices = kHalves * kPanels / kSlicePanels;
+inline constexpr int kGroupBytes = kSlicePanels * 1024;  // eight rows of a slice
+template <int kOfRows>
+inline constexpr int kSliceBytes = kOfRows / 8 * kGroupBytes;
 inline constexpr int kTileBytes = Shared::kTileBytes;
 inline constexpr int kQueries = Shared::kQueries;
 inline constexpr int kStages = Shared::kStages;
@@ -54,9 +57,14 @@ __device__ __forceinline__ unsigned At(const Shared::Barrier (&barriers)[kCount]
 // Of all lanes' equal values one that the compiler knows to be equal.
 __device__ __forceinline__ int Uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
 
-// In a half.
+// Where a panel begins in a tile of so many rows, and a piece of one of them.
+template <int kOfRows>
+__device__ __forceinline__ constexpr int PanelPlace(int panel) {
+  return panel / kSlicePanels * kSliceBytes<kOfRows> + panel % kSlicePanels * 1024;
+}
+template <int kOfRows = kRows>
 __device__ __forceinline__ unsigned PlaceInTile(int row, int piece) {
-  return row / 8 * kGroupBytes + piece / 8 * 1024 + SwizzledChunk(row % 8, piece % 8);
+  return row / 8 * kGroupBytes + PanelPlace<kOfRows>(piece / 8) + SwizzledChunk(row % 8, piece % 8);
 }
 
 // Tiles [first, end) of kKeys keys.
