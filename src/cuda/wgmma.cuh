@@ -71,13 +71,12 @@ __device__ __forceinline__ unsigned MatrixAddress(unsigned shared, int panel_byt
   XLA_GPU_TILES2(c, i), XLA_GPU_TILES2(c, i + 2), XLA_GPU_TILES2(c, i + 4), XLA_GPU_TILES2(c, i + 6)
 #define XLA_GPU_REGISTERS8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define XLA_GPU_REGISTERS16 XLA_GPU_REGISTERS8 ",%8,%9,%10,%11,%12,%13,%14,%15"
-#define XLA_GPU_REGISTERS32 \
-  XLA_GPU_REGISTERS16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define XLA_GPU_REGISTERS24 XLA_GPU_REGISTERS16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define XLA_GPU_REGISTERS32 XLA_GPU_REGISTERS24 ",%24,%25,%26,%27,%28,%29,%30,%31"
 #define XLA_GPU_REGISTERS40 XLA_GPU_REGISTERS32 ",%32,%33,%34,%35,%36,%37,%38,%39"
-#define XLA_GPU_REGISTERS64                                                                   \
-  XLA_GPU_REGISTERS40                                                                         \
-  ",%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61," \
-  "%62,%63"
+#define XLA_GPU_REGISTERS48 XLA_GPU_REGISTERS40 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define XLA_GPU_REGISTERS56 XLA_GPU_REGISTERS48 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define XLA_GPU_REGISTERS64 XLA_GPU_REGISTERS56 ",%56,%57,%58,%59,%60,%61,%62,%63"
 
 #define XLA_GPU_TILES16(c) XLA_GPU_TILES8(c, 0), XLA_GPU_TILES8(c, 8)
 
@@ -98,10 +97,16 @@ __device__ __forceinline__ void WarpgroupDot(float (*c)[4], unsigned a, unsigned
   if constexpr (kN == 128) {                                                    \
     XLA_GPU_WGMMA(type, "128", XLA_GPU_REGISTERS64, "%64", "%65", "%66", "%67", \
                   XLA_GPU_TILES16(c));                                          \
-  } else {                                                                      \
-    static_assert(kN == 80);                                                    \
+  } else if constexpr (kN == 80) {                                              \
     XLA_GPU_WGMMA(type, "80", XLA_GPU_REGISTERS40, "%40", "%41", "%42", "%43",  \
                   XLA_GPU_TILES8(c, 0), XLA_GPU_TILES2(c, 8));                  \
+  } else if constexpr (kN == 64) {                                              \
+    XLA_GPU_WGMMA(type, "64", XLA_GPU_REGISTERS32, "%32", "%33", "%34", "%35",  \
+                  XLA_GPU_TILES8(c, 0));                                        \
+  } else {                                                                      \
+    static_assert(kN == 32);                                                    \
+    XLA_GPU_WGMMA(type, "32", XLA_GPU_REGISTERS16, "%16", "%17", "%18", "%19",  \
+                  XLA_GPU_TILES2(c, 0), XLA_GPU_TILES2(c, 2));                  \
   }
   if constexpr (kSameType<T, BF16>) {
     XLA_GPU_WGMMA_N("bf16");
@@ -128,6 +133,19 @@ __device__ __forceinline__ void WarpgroupAdd(float (*c)[4], const unsigned (&a)[
   if constexpr (kN == 128) {                                                                \
     XLA_GPU_WGMMA(type, "128", XLA_GPU_REGISTERS64, "%64,%65,%66,%67", "%68", "%69", "%70", \
                   XLA_GPU_TILES16(c));                                                      \
+  } else if constexpr (kN == 112) {                                                         \
+    XLA_GPU_WGMMA(type, "112", XLA_GPU_REGISTERS56, "%56,%57,%58,%59", "%60", "%61", "%62", \
+                  XLA_GPU_TILES8(c, 0), XLA_GPU_TILES2(c, 8), XLA_GPU_TILES2(c, 10),        \
+                  XLA_GPU_TILES2(c, 12));                                                   \
+  } else if constexpr (kN == 96) {                                                          \
+    XLA_GPU_WGMMA(type, "96", XLA_GPU_REGISTERS48, "%48,%49,%50,%51", "%52", "%53", "%54",  \
+                  XLA_GPU_TILES8(c, 0), XLA_GPU_TILES2(c, 8), XLA_GPU_TILES2(c, 10));       \
+  } else if constexpr (kN == 80) {                                                          \
+    XLA_GPU_WGMMA(type, "80", XLA_GPU_REGISTERS40, "%40,%41,%42,%43", "%44", "%45", "%46",  \
+                  XLA_GPU_TILES8(c, 0), XLA_GPU_TILES2(c, 8));                              \
+  } else if constexpr (kN == 48) {                                                          \
+    XLA_GPU_WGMMA(type, "48", XLA_GPU_REGISTERS24, "%24,%25,%26,%27", "%28", "%29", "%30",  \
+                  XLA_GPU_TILES2(c, 0), XLA_GPU_TILES2(c, 2), XLA_GPU_TILES2(c, 4));        \
   } else if constexpr (kN == 64) {                                                          \
     XLA_GPU_WGMMA(type, "64", XLA_GPU_REGISTERS32, "%32,%33,%34,%35", "%36", "%37", "%38",  \
                   XLA_GPU_TILES8(c, 0));                                                    \
@@ -192,8 +210,11 @@ __device__ __forceinline__ void WarpgroupProduct(float (*c)[4], unsigned a, unsi
 #undef XLA_GPU_TILES16
 #undef XLA_GPU_REGISTERS8
 #undef XLA_GPU_REGISTERS16
+#undef XLA_GPU_REGISTERS24
 #undef XLA_GPU_REGISTERS32
 #undef XLA_GPU_REGISTERS40
+#undef XLA_GPU_REGISTERS48
+#undef XLA_GPU_REGISTERS56
 #undef XLA_GPU_REGISTERS64
 
 }  // namespace xla_gpu

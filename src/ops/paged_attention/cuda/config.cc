@@ -104,12 +104,12 @@ int64_t PanelDims(const Problem& problem) {
   return 2 * int64_t{sm90::kPanelDims} / DTypeSize(problem.cache_dtype);
 }
 
-// Whether a head's dimensions do not fill panels, so that a box is of one panel and group.
+// Whether a head's dimensions do not fill panels, so that a box is of one panel.
 bool IsPadded(const Problem& problem) { return problem.head_dim % PanelDims(problem) != 0; }
 
 int BoxTokens(const Problem& problem) {
   // Larger boxes load no faster, and bring more of what lies past the end of a sequence.
-  return problem.page_size % 16 == 0 && !IsPadded(problem) ? 16 : 8;
+  return problem.page_size % 16 == 0 ? 16 : 8;
 }
 
 template <template <int> typename Shared>
@@ -341,8 +341,8 @@ const char* WhyNotPrefill(const Problem& problem, const cuda::DeviceInfo& device
   if (!HasPrefill(problem)) return "room for hardly more than decode";
   // Others are padded to whole panels; what is converted fills them.
   const int64_t dim = problem.head_dim;
-  const bool known =
-      IsFloat8(problem.cache_dtype) ? dim == 64 || dim == 128 : dim % 8 == 0 && dim <= 256;
+  const bool known = IsFloat8(problem.cache_dtype) ? dim == 64 || dim == 128
+                                                   : (dim % 8 == 0 && dim <= 256) || dim == 512;
   return WhyNotSm90(problem, device, known, PrefillSharedBytes(problem));
 }
 
@@ -403,9 +403,9 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
   }
   config.overlaps = device.Arch() == "sm_90a" && config.decode_cluster == 0;
   // A thread a sequence, and a prefill item; fewer threads have shorter barriers.
-  const int64_t items = config.prefill_sm90
-                            ? CeilDiv(problem.tokens * problem.group_size(), int64_t{sm90::kRows})
-                            : 0;
+  const int64_t items = config.prefill_sm90 ? CeilDiv(problem.tokens * problem.group_size(),
+                                                      sm90::PrefillRows(problem.head_dim))
+                                            : 0;
   const int64_t wanted = std::max(std::min(problem.max_seqs, kMostScheduleThreads),
                                   std::min(items, kMostScheduleThreads / 2));
   config.schedule_threads = kLeastScheduleThreads;
@@ -484,7 +484,7 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   const auto add_sm90 = [&](const char* source, const char* entry, int grid, uint32_t block,
                             int64_t shared_bytes, const std::vector<std::string>& own) {
     std::vector<std::string> defines = TypeDefines(problem, config);
-    defines.push_back(StrCat("TILE_ROWS=", sm90::kRows));
+    defines.push_back(StrCat("TILE_ROWS=", sm90::PrefillRows(problem.head_dim)));
     defines.insert(defines.end(), own.begin(), own.end());
     launches.attend.push_back({{folder + source, entry, std::move(defines)},
                                {.grid = {blocks(grid), 1, 1},
@@ -493,17 +493,17 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   };
   if (config.prefill_sm90) {
     add_sm90("prefill_sm90.cu", "paged_attention_prefill", config.prefill_workers,
-             static_cast<uint32_t>(sm90::PrefillThreads(static_cast<int>(problem.head_dim),
-                                                        IsFloat8(problem.cache_dtype))),
+             static_cast<uint32_t>(
+                 sm90::PrefillThreads(problem.head_dim, IsFloat8(problem.cache_dtype))),
              PrefillSharedBytes(problem),
-             {StrCat("TILE_KEYS=", sm90::PrefillKeys(static_cast<int>(problem.head_dim))),
+             {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
               StrCat("BOXES=", config.boxes ? 1 : 0)});
   }
   if (config.decode_cluster > 0) {
     add_sm90(
         "decode_cluster_sm90.cu", "paged_attention_decode_cluster", config.decode_workers,
         sm90::DecodeThreads(ClusterRows(problem)), ClusterSharedBytes(problem),
-        {StrCat("TILE_KEYS=", sm90::PrefillKeys(static_cast<int>(problem.head_dim))),
+        {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
          StrCat("CLUSTER=", config.decode_cluster), StrCat("LINE_ROWS=", ClusterRows(problem))});
     return launches;
   }
@@ -519,7 +519,7 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   if (config.decode_sm90) {
     add_sm90("decode_sm90.cu", "paged_attention_decode", config.decode_workers,
              sm90::DecodeThreads(LineRows(problem)), DecodeSharedBytes(problem),
-             {StrCat("TILE_KEYS=", sm90::PrefillKeys(static_cast<int>(problem.head_dim))),
+             {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
               StrCat("LINE_ROWS=", LineRows(problem))});
   }
   for (KernelLaunch& launch : launches.attend) launch.config.programmatic = config.overlaps;
@@ -538,7 +538,7 @@ cuda::TensorMapSpec MakeBoxes(const Problem& problem) {
              static_cast<uint64_t>(problem.num_pages), static_cast<uint64_t>(problem.kv_heads)},
             {token_bytes, 8 * token_bytes, problem.k.page_stride * element,
              problem.k.head_stride * element},
-            {kWords, 8, 1, 1, 1}};
+            {kWords, 8, static_cast<uint32_t>(BoxTokens(problem) / 8), 1, 1}};
   }
   return {{kWords, 8, (problem.kv_heads - 1) * problem.k.head_stride / panel + panels, groups,
            static_cast<uint64_t>(problem.num_pages)},
@@ -581,7 +581,8 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.prefill_workers = config.prefill_workers;
   p.prefill_launch = config.prefill_sm90 ? 1 : 0;
   p.workers_per_sm = config.blocks_per_sm;
-  p.prefill_tile_rows = config.prefill_sm90 ? sm90::kRows : config.tile_rows;
+  p.prefill_tile_rows =
+      config.prefill_sm90 ? sm90::PrefillRows(problem.head_dim) : config.tile_rows;
   p.decode_max_rows = config.decode_max_rows;
   p.decode_ranges = config.decode_ranges;
   p.line_rows = LineRows(problem);

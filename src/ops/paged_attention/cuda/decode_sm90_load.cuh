@@ -84,7 +84,7 @@ struct Loader {
       const Query* from = static_cast<const Query*>(p.query);
       if (exists) from += QueryRow(p, tile, row) * kHeadDim;
 #pragma unroll
-      for (int i = lane % 2; i < kPieces; i += 2) {
+      for (int i = lane % 2; i < kTileDims / 8; i += 2) {
         const unsigned place =
             kWide ? PlaceInTile(row, i) : row * DecodeMemory::kQueryStride + i * 16;
         CopyAsync<16>(SharedAddress(shared.queries[slot.index]) + place, from + i * 8, exists);

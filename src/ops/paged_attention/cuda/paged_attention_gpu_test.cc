@@ -51,7 +51,8 @@ constexpr Kind kKinds[] = {{DType::kBF16, DType::kBF16, "", 128, false},
                            {DType::kBF16, DType::kBF16, "", 192, false},
                            {DType::kBF16, DType::kBF16, "f32", 96, true},
                            {DType::kF32, DType::kF32, "", 64, true},
-                           {DType::kF32, DType::kF32, "bf16", 256, false}};
+                           {DType::kF32, DType::kF32, "bf16", 256, false},
+                           {DType::kF16, DType::kF16, "f32", 512, true}};
 
 constexpr Kind kF16WithF32Results = {DType::kF16, DType::kF16, "f32", 256, false};
 constexpr Kind kE5M2WithCap = {DType::kF16, DType::kF8E5M2, "", 64, true};
@@ -222,7 +223,8 @@ TEST_F(PagedAttentionGpuTest, PrefillOfManyTilesAgreesWithReference) {
   Errors errors;
   for (const Kind& kind :
        {kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6], kE5M2WithCap, kF16WithF32Results,
-        kKinds[12], kKinds[13], kKinds[14], kKinds[8], kKinds[16], kKinds[19], kKinds[20]}) {
+        kKinds[12], kKinds[13], kKinds[14], kKinds[8], kKinds[16], kKinds[19], kKinds[20],
+        kKinds[21]}) {
     for (int seed = 1; seed <= std::max(CasesPerKind() / 10, 2); ++seed) {
       std::mt19937_64 rng(static_cast<uint64_t>(seed));
       const auto in = [&rng](int64_t lo, int64_t hi) {
@@ -282,7 +284,8 @@ TEST_P(LongContextsGpuTest, AgreeWithReference) {
 INSTANTIATE_TEST_SUITE_P(, LongContextsGpuTest,
                          testing::Values(kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6],
                                          kE5M2WithCap, kF16WithF32Results, kKinds[12], kKinds[13],
-                                         kKinds[14], kKinds[8], kKinds[16], kKinds[19], kKinds[20]),
+                                         kKinds[14], kKinds[8], kKinds[16], kKinds[19], kKinds[20],
+                                         kKinds[21]),
                          NameOf);
 
 // Batches that decode at most a token for each sequence that there is room for: on Hopper they have

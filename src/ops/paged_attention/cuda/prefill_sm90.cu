@@ -2,7 +2,7 @@
 // of fp8.
 //
 // Defines: those of attend_mma.cu that shape a tile: QUERY_TYPE, CACHE_TYPE, OUT_TYPE, HEAD_DIM
-// (a multiple of 8 up to 256; of fp8 64, 128), SOFT_CAP, TILE_ROWS=128,
+// (a multiple of 8 up to 256, or 512; of fp8 64, 128), SOFT_CAP, TILE_ROWS=PrefillRows(HEAD_DIM),
 // TILE_KEYS=PrefillKeys(HEAD_DIM); BOXES (1: the copy engine loads keys and values by boxes; not of
 // fp8).
 #include "src/ops/paged_attention/cuda/prefill_sm90.cuh"

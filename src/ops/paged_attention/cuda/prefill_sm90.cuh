@@ -3,7 +3,8 @@
 // one copies their queries, one keys and one values, 128 keys a stage, by the tensor copy engine, a
 // box a page; of a cache of fp8 all four load and convert (prefill_sm90_convert.cuh). Two compute,
 // 64 rows each, from the last keys to the first: while a warpgroup's weights come out of its
-// logits, the tensor cores do its values of the tile before, and the other warpgroup's products.
+// logits, the tensor cores do its values of the tile before, and the other warpgroup's products. Of
+// head_dim 512 a piece has 64 rows: both warpgroups compute all its logits, and half of the sums.
 //
 // What waits on what: slot_full (a piece is taken) -> query_full, keys_full -> logits ->
 // keys_empty, weights, values_full -> sums -> values_empty, rows written -> query_empty,
@@ -35,9 +36,11 @@ inline constexpr int kGroupDone = 1;  // a named barrier for each warpgroup, and
 __device__ __forceinline__ void IssueLogits(Logits& s, unsigned queries, unsigned keys) {
   WarpgroupFence();
 #pragma unroll
-  for (int block = 0; block < kDimBlocks; ++block) {
-    const unsigned at = (block / 4 * 1024 + block % 4 * 32) >> 4;
-    WarpgroupDot<Operand, kKeys, kGroupBytes>(s, queries + at, keys + at, block > 0);
+  for (int block = 0; block < kParts * kDimBlocks; ++block) {
+    const int panel = block / 4, at = block % 4 * 32;
+    WarpgroupDot<Operand, kKeys, kGroupBytes>(s, queries + ((PanelPlace<kRows>(panel) + at) >> 4),
+                                              keys + ((PanelPlace<kKeys>(panel) + at) >> 4),
+                                              block > 0);
   }
   WarpgroupCommit();
 }
@@ -53,10 +56,19 @@ __device__ __forceinline__ void IssuePanel(Products& products, const Weights& we
   WarpgroupFence();
 #pragma unroll
   for (int block = 0; block < kKeys / 16; ++block) {
-    const unsigned at = values + ((panel * 1024 + block * 2 * kGroupBytes) >> 4);
+    const unsigned at = values + ((PanelPlace<kKeys>(panel) + block * 2 * kGroupBytes) >> 4);
     WarpgroupAdd<Operand, kPanelDims, kGroupBytes>(products, weights[block], at);
   }
   WarpgroupCommit();
+}
+
+// Issues sums += weights * values of 16 keys, in the dimensions from kFrom on.
+template <int kFrom = 0>
+__device__ __forceinline__ void AddValues(Sums& o, const unsigned (&weights)[4], unsigned values) {
+  constexpr int kLeft = kSumTiles * 8 - kFrom, kDims = kLeft < 128 ? kLeft : 128;
+  WarpgroupAdd<Operand, kDims, kGroupBytes>(o + kFrom / 8, weights,
+                                            values + (PanelPlace<kKeys>(kFrom / kPanelDims) >> 4));
+  if constexpr (kLeft > kDims) AddValues<kFrom + kDims>(o, weights, values);
 }
 
 // Issues sums += weights * values, or, if kRoundedPrefill, the first panel's products.
@@ -68,17 +80,7 @@ __device__ __forceinline__ void IssueValues(Sums& o, Products& products, const W
     WarpgroupFence();
 #pragma unroll
     for (int block = 0; block < kKeys / 16; ++block) {
-      const unsigned at = values + (block * 2 * kGroupBytes >> 4);
-      constexpr int kPairs = kPanels / 2;  // of panels, an instruction each
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        WarpgroupAdd<Operand, 2 * kPanelDims, kGroupBytes>(o + i * 16, weights[block],
-                                                           at + (i * 2048 >> 4));
-      }
-      if constexpr (kPanels % 2 == 1) {
-        WarpgroupAdd<Operand, kPanelDims, kGroupBytes>(o + kPairs * 16, weights[block],
-                                                       at + (kPairs * 2048 >> 4));
-      }
+      AddValues(o, weights[block], values + (block * 2 * kGroupBytes >> 4));
     }
     WarpgroupCommit();
   }
@@ -121,9 +123,9 @@ struct RowEnds {
 
 // Finishes this warp's 16 rows: sums become results, or the partial results of one of several
 // splits.
-__device__ __forceinline__ void FinishRows(const Params& p, const Tile& tile, int warp_row, Sums& o,
-                                           const RowSoftmax (&rows)[2], const float* row_scale,
-                                           RowEnds& ends) {
+__device__ __forceinline__ void FinishRows(const Params& p, const Tile& tile, int warp_row,
+                                           int half, Sums& o, const RowSoftmax (&rows)[2],
+                                           const float* row_scale, RowEnds& ends) {
   const int lane = threadIdx.x % 32;
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
   RowWalk<8> walk(p, tile, warp_row + lane / 4);
@@ -139,7 +141,9 @@ __device__ __forceinline__ void FinishRows(const Params& p, const Tile& tile, in
     if (tile.splits == 1) {
       const RowEnd end = FinishRow(p, tile, walk.at, logit.factor, max, sum);
       factor = end.sees_nothing ? 0.0f : end.factor;
-      if (p.lse != nullptr && row < tile.num_rows && lane % 4 == 0) p.lse[walk.at] = end.lse;
+      if (p.lse != nullptr && half == 0 && row < tile.num_rows && lane % 4 == 0) {
+        p.lse[walk.at] = end.lse;
+      }
     }
 #pragma unroll
     for (int i = 0; i < kSumTiles; ++i) {
@@ -154,8 +158,8 @@ __device__ __forceinline__ void FinishRows(const Params& p, const Tile& tile, in
 
 // Writes them. `staging`: the queries' tile, whose rows of this warpgroup are done with. Marks rows
 // that are not finite or whose weights are not precise, and is false if there are such.
-__device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int warp_row, Sums& o,
-                                          const RowEnds& ends, char* staging) {
+__device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int warp_row, int half,
+                                          Sums& o, const RowEnds& ends, char* staging) {
   const int lane = threadIdx.x % 32;
   float doubt[2];
   if (sizeof(Out) == 2 && tile.splits == 1) {      // whole rows leave together
@@ -168,7 +172,7 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
         zeros[h] = AddTimesZero<Out>(zeros[h], packed[i][h]);
       }
       doubt[h] = QuadSum(ends.doubt[h] + (zeros[h] != 0 ? NaN() : 0.0f));
-      if (lane % 4 == 0 && doubt[h] != 0.0f) packed[0][h] |= 0x7fffu;  // the mark
+      if (lane % 4 == 0 && doubt[h] != 0.0f && half == 0) packed[0][h] |= 0x7fffu;  // the mark
     }
 #pragma unroll
     for (int i = 0; i < kSumTiles; i += 2) {
@@ -180,7 +184,7 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
     const int piece = lane % kPieces, own_row = lane < kRowLanes ? lane / kPieces : 0;
     const int first_row = warp_row + own_row;
     const bool writes = lane < kRowLanes && piece < kOwnPieces;
-    char* out = static_cast<char*>(p.out) + piece * 16;
+    char* out = static_cast<char*>(p.out) + half * (kHalfDims * 2) + piece * 16;
     asm volatile("" : "+l"(out));  // else the compiler would add up each address anew
     RowWalk<kRowStep> to(p, tile, first_row);
     Vector<unsigned, 4> elements[16 / kRowStep];
@@ -209,7 +213,7 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
       }
       doubt[h] = QuadSum(doubt[h]);
       if (row >= tile.num_rows) continue;
-      if (lane % 4 == 0) {
+      if (lane % 4 == 0 && half == 0) {
         o[0][2 * h] += doubt[h];  // the mark
         if (tile.splits > 1) {
           p.partial_max[place] = ends.max[h];
@@ -218,8 +222,23 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
       }
 #pragma unroll
       for (int i = 0; i < kOwnPieces; ++i) {
-        *reinterpret_cast<float2*>(out + place * kHeadDim + i * 8 + lane % 4 * 2) =
-            make_float2(o[i][2 * h], o[i][2 * h + 1]);
+        *reinterpret_cast<float2*>(out + place * kHeadDim + half * kHalfDims + i * 8 +
+                                   lane % 4 * 2) = make_float2(o[i][2 * h], o[i][2 * h + 1]);
+      }
+    }
+  }
+  if constexpr (kHalves == 2) {  // the mark is in the first half
+    SyncThreads(kGroupDone, 256);
+    RowWalk<8> walk(p, tile, warp_row + lane / 4);
+#pragma unroll
+    for (int h = 0; h < 2; ++h, walk.Next()) {
+      const int row = warp_row + h * 8 + lane / 4;
+      if (half == 0 || lane % 4 != 0 || row >= tile.num_rows || doubt[h] == 0.0f) continue;
+      if (tile.splits > 1) {
+        p.partial_sum[PartialRow(p, tile, row)] = NaN();
+      } else {
+        static_cast<Out*>(p.out)[static_cast<long long>(walk.at) * kHeadDim] =
+            FromFloat<Out>(NaN());
       }
     }
   }
@@ -229,11 +248,13 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
 // A warpgroup: computes 64 rows of each piece. Where there are two tiles of queries it writes a
 // piece's rows while the tensor cores do the first logits of the next one.
 __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int warp) {
-  const int lane = threadIdx.x % 32, group = warp / 4, warp_row = warp * 16;
+  const int lane = threadIdx.x % 32, group = warp / 4, half = kHalves == 2 ? group : 0;
+  const int warp_row = warp * 16 % kRows, first_row = warp_row / 64 * 64;  // its warpgroup's
   const unsigned queries =
-      MatrixAddress(SharedAddress(shared.query) + group * (kRows / 2 / 8 * kGroupBytes), 0);
+      MatrixAddress(SharedAddress(shared.query) + first_row / 8 * kGroupBytes, 0);
   const unsigned keys = MatrixAddress(SharedAddress(shared.keys), 0);
-  const unsigned values = MatrixAddress(SharedAddress(shared.values), 1024);
+  const unsigned values = MatrixAddress(SharedAddress(shared.values) + half * kSliceBytes<kKeys>,
+                                        kSlicePanels > 1 ? 1024 : kSliceBytes<kKeys>);
   constexpr unsigned kTileStep = kTileBytes >> 4, kQueryStep = Shared::kQueryBytes >> 4;
   const auto release = [&](unsigned barrier) {
     __syncwarp();
@@ -252,8 +273,9 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     if (last_slot < 0) return;
     Slot& slot = shared.slots[last_slot];
     const int last_query = (query.index + kQueries - 1) % kQueries;
-    SyncThreads(kGroupDone + group, 128);  // the queries are read
-    const bool done = WriteRows(p, slot.tile, warp_row, o, ends, shared.query[last_query]);
+    SyncThreads(kGroupDone + first_row / 64, 128 * kHalves);  // the queries are read
+    const bool done = WriteRows(p, slot.tile, warp_row, half, o, ends,
+                                shared.query[last_query] + half * kSliceBytes<kRows>);
     if (!(done && slot.zeroed == 0) && lane == 0 && atomicExch(&slot.redo, 1u) == 0) {
       p.redo[atomicAdd(&p.header->num_redo, 1u)] = slot.piece;  // attend does it again
       if (slot.tile.splits > 1) atomicAdd(p.arrivals + PartialRow(p, slot.tile, 0, 0), 1u);
@@ -300,7 +322,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     const auto wait_keys = [&](int t) {
       if (t >= range.first) Wait(At(shared.keys_full, key_stage), key_stage.parity);
     };
-    const bool has_rows = group * (kRows / 2) < Uniform(tile.num_rows);
+    const bool has_rows = first_row < Uniform(tile.num_rows);
     if (!has_rows) {  // the other warpgroup has the tensor cores for itself
       for (int t = range.first; t < range.end; ++t, key_stage.Next(), value_stage.Next()) {
         Wait(At(shared.keys_full, key_stage), key_stage.parity);
@@ -391,7 +413,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       value_stage.Next();
       if (in_level != 0) FromLevel(level, factor, o, rows);
     }
-    FinishRows(p, tile, warp_row, o, rows, row_scale, ends);
+    FinishRows(p, tile, warp_row, half, o, rows, row_scale, ends);
   }
 }
 

@@ -52,9 +52,9 @@ __device__ __forceinline__ void CopyRows(const unsigned long long (&rows)[(kCoun
     const unsigned long long row = __shfl_sync(kAllLanes, rows[i / 32], i % 32 + first);
     const char* const from = reinterpret_cast<const char*>(row) + piece * 16;
 #pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      CopyAsync<16>(to[i / 4 % 2] + i / 8 * kGroupBytes + panel * 1024, from + panel * 128,
-                    row != 0 && panel * 8 + piece < kOwnPieces);
+    for (int panel = 0; panel < kPanels * kHalves; ++panel) {
+      CopyAsync<16>(to[i / 4 % 2] + i / 8 * kGroupBytes + PanelPlace<kCount>(panel),
+                    from + panel * 128, row != 0 && panel * 8 + piece < kOwnPieces * kHalves);
     }
   }
 }
@@ -90,7 +90,10 @@ __device__ __forceinline__ void LoadQueries(const Params& p, Shared& shared) {
     if (negate) {
       __syncwarp();
       for (int row = lane < kRowLanes ? lane / kPieces : rows; row < rows; row += kRowStep) {
-        Negate(tile + PlaceInTile(row, lane % kPieces));
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+          Negate(tile + PlaceInTile(row, half * kPieces + lane % kPieces));
+        }
       }
     }
     FenceForMatrixReads();
@@ -105,7 +108,11 @@ inline constexpr int kLaneKeys = BOXES ? 1 : (kKeys + 31) / 32;
 __device__ __forceinline__ void ZeroRows(char* values, int begin, int end) {
   const int lane = threadIdx.x % 32;
   for (int row = begin + lane / kPieces; row < end; row += 32 / kPieces) {
-    *reinterpret_cast<uint4*>(values + PlaceInTile(row, lane % kPieces)) = make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const unsigned place = PlaceInTile<kKeys>(row, half * kPieces + lane % kPieces);
+      *reinterpret_cast<uint4*>(values + place) = make_uint4(0, 0, 0, 0);
+    }
   }
 }
 
@@ -115,8 +122,9 @@ __device__ __forceinline__ bool ZeroNonFiniteKeys(char* values, int begin, int e
   constexpr int kLoads = kGroupBytes / 512, kTogether = 2;
   bool found = false;
 #pragma unroll 1
-  for (int group = begin / 8; group * 8 < end; ++group) {
-    const unsigned at = SharedAddress(values) + group * kGroupBytes;
+  for (int i = begin / 8 * kSlices; i < (end + 7) / 8 * kSlices; ++i) {
+    const unsigned at =
+        SharedAddress(values) + i % kSlices * kSliceBytes<kKeys> + i / kSlices * kGroupBytes;
     unsigned any = 0;
 #pragma unroll 1
     for (int from = 0; from < kLoads; from += kTogether) {
@@ -131,7 +139,8 @@ __device__ __forceinline__ bool ZeroNonFiniteKeys(char* values, int begin, int e
         for (int j = 0; j < 4; ++j) any |= NonFiniteSigns<Cache>(x[i].x[j]);
       }
     }
-    if (any != 0) found |= ZeroNonFinite<8, kTileDims * 2, kTileDims * 2>(at, threadIdx.x % 32, 32);
+    if (any != 0)
+      found |= ZeroNonFinite<8, kGroupBytes / 8, kGroupBytes / 8>(at, threadIdx.x % 32, 32);
   }
   return found;
 }
@@ -210,12 +219,13 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
         __syncwarp();
         if (lane < count) {
           const unsigned place = SharedAddress(to) + lane * (tokens / 8 * kGroupBytes);
-          if constexpr (kHeadDim == kTileDims) {
-            CopyBox(place, &map, barrier, 0, 0, panel, in_page / 8, page);
-          } else {  // a box a panel; the copy engine adds the zeros
 #pragma unroll
-            for (int i = 0; i < kPanels; ++i) {
-              CopyBox(place + i * 1024, &map, barrier, i * kPanelDims, 0, in_page / 8, page, head);
+          for (int i = 0; i < kSlices; ++i) {
+            const unsigned slice = place + i * kSliceBytes<kKeys>;
+            if constexpr (kHeadDim == kTileDims) {
+              CopyBox(slice, &map, barrier, 0, 0, panel + i * kSlicePanels, in_page / 8, page);
+            } else {  // the copy engine adds the zeros
+              CopyBox(slice, &map, barrier, i * kPanelDims, 0, in_page / 8, page, head);
             }
           }
         }

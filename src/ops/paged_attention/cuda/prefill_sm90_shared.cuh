@@ -8,17 +8,15 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
-inline constexpr int kRows = 128;      // of a tile: 64 for each of two warpgroups that compute
-inline constexpr int kStages = 2;      // of keys, and of values
 inline constexpr int kSlots = 4;       // pieces of work, taken ahead
 inline constexpr int kPanelDims = 64;  // head dimensions in 128 bytes, what the swizzle spans
 inline constexpr int kBoxPanels = 4;   // of a box of the copy engine, at most
 
 // Warps that load, besides two warpgroups that compute.
-constexpr int PrefillLoadWarps(int head_dim, bool converts) {
+constexpr int PrefillLoadWarps(long long head_dim, bool converts) {
   return converts && head_dim > 64 ? 8 : 4;
 }
-constexpr int PrefillThreads(int head_dim, bool converts) {
+constexpr int PrefillThreads(long long head_dim, bool converts) {
   return 256 + 32 * PrefillLoadWarps(head_dim, converts);
 }
 
@@ -27,17 +25,31 @@ constexpr int PrefillDims(int head_dim) {
   return (head_dim + kPanelDims - 1) / kPanelDims * kPanelDims;
 }
 
-// Keys of a stage: as many as leave room for the sums in registers, and for the stages.
-constexpr int PrefillKeys(int head_dim) { return head_dim > 256 ? 64 : head_dim > 128 ? 80 : 128; }
+// Wide heads: the sums of 64 rows fill the registers of both warpgroups that compute, so that each
+// has the same rows and half of the dimensions.
+constexpr int PrefillHalves(long long head_dim) { return head_dim > 256 ? 2 : 1; }
+constexpr int PrefillRows(long long head_dim) { return 128 / PrefillHalves(head_dim); }
 
-// A tile of rows (queries, keys or values) lies as [row / 8][panel][row % 8], 128 bytes each, whose
-// 16-byte pieces are swizzled: piece c of row r at place c ^ (r % 8).
+// Keys of a stage: as many as leave room for the sums in registers, and for the stages.
+constexpr int PrefillKeys(long long head_dim) {
+  return head_dim > 256 ? 64 : head_dim > 128 ? 80 : 128;
+}
+// Stages of keys, and of values.
+constexpr int PrefillStages(long long head_dim) { return head_dim > 256 ? 1 : 2; }
+
+// A tile of rows (queries, keys or values) lies as [slice][row / 8][panel][row % 8], 128 bytes
+// each, whose 16-byte pieces are swizzled: piece c of row r at place c ^ (r % 8). A slice is what a
+// box of the copy engine holds of a row: up to kBoxPanels; one where the head's dimensions do not
+// fill them, since only the innermost dimension of a box is filled up with zeros.
+//
 // `kConverts`: from a cache of fp8, whose bytes come here before they become f16.
 template <int kTileDims, bool kConverts>
 struct alignas(1024) PrefillShared {
   static_assert(kTileDims % kPanelDims == 0);
   // Tiles of queries: one computes, and where there is room another one waits.
   static constexpr int kQueries = kTileDims > 192 ? 1 : 2;
+  static constexpr int kRows = PrefillRows(kTileDims);
+  static constexpr int kStages = PrefillStages(kTileDims);
   static constexpr int kQueryBytes = kRows * kTileDims * 2;
   static constexpr int kTileBytes = PrefillKeys(kTileDims) * kTileDims * 2;  // of keys, or values
 

@@ -9,6 +9,7 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
+inline constexpr int kRows = PrefillRows(kHeadDim);
 inline constexpr int kKeys = PrefillKeys(kHeadDim);  // of a stage
 static_assert(kTileRows == kRows && kTileKeys == kKeys);
 
@@ -17,15 +18,23 @@ inline constexpr bool kConverts = kOneByte;
 static_assert(kConverts || kSameType<Query, Cache>);
 
 inline constexpr int kTileDims = PrefillDims(kHeadDim);
-inline constexpr int kSumTiles = kTileDims / 8;
+inline constexpr int kHalves = PrefillHalves(kHeadDim);
+inline constexpr int kHalfDims = kTileDims / kHalves;
+inline constexpr int kSumTiles =
+    (kRoundedPrefill ? kHalfDims : (kHeadDim / kHalves + 15) / 16 * 16) / 8;
 using Shared = PrefillShared<kTileDims, kConverts>;
 using Slot = Shared::Slot;
-inline constexpr int kPanels = kTileDims / kPanelDims;
-inline constexpr int kGroupBytes = kPanels * 1024;  // eight rows of a tile
+inline constexpr int kPanels = kHalfDims / kPanelDims;  // of a half
+inline constexpr int kSlicePanels = kHeadDim % kPanelDims == 0 ? kPanels : 1;
+inline constexpr int kSlices = kHalves * kPanels / kSlicePanels;
+inline constexpr int kGroupBytes = kSlicePanels * 1024;  // eight rows of a slice
+template <int kOfRows>
+inline constexpr int kSliceBytes = kOfRows / 8 * kGroupBytes;
 inline constexpr int kTileBytes = Shared::kTileBytes;
 inline constexpr int kQueries = Shared::kQueries;
-inline constexpr int kPieces = kTileDims / 8;    // of 16 bytes in a row
-inline constexpr int kOwnPieces = kHeadDim / 8;  // those of the head
+inline constexpr int kStages = Shared::kStages;
+inline constexpr int kPieces = kHalfDims / 8;              // of 16 bytes in a half of a row
+inline constexpr int kOwnPieces = kHeadDim / 8 / kHalves;  // those of the head
 inline constexpr int kLoadWarps = PrefillLoadWarps(kHeadDim, kConverts);
 inline constexpr int kComputeWarps = 8;
 
@@ -48,8 +57,14 @@ __device__ __forceinline__ unsigned At(const Shared::Barrier (&barriers)[kCount]
 // Of all lanes' equal values one that the compiler knows to be equal.
 __device__ __forceinline__ int Uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
 
+// Where a panel begins in a tile of so many rows, and a piece of one of them.
+template <int kOfRows>
+__device__ __forceinline__ constexpr int PanelPlace(int panel) {
+  return panel / kSlicePanels * kSliceBytes<kOfRows> + panel % kSlicePanels * 1024;
+}
+template <int kOfRows = kRows>
 __device__ __forceinline__ unsigned PlaceInTile(int row, int piece) {
-  return row / 8 * kGroupBytes + piece / 8 * 1024 + SwizzledChunk(row % 8, piece % 8);
+  return row / 8 * kGroupBytes + PanelPlace<kOfRows>(piece / 8) + SwizzledChunk(row % 8, piece % 8);
 }
 
 // Tiles [first, end) of kKeys keys.
