@@ -171,7 +171,7 @@ TEST(Config, BoxesFindEveryElement) {
       const cuda::TensorMapSpec boxes = MakeBoxes(problem);
       EXPECT_TRUE(cuda::IsAccepted(boxes));
       EXPECT_EQ(boxes.dims[4], 4096u);
-      EXPECT_EQ(page_size % (boxes.box[1] * boxes.box[3]), 0u);
+      EXPECT_EQ(page_size % (int64_t{boxes.box[1]} * boxes.box[3]), 0);
       EXPECT_EQ(boxes.box[0] * boxes.box[2], 128u);
       for (const uint64_t head : {0, 7}) {
         for (const uint64_t token : {int64_t{0}, int64_t{5}, page_size - 1}) {

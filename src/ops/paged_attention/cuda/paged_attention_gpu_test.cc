@@ -221,10 +221,9 @@ INSTANTIATE_TEST_SUITE_P(, RandomProblemsGpuTest, testing::ValuesIn(kKinds), Nam
 // pages that the copy engine loads on Hopper, and logits jump by more than weights hold.
 TEST_F(PagedAttentionGpuTest, PrefillOfManyTilesAgreesWithReference) {
   Errors errors;
-  for (const Kind& kind :
-       {kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6], kE5M2WithCap, kF16WithF32Results,
-        kKinds[12], kKinds[13], kKinds[14], kKinds[8], kKinds[16], kKinds[19], kKinds[20],
-        kKinds[21]}) {
+  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6], kE5M2WithCap,
+                           kF16WithF32Results, kKinds[12], kKinds[13], kKinds[14], kKinds[8],
+                           kKinds[16], kKinds[19], kKinds[20], kKinds[21]}) {
     for (int seed = 1; seed <= std::max(CasesPerKind() / 10, 2); ++seed) {
       std::mt19937_64 rng(static_cast<uint64_t>(seed));
       const auto in = [&rng](int64_t lo, int64_t hi) {
