@@ -107,10 +107,8 @@ int64_t PanelDims(const Problem& problem) {
 // Whether a head's dimensions do not fill panels, so that a box is of one panel.
 bool IsPadded(const Problem& problem) { return problem.head_dim % PanelDims(problem) != 0; }
 
-int BoxTokens(const Problem& problem) {
-  // Larger boxes load no faster, and bring more of what lies past the end of a sequence.
-  return problem.page_size % 16 == 0 ? 16 : 8;
-}
+// Larger boxes load no faster, and bring more of what lies past the end of a sequence.
+int BoxTokens(const Problem& problem) { return problem.page_size % 16 == 0 ? 16 : 8; }
 
 template <template <int> typename Shared>
 int64_t SharedBytes(int64_t head_dim) {

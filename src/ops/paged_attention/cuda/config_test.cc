@@ -254,7 +254,7 @@ TEST(Config, EveryHeadSizeFitsEveryDevice) {
         const int64_t align = element == 2 ? 16 : 32;
         const int64_t part = split ? 128 : 256;
         const int64_t parts = head_dim > 2 * part ? 4 : head_dim > part ? 2 : 1;
-        EXPECT_EQ(config.tile_rows % (16 * 4 / parts), 0);
+        EXPECT_EQ(config.tile_rows % (64 / parts), 0);
         const int64_t own = (head_dim + parts * align - 1) / (parts * align) * align;
         const int64_t stages = 2 * 2 * (split ? 8 : 16) * (own * element + 16);
         EXPECT_GE(config.shared_bytes / 4, stages);
