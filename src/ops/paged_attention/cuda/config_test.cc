@@ -256,7 +256,7 @@ TEST(Config, EveryHeadSizeFitsEveryDevice) {
         const int64_t parts = head_dim > 2 * part ? 4 : head_dim > part ? 2 : 1;
         EXPECT_EQ(config.tile_rows % (64 / parts), 0);
         const int64_t own = (head_dim + parts * align - 1) / (parts * align) * align;
-        const int64_t stages = 2 * 2 * (split ? 8 : 16) * (own * element + 16);
+        const int64_t stages = (split ? 32 : 64) * (own * element + 16);
         EXPECT_GE(config.shared_bytes / 4, stages);
         EXPECT_GE(stages, 16 * (own + 8) * 4);
       }
