@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "src/core/strings.h"
 #include "src/cuda/gpu_call_testing.h"
 #include "src/ops/paged_attention/random_case.h"
 #include "src/ops/paged_attention/reference.h"
@@ -169,8 +170,12 @@ TEST_F(PagedAttentionEdgesGpuTest, ANonFiniteValueStaysInItsRows) {
   }
 }
 
-// Factors and sinks at the ends of what is allowed; logits of 1e10.
-TEST_F(PagedAttentionEdgesGpuTest, ExtremesAreRight) {
+// Factors and sinks at the ends of what is allowed; logits of 1e10. A test a kind, since each
+// compiles a dozen kernels.
+class ExtremesGpuTest : public PagedAttentionEdgesGpuTest,
+                        public testing::WithParamInterface<Kind> {};
+
+TEST_P(ExtremesGpuTest, AreRight) {
   struct Extreme {
     double scale, soft_cap;
     float k_scale, sink;
@@ -182,27 +187,31 @@ TEST_F(PagedAttentionEdgesGpuTest, ExtremesAreRight) {
       {0.1, 0, 1, 3.4e38f, 1}, {0.1, 0, 1, -3.4e38f, 1},   {0.1, 1e-20, 1, 0, 1},
       {0.1, 1e20, 1, 0, 1},    {1e20, 1e-20, 1e38f, 0, 1}, {0.1, 1e4, 1, 0, 1},
       {0.1, 0, 1, 0, 1e10},    {0.1, 30, 1, 0, 1e10}};
-  for (const Kind& kind : kKinds) {
-    for (const Extreme& extreme : extremes) {
-      if (kind.query == DType::kF16 && extreme.query != 1) continue;  // beyond f16
-      // bf16 rounds queries, so that near ties among large logits fall either way: see the keys.
-      std::mt19937_64 rng(8);
-      CaseSpec spec = SpecOf(kind, {1, 40}, {90, 77});
-      spec.scale = extreme.scale;
-      spec.soft_cap = extreme.soft_cap;
-      spec.sinks = extreme.sink != 0;
-      spec.k_scale_size = 1;
-      for (const CaseSpec& s : {spec, WithRoom(spec)}) {
-        Case c(s, rng);
-        for (int64_t i = 0; i < c.query.size(); ++i) c.query.Set(i, c.query.Get(i) * extreme.query);
-        for (int64_t i = 0; s.sinks && i < c.sinks.size(); ++i) c.sinks.Set(i, extreme.sink);
-        c.k_scale.Set(0, extreme.k_scale);
-        ExpectRight(c, kind.tolerance, s.ToString());
-        if (HasFailure()) return;
-      }
+  const Kind& kind = GetParam();
+  for (const Extreme& extreme : extremes) {
+    if (kind.query == DType::kF16 && extreme.query != 1) continue;  // beyond f16
+    // bf16 rounds queries, so that near ties among large logits fall either way: see the keys.
+    std::mt19937_64 rng(8);
+    CaseSpec spec = SpecOf(kind, {1, 40}, {90, 77});
+    spec.scale = extreme.scale;
+    spec.soft_cap = extreme.soft_cap;
+    spec.sinks = extreme.sink != 0;
+    spec.k_scale_size = 1;
+    for (const CaseSpec& s : {spec, WithRoom(spec)}) {
+      Case c(s, rng);
+      for (int64_t i = 0; i < c.query.size(); ++i) c.query.Set(i, c.query.Get(i) * extreme.query);
+      for (int64_t i = 0; s.sinks && i < c.sinks.size(); ++i) c.sinks.Set(i, extreme.sink);
+      c.k_scale.Set(0, extreme.k_scale);
+      ExpectRight(c, kind.tolerance, s.ToString());
+      if (HasFailure()) return;
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(, ExtremesGpuTest, testing::ValuesIn(kKinds), [](const auto& info) {
+  const Kind& kind = info.param;
+  return StrCat(DTypeName(kind.query), "_", DTypeName(kind.cache), "_", kind.head_dim);
+});
 
 // f32 is multiplied as the sum of two halves: operands at the ends of its range are not to become
 // infinite or NaN on the way, and infinite ones stay what they are.
