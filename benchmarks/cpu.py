@@ -3,7 +3,8 @@
     python benchmarks/cpu.py [--out FOLDER]         # measures, ten minutes; torch where installed
     python benchmarks/cpu.py --from FOLDER/cpu.json # makes table and chart again
 
-Writes FOLDER/cpu.json, cpu.md and cpu.svg: GB/s of keys and values for decode, GFLOP/s for prefill.
+Writes FOLDER/cpu.json, cpu.md and cpu.svg: GB/s of keys and values for decode, GFLOP/s for prefill,
+calls a second for a prompt beside decodes in one batch.
 
 Medians of single calls, and the largest error of an output against fp64, over the largest of
 those outputs; 16 rows of a prefill are compared. Queries and outputs are bfloat16 where the cache
@@ -18,7 +19,12 @@ is fp8. What is compared:
 - torch SDPA, folded: head-major, with the query heads of a group folded into rows of one head,
   which a user must know to do and which prefill's mask rules out. It takes no fp8: keys and values
   are made bfloat16 beforehand, not counted, and its rate is in bytes of fp8, as ours is;
+- torch flex_attention: head-major through torch.compile, of fp8 as bfloat16 too; not where each
+  head has more than 4096 x 4096 logits, as jnp, paged;
 - jnp, paged: the pages by indexing, then einsum and softmax, jitted.
+
+A prompt beside decodes is one call of ours; of the others it is one for the prompt and one for all
+decodes, whose times are added up.
 
 The ceilings: for decode, what all cores together read from memory (they search 1 GiB for a byte
 that it does not hold), right before and right after ours, since neighbours on a shared machine
@@ -46,11 +52,12 @@ import jax.numpy as jnp
 import numpy as np
 import overhead
 from common import cpu_name, folder_of
-from workloads import Problem, jnp_gather
+from workloads import Mixed, Problem, jnp_gather, joined
 from xla_gpu.jax import paged_attention
 
-OURS, TORCH, JNP = "ours, paged", "torch SDPA", "jnp, paged"
-MOST_LOGITS = 4096**2  # of a head: the jnp form holds all heads' at once
+OURS, TORCH, FLEX = "ours, paged", "torch SDPA", "torch flex_attention"
+JNP = "jnp, paged"
+MOST_LOGITS = 4096**2  # of a head: the jnp form holds all heads' at once, and flex is slow
 
 
 def read_bandwidth(gibibytes: float = 1.0) -> float:
@@ -112,6 +119,7 @@ def time_torch(p: Problem, args: dict[str, jax.Array], budget: float) -> dict[st
     if importlib.util.find_spec("torch") is None:
         return {}
     import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -129,16 +137,39 @@ def time_torch(p: Problem, args: dict[str, jax.Array], budget: float) -> dict[st
         folded = q.reshape(p.batch, p.kv_heads, -1, p.head_dim)
         forms[f"{TORCH}, folded"] = folded, head_major
 
-    def time_form(q: torch.Tensor, kv: list[torch.Tensor]) -> Timed:
-        def call() -> torch.Tensor:
-            return sdpa(q, *kv, scale=p.scale, is_causal=p.prefill, enable_gqa=True)
+    def attend(q: torch.Tensor, kv: list[torch.Tensor]) -> torch.Tensor:
+        return sdpa(q, *kv, scale=p.scale, is_causal=p.prefill, enable_gqa=True)
 
-        seconds = median_seconds(call, budget)
-        out = call().float().reshape(p.batch, p.q_heads, p.query_len, p.head_dim).transpose(1, 2)
+    torch.compiler.reset()  # which refuses more than a few shapes of one function
+    compiled = torch.compile(flex_attention, dynamic=False)
+    mask = None
+    if p.prefill:
+        mask = create_block_mask(
+            lambda _b, _h, q, k: q >= k, None, None, p.query_len, p.context, device="cpu"
+        )
+
+    def flex(q: torch.Tensor, kv: list[torch.Tensor]) -> torch.Tensor:
+        return compiled(q, *kv, block_mask=mask, scale=p.scale, enable_gqa=True)
+
+    def time_form(form: Callable, q: torch.Tensor, kv: list[torch.Tensor]) -> Timed:
+        seconds = median_seconds(lambda: form(q, kv), budget)
+        out = form(q, kv).float()
+        out = out.reshape(p.batch, p.q_heads, p.query_len, p.head_dim).transpose(1, 2)
         return Timed(seconds, out.reshape(args["query"].shape).numpy())
 
     with torch.inference_mode():
-        return {name: time_form(q, kv) for name, (q, kv) in forms.items()}
+        timed = {name: time_form(attend, q, kv) for name, (q, kv) in forms.items()}
+        if p.context * p.query_len <= MOST_LOGITS:
+            timed[FLEX] = time_form(flex, q, head_major)
+        return timed
+
+
+def time_others(p: Problem, args: dict[str, jax.Array], budget: float) -> dict[str, Timed]:
+    """All but ours by name."""
+    timed = time_torch(p, args, budget)
+    if p.context * p.query_len <= MOST_LOGITS:
+        timed[JNP] = time_jnp(p, args, budget)
+    return timed
 
 
 def errors(p: Problem, args: dict[str, jax.Array], outs: dict[str, np.ndarray]) -> dict[str, float]:
@@ -167,42 +198,54 @@ def product(dtype: str, n: int) -> float:
 
 
 def measure(p: Problem, budget: float, shrink: int = 1) -> dict[str, object]:
-    """Rates by name and the ceiling, in GB/s or GFLOP/s."""
+    """Rates by name in the problem's unit, errors and the ceiling, where there is one."""
 
     def ceiling() -> float:
         return product("float32", 2048 // shrink) if p.prefill else read_bandwidth(1.0 / shrink)
 
-    args = jax.block_until_ready(p.make())
-    torch = time_torch(p, args, budget)
-    before = ceiling()
-    ours = time_ours(p, args, budget)
-    limit = (before + ceiling()) / 2
-    timed = {OURS: ours, **torch}
-    if p.context * p.query_len <= MOST_LOGITS:
-        timed[JNP] = time_jnp(p, args, budget)
-    amount = p.flops() if p.prefill else p.kv_bytes()
+    args = [part.make(i) for i, part in enumerate(p.parts)]
+    jax.block_until_ready(args)
+    others = [time_others(part, a, budget) for part, a in zip(p.parts, args, strict=True)]
+    limits = {}
+    if isinstance(p, Mixed):
+        ours = time_ours(p, joined(*args), budget)
+    else:
+        before = ceiling()
+        ours = time_ours(p, *args, budget)
+        limits["XLA's f32 product" if p.prefill else "memory, read"] = (before + ceiling()) / 2
+    seconds = {OURS: ours.seconds}
+    for name in others[-1]:
+        if all(name in timed for timed in others):
+            seconds[name] = sum(timed[name].seconds for timed in others)
+    largest = dict.fromkeys(seconds, 0.0)
+    for part, a, timed in zip(p.parts, args, others, strict=True):
+        own, ours.out = np.split(ours.out, [len(a["query"])])
+        outs = {name: timed[name].out if name in timed else own for name in seconds}
+        for name, error in errors(part, a, outs).items():
+            largest[name] = max(largest[name], error)
+    amount = 1e9 if isinstance(p, Mixed) else p.flops() if p.prefill else p.kv_bytes()
     return {
         "problem": p,
-        "rates": {name: amount / one.seconds / 1e9 for name, one in timed.items()},
-        "errors": errors(p, args, {name: one.out for name, one in timed.items()}),
-        "ceilings": {"XLA's f32 product" if p.prefill else "memory, read": limit},
+        "rates": {name: amount / one / 1e9 for name, one in seconds.items()},
+        "errors": largest,
+        "ceilings": limits,
     }
 
 
 def _unit(p: Problem) -> str:
+    if isinstance(p, Mixed):
+        return "calls a second"
     return "GFLOP/s" if p.prefill else "GB/s of keys and values"
 
 
 def table(rows: list[dict[str, object]]) -> list[str]:
     """A line a problem, a column a competitor: its rate, how many times as fast ours is, errors."""
     lines = []
-    for prefill in (False, True):
-        chosen = [row for row in rows if row["problem"].prefill == prefill]
-        if not chosen:
-            continue
+    for unit in dict.fromkeys(_unit(row["problem"]) for row in rows):
+        chosen = [row for row in rows if _unit(row["problem"]) == unit]
         names = list(dict.fromkeys(name for row in chosen for name in row["rates"]))
         limits = list(chosen[0]["ceilings"])
-        header = [_unit(chosen[0]["problem"]), *names, *(f"ceiling: {name}" for name in limits)]
+        header = [unit, *names, *(f"ceiling: {name}" for name in limits)]
         lines += ["", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
         for row in chosen:
             cells = [str(row["problem"]), *(_cell(row, name) for name in names)]
@@ -249,6 +292,7 @@ def save(folder: pathlib.Path, facts: dict[str, object], rows: list[dict[str, ob
         (row["problem"].prefill, row["problem"].dtype): row
         for row in rows
         if row["problem"].dtype in ("float32", "bfloat16", "float8_e4m3fn")
+        and not isinstance(row["problem"], Mixed)
     }
     panels = [
         chart.Panel(row["problem"].title(), _unit(row["problem"]), row["rates"], row["ceilings"])
@@ -259,7 +303,10 @@ def save(folder: pathlib.Path, facts: dict[str, object], rows: list[dict[str, ob
 
 def load(path: pathlib.Path) -> tuple[dict[str, object], list[dict[str, object]]]:
     facts = json.loads(path.read_text())
-    return facts, [row | {"problem": Problem(**row["problem"])} for row in facts.pop("rows")]
+    rows = facts.pop("rows")
+    for row in rows:
+        row["problem"] = (Mixed if "prompt" in row["problem"] else Problem)(**row["problem"])
+    return facts, rows
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -281,15 +328,22 @@ def main(argv: list[str] | None = None) -> None:
         facts["torch"] = torch.__version__
 
     with jax.default_device(jax.devices("cpu")[0]):
-        problems = [
-            Problem(batch, context // shrink, dtype)
-            for dtype in ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
-            for batch, context in ((8, 4096), (1, 32768))
-        ] + [
-            Problem(1, context // shrink, dtype, prefill=True)
-            for dtype in ("float32", "bfloat16", "float16", "float8_e4m3fn")
-            for context in (2048, 8192)
-        ]
+        problems = (
+            [
+                Problem(batch, context // shrink, dtype)
+                for dtype in ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+                for batch, context in ((8, 4096), (1, 32768))
+            ]
+            + [
+                Problem(1, context // shrink, dtype, prefill=True)
+                for dtype in ("float32", "bfloat16", "float16", "float8_e4m3fn")
+                for context in (2048, 8192)
+            ]
+            + [
+                Mixed(15, 2048 // shrink, dtype, prompt=512 // shrink)
+                for dtype in ("float32", "bfloat16", "float8_e4m3fn")
+            ]
+        )
         print(f"{facts['machine']}: {len(problems)} problems, to {options.out}/cpu.md", flush=True)
         rows = []
         for number, problem in enumerate(problems, 1):

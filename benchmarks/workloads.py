@@ -25,6 +25,11 @@ class Problem:
     page_size: int = 16
 
     @property
+    def parts(self) -> list[Problem]:
+        """Problems of one length each, in the order of their rows."""
+        return [self]
+
+    @property
     def query_len(self) -> int:
         return self.context if self.prefill else 1
 
@@ -81,6 +86,45 @@ class Problem:
         kv = args["kv_cache"][args["block_tables"]]
         kv = kv.reshape(self.batch, -1, 2 * self.kv_heads, self.head_dim)[:, : self.context]
         return kv[:, :, 0::2], kv[:, :, 1::2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixed(Problem):
+    """A prompt of so many tokens, and after it in the batch the decodes that the rest describes."""
+
+    prompt: int = 0
+
+    @property
+    def parts(self) -> list[Problem]:
+        same = {one.name: getattr(self, one.name) for one in dataclasses.fields(Problem)}
+        prompt = {"batch": 1, "context": self.prompt, "prefill": True}
+        return [Problem(**same | prompt), Problem(**same)]
+
+    def __str__(self) -> str:
+        return " + ".join(str(part) for part in self.parts)
+
+
+def joined(first: dict[str, jax.Array], second: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The arguments of one call for the sequences of two, the first's before the second's."""
+
+    def both(name: str) -> jax.Array:
+        return jnp.concatenate([first[name], second[name]])
+
+    width = max(args["block_tables"].shape[1] for args in (first, second))
+
+    def tables(args: dict[str, jax.Array], first_page: int) -> jax.Array:
+        missing = width - args["block_tables"].shape[1]
+        return jnp.pad(args["block_tables"] + first_page, ((0, 0), (0, missing)))
+
+    starts = second["query_start_loc"][1:] + len(first["query"])
+    return {
+        "query": both("query"),
+        "kv_cache": both("kv_cache"),
+        "context_lens": both("context_lens"),
+        "block_tables": jnp.concatenate([tables(first, 0), tables(second, len(first["kv_cache"]))]),
+        "query_start_loc": jnp.concatenate([first["query_start_loc"], starts]),
+        "num_seqs": first["num_seqs"] + second["num_seqs"],
+    }
 
 
 def jnp_gather(p: Problem, args: dict[str, jax.Array]) -> jax.Array:

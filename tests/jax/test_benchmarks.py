@@ -21,7 +21,7 @@ import roads
 import roads.trial
 from peers import cases, plots, report
 from peers.results import Measured, Results, Row, load
-from workloads import Problem, jnp_gather
+from workloads import Mixed, Problem, jnp_gather
 
 SIZES = {"q_heads": 4, "kv_heads": 2, "head_dim": 16, "page_size": 4}
 
@@ -60,6 +60,14 @@ def test_cpu_results_are_saved_and_made_again(problem, tmp_path):
     words, bars = chart_of(again / "cpu.svg")
     assert bars.count("ours") == 1
     assert any(f": {limit:.3g}" in text for text in words)
+
+
+def test_cpu_measures_a_prompt_beside_decodes(tmp_path):
+    problem = Mixed(3, 24, "float32", prompt=9, **SIZES)
+    row = cpu.measure(problem, budget=0.001, shrink=64)
+    assert all(error < 1e-5 for error in row["errors"].values())
+    cpu.save(tmp_path, {"machine": "", "jax": "", "torch": "", "how": "", "overhead_us": {}}, [row])
+    assert cpu.load(tmp_path / "cpu.json")[1][0]["problem"] == problem
 
 
 @pytest.mark.parametrize("module", [cpu, gpu], ids=["cpu", "gpu"])

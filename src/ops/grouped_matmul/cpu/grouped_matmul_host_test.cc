@@ -19,6 +19,7 @@ constexpr Kind kKinds[] = {{kF32, kF32, kF32, 70, 300, 9},
                            {kF32, kF32, kBF16, 16, 260, 3},
                            {kBF16, DType::kF8E4M3FN, kF32, 96, 70, 8, 3},
                            {kF32, DType::kF8E5M2, kF32, 20, 40, 8},
+                           {kBF16, DType::kF8E5M2, kBF16, 87, 300, 14, 3},
                            {kBF16, DType::kI8, kBF16, 384, 33, 8, 2},
                            {kF32, DType::kI8, kF32, 48, 40, 70, 1}};
 

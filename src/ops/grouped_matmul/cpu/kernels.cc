@@ -16,9 +16,13 @@ namespace xla_gpu::grouped_matmul {
 void MultiplyTile(const TileTask& task) { XLA_GPU_HOST_DISPATCH(MultiplyTile)(task); }
 
 float* ThreadScratch(int64_t n) {
-  static thread_local std::vector<float> memory;
-  if (memory.size() < static_cast<size_t>(n)) memory.resize(static_cast<size_t>(n));
-  return memory.data();
+  struct alignas(64) Line {
+    float lanes[16];
+  };
+  static thread_local std::vector<Line> memory;
+  const auto lines = static_cast<size_t>(n + 15) / 16;
+  if (memory.size() < lines) memory.resize(lines);
+  return memory.data()->lanes;
 }
 
 }  // namespace xla_gpu::grouped_matmul

@@ -24,7 +24,7 @@ struct TileTask {
 inline constexpr int64_t kTileRows = 48, kTileColumns = 256;
 void MultiplyTile(const TileTask& task);
 
-// Memory of this thread, at least n floats, until the next call.
+// Memory of this thread, at least n floats on a cache line, until the next call.
 float* ThreadScratch(int64_t n);
 
 }  // namespace xla_gpu::grouped_matmul

@@ -12,7 +12,9 @@
 
 #include "hwy/highway.h"
 #include "src/ops/grouped_matmul/cpu/kernels.h"
+#include "src/ops/paged_cache/cpu/bf16-inl.h"
 #include "src/ops/paged_cache/cpu/elements-inl.h"
+#include "src/ops/paged_cache/cpu/instruction_set.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace xla_gpu::grouped_matmul {
@@ -77,9 +79,9 @@ HWY_INLINE void AddProduct(const float* lhs, int64_t lhs_stride, const typename 
 }
 
 template <class Rhs>
-HWY_INLINE void AddProducts(int64_t rows, const float* lhs, int64_t lhs_stride,
-                            const typename Rhs::Raw* rhs, int64_t rhs_stride, int64_t inner,
-                            const VF32* factors, float* sums, int64_t sums_stride) {
+HWY_INLINE void AddRows(int64_t rows, const float* lhs, int64_t lhs_stride,
+                        const typename Rhs::Raw* rhs, int64_t rhs_stride, int64_t inner,
+                        const VF32* factors, float* sums, int64_t sums_stride) {
   const auto add = [&]<int kRows>() {
     AddProduct<Rhs, kRows>(lhs, lhs_stride, rhs, rhs_stride, inner, factors, sums, sums_stride);
     lhs += kRows * lhs_stride, sums += kRows * sums_stride, rows -= kRows;
@@ -88,6 +90,23 @@ HWY_INLINE void AddProducts(int64_t rows, const float* lhs, int64_t lhs_stride,
   if (rows >= 4) add.template operator()<4>();
   if (rows >= 2) add.template operator()<2>();
   if (rows >= 1) add.template operator()<1>();
+}
+
+// The tile's sums, rows of kTileColumns.
+HWY_INLINE void StoreSums(const TileTask& task, const float* sums) {
+  const int64_t size = DTypeSize(task.out_dtype);
+  for (int64_t row = 0; row < task.rows; ++row) {
+    char* to = static_cast<char*>(task.out) + row * task.row_stride * size;
+    const float* from = sums + row * kTileColumns;
+    int64_t i = 0;
+    for (; i + kVector <= task.columns; i += kVector) {
+      StoreAs(task.out_dtype, hn::LoadU(F32(), from + i), to + i * size);
+    }
+    if (i == task.columns) continue;
+    HWY_ALIGN float tail[kLanes];
+    StoreAs(task.out_dtype, hn::LoadU(F32(), from + i), tail);
+    std::memcpy(to + i * size, tail, static_cast<size_t>((task.columns - i) * size));
+  }
 }
 
 template <class Rhs>
@@ -135,27 +154,134 @@ HWY_INLINE void Multiply(const TileTask& task) {
           }
           from = part, stride = 2 * kVector;
         }
-        AddProducts<Rhs>(task.rows, lhs + k, task.inner, from, stride, inner, factors,
-                         sums + column, kTileColumns);
+        AddRows<Rhs>(task.rows, lhs + k, task.inner, from, stride, inner, factors, sums + column,
+                     kTileColumns);
       }
     }
   }
-  const int64_t size = DTypeSize(task.out_dtype);
-  for (int64_t row = 0; row < task.rows; ++row) {
-    char* to = static_cast<char*>(task.out) + row * task.row_stride * size;
-    const float* from = sums + row * kTileColumns;
-    int64_t i = 0;
-    for (; i + kVector <= task.columns; i += kVector) {
-      StoreAs(task.out_dtype, hn::LoadU(F32(), from + i), to + i * size);
+  StoreSums(task, sums);
+}
+
+#if XLA_GPU_HAVE_BF16_DOT
+constexpr int64_t kPartWords = kInnerPart / 2;
+constexpr int64_t kPanel = kPartWords * 2 * kVector;
+
+// sums[row][0 to 2 * kVector) += factors * (lhs[row] @ rhs), of n words a row.
+template <int kRows>
+HWY_NOINLINE void AddWords(const uint32_t* lhs, const uint32_t* rhs, int64_t n,
+                           const float* factors, float* sums) {
+  VF32 to[2 * kRows];
+  Unrolled<2 * kRows>([&](auto i) XLA_GPU_INLINE_LAMBDA { to[i] = hn::Zero(F32()); });
+  for (int64_t k = 0; k < n; ++k, rhs += 2 * kVector) {
+    const VU32 b0 = hn::Load(U32(), rhs), b1 = hn::Load(U32(), rhs + kLanes);
+    Unrolled<kRows>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+      const VU32 a = hn::Set(U32(), lhs[i * kPartWords + k]);
+      to[2 * i] = AddProducts(to[2 * i], a, b0);
+      to[2 * i + 1] = AddProducts(to[2 * i + 1], a, b1);
+    });
+  }
+  Unrolled<2 * kRows>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+    float* const sum = sums + i / 2 * kTileColumns + i % 2 * kLanes;
+    const VF32 factor = hn::Load(F32(), factors + i % 2 * kLanes);
+    hn::Store(hn::MulAdd(to[i], factor, hn::Load(F32(), sum)), F32(), sum);
+  });
+}
+
+// `inner` rows of rhs as rows of kTileColumns words, each of two rows' elements, and what follows
+// an odd row as 0.
+template <class T>
+HWY_INLINE void PairRows(const typename T::Raw* rhs, int64_t row_stride, int64_t inner,
+                         int64_t columns, uint32_t* to) {
+  using Raw = typename T::Raw;
+  constexpr int64_t kStep = T::kStep;
+  // Rows lie far apart, which the processor's own prefetching does not follow.
+  constexpr int64_t kAhead = 16, kLine = 64 / sizeof(Raw);
+  const Raw none[T::kStep] = {};
+  for (int64_t k = 0; k < inner; k += 2, to += 2 * kVector, rhs += 2 * row_stride) {
+    for (int64_t column = 0; column < columns; column += kStep) {
+      const Raw* first = rhs + column;
+      const Raw* second = k + 1 < inner ? first + row_stride : none;
+      for (int64_t i = 0; i < kStep; i += kLine) {
+        __builtin_prefetch(first + kAhead * row_stride + i, 0, 2);
+        __builtin_prefetch(first + (kAhead + 1) * row_stride + i, 0, 2);
+      }
+      Raw ends[2][T::kStep];
+      if (column + kStep > columns) {
+        const auto n = static_cast<size_t>(columns - column) * sizeof(Raw);
+        std::memset(ends, 0, sizeof(ends));
+        std::memcpy(ends[0], first, n);
+        if (second != none) std::memcpy(ends[1], second, n);
+        first = ends[0], second = ends[1];
+      }
+      VU32 a[T::kWords], b[T::kWords], pairs[2 * T::kWords];
+      T::LoadWords(first, a);
+      T::LoadWords(second, b);
+      T::PairKeys(a, b, pairs);
+      for (size_t i = 0; i < 2 * T::kWords; ++i) {
+        const int64_t panel = column / (2 * kVector) + i / 2;
+        hn::Store(pairs[i], U32(), to + panel * kPanel + i % 2 * kLanes);
+      }
     }
-    if (i == task.columns) continue;
-    HWY_ALIGN float tail[kLanes];
-    StoreAs(task.out_dtype, hn::LoadU(F32(), from + i), tail);
-    std::memcpy(to + i * size, tail, static_cast<size_t>((task.columns - i) * size));
   }
 }
 
+// As Multiply, of an lhs of bf16 in products of bf16.
+template <class T>
+HWY_INLINE void MultiplyWords(const TileTask& task) {
+  const int64_t sums_size = task.rows * kTileColumns;
+  float* const sums = ThreadScratch(sums_size + (kTileColumns + task.rows) * kPartWords);
+  auto* const pairs = reinterpret_cast<uint32_t*>(sums + sums_size);
+  uint32_t* const words = pairs + kTileColumns * kPartWords;
+  const auto* const lhs = static_cast<const uint16_t*>(task.lhs);
+  HWY_ALIGN float factors[kTileColumns];
+  std::fill_n(factors, kTileColumns, 1.0f);
+  std::fill_n(sums, sums_size, 0.0f);
+  const int64_t in_block = task.inner / task.blocks;
+  for (int64_t block = 0; block < task.blocks; ++block) {
+    if (task.scale != nullptr) {
+      std::copy_n(task.scale + block * task.row_stride, task.columns, factors);
+      T::ToPairOrder(factors, kTileColumns);
+    }
+    const int64_t end = (block + 1) * in_block;
+    for (int64_t k = block * in_block; k < end; k += kInnerPart) {
+      const int64_t inner = std::min(end - k, kInnerPart);
+      PairRows<T>(static_cast<const typename T::Raw*>(task.rhs) + k * task.row_stride,
+                  task.row_stride, inner, task.columns, pairs);
+      for (int64_t row = 0; row < task.rows; ++row) {
+        auto* const to = reinterpret_cast<uint16_t*>(words + row * kPartWords);
+        std::copy_n(lhs + row * task.inner + k, inner, to);
+        if (inner % 2 != 0) to[inner] = 0;
+      }
+      for (int64_t column = 0; column < task.columns; column += 2 * kVector) {
+        int64_t row = 0;
+        const auto add = [&]<int kRows>() {
+          AddWords<kRows>(words + row * kPartWords, pairs + column * kPartWords, (inner + 1) / 2,
+                          factors + column, sums + row * kTileColumns + column);
+          row += kRows;
+        };
+        while (task.rows - row >= 12) add.template operator()<12>();
+        if (task.rows - row >= 8) add.template operator()<8>();
+        if (task.rows - row >= 4) add.template operator()<4>();
+        if (task.rows - row >= 2) add.template operator()<2>();
+        if (task.rows - row >= 1) add.template operator()<1>();
+      }
+    }
+  }
+  for (int64_t row = 0; row < task.rows; ++row) {
+    T::ToElementOrder(sums + row * kTileColumns, kTileColumns);
+  }
+  StoreSums(task, sums);
+}
+#endif  // XLA_GPU_HAVE_BF16_DOT
+
 void MultiplyTile(const TileTask& task) {
+#if XLA_GPU_HAVE_BF16_DOT
+  if (task.lhs_dtype == DType::kBF16 && MayUse(InstructionSet::kAvx3BF16)) {
+    if (task.rhs_dtype == DType::kBF16) return MultiplyWords<DotBF16Cache>(task);
+    if (task.rhs_dtype == DType::kF8E4M3FN) return MultiplyWords<DotF8E4M3FNCache>(task);
+    if (task.rhs_dtype == DType::kF8E5M2) return MultiplyWords<DotF8E5M2Cache>(task);
+  }
+#endif
   switch (task.rhs_dtype) {
     case DType::kF32:
       return Multiply<CacheF32>(task);

@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "hwy/highway.h"
-#include "src/ops/paged_attention/cpu/bf16-inl.h"
 #include "src/ops/paged_attention/cpu/decode_block-inl.h"
 #include "src/ops/paged_attention/cpu/kernels.h"
 #include "src/ops/paged_attention/cpu/logits-inl.h"

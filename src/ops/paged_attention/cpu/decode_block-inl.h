@@ -12,7 +12,6 @@
 #include <algorithm>
 
 #include "hwy/highway.h"
-#include "src/ops/paged_attention/cpu/bf16-inl.h"
 #include "src/ops/paged_attention/cpu/kernels.h"
 #include "src/ops/paged_attention/cpu/logits-inl.h"
 #include "src/ops/paged_attention/cpu/numeric-inl.h"

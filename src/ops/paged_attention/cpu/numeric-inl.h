@@ -10,11 +10,13 @@
 
 #include <cstdint>
 #include <cstring>
-#include <utility>
 
 #include "hwy/highway.h"
 #include "src/core/dtype.h"
+#include "src/ops/paged_attention/problem.h"
+#include "src/ops/paged_cache/cpu/bf16-inl.h"
 #include "src/ops/paged_cache/cpu/elements-inl.h"
+#include "src/ops/paged_cache/cpu/instruction_set.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace xla_gpu::paged_attention {
@@ -22,19 +24,6 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 using namespace paged_cache::HWY_NAMESPACE;  // NOLINT: the elements
-
-// Calls f(i) for i from 0 to n - 1, each i a constant of its own, so that compilers see which
-// element of an array of vectors is meant and keep each in a register. They must inline f.
-#undef XLA_GPU_INLINE_LAMBDA
-#define XLA_GPU_INLINE_LAMBDA HWY_ATTR __attribute__((always_inline))
-template <size_t... kIndex, class F>
-HWY_INLINE void UnrolledOver(std::index_sequence<kIndex...>, const F& f) {
-  (f(std::integral_constant<size_t, kIndex>()), ...);
-}
-template <size_t n, class F>
-HWY_INLINE void Unrolled(const F& f) {
-  UnrolledOver(std::make_index_sequence<n>(), f);
-}
 
 // One row of the cache for each key: row j is `head` elements after row[j].
 template <typename Raw>
@@ -61,6 +50,22 @@ HWY_INLINE void WithCacheType(DType dtype, const F& f) {
     default:
       return f(CacheF8E5M2());
   }
+}
+
+// Calls f with the element type that a problem's cache is taken as: bf16 for queries and results of
+// bf16 over caches of bf16 and fp8. The weights of values are then rounded to bf16, as
+// FlashAttention does.
+template <class F>
+HWY_INLINE void WithComputeType(const Problem& p, const F& f) {
+#if XLA_GPU_HAVE_BF16_DOT
+  if (p.query_dtype == DType::kBF16 && p.out_dtype == DType::kBF16 &&
+      MayUse(InstructionSet::kAvx3BF16)) {
+    if (p.cache_dtype == DType::kBF16) return f(DotBF16Cache());
+    if (p.cache_dtype == DType::kF8E4M3FN) return f(DotF8E4M3FNCache());
+    if (p.cache_dtype == DType::kF8E5M2) return f(DotF8E5M2Cache());
+  }
+#endif
+  WithCacheType(p.cache_dtype, f);
 }
 
 // n elements as f32 times `factor`, then zeros up to `padded` (a multiple of kLanes). Reads no

@@ -16,7 +16,6 @@
 #include <utility>
 
 #include "hwy/highway.h"
-#include "src/ops/paged_attention/cpu/bf16-inl.h"
 #include "src/ops/paged_attention/cpu/kernels.h"
 #include "src/ops/paged_attention/cpu/logits-inl.h"
 #include "src/ops/paged_attention/cpu/numeric-inl.h"

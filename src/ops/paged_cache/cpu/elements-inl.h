@@ -10,6 +10,7 @@
 #endif
 
 #include <cstdint>
+#include <utility>
 
 #include "hwy/highway.h"
 #include "src/core/float_types.h"
@@ -28,6 +29,19 @@ using VF32 = hn::Vec<F32>;
 constexpr size_t kLanes = hn::MaxLanes(F32());
 static_assert(kLanes <= 16 && 16 % kLanes == 0);
 
+// Calls f(i) for i from 0 to n - 1, each i a constant of its own, so that compilers see which
+// element of an array of vectors is meant and keep each in a register. They must inline f.
+#undef XLA_GPU_INLINE_LAMBDA
+#define XLA_GPU_INLINE_LAMBDA HWY_ATTR __attribute__((always_inline))
+template <size_t... kIndex, class F>
+HWY_INLINE void UnrolledOver(std::index_sequence<kIndex...>, const F& f) {
+  (f(std::integral_constant<size_t, kIndex>()), ...);
+}
+template <size_t n, class F>
+HWY_INLINE void Unrolled(const F& f) {
+  UnrolledOver(std::make_index_sequence<n>(), f);
+}
+
 // Targets whose f16 conversions are instructions, exact for infinities, NaN and subnormals.
 #undef XLA_GPU_HAVE_F16_VECTORS
 #if HWY_ARCH_ARM || (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2)
@@ -39,7 +53,7 @@ static_assert(kLanes <= 16 && 16 % kLanes == 0);
 // An element type of the cache: `Raw` as it is stored, Load of kLanes elements as f32 divided by
 // kFactor. The factor is folded into k_scale and v_scale. LoadPair gives 2 * kLanes elements as two
 // vectors: one half after the other or, if kEvenOdd, those of even and those of odd index. kDot is
-// for types that are computed in bf16 (paged_attention/cpu/bf16-inl.h).
+// for types that are computed in bf16 (bf16-inl.h).
 template <class T>
 struct InOrder {
   static constexpr bool kDot = false;

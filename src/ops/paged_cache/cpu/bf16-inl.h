@@ -1,27 +1,24 @@
-// Attention in products of bf16, for queries and results of bf16 over caches of bf16 and fp8: twice
-// the multiplications an instruction of f32. Products are exact and sums are f32; the weights of
-// values are rounded to bf16, as FlashAttention does.
+// Products of bf16, of elements of bf16 and fp8: twice the multiplications an instruction of f32.
+// Products are exact and sums are f32.
 //
 // Highway has no target for AVX-512 with just the extensions used here, AVX512_BF16 and
 // AVX512_VBMI: their instructions are asked for by name, so that what calls them stays one template
 // for all types. Only who has asked MayUse(kAvx3BF16) may come here.
-#if defined(XLA_GPU_OPS_PAGED_ATTENTION_CPU_BF16_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef XLA_GPU_OPS_PAGED_ATTENTION_CPU_BF16_INL_H_
-#undef XLA_GPU_OPS_PAGED_ATTENTION_CPU_BF16_INL_H_
+#if defined(XLA_GPU_OPS_PAGED_CACHE_CPU_BF16_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef XLA_GPU_OPS_PAGED_CACHE_CPU_BF16_INL_H_
+#undef XLA_GPU_OPS_PAGED_CACHE_CPU_BF16_INL_H_
 #else
-#define XLA_GPU_OPS_PAGED_ATTENTION_CPU_BF16_INL_H_
+#define XLA_GPU_OPS_PAGED_CACHE_CPU_BF16_INL_H_
 #endif
 
 #include <array>
 #include <cstring>
 
 #include "hwy/highway.h"
-#include "src/ops/paged_attention/cpu/numeric-inl.h"
-#include "src/ops/paged_attention/problem.h"
-#include "src/ops/paged_cache/cpu/instruction_set.h"
+#include "src/ops/paged_cache/cpu/elements-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace xla_gpu::paged_attention {
+namespace xla_gpu::paged_cache {
 namespace HWY_NAMESPACE {
 
 // Vectors of words; a word is two bf16, the one of lower index or key in its lower half.
@@ -66,14 +63,16 @@ struct InBF16 {
 
   // A row of sums over PairKeys becomes one in the order of the elements; n is a multiple of kStep.
   static HWY_INLINE void ToElementOrder(float* row, size_t n) {
-    constexpr size_t kPairs = 2 * kWords;
-    for (float* step = row; step != row + n; step += kStep) {
-      float pairs[kStep];
-      std::memcpy(pairs, step, sizeof(pairs));
-      for (size_t i = 0; i < kStep / 4; ++i) {
-        std::memcpy(step + 4 * i, pairs + i % kPairs * 16 + i / kPairs * 4, 4 * sizeof(float));
-      }
-    }
+    InSteps(row, n,
+            [](float* row, const float* pairs, size_t element, size_t pair)
+                XLA_GPU_INLINE_LAMBDA { std::memcpy(row + element, pairs + pair, 16); });
+  }
+
+  // The reverse.
+  static HWY_INLINE void ToPairOrder(float* row, size_t n) {
+    InSteps(row, n,
+            [](float* row, const float* elements, size_t element, size_t pair)
+                XLA_GPU_INLINE_LAMBDA { std::memcpy(row + pair, elements + element, 16); });
   }
 
   static HWY_INLINE bool AllFinite(VU32 words) {
@@ -88,6 +87,19 @@ struct InBF16 {
     hn::Vec<decltype(d16)> rounded;
     __asm__("vcvtneps2bf16 %1, %0" : "=v"(rounded.raw) : "v"(x.raw));
     hn::StoreU(rounded, d16, to);
+  }
+
+ private:
+  // Calls f(step, copy of the step, place of four elements, their place in pairs).
+  template <class F>
+  static HWY_INLINE void InSteps(float* row, size_t n, const F& f) {
+    for (float* step = row; step != row + n; step += kStep) {
+      float copy[kStep];
+      std::memcpy(copy, step, sizeof(copy));
+      for (size_t i = 0; i < kStep / 4; ++i) {
+        f(step, copy, 4 * i, i % (2 * kWords) * 16 + i / (2 * kWords) * 4);
+      }
+    }
   }
 };
 
@@ -152,22 +164,8 @@ using DotF8E5M2Cache = DotF8Cache<2, true>;
 #define XLA_GPU_HAVE_BF16_DOT 0
 #endif  // AVX3
 
-// Calls f with the element type that a problem's cache is taken as.
-template <class F>
-HWY_INLINE void WithComputeType(const Problem& p, const F& f) {
-#if XLA_GPU_HAVE_BF16_DOT
-  if (p.query_dtype == DType::kBF16 && p.out_dtype == DType::kBF16 &&
-      MayUse(InstructionSet::kAvx3BF16)) {
-    if (p.cache_dtype == DType::kBF16) return f(DotBF16Cache());
-    if (p.cache_dtype == DType::kF8E4M3FN) return f(DotF8E4M3FNCache());
-    if (p.cache_dtype == DType::kF8E5M2) return f(DotF8E5M2Cache());
-  }
-#endif
-  WithCacheType(p.cache_dtype, f);
-}
-
 }  // namespace HWY_NAMESPACE
-}  // namespace xla_gpu::paged_attention
+}  // namespace xla_gpu::paged_cache
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard
