@@ -250,3 +250,61 @@ def test_a_blob_on_the_device_is_split_as_before():
         "ids": [0, 1, 2, 3],
         "lengths": [4, 5],
     }
+
+
+# ---- Logits and tokens ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [dict, tuple])
+def test_logits_are_asked_with_the_weights_they_read(kind):
+    @jax.jit
+    def logits(weights, hidden, lora):
+        head, bias = (weights["head"], weights["bias"]) if kind is dict else weights[1:]
+        return jax.nn.relu(hidden @ head + bias) if lora is None else hidden
+
+    weights = {n: np.full((2, 2), i, np.float32) for i, n in enumerate(("body", "head", "bias"))}
+    weights = kind(weights if kind is dict else weights.values())
+    read, _ = _step._reads(logits, weights, (np.ones((1, 2), np.float32), None))
+    assert read == (["bias", "head"] if kind is dict else [1, 2])
+    ask = _step.OnlyWhatItReads(logits)
+    for _ in range(2):
+        assert ask(weights, np.ones((1, 2), np.float32), None).tolist() == [[4, 4]] * 2
+        weights = jax.tree.map(jax.numpy.asarray, weights)
+    assert len(jax.tree.leaves(ask.lower(weights, np.ones((1, 2)), None).in_avals)) == 3
+    newer = jax.tree.map(lambda w: -w, weights)  # after a reload: not those it was compiled with
+    assert ask(newer, np.ones((1, 2), np.float32), None).tolist() == [[0, 0]] * 2
+    assert ask(weights, np.ones((1, 2), np.float32), 1.0).tolist() == [[1, 1]]
+    traced = jax.jit(lambda w, x: ask(w, x, None))(weights, np.ones((1, 2), np.float32))
+    assert traced.tolist() == [[4, 4]] * 2
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_models_logits_are_replaced_once_it_is_loaded(compiled):
+    runner = types.SimpleNamespace()
+
+    def load_model(self):
+        self.compute_logits_fn = jax.jit(logits) if compiled else logits
+
+    def logits(weights, hidden, lora):
+        return hidden + weights[0]
+
+    _step._with_short_calls(load_model)(runner)
+    assert runner.compute_logits_fn((np.float32(1),), np.ones(1, np.float32), None).tolist() == [2]
+    assert (runner.compute_logits_fn is logits) != compiled
+
+
+@pytest.mark.parametrize("speculation", [None, "some"])
+def test_logits_are_cast_unless_draft_tokens_are_checked(speculation):
+    sample = _step._cast_at_once(lambda self, *args: args)
+    logits = jax.numpy.ones((2, 3), jax.numpy.bfloat16)
+    args = sample(None, 0, 1, 2, 3, 4, logits, 6, speculation, 8)
+    assert args[5].dtype == ("float32" if speculation is None else "bfloat16")
+    assert (*args[:5], *args[6:]) == (0, 1, 2, 3, 4, 6, speculation, 8)
+
+
+def test_tokens_are_copied_to_the_host():
+    get = _step._one_array_at_once(lambda arr: "as before")
+    tokens = get(jax.numpy.arange(3))
+    assert isinstance(tokens, np.ndarray)
+    assert tokens.tolist() == [0, 1, 2]
+    assert get((jax.numpy.arange(3), jax.numpy.arange(2))) == "as before"

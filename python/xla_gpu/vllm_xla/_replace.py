@@ -423,6 +423,8 @@ def before_the_model() -> None:
     from xla_gpu.vllm_xla import _step
 
     _step.inputs_in_one_transfer()
+    _step.logits_of_few_weights()
+    _step.tokens_in_short_calls()
     attention()
     experts()
     routing()

@@ -161,3 +161,110 @@ def inputs_in_one_transfer() -> None:
     _replace(
         f"{runner}:TPUModelRunner", "_prepare_inputs", "self, scheduler_output", _prepared_at_once
     )
+
+
+# ---- Logits and tokens ---------------------------------------------------------------------------
+
+
+def _reads(function: Any, weights: Any, args: Any) -> tuple[list[Any], Callable[..., Any]]:
+    """Which weights function(weights, *args) reads, by name or index, and itself for those only."""
+    names = sorted(weights) if isinstance(weights, dict) else range(len(weights))
+    jaxpr = function.trace(weights, *args).jaxpr.jaxpr
+    used = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | set(map(id, jaxpr.outvars))
+    read = [name for name, var in zip(names, jaxpr.invars, strict=False) if id(var) in used]
+    shapes = {name: (weights[name].shape, weights[name].dtype) for name in names}
+
+    @jax.jit
+    def of_some(some: list[jax.Array], *args: Any) -> Any:
+        every = {name: jnp.zeros(*shapes[name]) for name in names if name not in read}
+        every |= zip(read, some, strict=True)
+        return function(every if isinstance(names, list) else tuple(map(every.get, names)), *args)
+
+    return read, of_some
+
+
+class OnlyWhatItReads:
+    """A compiled function(weights, hidden_states, lora_metadata), handed the weights it reads.
+
+    The weights are a dict or a tuple of arrays.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self._read: list[Any] = []
+        self._of_some: Any = None
+
+    def _of(self, weights: Any, hidden_states: Any, lora_metadata: Any) -> tuple[Any, ...]:
+        args = hidden_states, lora_metadata
+        if lora_metadata is not None or isinstance(hidden_states, jax.core.Tracer):
+            return self._function, weights, *args
+        if self._of_some is None:
+            self._read, self._of_some = _reads(self._function, weights, args)
+        return self._of_some, [weights[name] for name in self._read], *args
+
+    def __call__(self, weights: Any, hidden_states: Any, lora_metadata: Any) -> Any:
+        function, *args = self._of(weights, hidden_states, lora_metadata)
+        return function(*args)
+
+    def lower(self, weights: Any, hidden_states: Any, lora_metadata: Any) -> Any:
+        """For its compilation ahead of time."""
+        function, *args = self._of(weights, hidden_states, lora_metadata)
+        return function.lower(*args)
+
+
+def _with_short_calls(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load_model(self: Any) -> None:
+        original(self)
+        if hasattr(self.compute_logits_fn, "trace"):
+            self.compute_logits_fn = OnlyWhatItReads(self.compute_logits_fn)
+
+    return load_model
+
+
+def logits_of_few_weights() -> None:
+    """A call hands over every weight of the model, 0.7 us each, and logits are made of one or two.
+
+    Step and logits are compiled functions of their own, and each looks at all of its arguments.
+    """
+    _replace(
+        "tpu_inference.runner.tpu_runner:TPUModelRunner", "load_model", "self", _with_short_calls
+    )
+
+
+_as_float32 = jax.jit(lambda logits: logits.astype(jnp.float32))
+
+
+def _cast_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def sample_from_logits(self: Any, *args: Any, **kwargs: Any) -> Any:
+        logits, spec_decode_metadata = args[5], args[7]
+        if spec_decode_metadata is None:
+            args = (*args[:5], _as_float32(logits), *args[6:])
+        return original(self, *args, **kwargs)
+
+    return sample_from_logits
+
+
+def _one_array_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def device_get(arr: Any) -> Any:
+        if isinstance(arr, jax.Array) and arr.is_fully_addressable:
+            return np.asarray(arr)
+        return original(arr)
+
+    return device_get
+
+
+def tokens_in_short_calls() -> None:
+    """Logits are cast by an eager call, and the tokens' copy looked at as a tree, twice a step."""
+    _replace(
+        "tpu_inference.runner.tpu_runner:TPUModelRunner",
+        "_sample_from_logits",
+        "self, scheduler_output, attn_metadata, tpu_sampling_metadata, input_ids, hidden_states, "
+        "logits, aux_hidden_states, spec_decode_metadata, kv_connector_output, "
+        "logits_indices_selector, padded_num_reqs, expert_indices, full_hidden_states, "
+        "full_logits, req_ids_dp, padded_num_scheduled_tokens_per_dp_rank",
+        _cast_at_once,
+    )
+    _replace("tpu_inference.utils", "safe_device_get", "arr", _one_array_at_once)
