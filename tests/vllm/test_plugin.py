@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
 
 import jax
 import numpy as np
 import pytest
 import xla_gpu.vllm_xla
 from server import environment, run, vllm_command
-from xla_gpu.vllm_xla import _replace, _versions
+from xla_gpu.vllm_xla import _replace, _step, _versions
 from xla_gpu.vllm_xla._versions import UnsupportedError
 
 
@@ -158,3 +159,152 @@ def test_the_runners_buffer_may_change_after_its_transfer():
         array.block_until_ready()
         buffer[:] = 7  # the runner prepares the next step
         assert bool((np.asarray(array) == 7).all()) == changed
+
+
+# ---- A step's inputs -----------------------------------------------------------------------------
+
+MESH = jax.make_mesh((1,), ("data",), devices=jax.devices("cpu")[:1])
+LAYOUT = types.SimpleNamespace(keys=("ids", "lengths"), sizes=(4, 2))
+
+
+def refused(*args, **kwargs):
+    raise AssertionError("this goes to the device by itself")
+
+
+def prepare(original):
+    """A _prepare_inputs that does as tpu-inference's, with `original` for what is replaced."""
+    device_array = _step._not_yet(original)
+    unpack = _step._views_or_compiled(lambda blob, layout: dict.fromkeys(layout.keys, blob[:2]))
+    substitute = _step._substituted_later(original)
+
+    def prepare_inputs(self, scheduler_output):
+        positions = device_array(MESH, self.positions, sharding="its own")
+        distribution, blob = device_array(MESH, (self.distribution, self.blob))
+        parts = unpack(blob, LAYOUT)
+        attention = {"positions": positions, "lengths": parts["lengths"]}
+        ids = substitute(self, parts["ids"], self.last, *scheduler_output)
+        logits = parts["lengths"]
+        rest = (None, 7, "r", 8, "t", 9, {"positions": positions})
+        return (ids, attention, distribution, self.temperatures, logits, *rest)
+
+    return _step._prepared_at_once(prepare_inputs)
+
+
+@pytest.fixture
+def runner():
+    return types.SimpleNamespace(
+        mesh=MESH,
+        speculative_config=None,
+        pcp_preprocessor=None,
+        positions=on_a_boundary(4),
+        distribution=np.array([1, 2, 3], np.int32),
+        blob=on_a_boundary(6),
+        last=jax.device_put(np.array([50, 60, 70], np.int32), MESH.devices.flat[0]),
+        temperatures=np.array([0.5, -1.0], np.float32),
+    )
+
+
+@pytest.mark.parametrize(
+    ("at", "of", "ids"), [([], [], [0, 1, 2, 3]), ([3, 1], [0, 2], [0, 70, 2, 50])]
+)
+def test_a_steps_inputs_go_to_the_device_in_one_array(runner, at, of, ids):
+    runner.blob[:], runner.positions[:] = range(6), range(10, 14)
+    done = prepare(refused)(runner, (np.array(at, int), np.array(of, int)))
+    runner.blob[:], runner.positions[:] = 99, 99  # the runner prepares the next step
+    assert [isinstance(x, jax.Array) for x in jax.tree.leaves(done)].count(True) == 7
+    assert done[0].tolist() == ids
+    assert done[1]["positions"].tolist() == done[11]["positions"].tolist() == [10, 11, 12, 13]
+    assert done[1]["positions"] is done[11]["positions"]
+    assert done[1]["lengths"].tolist() == done[4].tolist() == [4, 5]
+    assert done[2].tolist() == [1, 2, 3]
+    assert done[3].tolist() == [0.5, -1.0]
+    assert done[5:11] == (None, 7, "r", 8, "t", 9)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"speculative_config": "ngram"},
+        {"pcp_preprocessor": "one"},
+        {"mesh": types.SimpleNamespace(size=2)},
+    ],
+)
+def test_a_step_that_computes_with_its_inputs_keeps_its_transfers(runner, other):
+    vars(runner).update(other)
+    with pytest.raises(AssertionError, match="by itself"):
+        prepare(refused)(runner, ([0], [0]))
+
+
+def test_int64_becomes_int32_on_the_device():
+    (array,) = _step.to_device(MESH, (np.array([[1, -2]], np.int64),), None, (), ())
+    assert (array.dtype, array.tolist()) == (np.int32, [[1, -2]])
+
+
+def test_a_blob_on_the_device_is_split_as_before():
+    blob = jax.device_put(np.arange(6, dtype=np.int32), MESH.devices.flat[0])
+    buffer = importlib.import_module("tpu_inference.utils")
+    layout = buffer.DeviceBufferMetadata(keys=LAYOUT.keys, sizes=LAYOUT.sizes)
+    before = vars(buffer.DeviceBuffer)["unpack_arrays"]
+    split = _step._views_or_compiled(getattr(before, "__func__", before))(blob, layout)
+    assert {key: part.tolist() for key, part in split.items()} == {
+        "ids": [0, 1, 2, 3],
+        "lengths": [4, 5],
+    }
+
+
+# ---- Logits and tokens ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [dict, tuple])
+def test_logits_are_asked_with_the_weights_they_read(kind):
+    @jax.jit
+    def logits(weights, hidden, lora):
+        head, bias = (weights["head"], weights["bias"]) if kind is dict else weights[1:]
+        return jax.nn.relu(hidden @ head + bias) if lora is None else hidden
+
+    weights = {n: np.full((2, 2), i, np.float32) for i, n in enumerate(("body", "head", "bias"))}
+    weights = kind(weights if kind is dict else weights.values())
+    read, _ = _step._reads(logits, weights, (np.ones((1, 2), np.float32), None))
+    assert read == (["bias", "head"] if kind is dict else [1, 2])
+    ask = _step.OnlyWhatItReads(logits)
+    for _ in range(2):
+        assert ask(weights, np.ones((1, 2), np.float32), None).tolist() == [[4, 4]] * 2
+        weights = jax.tree.map(jax.numpy.asarray, weights)
+    assert len(jax.tree.leaves(ask.lower(weights, np.ones((1, 2)), None).in_avals)) == 3
+    newer = jax.tree.map(lambda w: -w, weights)  # after a reload: not those it was compiled with
+    assert ask(newer, np.ones((1, 2), np.float32), None).tolist() == [[0, 0]] * 2
+    assert ask(weights, np.ones((1, 2), np.float32), 1.0).tolist() == [[1, 1]]
+    traced = jax.jit(lambda w, x: ask(w, x, None))(weights, np.ones((1, 2), np.float32))
+    assert traced.tolist() == [[4, 4]] * 2
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_models_logits_are_replaced_once_it_is_loaded(compiled):
+    runner = types.SimpleNamespace()
+
+    def load_model(self):
+        self.compute_logits_fn = jax.jit(logits) if compiled else logits
+
+    def logits(weights, hidden, lora):
+        return hidden + weights[0]
+
+    _step._with_short_calls(load_model)(runner)
+    assert runner.compute_logits_fn((np.float32(1),), np.ones(1, np.float32), None).tolist() == [2]
+    assert (runner.compute_logits_fn is logits) != compiled
+
+
+@pytest.mark.parametrize("speculation", [None, "some"])
+def test_logits_are_cast_unless_draft_tokens_are_checked(speculation):
+    sample = _step._cast_at_once(lambda self, *args: args)
+    logits = jax.numpy.ones((2, 3), jax.numpy.bfloat16)
+    args = sample(None, 0, 1, 2, 3, 4, logits, 6, speculation, 8)
+    assert args[5].dtype == ("float32" if speculation is None else "bfloat16")
+    assert (*args[:5], *args[6:]) == (0, 1, 2, 3, 4, 6, speculation, 8)
+
+
+def test_tokens_are_copied_to_the_host():
+    get = _step._one_array_at_once(lambda arr: "as before")
+    tokens = get(jax.numpy.arange(3))
+    assert isinstance(tokens, np.ndarray)
+    assert tokens.tolist() == [0, 1, 2]
+    assert get((jax.numpy.arange(3), jax.numpy.arange(2))) == "as before"

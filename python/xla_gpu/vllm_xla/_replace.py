@@ -419,7 +419,12 @@ def before_the_platform() -> None:
 
 
 def before_the_model() -> None:
-    """What the modules of models and layers hold."""
+    """What the modules of models, layers and the runner hold."""
+    from xla_gpu.vllm_xla import _step
+
+    _step.inputs_in_one_transfer()
+    _step.logits_of_few_weights()
+    _step.tokens_in_short_calls()
     attention()
     experts()
     routing()
