@@ -59,6 +59,62 @@ __device__ __forceinline__ void CopyBox(unsigned shared, const void* map, unsign
       : "memory");
 }
 
+// The same, to this place of the shared memory of the cluster's blocks in `mask`; the bytes count
+// at the barrier's place in each of them.
+__device__ __forceinline__ void CopyBoxToBlocks(unsigned shared, const void* map, unsigned barrier,
+                                                unsigned mask, int x0, int x1, int x2, int x3,
+                                                int x4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4),
+      "h"(static_cast<unsigned short>(mask))
+      : "memory");
+}
+
+// The address of a place in the shared memory of block `rank` of the cluster.
+__device__ __forceinline__ unsigned InBlock(unsigned shared, int rank) {
+  unsigned address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
+  return address;
+}
+
+// All threads of all blocks of the cluster; what they wrote to shared memory is seen by all.
+__device__ __forceinline__ void SyncCluster() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+
+// Arrives at a barrier of another block, by its InBlock address. For what this thread has read
+// there: a release for the whole cluster would be a fence.
+__device__ __forceinline__ void ArriveInBlock(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Stores a word in another block, whose barrier there expects its four bytes.
+__device__ __forceinline__ void StoreInBlock(unsigned to, unsigned word, unsigned barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+      "r"(word), "r"(barrier)
+      : "memory");
+}
+
+// Swaps a word of another block.
+__device__ __forceinline__ unsigned ExchangeInBlock(unsigned at, unsigned word) {
+  unsigned before;
+  asm volatile("atom.shared::cluster.exch.b32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(at), "r"(word)
+               : "memory");
+  return before;
+}
+
+// Counts this warp's threads for those that wait in SyncThreads, and goes on.
+__device__ __forceinline__ void ArriveThreads(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // As SyncThreads; true if some thread's `x` is.
 __device__ __forceinline__ bool AnyOfThreads(int id, int threads, bool x) {
   int any;

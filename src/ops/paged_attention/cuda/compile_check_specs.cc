@@ -32,7 +32,8 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
     problem.cache_dtype = c.cache;
     problem.out_dtype = c.out;
     problem.max_seqs = c.max_seqs;
-    problem.q_heads = problem.kv_heads = 1;
+    problem.q_heads = 2;
+    problem.kv_heads = 1;
     problem.num_pages = problem.max_pages_per_seq = 1;
     problem.page_size = 8;
     problem.head_dim = c.head_dim;

@@ -165,17 +165,21 @@ bool IsDecode(const Problem& problem) {
 
 // Rows of a tile of the line of decode work.
 int LineRows(const Problem& problem) {
-  const bool few = problem.tokens <= problem.max_seqs && problem.group_size() <= 8;
+  const int64_t group = problem.group_size();
+  const bool few = problem.tokens <= problem.max_seqs && group <= 8;
   if (problem.head_dim > 128) return few ? kDecodeTileRows / 2 : kDecodeTileRows;
-  return few || IsFloat8(problem.cache_dtype) ? kDecodeTileRows : 2 * kDecodeTileRows;
+  if (few || IsFloat8(problem.cache_dtype)) return kDecodeTileRows;
+  // Where sequences have few tokens each, drafts perhaps, all of them are one tile; beside prompts
+  // a sequence has one token.
+  const bool drafts = problem.tokens * group <= 2 * kDecodeTileRows * problem.max_seqs;
+  return drafts || group > kDecodeTileRows ? 2 * kDecodeTileRows : kDecodeTileRows;
 }
 
-// Whether they are worth a launch of their own, behind those that take longer sequences: where the
-// rows of most fit a tile.
+// Whether they are worth a launch of their own, beside the one that takes longer sequences.
 bool IsMixed(const Problem& problem) {
+  constexpr int64_t kFewSequences = 8;
   return problem.tokens > 0 && !IsDecode(problem) && !IsFloat8(problem.cache_dtype) &&
-         CeilDiv(problem.tokens * problem.group_size(), int64_t{LineRows(problem)}) <=
-             problem.max_seqs;
+         problem.max_seqs >= kFewSequences;
 }
 
 template <int kElement, int kRows>
@@ -324,7 +328,10 @@ std::vector<std::string> ScheduleDefines(const Config& config) {
 
 // Why the line of decode work has no launch of its own; null where it has.
 const char* WhyNotLine(const Problem& problem, const cuda::DeviceInfo& device) {
-  if (!IsDecode(problem) && !IsMixed(problem)) return "room for many tokens a sequence";
+  if (!IsDecode(problem) && !IsMixed(problem)) {
+    return IsFloat8(problem.cache_dtype) ? "an fp8 cache, room for prompts"
+                                         : "room for few sequences";
+  }
   // Where its ranges cut a sequence depends on the lengths of all.
   if (problem.batch_invariant) return "batch_invariant";
   if (MostLineBlocks(problem) > kMaxInt / 2) return "too many keys";
@@ -342,6 +349,15 @@ const char* WhyNotPrefill(const Problem& problem, const cuda::DeviceInfo& device
   const bool known = IsFloat8(problem.cache_dtype) ? dim == 64 || dim == 128
                                                    : (dim % 8 == 0 && dim <= 256) || dim == 512;
   return WhyNotSm90(problem, device, known, PrefillSharedBytes(problem));
+}
+
+// Two blocks read keys and values once for both where that has paid: where the copy engine does it,
+// query heads share a kv head, and sequences have the rows for several pairs.
+int PrefillBlocks(const Problem& problem, const Config& config) {
+  const int64_t rows =
+      problem.tokens * problem.group_size() / std::max(problem.max_seqs, int64_t{1});
+  const bool pays = problem.head_dim > 64 && problem.head_dim <= 128 && problem.group_size() > 1;
+  return config.boxes && pays && rows >= 4 * sm90::PrefillRows(problem.head_dim) ? 2 : 1;
 }
 
 // ceil(2^(31 + b) / d) with 2^(b - 1) < d <= 2^b fits 32 bits and divides 31-bit numbers exactly.
@@ -388,7 +404,8 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
     config.prefill_sm90 = true;
     // Tiles of fp8 are converted on their way, which the copy engine cannot do.
     config.boxes = !IsFloat8(problem.cache_dtype) && BoxesFit(problem, device);
-    config.prefill_workers = device.num_sms;
+    config.prefill_blocks = PrefillBlocks(problem, config);
+    config.prefill_workers = device.num_sms / config.prefill_blocks;
     config.decode_max_rows = kDecodeTileRows;
   }
   if (config.decode_sm90) {
@@ -489,14 +506,6 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
                                 .block = {block, 1, 1},
                                 .dynamic_shared_bytes = static_cast<uint32_t>(shared_bytes)}});
   };
-  if (config.prefill_sm90) {
-    add_sm90("prefill_sm90.cu", "paged_attention_prefill", config.prefill_workers,
-             static_cast<uint32_t>(
-                 sm90::PrefillThreads(problem.head_dim, IsFloat8(problem.cache_dtype))),
-             PrefillSharedBytes(problem),
-             {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
-              StrCat("BOXES=", config.boxes ? 1 : 0)});
-  }
   if (config.decode_cluster > 0) {
     add_sm90(
         "decode_cluster_sm90.cu", "paged_attention_decode_cluster", config.decode_workers,
@@ -504,6 +513,22 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
         {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
          StrCat("CLUSTER=", config.decode_cluster), StrCat("LINE_ROWS=", ClusterRows(problem))});
     return launches;
+  }
+  if (config.decode_sm90) {
+    add_sm90("decode_sm90.cu", "paged_attention_decode", config.decode_workers,
+             sm90::DecodeThreads(LineRows(problem)), DecodeSharedBytes(problem),
+             {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
+              StrCat("LINE_ROWS=", LineRows(problem))});
+  }
+  if (config.prefill_sm90) {
+    add_sm90("prefill_sm90.cu", "paged_attention_prefill",
+             config.prefill_workers * config.prefill_blocks,
+             static_cast<uint32_t>(
+                 sm90::PrefillThreads(problem.head_dim, IsFloat8(problem.cache_dtype))),
+             PrefillSharedBytes(problem),
+             {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
+              StrCat("BOXES=", config.boxes ? 1 : 0), StrCat("CLUSTER=", config.prefill_blocks),
+              StrCat("BESIDE_DECODE=", config.decode_sm90 ? 1 : 0)});
   }
   if (!config.line_only) {
     const bool mma = config.family == Family::kTensorCore;
@@ -513,12 +538,6 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
          {.grid = {blocks(config.workers), 1, 1},
           .block = {kAttendThreads, 1, 1},
           .dynamic_shared_bytes = static_cast<uint32_t>(config.shared_bytes)}});
-  }
-  if (config.decode_sm90) {
-    add_sm90("decode_sm90.cu", "paged_attention_decode", config.decode_workers,
-             sm90::DecodeThreads(LineRows(problem)), DecodeSharedBytes(problem),
-             {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
-              StrCat("LINE_ROWS=", LineRows(problem))});
   }
   for (KernelLaunch& launch : launches.attend) launch.config.programmatic = config.overlaps;
   return launches;
@@ -579,8 +598,9 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.prefill_workers = config.prefill_workers;
   p.prefill_launch = config.prefill_sm90 ? 1 : 0;
   p.workers_per_sm = config.blocks_per_sm;
-  p.prefill_tile_rows =
-      config.prefill_sm90 ? sm90::PrefillRows(problem.head_dim) : config.tile_rows;
+  p.prefill_tile_rows = config.prefill_sm90
+                            ? config.prefill_blocks * sm90::PrefillRows(problem.head_dim)
+                            : config.tile_rows;
   p.decode_max_rows = config.decode_max_rows;
   p.decode_ranges = config.decode_ranges;
   p.line_rows = LineRows(problem);

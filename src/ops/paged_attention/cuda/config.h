@@ -25,7 +25,8 @@ struct Config {
   int tile_rows = 0;          // query rows that attend does at once, of a prefill item
   int tile_keys = 0;          // keys of a stage of a prefill item (kTensorCore)
   bool prefill_sm90 = false;  // a launch of its own for prefill items (prefill_sm90.cuh)
-  int prefill_workers = 0;    // blocks that share the prefill items
+  int prefill_blocks = 1;     // of a cluster, which shares keys and values
+  int prefill_workers = 0;    // blocks, or clusters of them, that share the prefill items
   bool decode_sm90 = false;   // a launch of its own for the line of decode work (decode_sm90.cuh)
   bool line_only = false;     // it takes everything
   int decode_workers = 0;     // its blocks
@@ -73,9 +74,9 @@ struct KernelLaunch {
   cuda::KernelSpec spec;
   cuda::LaunchConfig config;
 };
-// The launches of a call, in order: the schedule, then prefill where it is one of its own, attend,
-// and decode, behind attend or in its place. Each takes Params; prefill and decode also the tensor
-// maps of the keys and of the values.
+// The launches of a call, in order: the schedule, then decode and prefill where they are launches
+// of their own, and attend, unless decode takes all. Each takes Params; prefill and decode also the
+// tensor maps of the keys and of the values.
 struct Launches {
   KernelLaunch schedule;  // not for clusters
   std::vector<KernelLaunch> attend;

@@ -202,14 +202,6 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
   }
 }
 
-// The address of a place in the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ unsigned InBlock(const void* place, int rank) {
-  unsigned address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(address)
-      : "r"(SharedAddress(place)), "r"(rank));
-  return address;
-}
 __device__ __forceinline__ float LoadFrom(unsigned address) {
   float x;
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
@@ -222,12 +214,6 @@ __device__ __forceinline__ Vector<float, 4> LoadVectorFrom(unsigned address) {
                : "r"(address)
                : "memory");
   return x;
-}
-// All threads of all blocks of the cluster; what they wrote to shared memory is seen by all.
-__device__ __forceinline__ void SyncCluster() {
-  __syncwarp();
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                   : "memory");
 }
 
 // This block's share of the elements of a tile of which it has a part, of kMost at most. All
@@ -250,9 +236,9 @@ __device__ __forceinline__ void MergeParts(const Params& p, DecodeMemory& shared
     for (int s = 0; s < kMost; ++s) {
       const int block = first + min(s, tile.splits - 1);  // all loads at once, without branches
       const DecodeMemory::Part& part = shared.parts[s == 0 ? 1 : 0];
-      max[s] = LoadFrom(InBlock(&part.max[row], block));
-      sum[s] = LoadFrom(InBlock(&part.sum[row], block));
-      x[s] = LoadVectorFrom(InBlock(&part.sums[row][d], block));
+      max[s] = LoadFrom(InBlock(SharedAddress(&part.max[row]), block));
+      sum[s] = LoadFrom(InBlock(SharedAddress(&part.sum[row]), block));
+      x[s] = LoadVectorFrom(InBlock(SharedAddress(&part.sums[row][d]), block));
     }
 #pragma unroll
     for (int s = 2; s < kMost; ++s) {

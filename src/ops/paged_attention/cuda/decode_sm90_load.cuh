@@ -260,6 +260,7 @@ struct Loader {
 
   __device__ __forceinline__ void Run() {
     WaitForLaunchesBefore();
+    LetNextLaunchBegin();  // not before: prefill does not wait for the schedule
     const SequenceInfo early = Sequence(lane, p.max_seqs);  // beside the header, not after it
     const WorkHeader header = *p.header;
     if (lane == 0) shared.has_fills = header.has_fills;
@@ -270,7 +271,8 @@ struct Loader {
                                ? static_cast<unsigned>((header.line - 1) / header.range_blocks + 1)
                            : p.line_only != 0 ? header.num_items
                                               : 0;
-    for (unsigned unit = blockIdx.x; unit < units * kv_heads;) {
+    const bool works = blockIdx.x < header.decode_blocks;
+    for (unsigned unit = blockIdx.x; works && unit < units * kv_heads;) {
       unsigned next = 0;
       if (lane == 0) next = atomicAdd(&p.header->next_unit, 1u);
       const unsigned at = unit / kv_heads;

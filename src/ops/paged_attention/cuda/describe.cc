@@ -35,6 +35,7 @@ std::string Describe(const Problem& problem, const Config& config) {
     text += StrCat("no decode launch: ", config.why_not_line);
   }
   if (!config.prefill_sm90) return StrCat(text, "; no prefill launch: ", config.why_not_prefill);
+  if (config.prefill_blocks > 1) text += "; pairs of blocks share keys of prefill";
   if (!config.boxes) text += "; keys by 16 bytes, not by boxes";
   return text;
 }

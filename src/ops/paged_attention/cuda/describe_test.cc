@@ -56,7 +56,9 @@ TEST(Describe, SaysWhyNot) {
   Problem invariant = MakeProblem();
   invariant.batch_invariant = true;
   expect(invariant, "no decode launch: batch_invariant", few);
-  expect(MakePrefill(), "no decode launch: room for many tokens a sequence", "prefill_sm90.cu");
+  Problem prompts = MakePrefill();
+  prompts.max_seqs = 4;
+  expect(prompts, "no decode launch: room for few sequences", "pairs of blocks share keys");
   expect(MakePrefill(DType::kF32), "attend_mma.cu", "no prefill launch: dtypes");
   Problem mixed = MakePrefill();
   mixed.cache_dtype = DType::kF32;

@@ -4,10 +4,11 @@
 //
 // Two to four launches make a call:
 //   schedule  one block reads the lengths and writes the list of work items
-//   prefill   where there is a kernel for it: it takes the prefill items (prefill_sm90.cuh)
-//   attend    as many blocks as the device holds take items from the list until it is empty
 //   decode    where there is a kernel for it: it takes ranges of the line of decode work (line.cuh,
 //             decode_sm90.cuh)
+//   prefill   where there is a kernel for it: it takes the prefill items (prefill_sm90.cuh), beside
+//             decode, which leaves it multiprocessors
+//   attend    as many blocks as the device holds take items from the list until it is empty
 // or, for decode alone, two:
 //   schedule  the same, but for the list
 //   decode    takes everything
@@ -96,10 +97,11 @@ struct WorkHeader {
   unsigned num_redo;      // of Params::redo
   unsigned num_merges;    // of Params::merges
   // For a decode launch.
-  int line;            // the length of the line of decode work, 0 if there is none
-  int range_blocks;    // of one of its ranges
-  unsigned next_unit;  // the next (range, kv head), or (item, kv head), that nobody has taken
-  int has_fills;       // 1: some rows belong to no sequence, and no item fills them
+  int line;                // the length of the line of decode work, 0 if there is none
+  int range_blocks;        // of one of its ranges
+  unsigned decode_blocks;  // the first so many work, the others leave their room to prefill
+  unsigned next_unit;      // the next (range, kv head), or (item, kv head), that nobody has taken
+  int has_fills;           // 1: some rows belong to no sequence, and no item fills them
 };
 
 // x / d for 0 <= x < 2^31 is (x * magic) >> (32 + shift), if d is not 1: then magic is 0.

@@ -31,6 +31,8 @@ inline constexpr int kLoadRegisters = kLoadWarps == 8                 ? 48
                      kComputeRegisters =
                          kLoadWarps == 8 ? 256 - kLoadRegisters : (504 - kLoadRegisters) / 2;
 inline constexpr int kGroupDone = 1;  // a named barrier for each warpgroup, and the next
+inline constexpr int kTurn = 3;       // the same: it may start products
+inline constexpr bool kTurns = kHalves == 1 && kHeadDim != 64 && kHeadDim != 128;
 
 // Issues logits = queries * keys^T.
 __device__ __forceinline__ void IssueLogits(Logits& s, unsigned queries, unsigned keys) {
@@ -256,9 +258,13 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
   const unsigned values = MatrixAddress(SharedAddress(shared.values) + half * kSliceBytes<kKeys>,
                                         kSlicePanels > 1 ? 1024 : kSliceBytes<kKeys>);
   constexpr unsigned kTileStep = kTileBytes >> 4, kQueryStep = Shared::kQueryBytes >> 4;
-  const auto release = [&](unsigned barrier) {
+  const auto release = [&](unsigned barrier) {  // to all blocks that write there
     __syncwarp();
-    if (lane == 0) Arrive(barrier);
+    if constexpr (kBlocks == 1) {
+      if (lane == 0) Arrive(barrier);
+    } else {
+      if (lane < kBlocks) ArriveInBlock(InBlock(barrier, lane));
+    }
   };
   Level memory;
   Level* level = &memory;
@@ -269,6 +275,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
   Sums o;
   RowEnds ends;
   int last_slot = -1;  // whose rows are still to be written
+  if (kTurns && group == 1) ArriveThreads(kTurn, 256);
   const auto write_rows = [&] {
     if (last_slot < 0) return;
     Slot& slot = shared.slots[last_slot];
@@ -276,9 +283,14 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     SyncThreads(kGroupDone + first_row / 64, 128 * kHalves);  // the queries are read
     const bool done = WriteRows(p, slot.tile, warp_row, half, o, ends,
                                 shared.query[last_query] + half * kSliceBytes<kRows>);
-    if (!(done && slot.zeroed == 0) && lane == 0 && atomicExch(&slot.redo, 1u) == 0) {
+    const auto first = [&] {  // to say so, of all blocks of a cluster
+      if constexpr (kBlocks == 1) return atomicExch(&slot.redo, 1u) == 0;
+      return ExchangeInBlock(InBlock(SharedAddress(&slot.redo), 0), 1u) == 0;
+    };
+    if (!(done && slot.zeroed == 0) && lane == 0 && first()) {
       p.redo[atomicAdd(&p.header->num_redo, 1u)] = slot.piece;  // attend does it again
-      if (slot.tile.splits > 1) atomicAdd(p.arrivals + PartialRow(p, slot.tile, 0, 0), 1u);
+      const int row = kBlocks == 1 ? 0 : slot.first_row - slot.tile.first_row;  // the piece's first
+      if (slot.tile.splits > 1) atomicAdd(p.arrivals + PartialRow(p, slot.tile, 0, row), 1u);
     }
     Arrive(SharedAddress(&shared.query_empty[last_query]));
     Arrive(SharedAddress(&shared.slot_empty[last_slot]));
@@ -331,6 +343,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
         release(At(shared.values_empty, value_stage));
       }
     } else if (range.first < range.end) {
+      const bool turns = kTurns && Uniform(tile.num_rows) > 64;
       int t = range.end - 1;
 
       // What the rows see.
@@ -370,10 +383,12 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       wait_keys(--t);
       for (; t >= range.first; --t) {
         // Start both products.
+        if (turns) SyncThreads(kTurn + group, 256);
         HoldRegisters(o);
         IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
         Wait(At(shared.values_full, value_stage), value_stage.parity);
         IssueValues(o, products, weights, values + value_stage.index * kTileStep);
+        if (turns) ArriveThreads(kTurn + (group ^ 1), 256);
 
         // Softmax.
         WarpgroupWait<1>(s);
@@ -431,15 +446,21 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     init(shared.query_full, kConverts ? kLoadWarps * 32 : 32);
     init(shared.query_empty, kComputeWarps * 32);
     init(shared.keys_full, kConverts ? kLoadWarps : 1);
-    init(shared.keys_empty, kComputeWarps);
+    init(shared.keys_empty, kComputeWarps * kBlocks);
     init(shared.values_full, kConverts ? kLoadWarps : 1);
-    init(shared.values_empty, kComputeWarps);
-    InitBarrier(SharedAddress(&shared.values_raw), 1);
+    init(shared.values_empty, kComputeWarps * kBlocks);
+    init(shared.values_raw, 1);
+    init(shared.taken_full, 1);
+    init(shared.taken_empty, 1);
     FenceBarrierInit();
     if (BOXES) PrefetchMap(&key_boxes), PrefetchMap(&value_boxes);
   }
-  __syncthreads();
-  WaitForLaunchesBefore();
+  if constexpr (kBlocks == 1) {
+    __syncthreads();
+  } else {
+    SyncCluster();
+  }
+  if constexpr (!kBesideDecode) WaitForLaunchesBefore();
   LetNextLaunchBegin();
 
   // Each warp's part.
@@ -448,7 +469,7 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     if constexpr (kConverts) {
       LoadConverted(p, shared);
     } else if (warp == 0) {
-      for (Pieces pieces; pieces.Take(p, shared);) {
+      for (Pieces pieces(p); pieces.Take(p, shared);) {
       }
     } else if (warp == 1) {
       LoadKeys<false>(p, key_boxes, shared);
@@ -461,6 +482,9 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     TakeRegisters<kComputeRegisters>();
     Compute(p, shared, warp - kLoadWarps);
   }
+  // So that the end of this launch is that of decode too.
+  if (kBesideDecode && warp == 0) WaitForLaunchesBefore();
+  if constexpr (kBlocks > 1) SyncCluster();  // no block leaves while others write or arrive there
 }
 
 }  // namespace xla_gpu::paged_attention::sm90

@@ -109,7 +109,7 @@ __device__ __forceinline__ void ScaleQueries(unsigned rows, bool negate, float* 
 __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
   const int lane = threadIdx.x % 32, warp = Uniform(threadIdx.x / 32);
   const unsigned warp_place = warp * (kWarpRows / 8 * kGroupBytes);
-  Pieces pieces;
+  Pieces pieces(p);
   bool more = warp == 0 && pieces.Take(p, shared) && pieces.Take(p, shared);
   Place<kStages> stage;  // of keys, and of values
   Place<kQueries> query;

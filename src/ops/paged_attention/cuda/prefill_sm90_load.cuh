@@ -7,14 +7,60 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
+// Blocks of a cluster: each has its rows of a piece, and a copy of all keys and values, of which it
+// loads its share for all of them.
+inline constexpr int kBlocks = CLUSTER;
+static_assert(kBlocks == 1 || (kBlocks == 2 && BOXES && !kConverts));
+
+// This block's among them.
+__device__ __forceinline__ int BlockRank() {
+  return kBlocks == 1 ? 0 : static_cast<int>(blockIdx.x % kBlocks);
+}
+
+// The launch in front is decode: it has let this one begin when the schedule was done, and goes on.
+inline constexpr bool kBesideDecode = BESIDE_DECODE != 0;
+
 // A warp takes pieces of work ahead of time.
 struct Pieces {
+  // Blocks that start at once have a first piece; those that start when decode leaves them room
+  // take one.
+  __device__ __forceinline__ explicit Pieces(const Params& p) {
+    if constexpr (kBesideDecode) {
+      __threadfence();  // the schedule's results, without having waited for it
+      if (threadIdx.x == 0 && BlockRank() == 0) next = atomicAdd(&p.header->next_prefill, 1u);
+    }
+  }
+
+  // The next one. Of a cluster the first block takes it, and tells the other, whose warp says when
+  // it has room.
+  __device__ __forceinline__ unsigned Next(const Params& p, Shared& shared) {
+    const int lane = threadIdx.x % 32, rank = BlockRank();
+    unsigned piece = __shfl_sync(kAllLanes, next, 0);
+    if (rank == 0 && lane == 0) next = atomicAdd(&p.header->next_prefill, 1u);
+    if constexpr (kBlocks > 1) {
+      const unsigned full = At(shared.taken_full, at), empty = At(shared.taken_empty, at);
+      const unsigned taken = SharedAddress(&shared.taken[at.index]);
+      if (rank == 0) {
+        Wait(empty, at.parity);
+        if (lane == 0) StoreInBlock(InBlock(taken, 1), piece, InBlock(full, 1));
+      } else {
+        Wait(At(shared.slot_empty, at), at.parity ^ 1);
+        if (lane == 0) {
+          ArriveExpecting(full, sizeof(unsigned));
+          ArriveInBlock(InBlock(empty, 0));
+        }
+        Wait(full, at.parity);
+        piece = *const_cast<const volatile unsigned*>(&shared.taken[at.index]);
+      }
+    }
+    return piece;
+  }
+
   // Puts one into the next slot, or the end, after which it is false.
   __device__ __forceinline__ bool Take(const Params& p, Shared& shared) {
     const int lane = threadIdx.x % 32;
     const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
-    const unsigned piece = __shfl_sync(kAllLanes, next, 0);
-    if (lane == 0) next = atomicAdd(&p.header->next_prefill, 1u);
+    const unsigned piece = Next(p, shared);
     uint4 words = {};
     constexpr int kWords = sizeof(WorkItem) / 16;
     if (lane < kWords) {  // beside the header, not after it: it may be no item at all
@@ -25,8 +71,16 @@ struct Pieces {
     Wait(At(shared.slot_empty, at), at.parity ^ 1);
     Slot& slot = shared.slots[at.index];
     if (lane < kWords) reinterpret_cast<uint4*>(&slot.tile)[lane] = words;
+    if constexpr (kBlocks > 1) __syncwarp();
     if (lane == 0) {
       slot.tile.head = static_cast<int>(piece % kv_heads);
+      if constexpr (kBlocks > 1) {  // half of the rows, as whole warpgroups have them
+        slot.first_row = slot.tile.first_row;
+        slot.num_rows = slot.tile.num_rows;
+        const int half = min(((slot.num_rows + 1) / 2 + 63) / 64 * 64, slot.num_rows);
+        slot.tile.first_row += BlockRank() * half;
+        slot.tile.num_rows = BlockRank() == 0 ? half : slot.num_rows - half;
+      }
       slot.piece = piece;
       slot.redo = slot.zeroed = 0;
       slot.stop = stop;
@@ -37,7 +91,7 @@ struct Pieces {
   }
 
   Place<kSlots> at;
-  unsigned next = blockIdx.x;  // of lane 0
+  unsigned next = blockIdx.x / kBlocks;  // of lane 0
 };
 
 // Starts to copy kCount rows to a tile. `rows`: addresses of rows lane, lane + 32 and so on; 0:
@@ -160,7 +214,8 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
   auto& tiles = kValues ? shared.values : shared.keys;
   const int panels_a_head = static_cast<int>(p.head_stride / 128);
   Place<kStages> stage;
-  unsigned raw_parity = 0;
+  unsigned raw_parity = 0;                                      // a bit a stage
+  const int own = BOXES ? lane * kBlocks + BlockRank() : lane;  // what this lane looks up
   for (Place<kSlots> at;; at.Next()) {
     Wait(At(shared.slot_full, at), at.parity);
     Slot& slot = shared.slots[at.index];
@@ -169,14 +224,19 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
     const char* const base = (kValues ? p.v_cache : p.k_cache) + slot.tile.head * p.head_stride;
     const int key_begin = slot.tile.key_begin, key_end = slot.tile.key_end;
     const KeyTiles range = TilesOf(slot.tile);
-    const Visible by_all = kValues ? SeenByAll(p, slot.tile) : Visible{};
+    Visible by_all = {};
+    if constexpr (kValues) {
+      Tile whole = slot.tile;  // all blocks of a cluster cut the same
+      if constexpr (kBlocks > 1) whole.first_row = slot.first_row, whole.num_rows = slot.num_rows;
+      by_all = SeenByAll(p, whole);
+    }
     Arrive(At(shared.slot_empty, at));
 
     const int* const table = p.block_tables + static_cast<long long>(seq) * p.max_pages;
-    const auto key_of = [&](int t, int j) { return t * kKeys + (lane + j * 32) * tokens; };
+    const auto key_of = [&](int t, int j) { return t * kKeys + (own + j * 32) * tokens; };
     const auto reads = [&](int t, int j) {
       const int key = key_of(t, j);
-      return lane + j * 32 < count && key < key_end && key + tokens > key_begin;
+      return own + j * 32 < count && key < key_end && key + tokens > key_begin;
     };
     // Of all lanes, without branches: a key that is not read stands for one that is.
     int next[kLaneKeys];  // pages
@@ -214,24 +274,31 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
       char* const to = tiles[stage.index];
       Wait(At(empty, stage), stage.parity ^ 1);
       if constexpr (BOXES) {
-        const unsigned barrier = cut ? SharedAddress(&shared.values_raw) : At(full, stage);
+        const unsigned barrier = cut ? At(shared.values_raw, stage) : At(full, stage);
         if (lane == 0) ArriveExpecting(barrier, kTileBytes);
         __syncwarp();
-        if (lane < count) {
-          const unsigned place = SharedAddress(to) + lane * (tokens / 8 * kGroupBytes);
+        if (own < count) {
+          const unsigned place = SharedAddress(to) + own * (tokens / 8 * kGroupBytes);
+          const auto copy = [&](unsigned slice, int x0, int x1, int x2, int x3, int x4) {
+            if constexpr (kBlocks == 1) {
+              CopyBox(slice, &map, barrier, x0, x1, x2, x3, x4);
+            } else {
+              CopyBoxToBlocks(slice, &map, barrier, (1u << kBlocks) - 1u, x0, x1, x2, x3, x4);
+            }
+          };
 #pragma unroll
           for (int i = 0; i < kSlices; ++i) {
             const unsigned slice = place + i * kSliceBytes<kKeys>;
             if constexpr (kHeadDim == kTileDims) {
-              CopyBox(slice, &map, barrier, 0, 0, panel + i * kSlicePanels, in_page / 8, page);
+              copy(slice, 0, 0, panel + i * kSlicePanels, in_page / 8, page);
             } else {  // the copy engine adds the zeros
-              CopyBox(slice, &map, barrier, i * kPanelDims, 0, in_page / 8, page, head);
+              copy(slice, i * kPanelDims, 0, in_page / 8, page, head);
             }
           }
         }
         if (cut) {
-          Wait(barrier, raw_parity);
-          raw_parity ^= 1;
+          Wait(barrier, raw_parity >> stage.index & 1u);
+          raw_parity ^= 1u << stage.index;
           ZeroRows(to, begin / tokens * tokens, begin);
           ZeroRows(to, end, (end + tokens - 1) / tokens * tokens);
         }

@@ -61,18 +61,21 @@ struct alignas(1024) PrefillShared {
   char raw[kConverts ? kRawBytes : 16];
   float row_scale[kQueries][kConverts ? kRows : 1];  // of queries: RowScale::up
   struct Slot {
-    Tile tile;
+    Tile tile;  // this block's rows of the piece
     unsigned piece;
-    unsigned redo;    // some row of it has to be done again
+    unsigned redo;    // some row of it has to be done again; of a cluster that of its first block
     unsigned zeroed;  // 1: some row sees a value that is not finite and that lies here as 0
     int stop;         // no piece: the end
+    int first_row, num_rows;  // of the piece
   } slots[kSlots];
+  unsigned taken[kSlots];  // pieces that the cluster's first block has taken
   using Barrier = unsigned long long;
   Barrier slot_full[kSlots], slot_empty[kSlots];
+  Barrier taken_full[kSlots], taken_empty[kSlots];
   Barrier query_full[kQueries], query_empty[kQueries];
   Barrier keys_full[kStages], keys_empty[kStages];
   Barrier values_full[kStages], values_empty[kStages];
-  Barrier values_raw;  // values that have still to be cut
+  Barrier values_raw[kStages];  // values that have still to be cut
 };
 
 }  // namespace xla_gpu::paged_attention::sm90

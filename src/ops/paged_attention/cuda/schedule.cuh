@@ -288,6 +288,39 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
                                                               : done.decode_items);
 }
 
+// Who does what. Beside prefill decode has its share of the multiprocessors, so that both end
+// together, and memory and tensor cores are both busy.
+struct Shares {
+  int prefill_workers;
+  int decode_blocks;
+  int decode_ranges;  // of the line, at most
+};
+
+__device__ __forceinline__ Shares ShareOut(const Params& p, const Totals& totals) {
+  if (p.decode_ranges == 0 || p.line_only != 0 || p.prefill_launch == 0) {
+    return {p.prefill_workers, p.decode_workers, p.decode_ranges};
+  }
+  if (totals.line == 0) return {p.prefill_workers, 0, p.decode_ranges};
+  // The time of a block of the line, in tiles of 128 x 128.
+  const float line_block = p.line_rows > kDecodeTileRows ? 0.45f : 0.3f;
+  const int together = p.decode_workers / p.prefill_workers;  // blocks of a cluster of prefill
+  const float tiles =
+      static_cast<float>(totals.prefill.tokens) / 128.0f * static_cast<float>(together);
+  const float blocks = static_cast<float>(totals.line) * line_block;
+  const float wanted =
+      __fdividef(blocks, fmaxf(blocks + tiles, 1e-6f)) * static_cast<float>(p.decode_workers);
+  // As many ranges as make equal work for about so many blocks.
+  const float kv_heads = static_cast<float>(p.kv_heads);
+  const int ranges =
+      Min(Max(static_cast<int>(rintf(__fdividef(wanted, kv_heads))), 1), p.decode_ranges);
+  const int units = ranges * p.kv_heads;
+  const float units_a_block = __fdividef(static_cast<float>(units), fmaxf(wanted, 1.0f));
+  const int decode =
+      Min(CeilDiv(units, Max(static_cast<int>(rintf(units_a_block)), 1)), p.decode_workers);
+  const int left = (p.decode_workers - decode) / together;
+  return {Max(left, 1), decode, ranges};
+}
+
 // All of it, by one block of kScheduleThreads.
 __device__ __forceinline__ void Schedule(const Params& p) {
   LetNextLaunchBegin();
@@ -307,6 +340,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
       AddUp(ReadSequences(p, first, num_seqs, chunk.infos, warp_ends, warp_lines), warp_totals);
 
   // Share out the work.
+  const Shares shares = ShareOut(p, totals);
   unsigned num_items = 0, num_prefill_items = 0;
   int line = 0;
   if (totals.order == kContested) {
@@ -315,9 +349,9 @@ __device__ __forceinline__ void Schedule(const Params& p) {
     Splits chosen;
     const int room = p.partial_capacity / p.kv_heads;
     const int for_prefill = totals.decode.tiles > 0 ? room / 4 * 3 : room;
-    chosen.prefill =
-        ChooseSplit<false>(p, totals.prefill, num_seqs, for_prefill, chunk.infos, counts);
-    chosen.decode = ChooseSplit<true>(p, totals.decode, num_seqs,
+    chosen.prefill = ChooseSplit<false>(p, totals.prefill, shares.prefill_workers, num_seqs,
+                                        for_prefill, chunk.infos, counts);
+    chosen.decode = ChooseSplit<true>(p, totals.decode, p.workers, num_seqs,
                                       room - chosen.prefill.partial_rows, chunk.infos, counts);
     num_items = WriteItems(p, totals, chosen, num_seqs, warp_demands, chunk, num_merges);
     num_prefill_items = static_cast<unsigned>(chosen.prefill.items);
@@ -339,12 +373,13 @@ __device__ __forceinline__ void Schedule(const Params& p) {
                  .any_bad_page = 0,
                  .blocks_done = 0,
                  .num_prefill_items = num_prefill_items,
-                 .next_prefill = static_cast<unsigned>(p.prefill_workers),
+                 .next_prefill = static_cast<unsigned>(p.decode_ranges > 0 ? 0 : p.prefill_workers),
                  .num_redo = 0,
                  .num_merges = static_cast<unsigned>(num_merges),
                  .line = line,
-                 .range_blocks = RangeBlocks(Max(p.decode_ranges, 1), line),
-                 .next_unit = static_cast<unsigned>(p.decode_workers),
+                 .range_blocks = RangeBlocks(Max(shares.decode_ranges, 1), line),
+                 .decode_blocks = static_cast<unsigned>(shares.decode_blocks),
+                 .next_unit = static_cast<unsigned>(shares.decode_blocks),
                  .has_fills = p.line_only != 0 &&
                               (totals.order == kContested || totals.owned_tokens < p.tokens)};
   }

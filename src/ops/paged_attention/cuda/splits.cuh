@@ -105,10 +105,10 @@ struct Cut {
 };
 
 template <bool kDecode>
-__device__ __forceinline__ Cut CutOf(const Params& p) {
-  if (kDecode) return {p.workers, p.workers_per_sm, kSplitTokens, 2, 128.0f, 64.0f, 0.0f};
+__device__ __forceinline__ Cut CutOf(const Params& p, int workers) {
+  if (kDecode) return {workers, p.workers_per_sm, kSplitTokens, 2, 128.0f, 64.0f, 0.0f};
   const bool launch = p.prefill_launch != 0;  // else one block merges a tile
-  return {p.prefill_workers,
+  return {workers,
           launch ? 1 : p.workers_per_sm,
           kPrefillSplitTokens,
           4,
@@ -154,10 +154,11 @@ __device__ __forceinline__ int AddUpTo(int a, long long b) {
 // `room`: for partial rows. The unit of the estimate is what a worker does with one token; workers
 // share their SM's bandwidth, and one alone has all of it.
 template <bool kDecode>
-__device__ __forceinline__ Split ChooseSplit(const Params& p, const Work& work, int num_seqs,
-                                             int room, const SequenceInfo* infos, Counts& counts) {
+__device__ __forceinline__ Split ChooseSplit(const Params& p, const Work& work, int of_workers,
+                                             int num_seqs, int room, const SequenceInfo* infos,
+                                             Counts& counts) {
   constexpr float kImpossible = 3.0e38f;
-  const Cut cut = CutOf<kDecode>(p);
+  const Cut cut = CutOf<kDecode>(p, of_workers);
   const float kv_heads = static_cast<float>(p.kv_heads);
   const float workers = static_cast<float>(cut.workers);
   const float tokens = static_cast<float>(work.tokens) * kv_heads;
