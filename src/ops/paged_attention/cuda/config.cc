@@ -129,6 +129,65 @@ Divisor DivisorOf(int64_t d) {
   return {static_cast<unsigned>(CeilDiv(int64_t{1} << (31 + bits), d)), bits - 1};
 }
 
+// Which of the launches that may stand in a call do.
+struct Choice {
+  bool prefill = true;
+  bool decode = true;
+  int cluster = 0;  // in place of the others, where decode could be
+};
+
+Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const Choice& choice) {
+  constexpr const char* kNotChosen = "not chosen";
+  Config config;
+  config.decode_max_rows = problem.batch_invariant ? kDecodeTileRows : 2 * kDecodeTileRows;
+  if (!TensorCoresTake(problem) || !FitTensorCore(problem, device, config)) {
+    config.family = Family::kSimt;
+    config.tile_rows = kDecodeTileRows;
+    config.tile_keys = 0;
+    config.shared_bytes = static_cast<int>(SimtSharedBytes(problem));
+    const int64_t per_sm = device.max_shared_memory_per_block + 1024;
+    config.blocks_per_sm = static_cast<int>(
+        std::clamp<int64_t>(per_sm / (config.shared_bytes + kReservedSharedBytes), 1,
+                            problem.head_dim > 256 ? 2 : 4));  // as registers allow
+  }
+  config.workers = config.prefill_workers = static_cast<int>(
+      std::min(int64_t{config.blocks_per_sm} * device.num_sms, MostWorkers(problem)));
+  config.why_not_line = choice.decode ? WhyNotLine(problem, device) : kNotChosen;
+  if (config.why_not_line == nullptr) {
+    config.decode_ranges = DecodeRanges(problem, device.num_sms);
+    config.decode_sm90 = true;
+    config.line_only = IsDecode(problem);
+  }
+  config.why_not_prefill = config.line_only  ? "decode takes all"
+                           : !choice.prefill ? kNotChosen
+                                             : WhyNotPrefill(problem, device);
+  if (config.why_not_prefill == nullptr) {
+    config.prefill_sm90 = true;
+    // Tiles of fp8 are converted on their way, which the copy engine cannot do.
+    config.boxes = !IsFloat8(problem.cache_dtype) && BoxesFit(problem, device);
+    config.prefill_workers = device.num_sms;
+    config.decode_max_rows = kDecodeTileRows;
+  }
+  if (config.decode_sm90) {
+    config.boxes = true;
+    config.decode_max_rows = config.line_only ? static_cast<int>(kMaxInt) : LineRows(problem);
+    if (config.line_only) config.decode_cluster = choice.cluster;
+    config.decode_workers = config.decode_cluster > 0
+                                ? config.decode_cluster * static_cast<int>(problem.kv_heads)
+                                : device.num_sms;
+  }
+  config.overlaps = device.Arch() == "sm_90a" && config.decode_cluster == 0;
+  // A thread a sequence, and a prefill item; fewer threads have shorter barriers.
+  const int64_t items = config.prefill_sm90 ? CeilDiv(problem.tokens * problem.group_size(),
+                                                      sm90::PrefillRows(problem.head_dim))
+                                            : 0;
+  const int64_t wanted = std::max(std::min(problem.max_seqs, kMostScheduleThreads),
+                                  std::min(items, kMostScheduleThreads / 2));
+  config.schedule_threads = kLeastScheduleThreads;
+  while (config.schedule_threads < wanted) config.schedule_threads *= 2;
+  return config;
+}
+
 }  // namespace
 
 const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device, bool takes_head_dim,
@@ -162,52 +221,32 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
                          " heads are too many for the CUDA kernels, which take up to 2^31 "
                          "rows; split the batch");
   }
-  Config config;
-  config.decode_max_rows = problem.batch_invariant ? kDecodeTileRows : 2 * kDecodeTileRows;
-  if (!TensorCoresTake(problem) || !FitTensorCore(problem, device, config)) {
-    config.family = Family::kSimt;
-    config.tile_rows = kDecodeTileRows;
-    config.tile_keys = 0;
-    config.shared_bytes = static_cast<int>(SimtSharedBytes(problem));
-    const int64_t per_sm = device.max_shared_memory_per_block + 1024;
-    config.blocks_per_sm = static_cast<int>(
-        std::clamp<int64_t>(per_sm / (config.shared_bytes + kReservedSharedBytes), 1,
-                            problem.head_dim > 256 ? 2 : 4));  // as registers allow
+  return MakeConfig(problem, device, {.cluster = DecodeCluster(problem, device)});
+}
+
+StatusOr<std::vector<Config>> Alternatives(const Problem& problem, const cuda::DeviceInfo& device) {
+  XLA_GPU_ASSIGN_OR_RETURN(const Config model, ChooseConfig(problem, device));
+  std::vector<Config> alternatives = {model};
+  if (problem.batch_invariant) return alternatives;
+  std::vector<Choice> choices;
+  for (const int cluster : ClusterSizes(problem, device)) choices.push_back({.cluster = cluster});
+  for (const bool decode : {true, false}) {
+    for (const bool prefill : {true, false}) choices.push_back({prefill, decode});
   }
-  config.workers = config.prefill_workers = static_cast<int>(
-      std::min(int64_t{config.blocks_per_sm} * device.num_sms, MostWorkers(problem)));
-  config.why_not_line = WhyNotLine(problem, device);
-  if (config.why_not_line == nullptr) {
-    config.decode_ranges = DecodeRanges(problem, device.num_sms);
-    config.decode_sm90 = true;
-    config.line_only = IsDecode(problem);
+  for (const Choice& choice : choices) {
+    const Config config = MakeConfig(problem, device, choice);
+    const bool known =
+        std::ranges::find(alternatives, NameOf(config), NameOf) != alternatives.end();
+    if (!known) alternatives.push_back(config);
   }
-  config.why_not_prefill = config.line_only ? "decode takes all" : WhyNotPrefill(problem, device);
-  if (config.why_not_prefill == nullptr) {
-    config.prefill_sm90 = true;
-    // Tiles of fp8 are converted on their way, which the copy engine cannot do.
-    config.boxes = !IsFloat8(problem.cache_dtype) && BoxesFit(problem, device);
-    config.prefill_workers = device.num_sms;
-    config.decode_max_rows = kDecodeTileRows;
-  }
-  if (config.decode_sm90) {
-    config.boxes = true;
-    config.decode_max_rows = config.line_only ? static_cast<int>(kMaxInt) : LineRows(problem);
-    if (config.line_only) config.decode_cluster = DecodeCluster(problem, device);
-    config.decode_workers = config.decode_cluster > 0
-                                ? config.decode_cluster * static_cast<int>(problem.kv_heads)
-                                : device.num_sms;
-  }
-  config.overlaps = device.Arch() == "sm_90a" && config.decode_cluster == 0;
-  // A thread a sequence, and a prefill item; fewer threads have shorter barriers.
-  const int64_t items = config.prefill_sm90 ? CeilDiv(problem.tokens * problem.group_size(),
-                                                      sm90::PrefillRows(problem.head_dim))
-                                            : 0;
-  const int64_t wanted = std::max(std::min(problem.max_seqs, kMostScheduleThreads),
-                                  std::min(items, kMostScheduleThreads / 2));
-  config.schedule_threads = kLeastScheduleThreads;
-  while (config.schedule_threads < wanted) config.schedule_threads *= 2;
-  return config;
+  return alternatives;
+}
+
+std::string NameOf(const Config& config) {
+  if (config.decode_cluster > 0) return StrCat("cluster", config.decode_cluster);
+  if (config.line_only) return "decode";
+  return StrCat(config.prefill_sm90 ? "prefill+" : "", "attend",
+                config.decode_sm90 ? "+decode" : "");
 }
 
 Launches MakeLaunches(const Problem& problem, const Config& config) {

@@ -72,22 +72,32 @@ int64_t ClusterSharedBytes(const Problem& problem) {
                 : SharedBytes<Decode<2, 16>::Cluster>(problem.head_dim);
 }
 
-int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device) {
-  if (problem.tokens > 8 || problem.max_seqs > sm90::kClusterSeqs) return 0;
+std::vector<int> ClusterSizes(const Problem& problem, const cuda::DeviceInfo& device) {
+  if (problem.tokens > 8 || problem.max_seqs > sm90::kClusterSeqs) return {};
   // Of wide heads there is no room for more rows.
-  if (problem.head_dim > 128 && ClusterRows(problem) == kDecodeTileRows) return 0;
-  if (WhyNotSm90Decode(problem, device, ClusterSharedBytes(problem)) != nullptr) return 0;
-  // So many that all run at once: clusters do not reach every multiprocessor. One of 16 blocks has
-  // a GPC to itself, and some GPCs lack multiprocessors: of 132 in GPCs of at most 18 five have 16.
-  int64_t blocks = device.num_sms >= 132 && problem.kv_heads <= 4 ? 16 : 8;
-  while (blocks * problem.kv_heads > device.num_sms * 3 / 4) blocks /= 2;
-  if (blocks < 2) return 0;
+  if (problem.head_dim > 128 && ClusterRows(problem) == kDecodeTileRows) return {};
+  if (WhyNotLine(problem, device) != nullptr || !IsDecode(problem)) return {};
+  if (WhyNotSm90Decode(problem, device, ClusterSharedBytes(problem)) != nullptr) return {};
+  // Clusters do not reach every multiprocessor. One of 16 blocks has a GPC to itself, and some GPCs
+  // lack multiprocessors: of 132 in GPCs of at most 18 five have 16.
+  std::vector<int> sizes;
+  for (const int blocks : {16, 8, 4, 2}) {
+    if (blocks == 16 && (device.num_sms < 132 || problem.kv_heads > 4)) continue;
+    if (blocks * problem.kv_heads <= device.num_sms * 3 / 4) sizes.push_back(blocks);
+  }
+  return sizes;
+}
+
+int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device) {
+  const std::vector<int> sizes = ClusterSizes(problem, device);
+  if (sizes.empty()) return 0;
+  const int64_t blocks = sizes[0];
   // Half of the multiprocessors read nearly as fast as all of them; of fp8 they compute half as
   // fast.
   const int64_t fast_keys = IsFloat8(problem.cache_dtype) ? 16384 : 131072;
   const int64_t wider = std::max<int64_t>(problem.head_dim / 128, 1);
   const int64_t most_keys = (blocks * problem.kv_heads >= 64 ? fast_keys : 1024 * blocks) / wider;
-  return problem.max_context() <= most_keys / problem.tokens ? static_cast<int>(blocks) : 0;
+  return problem.max_context() <= most_keys / problem.tokens ? sizes[0] : 0;
 }
 
 int64_t PartRows(const Problem& problem) {

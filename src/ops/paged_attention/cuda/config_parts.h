@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "src/ops/paged_attention/cuda/config.h"
 
@@ -90,8 +91,11 @@ int64_t MostLineBlocks(const Problem& problem);
 // for their partial results.
 int DecodeRanges(const Problem& problem, int num_sms);
 
-// The blocks that share a kv head in decode_cluster_sm90.cuh, or 0 where decode_sm90.cuh takes the
-// problem: it begins later, but reads with all multiprocessors.
+// How many blocks may share a kv head in decode_cluster_sm90.cuh, so that all run at once: the most
+// first, none where it does not take the problem.
+std::vector<int> ClusterSizes(const Problem& problem, const cuda::DeviceInfo& device);
+// The first of them, or 0 where decode_sm90.cuh is likely faster: it begins later, but reads with
+// all multiprocessors.
 int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device);
 // Rows of a tile where clusters share heads: half as many if those of a token fit.
 int ClusterRows(const Problem& problem);
