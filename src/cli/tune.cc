@@ -23,8 +23,10 @@ StatusOr<TuningTable> ReadTable() {
 
 Status ListTable() {
   XLA_GPU_ASSIGN_OR_RETURN(const TuningTable table, TuningTable::Read());
-  for (const auto& [of, launches] : table.choices) {
-    std::printf("%s\n  %s: %s\n", of.first.c_str(), of.second.c_str(), launches.c_str());
+  std::string device;
+  for (const auto& [of, launches] : table.choices) {  // in order of devices
+    if (of.first != device) std::printf("%s\n", (device = of.first).c_str());
+    std::printf("  %s: %s\n", of.second.c_str(), launches.c_str());
   }
   std::printf("%zu choices in %s\n", table.choices.size(), TuningTable::Place().c_str());
   return OkStatus();
@@ -57,8 +59,9 @@ Status Tune(const TuneShape& shape, const std::vector<int64_t>& contexts, bool d
     std::printf("%s\n%s\n", name.c_str(), problem.c_str());
     for (size_t i = 0; i < tuned->choices.size(); ++i) {
       const auto& [launches, microseconds] = tuned->choices[i];
-      std::printf("%12.1f us  %-22s%s%s\n", microseconds, launches.c_str(),
-                  i == 0 ? "  the model's choice" : "", i == best ? "  <- taken" : "");
+      const char* whose = i == 0 ? "  the model's choice" : "";
+      std::printf("%12.1f us  %s%s%s\n", microseconds, launches.c_str(), whose,
+                  i == best ? "  <- taken" : "");
     }
     std::fflush(stdout);
     table.choices[{name, problem}] = tuned->choices[best].launches;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
+#include <future>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -202,21 +202,26 @@ StatusOr<TunedProblem> TimeChoices(cuda::BenchDevice& device, const TuneShape& s
   XLA_GPU_ASSIGN_OR_RETURN(const std::vector<paged_attention::Config> configs,
                            paged_attention::Alternatives(call.problem(), device.info()));
   const bool f32 = call.problem().query_dtype == DType::kF32;
+  progress(StrCat("compiling ", StrJoin(configs, ", ", paged_attention::NameOf)));
+  using MadePlan = StatusOr<std::unique_ptr<Plan>>;
+  std::vector<std::future<MadePlan>> made;  // each kernel in a compiler process of its own
+  for (const paged_attention::Config& config : configs) {
+    made.push_back(std::async(std::launch::async, [&] {
+      return paged_attention::MakeCudaPlan(call.problem(), config, device.info().ordinal);
+    }));
+  }
   TunedProblem tuned{call.problem(), {}};
   std::vector<std::unique_ptr<Plan>> plans;
   std::vector<uint8_t> expected;
-  for (const paged_attention::Config& config : configs) {
-    tuned.choices.push_back({NameOf(config), 0});
-    progress(StrCat("compiling and running ", tuned.choices.back().launches));
-    XLA_GPU_ASSIGN_OR_RETURN(
-        plans.emplace_back(),
-        paged_attention::MakeCudaPlan(call.problem(), config, device.info().ordinal));
-    XLA_GPU_ASSIGN_OR_RETURN(std::vector<uint8_t> result, call.Run(*plans.back()));
-    if (expected.empty()) expected = result;
+  for (size_t i = 0; i < configs.size(); ++i) {
+    XLA_GPU_ASSIGN_OR_RETURN(plans.emplace_back(), made[i].get());
+    tuned.choices.push_back({NameOf(configs[i]), 0});
+    XLA_GPU_ASSIGN_OR_RETURN(std::vector<uint8_t> result, call.Run(*plans[i]));
+    if (i == 0) expected = result;
     const double error =
         RelativeError(result.data(), expected.data(), call.out().dtype, call.out().num_elements());
     if (!(error <= (f32 ? kMostF32Difference : kMostDifference))) {
-      return Internal("the results of '", tuned.choices.back().launches, "' differ from those of '",
+      return Internal("the results of '", tuned.choices[i].launches, "' differ from those of '",
                       tuned.choices[0].launches, "' by ", error, " for ", Describe(call.problem()),
                       "; nothing was kept: this is a bug, please report it");
     }
