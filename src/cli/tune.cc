@@ -92,7 +92,7 @@ int RunTune(const Invocation& invocation) {
           {"--cache-dtype",
            "TYPE",
            &cache_dtype,
-           "of the cache, as of queries or f8e4m3fn, f8e5m2; that of queries where it is left out",
+           "of the cache, f8e4m3fn or f8e5m2 too; default: of queries",
            {"f32", "bf16", "f16", "f8e4m3fn", "f8e5m2"}},
           {"--window", "N", &shape.window, "keys that a query sees, 0 for all", {}, 0},
           {"--soft-cap", "N", &shape.soft_cap, "of the logits, 0 for none", {}, 0},
@@ -124,7 +124,7 @@ int RunTune(const Invocation& invocation) {
 }
 
 XLA_GPU_CLI_COMMAND("tune", "time the kernels that paged attention may take, keep the fastest",
-                    "tune --seqs 64 --context 4096 --max-context 32768", RunTune);
+                    "tune --list", RunTune);
 
 }  // namespace
 }  // namespace xla_gpu::cli

@@ -178,6 +178,7 @@ Status TuneShape::Check() const {
                            std::max(query_len, chunk), "; the context includes the new tokens");
   }
   const double all_seqs = static_cast<double>(std::max(max_seqs, seqs + 1));
+  const int64_t columns = CeilDiv(std::max(context, max_context), page_size);
   const double tokens = std::max(
       static_cast<double>(max_tokens),
       static_cast<double>(seqs) * static_cast<double>(query_len) + static_cast<double>(chunk));
@@ -186,7 +187,7 @@ Status TuneShape::Check() const {
       static_cast<double>(seqs + 1) * static_cast<double>(context + page_size) * 2 *
           static_cast<double>(kv_heads) * width * static_cast<double>(DTypeSize(cache_dtype)) +
       2 * tokens * static_cast<double>(q_heads) * width * static_cast<double>(DTypeSize(dtype)) +
-      4 * all_seqs * static_cast<double>(std::max(context, max_context) / page_size + 1);
+      4 * all_seqs * static_cast<double>(columns);
   if (bytes <= kMaxBytes) return OkStatus();
   return InvalidArgument("the tensors of ", seqs, " sequences of ", context, " tokens would take ",
                          bytes / 1e9, " GB; at most ", kMaxBytes / 1e9,

@@ -61,9 +61,8 @@ TEST_F(TuneCommand, KeepsAChoiceForEachContext) {
       output.out,
       AllOf(HasSubstr("Fake GPU, sm_90a, 132 multiprocessors\nbf16[2,32,128], bf16 cache of "
                       "8 kv heads, pages of 16, room for 4 sequences of 128 keys\n"
-                      "      1000.0 us  cluster8 "),
-            HasSubstr("the model's choice  <- taken\n"), HasSubstr("us  attend"),
-            HasSubstr("kept in " + table_ + " (1 choices)")));
+                      "      1000.0 us  cluster8  the model's choice  <- taken\n"),
+            HasSubstr("us  attend"), HasSubstr("kept in " + table_ + " (1 choices)")));
   EXPECT_THAT(Run({"--list"}).out,
               HasSubstr("room for 4 sequences of 128 keys: cluster8\n1 choices in " + table_));
   EXPECT_EQ(Run({"--clear"}).out, "1 choices removed\n");

@@ -100,7 +100,7 @@ Status TuningTable::Write() const {
   const std::string temp = StrCat(File(), ".", getpid(), ".tmp");
   XLA_GPU_RETURN_IF_ERROR(WriteFile(temp, ToJson()));
   if (std::rename(temp.c_str(), File()) == 0) return OkStatus();
-  const Status status = Unavailable(File(), ": cannot be written: ", std::strerror(errno));
+  Status status = Unavailable(File(), ": cannot be written: ", std::strerror(errno));
   unlink(temp.c_str());
   return status;
 }
