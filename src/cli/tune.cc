@@ -84,6 +84,7 @@ int RunTune(const Invocation& invocation) {
           {"--context", "N", &contexts, "tokens of each, new ones included; default 4096"},
           {"--ragged", "", &shape.ragged, "contexts of all lengths up to --context"},
           {"--chunk", "N", &shape.chunk, "new tokens of one more sequence", {}, 0},
+          {"--chunk-context", "N", &shape.chunk_context, "its tokens, 0 for --context", {}, 0},
           {"--q-heads", "N", &shape.q_heads, "query heads"},
           {"--kv-heads", "N", &shape.kv_heads, "heads of keys and values"},
           {"--head-dim", "N", &shape.head_dim, "elements of a head"},

@@ -40,7 +40,7 @@ struct Lengths {
     }
     if (shape.chunk > 0) {
       query.push_back(shape.chunk);
-      context.push_back(shape.context);
+      context.push_back(shape.chunk_context > 0 ? shape.chunk_context : shape.context);
     }
     for (const int64_t length : context) pages += CeilDiv(length, shape.page_size);
   }
@@ -60,7 +60,8 @@ class DeviceCall {
     const Lengths lengths(shape_);
     const int64_t tokens = std::max(lengths.tokens(), shape_.max_tokens);
     const int64_t seqs = std::max(lengths.seqs(), shape_.max_seqs);
-    const int64_t columns = CeilDiv(std::max(shape_.context, shape_.max_context), shape_.page_size);
+    const int64_t columns =
+        CeilDiv(std::max(shape_.longest(), shape_.max_context), shape_.page_size);
     arg_types_ = {
         {shape_.dtype, {tokens, shape_.q_heads, shape_.head_dim}},
         {shape_.cache_dtype,
@@ -172,20 +173,25 @@ double Median(std::vector<double> values) {
 }  // namespace
 
 Status TuneShape::Check() const {
-  if (context < std::max(query_len, chunk)) {
-    return InvalidArgument("--context is ", context, " but --",
-                           query_len > chunk ? "query-len" : "chunk", " is ",
-                           std::max(query_len, chunk), "; the context includes the new tokens");
-  }
+  const auto includes = [](const char* name, int64_t tokens, const char* new_name, int64_t fresh) {
+    if (tokens >= fresh) return OkStatus();
+    return InvalidArgument("--", name, " is ", tokens, " but --", new_name, " is ", fresh,
+                           "; the context includes the new tokens");
+  };
+  XLA_GPU_RETURN_IF_ERROR(includes("context", context, "query-len", query_len));
+  XLA_GPU_RETURN_IF_ERROR(chunk_context > 0
+                              ? includes("chunk-context", chunk_context, "chunk", chunk)
+                              : includes("context", context, "chunk", chunk));
   const double all_seqs = static_cast<double>(std::max(max_seqs, seqs + 1));
-  const int64_t columns = CeilDiv(std::max(context, max_context), page_size);
+  const int64_t columns = CeilDiv(std::max(longest(), max_context), page_size);
   const double tokens = std::max(
       static_cast<double>(max_tokens),
       static_cast<double>(seqs) * static_cast<double>(query_len) + static_cast<double>(chunk));
   const double width = static_cast<double>(head_dim);
   const double bytes =
-      static_cast<double>(seqs + 1) * static_cast<double>(context + page_size) * 2 *
-          static_cast<double>(kv_heads) * width * static_cast<double>(DTypeSize(cache_dtype)) +
+      (static_cast<double>(seqs) * static_cast<double>(context + page_size) +
+       static_cast<double>(longest() + page_size)) *
+          2 * static_cast<double>(kv_heads) * width * static_cast<double>(DTypeSize(cache_dtype)) +
       2 * tokens * static_cast<double>(q_heads) * width * static_cast<double>(DTypeSize(dtype)) +
       4 * all_seqs * static_cast<double>(columns);
   if (bytes <= kMaxBytes) return OkStatus();

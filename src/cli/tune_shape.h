@@ -3,6 +3,7 @@
 #ifndef XLA_GPU_CLI_TUNE_SHAPE_H_
 #define XLA_GPU_CLI_TUNE_SHAPE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -18,8 +19,9 @@ struct TuneShape {
   int64_t seqs = 8;
   int64_t query_len = 1;
   int64_t context = 4096;
-  bool ragged = false;  // contexts from query_len to `context`
-  int64_t chunk = 0;    // new tokens of one more sequence
+  bool ragged = false;        // contexts from query_len to `context`
+  int64_t chunk = 0;          // new tokens of one more sequence
+  int64_t chunk_context = 0;  // its tokens, new ones included; 0: as `context`
   int64_t q_heads = 32;
   int64_t kv_heads = 8;
   int64_t head_dim = 128;
@@ -32,6 +34,7 @@ struct TuneShape {
   int64_t max_tokens = 0;
   int64_t max_context = 0;
 
+  int64_t longest() const { return chunk > 0 ? std::max(context, chunk_context) : context; }
   // An error that names the options where they contradict each other or are of too much memory.
   Status Check() const;
 };

@@ -72,7 +72,7 @@ TEST_F(TuneCommand, KeepsAChoiceForEachContext) {
 TEST_F(TuneCommand, ADryRunKeepsNothing) {
   UseFakes();
   for (const std::vector<std::string>& args : std::vector<std::vector<std::string>>{
-           {"--chunk", "40", "--context", "64"},
+           {"--chunk", "40", "--context", "30", "--chunk-context", "64"},
            {"--cache-dtype", "f8e4m3fn", "--context", "64", "--window", "8", "--soft-cap", "5"},
            {"--dtype", "f32", "--context", "70", "--max-tokens", "20", "--head-dim", "7"}}) {
     std::vector<std::string> all = args;
@@ -137,6 +137,7 @@ TEST_F(TuneCommand, WrongUsageHasItsExitCode) {
       {{"--cache-dtype", "fp8"}, "allowed: f32, bf16, f16, f8e4m3fn, f8e5m2"},
       {{"--query-len", "9", "--context", "8"}, "--context is 8 but --query-len is 9"},
       {{"--chunk", "9", "--context", "8"}, "--context is 8 but --chunk is 9"},
+      {{"--chunk", "9", "--chunk-context", "8"}, "--chunk-context is 8 but --chunk is 9"},
       {{"--seqs", "16777216", "--context", "16777216"}, "at most 64 are allowed"},
       {{"--max-seqs", "16777216", "--max-context", "16777216"}, "at most 64 are allowed"},
       {{"--max-tokens", "16777216", "--head-dim", "512"}, "at most 64 are allowed"},
