@@ -62,6 +62,19 @@ TEST_F(BadInputTest, WhatIsNoModule) {
   }
 }
 
+TEST_F(BadInputTest, WhatIsNoTableOfTune) {
+  std::vector<std::string> files = NoFiles();
+  files.back() = Module();  // in place of "", which is no table
+  for (const std::string& file : files) {
+    const cuda::ScopedEnv table("XLA_GPU_TUNING", file);
+    for (const char* option : {"--list", "--clear", "--ragged"}) {
+      const Output output = Program({"tune", option}, kSeconds);
+      EXPECT_EQ(output.code, 1) << option << " " << file << "\n" << output.err;
+      EXPECT_THAT(output.err, HasSubstr(file)) << option;
+    }
+  }
+}
+
 TEST_F(BadInputTest, WhatIsNoInput) {
   if (Plugin().empty()) GTEST_SKIP() << "needs xla-cpu-pjrt";
   for (const std::string& file : NoFiles()) {

@@ -40,7 +40,7 @@ class CliTest : public ::testing::Test {
 };
 
 TEST_F(CliTest, EveryCommandHasHelp) {
-  EXPECT_EQ(Commands().size(), 12u);
+  EXPECT_EQ(Commands().size(), 13u);
   for (const std::string& command : Commands()) {
     const Output help = Shell(command + " --help");
     EXPECT_EQ(help.code, 0) << help.err;

@@ -88,6 +88,10 @@ struct DriverApi {
   CUresult (*cuLaunchKernel)(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                              unsigned block_x, unsigned block_y, unsigned block_z,
                              unsigned shared_bytes, CUstream stream, void** params, void** extra);
+  CUresult (*cuMemAlloc)(uint64_t* pointer, size_t bytes);
+  CUresult (*cuMemFree)(uint64_t pointer);
+  CUresult (*cuMemcpyHtoD)(uint64_t to, const void* from, size_t bytes);
+  CUresult (*cuMemcpyDtoH)(void* to, uint64_t from, size_t bytes);
   CUresult (*cuMemsetD8Async)(uint64_t pointer, unsigned char value, size_t bytes, CUstream stream);
   CUresult (*cuMemcpyDtoDAsync)(uint64_t to, uint64_t from, size_t bytes, CUstream stream);
 

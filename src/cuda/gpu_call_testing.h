@@ -33,9 +33,9 @@ inline Bytes HostBytes(const TensorView& view) {
 }
 
 // Runs a call of Host tensors on the GPU: arguments are copied there, results come back as bytes.
-// `aliases[i]`: the argument whose buffer result i shares, or -1.
+// `aliases[i]`: the argument whose buffer result i shares, or -1. `plan`: in place of the op's own.
 inline StatusOr<std::vector<Bytes>> RunOnGpu(const Op& op, const Call& host,
-                                             std::vector<int> aliases) {
+                                             std::vector<int> aliases, const Plan* plan = nullptr) {
   XLA_GPU_ASSIGN_OR_RETURN(const auto specs,
                            InferTypes(op, Platform::kCuda, {host.args, {}, host.attributes}));
   std::vector<std::unique_ptr<DeviceBuffer<char>>> memory;
@@ -57,8 +57,10 @@ inline StatusOr<std::vector<Bytes>> RunOnGpu(const Op& op, const Call& host,
     results.push_back(view);
   }
   Stream stream;
-  XLA_GPU_RETURN_IF_ERROR(
-      RunOp(op, Platform::kCuda, {args, results, host.attributes}, {.stream = stream.get()}));
+  const Call call = {args, results, host.attributes};
+  const ExecutionContext context = {.stream = stream.get()};
+  XLA_GPU_RETURN_IF_ERROR(plan != nullptr ? plan->Run(call, context)
+                                          : RunOp(op, Platform::kCuda, call, context));
   stream.Synchronize();
   if (std::getenv("XLA_GPU_TEST_WARM") !=
       nullptr) {  // no kernel ran, and this is the Host's memory

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <string>
 
 namespace {
@@ -25,6 +26,8 @@ thread_local int depth = 0;
 
 // Notes the call and gives its result.
 int Called(const char* function, const std::string& details = "") {
+  static auto* mutex = new std::mutex;  // plans are made in several threads
+  const std::lock_guard<std::mutex> lock(*mutex);
   Log() += std::string(function) + (details.empty() ? "" : " ") + details + "\n";
   const char* fail = std::getenv("FAKE_CUDA_FAIL");
   const size_t length = std::strlen(function);

@@ -2,60 +2,26 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <limits>
 #include <string>
 #include <utility>
 
 #include "src/core/strings.h"
+#include "src/ops/paged_attention/cuda/config_parts.h"
 #include "src/ops/paged_attention/cuda/decode_sm90_shared.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_shared.cuh"
 
 namespace xla_gpu::paged_attention {
 namespace {
 
-constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
-constexpr int kSimtLanes = kAttendThreads / kDecodeTileRows;  // of a row
 constexpr int kLeastScheduleThreads = 128;
 constexpr int64_t kMostScheduleThreads = 1024;
 // What the runtime reserves of an SM's shared memory for each block, and our kernels' static part.
 constexpr int64_t kReservedSharedBytes = 1024 + 2560;
-// Room for this many split items at least; more would not fill a device better.
-constexpr int64_t kPartialItems = 2048;
-// And for this many split prefill tiles: as many as a large device runs at once.
-constexpr int64_t kPartialPrefillTiles = 384;
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
-
-bool IsNarrow(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
-
-bool TensorCoresTake(const Problem& problem) {
-  return problem.cache_dtype == problem.query_dtype ||
-         (IsNarrow(problem.query_dtype) && IsFloat8(problem.cache_dtype));
-}
-
-// As mma_tile.cuh computes kSplit, kParts, kOwnDims, kFragmentKeys and two stages of decode.
-bool IsSplit(const Problem& problem) { return problem.cache_dtype == DType::kF32; }
-int64_t OperandBytes(const Problem& problem) { return IsSplit(problem) ? 4 : 2; }
-int64_t Parts(const Problem& problem) {
-  const int64_t row = problem.head_dim * OperandBytes(problem);
-  return row > 1024 ? 4 : row > 512 ? 2 : 1;
-}
-int64_t OwnDims(const Problem& problem) {
-  const int64_t align = IsNarrow(problem.cache_dtype) ? 16 : 32;
-  return RoundUp(problem.head_dim, align * Parts(problem)) / Parts(problem);
-}
 int FragmentKeys(const Problem& problem) { return IsSplit(problem) ? 8 : 16; }
 int64_t LeastDecodeBytes(const Problem& problem) {
   const int64_t row = OwnDims(problem) * DTypeSize(problem.cache_dtype) + 16;
   return int64_t{2} * kAttendWarps * 2 * FragmentKeys(problem) * row;
-}
-
-// Rows of a tensor-core tile. The sums of the rows' values stay in registers, 128 of them a thread,
-// of f32, which needs more for its operands, 64.
-int WidestTile(const Problem& problem) {
-  const int64_t row = problem.head_dim * OperandBytes(problem);
-  return row <= 256 ? 128 : row <= 512 ? 64 : row <= 1024 ? 32 : 16;
 }
 
 // What mma_tile.cuh takes of it: tiles, and of wide heads an exchange. 0 if decode has no room.
@@ -69,35 +35,9 @@ int64_t TensorCoreSharedBytes(const Problem& problem, int tile_rows, int tile_ke
   return std::max(prefill, decode) + int64_t{std::max(tile_keys / 8, 4)} * 16 * kAttendThreads;
 }
 
-// Blocks of the attend launch at most: more than the largest devices hold.
-int64_t MostWorkers(const Problem& problem) { return TensorCoresTake(problem) ? 320 : 640; }
-
-// As softmax.cuh and attend_simt.cu compute kCarryFloats.
-int64_t CarryFloats(const Problem& problem) {
-  const int64_t tiles = Parts(problem) * WidestTile(problem) / 64;
-  return TensorCoresTake(problem) ? tiles * (6 + OwnDims(problem))
-                                  : 3 + 8 * CeilDiv(problem.head_dim, int64_t{4} * kSimtLanes);
-}
-
-int64_t CarryBytes(const Problem& problem) {
-  // Of wide heads attend_simt.cu may be what a device runs.
-  const bool few = IsNarrow(problem.query_dtype) && TensorCoresTake(problem);
-  const int64_t most_keys = few && problem.head_dim <= 128 ? kCarryKeys : kF32CarryKeys;
-  if (problem.max_context() <= most_keys) return 0;
-  return MostWorkers(problem) * kAttendThreads * CarryFloats(problem) * int64_t{sizeof(float)};
-}
-
 int64_t SimtSharedBytes(const Problem& problem) {
   const int64_t keys = problem.head_dim > 256 ? 8 : 32;
   return (kDecodeTileRows + 2 * keys) * (RoundUp(problem.head_dim, 4) + 4) * 4;
-}
-
-// Whether a prefill launch could pay, whatever the device: a batch with as many sequences as the
-// problem has room for would decode more than two tokens of each; or so many more than one of each
-// that an empty launch hardly shows beside them.
-bool HasPrefill(const Problem& problem) {
-  constexpr int64_t kFewTokens = 32;
-  return problem.tokens - problem.max_seqs > std::min(problem.max_seqs, kFewTokens);
 }
 
 int64_t PanelDims(const Problem& problem) {
@@ -110,14 +50,6 @@ bool IsPadded(const Problem& problem) { return problem.head_dim % PanelDims(prob
 // Larger boxes load no faster, and bring more of what lies past the end of a sequence.
 int BoxTokens(const Problem& problem) { return problem.page_size % 16 == 0 ? 16 : 8; }
 
-template <template <int> typename Shared>
-int64_t SharedBytes(int64_t head_dim) {
-  return head_dim == 512   ? sizeof(Shared<512>)
-         : head_dim == 256 ? sizeof(Shared<256>)
-         : head_dim == 128 ? sizeof(Shared<128>)
-                           : sizeof(Shared<64>);
-}
-
 template <int kHeadDim>
 using PlainPrefill = sm90::PrefillShared<kHeadDim, false>;
 template <int kHeadDim>
@@ -126,153 +58,6 @@ int64_t PrefillSharedBytes(const Problem& problem) {
   if (IsFloat8(problem.cache_dtype)) return SharedBytes<ConvertingPrefill>(problem.head_dim);
   const int dims = sm90::PrefillDims(static_cast<int>(problem.head_dim));
   return dims == 192 ? sizeof(PlainPrefill<192>) : SharedBytes<PlainPrefill>(dims);
-}
-
-// Why the kernels for Hopper do not take the problem's types, or such a head_dim; null where they
-// do.
-const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device, bool takes_head_dim,
-                       int64_t shared_bytes) {
-  if (device.Arch() != "sm_90a") return "not on Hopper";
-  if (!TensorCoresTake(problem) || IsSplit(problem)) return "dtypes";
-  if (!takes_head_dim) return "head_dim";
-  // The static part of its shared memory, rounded up to the alignment of the rest, comes on top.
-  return shared_bytes + 1024 <= device.max_shared_memory_per_block ? nullptr : "shared memory";
-}
-
-// Whether the copy engine can load the problem's pages by boxes: a head's elements lie in whole
-// panels, and pages of whole groups.
-bool BoxesFit(const Problem& problem, const cuda::DeviceInfo& device) {
-  if (!device.tensor_maps) return false;
-  const CacheLayout& k = problem.k;
-  const int64_t panel = PanelDims(problem);
-  for (const int64_t stride : {k.page_stride, k.token_stride, k.head_stride}) {
-    if (stride < 0) return false;
-  }
-  const bool whole = problem.page_size % 8 == 0 &&
-                     (IsPadded(problem) || k.head_stride % panel == 0) &&
-                     k.offset % (panel / 8) == 0 && problem.v.offset % (panel / 8) == 0;
-  return whole && problem.num_pages <= kMaxInt && cuda::IsAccepted(MakeBoxes(problem));
-}
-
-// Whether the decode kernels do well whatever the batch is: there is at most a token of each
-// sequence that there is room for, or so few that no sequence has many rows.
-bool IsDecode(const Problem& problem) {
-  const int64_t most_rows = IsFloat8(problem.cache_dtype) || problem.head_dim > 128 ? 32 : 128;
-  const int64_t few_rows = std::min(most_rows, int64_t{2} * kDecodeTileRows * problem.max_seqs);
-  return problem.tokens > 0 && problem.max_seqs > 0 &&
-         (problem.tokens <= problem.max_seqs || problem.tokens * problem.group_size() <= few_rows);
-}
-
-// Rows of a tile of the line of decode work.
-int LineRows(const Problem& problem) {
-  const int64_t group = problem.group_size();
-  const bool few = problem.tokens <= problem.max_seqs && group <= 8;
-  if (problem.head_dim > 128) return few ? kDecodeTileRows / 2 : kDecodeTileRows;
-  if (few || IsFloat8(problem.cache_dtype)) return kDecodeTileRows;
-  // Where sequences have few tokens each, drafts perhaps, all of them are one tile; beside prompts
-  // a sequence has one token.
-  const bool drafts = problem.tokens * group <= 2 * kDecodeTileRows * problem.max_seqs;
-  return drafts || group > kDecodeTileRows ? 2 * kDecodeTileRows : kDecodeTileRows;
-}
-
-// Whether they are worth a launch of their own, beside the one that takes longer sequences.
-bool IsMixed(const Problem& problem) {
-  constexpr int64_t kFewSequences = 8;
-  return problem.tokens > 0 && !IsDecode(problem) && !IsFloat8(problem.cache_dtype) &&
-         problem.max_seqs >= kFewSequences;
-}
-
-template <int kElement, int kRows>
-struct Decode {
-  template <int kHeadDim>
-  using Shared = sm90::DecodeShared<kHeadDim, kElement, kRows>;
-  template <int kHeadDim>
-  using Cluster = sm90::ClusterShared<kHeadDim, kElement, kRows>;
-};
-int64_t DecodeSharedBytes(const Problem& problem) {
-  if (IsFloat8(problem.cache_dtype)) {
-    return LineRows(problem) == 8 ? SharedBytes<Decode<1, 8>::Shared>(problem.head_dim)
-                                  : SharedBytes<Decode<1, 16>::Shared>(problem.head_dim);
-  }
-  if (LineRows(problem) == 8) return SharedBytes<Decode<2, 8>::Shared>(problem.head_dim);
-  return LineRows(problem) == 16 ? SharedBytes<Decode<2, 16>::Shared>(problem.head_dim)
-                                 : SharedBytes<Decode<2, 32>::Shared>(problem.head_dim);
-}
-
-// As WhyNotSm90, of the decode kernels: a row of keys fills whole panels.
-const char* WhyNotSm90Decode(const Problem& problem, const cuda::DeviceInfo& device,
-                             int64_t shared_bytes) {
-  const int64_t dim = problem.head_dim;
-  const bool known = dim == 64 || dim == 128 || dim == 256 || dim == 512;
-  const char* why = WhyNotSm90(problem, device, known, shared_bytes);
-  if (why != nullptr) return why;
-  const bool whole = !IsFloat8(problem.cache_dtype) || problem.head_dim >= 128;
-  return whole ? nullptr : "head_dim of an fp8 cache";
-}
-
-// Rows of a tile where clusters share heads: half as many if those of a token fit.
-int ClusterRows(const Problem& problem) {
-  const bool few = problem.tokens <= problem.max_seqs && problem.group_size() <= 8;
-  return few ? kDecodeTileRows / 2 : kDecodeTileRows;
-}
-int64_t ClusterSharedBytes(const Problem& problem) {
-  const bool narrow = ClusterRows(problem) < kDecodeTileRows;
-  if (IsFloat8(problem.cache_dtype)) {
-    return narrow ? SharedBytes<Decode<1, 8>::Cluster>(problem.head_dim)
-                  : SharedBytes<Decode<1, 16>::Cluster>(problem.head_dim);
-  }
-  return narrow ? SharedBytes<Decode<2, 8>::Cluster>(problem.head_dim)
-                : SharedBytes<Decode<2, 16>::Cluster>(problem.head_dim);
-}
-
-// The blocks that share a kv head in decode_cluster_sm90.cuh, or 0 where decode_sm90.cuh takes the
-// problem: it begins later, but reads with all multiprocessors.
-int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device) {
-  if (problem.tokens > 8 || problem.max_seqs > sm90::kClusterSeqs) return 0;
-  // Of wide heads there is no room for more rows.
-  if (problem.head_dim > 128 && ClusterRows(problem) == kDecodeTileRows) return 0;
-  if (WhyNotSm90Decode(problem, device, ClusterSharedBytes(problem)) != nullptr) return 0;
-  // So many that all run at once: clusters do not reach every multiprocessor. One of 16 blocks has
-  // a GPC to itself, and some GPCs lack multiprocessors: of 132 in GPCs of at most 18 five have 16.
-  int64_t blocks = device.num_sms >= 132 && problem.kv_heads <= 4 ? 16 : 8;
-  while (blocks * problem.kv_heads > device.num_sms * 3 / 4) blocks /= 2;
-  if (blocks < 2) return 0;
-  // Half of the multiprocessors read nearly as fast as all of them; of fp8 they compute half as
-  // fast.
-  const int64_t fast_keys = IsFloat8(problem.cache_dtype) ? 16384 : 131072;
-  const int64_t wider = std::max<int64_t>(problem.head_dim / 128, 1);
-  const int64_t most_keys = (blocks * problem.kv_heads >= 64 ? fast_keys : 1024 * blocks) / wider;
-  return problem.max_context() <= most_keys / problem.tokens ? static_cast<int>(blocks) : 0;
-}
-
-// Rows of partial results of a part of a decode tile, as PartRows of line.cuh; and the most blocks
-// of the line of decode work, where it is.
-int64_t PartRows(const Problem& problem) {
-  return std::min<int64_t>(LineRows(problem), problem.tokens * problem.group_size());
-}
-int64_t MostLineBlocks(const Problem& problem) {
-  const int64_t tiles = problem.tokens * CeilDiv(problem.group_size(), LineRows(problem));
-  const int64_t blocks = CeilDiv(std::min(problem.max_context(), kMaxInt), kSplitTokens) + 2;
-  return tiles > kMaxInt / blocks ? kMaxInt : tiles * blocks;
-}
-
-// As many ranges as, times the heads, keep the multiprocessors equally busy; 0 if there is no room
-// for their partial results.
-int DecodeRanges(const Problem& problem, int num_sms) {
-  const int64_t heads = problem.kv_heads;
-  const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
-  const int64_t most =
-      (layout.partial_capacity - layout.line_partials) / (2 * heads * PartRows(problem));
-  int64_t best = std::min<int64_t>(most, 1);
-  double best_share = 0;
-  for (int64_t ranges = 1; ranges <= most && ranges * heads <= int64_t{4} * num_sms; ++ranges) {
-    const int64_t units = ranges * heads;
-    const double share = static_cast<double>(units) / static_cast<double>(RoundUp(units, num_sms));
-    if (share <= best_share + (units > num_sms ? 0.04 : 0)) continue;
-    best = ranges;
-    best_share = share;
-  }
-  return static_cast<int>(best);
 }
 
 // The widest tiles with which as many blocks as registers allow fit an SM.
@@ -326,22 +111,7 @@ std::vector<std::string> ScheduleDefines(const Config& config) {
   return {StrCat("SCHEDULE_THREADS=", config.schedule_threads)};
 }
 
-// Why the line of decode work has no launch of its own; null where it has.
-const char* WhyNotLine(const Problem& problem, const cuda::DeviceInfo& device) {
-  if (!IsDecode(problem) && !IsMixed(problem)) {
-    return IsFloat8(problem.cache_dtype) ? "an fp8 cache, room for prompts"
-                                         : "room for few sequences";
-  }
-  // Where its ranges cut a sequence depends on the lengths of all.
-  if (problem.batch_invariant) return "batch_invariant";
-  if (MostLineBlocks(problem) > kMaxInt / 2) return "too many keys";
-  const char* why = WhyNotSm90Decode(problem, device, DecodeSharedBytes(problem));
-  if (why != nullptr) return why;
-  if (!BoxesFit(problem, device)) return "pages that do not fit boxes";
-  return DecodeRanges(problem, device.num_sms) > 0 ? nullptr : "no room for partial results";
-}
-
-// The same of prefill items, where the line does not take everything.
+// Why prefill items have no launch of their own, where the line does not take everything.
 const char* WhyNotPrefill(const Problem& problem, const cuda::DeviceInfo& device) {
   if (!HasPrefill(problem)) return "room for hardly more than decode";
   // Others are padded to whole panels; what is converted fills them.
@@ -368,17 +138,15 @@ Divisor DivisorOf(int64_t d) {
   return {static_cast<unsigned>(CeilDiv(int64_t{1} << (31 + bits), d)), bits - 1};
 }
 
-}  // namespace
+// Which of the launches that may stand in a call do.
+struct Choice {
+  bool prefill = true;
+  bool decode = true;
+  int cluster = 0;  // in place of the others, where decode could be
+};
 
-StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device) {
-  XLA_GPU_RETURN_IF_ERROR(cuda::CheckComputeCapability("paged_attention", device));
-  // Rows and places in the partial results are counted in 32 bits.
-  const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
-  if (problem.tokens * problem.q_heads > kMaxInt || layout.partial_capacity > kMaxInt) {
-    return Unimplemented("paged_attention: ", problem.tokens, " tokens of ", problem.q_heads,
-                         " heads are too many for the CUDA kernels, which take up to 2^31 "
-                         "rows; split the batch");
-  }
+Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const Choice& choice) {
+  constexpr const char* kNotChosen = "not chosen";
   Config config;
   config.decode_max_rows = problem.batch_invariant ? kDecodeTileRows : 2 * kDecodeTileRows;
   if (!TensorCoresTake(problem) || !FitTensorCore(problem, device, config)) {
@@ -393,13 +161,15 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
   }
   config.workers = config.prefill_workers = static_cast<int>(
       std::min(int64_t{config.blocks_per_sm} * device.num_sms, MostWorkers(problem)));
-  config.why_not_line = WhyNotLine(problem, device);
+  config.why_not_line = choice.decode ? WhyNotLine(problem, device) : kNotChosen;
   if (config.why_not_line == nullptr) {
     config.decode_ranges = DecodeRanges(problem, device.num_sms);
     config.decode_sm90 = true;
     config.line_only = IsDecode(problem);
   }
-  config.why_not_prefill = config.line_only ? "decode takes all" : WhyNotPrefill(problem, device);
+  config.why_not_prefill = config.line_only  ? "decode takes all"
+                           : !choice.prefill ? kNotChosen
+                                             : WhyNotPrefill(problem, device);
   if (config.why_not_prefill == nullptr) {
     config.prefill_sm90 = true;
     // Tiles of fp8 are converted on their way, which the copy engine cannot do.
@@ -411,7 +181,7 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
   if (config.decode_sm90) {
     config.boxes = true;
     config.decode_max_rows = config.line_only ? static_cast<int>(kMaxInt) : LineRows(problem);
-    if (config.line_only) config.decode_cluster = DecodeCluster(problem, device);
+    if (config.line_only) config.decode_cluster = choice.cluster;
     config.decode_workers = config.decode_cluster > 0
                                 ? config.decode_cluster * static_cast<int>(problem.kv_heads)
                                 : device.num_sms;
@@ -428,66 +198,66 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
   return config;
 }
 
-WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
-  const int64_t active = std::min(problem.max_seqs, problem.tokens);
-  const int64_t group = problem.group_size();
-  WorkspaceLayout layout;
-  int64_t line_capacity = 0;
-  if (problem.batch_invariant) {
-    const int64_t splits = std::min<int64_t>(kInvariantMaxSplits,
-                                             CeilDiv(problem.max_context(), kInvariantSplitTokens));
-    const int64_t rows =
-        std::min(problem.tokens * problem.q_heads, active * kDecodeTileRows * problem.kv_heads);
-    layout.partial_capacity = splits > 1 ? rows * splits : 0;
-  } else {
-    const int64_t useful = std::max(kPartialItems * std::clamp<int64_t>(group, 4, kDecodeTileRows),
-                                    kPartialPrefillTiles * WidestTile(problem));
-    const int64_t splits = CeilDiv(problem.max_context(), int64_t{2} * kSplitTokens) + 1;
-    // Compared by division: the product may be large.
-    layout.partial_capacity = problem.tokens * problem.q_heads > useful / splits
-                                  ? useful
-                                  : problem.tokens * problem.q_heads * splits;
-    line_capacity =
-        std::min(useful, problem.kv_heads * PartRows(problem) * MostLineBlocks(problem));
-    if (IsDecode(problem)) {
-      // For each range of the line the parts of two tiles.
-      layout.partial_capacity = std::max(layout.partial_capacity, line_capacity);
-    }
-  }
-  // Every tile of 16 rows may be an item, begun by any sequence, and in a contested batch by any
-  // token; a split item has at least one row of partial results for each kv head. Fill items come
-  // on top.
-  const int64_t items = problem.tokens * CeilDiv(group, kDecodeTileRows) + active +
-                        layout.partial_capacity / std::max<int64_t>(problem.kv_heads, 1) +
-                        CeilDiv(problem.tokens, kFillTokens);
-  int64_t end = 0;
-  const auto take = [&](int64_t bytes) {
-    const int64_t begin = end;
-    end = RoundUp(end + bytes, 256);
-    return begin;
-  };
-  if (IsMixed(problem) && !problem.batch_invariant) {
-    layout.line_partials = layout.partial_capacity;
-    layout.partial_capacity += line_capacity;
-  }
-  layout.header = take(sizeof(WorkHeader));
-  layout.sequences = take(problem.max_seqs * static_cast<int64_t>(sizeof(SequenceInfo)));
-  layout.owner_end = take(problem.max_seqs * 4);
-  layout.state = take(problem.max_seqs * 4);
-  layout.item_capacity = items;
-  layout.items = take(items * static_cast<int64_t>(sizeof(WorkItem)));
-  layout.redo = take(HasPrefill(problem) ? items * problem.kv_heads * 4 : 0);
-  layout.merges = take(items * 4);
-  layout.partial_max = take(layout.partial_capacity * 4);
-  layout.partial_sum = take(layout.partial_capacity * 4);
-  layout.partial_out = take(layout.partial_capacity * problem.head_dim * 4);
-  layout.arrivals = take(layout.partial_capacity * 4);
-  layout.carry = take(CarryBytes(problem));
-  layout.total_bytes = end;
-  return layout;
+}  // namespace
+
+const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device, bool takes_head_dim,
+                       int64_t shared_bytes) {
+  if (device.Arch() != "sm_90a") return "not on Hopper";
+  if (!TensorCoresTake(problem) || IsSplit(problem)) return "dtypes";
+  if (!takes_head_dim) return "head_dim";
+  // The static part of its shared memory, rounded up to the alignment of the rest, comes on top.
+  return shared_bytes + 1024 <= device.max_shared_memory_per_block ? nullptr : "shared memory";
 }
 
-int64_t WorkspaceBytes(const Problem& problem) { return MakeWorkspaceLayout(problem).total_bytes; }
+bool BoxesFit(const Problem& problem, const cuda::DeviceInfo& device) {
+  if (!device.tensor_maps) return false;
+  const CacheLayout& k = problem.k;
+  const int64_t panel = PanelDims(problem);
+  for (const int64_t stride : {k.page_stride, k.token_stride, k.head_stride}) {
+    if (stride < 0) return false;
+  }
+  const bool whole = problem.page_size % 8 == 0 &&
+                     (IsPadded(problem) || k.head_stride % panel == 0) &&
+                     k.offset % (panel / 8) == 0 && problem.v.offset % (panel / 8) == 0;
+  return whole && problem.num_pages <= kMaxInt && cuda::IsAccepted(MakeBoxes(problem));
+}
+
+StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device) {
+  XLA_GPU_RETURN_IF_ERROR(cuda::CheckComputeCapability("paged_attention", device));
+  // Rows and places in the partial results are counted in 32 bits.
+  const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
+  if (problem.tokens * problem.q_heads > kMaxInt || layout.partial_capacity > kMaxInt) {
+    return Unimplemented("paged_attention: ", problem.tokens, " tokens of ", problem.q_heads,
+                         " heads are too many for the CUDA kernels, which take up to 2^31 "
+                         "rows; split the batch");
+  }
+  return MakeConfig(problem, device, {.cluster = DecodeCluster(problem, device)});
+}
+
+StatusOr<std::vector<Config>> Alternatives(const Problem& problem, const cuda::DeviceInfo& device) {
+  XLA_GPU_ASSIGN_OR_RETURN(const Config model, ChooseConfig(problem, device));
+  std::vector<Config> alternatives = {model};
+  if (problem.batch_invariant) return alternatives;
+  std::vector<Choice> choices;
+  for (const int cluster : ClusterSizes(problem, device)) choices.push_back({.cluster = cluster});
+  for (const bool decode : {true, false}) {
+    for (const bool prefill : {true, false}) choices.push_back({prefill, decode});
+  }
+  for (const Choice& choice : choices) {
+    const Config config = MakeConfig(problem, device, choice);
+    const bool known =
+        std::ranges::find(alternatives, NameOf(config), NameOf) != alternatives.end();
+    if (!known) alternatives.push_back(config);
+  }
+  return alternatives;
+}
+
+std::string NameOf(const Config& config) {
+  if (config.decode_cluster > 0) return StrCat("cluster", config.decode_cluster);
+  if (config.line_only) return "decode";
+  return StrCat(config.prefill_sm90 ? "prefill+" : "", "attend",
+                config.decode_sm90 ? "+decode" : "");
+}
 
 Launches MakeLaunches(const Problem& problem, const Config& config) {
   const std::string folder = "src/ops/paged_attention/cuda/";

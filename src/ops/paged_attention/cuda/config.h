@@ -41,10 +41,20 @@ struct Config {
   bool overlaps = false;  // each launch behind the schedule may begin before the one in front ends
   const char* why_not_line = nullptr;     // decode_sm90 is false; else null
   const char* why_not_prefill = nullptr;  // prefill_sm90 is false; else null
+  bool tuned = false;                     // a table chose the launches (tuning.h), not the model
 };
 
+// The model's choice: what is likely the fastest for a problem of whose lengths nothing is known.
 // An error where the device or the problem's size is out of what the kernels can do.
 StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device);
+
+// All choices that give right results, each in its own time and with its own rounding; the model's
+// is the first, and the only one of a batch_invariant problem, whose bits no table may change.
+StatusOr<std::vector<Config>> Alternatives(const Problem& problem, const cuda::DeviceInfo& device);
+
+// What tells a problem's alternatives apart, their launches behind the schedule: "decode",
+// "cluster8", "prefill+attend+decode".
+std::string NameOf(const Config& config);
 
 // Byte offsets of the parts of the workspace.
 struct WorkspaceLayout {
@@ -83,6 +93,8 @@ struct Launches {
 };
 Launches MakeLaunches(const Problem& problem, const Config& config);
 
+// All of a problem that a choice depends on: "bf16[64,32,128], bf16 cache of 8 kv heads, ...".
+std::string Describe(const Problem& problem);
 // One line on the problem, its launches and why there are no others, for XLA_GPU_LOG=info.
 std::string Describe(const Problem& problem, const Config& config);
 

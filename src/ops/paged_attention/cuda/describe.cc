@@ -18,12 +18,21 @@ std::string DescribeLaunch(const KernelLaunch& launch) {
 
 }  // namespace
 
+std::string Describe(const Problem& problem) {
+  const bool same = problem.out_dtype == problem.query_dtype;
+  return StrCat(
+      InfoOf(problem.query_dtype).name, "[", problem.tokens, ",", problem.q_heads, ",",
+      problem.head_dim, "]", same ? "" : StrCat(" to ", InfoOf(problem.out_dtype).name), ", ",
+      InfoOf(problem.cache_dtype).name, " cache of ", problem.kv_heads, " kv heads, pages of ",
+      problem.page_size, ", room for ", problem.max_seqs, " sequences of ", problem.max_context(),
+      " keys", problem.sliding_window > 0 ? StrCat(", window ", problem.sliding_window) : "",
+      problem.soft_cap != 0 ? ", soft cap" : "", problem.causal != 0 ? "" : ", not causal",
+      problem.batch_invariant != 0 ? ", batch invariant" : "");
+}
+
 std::string Describe(const Problem& problem, const Config& config) {
-  std::string text =
-      StrCat("paged_attention of ", InfoOf(problem.query_dtype).name, "[", problem.tokens, ",",
-             problem.q_heads, ",", problem.head_dim, "], ", InfoOf(problem.cache_dtype).name,
-             " cache of ", problem.kv_heads, " kv heads, pages of ", problem.page_size,
-             ", room for ", problem.max_seqs, " sequences of ", problem.max_context(), " keys: ");
+  std::string text = StrCat("paged_attention of ", Describe(problem), ": ");
+  if (config.tuned) text += "by the table of xla-gpu tune, ";
   const Launches launches = MakeLaunches(problem, config);
   if (config.decode_cluster == 0) text += DescribeLaunch(launches.schedule) + "; ";
   for (const KernelLaunch& launch : launches.attend) text += DescribeLaunch(launch) + "; ";

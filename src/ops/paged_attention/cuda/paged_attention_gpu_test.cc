@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "src/cuda/gpu_call_testing.h"
+#include "src/ops/paged_attention/cuda/gpu_reference_testing.h"
 #include "src/ops/paged_attention/random_case.h"
-#include "src/ops/paged_attention/reference.h"
 
 namespace xla_gpu::paged_attention {
 namespace {
@@ -22,14 +22,6 @@ using cuda::Bytes;
 using cuda::CasesPerKind;
 using cuda::HostBytes;
 using cuda::RunOnGpu;
-
-// What decides which kernels are compiled; everything else of a problem is random.
-struct Kind {
-  DType query, cache;
-  const char* out;
-  int64_t head_dim;
-  bool soft_cap;
-};
 
 constexpr Kind kKinds[] = {{DType::kBF16, DType::kBF16, "", 128, false},
                            {DType::kBF16, DType::kBF16, "f32", 64, true},
@@ -57,61 +49,6 @@ constexpr Kind kKinds[] = {{DType::kBF16, DType::kBF16, "", 128, false},
 constexpr Kind kF16WithF32Results = {DType::kF16, DType::kF16, "f32", 256, false};
 constexpr Kind kE5M2WithCap = {DType::kF16, DType::kF8E5M2, "", 64, true};
 constexpr Kind kE5M2 = {DType::kF16, DType::kF8E5M2, "f32", 128, true};
-
-CaseSpec SpecOf(const Kind& kind, std::mt19937_64& rng) {
-  CaseSpec spec = RandomSpec(rng);
-  spec.query_dtype = kind.query;
-  spec.cache_dtype = kind.cache;
-  spec.out_dtype = kind.out;
-  spec.head_dim = kind.head_dim;
-  spec.scale = std::copysign(1.0 / std::sqrt(static_cast<double>(kind.head_dim)), spec.scale);
-  spec.soft_cap = kind.soft_cap ? 3.0 : 0.0;
-  return spec;
-}
-
-// Makes one key of a row outweigh most others. Not by all that f16 weights hold where the values
-// are of fp8: some of its own are 0, and then the others are what counts.
-void JumpLogits(const Kind& kind, CaseSpec& spec) {
-  if (kind.query == DType::kF32) return;  // the unit is of smaller logits
-  spec.scale *= IsFloat8(kind.cache) ? 10 : 100;
-  spec.non_finite = 0;  // of a weight that is 0 in f32 an infinity makes NaN
-}
-
-double Epsilon(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return std::ldexp(1.0, -24);
-    case DType::kF16:
-      return std::ldexp(1.0, -11);
-    case DType::kBF16:
-      return std::ldexp(1.0, -8);
-    default:
-      return 0;  // fp8 is exact in f16
-  }
-}
-
-// The unit that errors are counted in: half an ulp of the coarsest of the types involved, at the
-// magnitude of the sum of |weight * value|.
-double RelativeUnit(const Kind& kind, DType out) {
-  const double unit = std::max({Epsilon(kind.query), Epsilon(kind.cache), Epsilon(out)});
-  // In f32 throughout, the logits' own rounding (|x| to some 20) dominates.
-  return kind.query == DType::kF32 && out == DType::kF32 ? 16 * unit : unit;
-}
-
-void TakeMagnitudes(Case& c, const Problem& p) {
-  OwnedTensor& values = p.separate_v ? c.v_cache : c.kv_cache;
-  for (int64_t page = 0; page < p.num_pages; ++page) {
-    for (int64_t t = 0; t < p.page_size; ++t) {
-      for (int64_t h = 0; h < p.kv_heads; ++h) {
-        for (int64_t d = 0; d < p.head_dim; ++d) {
-          const int64_t at =
-              p.v.offset + page * p.v.page_stride + t * p.v.token_stride + h * p.v.head_stride + d;
-          values.Set(at, std::fabs(values.Get(at)));
-        }
-      }
-    }
-  }
-}
 
 class PagedAttentionGpuTest : public cuda::GpuTest {
  protected:
@@ -143,47 +80,6 @@ class PagedAttentionGpuTest : public cuda::GpuTest {
     for (std::thread& thread : threads) thread.join();
   }
 };
-
-// Errors in half ulps of the coarsest type.
-struct Errors {
-  void Add(double error) {
-    const double edges[] = {0.25, 0.5, 1, 2, 4};
-    ++bins[static_cast<size_t>(std::lower_bound(edges, edges + 5, error) - edges)];
-    worst = std::max(worst, error);
-  }
-  std::array<int64_t, 6> bins{};
-  double worst = 0;
-};
-
-void ExpectReference(const Kind& kind, Case& c, Errors& errors) {
-  const Op& op = **OpRegistry::Global().Get("paged_attention");
-  const Problem p = *ProblemFromCall(c.call());
-  const Buffers b = BuffersFromCall(p, c.call());
-  std::vector<double> out(static_cast<size_t>(c.out.size())), magnitude(out.size());
-  std::vector<double> lse(static_cast<size_t>(p.tokens * p.q_heads));
-  PagedAttentionReference(p, b, out.data(), lse.data());
-  const auto got = RunOnGpu(op, c.call(), {});
-  ASSERT_TRUE(got.ok()) << got.status().ToString();
-  TakeMagnitudes(c, p);
-  PagedAttentionReference(p, b, magnitude.data(), nullptr);
-  const double unit = RelativeUnit(kind, p.out_dtype);
-  for (size_t j = 0; j < out.size(); ++j) {
-    const double value = LoadAsDouble((*got)[0].data(), p.out_dtype, static_cast<int64_t>(j));
-    if (SameNonFinite(out[j], value)) continue;
-    // Numbers are no denser than subnormals, and those of f32 may become 0 on the way.
-    const double error =
-        std::fabs(value - out[j]) /
-        (unit * magnitude[j] + std::ldexp(1.0, p.out_dtype == DType::kF16 ? -24 : -126));
-    errors.Add(error);
-    ASSERT_LE(error, 8) << "out[" << j << "] is " << value << ", expected " << out[j];
-  }
-  for (size_t j = 0; p.return_lse && j < lse.size(); ++j) {
-    const double value = LoadAsDouble((*got)[1].data(), DType::kF32, static_cast<int64_t>(j));
-    if (value == lse[j] || (std::isnan(value) && std::isnan(lse[j]))) continue;
-    ASSERT_LE(std::fabs(value - lse[j]), 1e-4 * std::max(1.0, std::fabs(lse[j])))
-        << "lse[" << j << "]";
-  }
-}
 
 // One test a kind, so that several processes can share them (GTEST_TOTAL_SHARDS).
 class RandomProblemsGpuTest : public PagedAttentionGpuTest,

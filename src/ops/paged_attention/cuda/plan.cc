@@ -6,17 +6,14 @@
 #include "src/cuda/kernel_specs.h"
 #include "src/ops/paged_attention/cuda/config.h"
 #include "src/ops/paged_attention/cuda/launch.h"
+#include "src/ops/paged_attention/cuda/tuning.h"
 #include "src/ops/paged_attention/paged_attention.h"
 
 namespace xla_gpu {
+namespace paged_attention {
 
-XLA_GPU_REGISTER_KERNEL_SPECS("paged_attention", paged_attention::CompileCheckSpecs);
-
-StatusOr<std::unique_ptr<Plan>> MakePagedAttentionCudaPlan(const Call& call, int device_ordinal) {
-  using namespace paged_attention;  // NOLINT
-  XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
-  XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
-  XLA_GPU_ASSIGN_OR_RETURN(const Config config, ChooseConfig(problem, *device));
+StatusOr<std::unique_ptr<Plan>> MakeCudaPlan(const Problem& problem, const Config& config,
+                                             int device_ordinal) {
   const auto [spec, launch] = MakeLaunches(problem, config).schedule;
   std::shared_ptr<const cuda::Kernel> schedule;
   if (config.decode_cluster == 0) {  // else it is not needed
@@ -33,6 +30,18 @@ StatusOr<std::unique_ptr<Plan>> MakePagedAttentionCudaPlan(const Call& call, int
     }
     return attention.Launch(params, context.stream);
   });
+}
+
+}  // namespace paged_attention
+
+XLA_GPU_REGISTER_KERNEL_SPECS("paged_attention", paged_attention::CompileCheckSpecs);
+
+StatusOr<std::unique_ptr<Plan>> MakePagedAttentionCudaPlan(const Call& call, int device_ordinal) {
+  using namespace paged_attention;  // NOLINT
+  XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
+  XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
+  XLA_GPU_ASSIGN_OR_RETURN(const Config config, TunedConfig(problem, *device));
+  return MakeCudaPlan(problem, config, device_ordinal);
 }
 
 }  // namespace xla_gpu

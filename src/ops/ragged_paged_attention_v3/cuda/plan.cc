@@ -10,6 +10,7 @@
 #include "src/cuda/kernel_specs.h"
 #include "src/ops/paged_attention/cuda/config.h"
 #include "src/ops/paged_attention/cuda/launch.h"
+#include "src/ops/paged_attention/cuda/tuning.h"
 #include "src/ops/ragged_paged_attention_v3/cuda/params.cuh"
 #include "src/ops/ragged_paged_attention_v3/ragged_paged_attention_v3.h"
 #include "src/ops/update_kv_cache/cuda/config.h"
@@ -91,7 +92,7 @@ StatusOr<std::unique_ptr<Plan>> MakeRaggedPagedAttentionV3CudaPlan(const Call& c
   XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
   XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
   XLA_GPU_ASSIGN_OR_RETURN(const paged_attention::Config config,
-                           paged_attention::ChooseConfig(problem.attention, *device));
+                           paged_attention::TunedConfig(problem.attention, *device));
   const auto [spec, launch] = paged_attention::MakeLaunches(problem.attention, config).schedule;
   FirstLaunch first{PlanAppend(problem, device->num_sms), launch, nullptr};
   XLA_GPU_ASSIGN_OR_RETURN(

@@ -1,0 +1,148 @@
+// The launches of decode on Hopper: what decode_sm90.cuh and decode_cluster_sm90.cuh take, and how.
+#include <algorithm>
+#include <cstddef>
+
+#include "src/ops/paged_attention/cuda/config_parts.h"
+#include "src/ops/paged_attention/cuda/decode_sm90_shared.cuh"
+
+namespace xla_gpu::paged_attention {
+namespace {
+
+template <int kElement, int kRows>
+struct Decode {
+  template <int kHeadDim>
+  using Shared = sm90::DecodeShared<kHeadDim, kElement, kRows>;
+  template <int kHeadDim>
+  using Cluster = sm90::ClusterShared<kHeadDim, kElement, kRows>;
+};
+
+// As WhyNotSm90, of the decode kernels: a row of keys fills whole panels.
+const char* WhyNotSm90Decode(const Problem& problem, const cuda::DeviceInfo& device,
+                             int64_t shared_bytes) {
+  const int64_t dim = problem.head_dim;
+  const bool known = dim == 64 || dim == 128 || dim == 256 || dim == 512;
+  const char* why = WhyNotSm90(problem, device, known, shared_bytes);
+  if (why != nullptr) return why;
+  const bool whole = !IsFloat8(problem.cache_dtype) || problem.head_dim >= 128;
+  return whole ? nullptr : "head_dim of an fp8 cache";
+}
+
+}  // namespace
+
+bool IsDecode(const Problem& problem) {
+  const int64_t most_rows = IsFloat8(problem.cache_dtype) || problem.head_dim > 128 ? 32 : 128;
+  const int64_t few_rows = std::min(most_rows, int64_t{2} * kDecodeTileRows * problem.max_seqs);
+  return problem.tokens > 0 && problem.max_seqs > 0 &&
+         (problem.tokens <= problem.max_seqs || problem.tokens * problem.group_size() <= few_rows);
+}
+
+int LineRows(const Problem& problem) {
+  const int64_t group = problem.group_size();
+  const bool few = problem.tokens <= problem.max_seqs && group <= 8;
+  if (problem.head_dim > 128) return few ? kDecodeTileRows / 2 : kDecodeTileRows;
+  if (few || IsFloat8(problem.cache_dtype)) return kDecodeTileRows;
+  // Where sequences have few tokens each, drafts perhaps, all of them are one tile; beside prompts
+  // a sequence has one token.
+  const bool drafts = problem.tokens * group <= 2 * kDecodeTileRows * problem.max_seqs;
+  return drafts || group > kDecodeTileRows ? 2 * kDecodeTileRows : kDecodeTileRows;
+}
+
+bool IsMixed(const Problem& problem) {
+  constexpr int64_t kFewSequences = 8;
+  return problem.tokens > 0 && !IsDecode(problem) && !IsFloat8(problem.cache_dtype) &&
+         problem.max_seqs >= kFewSequences;
+}
+
+int64_t DecodeSharedBytes(const Problem& problem) {
+  if (IsFloat8(problem.cache_dtype)) {
+    return LineRows(problem) == 8 ? SharedBytes<Decode<1, 8>::Shared>(problem.head_dim)
+                                  : SharedBytes<Decode<1, 16>::Shared>(problem.head_dim);
+  }
+  if (LineRows(problem) == 8) return SharedBytes<Decode<2, 8>::Shared>(problem.head_dim);
+  return LineRows(problem) == 16 ? SharedBytes<Decode<2, 16>::Shared>(problem.head_dim)
+                                 : SharedBytes<Decode<2, 32>::Shared>(problem.head_dim);
+}
+
+int ClusterRows(const Problem& problem) {
+  const bool few = problem.tokens <= problem.max_seqs && problem.group_size() <= 8;
+  return few ? kDecodeTileRows / 2 : kDecodeTileRows;
+}
+int64_t ClusterSharedBytes(const Problem& problem) {
+  const bool narrow = ClusterRows(problem) < kDecodeTileRows;
+  if (IsFloat8(problem.cache_dtype)) {
+    return narrow ? SharedBytes<Decode<1, 8>::Cluster>(problem.head_dim)
+                  : SharedBytes<Decode<1, 16>::Cluster>(problem.head_dim);
+  }
+  return narrow ? SharedBytes<Decode<2, 8>::Cluster>(problem.head_dim)
+                : SharedBytes<Decode<2, 16>::Cluster>(problem.head_dim);
+}
+
+std::vector<int> ClusterSizes(const Problem& problem, const cuda::DeviceInfo& device) {
+  if (problem.tokens > 8 || problem.max_seqs > sm90::kClusterSeqs) return {};
+  // Of wide heads there is no room for more rows.
+  if (problem.head_dim > 128 && ClusterRows(problem) == kDecodeTileRows) return {};
+  if (WhyNotLine(problem, device) != nullptr || !IsDecode(problem)) return {};
+  if (WhyNotSm90Decode(problem, device, ClusterSharedBytes(problem)) != nullptr) return {};
+  // Clusters do not reach every multiprocessor. One of 16 blocks has a GPC to itself, and some GPCs
+  // lack multiprocessors: of 132 in GPCs of at most 18 five have 16.
+  std::vector<int> sizes;
+  for (const int blocks : {16, 8, 4, 2}) {
+    if (blocks == 16 && (device.num_sms < 132 || problem.kv_heads > 4)) continue;
+    if (blocks * problem.kv_heads <= device.num_sms * 3 / 4) sizes.push_back(blocks);
+  }
+  return sizes;
+}
+
+int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device) {
+  const std::vector<int> sizes = ClusterSizes(problem, device);
+  if (sizes.empty()) return 0;
+  const int64_t blocks = sizes[0];
+  // Half of the multiprocessors read nearly as fast as all of them; of fp8 they compute half as
+  // fast.
+  const int64_t fast_keys = IsFloat8(problem.cache_dtype) ? 16384 : 131072;
+  const int64_t wider = std::max<int64_t>(problem.head_dim / 128, 1);
+  const int64_t most_keys = (blocks * problem.kv_heads >= 64 ? fast_keys : 1024 * blocks) / wider;
+  return problem.max_context() <= most_keys / problem.tokens ? sizes[0] : 0;
+}
+
+int64_t PartRows(const Problem& problem) {
+  return std::min<int64_t>(LineRows(problem), problem.tokens * problem.group_size());
+}
+int64_t MostLineBlocks(const Problem& problem) {
+  const int64_t tiles = problem.tokens * CeilDiv(problem.group_size(), LineRows(problem));
+  const int64_t blocks = CeilDiv(std::min(problem.max_context(), kMaxInt), kSplitTokens) + 2;
+  return tiles > kMaxInt / blocks ? kMaxInt : tiles * blocks;
+}
+
+int DecodeRanges(const Problem& problem, int num_sms) {
+  const int64_t heads = problem.kv_heads;
+  const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
+  const int64_t most =
+      (layout.partial_capacity - layout.line_partials) / (2 * heads * PartRows(problem));
+  int64_t best = std::min<int64_t>(most, 1);
+  double best_share = 0;
+  for (int64_t ranges = 1; ranges <= most && ranges * heads <= int64_t{4} * num_sms; ++ranges) {
+    const int64_t units = ranges * heads;
+    const double share = static_cast<double>(units) / static_cast<double>(RoundUp(units, num_sms));
+    if (share <= best_share + (units > num_sms ? 0.04 : 0)) continue;
+    best = ranges;
+    best_share = share;
+  }
+  return static_cast<int>(best);
+}
+
+const char* WhyNotLine(const Problem& problem, const cuda::DeviceInfo& device) {
+  if (!IsDecode(problem) && !IsMixed(problem)) {
+    return IsFloat8(problem.cache_dtype) ? "an fp8 cache, room for prompts"
+                                         : "room for few sequences";
+  }
+  // Where its ranges cut a sequence depends on the lengths of all.
+  if (problem.batch_invariant) return "batch_invariant";
+  if (MostLineBlocks(problem) > kMaxInt / 2) return "too many keys";
+  const char* why = WhyNotSm90Decode(problem, device, DecodeSharedBytes(problem));
+  if (why != nullptr) return why;
+  if (!BoxesFit(problem, device)) return "pages that do not fit boxes";
+  return DecodeRanges(problem, device.num_sms) > 0 ? nullptr : "no room for partial results";
+}
+
+}  // namespace xla_gpu::paged_attention

@@ -1,0 +1,105 @@
+// What the files that make a Config share: what a problem's shape and types mean for the kernels.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_CONFIG_PARTS_H_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_CONFIG_PARTS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "src/ops/paged_attention/cuda/config.h"
+
+namespace xla_gpu::paged_attention {
+
+inline constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
+inline constexpr int kSimtLanes = kAttendThreads / kDecodeTileRows;  // of a row
+
+inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
+
+inline bool IsNarrow(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
+
+inline bool TensorCoresTake(const Problem& problem) {
+  return problem.cache_dtype == problem.query_dtype ||
+         (IsNarrow(problem.query_dtype) && IsFloat8(problem.cache_dtype));
+}
+
+// As mma_tile.cuh computes kSplit, kParts, kOwnDims, kFragmentKeys and two stages of decode.
+inline bool IsSplit(const Problem& problem) { return problem.cache_dtype == DType::kF32; }
+inline int64_t OperandBytes(const Problem& problem) { return IsSplit(problem) ? 4 : 2; }
+inline int64_t Parts(const Problem& problem) {
+  const int64_t row = problem.head_dim * OperandBytes(problem);
+  return row > 1024 ? 4 : row > 512 ? 2 : 1;
+}
+inline int64_t OwnDims(const Problem& problem) {
+  const int64_t align = IsNarrow(problem.cache_dtype) ? 16 : 32;
+  return RoundUp(problem.head_dim, align * Parts(problem)) / Parts(problem);
+}
+
+// Rows of a tensor-core tile. The sums of the rows' values stay in registers, 128 of them a thread,
+// of f32, which needs more for its operands, 64.
+inline int WidestTile(const Problem& problem) {
+  const int64_t row = problem.head_dim * OperandBytes(problem);
+  return row <= 256 ? 128 : row <= 512 ? 64 : row <= 1024 ? 32 : 16;
+}
+
+// Blocks of the attend launch at most: more than the largest devices hold.
+inline int64_t MostWorkers(const Problem& problem) { return TensorCoresTake(problem) ? 320 : 640; }
+
+// Whether a prefill launch could pay, whatever the device: a batch with as many sequences as the
+// problem has room for would decode more than two tokens of each; or so many more than one of each
+// that an empty launch hardly shows beside them.
+inline bool HasPrefill(const Problem& problem) {
+  constexpr int64_t kFewTokens = 32;
+  return problem.tokens - problem.max_seqs > std::min(problem.max_seqs, kFewTokens);
+}
+
+// Of a kernel for Hopper, whose layout is a type for each head_dim.
+template <template <int> typename Shared>
+int64_t SharedBytes(int64_t head_dim) {
+  return head_dim == 512   ? sizeof(Shared<512>)
+         : head_dim == 256 ? sizeof(Shared<256>)
+         : head_dim == 128 ? sizeof(Shared<128>)
+                           : sizeof(Shared<64>);
+}
+
+// Why the kernels for Hopper do not take the problem's types, or such a head_dim; null where they
+// do.
+const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device, bool takes_head_dim,
+                       int64_t shared_bytes);
+
+// Whether the copy engine can load the problem's pages by boxes: a head's elements lie in whole
+// panels, and pages of whole groups.
+bool BoxesFit(const Problem& problem, const cuda::DeviceInfo& device);
+
+// Whether the decode kernels do well whatever the batch is: there is at most a token of each
+// sequence that there is room for, or so few that no sequence has many rows.
+bool IsDecode(const Problem& problem);
+// Whether they are worth a launch of their own, beside the one that takes longer sequences.
+bool IsMixed(const Problem& problem);
+// Why the line of decode work has no launch of its own; null where it has.
+const char* WhyNotLine(const Problem& problem, const cuda::DeviceInfo& device);
+// Rows of a tile of the line of decode work.
+int LineRows(const Problem& problem);
+int64_t DecodeSharedBytes(const Problem& problem);
+// Rows of partial results of a part of a decode tile, as PartRows of line.cuh; and the most blocks
+// of the line of decode work, where it is.
+int64_t PartRows(const Problem& problem);
+int64_t MostLineBlocks(const Problem& problem);
+// As many ranges as, times the heads, keep the multiprocessors equally busy; 0 if there is no room
+// for their partial results.
+int DecodeRanges(const Problem& problem, int num_sms);
+
+// How many blocks may share a kv head in decode_cluster_sm90.cuh, so that all run at once: the most
+// first, none where it does not take the problem.
+std::vector<int> ClusterSizes(const Problem& problem, const cuda::DeviceInfo& device);
+// The first of them, or 0 where decode_sm90.cuh is likely faster: it begins later, but reads with
+// all multiprocessors.
+int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device);
+// Rows of a tile where clusters share heads: half as many if those of a token fit.
+int ClusterRows(const Problem& problem);
+int64_t ClusterSharedBytes(const Problem& problem);
+
+}  // namespace xla_gpu::paged_attention
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_CONFIG_PARTS_H_

@@ -1,0 +1,92 @@
+// The parts of the workspace and their sizes.
+#include <algorithm>
+
+#include "src/ops/paged_attention/cuda/config_parts.h"
+
+namespace xla_gpu::paged_attention {
+namespace {
+
+// Room for this many split items at least; more would not fill a device better.
+constexpr int64_t kPartialItems = 2048;
+// And for this many split prefill tiles: as many as a large device runs at once.
+constexpr int64_t kPartialPrefillTiles = 384;
+
+// As softmax.cuh and attend_simt.cu compute kCarryFloats.
+int64_t CarryFloats(const Problem& problem) {
+  const int64_t tiles = Parts(problem) * WidestTile(problem) / 64;
+  return TensorCoresTake(problem) ? tiles * (6 + OwnDims(problem))
+                                  : 3 + 8 * CeilDiv(problem.head_dim, int64_t{4} * kSimtLanes);
+}
+
+int64_t CarryBytes(const Problem& problem) {
+  // Of wide heads attend_simt.cu may be what a device runs.
+  const bool few = IsNarrow(problem.query_dtype) && TensorCoresTake(problem);
+  const int64_t most_keys = few && problem.head_dim <= 128 ? kCarryKeys : kF32CarryKeys;
+  if (problem.max_context() <= most_keys) return 0;
+  return MostWorkers(problem) * kAttendThreads * CarryFloats(problem) * int64_t{sizeof(float)};
+}
+
+}  // namespace
+
+WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
+  const int64_t active = std::min(problem.max_seqs, problem.tokens);
+  const int64_t group = problem.group_size();
+  WorkspaceLayout layout;
+  int64_t line_capacity = 0;
+  if (problem.batch_invariant) {
+    const int64_t splits = std::min<int64_t>(kInvariantMaxSplits,
+                                             CeilDiv(problem.max_context(), kInvariantSplitTokens));
+    const int64_t rows =
+        std::min(problem.tokens * problem.q_heads, active * kDecodeTileRows * problem.kv_heads);
+    layout.partial_capacity = splits > 1 ? rows * splits : 0;
+  } else {
+    const int64_t useful = std::max(kPartialItems * std::clamp<int64_t>(group, 4, kDecodeTileRows),
+                                    kPartialPrefillTiles * WidestTile(problem));
+    const int64_t splits = CeilDiv(problem.max_context(), int64_t{2} * kSplitTokens) + 1;
+    // Compared by division: the product may be large.
+    layout.partial_capacity = problem.tokens * problem.q_heads > useful / splits
+                                  ? useful
+                                  : problem.tokens * problem.q_heads * splits;
+    line_capacity =
+        std::min(useful, problem.kv_heads * PartRows(problem) * MostLineBlocks(problem));
+    if (IsDecode(problem)) {
+      // For each range of the line the parts of two tiles.
+      layout.partial_capacity = std::max(layout.partial_capacity, line_capacity);
+    }
+  }
+  // Every tile of 16 rows may be an item, begun by any sequence, and in a contested batch by any
+  // token; a split item has at least one row of partial results for each kv head. Fill items come
+  // on top.
+  const int64_t items = problem.tokens * CeilDiv(group, kDecodeTileRows) + active +
+                        layout.partial_capacity / std::max<int64_t>(problem.kv_heads, 1) +
+                        CeilDiv(problem.tokens, kFillTokens);
+  int64_t end = 0;
+  const auto take = [&](int64_t bytes) {
+    const int64_t begin = end;
+    end = RoundUp(end + bytes, 256);
+    return begin;
+  };
+  if (IsMixed(problem) && !problem.batch_invariant) {
+    layout.line_partials = layout.partial_capacity;
+    layout.partial_capacity += line_capacity;
+  }
+  layout.header = take(sizeof(WorkHeader));
+  layout.sequences = take(problem.max_seqs * static_cast<int64_t>(sizeof(SequenceInfo)));
+  layout.owner_end = take(problem.max_seqs * 4);
+  layout.state = take(problem.max_seqs * 4);
+  layout.item_capacity = items;
+  layout.items = take(items * static_cast<int64_t>(sizeof(WorkItem)));
+  layout.redo = take(HasPrefill(problem) ? items * problem.kv_heads * 4 : 0);
+  layout.merges = take(items * 4);
+  layout.partial_max = take(layout.partial_capacity * 4);
+  layout.partial_sum = take(layout.partial_capacity * 4);
+  layout.partial_out = take(layout.partial_capacity * problem.head_dim * 4);
+  layout.arrivals = take(layout.partial_capacity * 4);
+  layout.carry = take(CarryBytes(problem));
+  layout.total_bytes = end;
+  return layout;
+}
+
+int64_t WorkspaceBytes(const Problem& problem) { return MakeWorkspaceLayout(problem).total_bytes; }
+
+}  // namespace xla_gpu::paged_attention
