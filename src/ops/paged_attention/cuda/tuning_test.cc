@@ -36,7 +36,9 @@ TEST(Alternatives, AreWhatTheDeviceHasKernelsFor) {
               ElementsAre("cluster8", "cluster4", "cluster2", "decode", "attend"));
   EXPECT_THAT(Names(MakeChunks()),
               ElementsAre("prefill+attend+decode", "attend+decode", "prefill+attend", "attend"));
-  EXPECT_THAT(Names(MakePrefill()), ElementsAre("prefill+attend", "attend"));
+  Problem prompts = MakePrefill();
+  prompts.max_seqs = 4;
+  EXPECT_THAT(Names(prompts), ElementsAre("prefill+attend", "attend"));
   EXPECT_THAT(Names(MakeOne(), kA100), ElementsAre("attend"));
   Problem long_one = MakeOne();  // which the model gives to all multiprocessors
   long_one.max_pages_per_seq = 1 << 14;
