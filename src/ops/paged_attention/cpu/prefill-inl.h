@@ -339,10 +339,31 @@ class Prefill {
   // The block's part of rows [begin, end), which begin at a tile.
   void AddBlock(int64_t begin, int64_t end) {
     MultiplyQK(begin, end);
-    for (int64_t row = begin; row < end; ++row) Softmax(row);
+    for (int64_t row = begin; row < end; ++row) {
+      Softmax(row);
+      PrefetchPart(row);
+    }
     MultiplyPV(begin, end);
     if (values_finite_) return;
     for (int64_t row = begin; row < end; ++row) AddNonFinite(row);
+  }
+
+  // A row's part of the keys and values of the next block: their rows lie so far apart that the
+  // processor does not see them coming. Inline, or GCC takes it for a function without effects.
+  HWY_INLINE void PrefetchPart(int64_t row) const {
+    const int64_t next = block_ + kPrefillBlock;
+    const int64_t count = std::min(keys_.end - next, kPrefillBlock);
+    const int64_t end = next + count * (row + 1) / rows_;
+    for (int64_t key = next + count * row / rows_; key < end; ++key) {
+      const int64_t page = segment_.pages[key / p_.page_size];
+      const int64_t token = key % p_.page_size;
+      const Raw* const k = static_cast<const Raw*>(b_.k_cache) + p_.k.At(page, token, kv_head_);
+      const Raw* const v = static_cast<const Raw*>(b_.v_cache) + p_.v.At(page, token, kv_head_);
+      for (int64_t d = 0; d < p_.head_dim; d += 64 / sizeof(Raw)) {
+        __builtin_prefetch(k + d, 0, 2);
+        __builtin_prefetch(v + d, 0, 2);
+      }
+    }
   }
 
   // c = a * b or, if kAccumulate, c + a * b: the tile of rows at `row`, by a panel of b.
@@ -350,8 +371,8 @@ class Prefill {
   void Multiply(int64_t row, const float* a, int64_t lda, const float* b, int64_t depth, float* c,
                 int64_t ldc) const {
     if (amx_ != nullptr) {
-      amx_->multiply({a, lda, b, kPanel, depth, c, ldc, std::min(tile_rows_, tiled_rows_ - row),
-                      kAccumulate});
+      amx_->multiply(
+          {a, lda, b, kPanel, depth, c, ldc, std::min(tile_rows_, tiled_rows_ - row), kAccumulate});
     } else {
       MultiplyTile<T::kDot, kAccumulate>(a, lda, b, depth, c, ldc);
     }

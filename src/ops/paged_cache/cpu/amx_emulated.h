@@ -33,9 +33,9 @@ inline void MultiplyEmulated(const AmxProduct& p) {
         float halves[2] = {};
         for (int64_t k = tile; k < tile + kAmxWords; ++k) {
           for (int half = 0; half < 2; ++half) {
-            halves[half] = FlushSubnormal(std::fma(HalfOfWord(p.a + i * p.lda + k, half),
-                                                   HalfOfWord(p.b + k * p.ldb + j, half),
-                                                   halves[half]));
+            halves[half] =
+                FlushSubnormal(std::fma(HalfOfWord(p.a + i * p.lda + k, half),
+                                        HalfOfWord(p.b + k * p.ldb + j, half), halves[half]));
           }
         }
         sum = FlushSubnormal(sum + FlushSubnormal(halves[0] + halves[1]));
