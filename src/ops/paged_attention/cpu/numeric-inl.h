@@ -89,11 +89,14 @@ HWY_INLINE void LoadRow(const typename T::Raw* from, size_t n, float factor, flo
 // 2^x for x <= 127, within 2 ulp; 0 below the normal range. NaN gives NaN.
 HWY_INLINE VF32 Exp2(VF32 x) {
   const F32 df;
-  const U32 du;
+#if HWY_ARCH_X86 && HWY_TARGET == HWY_AVX3
+  x = hn::Max(hn::Set(df, -200.0f), x);  // the second one if it is NaN
+#endif
   // Adding 1.5 * 2^23 rounds to a whole number, in the lowest bits of the sum.
   const VF32 magic = hn::Set(df, 12582912.0f);
   const VF32 shifted = hn::Add(x, magic);
-  const VF32 r = hn::Sub(x, hn::Sub(shifted, magic));
+  const VF32 whole = hn::Sub(shifted, magic);
+  const VF32 r = hn::Sub(x, whole);
   // Minimax on [-1/2, 1/2], relative error 2e-9.
   VF32 y = hn::Set(df, 0.0001535336136128136f);
   y = hn::MulAdd(y, r, hn::Set(df, 0.0013398874659806177f));
@@ -102,9 +105,14 @@ HWY_INLINE VF32 Exp2(VF32 x) {
   y = hn::MulAdd(y, r, hn::Set(df, 0.24022647913563086f));
   y = hn::MulAdd(y, r, hn::Set(df, 0.6931472028555586f));
   y = hn::MulAdd(y, r, hn::Set(df, 1.0f));
+#if HWY_ARCH_X86 && HWY_TARGET == HWY_AVX3
+  return VF32{_mm512_scalef_ps(y.raw, whole.raw)};
+#else
+  const U32 du;
   const auto power = hn::ShiftLeft<23>(hn::Add(hn::BitCast(du, shifted), hn::Set(du, 127)));
   y = hn::Mul(y, hn::BitCast(df, power));
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(df, -126.0f)), y);
+#endif
 }
 
 HWY_INLINE float Exp2(float x) { return hn::GetLane(Exp2(hn::Set(F32(), x))); }
