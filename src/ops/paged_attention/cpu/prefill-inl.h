@@ -165,9 +165,7 @@ class Prefill {
       block_end_ = std::min(keys_.end - key, kPrefillBlock);
       PackBlock();
       if (!values_finite_) TakeOutNonFinite();
-      for (int64_t row = 0; row < rows_; row += group_rows_) {
-        AddBlock(row, std::min(rows_, row + group_rows_));
-      }
+      AddBlock();
     }
     if (amx_ != nullptr) amx_->end();
     if (long_o_ != nullptr) {
@@ -336,16 +334,26 @@ class Prefill {
     }
   }
 
-  // The block's part of rows [begin, end), which begin at a tile.
-  void AddBlock(int64_t begin, int64_t end) {
-    MultiplyQK(begin, end);
-    for (int64_t row = begin; row < end; ++row) {
-      Softmax(row);
-      PrefetchPart(row);
+  // The block's part of all rows, group by group. The products of the group after, and of the one
+  // before, are done between the rows of a group's softmax: AMX computes while vectors do.
+  void AddBlock() {
+    const int64_t k_panels = (block_end_ + kPanel - 1) / kPanel, v_panels = padded_v_ / kPanel;
+    for (int64_t panel = 0; panel < k_panels; ++panel) MultiplyQK(0, panel);
+    int64_t group = 0;
+    for (; group < rows_; group += group_rows_) {
+      const int64_t next = group + group_rows_, last = group - group_rows_;
+      const int64_t qk = next < rows_ ? k_panels : 0, pv = last >= 0 ? v_panels : 0;
+      const int64_t rows = std::min(rows_ - group, group_rows_);
+      for (int64_t i = 0, done = 0; i < rows; ++i) {
+        Softmax(group + i);
+        PrefetchPart(group + i);
+        for (; done < (qk + pv) * (i + 1) / rows; ++done) {
+          done < qk ? MultiplyQK(next, done) : MultiplyPV(last, done - qk);
+        }
+      }
     }
-    MultiplyPV(begin, end);
-    if (values_finite_) return;
-    for (int64_t row = begin; row < end; ++row) AddNonFinite(row);
+    for (int64_t panel = 0; panel < v_panels; ++panel) MultiplyPV(group - group_rows_, panel);
+    for (int64_t row = 0; !values_finite_ && row < rows_; ++row) AddNonFinite(row);
   }
 
   // A row's part of the keys and values of the next block: their rows lie so far apart that the
@@ -378,16 +386,14 @@ class Prefill {
     }
   }
 
-  void MultiplyQK(int64_t rows_begin, int64_t rows_end) {
-    for (int64_t panel = block_begin_ / kPanel; panel * kPanel < block_end_; ++panel) {
-      const float* b = k_ + panel * q_stride() * kPanel;
-      for (int64_t row = rows_begin; row < rows_end; row += tile_rows_) {
-        const KeyRange seen = SeenByTile(row);
-        if (seen.end <= panel * kPanel || seen.begin >= (panel + 1) * kPanel) continue;
-        Multiply<false>(row, q_ + row * q_stride(), q_stride(), b,
-                        T::kDot ? q_stride() : p_.head_dim,
-                        s_ + row * kPrefillBlock + panel * kPanel, kPrefillBlock);
-      }
+  // A panel of keys by the rows of a group.
+  void MultiplyQK(int64_t group, int64_t panel) {
+    const float* b = k_ + panel * q_stride() * kPanel;
+    for (int64_t row = group; row < std::min(rows_, group + group_rows_); row += tile_rows_) {
+      const KeyRange seen = SeenByTile(row);
+      if (seen.end <= panel * kPanel || seen.begin >= (panel + 1) * kPanel) continue;
+      Multiply<false>(row, q_ + row * q_stride(), q_stride(), b, T::kDot ? q_stride() : p_.head_dim,
+                      s_ + row * kPrefillBlock + panel * kPanel, kPrefillBlock);
     }
   }
 
@@ -440,17 +446,17 @@ class Prefill {
     max_[row] = new_max;
   }
 
-  void MultiplyPV(int64_t rows_begin, int64_t rows_end) {
+  // The weights of a group's rows by a panel of values.
+  void MultiplyPV(int64_t group, int64_t panel) {
     const int64_t step = amx_ != nullptr ? 2 * paged_cache::kAmxWords : kPerWord;  // keys
-    for (int64_t d = 0; d < padded_v_; d += kPanel) {
-      for (int64_t row = rows_begin; row < rows_end; row += tile_rows_) {
-        const KeyRange seen = SeenByTile(row);
-        if (seen.begin >= seen.end) continue;
-        const int64_t begin = seen.begin / kSummedKeys * kSummedKeys / kPerWord;
-        Multiply<true>(row, s_ + row * kPrefillBlock + begin, kPrefillBlock, Values(begin, d),
-                       RoundUp(seen.end, step) / kPerWord - begin, o_ + row * padded_v_ + d,
-                       padded_v_);
-      }
+    const int64_t d = panel * kPanel;
+    for (int64_t row = group; row < std::min(rows_, group + group_rows_); row += tile_rows_) {
+      const KeyRange seen = SeenByTile(row);
+      if (seen.begin >= seen.end) continue;
+      const int64_t begin = seen.begin / kSummedKeys * kSummedKeys / kPerWord;
+      Multiply<true>(row, s_ + row * kPrefillBlock + begin, kPrefillBlock, Values(begin, d),
+                     RoundUp(seen.end, step) / kPerWord - begin, o_ + row * padded_v_ + d,
+                     padded_v_);
     }
   }
 
@@ -507,7 +513,7 @@ class Prefill {
   const int64_t rows_;
   const paged_cache::AmxUnit* const amx_;  // null: MultiplyTile computes
   const int64_t tile_rows_;                // of a product
-  const int64_t group_rows_;               // whose logits are kept at a time
+  const int64_t group_rows_;               // of AddBlock
   const int64_t tiled_rows_;
   KeyRange keys_;  // that any row sees
   float* q_;
