@@ -168,9 +168,11 @@ def time_torch(
         return timed
 
 
-def time_others(p: Problem, args: dict[str, jax.Array], budget: float) -> dict[str, Timed]:
+def time_others(
+    p: Problem, args: dict[str, jax.Array], budget: float, flex: bool
+) -> dict[str, Timed]:
     """All but ours by name."""
-    timed = time_torch(p, args, budget)
+    timed = time_torch(p, args, budget, flex)
     if p.context * p.query_len <= MOST_LOGITS:
         timed[JNP] = time_jnp(p, args, budget)
     return timed
@@ -201,7 +203,7 @@ def product(dtype: str, n: int) -> float:
     return 2e-9 * n**3 / median_seconds(lambda: jax.block_until_ready(multiply(a, a)), 1.0)
 
 
-def measure(p: Problem, budget: float, shrink: int = 1) -> dict[str, object]:
+def measure(p: Problem, budget: float, shrink: int = 1, flex: bool = True) -> dict[str, object]:
     """Rates by name in the problem's unit, errors and the ceiling, where there is one."""
 
     def ceiling() -> float:
@@ -209,7 +211,7 @@ def measure(p: Problem, budget: float, shrink: int = 1) -> dict[str, object]:
 
     args = [part.make(i) for i, part in enumerate(p.parts)]
     jax.block_until_ready(args)
-    others = [time_others(part, a, budget) for part, a in zip(p.parts, args, strict=True)]
+    others = [time_others(part, a, budget, flex) for part, a in zip(p.parts, args, strict=True)]
     limits = {}
     if isinstance(p, Mixed):
         ours = time_ours(p, joined(*args), budget)
@@ -320,6 +322,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--name", default="cpu", help="of the files written")
     parser.add_argument("--seconds", type=float, default=3.0, help="that each form is called for")
+    parser.add_argument("--no-flex", action="store_true", help="which takes long to compile")
     parser.add_argument("--cores", default="", help="numbers of them, with commas between")
     options = folder_of(parser, argv)
     if options.saved:
@@ -356,13 +359,17 @@ def main(argv: list[str] | None = None) -> None:
                 for dtype in ("float32", "bfloat16", "float8_e4m3fn")
             ]
         )
-        print(f"{facts['machine']}: {len(problems)} problems, to {options.out}/{options.name}.md", flush=True)
+        print(
+            f"{facts['machine']}: {len(problems)} problems, to {options.out}/{options.name}.md",
+            flush=True,
+        )
         rows = []
         for number, problem in enumerate(problems, 1):
-            row = measure(problem, budget, shrink)
+            row = measure(problem, budget, shrink, not options.no_flex)
             rows.append(row)
             found = "; ".join(f"{n}: {r:.3g}" for n, r in (row["rates"] | row["ceilings"]).items())
             print(f"{number}/{len(problems)} {problem}, {_unit(problem)}: {found}", flush=True)
+            save(options.out, facts | {"overhead_us": {}}, rows, options.name)  # if it is cut off
         facts["overhead_us"] = overhead.measure()
     save(options.out, facts, rows, options.name)
     print(f"wrote {options.out}/{options.name}.md")

@@ -1,7 +1,7 @@
 """What more cores give on the CPU: cpu.py's problems, each number of cores in a process of its own.
 
-    python benchmarks/cpu.py --cores 1,2,4,8
-    python benchmarks/cpu_scaling.py 4   # one of them: prints its row as JSON
+python benchmarks/cpu.py --cores 1,2,4,8
+python benchmarks/cpu_scaling.py 4   # one of them: prints its row as JSON
 """
 
 from __future__ import annotations
