@@ -28,14 +28,15 @@ struct Words {
 
 void ExpectRightProducts(const AmxUnit& unit) {
   std::mt19937_64 rng(1);
-  unit.begin();
+  unit.begin(0);
   for (const int64_t rows : {kAmxRows, 2 * kAmxRows}) {
     for (const int64_t depth : {kAmxWords, 4 * kAmxWords}) {
       for (const bool adds : {false, true}) {
         const int64_t lda = depth + 16, ldb = 48, ldc = 40;
         const Words a(rows, lda, rng), b(depth, ldb, rng);
         std::vector<float> c(static_cast<size_t>(rows * ldc), 3.0f);
-        unit.multiply({a.words(), lda, b.words(), ldb, depth, c.data(), ldc, rows, adds});
+        unit.multiply(
+            {a.words(), lda, b.words(), ldb, depth, c.data(), ldc, rows, 2 * kAmxWords, adds});
         for (int64_t i = 0; i < rows; ++i) {
           for (int64_t j = 0; j < ldc; ++j) {
             double want = adds || j >= 2 * kAmxWords ? 3 : 0;
@@ -67,10 +68,10 @@ TEST(Amx, SubnormalElementsAreZero) {
     if (unit == nullptr) continue;
     std::vector<uint16_t> a(2 * kAmxRows * kAmxWords, 1), b(4 * kAmxWords * kAmxWords, 0x7f00);
     std::vector<float> c(kAmxRows * 2 * kAmxWords, 1.0f);
-    unit->begin();
+    unit->begin(0);
     unit->multiply({reinterpret_cast<const float*>(a.data()), kAmxWords,
                     reinterpret_cast<const float*>(b.data()), 2 * kAmxWords, kAmxWords, c.data(),
-                    2 * kAmxWords, kAmxRows, true});
+                    2 * kAmxWords, kAmxRows, 2 * kAmxWords, true});
     unit->end();
     for (const float x : c) ASSERT_EQ(x, 1.0f);
   }
