@@ -1,6 +1,7 @@
 """Paged attention on the CPU beside torch's SDPA, the jnp gather and the memory's bandwidth.
 
     python benchmarks/cpu.py [--out FOLDER]         # measures, ten minutes; torch where installed
+    python benchmarks/cpu.py --name cpu-amx --cores 1,2,4  # other files; what more cores give
     python benchmarks/cpu.py --from FOLDER/cpu.json # makes table and chart again
 
 Writes FOLDER/cpu.json, cpu.md and cpu.svg: GB/s of keys and values for decode, GFLOP/s for prefill,
@@ -47,6 +48,7 @@ import time
 from collections.abc import Callable
 
 import chart
+import cpu_scaling
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,8 +113,10 @@ def time_jnp(p: Problem, args: dict[str, jax.Array], budget: float) -> Timed:
     return time_jax(lambda: step(args), budget)
 
 
-def time_torch(p: Problem, args: dict[str, jax.Array], budget: float) -> dict[str, Timed]:
-    """Each form of SDPA by its name; none where torch is not installed.
+def time_torch(
+    p: Problem, args: dict[str, jax.Array], budget: float, flex: bool = True
+) -> dict[str, Timed]:
+    """Each form of SDPA, and flex_attention, by its name; none where torch is not installed.
 
     Prefill, whose rows have masks, has no folded form.
     """
@@ -148,7 +152,7 @@ def time_torch(p: Problem, args: dict[str, jax.Array], budget: float) -> dict[st
             lambda _b, _h, q, k: q >= k, None, None, p.query_len, p.context, device="cpu"
         )
 
-    def flex(q: torch.Tensor, kv: list[torch.Tensor]) -> torch.Tensor:
+    def attend_flex(q: torch.Tensor, kv: list[torch.Tensor]) -> torch.Tensor:
         return compiled(q, *kv, block_mask=mask, scale=p.scale, enable_gqa=True)
 
     def time_form(form: Callable, q: torch.Tensor, kv: list[torch.Tensor]) -> Timed:
@@ -159,14 +163,16 @@ def time_torch(p: Problem, args: dict[str, jax.Array], budget: float) -> dict[st
 
     with torch.inference_mode():
         timed = {name: time_form(attend, q, kv) for name, (q, kv) in forms.items()}
-        if p.context * p.query_len <= MOST_LOGITS:
-            timed[FLEX] = time_form(flex, q, head_major)
+        if flex and p.context * p.query_len <= MOST_LOGITS:
+            timed[FLEX] = time_form(attend_flex, q, head_major)
         return timed
 
 
-def time_others(p: Problem, args: dict[str, jax.Array], budget: float) -> dict[str, Timed]:
+def time_others(
+    p: Problem, args: dict[str, jax.Array], budget: float, flex: bool
+) -> dict[str, Timed]:
     """All but ours by name."""
-    timed = time_torch(p, args, budget)
+    timed = time_torch(p, args, budget, flex)
     if p.context * p.query_len <= MOST_LOGITS:
         timed[JNP] = time_jnp(p, args, budget)
     return timed
@@ -197,7 +203,7 @@ def product(dtype: str, n: int) -> float:
     return 2e-9 * n**3 / median_seconds(lambda: jax.block_until_ready(multiply(a, a)), 1.0)
 
 
-def measure(p: Problem, budget: float, shrink: int = 1) -> dict[str, object]:
+def measure(p: Problem, budget: float, shrink: int = 1, flex: bool = True) -> dict[str, object]:
     """Rates by name in the problem's unit, errors and the ceiling, where there is one."""
 
     def ceiling() -> float:
@@ -205,7 +211,7 @@ def measure(p: Problem, budget: float, shrink: int = 1) -> dict[str, object]:
 
     args = [part.make(i) for i, part in enumerate(p.parts)]
     jax.block_until_ready(args)
-    others = [time_others(part, a, budget) for part, a in zip(p.parts, args, strict=True)]
+    others = [time_others(part, a, budget, flex) for part, a in zip(p.parts, args, strict=True)]
     limits = {}
     if isinstance(p, Mixed):
         ours = time_ours(p, joined(*args), budget)
@@ -265,10 +271,12 @@ def _cell(row: dict[str, object], name: str) -> str:
     )
 
 
-def save(folder: pathlib.Path, facts: dict[str, object], rows: list[dict[str, object]]) -> None:
+def save(
+    folder: pathlib.Path, facts: dict[str, object], rows: list[dict[str, object]], name: str = "cpu"
+) -> None:
     """JSON, table and chart."""
     plain = [row | {"problem": dataclasses.asdict(row["problem"])} for row in rows]
-    (folder / "cpu.json").write_text(json.dumps(facts | {"rows": plain}, indent=1) + "\n")
+    (folder / f"{name}.json").write_text(json.dumps(facts | {"rows": plain}, indent=1) + "\n")
     lines = [
         "# Speed on the CPU",
         "",
@@ -276,8 +284,9 @@ def save(folder: pathlib.Path, facts: dict[str, object], rows: list[dict[str, ob
         "random order.",
         f"Machine: {facts['machine']}; jax {facts['jax']}, torch {facts['torch']}.",
         "",
-        "![speed on the CPU](cpu.svg)",
+        f"![speed on the CPU]({name}.svg)",
         *table(rows),
+        *cpu_scaling.table(facts.get("scaling", [])),
         "",
         facts["how"],
         "",
@@ -286,7 +295,7 @@ def save(folder: pathlib.Path, facts: dict[str, object], rows: list[dict[str, ob
         *(f"| {name} | {us:.2f} |" for name, us in facts["overhead_us"].items()),
         "",
     ]
-    (folder / "cpu.md").write_text("\n".join(lines))
+    (folder / f"{name}.md").write_text("\n".join(lines))
     # To be read at a glance: the last problem of each kind and of three types.
     shown = {
         (row["problem"].prefill, row["problem"].dtype): row
@@ -298,7 +307,7 @@ def save(folder: pathlib.Path, facts: dict[str, object], rows: list[dict[str, ob
         chart.Panel(row["problem"].title(), _unit(row["problem"]), row["rates"], row["ceilings"])
         for row in shown.values()
     ]
-    chart.write(folder / "cpu.svg", panels)
+    chart.write(folder / f"{name}.svg", panels)
 
 
 def load(path: pathlib.Path) -> tuple[dict[str, object], list[dict[str, object]]]:
@@ -311,11 +320,15 @@ def load(path: pathlib.Path) -> tuple[dict[str, object], list[dict[str, object]]
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--name", default="cpu", help="of the files written")
+    parser.add_argument("--seconds", type=float, default=3.0, help="that each form is called for")
+    parser.add_argument("--no-flex", action="store_true", help="which takes long to compile")
+    parser.add_argument("--cores", default="", help="numbers of them, with commas between")
     options = folder_of(parser, argv)
     if options.saved:
-        save(options.out, *load(options.saved))
+        save(options.out, *load(options.saved), options.saved.stem)
         return
-    shrink, budget = (64, 0.1) if options.quick else (1, 3.0)
+    shrink, budget = (64, 0.1) if options.quick else (1, options.seconds)
     facts = {
         "machine": f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores",
         "jax": jax.__version__,
@@ -327,6 +340,8 @@ def main(argv: list[str] | None = None) -> None:
 
         facts["torch"] = torch.__version__
 
+    counts = [int(n) for n in options.cores.split(",") if n]
+    facts["scaling"] = cpu_scaling.in_children(counts)
     with jax.default_device(jax.devices("cpu")[0]):
         problems = (
             [
@@ -344,16 +359,20 @@ def main(argv: list[str] | None = None) -> None:
                 for dtype in ("float32", "bfloat16", "float8_e4m3fn")
             ]
         )
-        print(f"{facts['machine']}: {len(problems)} problems, to {options.out}/cpu.md", flush=True)
+        print(
+            f"{facts['machine']}: {len(problems)} problems, to {options.out}/{options.name}.md",
+            flush=True,
+        )
         rows = []
         for number, problem in enumerate(problems, 1):
-            row = measure(problem, budget, shrink)
+            row = measure(problem, budget, shrink, not options.no_flex)
             rows.append(row)
             found = "; ".join(f"{n}: {r:.3g}" for n, r in (row["rates"] | row["ceilings"]).items())
             print(f"{number}/{len(problems)} {problem}, {_unit(problem)}: {found}", flush=True)
+            save(options.out, facts | {"overhead_us": {}}, rows, options.name)  # if it is cut off
         facts["overhead_us"] = overhead.measure()
-    save(options.out, facts, rows)
-    print(f"wrote {options.out}/cpu.md")
+    save(options.out, facts, rows, options.name)
+    print(f"wrote {options.out}/{options.name}.md")
 
 
 if __name__ == "__main__":

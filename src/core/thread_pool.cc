@@ -1,5 +1,9 @@
 #include "src/core/thread_pool.h"
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -104,8 +108,17 @@ class OwnThreadPool final : public ThreadPool {
   std::vector<std::thread> threads_;
 };
 
+// Processors that this process may run on; hardware_concurrency() counts the others too.
+int NumProcessors() {
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+#endif
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
 struct DefaultPool {
-  OwnThreadPool pool{std::max(1, static_cast<int>(std::thread::hardware_concurrency()))};
+  OwnThreadPool pool{NumProcessors()};
 };
 constinit PerProcess<DefaultPool> default_pool;
 

@@ -51,8 +51,10 @@ def test_cpu_results_are_saved_and_made_again(problem, tmp_path):
     assert limit > 0
     facts = {"machine": "a test", "jax": "0", "torch": "none", "how": "so"}
     facts["overhead_us"] = {"empty": 1.0}
+    facts["scaling"] = [{"cores": 1, "decode": 2.0}, {"cores": 4, "decode": 6.0}]
     cpu.save(tmp_path, facts, [row])
     assert str(problem) in (tmp_path / "cpu.md").read_text()
+    assert "| decode | 2 (1.0x) | 6 (3.0x) |" in (tmp_path / "cpu.md").read_text()
     again = tmp_path / "again"
     cpu.main(["--from", str(tmp_path / "cpu.json"), "--out", str(again)])
     for name in ("cpu.json", "cpu.md", "cpu.svg"):
@@ -73,7 +75,7 @@ def test_cpu_measures_a_prompt_beside_decodes(tmp_path):
 @pytest.mark.parametrize("module", [cpu, gpu], ids=["cpu", "gpu"])
 def test_tracked_tables_are_those_of_their_results(module, tmp_path):
     docs = pathlib.Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
-    for saved in [docs / "cpu.json"] if module is cpu else sorted(docs.glob("h*.json")):
+    for saved in sorted(docs.glob("cpu*.json" if module is cpu else "h*.json")):
         module.main(["--from", str(saved), "--out", str(tmp_path)])
         for made in tmp_path.glob(f"{saved.stem}.*"):
             assert made.read_text() == (docs / made.name).read_text(), f"--from {saved} --update"

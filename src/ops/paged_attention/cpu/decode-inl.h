@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "hwy/highway.h"
+#include "src/ops/paged_attention/cpu/decode_amx-inl.h"
 #include "src/ops/paged_attention/cpu/decode_block-inl.h"
 #include "src/ops/paged_attention/cpu/kernels.h"
 #include "src/ops/paged_attention/cpu/logits-inl.h"
@@ -33,13 +34,16 @@ class SplitDecoder {
         b_(*task.buffers),
         segment_(*task.segment),
         padded_(PadHeadDim(p_.head_dim)),
-        tiles_(PadGroup(p_.group_size()) / kHeads) {
-    const int64_t heads = Partial::NumHeads(p_, segment_.rows);
+        tiles_(PadGroup(p_.group_size()) / kHeads),
+        amx_(T::kDot ? paged_cache::UsableAmx() : nullptr),
+        block_keys_(amx_ != nullptr ? kAmxKeys : kBlock) {
+    const int64_t heads = NumHeads();
     const int64_t states = heads / kHeads * kLanes;
     const int64_t staged = staging() ? kBlock * padded_ : 0;
     const int64_t longs = has_long_sums() ? heads * padded_ + states : 0;
     float* memory = ThreadScratch(ScratchSlot::kTask, heads * padded_ + 2 * longs + 2 * states +
-                                                          2 * staged + 3 * p_.kv_heads);
+                                                          2 * staged + 3 * task.num_heads +
+                                                          AmxBlock<T, kHeads>::NumFloats(padded_));
     const auto take = [&memory](int64_t n) { return std::exchange(memory, memory + n); };
     q_ = take(heads * padded_);
     long_acc_ = reinterpret_cast<double*>(take(2 * longs));
@@ -48,9 +52,12 @@ class SplitDecoder {
     sum_ = take(states);
     staged_k_ = take(staged);
     staged_v_ = take(staged);
+    amx_block_.TakeMemory(take(AmxBlock<T, kHeads>::NumFloats(padded_)), padded_);
     static_assert(sizeof(LogitScale) == 3 * sizeof(float));
-    scales_ = reinterpret_cast<LogitScale*>(take(3 * p_.kv_heads));
-    for (int64_t i = 0; i < p_.kv_heads; ++i) scales_[i] = LogitScaleOf<T>(p_, b_, i);
+    scales_ = reinterpret_cast<LogitScale*>(take(3 * task.num_heads));
+    for (int64_t i = 0; i < task.num_heads; ++i) {
+      scales_[i] = LogitScaleOf<T>(p_, b_, task.first_head + i);
+    }
     std::fill(long_acc_, long_acc_ + longs, 0.0);
     std::fill(max_, max_ + states, kMinusInf);
     std::fill(sum_, sum_ + states, 0.0f);
@@ -63,11 +70,12 @@ class SplitDecoder {
     Block* block = &blocks[0];
     Block* next = &blocks[1];
     short_begin_ = task_.keys.begin;
+    if (amx_ != nullptr) amx_->begin(kHeads);
     FindBlock(task_.keys.begin, block);
     for (; block->n > 0; std::swap(block, next)) {
       FindBlock(block->begin + block->n, next);
       if (block->begin - short_begin_ >= kShortKeys) MoveToLongSums(block->begin);
-      for (int64_t head = 0; head < p_.kv_heads; ++head) {
+      for (int64_t head = 0; head < task_.num_heads; ++head) {
         if constexpr (!T::kDot) {
           if (staging()) {
             RunStaged(*block, head);
@@ -77,6 +85,7 @@ class SplitDecoder {
         RunDirect(*block, head, *next);
       }
     }
+    if (amx_ != nullptr) amx_->end();
     WriteStates();
   }
 
@@ -87,13 +96,16 @@ class SplitDecoder {
   // Sums of f32 over more keys would lose digits: they go on in f64.
   static constexpr int64_t kShortKeys = 512;
 
+  // q heads of the task, those that pad a group included, in all rows.
+  int64_t NumHeads() const { return segment_.rows * task_.num_heads * tiles_ * int64_t{kHeads}; }
+
   // Rows that are no whole number of vectors are copied, so that no load passes their end.
   bool staging() const { return padded_ != p_.head_dim; }
 
   bool has_long_sums() const { return task_.keys.end - task_.keys.begin > kShortKeys; }
 
   void MoveToLongSums(int64_t key) {
-    const int64_t heads = Partial::NumHeads(p_, segment_.rows);
+    const int64_t heads = NumHeads();
     MoveInto(task_.partial.acc, heads * padded_, long_acc_);
     MoveInto(sum_, heads / kHeads * kLanes, long_sum_);
     short_begin_ = key;
@@ -131,10 +143,10 @@ class SplitDecoder {
 
   void FindBlock(int64_t begin, Block* block) const {
     block->begin = begin;
-    block->n = std::clamp<int64_t>(task_.keys.end - begin, 0, kBlock);
+    block->n = std::clamp<int64_t>(task_.keys.end - begin, 0, block_keys_);
     if (block->n == 0) return;
-    const auto* k = static_cast<const Raw*>(b_.k_cache) + p_.k.offset;
-    const auto* v = static_cast<const Raw*>(b_.v_cache) + p_.v.offset;
+    const auto* k = static_cast<const Raw*>(b_.k_cache) + p_.k.At(0, 0, task_.first_head);
+    const auto* v = static_cast<const Raw*>(b_.v_cache) + p_.v.At(0, 0, task_.first_head);
     int64_t index = begin / p_.page_size;
     int64_t in_page = begin % p_.page_size;
     for (int64_t i = 0; i < block->n; ++i) {
@@ -150,30 +162,36 @@ class SplitDecoder {
     std::fill(block->v + block->n, block->v + Block::kEntries, block->v[block->n - 1]);
   }
 
-  // [row, kv head, tile] counts tiles; a tile has kHeads rows of q_ and acc, kLanes of max_, sum_.
+  // [kv head, row, tile] counts tiles; a tile has kHeads rows of q_ and acc, kLanes of max_, sum_.
+  // Here and below kv heads are counted from the task's first.
   int64_t TileIndex(int64_t row, int64_t kv_head, int64_t tile) const {
-    return (row * p_.kv_heads + kv_head) * tiles_ + tile;
+    return (kv_head * segment_.rows + row) * tiles_ + tile;
   }
 
   void LoadQueries() {
     const int64_t group = p_.group_size();
     for (int64_t row = 0; row < segment_.rows; ++row) {
-      for (int64_t kv_head = 0; kv_head < p_.kv_heads; ++kv_head) {
+      for (int64_t kv_head = 0; kv_head < task_.num_heads; ++kv_head) {
         const float factor = scales_[kv_head].query;
         float* to = q_ + TileIndex(row, kv_head, 0) * kHeads * padded_;
         if (tiles_ * int64_t{kHeads} > group) std::fill(to, to + tiles_ * kHeads * padded_, 0.0f);
         for (int64_t g = 0; g < group; ++g, to += padded_) {
           const int64_t q_row = segment_.row_begin + row;
-          const int64_t q_head = kv_head * group + g;
+          const int64_t q_head = (task_.first_head + kv_head) * group + g;
           if constexpr (T::kDot) {
             // Steps of the first of kHeads rows, the second and so on, then the next steps: more
             // pointers than registers would cost as much as the products.
             const int64_t h = g % kHeads;
             const auto* query = static_cast<const uint16_t*>(b_.query) +
                                 (q_row * p_.q_heads + q_head) * p_.head_dim;
-            auto* words = reinterpret_cast<uint16_t*>(to - h * padded_) + h * T::kStep;
+            const uint16_t sign = factor < 0 ? 0x8000 : 0;
+            auto* words = reinterpret_cast<uint16_t*>(to - h * padded_);
             for (int64_t d = 0; d < p_.head_dim; d += T::kStep) {
-              T::ToWords(query + d, factor < 0 ? 0x8000 : 0, words + d * kHeads);
+              if (amx_ != nullptr) {
+                amx_block_.ToColumn(query + d, sign, h, to - h * padded_ + d / 2 * kHeads);
+              } else {
+                T::ToWords(query + d, sign, words + d * kHeads + h * T::kStep);
+              }
             }
           } else {
             LoadQuery(p_, b_, q_row, q_head, factor, to, padded_);
@@ -189,17 +207,17 @@ class SplitDecoder {
     FindRows(block, next, head, &tile.k, &tile.v);
     FindRows(block, next, head + 1, &tile.near_k, &tile.near_v);
     // Rows of eight keys of all heads ahead, what is asked for will be there in time.
-    const int64_t ahead = (8 * p_.kv_heads + kBlock - 1) / kBlock;
+    const int64_t ahead = (8 * task_.num_heads + block_keys_ - 1) / block_keys_;
     FindRows(block, next, head + ahead, &tile.far_k, &tile.far_v);
     RunTiles(tile, block, head);
   }
 
-  // The rows of a head of the block or, from kv_heads on, of the block after it.
+  // The rows of a head of the block or, past the last, of the block after it.
   void FindRows(const Block& block, const Block& next, int64_t head, HeadRows<Raw>* k,
                 HeadRows<Raw>* v) const {
-    const bool in_next = head >= p_.kv_heads;
+    const bool in_next = head >= task_.num_heads;
     const Block& in = in_next && next.n > 0 ? next : block;
-    if (in_next) head -= p_.kv_heads;
+    if (in_next) head -= task_.num_heads;
     *k = {in.k, head * p_.k.head_stride};
     *v = {in.v, head * p_.v.head_stride};
   }
@@ -234,6 +252,10 @@ class SplitDecoder {
       if (begin >= end) continue;
       tile.begin = begin;
       tile.end = end;
+      if constexpr (T::kDot) {
+        tile.amx = amx_ != nullptr ? &amx_block_ : nullptr;
+        if (amx_ != nullptr) amx_block_.Stage(tile, amx_);
+      }
       for (int64_t i = 0; i < tiles_; ++i) {
         const int64_t index = TileIndex(row, head, i);
         tile.acc = task_.partial.acc + index * kHeads * padded_;
@@ -249,7 +271,7 @@ class SplitDecoder {
   // Leaves the sums, until now as tiles keep them, and the states as Partial has them.
   void WriteStates() {
     constexpr size_t kKeys = kLanes / kHeads;
-    const int64_t heads = Partial::NumHeads(p_, segment_.rows);
+    const int64_t heads = NumHeads();
     if (has_long_sums()) {
       MoveToLongSums(task_.keys.end);
       RoundInto(long_acc_, heads * padded_, task_.partial.acc);
@@ -285,6 +307,9 @@ class SplitDecoder {
   const Segment& segment_;
   const int64_t padded_;
   const int64_t tiles_;  // of heads, in a group
+  const paged_cache::AmxUnit* const amx_;
+  const int64_t block_keys_;
+  AmxBlock<T, kHeads> amx_block_;
   float* q_;
   double* long_acc_;  // as partial.acc, of the keys before short_begin_; where has_long_sums()
   double* long_sum_;
@@ -292,7 +317,7 @@ class SplitDecoder {
   float* sum_;
   float* staged_k_;
   float* staged_v_;
-  LogitScale* scales_;  // of each kv head
+  LogitScale* scales_;  // of each kv head of the task
   int64_t short_begin_ = 0;
 };
 
@@ -326,10 +351,10 @@ void DecodeSplit(const DecodeTask& task) {
 
 // The weight of each split is that of its max below the common one; the order of addition is fixed.
 template <class T>
-HWY_INLINE void MergeHead(const MergeTask& task, int64_t row, int64_t kv_head, int64_t g) {
+HWY_INLINE void MergeQueryHead(const MergeTask& task, int64_t row, int64_t kv_head, int64_t g) {
   const Problem& p = *task.problem;
   const int64_t padded = PadHeadDim(p.head_dim);
-  const int64_t index = (row * p.kv_heads + kv_head) * PadGroup(p.group_size()) + g;
+  const int64_t index = (kv_head * task.segment->rows + row) * PadGroup(p.group_size()) + g;
   const int64_t stride = Partial::NumFloats(p, task.segment->rows);
   const LogitScale scale = LogitScaleOf<T>(p, *task.buffers, kv_head);
   const auto split = [&](int64_t i) HWY_ATTR {
@@ -356,11 +381,11 @@ HWY_INLINE void MergeHead(const MergeTask& task, int64_t row, int64_t kv_head, i
                sum, max, scale);
 }
 
-void MergeRow(const MergeTask& task, int64_t row) {
+void MergeHead(const MergeTask& task, int64_t kv_head) {
   WithDecodeType(*task.problem, [&](auto type) HWY_ATTR {
-    for (int64_t kv_head = 0; kv_head < task.problem->kv_heads; ++kv_head) {
+    for (int64_t row = 0; row < task.segment->rows; ++row) {
       for (int64_t g = 0; g < task.problem->group_size(); ++g) {
-        MergeHead<decltype(type)>(task, row, kv_head, g);
+        MergeQueryHead<decltype(type)>(task, row, kv_head, g);
       }
     }
   });

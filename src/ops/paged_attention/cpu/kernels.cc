@@ -16,7 +16,9 @@
 namespace xla_gpu::paged_attention {
 
 void DecodeSplit(const DecodeTask& task) { XLA_GPU_HOST_DISPATCH(DecodeSplit)(task); }
-void MergeRow(const MergeTask& task, int64_t row) { XLA_GPU_HOST_DISPATCH(MergeRow)(task, row); }
+void MergeHead(const MergeTask& task, int64_t kv_head) {
+  XLA_GPU_HOST_DISPATCH(MergeHead)(task, kv_head);
+}
 void PrefillBlock(const PrefillTask& task) { XLA_GPU_HOST_DISPATCH(PrefillBlock)(task); }
 
 // Of two vectors of AVX-512, so that hardware prefetch of line pairs helps too.

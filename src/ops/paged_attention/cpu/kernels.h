@@ -46,8 +46,8 @@ constexpr int64_t PadGroup(int64_t group_size) {
 // the sum of weight * value in `acc`, the sum of the weights, and `max`: the largest x or little
 // below it (x and weight: LogitScale in logits-inl.h).
 struct Partial {
-  float* acc;  // [rows, kv_heads, PadGroup, PadHeadDim]
-  float* sum;  // [rows, kv_heads, PadGroup]
+  float* acc;  // [kv_heads, rows, PadGroup, PadHeadDim]
+  float* sum;  // [kv_heads, rows, PadGroup]
   float* max;  // as sum
 
   static int64_t NumHeads(const Problem& p, int64_t rows) {
@@ -61,20 +61,28 @@ struct Partial {
     float* sum = memory + heads * PadHeadDim(p.head_dim);
     return {memory, sum, sum + heads};
   }
+  // The part from a kv head on.
+  Partial From(const Problem& p, int64_t rows, int64_t kv_head) const {
+    const int64_t heads = kv_head * rows * PadGroup(p.group_size());
+    return {acc + heads * PadHeadDim(p.head_dim), sum + heads, max + heads};
+  }
 };
 
-// Flash decoding: attention of all rows and heads of a segment over the keys of one split.
+// Flash decoding: attention of all rows of a segment over the keys of one split, by the q heads of
+// `num_heads` kv heads from `first_head`.
 struct DecodeTask {
   const Problem* problem;
   const Buffers* buffers;
   const Segment* segment;
   KeyRange keys;
-  Partial partial;
+  int64_t first_head;
+  int64_t num_heads;
+  Partial partial;  // from first_head on
 };
 void DecodeSplit(const DecodeTask& task);
 
 // Joins the partials of a segment's splits, which lie one after the other, adds the sinks, writes
-// out and lse of one row.
+// out and lse of all rows and the q heads of one kv head.
 struct MergeTask {
   const Problem* problem;
   const Buffers* buffers;
@@ -82,7 +90,7 @@ struct MergeTask {
   float* partials;
   int64_t num_splits;
 };
-void MergeRow(const MergeTask& task, int64_t row);
+void MergeHead(const MergeTask& task, int64_t kv_head);
 
 // Flash attention: `tokens` query rows of a segment from `first_token`, `num_heads` q heads from
 // `first_head`, all of one kv head. A row of the task is one token and head: at most kPrefillRows.

@@ -1,8 +1,7 @@
 // paged_attention on the Host: the batch is read and checked, cut into tasks for the thread pool,
 // and each task run by a kernel (kernels.h).
 //
-// How a sequence is cut depends on that sequence and on the problem alone, never on the number of
-// threads or on the rest of the batch: same inputs, same bits, batch invariant always.
+// Same inputs, same bits, whatever the number of threads and the rest of the batch (tasks.h).
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -11,32 +10,17 @@
 #include "src/core/float_types.h"
 #include "src/ops/paged_attention/cpu/batch.h"
 #include "src/ops/paged_attention/cpu/kernels.h"
+#include "src/ops/paged_attention/cpu/tasks.h"
 #include "src/ops/paged_attention/paged_attention.h"
 
 namespace xla_gpu {
 namespace paged_attention {
 namespace {
 
-// A split is long enough to be worth its merging, and a context has at most kMaxSplits.
-constexpr int64_t kMinSplitKeys = 256;
-constexpr int64_t kMaxSplits = 64;
 // Partials of the sequences decoded at a time: 64 MB, or one sequence's.
 constexpr int64_t kMaxPartialFloats = 16 << 20;
 
-// Decode reads K and V once for each query token, prefill packs them once for a block of tokens.
-bool IsDecode(const Problem& p, const Segment& segment) {
-  return segment.rows == 1 || (segment.rows <= 4 && segment.rows * p.group_size() <= 16);
-}
-
-struct DecodeWork {
-  const Segment* segment;
-  int64_t first_key;
-  int64_t split_keys;
-  int64_t num_splits;
-  float* partials;
-};
-
-// What one call of the op is cut into. One a thread, so that its vectors keep their memory.
+// What one call of the op needs. One a thread, so that its vectors keep their memory.
 class Work {
  public:
   static Work& OfThisThread() {
@@ -55,8 +39,7 @@ class Work {
       const float nan = std::numeric_limits<float>::quiet_NaN();
       Fill(rows, nan, nan);
     }
-    RunPrefill(pool);
-    RunDecode(pool);
+    RunSegments(pool);
   }
 
  private:
@@ -75,102 +58,69 @@ class Work {
     std::fill(b_->lse + rows.begin * p_->q_heads, b_->lse + rows.end * p_->q_heads, lse);
   }
 
-  void RunPrefill(ThreadPool& pool) {
-    prefill_.clear();
-    for (const Segment& segment : batch_.segments) {
-      if (!IsDecode(*p_, segment)) AddPrefill(segment);
-    }
-    // From the last rows, which see most, to the first: no thread is left with a long task at the
-    // end.
-    const int64_t n = static_cast<int64_t>(prefill_.size());
-    pool.ParallelFor(n, [this, n](int64_t i) { PrefillBlock(prefill_[n - 1 - i]); });
-  }
-
-  void AddPrefill(const Segment& segment) {
-    const int64_t group = p_->group_size();
-    const int64_t tokens = std::max<int64_t>(1, kPrefillRows / group);
-    const int64_t heads = std::min(group, kPrefillRows);
-    for (int64_t token = 0; token < segment.rows; token += tokens) {
-      for (int64_t kv_head = 0; kv_head < p_->kv_heads; ++kv_head) {
-        for (int64_t g = 0; g < group; g += heads) {
-          prefill_.push_back({p_, b_, &segment, token, std::min(tokens, segment.rows - token),
-                              kv_head * group + g, std::min(heads, group - g)});
-        }
-      }
-    }
-  }
-
-  void RunDecode(ThreadPool& pool) {
-    const std::vector<Segment>& segments = batch_.segments;
-    for (size_t next = 0; next < segments.size();) {
-      decode_.clear();
+  // All segments together; where the partials of those decoded would take too much memory, in
+  // several turns.
+  void RunSegments(ThreadPool& pool) {
+    for (size_t next = 0; next < batch_.segments.size();) {
+      turn_.clear();
+      partials_.clear();
       int64_t floats = 0;
-      for (; next < segments.size(); ++next) {
-        if (!IsDecode(*p_, segments[next])) continue;
-        const DecodeWork work = Split(segments[next]);
-        const int64_t n = work.num_splits * Partial::NumFloats(*p_, segments[next].rows);
-        if (!decode_.empty() && floats + n > kMaxPartialFloats) break;
-        decode_.push_back(work);
+      for (; next < batch_.segments.size(); ++next) {
+        const Segment& segment = batch_.segments[next];
+        const bool decode = IsDecode(*p_, segment);
+        const int64_t n =
+            decode ? SplitsOf(*p_, segment).count * Partial::NumFloats(*p_, segment.rows) : 0;
+        if (floats > 0 && floats + n > kMaxPartialFloats) break;
+        turn_.push_back(segment);
+        partials_.push_back(floats);
         floats += n;
       }
-      float* memory = ThreadScratch(ScratchSlot::kPartials, floats);
-      splits_.clear();
-      for (DecodeWork& work : decode_) {
-        work.partials = memory;
-        memory += work.num_splits * Partial::NumFloats(*p_, work.segment->rows);
-        for (int64_t i = 0; i < work.num_splits; ++i) splits_.push_back({&work, i});
+      RunTurn(floats, pool);
+    }
+  }
+
+  void RunTurn(int64_t floats, ThreadPool& pool) {
+    memory_ = ThreadScratch(ScratchSlot::kPartials, floats);
+    tasks_ = CutIntoTasks(*p_, turn_, pool.num_threads());
+    pool.ParallelFor(static_cast<int64_t>(tasks_.size()),
+                     [this](int64_t i) { RunTask(tasks_[static_cast<size_t>(i)]); });
+    // Merging costs much less than waking threads unless there is much to merge.
+    const int64_t n = static_cast<int64_t>(turn_.size()) * p_->kv_heads;
+    const int64_t per_task = std::max<int64_t>(1, (1 << 18) * n / std::max<int64_t>(1, floats));
+    pool.ParallelFor((n + per_task - 1) / per_task, [this, n, per_task](int64_t task) {
+      for (int64_t i = task * per_task; i < std::min(n, (task + 1) * per_task); ++i) {
+        Merge(static_cast<size_t>(i / p_->kv_heads), i % p_->kv_heads);
       }
-      pool.ParallelFor(static_cast<int64_t>(splits_.size()),
-                       [this](int64_t i) { RunSplit(*splits_[i].work, splits_[i].index); });
-      // Merging costs much less than waking threads unless there are many rows to merge.
-      const int64_t n = static_cast<int64_t>(decode_.size());
-      const int64_t per_task = std::max<int64_t>(1, (1 << 18) * n / std::max<int64_t>(1, floats));
-      pool.ParallelFor((n + per_task - 1) / per_task, [this, n, per_task](int64_t task) {
-        for (int64_t i = task * per_task; i < std::min(n, (task + 1) * per_task); ++i) {
-          Merge(decode_[i]);
-        }
-      });
+    });
+  }
+
+  void RunTask(const Task& task) const {
+    const auto index = static_cast<size_t>(task.segment);
+    const Segment& segment = turn_[index];
+    if (!IsDecode(*p_, segment)) {
+      return PrefillBlock(
+          {p_, b_, &segment, task.first, task.size, task.first_head, task.num_heads});
     }
+    float* memory = memory_ + partials_[index] + task.first * Partial::NumFloats(*p_, segment.rows);
+    DecodeSplit({p_, b_, &segment, SplitsOf(*p_, segment).At(task.first), task.first_head,
+                 task.num_heads,
+                 Partial::At(*p_, segment.rows, memory).From(*p_, segment.rows, task.first_head)});
   }
 
-  DecodeWork Split(const Segment& segment) const {
-    const int64_t first = VisibleKeys(*p_, segment, segment.pos).begin;
-    const int64_t keys = VisibleKeys(*p_, segment, segment.pos + segment.rows - 1).end - first;
-    const int64_t longest = (keys + kMaxSplits - 1) / kMaxSplits;
-    const int64_t split_keys =
-        std::max(kMinSplitKeys, (longest + kMinSplitKeys - 1) / kMinSplitKeys * kMinSplitKeys);
-    return {&segment, first, split_keys, (keys + split_keys - 1) / split_keys, nullptr};
+  void Merge(size_t index, int64_t kv_head) const {
+    const Segment& segment = turn_[index];
+    if (!IsDecode(*p_, segment)) return;
+    MergeHead({p_, b_, &segment, memory_ + partials_[index], SplitsOf(*p_, segment).count},
+              kv_head);
   }
-
-  void RunSplit(const DecodeWork& work, int64_t index) const {
-    const int64_t end =
-        VisibleKeys(*p_, *work.segment, work.segment->pos + work.segment->rows - 1).end;
-    const int64_t begin = work.first_key + index * work.split_keys;
-    const int64_t stride = Partial::NumFloats(*p_, work.segment->rows);
-    DecodeSplit({p_,
-                 b_,
-                 work.segment,
-                 {begin, std::min(end, begin + work.split_keys)},
-                 Partial::At(*p_, work.segment->rows, work.partials + index * stride)});
-  }
-
-  void Merge(const DecodeWork& work) const {
-    for (int64_t row = 0; row < work.segment->rows; ++row) {
-      MergeRow({p_, b_, work.segment, work.partials, work.num_splits}, row);
-    }
-  }
-
-  struct SplitOf {
-    const DecodeWork* work;
-    int64_t index;
-  };
 
   const Problem* p_ = nullptr;
   const Buffers* b_ = nullptr;
   Batch batch_;
-  std::vector<PrefillTask> prefill_;
-  std::vector<DecodeWork> decode_;
-  std::vector<SplitOf> splits_;
+  std::vector<Segment> turn_;      // segments that are computed together
+  std::vector<int64_t> partials_;  // where theirs begin in memory_
+  std::vector<Task> tasks_;
+  float* memory_ = nullptr;
 };
 
 }  // namespace

@@ -4,7 +4,11 @@
 // they see in blocks. A block's K is packed transposed and its V as it is, both into panels of
 // kPanel columns; then S = Q K^T, an online softmax over the rows of S, and O = O + P V, the two
 // products by one register-tiled microkernel. Where T::kDot, Q, K, P and V are words of two bf16
-// (bf16-inl.h): neighbours in head_dim for the first product, keys for the second.
+// (bf16-inl.h): neighbours in head_dim for the first product, keys for the second. AMX wants its
+// operands in this very form, so where it is there (amx.h) it computes both products.
+//
+// The bits of a row depend on the keys that it sees alone, not on the other rows of its task: keys
+// are summed up in steps that begin at multiples of kSummedKeys.
 #if defined(XLA_GPU_OPS_PAGED_ATTENTION_CPU_PREFILL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef XLA_GPU_OPS_PAGED_ATTENTION_CPU_PREFILL_INL_H_
 #undef XLA_GPU_OPS_PAGED_ATTENTION_CPU_PREFILL_INL_H_
@@ -19,13 +23,14 @@
 #include "src/ops/paged_attention/cpu/kernels.h"
 #include "src/ops/paged_attention/cpu/logits-inl.h"
 #include "src/ops/paged_attention/cpu/numeric-inl.h"
+#include "src/ops/paged_cache/cpu/amx.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace xla_gpu::paged_attention {
 namespace HWY_NAMESPACE {
 
 constexpr int64_t kPrefillBlock = 128;  // keys
-constexpr int64_t kShortBlocks = 16;    // sums of f32 over more blocks would lose digits
+constexpr int64_t kShortKeys = 2048;    // sums of f32 over more keys would lose digits
 constexpr int64_t kSummedKeys = 64;     // that are added up before they are added to what is there
 constexpr int64_t kPanel = 2 * kLanes;  // columns
 // Rows of a register tile: with two vectors a row it fills 32 or 16 registers.
@@ -35,6 +40,7 @@ constexpr int64_t kTileRows = 12;
 constexpr int64_t kTileRows = 6;
 #endif
 static_assert(kPrefillBlock % kPanel == 0 && kPrefillRows % kTileRows == 0);
+static_assert(kPrefillRows % paged_cache::kAmxRows == 0);
 
 // Each lane: sum + a * b, of f32 or of words.
 template <bool kWords>
@@ -117,22 +123,26 @@ class Prefill {
         scale_(LogitScaleOf<T>(p_, b_, kv_head_)),
         max_growth_(MaxGrowth(scale_)),
         rows_(task.tokens * task.num_heads),
-        tiled_rows_(RoundUp(rows_, kTileRows)) {
+        amx_(T::kDot ? paged_cache::UsableAmx() : nullptr),
+        tile_rows_(amx_ != nullptr ? 2 * paged_cache::kAmxRows : kTileRows),
+        group_rows_(amx_ != nullptr ? tile_rows_ : kPrefillRows),
+        tiled_rows_(RoundUp(rows_, amx_ != nullptr ? paged_cache::kAmxRows : kTileRows)) {
     const KeyRange first = VisibleKeys(p_, segment_, segment_.pos + task_.first_token);
     const KeyRange last =
         VisibleKeys(p_, segment_, segment_.pos + task_.first_token + task_.tokens - 1);
     keys_ = {first.begin, last.end};
-    const bool is_long = keys_.end - keys_.begin > kShortBlocks * kPrefillBlock;
+    const bool is_long = keys_.begin / kShortKeys != (keys_.end - 1) / kShortKeys;
     float* memory =
         ThreadScratch(ScratchSlot::kTask,
                       kPrefillRows * (padded_ + (is_long ? 3 : 1) * padded_v_ + kPrefillBlock + 3) +
-                          kPrefillBlock * (padded_ + padded_v_) + 16 * padded_);
+                          kPrefillBlock * (padded_ + 2 * padded_v_) + 16 * padded_);
     const auto take = [&memory](int64_t n) { return std::exchange(memory, memory + n); };
     q_ = take(kPrefillRows * padded_);
     o_ = take(kPrefillRows * padded_v_);
     s_ = take(kPrefillRows * kPrefillBlock);
     k_ = take(kPrefillBlock * padded_);
     v_ = take(kPrefillBlock * padded_v_);
+    non_finite_ = take(kPrefillBlock * padded_v_);
     staged_ = take(4 * padded_);
     max_ = take(kPrefillRows);
     sum_ = reinterpret_cast<double*>(take(2 * kPrefillRows));
@@ -145,21 +155,19 @@ class Prefill {
     std::fill(sum_, sum_ + tiled_rows_, 0.0);
     std::fill(o_, o_ + tiled_rows_ * padded_v_, 0.0f);
     if (long_o_ != nullptr) std::fill(long_o_, long_o_ + tiled_rows_ * padded_v_, 0.0);
+    if (amx_ != nullptr) amx_->begin(0);
     // Blocks lie at multiples of their size, wherever the window begins.
     const int64_t first = keys_.begin / kPrefillBlock * kPrefillBlock;
-    for (int64_t key = first, blocks = 0; key < keys_.end; key += kPrefillBlock, ++blocks) {
-      if (blocks == kShortBlocks && long_o_ != nullptr) {
-        MoveInto(o_, tiled_rows_ * padded_v_, long_o_);
-        blocks = 0;
-      }
+    for (int64_t key = first; key < keys_.end; key += kPrefillBlock) {
+      if (key % kShortKeys == 0 && key != first) MoveInto(o_, tiled_rows_ * padded_v_, long_o_);
       block_ = key;
       block_begin_ = std::max(keys_.begin - key, int64_t{0});
       block_end_ = std::min(keys_.end - key, kPrefillBlock);
       PackBlock();
-      MultiplyQK();
-      for (int64_t row = 0; row < rows_; ++row) Softmax(row);
-      values_finite_ ? MultiplyPV() : MultiplyPVExactly();
+      if (!values_finite_) TakeOutNonFinite();
+      AddBlock();
     }
+    if (amx_ != nullptr) amx_->end();
     if (long_o_ != nullptr) {
       MoveInto(o_, tiled_rows_ * padded_v_, long_o_);
       RoundInto(long_o_, tiled_rows_ * padded_v_, o_);
@@ -200,7 +208,7 @@ class Prefill {
   }
   // The keys that some row of a tile sees: both ends grow with the row.
   KeyRange SeenByTile(int64_t row) const {
-    const KeyRange last = Seen(std::min(row + kTileRows, rows_) - 1);
+    const KeyRange last = Seen(std::min(row + tile_rows_, rows_) - 1);
     return {Seen(row).begin, std::max(last.end, Seen(row).end)};
   }
 
@@ -326,16 +334,66 @@ class Prefill {
     }
   }
 
-  void MultiplyQK() {
-    for (int64_t panel = block_begin_ / kPanel; panel * kPanel < block_end_; ++panel) {
-      const float* b = k_ + panel * q_stride() * kPanel;
-      for (int64_t row = 0; row < tiled_rows_; row += kTileRows) {
-        const KeyRange seen = SeenByTile(row);
-        if (seen.end <= panel * kPanel || seen.begin >= (panel + 1) * kPanel) continue;
-        MultiplyTile<T::kDot, false>(q_ + row * q_stride(), q_stride(), b,
-                                     T::kDot ? q_stride() : p_.head_dim,
-                                     s_ + row * kPrefillBlock + panel * kPanel, kPrefillBlock);
+  // The block's part of all rows, group by group. The products of the group after, and of the one
+  // before, are done between the rows of a group's softmax: AMX computes while vectors do.
+  void AddBlock() {
+    const int64_t k_panels = (block_end_ + kPanel - 1) / kPanel, v_panels = padded_v_ / kPanel;
+    for (int64_t panel = 0; panel < k_panels; ++panel) MultiplyQK(0, panel);
+    int64_t group = 0;
+    for (; group < rows_; group += group_rows_) {
+      const int64_t next = group + group_rows_, last = group - group_rows_;
+      const int64_t qk = next < rows_ ? k_panels : 0, pv = last >= 0 ? v_panels : 0;
+      const int64_t rows = std::min(rows_ - group, group_rows_);
+      for (int64_t i = 0, done = 0; i < rows; ++i) {
+        Softmax(group + i);
+        PrefetchPart(group + i);
+        for (; done < (qk + pv) * (i + 1) / rows; ++done) {
+          done < qk ? MultiplyQK(next, done) : MultiplyPV(last, done - qk);
+        }
       }
+    }
+    for (int64_t panel = 0; panel < v_panels; ++panel) MultiplyPV(group - group_rows_, panel);
+    for (int64_t row = 0; !values_finite_ && row < rows_; ++row) AddNonFinite(row);
+  }
+
+  // A row's part of the keys and values of the next block: their rows lie so far apart that the
+  // processor does not see them coming. Inline, or GCC takes it for a function without effects.
+  HWY_INLINE void PrefetchPart(int64_t row) const {
+    const int64_t next = block_ + kPrefillBlock;
+    const int64_t count = std::min(keys_.end - next, kPrefillBlock);
+    const int64_t end = next + count * (row + 1) / rows_;
+    for (int64_t key = next + count * row / rows_; key < end; ++key) {
+      const int64_t page = segment_.pages[key / p_.page_size];
+      const int64_t token = key % p_.page_size;
+      const Raw* const k = static_cast<const Raw*>(b_.k_cache) + p_.k.At(page, token, kv_head_);
+      const Raw* const v = static_cast<const Raw*>(b_.v_cache) + p_.v.At(page, token, kv_head_);
+      for (int64_t d = 0; d < p_.head_dim; d += 64 / sizeof(Raw)) {
+        __builtin_prefetch(k + d, 0, 2);
+        __builtin_prefetch(v + d, 0, 2);
+      }
+    }
+  }
+
+  // c = a * b or, if kAccumulate, c + a * b: the tile of rows at `row`, by a panel of b.
+  template <bool kAccumulate>
+  void Multiply(int64_t row, const float* a, int64_t lda, const float* b, int64_t depth, float* c,
+                int64_t ldc) const {
+    if (amx_ != nullptr) {
+      amx_->multiply({a, lda, b, kPanel, depth, c, ldc, std::min(tile_rows_, tiled_rows_ - row),
+                      kPanel, kAccumulate});
+    } else {
+      MultiplyTile<T::kDot, kAccumulate>(a, lda, b, depth, c, ldc);
+    }
+  }
+
+  // A panel of keys by the rows of a group.
+  void MultiplyQK(int64_t group, int64_t panel) {
+    const float* b = k_ + panel * q_stride() * kPanel;
+    for (int64_t row = group; row < std::min(rows_, group + group_rows_); row += tile_rows_) {
+      const KeyRange seen = SeenByTile(row);
+      if (seen.end <= panel * kPanel || seen.begin >= (panel + 1) * kPanel) continue;
+      Multiply<false>(row, q_ + row * q_stride(), q_stride(), b, T::kDot ? q_stride() : p_.head_dim,
+                      s_ + row * kPrefillBlock + panel * kPanel, kPrefillBlock);
     }
   }
 
@@ -388,52 +446,58 @@ class Prefill {
     max_[row] = new_max;
   }
 
-  void MultiplyPV() {
-    for (int64_t d = 0; d < padded_v_; d += kPanel) {
-      for (int64_t row = 0; row < tiled_rows_; row += kTileRows) {
-        const KeyRange seen = SeenByTile(row);
-        if (seen.begin >= seen.end) continue;
-        const int64_t begin = seen.begin / kPerWord;
-        MultiplyTile<T::kDot, true>(
-            s_ + row * kPrefillBlock + begin, kPrefillBlock, Values(begin, d),
-            RoundUp(seen.end, kPerWord) / kPerWord - begin, o_ + row * padded_v_ + d, padded_v_);
-      }
+  // The weights of a group's rows by a panel of values.
+  void MultiplyPV(int64_t group, int64_t panel) {
+    const int64_t step = amx_ != nullptr ? 2 * paged_cache::kAmxWords : kPerWord;  // keys
+    const int64_t d = panel * kPanel;
+    for (int64_t row = group; row < std::min(rows_, group + group_rows_); row += tile_rows_) {
+      const KeyRange seen = SeenByTile(row);
+      if (seen.begin >= seen.end) continue;
+      const int64_t begin = seen.begin / kSummedKeys * kSummedKeys / kPerWord;
+      Multiply<true>(row, s_ + row * kPrefillBlock + begin, kPrefillBlock, Values(begin, d),
+                     RoundUp(seen.end, step) / kPerWord - begin, o_ + row * padded_v_ + d,
+                     padded_v_);
     }
   }
 
-  // As MultiplyPV, with the same bits, but no row meets a value that it does not see: 0 * NaN would
-  // be NaN.
-  void MultiplyPVExactly() {
+  // Values that are infinite or NaN go from v_ to non_finite_, each with zeros in its place in the
+  // other one: no row is to meet one that it does not see, since 0 * NaN is NaN.
+  void TakeOutNonFinite() {
+    const std::conditional_t<T::kDot, hn::Repartition<uint16_t, F32>, U32> d;
+    using Bits = hn::TFromD<decltype(d)>;
+    const auto infinity = hn::Set(d, static_cast<Bits>(T::kDot ? 0x7f80 : 0x7f800000));
+    for (int64_t i = 0; i < padded_v_ * kBlockWords; i += kLanes) {
+      const auto bits = hn::BitCast(d, hn::Load(F32(), v_ + i));
+      const auto is_finite = hn::Ne(hn::And(bits, infinity), infinity);
+      hn::Store(hn::BitCast(F32(), hn::IfThenElseZero(is_finite, bits)), F32(), v_ + i);
+      hn::Store(hn::BitCast(F32(), hn::IfThenZeroElse(is_finite, bits)), F32(), non_finite_ + i);
+    }
+  }
+
+  // What a row sees of non_finite_.
+  void AddNonFinite(int64_t row) {
     const F32 df;
-    for (int64_t row = 0; row < rows_; ++row) {
-      const KeyRange of_tile = SeenByTile(row / kTileRows * kTileRows);
-      const KeyRange seen = Seen(row);
-      const float* const weights = s_ + row * kPrefillBlock;
-      for (int64_t d = 0; d < padded_v_; d += kLanes) {
-        float* const o = o_ + row * padded_v_ + d;
-        const int64_t words_end = RoundUp(of_tile.end, kPerWord) / kPerWord;
-        for (int64_t word = of_tile.begin / kPerWord; word < words_end;) {
-          const int64_t end = std::min(word + kSummedKeys / kPerWord, words_end);
-          VF32 sum = hn::Zero(df);
-          for (; word < end; ++word) {
-            const VF32 weight = hn::Set(df, weights[word]);
-            sum = AddProduct<T::kDot>(sum, weight, SeenValues(word, d, seen));
-          }
-          hn::Store(hn::Add(sum, hn::Load(df, o)), df, o);
-        }
+    const KeyRange seen = Seen(row);
+    const float* const weights = s_ + row * kPrefillBlock;
+    for (int64_t d = 0; d < padded_v_; d += kLanes) {
+      VF32 sum = hn::Zero(df);
+      for (int64_t word = seen.begin / kPerWord; word * kPerWord < seen.end; ++word) {
+        sum = AddProduct<T::kDot>(sum, hn::Set(df, weights[word]), SeenNonFinite(word, d, seen));
       }
+      float* const o = o_ + row * padded_v_ + d;
+      hn::Store(hn::Add(hn::Load(df, o), sum), df, o);
     }
   }
 
-  // The values of a word, those of keys out of `seen` as zeros.
-  VF32 SeenValues(int64_t word, int64_t d, KeyRange seen) const {
+  // A word of non_finite_, keys out of `seen` as zeros.
+  VF32 SeenNonFinite(int64_t word, int64_t d, KeyRange seen) const {
     constexpr uint32_t kBits = T::kDot ? 0xffff : 0xffffffff;  // of a key
     uint32_t mask = 0;
     for (int64_t i = 0; i < kPerWord; ++i) {
       const int64_t key = word * kPerWord + i;
       if (seen.begin <= key && key < seen.end) mask |= kBits << (16 * i);
     }
-    const auto words = hn::Load(U32(), reinterpret_cast<const uint32_t*>(Values(word, d)));
+    const auto words = hn::BitCast(U32(), hn::Load(F32(), non_finite_ + (Values(word, d) - v_)));
     return hn::BitCast(F32(), hn::And(words, hn::Set(U32(), mask)));
   }
 
@@ -447,6 +511,9 @@ class Prefill {
   const LogitScale scale_;
   const float max_growth_;
   const int64_t rows_;
+  const paged_cache::AmxUnit* const amx_;  // null: MultiplyTile computes
+  const int64_t tile_rows_;                // of a product
+  const int64_t group_rows_;               // of AddBlock
   const int64_t tiled_rows_;
   KeyRange keys_;  // that any row sees
   float* q_;
@@ -454,10 +521,11 @@ class Prefill {
   float* s_;  // [row][kPrefillBlock]: x (LogitScale), then weights
   float* k_;
   float* v_;
+  float* non_finite_;
   float* staged_;
   float* max_;
   double* sum_;
-  double* long_o_ = nullptr;  // as o_, of earlier blocks; where there are more than kShortBlocks
+  double* long_o_ = nullptr;  // as o_, of earlier blocks; where kShortKeys are passed
 
   // The block at hand: its first key, and the keys in it that any row sees.
   int64_t block_ = 0;

@@ -10,9 +10,9 @@
 
 namespace xla_gpu {
 
-// Highway's targets that the kernels are compiled for, and AVX3 with AVX512_BF16 and AVX512_VBMI;
-// each includes those before it.
-enum class InstructionSet : int { kBaseline, kAvx2, kAvx3, kAvx3BF16 };
+// Highway's targets that the kernels are compiled for, AVX3 with AVX512_BF16 and AVX512_VBMI, and
+// that with AMX_BF16 (amx.h: the system has a word in it too); each includes those before it.
+enum class InstructionSet : int { kBaseline, kAvx2, kAvx3, kAvx3BF16, kAmx };
 
 // What this processor and its operating system have. F16C and LZCNT, which Highway's AVX2 also
 // means, are on every processor that has the rest. CPUID itself is asked: __builtin_cpu_supports is
@@ -23,7 +23,9 @@ inline InstructionSet BestInstructionSet() {
   constexpr unsigned kAvx2 = bit_AVX2 | bit_BMI | bit_BMI2;
   constexpr unsigned kAvx3 =
       bit_AVX512F | bit_AVX512CD | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
-  constexpr unsigned kSavedYmm = 0x06, kSavedZmm = 0xe6;  // registers that the system saves: XCR0
+  constexpr unsigned kAmx = 1u << 22 | 1u << 24;  // AMX_BF16, AMX_TILE
+  // Registers that the system saves: XCR0.
+  constexpr unsigned kSavedYmm = 0x06, kSavedZmm = 0xe6, kSavedTiles = 0x60000;
   unsigned eax, ebx, ecx, edx;
   if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (ecx & kCpu) != kCpu) {
     return InstructionSet::kBaseline;
@@ -36,10 +38,12 @@ inline InstructionSet BestInstructionSet() {
   }
   if ((saved & kSavedZmm) != kSavedZmm || (ebx & kAvx3) != kAvx3) return InstructionSet::kAvx2;
   const bool has_vbmi = (ecx & bit_AVX512VBMI) != 0;
+  const bool has_amx = (edx & kAmx) == kAmx && (saved & kSavedTiles) == kSavedTiles;
   const unsigned last_subleaf = eax;
   if (last_subleaf == 0 || !has_vbmi) return InstructionSet::kAvx3;
   __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx);
-  return (eax & bit_AVX512BF16) != 0 ? InstructionSet::kAvx3BF16 : InstructionSet::kAvx3;
+  if ((eax & bit_AVX512BF16) == 0) return InstructionSet::kAvx3;
+  return has_amx ? InstructionSet::kAmx : InstructionSet::kAvx3BF16;
 #else
   return InstructionSet::kBaseline;
 #endif

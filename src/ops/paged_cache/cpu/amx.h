@@ -1,0 +1,51 @@
+// Products of bf16 by AMX: tiles of 16 rows of 64 bytes, a product of two of them an instruction.
+//
+// The instructions are asked for by name, as in bf16-inl.h. Words are two bf16; sums are f32, those
+// of 32 products from zero and then added to what is there; subnormal bf16 count as 0.
+#ifndef XLA_GPU_OPS_PAGED_CACHE_CPU_AMX_H_
+#define XLA_GPU_OPS_PAGED_CACHE_CPU_AMX_H_
+
+#include <atomic>
+#include <cstdint>
+
+namespace xla_gpu::paged_cache {
+
+constexpr int64_t kAmxRows = 16;   // of a tile
+constexpr int64_t kAmxWords = 16;  // of a row of a tile
+
+// c[i][j] = (adds ? c[i][j] : 0) + the products of both halves of a[i][k] and b[k][j], summed over
+// k: i < rows, j < columns, k < depth. Rows lie lda, ldb, ldc words apart.
+struct AmxProduct {
+  const float* a;  // words
+  int64_t lda;
+  const float* b;  // words
+  int64_t ldb;
+  int64_t depth;  // a multiple of kAmxWords
+  float* c;
+  int64_t ldc;
+  int64_t rows;
+  int64_t columns;
+  bool adds;
+};
+
+// What computes them. A thread calls `begin` before its products, and `end` after them, with the
+// number of few query heads that `score` and `add_values` take (0: none).
+struct AmxUnit {
+  bool (*may_use)();
+  void (*begin)(int heads);
+  void (*multiply)(const AmxProduct&);    // by 2 * kAmxWords columns, of one or two tiles of rows
+  void (*score)(const AmxProduct&);       // two tiles of rows (keys) by `heads` columns
+  void (*add_values)(const AmxProduct&);  // `heads` rows by kAmxWords columns, one tile deep; adds
+  void (*end)();
+};
+
+// The processor's, or a test's in its place.
+extern const AmxUnit kProcessorsAmx;
+inline std::atomic<const AmxUnit*> amx_in_use{&kProcessorsAmx};
+
+// The unit if it may be used now, else null.
+const AmxUnit* UsableAmx();
+
+}  // namespace xla_gpu::paged_cache
+
+#endif  // XLA_GPU_OPS_PAGED_CACHE_CPU_AMX_H_
