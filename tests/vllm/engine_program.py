@@ -1,8 +1,9 @@
 """Runs vLLM's engine on tiny checkpoints without a server; prints the tokens of each case as JSON.
 
-    python engine_program.py FOLDER_OF_CHECKPOINTS REQUESTS.json
+    python engine_program.py FOLDER_OF_CHECKPOINTS REQUESTS.json [CASE...]
 
-One process for all cases: importing vLLM takes longer than all of them.
+One process for all cases: importing vLLM takes longer than all of them. With cases named, for those
+alone.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ CASES = {
     "fp8 cache": (OURS, "llama", "auto", "float32", {"kv_cache_dtype": "fp8"}),
     "fp8 cache, plain": (PLAIN, "llama", "auto", "float32", {"kv_cache_dtype": "fp8"}),
     "two devices": (OURS, "llama", "auto", "float32", TWO),
+    "torchax, two devices": (OURS, "qwen3", "vllm", "float32", TWO),
     "sequences on two devices": (OURS, "llama", "auto", "float32", {"data_parallel_size": 2}),
     "bfloat16": (OURS, "qwen3", "vllm", "bfloat16", {}),
     "gemma 2": (OURS, "gemma2", "vllm", "float32", {}),
@@ -78,7 +80,7 @@ CASES = {
     "speculation, torchax": (OURS, "qwen3", "vllm", "float32", {"speculative_config": NGRAM}),
     "draft model": (OURS, "llama3", "vllm", "float32", {"speculative_config": DRAFT}),
 }
-MANY = ("mixtral", "gpt-oss")  # cases with all requests; the others have the first dozen
+MANY = ("mixtral", "gpt-oss")  # cases with all requests, as those named; others have a dozen
 
 
 def run(folder: pathlib.Path, requests, kernels, kind, model_impl, dtype, options):
@@ -130,12 +132,14 @@ def refusals(folder: pathlib.Path) -> dict[str, str]:
 
 def main() -> None:
     folder, requests = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
+    named = sys.argv[3:]
     for name, case in CASES.items():
-        if "two devices" in name and jax.device_count() < 2:
+        if named and name not in named or "two devices" in name and jax.device_count() < 2:
             continue
-        some = requests if name in MANY else requests[:12]
+        some = requests if named or name in MANY else requests[:12]
         print("CASE", json.dumps([name, run(folder, some, *case)]), flush=True)
-    print("SAID", json.dumps(refusals(folder)), flush=True)
+    if not named:
+        print("SAID", json.dumps(refusals(folder)), flush=True)
     os._exit(0)  # vLLM's cleaning up expects torch models
 
 

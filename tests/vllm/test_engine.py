@@ -76,6 +76,7 @@ def tokens(printed):
         ("plain", "llama"),
         ("window", "mistral"),
         ("two devices", "llama"),
+        ("torchax, two devices", "qwen3"),
         ("sequences on two devices", "llama"),
         ("gemma 2", "gemma2"),
         ("gemma", "gemma3"),
