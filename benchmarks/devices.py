@@ -2,13 +2,13 @@
 
     python benchmarks/devices.py [heads] [pages] [--tiny]
 
-heads  decode and prefill of whole batches, kv heads split over the devices by plain jit over sharded
-       arrays and by shard_map
+heads  decode and prefill of whole batches, kv heads split over the devices by plain jit over
+       sharded arrays and by shard_map
 pages  one decoding sequence, its pages dealt over the devices, the parts joined by lse
        (examples/jax/long_context.py)
 
-us a call, of a jitted chain of calls each of which attends with what the last one found, over caches
-that together are larger than the L2; the median of awaited chains.
+us a call, of a jitted chain of calls each of which attends with what the last one found, over
+caches that together are larger than the L2; the median of awaited chains.
 
   one     a device does all of it
   part    a device does its own part alone, without the others and without joining
@@ -20,11 +20,12 @@ Beside them: whether the results are equal to the last bit, and the collectives 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
@@ -36,19 +37,21 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from xla_gpu.jax import merge_attention_states, paged_attention
 
+# sequences, tokens, new tokens
+BATCHES = [(64, 4096, 1), (8, 32768, 1), (16, 4096, 1), (256, 1024, 1), (4, 4096, 4096)]
 Q_HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
 COLLECTIVE = re.compile(r" (all-[a-z-]+|collective-[a-z]+|reduce-scatter)(?:-start)?\(")
 
 
-def seconds(run: Callable[[], jax.Array], least: float) -> float:
-    """The median of awaited runs, repeated for so many seconds and at least five times."""
+def seconds(least: float, run: Callable[..., jax.Array], *arrays) -> float:
+    """The median of awaited runs, repeated for `least` seconds and at least five times."""
     for _ in range(2):
-        jax.block_until_ready(run())
+        jax.block_until_ready(run(*arrays))
     times: list[float] = []
     end = time.perf_counter() + least
     while len(times) < 5 or time.perf_counter() < end:
         start = time.perf_counter()
-        jax.block_until_ready(run())
+        jax.block_until_ready(run(*arrays))
         times.append(time.perf_counter() - start)
     return statistics.median(times)
 
@@ -111,13 +114,13 @@ def heads_row(sequences: int, tokens: int, new: int, mesh: Mesh, args) -> str:
     )
 
     def us(run, *arrays) -> float:
-        return 1e6 * seconds(lambda: run(*arrays), args.seconds) / caches.length
+        return 1e6 * seconds(args.seconds, run, *arrays) / caches.length
 
     arrays = jax.device_put((query, whole, *rest), one)
     times = {"one": us(jax.jit(run), *arrays)}
-    call, want = jax.jit(paged_attention), None
+    call = jax.jit(paged_attention)
     want = call(query, whole[0], *rest)
-    call_one = seconds(lambda: call(query, whole[0], *rest), args.seconds)
+    call_one = seconds(args.seconds, call, query, whole[0], *rest)
     part = [jax.device_put(cache[:, :, : 2 * KV_HEADS // n], one) for cache in whole]
     times["part"] = us(jax.jit(run), query[:, : Q_HEADS // n], part, *rest)
     del part
@@ -131,7 +134,7 @@ def heads_row(sequences: int, tokens: int, new: int, mesh: Mesh, args) -> str:
         times[name] = us(compiled, sharded_query, over, *small)
         equal[name] = collectives(compiled)
     got = call(sharded_query, over[0], *small)
-    call_all = seconds(lambda: call(sharded_query, over[0], *small), args.seconds)
+    call_all = seconds(args.seconds, call, sharded_query, over[0], *small)
     ratio = times["one"] / min(times["jit"], times["shard_map"])
     cells = [f"{sequences}x{tokens}" + (f", {new} new" if new > 1 else "")]
     cells += [f"{times[name]:.1f}" for name in ("one", "part", "jit", "shard_map")]
@@ -183,13 +186,13 @@ def pages_row(tokens: int, mesh: Mesh, args) -> str:
         return step
 
     def us(run, *arrays) -> float:
-        return 1e6 * seconds(lambda: run(*arrays), args.seconds) / caches.length
+        return 1e6 * seconds(args.seconds, run, *arrays) / caches.length
 
     whole = caches.on(one)
     times = {"one": us(jax.jit(chain(alone, caches.length)), query, whole, lens, in_turn)}
     want = jax.jit(alone)(query, whole[0], lens, in_turn)
     call = jax.jit(alone)
-    call_one = seconds(lambda: call(query, whole[0], lens, in_turn), args.seconds)
+    call_one = seconds(args.seconds, call, query, whole[0], lens, in_turn)
     part = [cache[:pages] for cache in whole]
     times["part"] = us(jax.jit(chain(alone, caches.length)), query, part, lens // n, local)
     del part
@@ -208,7 +211,7 @@ def pages_row(tokens: int, mesh: Mesh, args) -> str:
         times[name] = us(compiled, query, over, lens, local)
         single = mapped(1)
         got = single(query, over[:1], lens, local)
-        call_all = seconds(lambda: single(query, over[:1], lens, local), args.seconds)
+        call_all = seconds(args.seconds, single, query, over[:1], lens, local)
         found[name] = compare(got, want), collectives(compiled), call_all
     best = min(times["joined"], times["in one"])
     cells = [f"1x{tokens}"]
@@ -230,13 +233,16 @@ def all_reduce_us(mesh: Mesh, length: int, least: float) -> float:
 
     x = jnp.ones((1, Q_HEADS, HEAD_DIM))
     run = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
-    return 1e6 * seconds(lambda: run(x), least) / length
+    return 1e6 * seconds(least, run, x) / length
 
 
-def table(title: str, columns: str, rows) -> None:
+def table(title: str, columns: str, rows: Iterable[Callable[[], str]]) -> None:
     print(f"\n{title}\n\n| {columns} |\n|{'---|' * (1 + columns.count('|'))}", flush=True)
     for row in rows:
-        print(row, flush=True)
+        try:
+            print(row(), flush=True)
+        except Exception as e:  # the others may work
+            print(f"| {type(e).__name__}: {e} |", flush=True)
 
 
 def main() -> None:
@@ -244,29 +250,28 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["heads", "pages"], help="heads, pages")
     parser.add_argument("--tiny", action="store_true", help="small sizes, for a CPU")
     parser.add_argument("--chain", type=int, default=16, help="calls in a chain, at least")
-    parser.add_argument("--seconds", type=float, default=0.3, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of each measurement")
     args = parser.parse_args()
     devices = jax.devices()
     print(f"{len(devices)} of {devices[0].device_kind}, jax {jax.__version__}")
     print(f"bf16, {Q_HEADS}/{KV_HEADS} heads, head_dim {HEAD_DIM}, pages of {PAGE} tokens")
     if "heads" in args.parts:
-        shapes = [(64, 4096, 1), (8, 32768, 1), (16, 4096, 1), (256, 1024, 1), (64, 512, 1)]
-        shapes += [(4, 4096, 4096), (16, 1024, 1024)]
+        shapes = [(2, 64, 1), (2, 64, 64)] if args.tiny else BATCHES
         mesh = Mesh(np.array(devices), ("heads",))
         table(
             "Heads, us a call",
             "sequences x tokens | one | part | jit | shard_map | one/part | one/best | call "
             "| equal | collectives",
-            (heads_row(*s, mesh, args) for s in ([(2, 64, 1), (2, 64, 64)] if args.tiny else shapes)),
+            [functools.partial(heads_row, *shape, mesh, args) for shape in shapes],
         )
     if "pages" in args.parts:
         mesh = Mesh(np.array(devices), ("pages",))
-        lengths = [100] if args.tiny else [131072, 262144, 524288, 1048576]
+        lengths = [100] if args.tiny else [131072, 262144, 1048576]
         table(
             "One sequence's pages, us a call; joined by two all-reduces, and in one",
             "sequence | one | part | joined | in one | one/part | one/joined | one/best | call "
             "| equal | collectives",
-            (pages_row(tokens, mesh, args) for tokens in lengths),
+            [functools.partial(pages_row, tokens, mesh, args) for tokens in lengths],
         )
         alone = all_reduce_us(mesh, 4 if args.tiny else 64, args.seconds)
         print(f"\nAn all-reduce of 16 KiB in a chain of them: {alone:.1f} us")

@@ -5,9 +5,9 @@
                                        cuda custom]
                                       [--cuda-packages FOLDER] [--before FOLDER]
 
-`cuda` has the attention that vLLM chooses, `custom` is the same engine with ours (CUSTOM). -tp2, -dp2
-and -ep2 are over two devices: heads, sequences, or heads and experts split. `before` and `before-tp2`
-have the package in FOLDER (another commit's python/), so that a change is measured by turns.
+`cuda` has the attention that vLLM chooses, `custom` is the same engine with ours (CUSTOM). -tp2,
+-dp2 and -ep2 are over two devices: heads, sequences, or heads and experts split. `before` and
+`before-tp2` have the package in FOLDER (another commit's python/): a change measured by turns.
 
 Each engine is vllm.LLM in a process of its own, with the model of benchmarks/vllm_serve.py and
 nothing compiled before. They start together and are asked in turn, each round in another order:
@@ -108,7 +108,7 @@ class Engine:
             )
 
     def answer(self):
-        """The next number that it sends; None if it ends instead, or takes longer than --patience."""
+        """The next number that it sends; None if it ends, or takes longer than --patience."""
         timer = threading.Timer(self.patience, self.process.kill)
         timer.start()
         with self.log.open("a") as log:
@@ -141,7 +141,9 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=2048, help="--max-model-len")
     parser.add_argument("--output", type=int, default=128, help="tokens after the first")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--patience", type=float, default=600, help="seconds for a start or an answer")
+    parser.add_argument(
+        "--patience", type=float, default=600, help="seconds for a start or an answer"
+    )
     parser.add_argument("--json", type=pathlib.Path, help="keep all times")
     parser.add_argument("--model", help=argparse.SUPPRESS)  # of a process that is an engine
     args = parser.parse_args()

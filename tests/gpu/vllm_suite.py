@@ -65,7 +65,9 @@ def run_devices() -> bool:
         start = time.monotonic()
         kind, least = TWO_DEVICES[case]
         env = dict(JAX_DEFAULT_MATMUL_PRECISION="highest")
-        env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=2 {os.environ.get('XLA_FLAGS', '')}"
+        env["XLA_FLAGS"] = (
+            f"--xla_force_host_platform_device_count=2 {os.environ.get('XLA_FLAGS', '')}"
+        )
         command = [sys.executable, program, folder, json.dumps(requests), case]
         try:
             done = run(*command, seconds=280, **env)

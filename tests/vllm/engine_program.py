@@ -134,7 +134,7 @@ def main() -> None:
     folder, requests = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
     named = sys.argv[3:]
     for name, case in CASES.items():
-        if named and name not in named or "two devices" in name and jax.device_count() < 2:
+        if (named and name not in named) or ("two devices" in name and jax.device_count() < 2):
             continue
         some = requests if named or name in MANY else requests[:12]
         print("CASE", json.dumps([name, run(folder, some, *case)]), flush=True)

@@ -194,6 +194,7 @@ def prepare(original):
 def runner():
     return types.SimpleNamespace(
         mesh=MESH,
+        dp_size=1,
         speculative_config=None,
         pcp_preprocessor=None,
         positions=on_a_boundary(4),
@@ -226,7 +227,7 @@ def test_a_steps_inputs_go_to_the_device_in_one_array(runner, at, of, ids):
     [
         {"speculative_config": "ngram"},
         {"pcp_preprocessor": "one"},
-        {"mesh": types.SimpleNamespace(size=2)},
+        {"dp_size": 2},
     ],
 )
 def test_a_step_that_computes_with_its_inputs_keeps_its_transfers(runner, other):

@@ -145,8 +145,8 @@ def inputs_in_one_transfer() -> None:
     """A step's inputs are 8 arrays in 4 transfers, split and given the last tokens by eager calls.
 
     While they are prepared, what would go to the device stays on the host (all of it was written
-    there), and then goes in one array, which one compiled function takes apart. Data parallelism,
-    whose arrays are split over devices, and speculation, which computes with them, keep the old way.
+    there), and then goes in one array, which one compiled function takes apart. The old way stays
+    for data parallelism, whose arrays are split over devices, and speculation, which computes.
     """
     runner, sampling = "tpu_inference.runner.tpu_runner", "tpu_inference.layers.jax.sample"
     for module in (runner, f"{sampling}.sampling_metadata"):
