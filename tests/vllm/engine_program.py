@@ -125,6 +125,7 @@ def refusals(folder: pathlib.Path) -> dict[str, str]:
     draft = DRAFT | {"model": model, "method": "draft_model"}
     asked = {
         "chunks": dict(model=str(folder / "llama4"), hf_overrides={"attention_chunk_size": 64}),
+        "images": dict(model=str(folder / "gemma3 images"), skip_tokenizer_init=True),
         "quantization": dict(model=model, quantization="fp8"),
         "speculation": dict(model=model, speculative_config=draft),
     }

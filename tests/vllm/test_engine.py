@@ -56,6 +56,7 @@ def printed(checkpoint, quantized, images, tmp_path_factory):
     for kind, scheme in QUANTIZED:
         (folder / f"{kind} {scheme}").symlink_to(quantized(kind, scheme) / "quantized")
     other_models.make_draft(checkpoint("llama3"), folder / "draft")
+    tiny_images.make_gemma3_config(folder / "gemma3 images")
     for kind in tiny_images.KINDS:
         (folder / kind).symlink_to(images(kind))
     program = pathlib.Path(__file__).parent / "engine_program.py"
@@ -167,6 +168,7 @@ def test_bfloat16(tokens, reference):
     ("asked", "answer"),
     [
         ("chunks", "attention in chunks of 64 tokens is unknown to tpu-inference"),
+        ("images", "words of an image that see each other are unknown to tpu-inference"),
         ("quantization", "quantization 'fp8' of a checkpoint that is not quantized"),
         ("speculation", "speculation 'draft_model' is not known to tpu-inference"),
     ],

@@ -100,6 +100,17 @@ def make(kind: str, folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
+def make_gemma3_config(folder: pathlib.Path) -> None:
+    """Of a model whose words of an image see each other; no weights."""
+    vision = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+    transformers.Gemma3Config(
+        text_config=TEXT,
+        vision_config=vision | {"image_size": 56, "patch_size": 14},
+        mm_tokens_per_image=4,
+        architectures=["Gemma3ForConditionalGeneration"],
+    ).save_pretrained(folder)
+
+
 def requests() -> list[tuple[list[int], list[Image.Image]]]:
     """Prompts with none, one and two images of two sizes; a word stands for each image."""
     rng = np.random.default_rng(0)
