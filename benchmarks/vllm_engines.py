@@ -1,9 +1,13 @@
 """vLLM's engines side by side: on XLA with our attention, and its own on torch CUDA.
 
     python benchmarks/vllm_engines.py [--tiny] [--experts LAYERS] [--requests CxWORDS...]
-                                      [--engines xla cuda custom] [--cuda-packages FOLDER]
+                                      [--engines xla xla-tp2 xla-dp2 xla-ep2 before before-tp2
+                                       cuda custom]
+                                      [--cuda-packages FOLDER] [--before FOLDER]
 
-`cuda` has the attention that vLLM chooses, `custom` is the same engine with ours (CUSTOM).
+`cuda` has the attention that vLLM chooses, `custom` is the same engine with ours (CUSTOM). -tp2,
+-dp2 and -ep2 are over two devices: heads, sequences, or heads and experts split. `before` and
+`before-tp2` have the package in FOLDER (another commit's python/): a change measured by turns.
 
 Each engine is vllm.LLM in a process of its own, with the model of benchmarks/vllm_serve.py and
 nothing compiled before. They start together and are asked in turn, each round in another order:
@@ -11,7 +15,7 @@ C requests of WORDS words at once, answered with 1 token and with --output more.
 
   start  seconds until the engine can be asked, all of them starting side by side
   first  ms until the answers of one token are there, all prompts being sent together
-  step   ms a decode step: (time of 1 + output tokens - time of 1) / output
+  step   ms a decode step: (time of 1 + output tokens - time of 1) / output; tokens/s are of it
 
 Medians over --rounds. Where vLLM's CUDA build is not that of this Python (it and vllm-tpu have one
 name), --cuda-packages is the folder that holds it. VLLM_... variables are passed on.
@@ -20,18 +24,27 @@ name), --cuda-packages is the folder that holds it. VLLM_... variables are passe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import pathlib
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from vllm_serve import EIGHT_B, EXPERTS, TINY, load_size, random_prompts, write_checkpoint
 
-ENGINES = ("xla", "cuda", "custom")
+OVER_TWO = {
+    "xla-tp2": {"tensor_parallel_size": 2},
+    "xla-dp2": {"data_parallel_size": 2},
+    "xla-ep2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+}
+OVER_TWO["before-tp2"] = OVER_TWO["xla-tp2"]
+ENGINES = ("xla", *OVER_TWO, "before", "cuda", "custom")
 
 
 def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
@@ -53,6 +66,7 @@ def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
         block_size=32,
         gpu_memory_utilization=0.3,
         **({"attention_backend": "CUSTOM"} if args.engines == ["custom"] else {}),
+        **OVER_TWO.get(args.engines[0], {}),
     )
     print("RESULT", json.dumps(time.perf_counter() - began), flush=True)
     for line in sys.stdin:
@@ -78,12 +92,11 @@ class Engine:
         from server import environment  # vllm_serve has put its folder on the path
 
         env = environment(VLLM_ENABLE_V1_MULTIPROCESSING="0")
-        if name != "xla":
-            env["VLLM_PLUGINS"] = "xla_gpu_cuda"
-            env["PYTHONPATH"] = os.pathsep.join(
-                filter(None, (args.cuda_packages, env["PYTHONPATH"]))
-            )
-        self.name, self.log = name, log
+        packages = args.before if name.startswith("before") else None
+        if name in ("cuda", "custom"):
+            env["VLLM_PLUGINS"], packages = "xla_gpu_cuda", args.cuda_packages
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (packages, env["PYTHONPATH"])))
+        self.name, self.log, self.patience = name, log, args.patience
         with log.open("w") as file:
             self.process = subprocess.Popen(
                 [sys.executable, __file__, *sys.argv[1:], "--model", model, "--engines", name],
@@ -95,18 +108,24 @@ class Engine:
             )
 
     def answer(self):
-        """The next number that it sends."""
+        """The next number that it sends; None if it ends, or takes longer than --patience."""
+        timer = threading.Timer(self.patience, self.process.kill)
+        timer.start()
         with self.log.open("a") as log:
             for line in self.process.stdout:
                 if line.startswith("RESULT "):
+                    timer.cancel()
                     return json.loads(line.removeprefix("RESULT "))
                 log.write(line)
-        raise SystemExit(f"{self.name} failed:\n{self.log.read_text()[-6000:]}")
+        timer.cancel()
+        print(f"{self.name} failed:\n{self.log.read_text()[-6000:]}", flush=True)
+        return None
 
     def ask(self, concurrency: int, words: int) -> tuple[float, float]:
-        """Seconds for 1 token of each request, and for --output more."""
-        print(concurrency, words, file=self.process.stdin, flush=True)
-        return tuple(self.answer())
+        """Seconds for 1 token of each request and for --output more; NaN once it has failed."""
+        with contextlib.suppress(BrokenPipeError):
+            print(concurrency, words, file=self.process.stdin, flush=True)
+        return tuple(self.answer() or (math.nan, math.nan))
 
 
 def main() -> None:
@@ -116,11 +135,15 @@ def main() -> None:
     parser.add_argument(
         "--requests", nargs="+", type=load_size, metavar="CxWORDS", default=[(1, 256), (16, 256)]
     )
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES[:2])
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=["xla", "cuda"])
+    parser.add_argument("--before", help="the folder of the package that `before` has")
     parser.add_argument("--cuda-packages", help="the folder of vLLM's CUDA build")
     parser.add_argument("--longest", type=int, default=2048, help="--max-model-len")
     parser.add_argument("--output", type=int, default=128, help="tokens after the first")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--patience", type=float, default=600, help="seconds for a start or an answer"
+    )
     parser.add_argument("--json", type=pathlib.Path, help="keep all times")
     parser.add_argument("--model", help=argparse.SUPPRESS)  # of a process that is an engine
     args = parser.parse_args()
@@ -138,12 +161,15 @@ def main() -> None:
             Engine(name, args, str(model), pathlib.Path(folder, f"{name}.log"))
             for name in args.engines
         ]
-        starts = {}
+        starts = {engine.name: engine.answer() for engine in engines}
+        engines = [engine for engine in engines if starts[engine.name] is not None]
         for engine in engines:
-            starts[engine.name] = engine.answer()
             print(f"{engine.name}: started in {starts[engine.name]:.1f} s", flush=True)
+        if not engines:
+            raise SystemExit("no engine has started")
         times: dict[str, dict[str, list]] = {}
-        print("\n| CxWORDS | engine | first, ms | step, ms |\n|---|---|---|---|", flush=True)
+        columns = "CxWORDS | engine | first, ms | step, ms | tokens/s"
+        print(f"\n| {columns} |\n|{'---|' * 5}", flush=True)
         for load in args.requests:
             row = times["{}x{}".format(*load)] = {engine.name: [] for engine in engines}
             for engine in engines:
@@ -154,7 +180,7 @@ def main() -> None:
             for name, pairs in row.items():
                 first = statistics.median(one for one, _ in pairs)
                 step = statistics.median(more - one for one, more in pairs) / args.output
-                cells = f"{1e3 * first:.1f} | {1e3 * step:.2f}"
+                cells = f"{1e3 * first:.1f} | {1e3 * step:.2f} | {load[0] / step:.0f}"
                 print("| {}x{} | {} | {} |".format(*load, name, cells), flush=True)
         for engine in engines:
             engine.process.kill()

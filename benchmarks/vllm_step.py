@@ -1,6 +1,7 @@
 """What a decode step of vLLM on XLA is made of: its kernels, and the host's work on CUDA graphs.
 
     python benchmarks/vllm_step.py [--tiny] [--requests CxWORDS] [--attention xla_gpu jnp none]
+                                   [--devices N]
 
 The engine of benchmarks/vllm_serve.py without its HTTP server, in a process of its own for each
 attention, one after the other. C requests of WORDS words are answered twice under jax.profiler,
@@ -12,7 +13,8 @@ with 8 and with 24 tokens: the difference is 16 decode steps, whatever came befo
   update  ms a step in which XLA brings its CUDA graphs up to date, for tensors lie elsewhere in
           each step; traced, so that it is some microseconds a call too long
 
-Then the kernels that take most of it. --tiny: a small model, for the CPU.
+Then the kernels that take most of it. With --devices heads are split over N of them (tensor
+parallelism), and what is traced is the first one's. --tiny: a small model, for the CPU.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ TIMED = (40, 140)
 
 
 def totals(folder: pathlib.Path) -> tuple[dict[str, list[float]], float, float]:
-    """Of a trace: each kernel's seconds and count, the device's busy seconds, those of updates."""
+    """Of a trace: each kernel's seconds and count, the device's busy seconds, those of updates.
+
+    Of the first device, where there are several.
+    """
     from jax.profiler import ProfileData
 
     (file,) = folder.rglob("*.xplane.pb")
@@ -45,7 +50,7 @@ def totals(folder: pathlib.Path) -> tuple[dict[str, list[float]], float, float]:
         for line in plane.lines:
             if "GPU" not in plane.name:
                 update += sum(e.duration_ns for e in line.events if "buffer::update" in e.name)
-            elif line.name.startswith("Stream"):
+            elif line.name.startswith("Stream") and plane.name.endswith("GPU:0"):
                 for event in line.events:
                     kernels[event.name][0] += event.duration_ns / 1e9
                     kernels[event.name][1] += 1
@@ -90,6 +95,7 @@ def measure(args: argparse.Namespace) -> dict:
         enable_prefix_caching=False,
         num_gpu_blocks_override=pages,
         block_size=32,
+        tensor_parallel_size=args.devices,
     )
     prompts = [
         {"prompt_token_ids": prompt}
@@ -139,6 +145,7 @@ def main() -> None:
     parser.add_argument("--attention", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
     parser.add_argument("--longest", type=int, default=2048, help="--max-model-len")
     parser.add_argument("--max-seqs", type=int, default=256, help="--max-num-seqs, at least")
+    parser.add_argument("--devices", type=int, default=1, help="--tensor-parallel-size")
     parser.add_argument("--model", help=argparse.SUPPRESS)  # of a process that measures
     args = parser.parse_args()
     concurrency, words = args.requests

@@ -1,6 +1,6 @@
 """vLLM on XLA on an NVIDIA GPU, offline, in one command; each step in a process of its own.
 
-    python tests/gpu/vllm_suite.py [serving] [engine] [load] [--seconds N] [--kind llama]
+    python tests/gpu/vllm_suite.py [serving] [engine] [devices] [load] [--seconds N] [--kind llama]
 
 For a Python 3.12 with tpu-inference 0.32.0, vllm-tpu 0.32.0, JAX's CUDA plugin 0.11.2 and pytest
 (on PYTHONPATH, if they are a folder); the package itself need not be installed. Without a GPU the
@@ -8,6 +8,8 @@ same steps run on the CPU.
 
   serving  `vllm serve` over HTTP, every greedy token against transformers' (tests/vllm)
   engine   head_dim 64, a sliding window, fp8 caches, bfloat16, our output zeroed (tests/vllm)
+  devices  heads, sequences and experts over two devices, 60 requests each, against transformers;
+           where there are two
   load     --seconds of mixed load with a small cache: streams, malformed requests, clients that go
            away; every token checked, and the memory of the server's processes
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -25,13 +28,73 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-STEPS = ("serving", "engine", "load")
+STEPS = ("serving", "engine", "devices", "load")
 MEBI = 1 << 20
 
 
 def run_pytest(file: str) -> bool:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=5"]
     return subprocess.run([*command, f"tests/vllm/{file}"], cwd=ROOT, check=False).returncode == 0
+
+
+# Of tests/vllm/engine_program.py: the case, its model, and how many of the tokens must be
+# transformers' own; experts' sums are rounded to bfloat16 between devices.
+TWO_DEVICES = {
+    "two devices": ("llama", 1.0),
+    "torchax, two devices": ("qwen3", 1.0),
+    "sequences on two devices": ("llama", 1.0),
+    "qwen3-moe, experts on two devices": ("qwen3moe", 0.95),
+}
+
+
+def run_devices() -> bool:
+    """The cases side by side, each in a process of its own; prints a line for each."""
+    sys.path[:0] = [str(ROOT / folder) for folder in ("tests/vllm", "tests/oracle", "python")]
+    import load
+    import tiny_models
+    import torch
+    from server import run
+
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="vllm-devices-"))
+    for kind in {kind for kind, _ in TWO_DEVICES.values()}:
+        tiny_models.make(kind, folder / kind)
+    requests = load.mixed_requests(60, seed=9, longest=70, most=24)
+    program = ROOT / "tests/vllm/engine_program.py"
+
+    def one(case: str) -> tuple[bool, str]:
+        start = time.monotonic()
+        kind, least = TWO_DEVICES[case]
+        env = dict(JAX_DEFAULT_MATMUL_PRECISION="highest")
+        env["XLA_FLAGS"] = (
+            f"--xla_force_host_platform_device_count=2 {os.environ.get('XLA_FLAGS', '')}"
+        )
+        command = [sys.executable, program, folder, json.dumps(requests), case]
+        try:
+            done = run(*command, seconds=280, **env)
+        except subprocess.TimeoutExpired as e:
+            (folder / f"{case}.log").write_bytes((e.stdout or b"") + (e.stderr or b""))
+            return False, "not done in 280 s"
+        (folder / f"{case}.log").write_text(done.stdout + done.stderr)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("CASE ")]
+        if not lines:
+            return False, f"ended with {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}"
+        _, tokens = json.loads(lines[0].removeprefix("CASE "))
+        reference = tiny_models.Reference(folder / kind)
+        pairs = [(prompt, got) for (prompt, _), got in zip(requests, tokens, strict=True)]
+        own = float((torch.cat(reference.gaps(pairs)) < tiny_models.TIE).float().mean())
+        wrong = len(load.wrong(reference, requests, tokens))
+        taken = f"{time.monotonic() - start:.0f} s"
+        count = sum(map(len, tokens))
+        return own >= least, f"{100 * own:.1f}% of {count} tokens, {wrong} of 60 differ, {taken}"
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        futures = {pool.submit(one, case): case for case in TWO_DEVICES}
+        results = []
+        for future in concurrent.futures.as_completed(futures):
+            ok, said = future.result()
+            results.append(ok)
+            print(f"devices: {futures[future]}: {'ok' if ok else 'FAILED'}: {said}", flush=True)
+    return all(results)
 
 
 def run_load(kind: str, seconds: float) -> bool:
@@ -104,7 +167,8 @@ def main() -> None:
     failed = []
     for step in steps:
         start = time.monotonic()
-        ok = run_load(args.kind, args.seconds) if step == "load" else run_pytest(f"test_{step}.py")
+        own = {"load": lambda: run_load(args.kind, args.seconds), "devices": run_devices}
+        ok = own[step]() if step in own else run_pytest(f"test_{step}.py")
         verdict = "ok" if ok else "FAILED"
         print(f"==== {step}: {verdict} in {time.monotonic() - start:.0f} s", flush=True)
         if not ok:

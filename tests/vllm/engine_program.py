@@ -1,8 +1,9 @@
 """Runs vLLM's engine on tiny checkpoints without a server; prints the tokens of each case as JSON.
 
-    python engine_program.py FOLDER_OF_CHECKPOINTS REQUESTS.json
+    python engine_program.py FOLDER_OF_CHECKPOINTS REQUESTS.json [CASE...]
 
-One process for all cases: importing vLLM takes longer than all of them.
+One process for all cases: importing vLLM takes longer than all of them. With cases named, for those
+alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 import jax
 import plain_attention
+import tiny_images
 from xla_gpu.vllm_xla import _attention
 
 KERNELS = ("ragged_paged_attention", "ragged_paged_attention_hd64")
@@ -41,6 +43,7 @@ ZEROED = [zeroed(kernel) for kernel in OURS]
 # Proposes what followed the last token before.
 NGRAM = dict(method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, prompt_lookup_max=2)
 DRAFT = dict(method="eagle3", num_speculative_tokens=2)  # and the model
+IMAGES = {"limit_mm_per_prompt": {"image": 2, "video": 0}, "max_num_batched_tokens": 128}
 TWO = {"tensor_parallel_size": 2}
 
 # name: kernels, checkpoint, MODEL_IMPL_TYPE, dtype, options. Mixtures of experts come first: vLLM
@@ -70,15 +73,18 @@ CASES = {
     "fp8 cache": (OURS, "llama", "auto", "float32", {"kv_cache_dtype": "fp8"}),
     "fp8 cache, plain": (PLAIN, "llama", "auto", "float32", {"kv_cache_dtype": "fp8"}),
     "two devices": (OURS, "llama", "auto", "float32", TWO),
+    "torchax, two devices": (OURS, "qwen3", "vllm", "float32", TWO),
     "sequences on two devices": (OURS, "llama", "auto", "float32", {"data_parallel_size": 2}),
     "bfloat16": (OURS, "qwen3", "vllm", "bfloat16", {}),
     "gemma 2": (OURS, "gemma2", "vllm", "float32", {}),
     "gemma": (OURS, "gemma3", "vllm", "float32", {}),
     "speculation": (OURS, "llama", "auto", "float32", {"speculative_config": NGRAM}),
     "speculation, torchax": (OURS, "qwen3", "vllm", "float32", {"speculative_config": NGRAM}),
+    "images": (OURS, "qwen2_5_vl", "auto", "float32", IMAGES),
+    "images, torchax": (OURS, "qwen3_vl", "vllm", "float32", IMAGES),
     "draft model": (OURS, "llama3", "vllm", "float32", {"speculative_config": DRAFT}),
 }
-MANY = ("mixtral", "gpt-oss")  # cases with all requests; the others have the first dozen
+MANY = ("mixtral", "gpt-oss")  # cases with all requests, as those named; others have a dozen
 
 
 def run(folder: pathlib.Path, requests, kernels, kind, model_impl, dtype, options):
@@ -86,22 +92,25 @@ def run(folder: pathlib.Path, requests, kernels, kind, model_impl, dtype, option
     os.environ["MODEL_IMPL_TYPE"] = os.environ["DRAFT_MODEL_IMPL_TYPE"] = model_impl
     if options.get("speculative_config") is DRAFT:
         options = {"speculative_config": DRAFT | {"model": str(folder / "draft")}}
+    sizes = dict(max_num_seqs=8, max_num_batched_tokens=32, num_gpu_blocks_override=128)
     engine = LLM(
         str(folder / kind),
         dtype=dtype,
         max_model_len=256,
-        max_num_seqs=8,
-        max_num_batched_tokens=32,
-        num_gpu_blocks_override=128,
         disable_log_stats=False,
-        **options,
+        **sizes | options,
     )
     if kernels is not None:  # else those that the plugin put there
         plain_attention.take(*kernels)
     prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests]
-    limits = [
-        SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for _, count in requests
-    ]
+    counts = [count for _, count in requests]
+    if kind in tiny_images.KINDS:
+        prompts = [
+            {"prompt_token_ids": prompt, "multi_modal_data": {"image": images}}
+            for prompt, images in tiny_images.requests()
+        ]
+        counts = [tiny_images.TOKENS] * len(prompts)
+    limits = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in counts]
     outputs = engine.generate(prompts, limits, use_tqdm=False)
     if "speculative_config" in options:
         counted = {metric.name: getattr(metric, "value", 0) for metric in engine.get_metrics()}
@@ -116,6 +125,7 @@ def refusals(folder: pathlib.Path) -> dict[str, str]:
     draft = DRAFT | {"model": model, "method": "draft_model"}
     asked = {
         "chunks": dict(model=str(folder / "llama4"), hf_overrides={"attention_chunk_size": 64}),
+        "images": dict(model=str(folder / "gemma3 images"), skip_tokenizer_init=True),
         "quantization": dict(model=model, quantization="fp8"),
         "speculation": dict(model=model, speculative_config=draft),
     }
@@ -130,12 +140,14 @@ def refusals(folder: pathlib.Path) -> dict[str, str]:
 
 def main() -> None:
     folder, requests = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
+    named = sys.argv[3:]
     for name, case in CASES.items():
-        if "two devices" in name and jax.device_count() < 2:
+        if (named and name not in named) or ("two devices" in name and jax.device_count() < 2):
             continue
-        some = requests if name in MANY else requests[:12]
+        some = requests if named or name in MANY else requests[:12]
         print("CASE", json.dumps([name, run(folder, some, *case)]), flush=True)
-    print("SAID", json.dumps(refusals(folder)), flush=True)
+    if not named:
+        print("SAID", json.dumps(refusals(folder)), flush=True)
     os._exit(0)  # vLLM's cleaning up expects torch models
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import sys
@@ -9,6 +10,7 @@ import sys
 import load
 import other_models
 import pytest
+import tiny_images
 import tiny_models
 import torch
 from server import run
@@ -40,7 +42,13 @@ def quantized(checkpoint, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def printed(checkpoint, quantized, tmp_path_factory):
+def images(tmp_path_factory):
+    """images(kind): the folder that tiny_images.make writes."""
+    return functools.cache(lambda kind: tiny_images.make(kind, tmp_path_factory.mktemp(kind)))
+
+
+@pytest.fixture(scope="module")
+def printed(checkpoint, quantized, images, tmp_path_factory):
     """What engine_program.py prints: the tokens of each case, and what vLLM says to others."""
     folder = tmp_path_factory.mktemp("checkpoints")
     for kind in tiny_models.KINDS:
@@ -48,6 +56,9 @@ def printed(checkpoint, quantized, tmp_path_factory):
     for kind, scheme in QUANTIZED:
         (folder / f"{kind} {scheme}").symlink_to(quantized(kind, scheme) / "quantized")
     other_models.make_draft(checkpoint("llama3"), folder / "draft")
+    tiny_images.make_gemma3_config(folder / "gemma3 images")
+    for kind in tiny_images.KINDS:
+        (folder / kind).symlink_to(images(kind))
     program = pathlib.Path(__file__).parent / "engine_program.py"
     command = [sys.executable, program, folder, json.dumps(REQUESTS)]
     done = run(
@@ -76,6 +87,7 @@ def tokens(printed):
         ("plain", "llama"),
         ("window", "mistral"),
         ("two devices", "llama"),
+        ("torchax, two devices", "qwen3"),
         ("sequences on two devices", "llama"),
         ("gemma 2", "gemma2"),
         ("gemma", "gemma3"),
@@ -124,6 +136,23 @@ def test_quantized_weights(tokens, quantized, kind, scheme):
     assert same_tokens(floats, tokens[f"{kind} {scheme}"]) > QUANTIZED[kind, scheme]
 
 
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [("images", "qwen2_5_vl"), ("images, torchax", "qwen3_vl")],
+)
+def test_images(tokens, images, case, kind):
+    reference = tiny_images.Reference(images(kind))
+    requests = tiny_images.requests()
+    gaps = [
+        reference.gap(*request, got) for request, got in zip(requests, tokens[case], strict=True)
+    ]
+    assert max(gaps) < tiny_models.TIE
+    # With the images of another request they would not be.
+    (prompt, seen), other = requests[1], requests[4][1]
+    assert reference.gap(prompt, seen, tokens[case][1]) < tiny_models.TIE
+    assert reference.gap(prompt, other, tokens[case][1]) > tiny_models.TIE
+
+
 def test_fp8_cache(tokens, reference):
     """The same numbers from the same rounded keys and values; and rounded they are."""
     assert tokens["fp8 cache"] == tokens["fp8 cache, plain"]
@@ -139,6 +168,7 @@ def test_bfloat16(tokens, reference):
     ("asked", "answer"),
     [
         ("chunks", "attention in chunks of 64 tokens is unknown to tpu-inference"),
+        ("images", "words of an image that see each other are unknown to tpu-inference"),
         ("quantization", "quantization 'fp8' of a checkpoint that is not quantized"),
         ("speculation", "speculation 'draft_model' is not known to tpu-inference"),
     ],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xla_gpu.vllm_xla
 from server import environment, run, vllm_command
-from xla_gpu.vllm_xla import _replace, _step, _versions
+from xla_gpu.vllm_xla import _encoder, _replace, _step, _versions
 from xla_gpu.vllm_xla._versions import UnsupportedError
 
 
@@ -194,6 +194,7 @@ def prepare(original):
 def runner():
     return types.SimpleNamespace(
         mesh=MESH,
+        dp_size=1,
         speculative_config=None,
         pcp_preprocessor=None,
         positions=on_a_boundary(4),
@@ -226,7 +227,7 @@ def test_a_steps_inputs_go_to_the_device_in_one_array(runner, at, of, ids):
     [
         {"speculative_config": "ngram"},
         {"pcp_preprocessor": "one"},
-        {"mesh": types.SimpleNamespace(size=2)},
+        {"dp_size": 2},
     ],
 )
 def test_a_step_that_computes_with_its_inputs_keeps_its_transfers(runner, other):
@@ -308,3 +309,31 @@ def test_tokens_are_copied_to_the_host():
     assert isinstance(tokens, np.ndarray)
     assert tokens.tolist() == [0, 1, 2]
     assert get((jax.numpy.arange(3), jax.numpy.arange(2))) == "as before"
+
+
+# ---- Encoders ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_encoders_attend_within_segments(monkeypatch, parts, causal, biased):
+    batch, heads, kv_heads, tokens, size = 2, 4, 2, 64, 8
+    monkeypatch.setattr(_encoder, "_LOGITS", batch * heads * tokens * tokens // parts)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(batch, n, tokens, size)) for n in (heads, kv_heads, kv_heads))
+    bias = rng.normal(size=(batch, heads, tokens, tokens)) if biased else None
+    of = np.sort(rng.integers(0, 3, (batch, tokens)))
+    got = _encoder.flash_attention(
+        *(x.astype(np.float32) for x in (q, k, v)),
+        ab=None if bias is None else bias.astype(np.float32),
+        segment_ids=types.SimpleNamespace(q=of, kv=of),
+        causal=causal,
+        sm_scale=0.3,
+    )
+    k, v = (np.repeat(x, heads // kv_heads, 1) for x in (k, v))
+    logits = 0.3 * np.einsum("bhtd,bhsd->bhts", q, k) + (0 if bias is None else bias)
+    mask = of[:, None, :, None] == of[:, None, None, :]
+    weights = np.where(mask & np.tri(tokens, dtype=bool) if causal else mask, np.exp(logits), 0)
+    want = np.einsum("bhts,bhsd->bhtd", weights / weights.sum(-1, keepdims=True), v)
+    np.testing.assert_allclose(got, want, atol=1e-5)

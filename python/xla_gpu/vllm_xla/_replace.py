@@ -207,6 +207,22 @@ def attention() -> None:
     )
 
 
+_FLASH = "q, k, v, ab, segment_ids, causal, sm_scale, block_sizes, vmem_limit_bytes, debug"
+
+
+def encoder_attention() -> None:
+    """Encoders attend by a kernel of their own, for TPUs as well: images' towers, BERT's layers.
+
+    The first module's is called by the towers, the second's by layers that are encoders only.
+    """
+    from xla_gpu.vllm_xla._encoder import flash_attention
+
+    for module in ("layers.common.attention_interface", "kernels.flash_attention.kernel"):
+        _replace(
+            f"tpu_inference.{module}", "flash_attention", _FLASH, lambda _: _named(flash_attention)
+        )
+
+
 def _named(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -426,6 +442,7 @@ def before_the_model() -> None:
     _step.logits_of_few_weights()
     _step.tokens_in_short_calls()
     attention()
+    encoder_attention()
     experts()
     routing()
     draft_model()

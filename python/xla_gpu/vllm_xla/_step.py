@@ -47,12 +47,12 @@ def _unpacked_on(mesh: jax.sharding.Mesh) -> Callable[..., list[jax.Array]]:
 def to_device(
     mesh: jax.sharding.Mesh, tree: Any, last: jax.Array | None, at: Sequence[int], of: Sequence[int]
 ) -> Any:
-    """The tree with its numpy arrays on the mesh's one device, sent there as one array.
+    """The tree with its numpy arrays on each device of the mesh, sent there as one array.
 
     The array is a new one, so the caller's may change as soon as this returns.
 
     Args:
-      mesh: of one device.
+      mesh: the devices, each of which gets all of it.
       tree: arrays of 32 bits, or of int64, which become int32; equal objects stay so.
       last: the tokens of the step before, on the device, or None.
       at: which of the tree's first array take tokens of `last`.
@@ -70,14 +70,17 @@ def to_device(
         source[at] = of
         words.append(source)
     layout = tuple((array.shape, array.dtype) for array in arrays)
-    sent = _unpacked_on(mesh)(np.concatenate(words), last, layout=layout)
+    packed: Any = np.concatenate(words)
+    if mesh.size > 1:  # for several devices a call takes longer to place what it is given
+        packed = jax.device_put(packed, NamedSharding(mesh, PartitionSpec()))
+    sent = _unpacked_on(mesh)(packed, last, layout=layout)
     return jax.tree.unflatten(treedef, [sent[places[id(leaf)]] for leaf in leaves])
 
 
 def _prepared_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def prepare(self: Any, scheduler_output: Any) -> Any:
-        if self.mesh.size > 1 or self.speculative_config or self.pcp_preprocessor is not None:
+        if self.dp_size > 1 or self.speculative_config or self.pcp_preprocessor is not None:
             return original(self, scheduler_output)
         substitution: list[Any] = [None, (), ()]
         token = _later.set(substitution)
@@ -142,8 +145,8 @@ def inputs_in_one_transfer() -> None:
     """A step's inputs are 8 arrays in 4 transfers, split and given the last tokens by eager calls.
 
     While they are prepared, what would go to the device stays on the host (all of it was written
-    there), and then goes in one array, which one compiled function takes apart. Several devices,
-    whose arrays are split over them, and speculation, which computes with them, keep the old way.
+    there), and then goes in one array, which one compiled function takes apart. The old way stays
+    for data parallelism, whose arrays are split over devices, and speculation, which computes.
     """
     runner, sampling = "tpu_inference.runner.tpu_runner", "tpu_inference.layers.jax.sample"
     for module in (runner, f"{sampling}.sampling_metadata"):

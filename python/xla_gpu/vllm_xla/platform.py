@@ -66,6 +66,11 @@ def _unsupported(vllm_config: VllmConfig) -> list[str]:
                 f"attention in chunks of {model.attention_chunk_size} tokens is unknown to "
                 f"tpu-inference; --max-model-len {model.attention_chunk_size} has one chunk alone"
             )
+        if model.is_mm_prefix_lm:
+            found.append(
+                "words of an image that see each other are unknown to tpu-inference; "
+                "--limit-mm-per-prompt '{\"image\": 0}' serves the model for text"
+            )
         quantization = model.quantization
         if quantization is not None and quantization not in ("fp8", "compressed-tensors"):
             found.append(f"quantization {quantization!r} was not tried")

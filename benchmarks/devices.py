@@ -1,0 +1,281 @@
+"""Paged attention over the machine's devices, beside one of them: heads split, pages dealt out.
+
+    python benchmarks/devices.py [heads] [pages] [--tiny]
+
+heads  decode and prefill of whole batches, kv heads split over the devices by plain jit over
+       sharded arrays and by shard_map
+pages  one decoding sequence, its pages dealt over the devices, the parts joined by lse
+       (examples/jax/long_context.py)
+
+us a call, of a jitted chain of calls each of which attends with what the last one found, over
+caches that together are larger than the L2; the median of awaited chains.
+
+  one     a device does all of it
+  part    a device does its own part alone, without the others and without joining
+  call    one call by itself, awaited, dispatch included: on one device / over all
+
+Beside them: whether the results are equal to the last bit, and the collectives in the HLO.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterable
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from xla_gpu.jax import merge_attention_states, paged_attention
+
+# sequences, tokens, new tokens
+BATCHES = [(64, 4096, 1), (8, 32768, 1), (16, 4096, 1), (256, 1024, 1), (4, 4096, 4096)]
+Q_HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
+COLLECTIVE = re.compile(r" (all-[a-z-]+|collective-[a-z]+|reduce-scatter)(?:-start)?\(")
+
+
+def seconds(least: float, run: Callable[..., jax.Array], *arrays) -> float:
+    """The median of awaited runs, repeated for `least` seconds and at least five times."""
+    for _ in range(2):
+        jax.block_until_ready(run(*arrays))
+    times: list[float] = []
+    end = time.perf_counter() + least
+    while len(times) < 5 or time.perf_counter() < end:
+        start = time.perf_counter()
+        jax.block_until_ready(run(*arrays))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def collectives(compiled: jax.stages.Compiled) -> str:
+    found = COLLECTIVE.findall(compiled.as_text())
+    return ", ".join(f"{found.count(name)} {name}" for name in sorted(set(found))) or "none"
+
+
+def chain(attend: Callable, length: int) -> Callable:
+    """attend(query, cache, *rest), `length` times in a row, over the caches in turn."""
+
+    def run(query, caches, *rest):
+        for i in range(length):
+            query = attend(query, caches[i % len(caches)], *rest)
+        return query
+
+    return run
+
+
+def compare(got: jax.Array, want: jax.Array) -> str:
+    a, b = (np.asarray(jax.device_get(x), np.float32) for x in (got, want))
+    return "yes" if np.array_equal(a, b) else f"within {np.abs(a - b).max():.1e}"
+
+
+class Caches:
+    """Random caches, enough of them that none stays in the L2."""
+
+    def __init__(self, pages: int, args: argparse.Namespace):
+        self.shape = (pages, PAGE, 2 * KV_HEADS, HEAD_DIM)
+        size = 2 * np.prod(self.shape)
+        self.count = 2 if args.tiny else int(np.clip((1 << 29) // size, 2, 16))
+        self.length = args.chain * (1 if size > 1 << 28 else 2)
+
+    def on(self, sharding) -> list[jax.Array]:
+        make = jax.jit(
+            lambda key: jax.random.normal(key, self.shape, jnp.bfloat16), out_shardings=sharding
+        )
+        return [make(jax.random.key(i)) for i in range(self.count)]
+
+
+def heads_row(sequences: int, tokens: int, new: int, mesh: Mesh, args) -> str:
+    """`new` query tokens each of so many sequences of `tokens`."""
+    n, one = mesh.size, jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    pages = -(-tokens // PAGE)
+    caches = Caches(sequences * pages, args)
+    rng = np.random.default_rng(0)
+    query = jnp.asarray(rng.normal(size=(sequences * new, Q_HEADS, HEAD_DIM)), jnp.bfloat16)
+    rest = (
+        jnp.full((sequences,), tokens, jnp.int32),
+        jnp.asarray(rng.permutation(sequences * pages).reshape(sequences, pages), jnp.int32),
+        jnp.arange(sequences + 1, dtype=jnp.int32) * new,
+    )
+    by_head, by_kv_head = P(None, "heads", None), P(None, None, "heads", None)
+    split = NamedSharding(mesh, by_kv_head)
+    whole = caches.on(one)
+    run = chain(paged_attention, caches.length)
+    mapped = jax.shard_map(
+        run, mesh=mesh, in_specs=(by_head, by_kv_head, P(), P(), P()), out_specs=by_head
+    )
+
+    def us(run, *arrays) -> float:
+        return 1e6 * seconds(args.seconds, run, *arrays) / caches.length
+
+    arrays = jax.device_put((query, whole, *rest), one)
+    times = {"one": us(jax.jit(run), *arrays)}
+    call = jax.jit(paged_attention)
+    want = call(query, whole[0], *rest)
+    call_one = seconds(args.seconds, call, query, whole[0], *rest)
+    part = [jax.device_put(cache[:, :, : 2 * KV_HEADS // n], one) for cache in whole]
+    times["part"] = us(jax.jit(run), query[:, : Q_HEADS // n], part, *rest)
+    del part
+    over = [jax.device_put(cache, split) for cache in whole]
+    del whole, arrays
+    sharded_query = jax.device_put(query, NamedSharding(mesh, by_head))
+    small = jax.device_put(rest, NamedSharding(mesh, P()))
+    equal = {}
+    for name, function in (("jit", run), ("shard_map", mapped)):
+        compiled = jax.jit(function).lower(sharded_query, over, *small).compile()
+        times[name] = us(compiled, sharded_query, over, *small)
+        equal[name] = collectives(compiled)
+    got = call(sharded_query, over[0], *small)
+    call_all = seconds(args.seconds, call, sharded_query, over[0], *small)
+    ratio = times["one"] / min(times["jit"], times["shard_map"])
+    cells = [f"{sequences}x{tokens}" + (f", {new} new" if new > 1 else "")]
+    cells += [f"{times[name]:.1f}" for name in ("one", "part", "jit", "shard_map")]
+    cells += [f"{times['one'] / times['part']:.2f}", f"{ratio:.2f}"]
+    cells += [f"{1e6 * call_one:.0f} / {1e6 * call_all:.0f}", compare(got, want)]
+    cells += [" / ".join(dict.fromkeys(equal.values()))]
+    return "| " + " | ".join(cells) + " |"
+
+
+def join_in_one(out: jax.Array, lse: jax.Array, devices: int) -> jax.Array:
+    """One all-reduce: each device's out and lse in a place of its own, then joined by each."""
+    packed = jnp.concatenate([out, lse[..., None]], -1)
+    slots = jnp.zeros((devices, *packed.shape), packed.dtype)
+    slots = lax.dynamic_update_index_in_dim(slots, packed, lax.axis_index("pages"), 0)
+    slots = lax.psum(slots, "pages")
+    return merge_attention_states(slots[..., :-1], slots[..., -1])[0]
+
+
+def pages_row(tokens: int, mesh: Mesh, args) -> str:
+    """One query token over one sequence of so many tokens."""
+    n, one = mesh.size, jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    pages = -(-tokens // (PAGE * n))  # on each device; page i of the sequence is on i % n
+    caches = Caches(n * pages, args)
+    query = jax.random.normal(jax.random.key(9), (1, Q_HEADS, HEAD_DIM), jnp.bfloat16)
+    starts, lens = jnp.array([0, 1], jnp.int32), jnp.array([tokens], jnp.int32)
+    order = jnp.arange(n * pages, dtype=jnp.int32)
+    in_turn = (order % n * pages + order // n)[None]
+    local = jnp.arange(pages, dtype=jnp.int32)[None]
+
+    def attend(query, cache, lens, tables):
+        return paged_attention(
+            query, cache, lens, tables, starts, causal=False, return_lse=True, out_dtype=jnp.float32
+        )
+
+    def alone(query, cache, lens, tables):
+        return attend(query, cache, lens, tables)[0].astype(query.dtype)
+
+    def over_devices(in_one: bool):
+        def step(query, cache, lens, tables):
+            me, full, rest = lax.axis_index("pages"), lens // PAGE, lens % PAGE
+            mine = (full + n - 1 - me) // n * PAGE + jnp.where(full % n == me, rest, 0)
+            out, lse = attend(query, cache, mine.astype(jnp.int32), tables)
+            if in_one:
+                out = join_in_one(out, lse, n)
+            else:
+                out, _ = merge_attention_states([out], [lse], "pages")
+            return out.astype(query.dtype)
+
+        return step
+
+    def us(run, *arrays) -> float:
+        return 1e6 * seconds(args.seconds, run, *arrays) / caches.length
+
+    whole = caches.on(one)
+    times = {"one": us(jax.jit(chain(alone, caches.length)), query, whole, lens, in_turn)}
+    want = jax.jit(alone)(query, whole[0], lens, in_turn)
+    call = jax.jit(alone)
+    call_one = seconds(args.seconds, call, query, whole[0], lens, in_turn)
+    part = [cache[:pages] for cache in whole]
+    times["part"] = us(jax.jit(chain(alone, caches.length)), query, part, lens // n, local)
+    del part
+    over = [jax.device_put(cache, NamedSharding(mesh, P("pages"))) for cache in whole]
+    del whole
+    small = jax.device_put((query, lens, local), NamedSharding(mesh, P()))
+    query, lens, local = small
+    found, specs = {}, (P(), P("pages"), P(), P())
+    for name, in_one in (("joined", False), ("in one", True)):
+
+        def mapped(length, in_one=in_one):
+            run = chain(over_devices(in_one), length)
+            return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P()))
+
+        compiled = mapped(caches.length).lower(query, over, lens, local).compile()
+        times[name] = us(compiled, query, over, lens, local)
+        single = mapped(1)
+        got = single(query, over[:1], lens, local)
+        call_all = seconds(args.seconds, single, query, over[:1], lens, local)
+        found[name] = compare(got, want), collectives(compiled), call_all
+    best = min(times["joined"], times["in one"])
+    cells = [f"1x{tokens}"]
+    cells += [f"{times[name]:.1f}" for name in ("one", "part", "joined", "in one")]
+    cells += [f"{times['one'] / times['part']:.2f}", f"{times['one'] / times['joined']:.2f}"]
+    cells += [f"{times['one'] / best:.2f}"]
+    cells += [f"{1e6 * call_one:.0f} / {1e6 * found['joined'][2]:.0f}"]
+    cells += [" / ".join(f[i] for f in found.values()) for i in range(2)]
+    return "| " + " | ".join(cells) + " |"
+
+
+def all_reduce_us(mesh: Mesh, length: int, least: float) -> float:
+    """Of a chain of all-reduces of one step's output, us each."""
+
+    def run(x):
+        for _ in range(length):
+            x = lax.psum(x, "pages") * 0.5
+        return x
+
+    x = jnp.ones((1, Q_HEADS, HEAD_DIM))
+    run = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
+    return 1e6 * seconds(least, run, x) / length
+
+
+def table(title: str, columns: str, rows: Iterable[Callable[[], str]]) -> None:
+    print(f"\n{title}\n\n| {columns} |\n|{'---|' * (1 + columns.count('|'))}", flush=True)
+    for row in rows:
+        try:
+            print(row(), flush=True)
+        except Exception as e:  # the others may work
+            print(f"| {type(e).__name__}: {e} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", default=["heads", "pages"], help="heads, pages")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, for a CPU")
+    parser.add_argument("--chain", type=int, default=16, help="calls in a chain, at least")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of each measurement")
+    args = parser.parse_args()
+    devices = jax.devices()
+    print(f"{len(devices)} of {devices[0].device_kind}, jax {jax.__version__}")
+    print(f"bf16, {Q_HEADS}/{KV_HEADS} heads, head_dim {HEAD_DIM}, pages of {PAGE} tokens")
+    if "heads" in args.parts:
+        shapes = [(2, 64, 1), (2, 64, 64)] if args.tiny else BATCHES
+        mesh = Mesh(np.array(devices), ("heads",))
+        table(
+            "Heads, us a call",
+            "sequences x tokens | one | part | jit | shard_map | one/part | one/best | call "
+            "| equal | collectives",
+            [functools.partial(heads_row, *shape, mesh, args) for shape in shapes],
+        )
+    if "pages" in args.parts:
+        mesh = Mesh(np.array(devices), ("pages",))
+        lengths = [100] if args.tiny else [131072, 262144, 1048576]
+        table(
+            "One sequence's pages, us a call; joined by two all-reduces, and in one",
+            "sequence | one | part | joined | in one | one/part | one/joined | one/best | call "
+            "| equal | collectives",
+            [functools.partial(pages_row, tokens, mesh, args) for tokens in lengths],
+        )
+        alone = all_reduce_us(mesh, 4 if args.tiny else 64, args.seconds)
+        print(f"\nAn all-reduce of 16 KiB in a chain of them: {alone:.1f} us")
+
+
+if __name__ == "__main__":
+    main()
