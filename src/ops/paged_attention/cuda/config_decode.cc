@@ -101,7 +101,7 @@ int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device) {
   // fast.
   const int64_t fast_keys = IsFloat8(problem.cache_dtype) ? 16384 : 131072;
   const int64_t wider = std::max<int64_t>(problem.head_dim / 128, 1);
-  const int64_t most_keys = (blocks * problem.kv_heads >= 64 ? fast_keys : 1024 * blocks) / wider;
+  const int64_t most_keys = (blocks * problem.kv_heads >= 64 ? fast_keys : 2048 * blocks) / wider;
   return problem.max_context() <= most_keys / problem.tokens ? sizes[0] : 0;
 }
 
