@@ -12,6 +12,7 @@
 
 #include "hwy/highway.h"
 #include "src/ops/grouped_matmul/cpu/kernels.h"
+#include "src/ops/paged_cache/cpu/amx.h"
 #include "src/ops/paged_cache/cpu/bf16-inl.h"
 #include "src/ops/paged_cache/cpu/elements-inl.h"
 #include "src/ops/paged_cache/cpu/instruction_set.h"
@@ -187,6 +188,28 @@ HWY_NOINLINE void AddWords(const uint32_t* lhs, const uint32_t* rhs, int64_t n,
   });
 }
 
+// As AddWords, of any number of rows, by AMX; lhs has rows of zeros up to a whole tile, and both
+// have words of zeros up to one.
+HWY_INLINE void AddWordsByAmx(const paged_cache::AmxUnit& amx, int64_t rows, const uint32_t* lhs,
+                              const uint32_t* rhs, int64_t n, const float* factors, float* sums) {
+  constexpr int64_t kTile = paged_cache::kAmxRows, kColumns = 2 * kVector;
+  const auto whole = [](int64_t n) { return (n + kTile - 1) / kTile * kTile; };
+  HWY_ALIGN float product[2 * kTile * kColumns];
+  for (int64_t row = 0; row < rows; row += 2 * kTile) {
+    const int64_t left = std::min(rows - row, 2 * kTile);
+    amx.multiply({reinterpret_cast<const float*>(lhs + row * kPartWords), kPartWords,
+                  reinterpret_cast<const float*>(rhs), kColumns, whole(n), product, kColumns,
+                  whole(left), kColumns, false});
+    for (int64_t i = 0; i < left; ++i) {
+      for (int64_t j = 0; j < kColumns; j += kVector) {
+        float* const sum = sums + (row + i) * kTileColumns + j;
+        const VF32 x = hn::Load(F32(), product + i * kColumns + j);
+        hn::Store(hn::MulAdd(x, hn::Load(F32(), factors + j), hn::Load(F32(), sum)), F32(), sum);
+      }
+    }
+  }
+}
+
 // `inner` rows of rhs as rows of kTileColumns words, each of two rows' elements, and what follows
 // an odd row as 0.
 template <class T>
@@ -229,13 +252,18 @@ HWY_INLINE void PairRows(const typename T::Raw* rhs, int64_t row_stride, int64_t
 template <class T>
 HWY_INLINE void MultiplyWords(const TileTask& task) {
   const int64_t sums_size = task.rows * kTileColumns;
-  float* const sums = ThreadScratch(sums_size + (kTileColumns + task.rows) * kPartWords);
+  const paged_cache::AmxUnit* const amx = paged_cache::UsableAmx();
+  // AMX takes whole tiles of rows and words.
+  const int64_t word_rows = (task.rows / paged_cache::kAmxRows + 1) * paged_cache::kAmxRows;
+  const int64_t words_size = (kTileColumns + word_rows) * kPartWords;
+  float* const sums = ThreadScratch(sums_size + words_size);
   auto* const pairs = reinterpret_cast<uint32_t*>(sums + sums_size);
   uint32_t* const words = pairs + kTileColumns * kPartWords;
   const auto* const lhs = static_cast<const uint16_t*>(task.lhs);
   HWY_ALIGN float factors[kTileColumns];
   std::fill_n(factors, kTileColumns, 1.0f);
   std::fill_n(sums, sums_size, 0.0f);
+  if (amx != nullptr) amx->begin(0);
   const int64_t in_block = task.inner / task.blocks;
   for (int64_t block = 0; block < task.blocks; ++block) {
     if (task.scale != nullptr) {
@@ -245,6 +273,7 @@ HWY_INLINE void MultiplyWords(const TileTask& task) {
     const int64_t end = (block + 1) * in_block;
     for (int64_t k = block * in_block; k < end; k += kInnerPart) {
       const int64_t inner = std::min(end - k, kInnerPart);
+      if (amx != nullptr && (k == 0 || inner < kInnerPart)) std::fill_n(pairs, words_size, 0);
       PairRows<T>(static_cast<const typename T::Raw*>(task.rhs) + k * task.row_stride,
                   task.row_stride, inner, task.columns, pairs);
       for (int64_t row = 0; row < task.rows; ++row) {
@@ -253,6 +282,11 @@ HWY_INLINE void MultiplyWords(const TileTask& task) {
         if (inner % 2 != 0) to[inner] = 0;
       }
       for (int64_t column = 0; column < task.columns; column += 2 * kVector) {
+        if (amx != nullptr) {
+          AddWordsByAmx(*amx, task.rows, words, pairs + column * kPartWords, (inner + 1) / 2,
+                        factors + column, sums + column);
+          continue;
+        }
         int64_t row = 0;
         const auto add = [&]<int kRows>() {
           AddWords<kRows>(words + row * kPartWords, pairs + column * kPartWords, (inner + 1) / 2,
@@ -267,6 +301,7 @@ HWY_INLINE void MultiplyWords(const TileTask& task) {
       }
     }
   }
+  if (amx != nullptr) amx->end();
   for (int64_t row = 0; row < task.rows; ++row) {
     T::ToElementOrder(sums + row * kTileColumns, kTileColumns);
   }
@@ -276,7 +311,7 @@ HWY_INLINE void MultiplyWords(const TileTask& task) {
 
 void MultiplyTile(const TileTask& task) {
 #if XLA_GPU_HAVE_BF16_DOT
-  if (task.lhs_dtype == DType::kBF16 && MayUse(InstructionSet::kAvx3BF16)) {
+  if (task.lhs_dtype == DType::kBF16 && paged_cache::UsesBF16Products()) {
     if (task.rhs_dtype == DType::kBF16) return MultiplyWords<DotBF16Cache>(task);
     if (task.rhs_dtype == DType::kF8E4M3FN) return MultiplyWords<DotF8E4M3FNCache>(task);
     if (task.rhs_dtype == DType::kF8E5M2) return MultiplyWords<DotF8E5M2Cache>(task);

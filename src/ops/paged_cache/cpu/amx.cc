@@ -145,4 +145,8 @@ const AmxUnit* UsableAmx() {
   return unit->may_use() ? unit : nullptr;
 }
 
+bool UsesBF16Products() {
+  return MayUse(InstructionSet::kAmx) ? UsableAmx() != nullptr : MayUse(InstructionSet::kAvx3BF16);
+}
+
 }  // namespace xla_gpu::paged_cache

@@ -46,6 +46,10 @@ inline std::atomic<const AmxUnit*> amx_in_use{&kProcessorsAmx};
 // The unit if it may be used now, else null.
 const AmxUnit* UsableAmx();
 
+// Whether to compute in products of bf16 at all. Processors with AMX take two cycles for one by
+// vdpbf16ps: where they may not use AMX, f32 is faster.
+bool UsesBF16Products();
+
 }  // namespace xla_gpu::paged_cache
 
 #endif  // XLA_GPU_OPS_PAGED_CACHE_CPU_AMX_H_
