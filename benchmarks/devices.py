@@ -144,15 +144,6 @@ def heads_row(sequences: int, tokens: int, new: int, mesh: Mesh, args) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def join_in_one(out: jax.Array, lse: jax.Array, devices: int) -> jax.Array:
-    """One all-reduce: each device's out and lse in a place of its own, then joined by each."""
-    packed = jnp.concatenate([out, lse[..., None]], -1)
-    slots = jnp.zeros((devices, *packed.shape), packed.dtype)
-    slots = lax.dynamic_update_index_in_dim(slots, packed, lax.axis_index("pages"), 0)
-    slots = lax.psum(slots, "pages")
-    return merge_attention_states(slots[..., :-1], slots[..., -1])[0]
-
-
 def pages_row(tokens: int, mesh: Mesh, args) -> str:
     """One query token over one sequence of so many tokens."""
     n, one = mesh.size, jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -172,18 +163,11 @@ def pages_row(tokens: int, mesh: Mesh, args) -> str:
     def alone(query, cache, lens, tables):
         return attend(query, cache, lens, tables)[0].astype(query.dtype)
 
-    def over_devices(in_one: bool):
-        def step(query, cache, lens, tables):
-            me, full, rest = lax.axis_index("pages"), lens // PAGE, lens % PAGE
-            mine = (full + n - 1 - me) // n * PAGE + jnp.where(full % n == me, rest, 0)
-            out, lse = attend(query, cache, mine.astype(jnp.int32), tables)
-            if in_one:
-                out = join_in_one(out, lse, n)
-            else:
-                out, _ = merge_attention_states([out], [lse], "pages")
-            return out.astype(query.dtype)
-
-        return step
+    def over_devices(query, cache, lens, tables):
+        me, full, rest = lax.axis_index("pages"), lens // PAGE, lens % PAGE
+        mine = (full + n - 1 - me) // n * PAGE + jnp.where(full % n == me, rest, 0)
+        out, lse = attend(query, cache, mine.astype(jnp.int32), tables)
+        return merge_attention_states([out], [lse], "pages")[0].astype(query.dtype)
 
     def us(run, *arrays) -> float:
         return 1e6 * seconds(args.seconds, run, *arrays) / caches.length
@@ -200,26 +184,20 @@ def pages_row(tokens: int, mesh: Mesh, args) -> str:
     del whole
     small = jax.device_put((query, lens, local), NamedSharding(mesh, P()))
     query, lens, local = small
-    found, specs = {}, (P(), P("pages"), P(), P())
-    for name, in_one in (("joined", False), ("in one", True)):
 
-        def mapped(length, in_one=in_one):
-            run = chain(over_devices(in_one), length)
-            return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P()))
+    def mapped(length):
+        run, specs = chain(over_devices, length), (P(), P("pages"), P(), P())
+        return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P()))
 
-        compiled = mapped(caches.length).lower(query, over, lens, local).compile()
-        times[name] = us(compiled, query, over, lens, local)
-        single = mapped(1)
-        got = single(query, over[:1], lens, local)
-        call_all = seconds(args.seconds, single, query, over[:1], lens, local)
-        found[name] = compare(got, want), collectives(compiled), call_all
-    best = min(times["joined"], times["in one"])
-    cells = [f"1x{tokens}"]
-    cells += [f"{times[name]:.1f}" for name in ("one", "part", "joined", "in one")]
+    compiled = mapped(caches.length).lower(query, over, lens, local).compile()
+    times["joined"] = us(compiled, query, over, lens, local)
+    single = mapped(1)
+    got = single(query, over[:1], lens, local)
+    call_all = seconds(args.seconds, single, query, over[:1], lens, local)
+    cells = [f"1x{tokens}", *(f"{times[name]:.1f}" for name in ("one", "part", "joined"))]
     cells += [f"{times['one'] / times['part']:.2f}", f"{times['one'] / times['joined']:.2f}"]
-    cells += [f"{times['one'] / best:.2f}"]
-    cells += [f"{1e6 * call_one:.0f} / {1e6 * found['joined'][2]:.0f}"]
-    cells += [" / ".join(f[i] for f in found.values()) for i in range(2)]
+    cells += [f"{1e6 * call_one:.0f} / {1e6 * call_all:.0f}", compare(got, want)]
+    cells += [collectives(single.lower(query, over[:1], lens, local).compile())]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -268,9 +246,8 @@ def main() -> None:
         mesh = Mesh(np.array(devices), ("pages",))
         lengths = [100] if args.tiny else [131072, 262144, 1048576]
         table(
-            "One sequence's pages, us a call; joined by two all-reduces, and in one",
-            "sequence | one | part | joined | in one | one/part | one/joined | one/best | call "
-            "| equal | collectives",
+            "One sequence's pages, us a call",
+            "sequence | one | part | joined | one/part | one/joined | call | equal | collectives",
             [functools.partial(pages_row, tokens, mesh, args) for tokens in lengths],
         )
         alone = all_reduce_us(mesh, 4 if args.tiny else 64, args.seconds)

@@ -121,10 +121,14 @@ class Engine:
         print(f"{self.name} failed:\n{self.log.read_text()[-6000:]}", flush=True)
         return None
 
-    def ask(self, concurrency: int, words: int) -> tuple[float, float]:
-        """Seconds for 1 token of each request and for --output more; NaN once it has failed."""
+    def send(self, concurrency: int, words: int) -> None:
+        """Begins what `ask` waits for."""
         with contextlib.suppress(BrokenPipeError):
             print(concurrency, words, file=self.process.stdin, flush=True)
+
+    def ask(self, concurrency: int, words: int) -> tuple[float, float]:
+        """Seconds for 1 token of each request and for --output more; NaN once it has failed."""
+        self.send(concurrency, words)
         return tuple(self.answer() or (math.nan, math.nan))
 
 
@@ -172,8 +176,10 @@ def main() -> None:
         print(f"\n| {columns} |\n|{'---|' * 5}", flush=True)
         for load in args.requests:
             row = times["{}x{}".format(*load)] = {engine.name: [] for engine in engines}
+            for engine in engines:  # at once: they compile what they have not compiled yet
+                engine.send(*load)
             for engine in engines:
-                engine.ask(*load)  # compiles what it has not compiled yet
+                engine.answer()
             for turn in range(args.rounds):
                 for engine in engines[:: -1 if turn % 2 else 1]:
                     row[engine.name].append(engine.ask(*load))
