@@ -5,6 +5,8 @@
 // 64 rows each, from the last keys to the first: while a warpgroup's weights come out of its
 // logits, the tensor cores do its values of the tile before, and the other warpgroup's products. Of
 // head_dim 512 a piece has 64 rows: both warpgroups compute all its logits, and half of the sums.
+// Of a cluster of two blocks each has half of a piece of 256 rows, and loads half of its keys and
+// values for both.
 //
 // What waits on what: slot_full (a piece is taken) -> query_full, keys_full -> logits ->
 // keys_empty, weights, values_full -> sums -> values_empty, rows written -> query_empty,
