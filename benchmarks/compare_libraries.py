@@ -5,7 +5,8 @@
 
 Each build is a process of its own, in which bench_gpu.py's shapes are made from the same numbers,
 checked against the fp64 reference and captured in CUDA graphs; the processes then run by turns, so
-that none of them finds the cooler GPU. Prints us a call, and the first build's time over each other.
+that none of them finds the cooler GPU. Prints us a call, and the first build's time over each
+other's.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def main() -> None:
     add("--sustained", action="store_true", help="also back to back, for shapes that ask for it")
     options = parser.parse_args()
     if options.serve:
-        return serve()
+        serve()
+        return
     start = time.monotonic()
     builds = [Build(*spec.split("=", 1)) for spec in options.builds]
     wanted = [c for c in cases.CASES if options.shapes.search(f"{c.regime}: {c.name}")]
@@ -98,8 +100,7 @@ def main() -> None:
         if time.monotonic() - start > options.seconds:
             print("no time for the rest")
             break
-        fields = {k: v for k, v in vars(case).items()}
-        errors = {b.name: b.ask("prepare", fields) for b in builds}
+        errors = {b.name: b.ask("prepare", vars(case)) for b in builds}
         failed = {n: e for n, e in errors.items() if not isinstance(e, float) or not e < 1e-2}
         if failed:
             print(f"{case.name}: {failed}", flush=True)
