@@ -61,10 +61,9 @@ def flash_attention(
             mask &= (part * size + jnp.arange(size))[:, None] >= jnp.arange(keys)
         bias = None if ab is None else own(ab, 2)
         query = own(q, 2).swapaxes(1, 2)
-        attended: jax.Array = jax.nn.dot_product_attention(query, k, v, bias, mask, scale=sm_scale)
-        return attended
+        return jax.nn.dot_product_attention(query, k, v, bias, mask, scale=sm_scale)
 
-    out = lax.map(attend, jnp.arange(parts))  # [parts, batch, size, heads, head_dim]
+    out: jax.Array = lax.map(attend, jnp.arange(parts))  # [parts, batch, size, heads, head_dim]
     return out.transpose(1, 3, 0, 2, 4).reshape(q.shape)
 
 
