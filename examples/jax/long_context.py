@@ -1,8 +1,8 @@
 """One long sequence over several devices: each holds every n-th page of it and attends to those.
 
-What the devices find is joined by xla_gpu.jax.merge_attention_states: two all-reduces the size of
-one step's output, however long the context is. XLA_FLAGS below makes CPU devices; a machine with
-GPUs needs no change.
+What the devices find is joined by xla_gpu.jax.merge_attention_states: all-reduces the size of a
+step's output, however long the context is. XLA_FLAGS below makes CPU devices; a machine with GPUs
+needs no change.
 """
 
 import os

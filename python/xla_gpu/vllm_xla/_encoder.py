@@ -63,8 +63,7 @@ def flash_attention(
         query = own(q, 2).swapaxes(1, 2)
         return jax.nn.dot_product_attention(query, k, v, bias, mask, scale=sm_scale)
 
-    # [parts, batch, size, heads, head_dim]
-    out: jax.Array = lax.map(attend, jnp.arange(parts))
+    out: jax.Array = lax.map(attend, jnp.arange(parts))  # [parts, batch, size, heads, head_dim]
     return out.transpose(1, 3, 0, 2, 4).reshape(q.shape)
 
 
