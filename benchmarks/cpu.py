@@ -290,10 +290,7 @@ def save(
         "",
         facts["how"],
         "",
-        "| call overhead | median, us |",
-        "|---|---|",
-        *(f"| {name} | {us:.2f} |" for name, us in facts["overhead_us"].items()),
-        "",
+        *_overhead(facts["overhead_us"]),
     ]
     (folder / f"{name}.md").write_text("\n".join(lines))
     # To be read at a glance: the last problem of each kind and of three types.
@@ -308,6 +305,11 @@ def save(
         for row in shown.values()
     ]
     chart.write(folder / f"{name}.svg", panels)
+
+
+def _overhead(found: dict[str, float]) -> list[str]:
+    rows = [f"| {name} | {us:.2f} |" for name, us in found.items()]
+    return ["| call overhead | median, us |", "|---|---|", *rows, ""] if rows else []
 
 
 def load(path: pathlib.Path) -> tuple[dict[str, object], list[dict[str, object]]]:

@@ -199,7 +199,7 @@ HWY_INLINE void AddWordsByAmx(const paged_cache::AmxUnit& amx, int64_t rows, con
     const int64_t left = std::min(rows - row, 2 * kTile);
     amx.multiply({reinterpret_cast<const float*>(lhs + row * kPartWords), kPartWords,
                   reinterpret_cast<const float*>(rhs), kColumns, whole(n), product, kColumns,
-                  whole(left), kColumns, false});
+                  whole(left), false});
     for (int64_t i = 0; i < left; ++i) {
       for (int64_t j = 0; j < kColumns; j += kVector) {
         float* const sum = sums + (row + i) * kTileColumns + j;
@@ -263,7 +263,7 @@ HWY_INLINE void MultiplyWords(const TileTask& task) {
   HWY_ALIGN float factors[kTileColumns];
   std::fill_n(factors, kTileColumns, 1.0f);
   std::fill_n(sums, sums_size, 0.0f);
-  if (amx != nullptr) amx->begin(0);
+  if (amx != nullptr) amx->begin();
   const int64_t in_block = task.inner / task.blocks;
   for (int64_t block = 0; block < task.blocks; ++block) {
     if (task.scale != nullptr) {

@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "hwy/highway.h"
-#include "src/ops/paged_attention/cpu/decode_amx-inl.h"
 #include "src/ops/paged_attention/cpu/decode_block-inl.h"
 #include "src/ops/paged_attention/cpu/kernels.h"
 #include "src/ops/paged_attention/cpu/logits-inl.h"
@@ -34,16 +33,13 @@ class SplitDecoder {
         b_(*task.buffers),
         segment_(*task.segment),
         padded_(PadHeadDim(p_.head_dim)),
-        tiles_(PadGroup(p_.group_size()) / kHeads),
-        amx_(T::kDot ? paged_cache::UsableAmx() : nullptr),
-        block_keys_(amx_ != nullptr ? kAmxKeys : kBlock) {
+        tiles_(PadGroup(p_.group_size()) / kHeads) {
     const int64_t heads = NumHeads();
     const int64_t states = heads / kHeads * kLanes;
     const int64_t staged = staging() ? kBlock * padded_ : 0;
     const int64_t longs = has_long_sums() ? heads * padded_ + states : 0;
     float* memory = ThreadScratch(ScratchSlot::kTask, heads * padded_ + 2 * longs + 2 * states +
-                                                          2 * staged + 3 * task.num_heads +
-                                                          AmxBlock<T, kHeads>::NumFloats(padded_));
+                                                          2 * staged + 3 * task.num_heads);
     const auto take = [&memory](int64_t n) { return std::exchange(memory, memory + n); };
     q_ = take(heads * padded_);
     long_acc_ = reinterpret_cast<double*>(take(2 * longs));
@@ -52,7 +48,6 @@ class SplitDecoder {
     sum_ = take(states);
     staged_k_ = take(staged);
     staged_v_ = take(staged);
-    amx_block_.TakeMemory(take(AmxBlock<T, kHeads>::NumFloats(padded_)), padded_);
     static_assert(sizeof(LogitScale) == 3 * sizeof(float));
     scales_ = reinterpret_cast<LogitScale*>(take(3 * task.num_heads));
     for (int64_t i = 0; i < task.num_heads; ++i) {
@@ -70,7 +65,6 @@ class SplitDecoder {
     Block* block = &blocks[0];
     Block* next = &blocks[1];
     short_begin_ = task_.keys.begin;
-    if (amx_ != nullptr) amx_->begin(kHeads);
     FindBlock(task_.keys.begin, block);
     for (; block->n > 0; std::swap(block, next)) {
       FindBlock(block->begin + block->n, next);
@@ -85,7 +79,6 @@ class SplitDecoder {
         RunDirect(*block, head, *next);
       }
     }
-    if (amx_ != nullptr) amx_->end();
     WriteStates();
   }
 
@@ -143,7 +136,7 @@ class SplitDecoder {
 
   void FindBlock(int64_t begin, Block* block) const {
     block->begin = begin;
-    block->n = std::clamp<int64_t>(task_.keys.end - begin, 0, block_keys_);
+    block->n = std::clamp<int64_t>(task_.keys.end - begin, 0, kBlock);
     if (block->n == 0) return;
     const auto* k = static_cast<const Raw*>(b_.k_cache) + p_.k.At(0, 0, task_.first_head);
     const auto* v = static_cast<const Raw*>(b_.v_cache) + p_.v.At(0, 0, task_.first_head);
@@ -184,14 +177,9 @@ class SplitDecoder {
             const int64_t h = g % kHeads;
             const auto* query = static_cast<const uint16_t*>(b_.query) +
                                 (q_row * p_.q_heads + q_head) * p_.head_dim;
-            const uint16_t sign = factor < 0 ? 0x8000 : 0;
-            auto* words = reinterpret_cast<uint16_t*>(to - h * padded_);
+            auto* words = reinterpret_cast<uint16_t*>(to - h * padded_) + h * T::kStep;
             for (int64_t d = 0; d < p_.head_dim; d += T::kStep) {
-              if (amx_ != nullptr) {
-                amx_block_.ToColumn(query + d, sign, h, to - h * padded_ + d / 2 * kHeads);
-              } else {
-                T::ToWords(query + d, sign, words + d * kHeads + h * T::kStep);
-              }
+              T::ToWords(query + d, factor < 0 ? 0x8000 : 0, words + d * kHeads);
             }
           } else {
             LoadQuery(p_, b_, q_row, q_head, factor, to, padded_);
@@ -207,7 +195,7 @@ class SplitDecoder {
     FindRows(block, next, head, &tile.k, &tile.v);
     FindRows(block, next, head + 1, &tile.near_k, &tile.near_v);
     // Rows of eight keys of all heads ahead, what is asked for will be there in time.
-    const int64_t ahead = (8 * task_.num_heads + block_keys_ - 1) / block_keys_;
+    const int64_t ahead = (8 * task_.num_heads + kBlock - 1) / kBlock;
     FindRows(block, next, head + ahead, &tile.far_k, &tile.far_v);
     RunTiles(tile, block, head);
   }
@@ -252,10 +240,6 @@ class SplitDecoder {
       if (begin >= end) continue;
       tile.begin = begin;
       tile.end = end;
-      if constexpr (T::kDot) {
-        tile.amx = amx_ != nullptr ? &amx_block_ : nullptr;
-        if (amx_ != nullptr) amx_block_.Stage(tile, amx_);
-      }
       for (int64_t i = 0; i < tiles_; ++i) {
         const int64_t index = TileIndex(row, head, i);
         tile.acc = task_.partial.acc + index * kHeads * padded_;
@@ -307,9 +291,6 @@ class SplitDecoder {
   const Segment& segment_;
   const int64_t padded_;
   const int64_t tiles_;  // of heads, in a group
-  const paged_cache::AmxUnit* const amx_;
-  const int64_t block_keys_;
-  AmxBlock<T, kHeads> amx_block_;
   float* q_;
   double* long_acc_;  // as partial.acc, of the keys before short_begin_; where has_long_sums()
   double* long_sum_;

@@ -72,9 +72,6 @@ HWY_INLINE VF32 MaxOfEach(VF32 x) {
 // shortly before it is read. L1 would not do: rows of one head lie a power of two apart and share
 // few of its sets.
 template <class T, size_t kHeads>
-class AmxBlock;
-
-template <class T, size_t kHeads>
 class DecodeTile {
  public:
   using Raw = typename T::Raw;
@@ -84,25 +81,21 @@ class DecodeTile {
   HeadRows<Raw> near_k, near_v;
   HeadRows<Raw> far_k, far_v;
   LogitScale scale;
-  float max_growth;                    // MaxGrowth(scale)
-  size_t begin, end;                   // the keys of the block that the tile sees
-  float* acc;                          // sums of values, [chunk of ForEachChunk][kHeads][vector]
-  double* long_acc;                    // as acc, of earlier keys; null where there is none
-  AmxBlock<T, kHeads>* amx = nullptr;  // has the block's keys and values, where it computes
+  float max_growth;   // MaxGrowth(scale)
+  size_t begin, end;  // the keys of the block that the tile sees
+  float* acc;         // sums of values, [chunk of ForEachChunk][kHeads][vector]
+  double* long_acc;   // as acc, of earlier keys; null where there is none
 
   // x (LogitScale) of the keys that are seen, -inf in lanes past the last of them; and their
   // maximum.
   HWY_INLINE void Score(const float* q, size_t padded) {
     const F32 df;
-    if constexpr (T::kDot) {
-      if (amx != nullptr) amx->Score(q);
-    }
     VF32 all_max = hn::Set(df, kMinusInf);
     float* to = weights_;
     for (size_t first = begin; first < end; first += kKeys, to += kLanes) {
       VF32 x;
       if constexpr (T::kDot) {
-        x = amx != nullptr ? amx->ScoresFrom(first - begin) : DotWords(q, padded, first);
+        x = DotWords(q, padded, first);
       } else {
         x = Dots(q, padded, first);
       }
@@ -148,15 +141,6 @@ class DecodeTile {
   }
 
   HWY_INLINE void AddValues(size_t padded) const {
-    if constexpr (T::kDot) {
-      if (amx != nullptr) {
-        amx->SetWeights(reinterpret_cast<const uint16_t*>(weights_), end - begin);
-        ForEachChunk(padded, [&](auto wide, size_t d) XLA_GPU_INLINE_LAMBDA {
-          amx->AddValues(d, wide, acc + d * kHeads);
-        });
-        return;
-      }
-    }
     ForEachChunk(padded, [&](auto wide, size_t d) XLA_GPU_INLINE_LAMBDA {
       constexpr size_t kWide = decltype(wide)::value;
       if constexpr (!T::kDot) {

@@ -155,7 +155,7 @@ class Prefill {
     std::fill(sum_, sum_ + tiled_rows_, 0.0);
     std::fill(o_, o_ + tiled_rows_ * padded_v_, 0.0f);
     if (long_o_ != nullptr) std::fill(long_o_, long_o_ + tiled_rows_ * padded_v_, 0.0);
-    if (amx_ != nullptr) amx_->begin(0);
+    if (amx_ != nullptr) amx_->begin();
     // Blocks lie at multiples of their size, wherever the window begins.
     const int64_t first = keys_.begin / kPrefillBlock * kPrefillBlock;
     for (int64_t key = first; key < keys_.end; key += kPrefillBlock) {
@@ -379,8 +379,8 @@ class Prefill {
   void Multiply(int64_t row, const float* a, int64_t lda, const float* b, int64_t depth, float* c,
                 int64_t ldc) const {
     if (amx_ != nullptr) {
-      amx_->multiply({a, lda, b, kPanel, depth, c, ldc, std::min(tile_rows_, tiled_rows_ - row),
-                      kPanel, kAccumulate});
+      amx_->multiply(
+          {a, lda, b, kPanel, depth, c, ldc, std::min(tile_rows_, tiled_rows_ - row), kAccumulate});
     } else {
       MultiplyTile<T::kDot, kAccumulate>(a, lda, b, depth, c, ldc);
     }

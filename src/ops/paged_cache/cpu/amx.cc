@@ -26,7 +26,7 @@ bool MayUseTiles() {
   return answer == kYes;
 }
 
-// Eight tiles of 16 rows of 64 bytes, but for those of few heads.
+// All eight tiles of 16 rows of 64 bytes.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -36,14 +36,9 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-void Begin(int heads) {
-  TileConfig config;
-  if (heads != 0) {
-    for (const int columns : {0, 1, 7})
-      config.row_bytes[columns] = static_cast<uint16_t>(heads * 4);
-    for (const int rows : {2, 3, 4}) config.rows[rows] = static_cast<uint8_t>(heads);
-  }
-  __asm__ volatile("ldtilecfg %0" : : "m"(config));
+void Begin() {
+  static constexpr TileConfig kConfig;
+  __asm__ volatile("ldtilecfg %0" : : "m"(kConfig));
 }
 
 // A thread that keeps tiles makes each switch to another one longer.
@@ -98,46 +93,18 @@ void Multiply(const AmxProduct& p) {
   }
 }
 
-// Sums lie in tiles 0 and 1, keys in 5 and 6, queries in 7.
-void Score(const AmxProduct& p) {
-  const int64_t a_stride = p.lda * 4, b_stride = p.ldb * 4, c_stride = p.ldc * 4;
-  const float* b = p.b;
-  XLA_GPU_TILE_ZERO(0);
-  XLA_GPU_TILE_ZERO(1);
-  for (int64_t k = 0; k < p.depth; k += kAmxWords, b += kAmxWords * p.ldb) {
-    XLA_GPU_TILE_LOAD(7, b, b_stride);
-    XLA_GPU_TILE_LOAD(5, p.a + k, a_stride);
-    XLA_GPU_TILE_MULTIPLY(0, 5, 7);
-    XLA_GPU_TILE_LOAD(6, p.a + kAmxRows * p.lda + k, a_stride);
-    XLA_GPU_TILE_MULTIPLY(1, 6, 7);
-  }
-  XLA_GPU_TILE_STORE(0, p.c, c_stride);
-  XLA_GPU_TILE_STORE(1, p.c + kAmxRows * p.ldc, c_stride);
-}
-
-// Sums lie in tile 2, weights in 4, values in 5.
-void AddValues(const AmxProduct& p) {
-  XLA_GPU_TILE_LOAD(4, p.a, p.lda * 4);
-  XLA_GPU_TILE_LOAD(5, p.b, p.ldb * 4);
-  XLA_GPU_TILE_LOAD(2, p.c, p.ldc * 4);
-  XLA_GPU_TILE_MULTIPLY(2, 4, 5);
-  XLA_GPU_TILE_STORE(2, p.c, p.ldc * 4);
-}
-
 #else
 
 bool MayUseTiles() { return false; }
-void Begin(int) {}
+void Begin() {}
 void Multiply(const AmxProduct&) {}
-void Score(const AmxProduct&) {}
-void AddValues(const AmxProduct&) {}
 void End() {}
 
 #endif
 
 }  // namespace
 
-constexpr AmxUnit kProcessorsAmx{&MayUseTiles, &Begin, &Multiply, &Score, &AddValues, &End};
+constexpr AmxUnit kProcessorsAmx{&MayUseTiles, &Begin, &Multiply, &End};
 
 const AmxUnit* UsableAmx() {
   if (!MayUse(InstructionSet::kAmx)) return nullptr;

@@ -14,7 +14,7 @@ constexpr int64_t kAmxRows = 16;   // of a tile
 constexpr int64_t kAmxWords = 16;  // of a row of a tile
 
 // c[i][j] = (adds ? c[i][j] : 0) + the products of both halves of a[i][k] and b[k][j], summed over
-// k: i < rows, j < columns, k < depth. Rows lie lda, ldb, ldc words apart.
+// k: i < rows, j < 2 * kAmxWords, k < depth. Rows lie lda, ldb, ldc words apart.
 struct AmxProduct {
   const float* a;  // words
   int64_t lda;
@@ -23,19 +23,15 @@ struct AmxProduct {
   int64_t depth;  // a multiple of kAmxWords
   float* c;
   int64_t ldc;
-  int64_t rows;
-  int64_t columns;
+  int64_t rows;  // kAmxRows or 2 * kAmxRows
   bool adds;
 };
 
-// What computes them. A thread calls `begin` before its products, and `end` after them, with the
-// number of few query heads that `score` and `add_values` take (0: none).
+// What computes them. A thread calls `begin` before its products and `end` after them.
 struct AmxUnit {
   bool (*may_use)();
-  void (*begin)(int heads);
-  void (*multiply)(const AmxProduct&);    // by 2 * kAmxWords columns, of one or two tiles of rows
-  void (*score)(const AmxProduct&);       // two tiles of rows (keys) by `heads` columns
-  void (*add_values)(const AmxProduct&);  // `heads` rows by kAmxWords columns, one tile deep; adds
+  void (*begin)();
+  void (*multiply)(const AmxProduct&);
   void (*end)();
 };
 
