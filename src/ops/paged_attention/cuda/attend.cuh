@@ -35,8 +35,15 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
     int head;
     int again;
   } next[2];  // while one is read the other may be written: one barrier an item is enough
-  WaitForLaunchesBefore();
+  // Decode lets the launches behind it begin when the schedule has ended: this one waits for what
+  // prefill leaves, but not for decode. None is over before decode is, for what comes behind it.
+  const bool behind_decode = p.decode_ranges > 0;
+  const auto wait_for_decode = [&] {
+    if (behind_decode && blockIdx.x == 0) WaitForLaunchesBefore();
+  };
+  if (!behind_decode || p.header->num_prefill_items > 0) WaitForLaunchesBefore();
   LetNextLaunchBegin();
+  if (behind_decode && p.header->num_items == 0) return wait_for_decode();
   const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
   Pieces pieces = {};
   if (kBehindPrefill) pieces = PiecesOf<kBehindPrefill>(p);
@@ -90,6 +97,7 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
     if (pieces.total == 0 && p.header->any_bad_page == 0) return;
   }
   OverwriteBadPages<Out, kHeadDim>(p);
+  wait_for_decode();
 }
 
 }  // namespace xla_gpu::paged_attention

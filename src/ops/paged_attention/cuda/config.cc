@@ -256,6 +256,11 @@ int64_t MostLineBlocks(const Problem& problem) {
   return tiles > kMaxInt / blocks ? kMaxInt : tiles * blocks;
 }
 
+// Whether the decode kernels can do without boxes: their warps copy each key by itself.
+bool CopiesKeys(const Problem& problem) {
+  return problem.head_dim <= 128 && IsDecode(problem) && LineRows(problem) <= kDecodeTileRows;
+}
+
 // As many ranges as, times the heads, keep the multiprocessors equally busy; 0 if there is no room
 // for their partial results.
 int DecodeRanges(const Problem& problem, int num_sms) {
@@ -337,7 +342,7 @@ const char* WhyNotLine(const Problem& problem, const cuda::DeviceInfo& device) {
   if (MostLineBlocks(problem) > kMaxInt / 2) return "too many keys";
   const char* why = WhyNotSm90Decode(problem, device, DecodeSharedBytes(problem));
   if (why != nullptr) return why;
-  if (!BoxesFit(problem, device)) return "pages that do not fit boxes";
+  if (!BoxesFit(problem, device) && !CopiesKeys(problem)) return "pages that do not fit boxes";
   return DecodeRanges(problem, device.num_sms) > 0 ? nullptr : "no room for partial results";
 }
 
@@ -409,14 +414,14 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
     config.decode_max_rows = kDecodeTileRows;
   }
   if (config.decode_sm90) {
-    config.boxes = true;
+    config.boxes = BoxesFit(problem, device);
     config.decode_max_rows = config.line_only ? static_cast<int>(kMaxInt) : LineRows(problem);
-    if (config.line_only) config.decode_cluster = DecodeCluster(problem, device);
+    if (config.line_only && config.boxes) config.decode_cluster = DecodeCluster(problem, device);
     config.decode_workers = config.decode_cluster > 0
                                 ? config.decode_cluster * static_cast<int>(problem.kv_heads)
                                 : device.num_sms;
   }
-  config.overlaps = device.Arch() == "sm_90a" && config.decode_cluster == 0;
+  config.overlaps = device.Arch() == "sm_90a";
   // A thread a sequence, and a prefill item; fewer threads have shorter barriers.
   const int64_t items = config.prefill_sm90 ? CeilDiv(problem.tokens * problem.group_size(),
                                                       sm90::PrefillRows(problem.head_dim))
@@ -510,15 +515,16 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
     add_sm90(
         "decode_cluster_sm90.cu", "paged_attention_decode_cluster", config.decode_workers,
         sm90::DecodeThreads(ClusterRows(problem)), ClusterSharedBytes(problem),
-        {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
+        {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)), "BOXES=1",
          StrCat("CLUSTER=", config.decode_cluster), StrCat("LINE_ROWS=", ClusterRows(problem))});
+    launches.attend[0].config.programmatic = config.overlaps;
     return launches;
   }
   if (config.decode_sm90) {
     add_sm90("decode_sm90.cu", "paged_attention_decode", config.decode_workers,
-             sm90::DecodeThreads(LineRows(problem)), DecodeSharedBytes(problem),
+             sm90::DecodeThreads(LineRows(problem), config.boxes), DecodeSharedBytes(problem),
              {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
-              StrCat("LINE_ROWS=", LineRows(problem))});
+              StrCat("BOXES=", config.boxes ? 1 : 0), StrCat("LINE_ROWS=", LineRows(problem))});
   }
   if (config.prefill_sm90) {
     add_sm90("prefill_sm90.cu", "paged_attention_prefill",
@@ -540,6 +546,7 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
           .dynamic_shared_bytes = static_cast<uint32_t>(config.shared_bytes)}});
   }
   for (KernelLaunch& launch : launches.attend) launch.config.programmatic = config.overlaps;
+  launches.schedule.config.programmatic = config.overlaps;
   return launches;
 }
 

@@ -27,7 +27,7 @@ TEST(ConfigDecode, HopperDecodesInALaunchOfItsOwn) {
   EXPECT_EQ(l.attend[0].spec.source, "src/ops/paged_attention/cuda/decode_sm90.cu");
   EXPECT_EQ(l.attend[0].config.grid[0], 132u);
   EXPECT_TRUE(l.attend[0].config.programmatic);
-  EXPECT_FALSE(l.schedule.config.programmatic);  // what stands before it is not ours
+  EXPECT_TRUE(l.schedule.config.programmatic);
   EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
   // Sizes are parameters: no other kernel is compiled for them.
   problem.page_size = 24;
@@ -41,7 +41,18 @@ TEST(ConfigDecode, HopperDecodesInALaunchOfItsOwn) {
   EXPECT_TRUE(takes(MakeProblem(DType::kBF16, DType::kF8E4M3FN)));
   EXPECT_FALSE(takes(MakeProblem(DType::kBF16, DType::kF8E4M3FN, 64)));
   EXPECT_FALSE(takes(MakeChunks()));
+  EXPECT_THAT(l.attend[0].spec.defines, Contains("BOXES=1"));
+  // Pages that do not fit boxes: two warps copy keys and values one by one.
   problem.page_size = 12;
+  const Config copies = Choose(problem, kH200);
+  EXPECT_TRUE(copies.line_only);
+  EXPECT_FALSE(copies.boxes);
+  const KernelLaunch launch = MakeLaunches(problem, copies).attend[0];
+  EXPECT_THAT(launch.spec.defines, Contains("BOXES=0"));
+  EXPECT_EQ(launch.config.block[0], 448u);
+  problem.tokens = problem.max_seqs = 1;
+  EXPECT_EQ(Choose(problem, kH200).decode_cluster, 0);
+  problem.head_dim = 256;
   EXPECT_FALSE(takes(problem));
   problem = MakeProblem();
   problem.batch_invariant = true;

@@ -124,7 +124,7 @@ struct ClusterLoader : Loader {
     } else if (rank * length < line) {
       LoadRange(rank * length, length, num_seqs, head);
     }
-    LoadKeys();
+    LoadPiece();
     if (contested || rows < p.tokens) {
       FindFills(lengths, num_seqs, valid);
     }
@@ -263,6 +263,8 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
   const int head = static_cast<int>(blockIdx.x / kClusterBlocks);
   ClusterLengths lengths = {};
   if (warp == kDecodeWarps) {
+    WaitForLaunchesBefore();
+    LetNextLaunchBegin();
     lengths = ReadLengths(p);
   } else if (warp == 0) {
     if (threadIdx.x == 0) {

@@ -195,6 +195,7 @@ __device__ __forceinline__ void Decode(const Params& p, const TensorMap& key_box
   DecodeMemory& shared = *reinterpret_cast<DecodeMemory*>(memory);
   const int warp = Uniform(threadIdx.x / 32);
   if (threadIdx.x == 0) InitDecodeBarriers(shared);
+  if (BOXES && threadIdx.x == 32) PrefetchMap(&key_boxes), PrefetchMap(&value_boxes);
   __syncthreads();
 
   // Each warp's part.
@@ -202,6 +203,8 @@ __device__ __forceinline__ void Decode(const Params& p, const TensorMap& key_box
     ComputePieces(p, shared, warp);
   } else if (warp == kDecodeWarps) {
     Loader{p, key_boxes, value_boxes, shared}.Run();
+  } else if (!BOXES && warp == kDecodeWarps + 1 + kWriteWarps) {
+    Loader{p, key_boxes, value_boxes, shared}.LoadValues();
   } else {
     WritePieces(p, shared, warp - kDecodeWarps - 1);
   }

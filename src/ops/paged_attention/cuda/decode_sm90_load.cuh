@@ -12,7 +12,8 @@ namespace xla_gpu::paged_attention::sm90 {
 inline constexpr int kLineRows = LINE_ROWS;
 inline constexpr bool kWide = IsWide(kLineRows);
 inline constexpr int kWriteWarps = WriteWarps(kLineRows);
-inline constexpr int kDecodeThreads = DecodeThreads(kLineRows);
+inline constexpr int kDecodeThreads = DecodeThreads(kLineRows, BOXES);
+static_assert(BOXES || !kWide);  // matrix instructions do not see what CopyAsync has copied
 #ifdef CLUSTER
 inline constexpr int kClusterBlocks = CLUSTER;  // blocks that share a head: decode_cluster_sm90.cuh
 using DecodeMemory = ClusterShared<kHeadDim, sizeof(Cache), kLineRows>;
@@ -38,6 +39,9 @@ __device__ __forceinline__ int ComputedRows(int rows) {
   return rows <= 8 ? 8 : 16;
 }
 
+// Where boxes do not fit the pages keys are looked up and copied one by one, and two warps do it.
+enum class Loads { kAll, kKeys, kValues };
+
 struct Loader {
   const Params& p;
   const TensorMap& key_boxes;
@@ -46,30 +50,56 @@ struct Loader {
   const int lane = threadIdx.x % 32;
   // A lane loads one box of a stage: of keys, or, beside it, of their values, since they lie side
   // by side in an interleaved cache.
-  const int boxes = DecodeMemory::kStageKeys / p.box_tokens;  // 2 to 16
+  const int box_tokens = BOXES ? p.box_tokens : 1;
+  const int boxes = DecodeMemory::kStageKeys / box_tokens;  // 2 to 16
   const bool loads = lane < 2 * kKeyBoxes * boxes;
   const bool values = lane % 2 != 0;
   const int of_key = lane / 2 % kKeyBoxes;
-  const int lane_key = lane / 2 / kKeyBoxes * p.box_tokens;
+  const int lane_box = lane / 2 / kKeyBoxes;
   const int panels_a_head = static_cast<int>(p.head_stride / 128);
   Place<DecodeMemory::kStages> stage = {};
   Place<DecodeMemory::kSlots> slot = {};
 
-  // The piece that was handed over last, as long as its keys are not under way: the lane's first
-  // key of the next stage, and its pages in the next two.
+  // The piece that was handed over last, as long as its keys are not under way: the first key of
+  // the next stage, and which box it is of those whose pages the lanes have. They look them up
+  // many at a time, and as many again ahead, so that they are there when they are needed also where
+  // memory is busy.
+  static constexpr int kLanePages = BOXES ? 1 : DecodeMemory::kStageKeys / 32;
+  static constexpr int kBoxes = 32 * kLanePages;
   struct Piece {
     int stages = 0;
-    int slot, seq, key_begin, key_end, panel, key;
-    int pages[2];
+    int slot, seq, head, key_begin, key_end, key, box;
+    int pages[2][kLanePages];
   } piece;
 
   __device__ __forceinline__ bool Reads(const Piece& of, int key) const {
-    return loads && key < of.key_end && key + p.box_tokens > of.key_begin;
+    return key < of.key_end && key + box_tokens > of.key_begin;
   }
-  __device__ __forceinline__ int PageAt(const Piece& of, int key) const {
-    if (!Reads(of, key)) return -1;
-    return LoadIndex(p.block_tables + static_cast<long long>(of.seq) * p.max_pages +
-                     PageIndex(p, key));
+  __device__ __forceinline__ void LookUp(const Piece& of, int first_box,
+                                         int (&pages)[kLanePages]) const {
+    const int* const table = p.block_tables + static_cast<long long>(of.seq) * p.max_pages;
+#pragma unroll
+    for (int j = 0; j < kLanePages; ++j) {
+      const int key = of.key + (first_box + j * 32 + lane) * box_tokens;
+      pages[j] = Reads(of, key) ? LoadIndex(table + PageIndex(p, key)) : -1;
+    }
+  }
+  __device__ __forceinline__ Piece PieceOf(const Tile& tile) const {
+    Piece of;
+    of.slot = slot.index;
+    of.seq = tile.seq;
+    of.head = tile.head;
+    of.key_begin = tile.key_begin;
+    of.key_end = tile.key_end;
+    of.key = tile.key_begin / kSplitTokens * kSplitTokens;
+    of.box = 0;
+    of.stages =
+        tile.key_end > tile.key_begin
+            ? (tile.key_end - of.key + DecodeMemory::kStageKeys - 1) / DecodeMemory::kStageKeys
+            : 0;
+    LookUp(of, 0, of.pages[0]);
+    LookUp(of, kBoxes, of.pages[1]);
+    return of;
   }
 
   __device__ __forceinline__ bool IsPage(int page) const {
@@ -95,33 +125,20 @@ struct Loader {
   // Hands a piece to the warps that compute and write, and then loads the keys of the one before:
   // so this one's pages, and the next piece, are found meanwhile.
   __device__ __forceinline__ void Take(const Tile& tile, unsigned* arrivals, bool bad = false) {
-    const int first_key = tile.key_begin / kSplitTokens * kSplitTokens;
-    Piece next;
-    next.slot = slot.index;
-    next.seq = tile.seq;
-    next.key_begin = tile.key_begin;
-    next.key_end = tile.key_end;
-    next.panel = tile.head * panels_a_head;
-    next.key = first_key + lane_key;
-    next.stages =
-        tile.key_end > tile.key_begin
-            ? (tile.key_end - first_key + DecodeMemory::kStageKeys - 1) / DecodeMemory::kStageKeys
-            : 0;
-    next.pages[0] = PageAt(next, next.key);
-    next.pages[1] = PageAt(next, next.key + DecodeMemory::kStageKeys);
+    const Piece next = PieceOf(tile);
     Wait(At(shared.slot_empty, slot), slot.parity ^ 1);
     DecodeSlot& to = shared.slots[slot.index];
     LoadQueries(tile);
     if (lane == 0) {
       to.tile = tile;
-      to.first_key = first_key;
+      to.first_key = next.key;
       to.stages = next.stages;
       to.arrivals = arrivals;
       to.stop = 0;
       to.bad = bad;
     }
     HandOver();
-    LoadKeys();
+    LoadPiece();
     piece = next;
   }
 
@@ -131,30 +148,110 @@ struct Loader {
     slot.Next();
   }
 
-  // The keys and values of the piece that waits, if there is one.
-  __device__ __forceinline__ void LoadKeys() {
-    for (; piece.stages > 0; --piece.stages, piece.key += DecodeMemory::kStageKeys) {
-      int page = piece.pages[0];
-      piece.pages[0] = piece.pages[1];
-      piece.pages[1] = PageAt(piece, piece.key + 2 * DecodeMemory::kStageKeys);
-      const bool read = Reads(piece, piece.key);
-      const bool bad = read && !IsPage(page);
-      if (bad) page = -1;  // zeros
-      if (__any_sync(kAllLanes, bad) && lane == 0) shared.slots[piece.slot].bad = 1;
-      const int group = (piece.key - PageIndex(p, piece.key) * p.page_size) / 8;
-      const int bytes = __popc(__ballot_sync(kAllLanes, read)) * p.box_tokens * kBoxBytes;
-      Wait(At(shared.empty, stage), stage.parity ^ 1);
-      const unsigned full = At(shared.full, stage);
-      if (lane == 0) ArriveExpecting(full, bytes);
-      __syncwarp();
-      if (read) {
-        DecodeMemory::Stage& to = shared.stages[stage.index];
-        CopyBox(SharedAddress(values ? to.values : to.keys) + of_key * kStageBoxBytes +
-                    lane_key * kBoxBytes,
-                values ? &value_boxes : &key_boxes, full, 0, 0, piece.panel + of_key * kBoxPanels,
-                group, page);
+  // What this warp loads of the piece that waits, if there is one.
+  __device__ __forceinline__ void LoadPiece() {
+    if constexpr (BOXES) {
+      LoadStages<Loads::kAll>();
+    } else {
+      LoadStages<Loads::kKeys>();
+    }
+  }
+  template <Loads kLoads>
+  __device__ __forceinline__ void LoadStages() {
+    for (; piece.stages > 0; --piece.stages) {
+      if (piece.box == 0) {
+        bool bad = false;
+#pragma unroll
+        for (int j = 0; j < kLanePages; ++j) {
+          const bool is_page = IsPage(piece.pages[0][j]);
+          bad |= !is_page && Reads(piece, piece.key + (j * 32 + lane) * box_tokens);
+          if (!is_page) piece.pages[0][j] = -1;  // zeros
+        }
+        if (kLoads != Loads::kValues && __any_sync(kAllLanes, bad) && lane == 0) {
+          shared.slots[piece.slot].bad = 1;
+        }
+      }
+      if constexpr (kLoads == Loads::kAll) {
+        LoadBoxes();
+      } else {
+        LoadRows<kLoads == Loads::kValues>();
       }
       stage.Next();
+    }
+  }
+
+  // The pages of the next stage.
+  __device__ __forceinline__ void NextPages() {
+    piece.key += DecodeMemory::kStageKeys;
+    piece.box = (piece.box + boxes) % kBoxes;
+    if (piece.box != 0) return;
+#pragma unroll
+    for (int j = 0; j < kLanePages; ++j) piece.pages[0][j] = piece.pages[1][j];
+    LookUp(piece, kBoxes, piece.pages[1]);
+  }
+
+  // The keys and values of a stage.
+  __device__ __forceinline__ void LoadBoxes() {
+    const int lane_key = lane_box * box_tokens, key = piece.key + lane_key;
+    const int page = __shfl_sync(kAllLanes, piece.pages[0][0], piece.box + lane_box);
+    const bool read = loads && Reads(piece, key);
+    const int group = (key - PageIndex(p, key) * p.page_size) / 8;
+    const int bytes = __popc(__ballot_sync(kAllLanes, read)) * box_tokens * kBoxBytes;
+    NextPages();
+    Wait(At(shared.empty, stage), stage.parity ^ 1);
+    const unsigned full = At(shared.full, stage);
+    if (lane == 0) ArriveExpecting(full, bytes);
+    __syncwarp();
+    if (!read) return;
+    DecodeMemory::Stage& to = shared.stages[stage.index];
+    CopyBox(SharedAddress(values ? to.values : to.keys) + of_key * kStageBoxBytes +
+                lane_key * kBoxBytes,
+            values ? &value_boxes : &key_boxes, full, 0, 0,
+            piece.head * panels_a_head + of_key * kBoxPanels, group, page);
+  }
+
+  // The keys, or the values, of a stage: eight lanes copy one.
+  template <bool kValues>
+  __device__ __forceinline__ void LoadRows() {
+    constexpr int kPanels = kKeyPieces / 8;
+    const char* const base = (kValues ? p.v_cache : p.k_cache) + piece.head * p.head_stride;
+    unsigned long long rows[kLanePages];
+#pragma unroll
+    for (int j = 0; j < kLanePages; ++j) {
+      const int page = piece.pages[0][j], key = piece.key + j * 32 + lane;
+      const int in_page = key - PageIndex(p, key) * p.page_size;
+      const char* const row = base + page * p.page_stride + in_page * p.token_stride;
+      rows[j] = page < 0 ? 0 : reinterpret_cast<unsigned long long>(row);
+    }
+    NextPages();
+    Wait(At(shared.empty, stage), stage.parity ^ 1);
+    DecodeMemory::Stage& to = shared.stages[stage.index];
+    const unsigned tile = SharedAddress(kValues ? to.values : to.keys);
+    const int first = lane / 8, chunk = lane % 8;
+    const unsigned places[2] = {tile + PlaceOfKey(first, chunk),
+                                tile + PlaceOfKey(first + 4, chunk)};
+#pragma unroll
+    for (int i = 0; i < DecodeMemory::kStageKeys; i += 4) {
+      const unsigned long long row = __shfl_sync(kAllLanes, rows[i / 32], i % 32 + first);
+      const char* const from = reinterpret_cast<const char*>(row) + chunk * 16;
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        CopyAsync<16>(places[i / 4 % 2] + i / 8 * kKeyGroupBytes + panel * 1024, from + panel * 128,
+                      row != 0);
+      }
+    }
+    ArriveCopied(At(shared.full, stage));
+    if (!kValues && lane == 0) Arrive(At(shared.full, stage));  // what it says of bad pages
+  }
+
+  // A warp of its own where boxes do not fit: the values of all pieces.
+  __device__ __forceinline__ void LoadValues() {
+    for (;; slot.Next()) {
+      Wait(At(shared.slot_full, slot), slot.parity);
+      if (shared.slots[slot.index].stop != 0) return;
+      piece = PieceOf(shared.slots[slot.index].tile);
+      Arrive(At(shared.slot_empty, slot));
+      LoadStages<Loads::kValues>();
     }
   }
 
@@ -282,7 +379,7 @@ struct Loader {
       } else if (p.items[at].kind == kDecodeItem) {
         Take(Tile{p.items[at], head, 0}, nullptr);
       }
-      LoadKeys();
+      LoadPiece();
       unit = __shfl_sync(kAllLanes, next, 0);
     }
     Stop();

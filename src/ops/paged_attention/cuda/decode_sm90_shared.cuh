@@ -23,9 +23,12 @@ constexpr int DecodeKeys(int head_dim) {  // of a stage
 constexpr bool IsWide(int rows) { return rows > kDecodeTileRows; }
 inline constexpr int kGroupWarps = 4;  // of a warpgroup
 inline constexpr int kGroups = kDecodeWarps / kGroupWarps;
-// Warps that write; another one loads. 13 warps leave 128 registers a thread, 12 leave 168.
+// Warps that write; another one loads, or two of them where boxes do not fit the pages. 13 warps
+// leave 128 registers a thread, and so do 14; 12 leave 168.
 constexpr int WriteWarps(int rows) { return IsWide(rows) ? 3 : 4; }
-constexpr int DecodeThreads(int rows) { return 32 * (kDecodeWarps + 1 + WriteWarps(rows)); }
+constexpr int DecodeThreads(int rows, bool boxes = true) {
+  return 32 * (kDecodeWarps + (boxes ? 1 : 2) + WriteWarps(rows));
+}
 
 // Keys, or values, of a stage lie as [key / 8][panel][key % 8], 128 bytes each, whose 16-byte
 // pieces are swizzled: piece c of row r at place c ^ (r % 8). Of heads wider than a box the panels

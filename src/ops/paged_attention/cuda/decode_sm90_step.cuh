@@ -67,8 +67,9 @@ __device__ __forceinline__ void InitDecodeBarriers(DecodeMemory& shared) {
     for (const auto& barrier : barriers) InitBarrier(SharedAddress(&barrier), count);
   };
   init(shared.slot_full, 32 + 1);
-  init(shared.slot_empty, kWriteWarps * 32);
-  init(shared.full, 1);
+  // Without boxes another warp loads the values, and each lane's copies arrive.
+  init(shared.slot_empty, (kWriteWarps + (BOXES ? 0 : 1)) * 32);
+  init(shared.full, BOXES ? 1 : 2 * 32 + 1);
   init(shared.empty, kWide ? kGroupWarps : kDecodeWarps);
   // Of wide tiles the last warpgroup has added the others' sums to its own.
   init(shared.sums_full, (kWide ? kGroupWarps : kDecodeWarps) * 32);

@@ -52,6 +52,7 @@ TEST(Describe, SaysWhyNot) {
   expect(MakeProblem(DType::kBF16, DType::kF8E4M3FN, 64), "head_dim of an fp8 cache", few);
   Problem odd = MakeProblem();
   odd.page_size = 12;
+  odd.head_dim = 256;
   expect(odd, "no decode launch: pages that do not fit boxes", few);
   Problem invariant = MakeProblem();
   invariant.batch_invariant = true;

@@ -302,7 +302,7 @@ TEST_F(PagedAttentionGpuTest, DecodeOfManyPagesAgreesWithReference) {
       spec.layout = static_cast<Layout>(in(0, 2));
       spec.kv_heads = in(1, 3);
       spec.group_size = in(0, 1) == 0 ? 4 : in(1, 20);
-      spec.page_size = 8 * in(1, 5);
+      spec.page_size = in(0, 2) == 0 ? in(1, 40) : 8 * in(1, 5);
       if (spec.k_scale_size > 1) spec.k_scale_size = spec.kv_heads;
       if (spec.v_scale_size > 1) spec.v_scale_size = spec.kv_heads;
       spec.query_lens.clear();

@@ -483,7 +483,7 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     Compute(p, shared, warp - kLoadWarps);
   }
   // So that the end of this launch is that of decode too.
-  if (kBesideDecode && warp == 0) WaitForLaunchesBefore();
+  if (kBesideDecode && warp == 0 && blockIdx.x == 0) WaitForLaunchesBefore();
   if constexpr (kBlocks > 1) SyncCluster();  // no block leaves while others write or arrive there
 }
 

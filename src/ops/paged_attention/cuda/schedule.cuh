@@ -324,6 +324,7 @@ __device__ __forceinline__ Shares ShareOut(const Params& p, const Totals& totals
 // All of it, by one block of kScheduleThreads.
 __device__ __forceinline__ void Schedule(const Params& p) {
   LetNextLaunchBegin();
+  WaitForLaunchesBefore();
   __shared__ Chunk chunk;
   __shared__ Counts counts;
   __shared__ int warp_ends[kScheduleWarps];
@@ -345,7 +346,8 @@ __device__ __forceinline__ void Schedule(const Params& p) {
   int line = 0;
   if (totals.order == kContested) {
     num_items = WriteContested(p, num_seqs);
-  } else if (p.line_only == 0) {
+  } else if (p.line_only == 0 &&
+             (totals.prefill.tiles + totals.decode.tiles > 0 || totals.owned_tokens < p.tokens)) {
     Splits chosen;
     const int room = p.partial_capacity / p.kv_heads;
     const int for_prefill = totals.decode.tiles > 0 ? room / 4 * 3 : room;
