@@ -252,7 +252,9 @@ HWY_INLINE void MultiplyWords(const TileTask& task) {
         std::copy_n(lhs + row * task.inner + k, inner, to);
         if (inner % 2 != 0) to[inner] = 0;
       }
-      for (int64_t column = 0; column < task.columns; column += 2 * kVector) {
+      // Whole steps, over which the pair order spreads the columns.
+      const int64_t columns = (task.columns + T::kStep - 1) / T::kStep * T::kStep;
+      for (int64_t column = 0; column < columns; column += 2 * kVector) {
         int64_t row = 0;
         const auto add = [&]<int kRows>() {
           AddWords<kRows>(words + row * kPartWords, pairs + column * kPartWords, (inner + 1) / 2,
