@@ -375,14 +375,13 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
   }
   config.workers = config.prefill_workers = static_cast<int>(
       std::min(int64_t{config.blocks_per_sm} * device.num_sms, MostWorkers(problem)));
-  constexpr const char* kUnaligned = "tensors that start at no multiple of 16 bytes";
-  config.why_not_line = aligned ? WhyNotLine(problem, device) : kUnaligned;
+  config.why_not_line = aligned ? WhyNotLine(problem, device) : "unaligned tensors";
   if (config.why_not_line == nullptr) {
     config.decode_ranges = DecodeRanges(problem, device.num_sms);
     config.decode_sm90 = true;
     config.line_only = IsDecode(problem);
   }
-  config.why_not_prefill = !aligned           ? kUnaligned
+  config.why_not_prefill = !aligned           ? "unaligned tensors"
                            : config.line_only ? "decode takes all"
                                               : WhyNotPrefill(problem, device);
   if (config.why_not_prefill == nullptr) {
