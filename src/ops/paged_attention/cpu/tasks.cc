@@ -1,6 +1,7 @@
 #include "src/ops/paged_attention/cpu/tasks.h"
 
 #include <algorithm>
+#include <tuple>
 
 namespace xla_gpu::paged_attention {
 namespace {
@@ -137,8 +138,10 @@ std::vector<Task> CutIntoTasks(const Problem& p, const std::vector<Segment>& seg
       cells.push_back(cell);
     });
   }
-  std::stable_sort(cells.begin(), cells.end(),
-                   [](const Cell& a, const Cell& b) { return a.cost > b.cost; });
+  // Of equal cost in their order; std::stable_sort would ask for memory.
+  std::sort(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) {
+    return std::tie(b.cost, a.segment, a.first) < std::tie(a.cost, b.segment, b.first);
+  });
   std::vector<Task> tasks;
   for (const Cell& cell : cells) {
     const bool decode = IsDecode(p, segments[static_cast<size_t>(cell.segment)]);
