@@ -127,7 +127,8 @@ int PrefillBlocks(const Problem& problem, const Config& config) {
   const int64_t rows =
       problem.tokens * problem.group_size() / std::max(problem.max_seqs, int64_t{1});
   const bool pays = problem.head_dim > 64 && problem.head_dim <= 128 && problem.group_size() > 1;
-  return config.boxes && pays && rows >= 4 * sm90::PrefillRows(problem.head_dim) ? 2 : 1;
+  const int64_t pairs = rows / sm90::PrefillRows(problem.head_dim) / 2;
+  return config.boxes && pays && pairs >= 2 ? 2 : 1;
 }
 
 // ceil(2^(31 + b) / d) with 2^(b - 1) < d <= 2^b fits 32 bits and divides 31-bit numbers exactly.

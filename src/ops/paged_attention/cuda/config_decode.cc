@@ -43,7 +43,7 @@ int LineRows(const Problem& problem) {
   if (few || IsFloat8(problem.cache_dtype)) return kDecodeTileRows;
   // Where sequences have few tokens each, drafts perhaps, all of them are one tile; beside prompts
   // a sequence has one token.
-  const bool drafts = problem.tokens * group <= 2 * kDecodeTileRows * problem.max_seqs;
+  const bool drafts = problem.tokens * group <= problem.max_seqs * kDecodeTileRows * 2;
   return drafts || group > kDecodeTileRows ? 2 * kDecodeTileRows : kDecodeTileRows;
 }
 
