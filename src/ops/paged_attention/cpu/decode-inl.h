@@ -1,7 +1,8 @@
 // Decode: few query rows a sequence, so the time goes into reading K and V once.
 //
 // A task takes one split of the context and walks it in blocks of keys (decode_block-inl.h); in a
-// block, head by head, so that whole pages are read though a head's rows lie far apart.
+// block the keys of all heads, then the values of all, so that whole pages are read though a head's
+// rows lie far apart. Meanwhile the rows of a block to come are brought in, as they lie in memory.
 #if defined(XLA_GPU_OPS_PAGED_ATTENTION_CPU_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef XLA_GPU_OPS_PAGED_ATTENTION_CPU_DECODE_INL_H_
 #undef XLA_GPU_OPS_PAGED_ATTENTION_CPU_DECODE_INL_H_
@@ -37,17 +38,21 @@ class SplitDecoder {
     const int64_t heads = NumHeads();
     const int64_t states = heads / kHeads * kLanes;
     const int64_t staged = staging() ? kBlock * padded_ : 0;
+    const int64_t weights = heads * kMaxBlockKeys;
+    const int64_t ahead = (2 * kBlock * task.num_heads + kLanes) * 2;  // pointers
     const int64_t longs = has_long_sums() ? heads * padded_ + states : 0;
-    float* memory = ThreadScratch(ScratchSlot::kTask, heads * padded_ + 2 * longs + 2 * states +
-                                                          2 * staged + 3 * task.num_heads);
+    float* memory =
+        ThreadScratch(ScratchSlot::kTask, heads * padded_ + 2 * longs + 2 * states + staged +
+                                              weights + ahead + 3 * task.num_heads);
     const auto take = [&memory](int64_t n) { return std::exchange(memory, memory + n); };
     q_ = take(heads * padded_);
     long_acc_ = reinterpret_cast<double*>(take(2 * longs));
     long_sum_ = long_acc_ + heads * padded_;
     max_ = take(states);
     sum_ = take(states);
-    staged_k_ = take(staged);
-    staged_v_ = take(staged);
+    staged_ = take(staged);
+    weights_ = take(weights);
+    ahead_ = reinterpret_cast<const Raw**>(take(ahead));
     static_assert(sizeof(LogitScale) == 3 * sizeof(float));
     scales_ = reinterpret_cast<LogitScale*>(take(3 * task.num_heads));
     for (int64_t i = 0; i < task.num_heads; ++i) {
@@ -61,23 +66,16 @@ class SplitDecoder {
   }
 
   void Run() {
-    Block blocks[2];
-    Block* block = &blocks[0];
-    Block* next = &blocks[1];
+    Block block;
     short_begin_ = task_.keys.begin;
-    FindBlock(task_.keys.begin, block);
-    for (; block->n > 0; std::swap(block, next)) {
-      FindBlock(block->begin + block->n, next);
-      if (block->begin - short_begin_ >= kShortKeys) MoveToLongSums(block->begin);
-      for (int64_t head = 0; head < task_.num_heads; ++head) {
-        if constexpr (!T::kDot) {
-          if (staging()) {
-            RunStaged(*block, head);
-            continue;
-          }
-        }
-        RunDirect(*block, head, *next);
-      }
+    BringIn(task_.keys.begin, task_.keys.begin + AheadKeys());
+    for (int64_t at = task_.keys.begin; at < task_.keys.end; at += block.n) {
+      FindBlock(at, &block);
+      if (!staging()) FindAhead(at + AheadKeys(), block.n);
+      if (at - short_begin_ >= kShortKeys) MoveToLongSums(at);
+      // Keys of all heads, then values: prefetches of those to come pass in the order of addresses.
+      for (int64_t head = 0; head < task_.num_heads; ++head) RunKeys(block, head);
+      for (int64_t head = 0; head < task_.num_heads; ++head) RunValues(block, head);
     }
     WriteStates();
   }
@@ -190,49 +188,99 @@ class SplitDecoder {
     }
   }
 
-  void RunDirect(const Block& block, int64_t head, const Block& next) {
+  // Keys between those that are computed with and those that are brought in: rows of 64 KB.
+  int64_t AheadKeys() const {
+    constexpr int64_t kBytes = 64 << 10;
+    const int64_t key_bytes = 2 * task_.num_heads * p_.head_dim * int64_t{sizeof(Raw)};
+    return std::max(kBlock, (kBytes + key_bytes - 1) / key_bytes);
+  }
+
+  // ahead_: the rows of n keys from `begin` on in the order of their addresses; half of them pass
+  // with a block's keys, half with its values. None past the task's end.
+  void FindAhead(int64_t begin, int64_t n) {
+    Block block;
+    FindBlock(begin, &block);
+    const int64_t heads = task_.num_heads;
+    ahead_rows_ = block.n == 0 ? 0 : n * heads;
+    if (ahead_rows_ == 0) return;
+    const auto address = [](const Raw* row) { return reinterpret_cast<intptr_t>(row); };
+    const bool alternate = std::abs(address(block.v[0]) - address(block.k[0])) <
+                           p_.k.head_stride * int64_t{sizeof(Raw)};
+    const Raw** to = ahead_;
+    for (int64_t i = 0; i < n; ++i, to += 2 * heads) {
+      for (int64_t head = 0; head < heads; ++head) {
+        to[alternate ? 2 * head : head] = block.k[i] + head * p_.k.head_stride;
+        to[alternate ? 2 * head + 1 : heads + head] = block.v[i] + head * p_.v.head_stride;
+      }
+    }
+    std::fill(to, to + kLanes, to[-1]);
+  }
+
+  // What is needed before anything has brought it in.
+  void BringIn(int64_t begin, int64_t end) {
+    if (staging()) return;
+    for (; begin < end; begin += kBlock) {
+      FindAhead(begin, std::min(kBlock, end - begin));
+      RowsAhead<Raw> rows{ahead_, static_cast<size_t>(padded_)};
+      rows.Reach(2 * ahead_rows_ * padded_);
+    }
+  }
+
+  RowsAhead<Raw> AheadAt(int64_t row) const {
+    return {ahead_rows_ == 0 ? nullptr : ahead_ + row, static_cast<size_t>(padded_)};
+  }
+
+  void RunKeys(const Block& block, int64_t head) {
+    const auto run = [&](auto& tile) HWY_ATTR {
+      tile.scale = scales_[head];
+      tile.max_growth = MaxGrowth(tile.scale);
+      ForEachTile(block, head, tile, [&](int64_t index) HWY_ATTR {
+        tile.Score(q_ + index * kHeads * padded_, padded_);
+        tile.Softmax(max_ + index * kLanes, sum_ + index * kLanes, long_sum_ + index * kLanes,
+                     padded_);
+      });
+    };
+    if constexpr (!T::kDot) {
+      if (staging()) return RunStaged(block, block.k, head * p_.k.head_stride, run);
+    }
     DecodeTile<T, kHeads> tile;
-    FindRows(block, next, head, &tile.k, &tile.v);
-    FindRows(block, next, head + 1, &tile.near_k, &tile.near_v);
-    // Rows of eight keys of all heads ahead, what is asked for will be there in time.
-    const int64_t ahead = (8 * task_.num_heads + kBlock - 1) / kBlock;
-    FindRows(block, next, head + ahead, &tile.far_k, &tile.far_v);
-    RunTiles(tile, block, head);
+    tile.rows = {block.k, head * p_.k.head_stride};
+    tile.ahead = AheadAt(head * block.n);
+    run(tile);
   }
 
-  // The rows of a head of the block or, past the last, of the block after it.
-  void FindRows(const Block& block, const Block& next, int64_t head, HeadRows<Raw>* k,
-                HeadRows<Raw>* v) const {
-    const bool in_next = head >= task_.num_heads;
-    const Block& in = in_next && next.n > 0 ? next : block;
-    if (in_next) head -= task_.num_heads;
-    *k = {in.k, head * p_.k.head_stride};
-    *v = {in.v, head * p_.v.head_stride};
+  void RunValues(const Block& block, int64_t head) {
+    const auto run = [&](auto& tile) HWY_ATTR {
+      ForEachTile(block, head, tile, [&](int64_t) HWY_ATTR { tile.AddValues(padded_); });
+    };
+    if constexpr (!T::kDot) {
+      if (staging()) return RunStaged(block, block.v, head * p_.v.head_stride, run);
+    }
+    DecodeTile<T, kHeads> tile;
+    tile.rows = {block.v, head * p_.v.head_stride};
+    tile.ahead = AheadAt(ahead_rows_ + head * block.n);
+    run(tile);
   }
 
-  void RunStaged(const Block& block, int64_t head) {
-    const float* k[Block::kEntries];
-    const float* v[Block::kEntries];
+  // `rows`: the block's k or v; `head` in elements.
+  template <class F>
+  void RunStaged(const Block& block, const Raw* const* rows, int64_t head, const F& run) {
+    const float* staged[Block::kEntries];
     for (int64_t i = 0; i < Block::kEntries; ++i) {
-      const int64_t to = std::min(i, block.n - 1) * padded_;
-      k[i] = staged_k_ + to;
-      v[i] = staged_v_ + to;
+      staged[i] = staged_ + std::min(i, block.n - 1) * padded_;
       if (i >= block.n) continue;
-      LoadRow<T>(block.k[i] + head * p_.k.head_stride, p_.head_dim, 1.0f, staged_k_ + to, padded_);
-      LoadRow<T>(block.v[i] + head * p_.v.head_stride, p_.head_dim, 1.0f, staged_v_ + to, padded_);
+      LoadRow<T>(rows[i] + head, p_.head_dim, 1.0f, staged_ + i * padded_, padded_);
     }
     DecodeTile<CacheF32, kHeads> tile;
-    tile.k = tile.near_k = tile.far_k = {k, 0};
-    tile.v = tile.near_v = tile.far_v = {v, 0};
-    RunTiles(tile, block, head);
+    tile.rows = {staged, 0};
+    tile.ahead = {};
+    run(tile);
   }
 
   // All tiles of the kv head. Each query row takes exactly the keys it sees: what it does not see
   // may be NaN.
-  template <class Tile>
-  void RunTiles(Tile& tile, const Block& block, int64_t head) {
-    tile.scale = scales_[head];
-    tile.max_growth = MaxGrowth(tile.scale);
+  template <class Tile, class F>
+  void ForEachTile(const Block& block, int64_t head, Tile& tile, const F& f) {
     for (int64_t row = 0; row < segment_.rows; ++row) {
       const KeyRange seen = VisibleKeys(p_, segment_, segment_.pos + row);
       const int64_t begin = std::max(seen.begin - block.begin, int64_t{0});
@@ -244,10 +292,9 @@ class SplitDecoder {
         const int64_t index = TileIndex(row, head, i);
         tile.acc = task_.partial.acc + index * kHeads * padded_;
         tile.long_acc = has_long_sums() ? long_acc_ + index * kHeads * padded_ : nullptr;
-        tile.Score(q_ + index * kHeads * padded_, padded_);
-        tile.Softmax(max_ + index * kLanes, sum_ + index * kLanes, long_sum_ + index * kLanes,
-                     padded_);
-        tile.AddValues(padded_);
+        tile.weights = weights_ + index * kHeads * kMaxBlockKeys;
+        f(index);
+        tile.ahead.rows = nullptr;
       }
     }
   }
@@ -296,9 +343,11 @@ class SplitDecoder {
   double* long_sum_;
   float* max_;
   float* sum_;
-  float* staged_k_;
-  float* staged_v_;
+  float* staged_;
+  float* weights_;      // of a block, [kMaxBlockKeys * kHeads] for each tile
   LogitScale* scales_;  // of each kv head of the task
+  const Raw** ahead_;   // [2 * ahead_rows_ + kLanes]
+  int64_t ahead_rows_ = 0;
   int64_t short_begin_ = 0;
 };
 

@@ -117,6 +117,7 @@ BENCHMARK(ReadMemory)->MeasureProcessCPUTime()->UseRealTime()->Unit(benchmark::k
       ->Args({8, 4096})                  \
       ->Args({1, 32768})                 \
       ->Args({1, 2048})                  \
+      ->Args({1, 128})                   \
       ->MeasureProcessCPUTime()          \
       ->UseRealTime()                    \
       ->Unit(benchmark::kMillisecond)

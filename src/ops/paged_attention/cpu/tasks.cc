@@ -7,7 +7,7 @@ namespace xla_gpu::paged_attention {
 namespace {
 
 // A split is long enough to be worth its merging, and a context has at most kMaxSplits.
-constexpr int64_t kMinSplitKeys = 256;
+constexpr int64_t kMinSplitKeys = 512;
 constexpr int64_t kMaxSplits = 64;
 
 // A byte of keys and values that decode reads costs as much as so many multiplications and
