@@ -21,13 +21,13 @@ import subprocess
 import sys
 import time
 
-from peers import cases
+from peers import cases, timing
 from peers.cases import Case
 
 
 def serve() -> None:
     """A child: reads a command a line, writes an answer a line."""
-    from peers import inputs, kernels, timing
+    from peers import inputs, kernels
 
     ours = next(peer for peer in kernels.PEERS if peer.name == "ours")
     ours.find()
@@ -68,6 +68,10 @@ class Build:
             text=True,
         )
 
+    def seconds(self) -> float:
+        """As timing.Chain's."""
+        return self.ask("round")
+
     def ask(self, command: str, value: object = None):
         print(json.dumps([command, value]), file=self.process.stdin, flush=True)
         line = self.process.stdout.readline()
@@ -105,19 +109,13 @@ def main() -> None:
         if failed:
             print(f"{case.name}: {failed}", flush=True)
             continue
-        times: dict[str, list[float]] = {b.name: [] for b in builds}
-        for number in range(options.rounds + 1):
-            for turn in range(len(builds)):
-                build = builds[(number + turn) % len(builds)]
-                took = build.ask("round")
-                if number > 0:
-                    times[build.name].append(took)
+        times = timing.by_turns({b.name: b for b in builds}, options.rounds)
         medians = {name: statistics.median(some) for name, some in times.items()}
         text = f"{case.name:44}"
         first = medians[builds[0].name]
         for name, some in times.items():
             us = medians[name] * 1e6
-            text += f"  {name} {us:8.1f} us ({first / medians[name]:.3f}, {min(some) * 1e6:.1f}-)"
+            text += f"  {name} {us:8.1f} us ({first / medians[name]:.3f}, {some[0] * 1e6:.1f}-)"
         if options.sustained and case.sustained:
             for build in [*builds, *reversed(builds)]:
                 text += f"  sust {build.name} {build.ask('sustained', 0.5) * 1e6:.1f}"

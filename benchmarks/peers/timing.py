@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 
@@ -73,7 +74,13 @@ class Chain:
         return took / half / self.calls
 
 
-def by_turns(chains: dict[str, Chain], rounds: int = ROUNDS) -> dict[str, list[float]]:
+class Timed(Protocol):
+    """A Chain, or one in another process."""
+
+    def seconds(self) -> float: ...
+
+
+def by_turns(chains: Mapping[str, Timed], rounds: int = ROUNDS) -> dict[str, list[float]]:
     """Seconds a call of each chain in each round, in rising order; who begins changes."""
     times: dict[str, list[float]] = {name: [] for name in chains}
     names = list(chains)
