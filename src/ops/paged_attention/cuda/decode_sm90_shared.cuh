@@ -95,7 +95,8 @@ struct alignas(1024) WideDecodeShared : DecodeStages<kHeadDim * 2, 64>,
   static constexpr int kSlots = 4;
   static constexpr int kQueryStride = kHeadDim * 2;
   alignas(1024) char queries[kSlots][kRows * kQueryStride];
-  alignas(1024) char weights[kGroups][kRows * 128];  // of 64 keys
+  // Of 64 keys, by turns: a warp may write the next ones while another one's products read these.
+  alignas(1024) char weights[kGroups][2][kRows * 128];
   static constexpr int kSumsStride = kHeadDim + 4;
   static constexpr int kParts = 1;
   static constexpr int kSumRows = kRows;

@@ -98,9 +98,8 @@ struct Softmax {
     far = __any_sync(kAllLanes, far);
   }
 
-  // Turns the logits of a step into weights. All warps.
-  template <typename Warps>
-  __device__ __forceinline__ void Weigh(float (&s)[kTiles][4], const Warps& warps) {
+  // Whether some row has logits well above its maximum.
+  __device__ __forceinline__ bool Rises(const float (&s)[kTiles][4]) const {
     bool rises = false;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
@@ -109,16 +108,29 @@ struct Softmax {
         rises |= (fmaxf(s[i][h], s[i][h + 2]) - max[i][h]) * Factor(i, h) > kLeastRise;
       }
     }
-    if (warps.Any(rises)) Raise(s, warps);
+    return rises;
+  }
+
+  // Turns the logits of a step into weights. All warps.
+  template <typename Warps>
+  __device__ __forceinline__ void Weigh(float (&s)[kTiles][4], const Warps& warps) {
+    if (warps.Any(Rises(s))) Raise(s, warps);
+    Exponentiate(s, sum);
+  }
+
+  // Turns logits into weights relative to the maxima so far, and adds them to `sums`.
+  __device__ __forceinline__ void Exponentiate(float (&s)[kTiles][4],
+                                               float (&sums)[kTiles][2]) const {
     if (far) {
-      Exponentiate<true>(s);
+      Exponentiate<true>(s, sums);
     } else {
-      Exponentiate<false>(s);
+      Exponentiate<false>(s, sums);
     }
   }
 
   template <bool kFar>
-  __device__ __forceinline__ void Exponentiate(float (&s)[kTiles][4]) {
+  __device__ __forceinline__ void Exponentiate(float (&s)[kTiles][4],
+                                               float (&sums)[kTiles][2]) const {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
@@ -130,7 +142,7 @@ struct Softmax {
         }
         s[i][h] = Exp2(s[i][h] * Factor(i, h) - base);
         s[i][h + 2] = Exp2(s[i][h + 2] * Factor(i, h) - base);
-        sum[i][h] += s[i][h] + s[i][h + 2];
+        sums[i][h] += s[i][h] + s[i][h + 2];
       }
     }
   }

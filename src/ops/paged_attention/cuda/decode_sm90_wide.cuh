@@ -87,6 +87,19 @@ __device__ __forceinline__ void HideKeys(const int* seen_begin, const int* seen_
   }
 }
 
+// Puts a warp's weights where the warpgroup's products read them.
+template <int kTiles>
+__device__ __forceinline__ void StoreWeights(unsigned to, const float (&w)[kTiles][4]) {
+#pragma unroll
+  for (int t = 0; t < kTiles; t += 2) {
+    const unsigned r[4] = {Pack2<Operand>(w[t][0], w[t][1]), Pack2<Operand>(w[t][2], w[t][3]),
+                           Pack2<Operand>(w[t + 1][0], w[t + 1][1]),
+                           Pack2<Operand>(w[t + 1][2], w[t + 1][3])};
+    StoreMatrix4Transposed(to + t * 1024, r);
+  }
+  FenceForMatrixReads();
+}
+
 // sums += values * weights of 64 keys.
 template <int kTiles>
 __device__ __forceinline__ void AddValues(float (&o)[kPanels][kTiles][4], unsigned values,
@@ -154,18 +167,19 @@ __device__ __forceinline__ void ComputeWidePiece(const Params& p, DecodeMemory& 
 
   const int first_key = slot.first_key + warp * kStepKeys;
   const int first_stage = stage.index % kGroups == group ? 0 : 1;  // of this warpgroup
-  const unsigned query = Uniform(MatrixAddress(SharedAddress(queries), 0));
-  const unsigned weights = Uniform(SharedAddress(shared.weights[group]));
   // Where a lane puts its row of the weights' 8x8 matrices, for every second tile.
-  const unsigned lane_weights =
-      weights + lane / 16 * 1024 + SwizzledChunk(lane % 8, warp * 2 + lane / 8 % 2);
+  const unsigned lane_weights = lane / 16 * 1024 + SwizzledChunk(lane % 8, warp * 2 + lane / 8 % 2);
+  int turn = 0;  // of the weights' places
   for (int i = 0; i < slot.stages; ++i) {
     if (stage.index % kGroups == group) {
       // Wait for the keys and values.
       Wait(At(shared.full, stage), stage.parity);
       const int key0 = first_key + i * DecodeMemory::kStageKeys;
+      // What the compiler knows here to be equal in a warp it adds to in uniform registers; what it
+      // knew before the loop it would move there, once for each matrix instruction.
       const unsigned keys = Uniform(SharedAddress(shared.stages[stage.index].keys));
       const unsigned values = keys + DecodeMemory::kTileBytes;
+      const unsigned query = Uniform(MatrixAddress(SharedAddress(queries), 0));
 
       // Logits.
       float s[kTiles][4];
@@ -177,6 +191,11 @@ __device__ __forceinline__ void ComputeWidePiece(const Params& p, DecodeMemory& 
             s, MatrixAddress(keys, 0) + at, query + at, block > 0);
       }
       WarpgroupCommit();
+      const unsigned own_weights = SharedAddress(shared.weights[group][turn]) + lane_weights;
+      const unsigned weights =
+          Uniform(MatrixAddress(SharedAddress(shared.weights[group][turn]), 0));
+      const unsigned value = Uniform(MatrixAddress(values, 1024));
+      turn ^= 1;
       const bool mask = hidden.SomeOf(key0);
       if (mask) found |= hidden.CleanValues(tile, values + warp * kWarpBytes, key0);
       WarpgroupWait<0>(s);
@@ -191,19 +210,32 @@ __device__ __forceinline__ void ComputeWidePiece(const Params& p, DecodeMemory& 
       // Softmax.
       if constexpr (SOFT_CAP) Cap(s, {logit.cap_in, logit.cap_in});
       if (mask) HideKeys(seen_begin, seen_end, key0 + lane / 4, s);
-      softmax.Weigh(s, warps);
+
+      // Weights relative to the maxima so far, in the hope that none of them rises: the barrier
+      // behind the weights is also the vote whether one does.
+      float sum[kTiles][2];
+      const auto weigh = [&] {
+        float w[kTiles][4];
 #pragma unroll
-      for (int t = 0; t < kTiles; t += 2) {
-        const unsigned r[4] = {Pack2<Operand>(s[t][0], s[t][1]), Pack2<Operand>(s[t][2], s[t][3]),
-                               Pack2<Operand>(s[t + 1][0], s[t + 1][1]),
-                               Pack2<Operand>(s[t + 1][2], s[t + 1][3])};
-        StoreMatrix4Transposed(lane_weights + t * 1024, r);
+        for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) w[t][j] = s[t][j];
+          sum[t][0] = softmax.sum[t][0], sum[t][1] = softmax.sum[t][1];
+        }
+        softmax.Exponentiate(w, sum);
+        StoreWeights(own_weights, w);
+      };
+      weigh();
+      if (warps.Any(softmax.Rises(s))) {
+        softmax.Raise(s, warps);
+        weigh();
+        warps.Sync();
       }
-      FenceForMatrixReads();
-      warps.Sync();
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) softmax.sum[t][0] = sum[t][0], softmax.sum[t][1] = sum[t][1];
 
       // Values times weights.
-      AddValues(softmax.o, MatrixAddress(values, 1024), MatrixAddress(weights, 0));
+      AddValues(softmax.o, value, weights);
 
       // Free the stage.
       __syncwarp();
