@@ -30,10 +30,10 @@ constexpr int DecodeThreads(int rows) { return 32 * (kDecodeWarps + 1 + WriteWar
 // Keys, or values, of a stage lie as [key / 8][panel][key % 8], 128 bytes each, whose 16-byte
 // pieces are swizzled: piece c of row r at place c ^ (r % 8). Of heads wider than a box the panels
 // of the first boxes of all keys lie before those of the second.
-template <int kKeyBytes, int kKeys>
+template <int kKeyBytes, int kKeys, int kRingBytes = 131072>
 struct DecodeStages {
   static constexpr int kStageKeys = kKeys;
-  static constexpr int kStages = 131072 / (2 * kKeys * kKeyBytes);
+  static constexpr int kStages = kRingBytes / (2 * kKeys * kKeyBytes);
   static constexpr int kTileBytes = kKeys * kKeyBytes;
   struct Stage {
     char keys[kTileBytes];
@@ -89,10 +89,12 @@ struct alignas(1024) DecodeSharedOf
 // Of wide tiles: the warpgroups take stages of 64 keys in turn. Queries and weights lie as operands
 // of the matrix instructions, as keys do, and the second warpgroup adds its sums to those of the
 // first.
+template <int kHeadDim>
+using WideStages = DecodeStages<kHeadDim * 2, 64, 163840>;
 template <int kHeadDim, int kRows>
-struct alignas(1024) WideDecodeShared : DecodeStages<kHeadDim * 2, 64>,
-                                        DecodeBarriers<DecodeStages<kHeadDim * 2, 64>::kStages, 4> {
-  static constexpr int kSlots = 4;
+struct alignas(1024) WideDecodeShared : WideStages<kHeadDim>,
+                                        DecodeBarriers<WideStages<kHeadDim>::kStages, 3> {
+  static constexpr int kSlots = 3;
   static constexpr int kQueryStride = kHeadDim * 2;
   alignas(1024) char queries[kSlots][kRows * kQueryStride];
   // Of 64 keys, by turns: a warp may write the next ones while another one's products read these.

@@ -69,7 +69,7 @@ __device__ __forceinline__ void InitDecodeBarriers(DecodeMemory& shared) {
   init(shared.slot_full, 32 + 1);
   init(shared.slot_empty, kWriteWarps * 32);
   init(shared.full, 1);
-  init(shared.empty, kWide ? kGroupWarps : kDecodeWarps);
+  init(shared.empty, kDecodeWarps);
   // Of wide tiles the last warpgroup has added the others' sums to its own.
   init(shared.sums_full, (kWide ? kGroupWarps : kDecodeWarps) * 32);
   init(shared.half_full, kGroupWarps * 32);

@@ -14,8 +14,7 @@ namespace xla_gpu::paged_attention::sm90 {
 static_assert(kSameType<Query, Cache>);
 inline constexpr int kGroupThreads = kGroupWarps * 32;
 static_assert(DecodeMemory::kStageKeys == kGroupWarps * kStepKeys);
-// A stage is always the same warpgroup's, which waits for each of its phases.
-static_assert(DecodeMemory::kStages % kGroups == 0);
+static_assert(kGroups == 2);
 inline constexpr int kLevelStages = kGroups * kLevelKeys / DecodeMemory::kStageKeys;
 inline constexpr int kFirstBarrier = 2;  // named barrier of the first warpgroup
 
@@ -140,7 +139,7 @@ __device__ __forceinline__ void AddValues(float (&o)[kPanels][kTiles][4], unsign
 template <int kTiles>
 __device__ __forceinline__ void ComputeWidePiece(const Params& p, DecodeMemory& shared,
                                                  const DecodeSlot& slot, const char* queries,
-                                                 Place<DecodeMemory::kStages>& stage,
+                                                 Place<DecodeMemory::kStages>& stage, int& turn,
                                                  Place<1>& sums, int group, int warp) {
   constexpr int kN = 8 * kTiles;
   const int lane = threadIdx.x % 32;
@@ -166,12 +165,27 @@ __device__ __forceinline__ void ComputeWidePiece(const Params& p, DecodeMemory& 
   bool in_level = false, found = false;
 
   const int first_key = slot.first_key + warp * kStepKeys;
-  const int first_stage = stage.index % kGroups == group ? 0 : 1;  // of this warpgroup
+  const int first_stage = turn == group ? 0 : 1;  // of this warpgroup
   // Where a lane puts its row of the weights' 8x8 matrices, for every second tile.
   const unsigned lane_weights = lane / 16 * 1024 + SwizzledChunk(lane % 8, warp * 2 + lane / 8 % 2);
-  int turn = 0;  // of the weights' places
+  int place = 0;  // of the weights, by turns
+  // The other warpgroup's stages, in a ring that may have an odd number of them: this one waits for
+  // each of their phases too, and frees them too, since a phase that it missed would be mistaken
+  // for the one before. It does so beside its own products.
+  Place<DecodeMemory::kStages> others;
+  bool passes = false;
+  const auto pass = [&] {
+    if (passes) {
+      Wait(At(shared.full, others), others.parity);
+      if (lane == 0) Arrive(At(shared.empty, others));
+    }
+    passes = false;
+  };
   for (int i = 0; i < slot.stages; ++i) {
-    if (stage.index % kGroups == group) {
+    if (turn != group) {
+      others = stage;
+      passes = true;
+    } else {
       // Wait for the keys and values.
       Wait(At(shared.full, stage), stage.parity);
       const int key0 = first_key + i * DecodeMemory::kStageKeys;
@@ -191,11 +205,12 @@ __device__ __forceinline__ void ComputeWidePiece(const Params& p, DecodeMemory& 
             s, MatrixAddress(keys, 0) + at, query + at, block > 0);
       }
       WarpgroupCommit();
-      const unsigned own_weights = SharedAddress(shared.weights[group][turn]) + lane_weights;
+      const unsigned own_weights = SharedAddress(shared.weights[group][place]) + lane_weights;
       const unsigned weights =
-          Uniform(MatrixAddress(SharedAddress(shared.weights[group][turn]), 0));
+          Uniform(MatrixAddress(SharedAddress(shared.weights[group][place]), 0));
       const unsigned value = Uniform(MatrixAddress(values, 1024));
-      turn ^= 1;
+      place ^= 1;
+      pass();
       const bool mask = hidden.SomeOf(key0);
       if (mask) found |= hidden.CleanValues(tile, values + warp * kWarpBytes, key0);
       WarpgroupWait<0>(s);
@@ -242,11 +257,14 @@ __device__ __forceinline__ void ComputeWidePiece(const Params& p, DecodeMemory& 
       if (lane == 0) Arrive(At(shared.empty, stage));
     }
     stage.Next();
+    turn ^= 1;
     if (i % kLevelStages == kLevelStages - 1) {
       level->Take(softmax, !in_level);
       in_level = true;
     }
   }
+
+  pass();
 
   // Finish the sums.
   if (in_level) level->Give(softmax);
@@ -333,6 +351,7 @@ __device__ __forceinline__ void ComputeWidePiece(const Params& p, DecodeMemory& 
 
 __device__ __forceinline__ void ComputePieces(const Params& p, DecodeMemory& shared, int warp) {
   Place<DecodeMemory::kStages> stage;
+  int turn = 0;  // whose the next stage is
   Place<1> sums;
   const int group = warp / kGroupWarps, own = warp % kGroupWarps;
   for (Place<DecodeMemory::kSlots> at;; at.Next()) {
@@ -341,9 +360,9 @@ __device__ __forceinline__ void ComputePieces(const Params& p, DecodeMemory& sha
     const char* const queries = shared.queries[at.index];
     if (slot.stop != 0) return;
     if (ComputedRows(slot.tile.num_rows) == 16) {
-      ComputeWidePiece<2>(p, shared, slot, queries, stage, sums, group, own);
+      ComputeWidePiece<2>(p, shared, slot, queries, stage, turn, sums, group, own);
     } else {
-      ComputeWidePiece<4>(p, shared, slot, queries, stage, sums, group, own);
+      ComputeWidePiece<4>(p, shared, slot, queries, stage, turn, sums, group, own);
     }
   }
 }
