@@ -43,6 +43,18 @@ __device__ __forceinline__ void Wait(unsigned barrier, unsigned parity) {
       : "memory");
 }
 
+// Whether that phase has ended; does not wait.
+__device__ __forceinline__ bool HasEnded(unsigned barrier, unsigned parity) {
+  int ended;
+  asm volatile(
+      "{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, p;}"
+      : "=r"(ended)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return ended != 0;
+}
+
 // Has the copy engine read a tensor map before it is needed.
 __device__ __forceinline__ void PrefetchMap(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -108,6 +108,7 @@ struct alignas(1024) WideDecodeShared : WideStages<kHeadDim>,
   // Within and between warpgroups.
   float of_warps[kGroups][kRows][kGroupWarps];
   float first_max[kRows], first_sum[kRows];
+  int next_is_there[kGroups][2];                             // a warpgroup's next stage, by turns
   int seen_begin[kGroups][kRows], seen_end[kGroups][kRows];  // the keys that each row sees
   DecodeSlot slots[kSlots];
 };

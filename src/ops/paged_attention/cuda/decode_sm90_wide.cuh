@@ -99,7 +99,20 @@ __device__ __forceinline__ void StoreWeights(unsigned to, const float (&w)[kTile
   FenceForMatrixReads();
 }
 
-// sums += values * weights of 64 keys.
+// logits = keys * queries of 64 keys; does not wait.
+template <int kTiles>
+__device__ __forceinline__ void StartLogits(float (&s)[kTiles][4], unsigned keys, unsigned query) {
+  WarpgroupFence();
+#pragma unroll
+  for (int block = 0; block < kDimBlocks; ++block) {
+    const int at = (block / 4 * 1024 + block % 4 * 32) / 16;
+    WarpgroupProduct<Operand, 8 * kTiles, kGroupBytes, kGroupBytes, false>(s, keys + at, query + at,
+                                                                           block > 0);
+  }
+  WarpgroupCommit();
+}
+
+// sums += values * weights of 64 keys; may leave the last products under way.
 template <int kTiles>
 __device__ __forceinline__ void AddValues(float (&o)[kPanels][kTiles][4], unsigned values,
                                           unsigned weights) {
@@ -130,9 +143,15 @@ __device__ __forceinline__ void AddValues(float (&o)[kPanels][kTiles][4], unsign
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) add(o[panel], panel, false);
     WarpgroupCommit();
-    WarpgroupWait<0>(o[0]);
-    HoldRegisters(o[kPanels - 1]);
   }
+}
+
+// Waits until no more than so many products behind the values' are under way.
+template <int kPending, int kTiles>
+__device__ __forceinline__ void WaitForValues(float (&o)[kPanels][kTiles][4]) {
+  WarpgroupWait<kPending>(o[0]);
+#pragma unroll
+  for (int panel = 1; panel < kPanels; ++panel) HoldRegisters(o[panel]);
 }
 
 // A warp's part of a piece of up to 8 * kTiles rows.
@@ -172,99 +191,118 @@ __device__ __forceinline__ void ComputeWidePiece(const Params& p, DecodeMemory& 
   // The other warpgroup's stages, in a ring that may have an odd number of them: this one waits for
   // each of their phases too, and frees them too, since a phase that it missed would be mistaken
   // for the one before. It does so beside its own products.
-  Place<DecodeMemory::kStages> others;
-  bool passes = false;
-  const auto pass = [&] {
-    if (passes) {
-      Wait(At(shared.full, others), others.parity);
-      if (lane == 0) Arrive(At(shared.empty, others));
-    }
-    passes = false;
+  const auto pass = [&](const Place<DecodeMemory::kStages>& others) {
+    Wait(At(shared.full, others), others.parity);
+    if (lane == 0) Arrive(At(shared.empty, others));
   };
-  for (int i = 0; i < slot.stages; ++i) {
-    if (turn != group) {
-      others = stage;
-      passes = true;
-    } else {
-      // Wait for the keys and values.
-      Wait(At(shared.full, stage), stage.parity);
-      const int key0 = first_key + i * DecodeMemory::kStageKeys;
-      // What the compiler knows here to be equal in a warp it adds to in uniform registers; what it
-      // knew before the loop it would move there, once for each matrix instruction.
-      const unsigned keys = Uniform(SharedAddress(shared.stages[stage.index].keys));
-      const unsigned values = keys + DecodeMemory::kTileBytes;
-      const unsigned query = Uniform(MatrixAddress(SharedAddress(queries), 0));
+  const auto release = [&](const Place<DecodeMemory::kStages>& own) {
+    __syncwarp();
+    if (lane == 0) Arrive(At(shared.empty, own));
+  };
+  // What the compiler knows to be equal in a warp beside the matrix instructions it adds to in
+  // uniform registers; what it knew before the loop it would move there, once for each of them.
+  const auto keys_of = [&](const Place<DecodeMemory::kStages>& own) {
+    return Uniform(SharedAddress(shared.stages[own.index].keys));
+  };
+  float s[kTiles][4];
+  const auto start_logits = [&](const Place<DecodeMemory::kStages>& own) {
+    Wait(At(shared.full, own), own.parity);
+    StartLogits(s, MatrixAddress(keys_of(own), 0),
+                Uniform(MatrixAddress(SharedAddress(queries), 0)));
+  };
 
-      // Logits.
-      float s[kTiles][4];
-      WarpgroupFence();
+  // Weighs the logits that are under way, and starts to add the stage's values.
+  Place<DecodeMemory::kStages> before = stage, own = stage, next;
+  const auto start_values = [&](int i) {
+    const int key0 = first_key + i * DecodeMemory::kStageKeys;
+    const unsigned values = keys_of(own) + DecodeMemory::kTileBytes;
+    const unsigned own_weights = SharedAddress(shared.weights[group][place]) + lane_weights;
+    const unsigned weights = Uniform(MatrixAddress(SharedAddress(shared.weights[group][place]), 0));
+    const unsigned value = Uniform(MatrixAddress(values, 1024));
+    if (i > 0) pass(before);
+    const bool mask = hidden.SomeOf(key0);
+    if (mask) found |= hidden.CleanValues(tile, values + warp * kWarpBytes, key0);
+    WarpgroupWait<0>(s);
+    if (logit.negate) {
 #pragma unroll
-      for (int block = 0; block < kDimBlocks; ++block) {
-        const int at = (block / 4 * 1024 + block % 4 * 32) / 16;
-        WarpgroupProduct<Operand, kN, kGroupBytes, kGroupBytes, false>(
-            s, MatrixAddress(keys, 0) + at, query + at, block > 0);
+      for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) s[t][j] = -s[t][j];
       }
-      WarpgroupCommit();
-      const unsigned own_weights = SharedAddress(shared.weights[group][place]) + lane_weights;
-      const unsigned weights =
-          Uniform(MatrixAddress(SharedAddress(shared.weights[group][place]), 0));
-      const unsigned value = Uniform(MatrixAddress(values, 1024));
-      place ^= 1;
-      pass();
-      const bool mask = hidden.SomeOf(key0);
-      if (mask) found |= hidden.CleanValues(tile, values + warp * kWarpBytes, key0);
-      WarpgroupWait<0>(s);
-      if (logit.negate) {
+    }
+
+    // Softmax.
+    if constexpr (SOFT_CAP) Cap(s, {logit.cap_in, logit.cap_in});
+    if (mask) HideKeys(seen_begin, seen_end, key0 + lane / 4, s);
+
+    // Weights relative to the maxima so far, in the hope that none of them rises: the barrier
+    // behind the weights is also the vote whether one does.
+    float sum[kTiles][2];
+    const auto weigh = [&] {
+      float w[kTiles][4];
 #pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
+      for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-          for (int j = 0; j < 4; ++j) s[t][j] = -s[t][j];
-        }
+        for (int j = 0; j < 4; ++j) w[t][j] = s[t][j];
+        sum[t][0] = softmax.sum[t][0], sum[t][1] = softmax.sum[t][1];
       }
-
-      // Softmax.
-      if constexpr (SOFT_CAP) Cap(s, {logit.cap_in, logit.cap_in});
-      if (mask) HideKeys(seen_begin, seen_end, key0 + lane / 4, s);
-
-      // Weights relative to the maxima so far, in the hope that none of them rises: the barrier
-      // behind the weights is also the vote whether one does.
-      float sum[kTiles][2];
-      const auto weigh = [&] {
-        float w[kTiles][4];
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) w[t][j] = s[t][j];
-          sum[t][0] = softmax.sum[t][0], sum[t][1] = softmax.sum[t][1];
-        }
-        softmax.Exponentiate(w, sum);
-        StoreWeights(own_weights, w);
-      };
+      softmax.Exponentiate(w, sum);
+      StoreWeights(own_weights, w);
+    };
+    if (warp == 0 && lane == 0) {
+      shared.next_is_there[group][place] = HasEnded(At(shared.full, next), next.parity);
+    }
+    weigh();
+    if (warps.Any(softmax.Rises(s))) {
+      softmax.Raise(s, warps);
       weigh();
-      if (warps.Any(softmax.Rises(s))) {
-        softmax.Raise(s, warps);
-        weigh();
-        warps.Sync();
-      }
+      warps.Sync();
+    }
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) softmax.sum[t][0] = sum[t][0], softmax.sum[t][1] = sum[t][1];
+    for (int t = 0; t < kTiles; ++t) softmax.sum[t][0] = sum[t][0], softmax.sum[t][1] = sum[t][1];
 
-      // Values times weights.
-      AddValues(softmax.o, value, weights);
+    // Values times weights.
+    AddValues(softmax.o, value, weights);
+  };
 
-      // Free the stage.
-      __syncwarp();
-      if (lane == 0) Arrive(At(shared.empty, stage));
+  const int stages = slot.stages;
+  if (first_stage > 0) own.Next();
+  if (first_stage < stages) {
+    start_logits(own);
+    int i = first_stage;
+    for (; i + kGroups < stages; i += kGroups) {
+      next = own;
+      next.Next(), next.Next();
+      start_values(i);
+      // Behind the values the next logits, if their stage is there: else this one is freed first.
+      if (shared.next_is_there[group][place] != 0) {
+        start_logits(next);
+        WaitForValues<1>(softmax.o);
+        release(own);
+      } else {
+        WaitForValues<0>(softmax.o);
+        release(own);
+        start_logits(next);
+      }
+      place ^= 1;
+      before = own;
+      before.Next();
+      own = next;
+      if ((i | 1) % kLevelStages == kLevelStages - 1) {
+        level->Take(softmax, !in_level);
+        in_level = true;
+      }
     }
-    stage.Next();
-    turn ^= 1;
-    if (i % kLevelStages == kLevelStages - 1) {
-      level->Take(softmax, !in_level);
-      in_level = true;
-    }
+    start_values(i);
+    WaitForValues<0>(softmax.o);
+    release(own);
+    before = own;
+    before.Next();
   }
-
-  pass();
+  // Of the piece's last stage, unless it was this warpgroup's.
+  if ((first_stage + stages) % kGroups == 0 && stages > 0) pass(before);
+  stage.Skip(stages);
+  turn ^= stages % kGroups;
 
   // Finish the sums.
   if (in_level) level->Give(softmax);

@@ -46,6 +46,11 @@ struct Place {
   __device__ __forceinline__ void Next() {
     if (++index == kCount) index = 0, parity ^= 1;
   }
+  __device__ __forceinline__ void Skip(int places) {
+    const int turns = (index + places) / kCount;
+    index += places - turns * kCount;
+    parity ^= turns & 1;
+  }
 };
 
 template <int kCount>
