@@ -1,5 +1,6 @@
 // Decode and prefill on the Host, and how fast memory can be read at all. Decode of one sequence of
-// 2048 is from the processor's cache, where it is the arithmetic that counts:
+// 2048 is from the processor's cache, of 128 from a core's own, where it is the arithmetic that
+// counts:
 //   ninja -C build/release paged_attention_bench && build/release/paged_attention_bench
 #include <benchmark/benchmark.h>
 
