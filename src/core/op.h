@@ -48,7 +48,9 @@ class Plan {
   virtual ~Plan() = default;
 
   // `call` has the types the plan was made for. On CUDA it only enqueues work on the stream: no
-  // allocation, no module load, no synchronisation, so that it may be captured into a graph.
+  // allocation, no module load, no synchronisation, so that it may be captured into a graph. (The
+  // first call with tensors that start at no multiple of 16 bytes may load kernels:
+  // src/cuda/unaligned_plan.h.)
   virtual Status Run(const Call& call, const ExecutionContext& context) const = 0;
 };
 

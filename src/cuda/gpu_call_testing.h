@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <random>
 #include <vector>
 
 #include "src/core/op.h"
@@ -34,23 +35,32 @@ inline Bytes HostBytes(const TensorView& view) {
 
 // Runs a call of Host tensors on the GPU: arguments are copied there, results come back as bytes.
 // `aliases[i]`: the argument whose buffer result i shares, or -1. `plan`: in place of the op's own.
+// With `shifts` tensors start at random multiples of their element size, but for scratch.
 inline StatusOr<std::vector<Bytes>> RunOnGpu(const Op& op, const Call& host,
-                                             std::vector<int> aliases, const Plan* plan = nullptr) {
-  XLA_GPU_ASSIGN_OR_RETURN(const auto specs,
-                           InferTypes(op, Platform::kCuda, {host.args, {}, host.attributes}));
+                                             std::vector<int> aliases, const Plan* plan = nullptr,
+                                             std::mt19937_64* shifts = nullptr) {
+  const auto shift = [&](DType dtype) {
+    return shifts == nullptr ? 0 : (*shifts)() % 40 * static_cast<size_t>(DTypeSize(dtype));
+  };
+  XLA_GPU_ASSIGN_OR_RETURN(const auto inferred,
+                           InferResults(op, Platform::kCuda, {host.args, {}, host.attributes}));
   std::vector<std::unique_ptr<DeviceBuffer<char>>> memory;
   std::vector<TensorView> args, results;
   for (const TensorView& arg : host.args) {
-    memory.push_back(std::make_unique<DeviceBuffer<char>>(HostBytes(arg), TestGuards()));
+    memory.push_back(
+        std::make_unique<DeviceBuffer<char>>(HostBytes(arg), TestGuards(), shift(arg.dtype)));
     args.push_back({memory.back()->data(), arg.dtype, arg.shape});
   }
   std::vector<DeviceBuffer<char>*> outputs;
-  for (size_t i = 0; i < specs.size(); ++i) {
+  for (size_t i = 0; i < inferred.size(); ++i) {
     const int alias = i < aliases.size() ? aliases[i] : -1;
-    TensorView view{nullptr, specs[i].dtype, specs[i].shape};
+    const TensorSpec& type = inferred[i].type;
+    TensorView view{nullptr, type.dtype, type.shape};
     if (alias < 0) {
+      const bool scratch = inferred[i].spec->kind == ResultKind::kScratch;
       memory.push_back(std::make_unique<DeviceBuffer<char>>(
-          Bytes(static_cast<size_t>(view.size_bytes()), '\xff'), TestGuards()));
+          Bytes(static_cast<size_t>(view.size_bytes()), '\xff'), TestGuards(),
+          scratch ? 0 : shift(view.dtype)));
     }
     outputs.push_back(alias < 0 ? memory.back().get() : memory[static_cast<size_t>(alias)].get());
     view.data = outputs.back()->data();

@@ -37,20 +37,23 @@ enum class Guards { kOn, kOff };
 
 // Owns device memory that holds `size` elements, with guard bytes on both sides to catch writes
 // outside of it. Without guard bytes an access outside is one outside of the allocation, which
-// compute-sanitizer reports.
+// compute-sanitizer reports. The elements begin `shift` bytes past an address that is a multiple of
+// 256.
 template <typename T>
 class DeviceBuffer {
  public:
-  explicit DeviceBuffer(size_t size, Guards guards = Guards::kOn)
-      : size_(size), guard_bytes_(guards == Guards::kOn ? kGuardBytes : 0) {
+  explicit DeviceBuffer(size_t size, Guards guards = Guards::kOn, size_t shift = 0)
+      : size_(size),
+        guard_bytes_(guards == Guards::kOn ? kGuardBytes : 0),
+        front_bytes_(guard_bytes_ + shift) {
     using Alloc = CUresult(DevicePointer*, size_t);
     using Fill = CUresult(DevicePointer, unsigned char, size_t);
     CallDriver("cuMemAlloc_v2", static_cast<Alloc*>(nullptr), &base_, total());
     CallDriver("cuMemsetD8_v2", static_cast<Fill*>(nullptr), base_, kGuard, total());
     SynchronizeDevice();
   }
-  explicit DeviceBuffer(const std::vector<T>& values, Guards guards = Guards::kOn)
-      : DeviceBuffer(values.size(), guards) {
+  explicit DeviceBuffer(const std::vector<T>& values, Guards guards = Guards::kOn, size_t shift = 0)
+      : DeviceBuffer(values.size(), guards, shift) {
     CopyFrom(values);
   }
   ~DeviceBuffer() {
@@ -60,29 +63,30 @@ class DeviceBuffer {
   DeviceBuffer(const DeviceBuffer&) = delete;
   DeviceBuffer& operator=(const DeviceBuffer&) = delete;
 
-  T* data() const { return reinterpret_cast<T*>(base_ + guard_bytes_); }
+  T* data() const { return reinterpret_cast<T*>(base_ + front_bytes_); }
   size_t size() const { return size_; }
 
   void CopyFrom(const std::vector<T>& values) {
     using Copy = CUresult(DevicePointer, const void*, size_t);
     if (values.empty()) return;
-    CallDriver("cuMemcpyHtoD_v2", static_cast<Copy*>(nullptr), base_ + guard_bytes_,
+    CallDriver("cuMemcpyHtoD_v2", static_cast<Copy*>(nullptr), base_ + front_bytes_,
                static_cast<const void*>(values.data()), values.size() * sizeof(T));
     SynchronizeDevice();  // the copy may return early, and streams of tests do not wait for it
   }
   // Waits for the default stream only: synchronise other streams first.
   std::vector<T> ToHost() const {
     std::vector<T> values(size_);
-    if (size_ > 0) CopyOut(values.data(), guard_bytes_, size_ * sizeof(T));
+    if (size_ > 0) CopyOut(values.data(), front_bytes_, size_ * sizeof(T));
     return values;
   }
   bool GuardsIntact() const {
     std::vector<unsigned char> bytes(total());
     CopyOut(bytes.data(), 0, bytes.size());
-    for (size_t i = 0; i < guard_bytes_; ++i) {
-      if (bytes[i] != kGuard || bytes[bytes.size() - 1 - i] != kGuard) return false;
-    }
-    return true;
+    const auto is_guard = [](unsigned char byte) { return byte == kGuard; };
+    const auto back = bytes.end() - static_cast<ptrdiff_t>(guard_bytes_);
+    return std::all_of(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(front_bytes_),
+                       is_guard) &&
+           std::all_of(back, bytes.end(), is_guard);
   }
 
  private:
@@ -90,7 +94,9 @@ class DeviceBuffer {
   static constexpr unsigned char kGuard = 0xa5;
 
   // An allocation must not be empty.
-  size_t total() const { return std::max<size_t>(size_ * sizeof(T) + 2 * guard_bytes_, 1); }
+  size_t total() const {
+    return std::max<size_t>(front_bytes_ + size_ * sizeof(T) + guard_bytes_, 1);
+  }
   void CopyOut(void* to, size_t offset, size_t bytes) const {
     using Copy = CUresult(void*, DevicePointer, size_t);
     CallDriver("cuMemcpyDtoH_v2", static_cast<Copy*>(nullptr), to, base_ + offset, bytes);
@@ -98,6 +104,7 @@ class DeviceBuffer {
 
   size_t size_;
   size_t guard_bytes_;
+  size_t front_bytes_;
   DevicePointer base_ = 0;
 };
 

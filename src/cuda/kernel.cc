@@ -219,15 +219,4 @@ StatusOr<std::shared_ptr<const Kernel>> GetKernel(const KernelSpec& spec, int de
   return std::shared_ptr<const Kernel>(std::move(kernel));
 }
 
-Status CheckAligned(std::string_view op,
-                    std::initializer_list<std::pair<const void*, const char*>> tensors) {
-  for (const auto& [pointer, name] : tensors) {
-    if (reinterpret_cast<uintptr_t>(pointer) % 16 == 0) continue;
-    return InvalidArgument(op, ": ", name, " lies at address ", pointer,
-                           "; on CUDA it must be a multiple of 16: pass a whole tensor, or "
-                           "copy the slice");
-  }
-  return OkStatus();
-}
-
 }  // namespace xla_gpu::cuda

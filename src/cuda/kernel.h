@@ -4,13 +4,10 @@
 
 #include <array>
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "src/core/status.h"
@@ -56,10 +53,6 @@ class Kernel {
 // `max_dynamic_shared_bytes` is the most any launch will ask for.
 StatusOr<std::shared_ptr<const Kernel>> GetKernel(const KernelSpec& spec, int device_ordinal,
                                                   uint32_t max_dynamic_shared_bytes);
-
-// An error of `op` if one of its tensors is not aligned to 16 bytes, which kernels copy at a time.
-Status CheckAligned(std::string_view op,
-                    std::initializer_list<std::pair<const void*, const char*>> tensors);
 
 }  // namespace xla_gpu::cuda
 

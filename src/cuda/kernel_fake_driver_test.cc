@@ -5,7 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
+#include <thread>
 
 #include "src/core/op_registry.h"
 #include "src/core/plan_cache.h"
@@ -17,6 +19,7 @@
 #include "src/cuda/kernel.h"
 #include "src/cuda/tensor_map.h"
 #include "src/cuda/test_util.h"
+#include "src/cuda/unaligned_plan.h"
 
 namespace xla_gpu::cuda {
 namespace {
@@ -430,6 +433,62 @@ TEST_F(FakeDriverTest, TensorMapsAreMadeOnceAnAddressWithoutTheDevice) {
     alignas(64) char map[128] = {};
     return !(*GetDeviceInfo(0))->tensor_maps &&
            Has(TensorMaps(spec).Write(nullptr, map).message(), "install one of CUDA 12");
+  });
+}
+
+// Each of two plans adds to a text which it is; calls bring one tensor.
+TEST_F(FakeDriverTest, UnalignedTensorsHaveAPlanOfTheirOwn) {
+  const auto run = [](const Plan& plan, uintptr_t address, DType dtype = DType::kBF16) {
+    const std::vector<int64_t> shape = {4};
+    const TensorView x = {reinterpret_cast<void*>(address), dtype, shape};
+    const Attributes none;
+    return plan.Run({{&x, 1}, {}, &none}, {.stream = reinterpret_cast<void*>(99)}).ToString();
+  };
+  using Other = std::shared_ptr<const UnalignedPlan>;
+  static std::string ran;
+  static std::atomic<int> made = 0, failures = 0;
+  const auto make = [](const Other& unaligned) -> StatusOr<std::unique_ptr<Plan>> {
+    if (++made == 2 && failures-- > 0) return --made, Internal("no kernel");
+    return MakePlan([unaligned](const Call& call, const ExecutionContext& context) -> Status {
+      const Place found = FirstUnaligned({{nullptr, "absent"}, {call.args[0].data, "x"}});
+      if (found && unaligned != nullptr) return unaligned->Run(found, call, context);
+      ran += unaligned == nullptr ? 'u' : 'a';
+      return OkStatus();
+    });
+  };
+  InProcess("12080", "", [&] {
+    failures = 1;
+    const auto plan = *MakePlanOfAnyAlignment("op", make);
+    const bool usual = run(*plan, 64) == "OK" && run(*plan, 48) == "OK" && made == 1;
+    const bool wrong =
+        Has(run(*plan, 67), "op: argument 0, bf16[4], lies at address 0x43, no multiple of") &&
+        Has(run(*plan, 66, DType::kF32), "its element size") && made == 1;
+    setenv("FAKE_CUDA_CAPTURING", "1", 1);
+    const bool refused =
+        Has(run(*plan, 66),
+            "op: x lies at address 0x42, no multiple of 16, and the kernels for "
+            "such tensors cannot be loaded while a graph is captured: call it once");
+    unsetenv("FAKE_CUDA_CAPTURING");
+    const bool failed = Has(run(*plan, 66), "no kernel");  // which is not kept
+    const bool other = run(*plan, 66) == "OK" && run(*plan, 67, DType::kI8) == "OK" && made == 2;
+    setenv("FAKE_CUDA_CAPTURING", "1", 1);
+    return usual && wrong && refused && failed && other && run(*plan, 66) == "OK" &&
+           run(*plan, 0) == "OK" && Equal(ran, "aauuua");
+  });
+  InProcess("12080", "", [&] {  // several threads at once: the plan that stays is one of theirs
+    static std::atomic<int> calls = 0;
+    const auto count = [](const Other& unaligned) {
+      return MakePlan([unaligned](const Call& call, const ExecutionContext& context) -> Status {
+        if (unaligned != nullptr) return unaligned->Run({call.args[0].data, "x"}, call, context);
+        ++calls;
+        return OkStatus();
+      });
+    };
+    const auto plan = *MakePlanOfAnyAlignment("op", count);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 8; ++i) threads.emplace_back([&] { run(*plan, 66); });
+    for (std::thread& thread : threads) thread.join();
+    return calls == 8;
   });
 }
 

@@ -26,10 +26,30 @@ struct alignas(kCount * sizeof(T)) Vector {
   T x[kCount];
 };
 
+// Kernels are compiled with UNALIGNED for calls whose tensors start at multiples of their element
+// size alone: then these two load and store single elements.
+
+// In one instruction.
+template <typename T, int kCount>
+__device__ __forceinline__ Vector<T, kCount> LoadVector(const T* from) {
+#ifdef UNALIGNED
+  Vector<T, kCount> vector;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) vector.x[i] = from[i];
+  return vector;
+#else
+  return *reinterpret_cast<const Vector<T, kCount>*>(from);
+#endif
+}
+
 // Stores to global memory in one instruction; `to` is aligned to the whole vector. Of an assignment
 // compilers make one store an element where elements are narrow.
 template <typename T, int kCount>
 __device__ __forceinline__ void StoreVector(void* to, const Vector<T, kCount>& vector) {
+#ifdef UNALIGNED
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) static_cast<T*>(to)[i] = vector.x[i];
+#else
   constexpr int kBytes = kCount * sizeof(T);
   const auto at = __cvta_generic_to_global(to);
   const auto* words = reinterpret_cast<const unsigned*>(&vector);
@@ -45,6 +65,7 @@ __device__ __forceinline__ void StoreVector(void* to, const Vector<T, kCount>& v
   } else {
     *static_cast<Vector<T, kCount>*>(to) = vector;
   }
+#endif
 }
 
 template <typename A, typename B>

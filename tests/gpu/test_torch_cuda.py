@@ -18,6 +18,7 @@ from torch.library import opcheck
 from torch_calls import (
     attention_function,
     attention_op,
+    shifted,
     small_batch,
     to_numpy,
     torch_args,
@@ -62,6 +63,41 @@ def test_update_kv_cache(group):
         for one, cache, expected in zip(update_op(args, in_place), caches, want, strict=True):
             assert (one.data_ptr() == cache.data_ptr()) == in_place
             check_cache(to_numpy(one), expected)
+
+
+@pytest.mark.parametrize("group", range(8))
+def test_views_that_start_anywhere(group, histogram):
+    rng = np.random.default_rng([290, group])
+    static = random_static(rng)
+    for number in range(4):
+        case = paged_attention_case(static, rng)
+        args = torch_args(case, "cuda")
+        args = {n: shifted(t, int(rng.integers(0, 20))) for n, t in args.items()}
+        out, lse = attention_op(static, args)
+        check_attention(case, to_numpy(out), None if lse is None else to_numpy(lse), histogram)
+        case = update_case(static, rng)
+        want = update_oracle(**case.args)
+        args = torch_args(case, "cuda")
+        args = {n: shifted(t, int(rng.integers(0, 20))) for n, t in args.items()}
+        got = update_op(args, number % 2 == 1)
+        for one, expected in zip(got, want if isinstance(want, tuple) else (want,), strict=True):
+            check_cache(to_numpy(one), expected)
+
+
+def test_a_view_is_captured_after_its_first_call():
+    query, cache, *rest = small_batch("cuda", torch.bfloat16)
+    query = shifted(query)
+    ops.paged_attention(query.clone(), cache, *rest, 0.3)
+    message = "query lies at address .*, no multiple of 16, .* call it once before the capture"
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        query + 1
+        with pytest.raises(xla_gpu.XlaGpuError, match=message):
+            ops.paged_attention(query, cache, *rest, 0.3)
+    graph, out = capture(lambda: ops.paged_attention(query, cache, *rest, 0.3))
+    query.normal_()
+    graph.replay()
+    want = ops.paged_attention(query.clone(), cache, *rest, 0.3)
+    torch.testing.assert_close(out, want, rtol=2e-2, atol=2e-2)
 
 
 def test_simple_add():

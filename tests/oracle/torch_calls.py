@@ -26,6 +26,12 @@ def to_torch(array: np.ndarray, device: str = "cpu") -> torch.Tensor:
     return torch.from_numpy(array).to(device)
 
 
+def shifted(tensor: torch.Tensor, elements: int = 1) -> torch.Tensor:
+    """The same numbers as a view that starts `elements` past an aligned address."""
+    whole = torch.empty(tensor.numel() + elements, dtype=tensor.dtype, device=tensor.device)
+    return whole[elements:].view(tensor.shape).copy_(tensor)
+
+
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """The same numbers as an array (of an ml_dtypes dtype where NumPy has none)."""
     tensor = tensor.detach().cpu()

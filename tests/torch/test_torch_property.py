@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import ragged_v3
+import torch
 from attention_oracle import update_kv_cache as update_oracle
 from compare import check_attention, check_cache
 from problems import paged_attention_case, random_static, update_case
@@ -10,6 +11,7 @@ from torch_calls import (
     attention_function,
     attention_op,
     random_v3,
+    shifted,
     to_numpy,
     to_torch,
     torch_args,
@@ -55,6 +57,33 @@ def test_update_kv_cache(group):
                 np.testing.assert_array_equal(
                     to_numpy(cache).view(np.uint8), np.ascontiguousarray(before).view(np.uint8)
                 )
+
+
+@pytest.mark.parametrize("group", range(6))
+def test_views_that_start_anywhere(group, histogram):
+    rng = np.random.default_rng([185, group])
+
+    def moved(args):
+        return {name: shifted(t, int(rng.integers(0, 20))) for name, t in args.items()}
+
+    static, v3 = random_static(rng), random_v3(rng)
+    for number in range(CASES_A_GROUP):
+        case = paged_attention_case(static, rng)
+        out, lse = attention_op(static, moved(torch_args(case)))
+        check_attention(case, to_numpy(out), None if lse is None else to_numpy(lse), histogram)
+        case = update_case(static, rng)
+        want = update_oracle(**case.args)
+        got = update_op(moved(torch_args(case)), number % 2 == 1)
+        for one, expected in zip(got, want if isinstance(want, tuple) else (want,), strict=True):
+            check_cache(to_numpy(one), expected)
+        case = ragged_v3.v3_case(v3, rng)
+        args = moved({name: to_torch(array) for name, array in v3_arrays(case).items()})
+        out, cache = v3_op(v3, args, number % 2 == 1)
+        ragged_v3.check(case, to_numpy(out), to_numpy(cache), histogram)
+        lhs, rhs = torch.randn(9, 37, dtype=torch.bfloat16), torch.randn(2, 37, 41).bfloat16()
+        sizes = torch.tensor([4, 5], dtype=torch.int32)
+        product = torch.ops.xla_gpu.grouped_matmul
+        assert torch.equal(product(lhs, rhs, sizes), product(shifted(lhs), shifted(rhs, 3), sizes))
 
 
 @pytest.mark.parametrize("group", range(V3_GROUPS))

@@ -10,6 +10,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/core/op_registry.h"
@@ -22,6 +23,7 @@
 
 namespace xla_gpu::paged_attention {
 
+using paged_cache::kLeastAlignment;
 using paged_cache::Layout;
 using paged_cache::OwnedTensor;
 
@@ -56,6 +58,7 @@ struct CaseSpec {
   int64_t v_scale_size = 0;
   int64_t non_finite = 0;  // elements of keys and values that are NaN or infinite
   bool disorder = false;   // Disorder of the indices
+  int64_t shift = 0;       // elements by which tensors start past a multiple of 16 bytes
 
   std::string ToString() const {
     return StrCat("query ", DTypeName(query_dtype), " cache ", DTypeName(cache_dtype), " out '",
@@ -65,7 +68,7 @@ struct CaseSpec {
                   " context_lens ", StrJoin(context_lens, ","), " scale ", scale, " window ",
                   sliding_window, " cap ", soft_cap, " causal ", causal, " sinks ", sinks,
                   " k_scale ", k_scale_size, " v_scale ", v_scale_size, " non_finite ", non_finite,
-                  " disorder ", disorder);
+                  " disorder ", disorder, " shift ", shift);
   }
 };
 
@@ -194,34 +197,35 @@ class Case {
 
   void MakeTensors() {
     const CaseSpec& s = spec_;
+    const auto make = [&s](DType dtype, std::vector<int64_t> dims) {
+      return OwnedTensor(dtype, std::move(dims), kLeastAlignment, s.shift);
+    };
     int64_t tokens = s.padding_rows;
     for (int64_t n : s.query_lens) tokens += n;
     const int64_t q_heads = s.kv_heads * s.group_size;
-    query = OwnedTensor(s.query_dtype, {tokens, q_heads, s.head_dim});
+    query = make(s.query_dtype, {tokens, q_heads, s.head_dim});
     switch (s.layout) {
       case Layout::kInterleaved:
-        kv_cache =
-            OwnedTensor(s.cache_dtype, {num_pages(), s.page_size, 2 * s.kv_heads, s.head_dim});
+        kv_cache = make(s.cache_dtype, {num_pages(), s.page_size, 2 * s.kv_heads, s.head_dim});
         break;
       case Layout::kPair:
-        kv_cache = OwnedTensor(s.cache_dtype, {num_pages(), s.page_size, s.kv_heads, s.head_dim});
-        v_cache = OwnedTensor(s.cache_dtype, {num_pages(), s.page_size, s.kv_heads, s.head_dim});
+        kv_cache = make(s.cache_dtype, {num_pages(), s.page_size, s.kv_heads, s.head_dim});
+        v_cache = make(s.cache_dtype, {num_pages(), s.page_size, s.kv_heads, s.head_dim});
         break;
       case Layout::kStacked:
-        kv_cache =
-            OwnedTensor(s.cache_dtype, {2, num_pages(), s.page_size, s.kv_heads, s.head_dim});
+        kv_cache = make(s.cache_dtype, {2, num_pages(), s.page_size, s.kv_heads, s.head_dim});
     }
-    context_lens = OwnedTensor(DType::kI32, {s.max_seqs});
-    block_tables = OwnedTensor(DType::kI32, {s.max_seqs, s.max_pages});
-    query_start_loc = OwnedTensor(DType::kI32, {s.max_seqs + 1});
-    num_seqs = OwnedTensor(DType::kI32, {1});
-    if (s.sinks) sinks = OwnedTensor(DType::kF32, {q_heads});
-    if (s.k_scale_size > 0) k_scale = OwnedTensor(DType::kF32, {s.k_scale_size});
-    if (s.v_scale_size > 0) v_scale = OwnedTensor(DType::kF32, {s.v_scale_size});
+    context_lens = make(DType::kI32, {s.max_seqs});
+    block_tables = make(DType::kI32, {s.max_seqs, s.max_pages});
+    query_start_loc = make(DType::kI32, {s.max_seqs + 1});
+    num_seqs = make(DType::kI32, {1});
+    if (s.sinks) sinks = make(DType::kF32, {q_heads});
+    if (s.k_scale_size > 0) k_scale = make(DType::kF32, {s.k_scale_size});
+    if (s.v_scale_size > 0) v_scale = make(DType::kF32, {s.v_scale_size});
     const DType out_dtype =
         s.out_dtype.empty() ? s.query_dtype : DTypeFromName(s.out_dtype).value();
-    out = OwnedTensor(out_dtype, {tokens, q_heads, s.head_dim});
-    if (s.return_lse) lse = OwnedTensor(DType::kF32, {tokens, q_heads});
+    out = make(out_dtype, {tokens, q_heads, s.head_dim});
+    if (s.return_lse) lse = make(DType::kF32, {tokens, q_heads});
   }
 
   // Real keys and values for the tokens of each context alone.

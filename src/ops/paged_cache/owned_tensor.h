@@ -16,19 +16,22 @@ namespace xla_gpu::paged_cache {
 // The three shapes of ParseCacheShape.
 enum class Layout { kInterleaved, kPair, kStacked };
 
-inline constexpr std::align_val_t kLeastAlignment{16};  // that a front end may bring
+inline constexpr std::align_val_t kLeastAlignment{16};  // of whole tensors, in any front end
 struct AlignedDelete {
   std::align_val_t alignment = kLeastAlignment;
-  void operator()(char* memory) const { ::operator delete[](memory, alignment); }
+  size_t shift = 0;
+  void operator()(char* data) const { ::operator delete[](data - shift, alignment); }
 };
 
-// A tensor that owns exactly its bytes.
+// A tensor that owns exactly its bytes, from `shift` elements past an address that is aligned.
 struct OwnedTensor {
   OwnedTensor() = default;
-  OwnedTensor(DType type, std::vector<int64_t> dims, std::align_val_t alignment = kLeastAlignment)
+  OwnedTensor(DType type, std::vector<int64_t> dims, std::align_val_t alignment = kLeastAlignment,
+              int64_t shift = 0)
       : dtype(type), shape(std::move(dims)) {
     const auto bytes = static_cast<size_t>(view().size_bytes());
-    data = {new (alignment) char[bytes](), AlignedDelete{alignment}};
+    const auto before = static_cast<size_t>(shift * DTypeSize(type));
+    data = {new (alignment) char[before + bytes]() + before, AlignedDelete{alignment, before}};
   }
   TensorView view() const { return {data.get(), dtype, shape}; }
   double Get(int64_t i) const { return LoadAsDouble(data.get(), dtype, i); }

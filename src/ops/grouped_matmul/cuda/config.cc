@@ -99,8 +99,8 @@ Config HopperConfig(const Problem& p, const cuda::DeviceInfo& device) {
 
 }  // namespace
 
-Config ChooseConfig(const Problem& p, const cuda::DeviceInfo& device) {
-  if (FitsHopper(p, device)) {
+Config ChooseConfig(const Problem& p, const cuda::DeviceInfo& device, bool aligned) {
+  if (aligned && FitsHopper(p, device)) {
     Config config = HopperConfig(p, device);
     if (IsAccepted(config.boxes->lhs) && IsAccepted(config.boxes->rhs)) return config;
   }

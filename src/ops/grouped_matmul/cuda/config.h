@@ -23,8 +23,9 @@ struct Config {
   std::optional<Boxes> boxes = {};  // of Hopper's kernel
 };
 
-// By the types and sizes alone: how the rows are spread over groups is not known.
-Config ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device);
+// By the types and sizes alone: how the rows are spread over groups is not known. `aligned`: lhs
+// and rhs start at multiples of 16 bytes, else of their element size.
+Config ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device, bool aligned = true);
 
 // All but where a call's tensors lie.
 Params PlanParams(const Problem& problem);

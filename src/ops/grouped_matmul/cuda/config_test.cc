@@ -25,6 +25,13 @@ const cuda::DeviceInfo& Device(int major) {
   return cuda::KnownDevices()[0];
 }
 
+TEST(ChooseConfig, TensorsThatStartAnywhereTakeThePortableKernel) {
+  EXPECT_TRUE(ChooseConfig(kProblem, Device(9)).boxes.has_value());
+  const Config config = ChooseConfig(kProblem, Device(9), /*aligned=*/false);
+  EXPECT_FALSE(config.boxes.has_value());
+  EXPECT_EQ(config.kernel.entry, "grouped_matmul");
+}
+
 TEST(ChooseConfig, TilesGrowWithTheRowsOfAGroup) {
   Problem problem = kProblem;
   for (const auto& [rows, tile] : {std::pair{0.1, "ROWS=16"},

@@ -4,6 +4,7 @@
 
 #include "src/cuda/kernel_specs.h"
 #include "src/cuda/tensor_map.cuh"
+#include "src/cuda/unaligned_plan.h"
 #include "src/ops/grouped_matmul/cuda/config.h"
 
 namespace xla_gpu {
@@ -16,8 +17,12 @@ XLA_GPU_REGISTER_KERNEL_SPECS(kName, CompileCheckSpecs);
 
 class CudaPlan final : public Plan {
  public:
-  CudaPlan(const Problem& problem, const Config& config, std::shared_ptr<const cuda::Kernel> kernel)
-      : params_(PlanParams(problem)), launch_(config.launch), kernel_(std::move(kernel)) {
+  CudaPlan(const Problem& problem, const Config& config, std::shared_ptr<const cuda::Kernel> kernel,
+           std::shared_ptr<const cuda::UnalignedPlan> unaligned)
+      : params_(PlanParams(problem)),
+        launch_(config.launch),
+        kernel_(std::move(kernel)),
+        unaligned_(std::move(unaligned)) {
     if (!config.boxes) return;
     lhs_boxes_ = std::make_unique<cuda::TensorMaps>(config.boxes->lhs);
     rhs_boxes_ = std::make_unique<cuda::TensorMaps>(config.boxes->rhs);
@@ -34,8 +39,8 @@ class CudaPlan final : public Plan {
     params.out = buffers.out;
     TensorMap lhs{}, rhs{};
     if (lhs_boxes_ != nullptr) {
-      XLA_GPU_RETURN_IF_ERROR(
-          cuda::CheckAligned(kName, {{buffers.lhs, "lhs"}, {buffers.rhs, "rhs"}}));
+      const cuda::Place found = cuda::FirstUnaligned({{buffers.lhs, "lhs"}, {buffers.rhs, "rhs"}});
+      if (found) return unaligned_->Run(found, call, context);
       XLA_GPU_RETURN_IF_ERROR(lhs_boxes_->Write(buffers.lhs, &lhs));
       XLA_GPU_RETURN_IF_ERROR(rhs_boxes_->Write(buffers.rhs, &rhs));
     }
@@ -47,6 +52,7 @@ class CudaPlan final : public Plan {
   const Params params_;
   const cuda::LaunchConfig launch_;
   const std::shared_ptr<const cuda::Kernel> kernel_;
+  const std::shared_ptr<const cuda::UnalignedPlan> unaligned_;
   std::unique_ptr<cuda::TensorMaps> lhs_boxes_, rhs_boxes_;  // where tensors lie is known in Run
 };
 
@@ -58,10 +64,14 @@ StatusOr<std::unique_ptr<Plan>> MakeGroupedMatmulCudaPlan(const Call& call, int 
   XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
   XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
   XLA_GPU_RETURN_IF_ERROR(cuda::CheckComputeCapability("grouped_matmul", *device));
-  const Config config = ChooseConfig(problem, *device);
-  XLA_GPU_ASSIGN_OR_RETURN(auto kernel, cuda::GetKernel(config.kernel, device_ordinal,
-                                                        config.launch.dynamic_shared_bytes));
-  return std::unique_ptr<Plan>(std::make_unique<CudaPlan>(problem, config, std::move(kernel)));
+  return cuda::MakePlanOfAnyAlignment(
+      kName, [problem, device](const auto& unaligned) -> StatusOr<std::unique_ptr<Plan>> {
+        const Config config = ChooseConfig(problem, *device, unaligned != nullptr);
+        XLA_GPU_ASSIGN_OR_RETURN(auto kernel, cuda::GetKernel(config.kernel, device->ordinal,
+                                                              config.launch.dynamic_shared_bytes));
+        return std::unique_ptr<Plan>(
+            std::make_unique<CudaPlan>(problem, config, std::move(kernel), unaligned));
+      });
 }
 
 }  // namespace xla_gpu

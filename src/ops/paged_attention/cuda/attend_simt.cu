@@ -1,11 +1,11 @@
 // paged_attention, second launch, in plain f32: the mixtures of types that no tensor-core kernel
-// takes, and heads that it has no room for.
+// takes, heads that it has no room for, and tensors that start at no multiple of 16 bytes.
 //
 // A block holds 16 rows; eight threads share a row: each of them computes the logits of every
 // eighth key, and sums every eighth group of four head dimensions of the values.
 //
 // Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (float, BF16, F16, E4M3, E5M2), HEAD_DIM,
-// SOFT_CAP (0: none, 2).
+// SOFT_CAP (0: none, 2); UNALIGNED (numeric.cuh) or not.
 #include "src/ops/paged_attention/cuda/attend.cuh"
 #include "src/ops/paged_attention/cuda/carry.cuh"
 
@@ -25,7 +25,12 @@ constexpr int kStride = kPadded + 4;
 constexpr int kQuads = kPadded / 4;
 constexpr int kOwnQuads = (kQuads + kLanes - 1) / kLanes;
 constexpr int kTileFloats = kKeys * kStride;
-constexpr int kCarryBlocks = kF32CarryKeys / kKeys;
+// As CarryBytes of config.cc.
+constexpr int kCarryBlocks =
+    (sizeof(Query) == 2 && (kSameType<Query, Cache> || sizeof(Cache) == 1) && kHeadDim <= 128
+         ? kCarryKeys
+         : kF32CarryKeys) /
+    kKeys;
 // Of a thread: a maximum and, twice, the sums of weights and values.
 constexpr int kCarryFloats = 1 + 2 * (1 + 4 * kOwnQuads);
 
@@ -38,16 +43,13 @@ struct Extra {
 template <typename T, int kCount, typename RowAt>
 __device__ __forceinline__ void LoadRows(float* shared, RowAt row_at) {
   if constexpr (kHeadDim % 4 == 0) {
-    struct alignas(4 * sizeof(T)) Quad {
-      T x[4];
-    };
 #pragma unroll 4
     for (int i = threadIdx.x; i < kCount * kQuads; i += kAttendThreads) {
       const int row = i / kQuads, quad = i % kQuads;
       const T* from = row_at(row);
       float4 value = make_float4(0, 0, 0, 0);
       if (from != nullptr) {
-        const Quad q = *reinterpret_cast<const Quad*>(from + quad * 4);
+        const auto q = LoadVector<T, 4>(from + quad * 4);
         value = make_float4(ToFloat(q.x[0]), ToFloat(q.x[1]), ToFloat(q.x[2]), ToFloat(q.x[3]));
       }
       *reinterpret_cast<float4*>(shared + row * kStride + quad * 4) = value;

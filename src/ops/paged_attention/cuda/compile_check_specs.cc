@@ -48,6 +48,8 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
       const Launches launches = MakeLaunches(problem, *ChooseConfig(problem, device));
       add(launches.schedule.spec);
       for (const KernelLaunch& launch : launches.attend) add(launch.spec);
+      if (c.cache != kBF16 || c.head_dim != 128) continue;
+      add(MakeLaunches(problem, *ChooseConfig(problem, device, /*aligned=*/false)).attend[0].spec);
     }
   }
   return specs;

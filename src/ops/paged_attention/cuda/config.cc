@@ -104,11 +104,8 @@ std::vector<std::string> AttendDefines(const Problem& problem, const Config& con
     defines.push_back(StrCat("MIN_BLOCKS=", config.blocks_per_sm));
     defines.push_back(StrCat("BEHIND_PREFILL=", config.prefill_sm90 ? 1 : 0));
   }
+  if (!config.aligned) defines.push_back("UNALIGNED");
   return defines;
-}
-
-std::vector<std::string> ScheduleDefines(const Config& config) {
-  return {StrCat("SCHEDULE_THREADS=", config.schedule_threads)};
 }
 
 // Why prefill items have no launch of their own, where the line does not take everything.
@@ -144,13 +141,14 @@ struct Choice {
   bool prefill = true;
   bool decode = true;
   int cluster = 0;  // in place of the others, where decode could be
+  bool aligned = true;
 };
 
 Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const Choice& choice) {
   constexpr const char* kNotChosen = "not chosen";
-  Config config;
+  Config config{.aligned = choice.aligned};
   config.decode_max_rows = problem.batch_invariant ? kDecodeTileRows : 2 * kDecodeTileRows;
-  if (!TensorCoresTake(problem) || !FitTensorCore(problem, device, config)) {
+  if (!choice.aligned || !TensorCoresTake(problem) || !FitTensorCore(problem, device, config)) {
     config.family = Family::kSimt;
     config.tile_rows = kDecodeTileRows;
     config.tile_keys = 0;
@@ -162,15 +160,19 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
   }
   config.workers = config.prefill_workers = static_cast<int>(
       std::min(int64_t{config.blocks_per_sm} * device.num_sms, MostWorkers(problem)));
-  config.why_not_line = choice.decode ? WhyNotLine(problem, device) : kNotChosen;
+  constexpr const char* kUnaligned = "tensors that start at no multiple of 16 bytes";
+  config.why_not_line = !choice.aligned ? kUnaligned
+                        : choice.decode ? WhyNotLine(problem, device)
+                                        : kNotChosen;
   if (config.why_not_line == nullptr) {
     config.decode_ranges = DecodeRanges(problem, device.num_sms);
     config.decode_sm90 = true;
     config.line_only = IsDecode(problem);
   }
-  config.why_not_prefill = config.line_only  ? "decode takes all"
-                           : !choice.prefill ? kNotChosen
-                                             : WhyNotPrefill(problem, device);
+  config.why_not_prefill = !choice.aligned    ? kUnaligned
+                           : config.line_only ? "decode takes all"
+                           : !choice.prefill  ? kNotChosen
+                                              : WhyNotPrefill(problem, device);
   if (config.why_not_prefill == nullptr) {
     config.prefill_sm90 = true;
     // Tiles of fp8 are converted on their way, which the copy engine cannot do.
@@ -223,7 +225,8 @@ bool BoxesFit(const Problem& problem, const cuda::DeviceInfo& device) {
   return whole && problem.num_pages <= kMaxInt && cuda::IsAccepted(MakeBoxes(problem));
 }
 
-StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device) {
+StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device,
+                              bool aligned) {
   XLA_GPU_RETURN_IF_ERROR(cuda::CheckComputeCapability("paged_attention", device));
   // Rows and places in the partial results are counted in 32 bits.
   const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
@@ -232,7 +235,8 @@ StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& de
                          " heads are too many for the CUDA kernels, which take up to 2^31 "
                          "rows; split the batch");
   }
-  return MakeConfig(problem, device, {.cluster = DecodeCluster(problem, device)});
+  return MakeConfig(problem, device,
+                    {.cluster = DecodeCluster(problem, device), .aligned = aligned});
 }
 
 StatusOr<std::vector<Config>> Alternatives(const Problem& problem, const cuda::DeviceInfo& device) {
@@ -264,9 +268,10 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   const std::string folder = "src/ops/paged_attention/cuda/";
   const auto blocks = [](int count) { return static_cast<uint32_t>(count); };
   Launches launches;
-  launches.schedule = {
-      {folder + "schedule.cu", "paged_attention_schedule", ScheduleDefines(config)},
-      {.block = {blocks(config.schedule_threads), 1, 1}}};
+  launches.schedule = {{folder + "schedule.cu",
+                        "paged_attention_schedule",
+                        {StrCat("SCHEDULE_THREADS=", config.schedule_threads)}},
+                       {.block = {blocks(config.schedule_threads), 1, 1}}};
   const auto add_sm90 = [&](const char* source, const char* entry, int grid, uint32_t block,
                             int64_t shared_bytes, const std::vector<std::string>& own) {
     std::vector<std::string> defines = TypeDefines(problem, config);

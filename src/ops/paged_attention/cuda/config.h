@@ -17,11 +17,13 @@
 namespace xla_gpu::paged_attention {
 
 // kTensorCore: queries over a cache of the same type, or bf16 and f16 ones over fp8. kSimt: plain
-// f32 arithmetic for other mixtures, and for heads that a device's shared memory has no room for.
+// f32 arithmetic for other mixtures, for heads that a device's shared memory has no room for, and
+// for tensors that start at no multiple of 16 bytes.
 enum class Family { kTensorCore, kSimt };
 
 struct Config {
   Family family = Family::kSimt;
+  bool aligned = true;        // the tensors start at multiples of 16 bytes
   int tile_rows = 0;          // query rows that attend does at once, of a prefill item
   int tile_keys = 0;          // keys of a stage of a prefill item (kTensorCore)
   bool prefill_sm90 = false;  // a launch of its own for prefill items (prefill_sm90.cuh)
@@ -45,8 +47,10 @@ struct Config {
 };
 
 // The model's choice: what is likely the fastest for a problem of whose lengths nothing is known.
-// An error where the device or the problem's size is out of what the kernels can do.
-StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device);
+// An error where the device or the problem's size is out of what the kernels can do. `aligned`: all
+// tensors start at multiples of 16 bytes, else of their element size.
+StatusOr<Config> ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device,
+                              bool aligned = true);
 
 // All choices that give right results, each in its own time and with its own rounding; the model's
 // is the first, and the only one of a batch_invariant problem, whose bits no table may change.

@@ -365,6 +365,57 @@ TEST(Workspace, LongContextsCarryTheirSums) {
   }
 }
 
+// Tensors that start anywhere take attend_simt.cu: what it needs must fit the workspace, which is
+// sized where nobody knows where tensors start.
+TEST(Workspace, SufficesForUnalignedTensors) {
+  std::mt19937_64 rng(1);
+  const auto in = [&rng](int64_t lo, int64_t hi) {
+    return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
+  };
+  const DType types[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3FN, DType::kF8E5M2};
+  int carries = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    Problem problem = MakeProblem(types[in(0, 2)], types[in(0, 4)], in(1, 512));
+    problem.kv_heads = in(1, 16);
+    problem.q_heads = problem.kv_heads * in(1, 40);
+    problem.page_size = in(1, 64);
+    problem.max_pages_per_seq = in(1, int64_t{1} << in(0, 16));
+    problem.max_seqs = in(1, 300);
+    problem.tokens = in(1, 3000);
+    problem.batch_invariant = in(0, 3) == 0;
+    const Config config = *ChooseConfig(problem, i % 2 == 0 ? kH200 : kB200, /*aligned=*/false);
+    ASSERT_EQ(config.family, Family::kSimt);
+    const Launches launches = MakeLaunches(problem, config);
+    ASSERT_EQ(launches.attend.size(), 1u);
+    ASSERT_THAT(launches.attend[0].spec.defines, Contains("UNALIGNED"));
+    const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
+    const Params p = PlanParams(problem, config).params;
+    // Tiles of 16 rows, and of split ones a part that has at least a row in each head.
+    const int64_t active = std::min(problem.max_seqs, problem.tokens);
+    ASSERT_EQ(p.prefill_tile_rows, kDecodeTileRows);
+    ASSERT_GE(p.item_capacity, problem.tokens * ((problem.group_size() + 15) / 16) + active +
+                                   p.partial_capacity / problem.kv_heads);
+    ASSERT_LE(p.partial_capacity, layout.partial_capacity);
+    if (problem.batch_invariant && problem.max_context() > kInvariantSplitTokens) {
+      const int64_t splits = std::min<int64_t>(kInvariantMaxSplits, problem.max_context() / 1024);
+      const int64_t rows = std::min(problem.tokens * problem.group_size(), active * 16);
+      ASSERT_LE(config.decode_max_rows, 16);
+      ASSERT_GE(p.partial_capacity, rows * problem.kv_heads * splits);
+    }
+    // As attend_simt.cu computes kCarryBlocks and kCarryFloats.
+    const bool narrow =
+        DTypeSize(problem.query_dtype) == 2 &&
+        (problem.query_dtype == problem.cache_dtype || IsFloat8(problem.cache_dtype));
+    const int64_t most = narrow && problem.head_dim <= 128 ? kCarryKeys : kF32CarryKeys;
+    if (problem.max_context() <= most) continue;
+    const int64_t quads = ((problem.head_dim + 3) / 4 + 7) / 8;
+    ASSERT_GE(layout.total_bytes - layout.carry,
+              4 * config.workers * kAttendThreads * (1 + 2 * (1 + 4 * quads)));
+    ++carries;
+  }
+  EXPECT_GT(carries, 1000);
+}
+
 // Where starts descend, each token may be items of its own.
 TEST(Workspace, HoldsAnItemAToken) {
   Problem problem = MakeProblem();
@@ -453,13 +504,16 @@ TEST_F(ParamsTest, LayoutIsInBytes) {
   EXPECT_EQ(p->lse, nullptr);
 }
 
-TEST_F(ParamsTest, UnalignedTensorsAreNamed) {
+TEST_F(ParamsTest, AnUnalignedWorkspaceIsRefused) {
   Buffers buffers = MakeBuffers();
   buffers.query = memory_ + 2;
   const Problem problem = MakeProblem();
-  auto p = MakeParams(PlanParams(problem, Choose(problem, kH200)), buffers);
+  const PlannedParams planned = PlanParams(problem, Choose(problem, kH200));
+  EXPECT_TRUE(MakeParams(planned, buffers).ok());
+  buffers.workspace = memory_ + 8;
+  auto p = MakeParams(planned, buffers);
   ASSERT_FALSE(p.ok());
-  EXPECT_THAT(p.status().message(), HasSubstr("query lies at address"));
+  EXPECT_THAT(p.status().message(), HasSubstr("workspace lies at address"));
 }
 
 TEST_F(ParamsTest, PageDivisionIsExact) {

@@ -68,6 +68,14 @@ TEST(Describe, SaysWhyNot) {
   expect(gathered, "prefill_sm90.cu", "keys by 16 bytes, not by boxes");
 }
 
+TEST(Describe, TensorsThatStartAnywhere) {
+  const Problem problem = MakePrefill();
+  EXPECT_THAT(
+      Describe(problem, *ChooseConfig(problem, kH200, /*aligned=*/false)),
+      HasSubstr("attend_simt.cu, 320 blocks of 128 threads, 42 KiB; no decode launch: tensors "
+                "that start at no multiple of 16 bytes; no prefill launch: tensors that"));
+}
+
 // Each launch that is missing has its reason, and no other.
 TEST(Describe, ReasonsAreThereWhereLaunchesAreNot) {
   for (const cuda::DeviceInfo& device : {kA100, kL40, kH200, kB200}) {

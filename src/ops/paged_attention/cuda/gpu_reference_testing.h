@@ -90,7 +90,8 @@ struct Errors {
 
 // Of the op's own plan, or of each of `plans`.
 inline void ExpectReference(const Kind& kind, Case& c, Errors& errors,
-                            const std::vector<std::unique_ptr<Plan>>& plans = {}) {
+                            const std::vector<std::unique_ptr<Plan>>& plans = {},
+                            std::mt19937_64* shifts = nullptr) {
   const Op& op = **OpRegistry::Global().Get("paged_attention");
   const Problem p = *ProblemFromCall(c.call());
   const Buffers b = BuffersFromCall(p, c.call());
@@ -99,7 +100,7 @@ inline void ExpectReference(const Kind& kind, Case& c, Errors& errors,
   PagedAttentionReference(p, b, out.data(), lse.data());
   std::vector<std::vector<cuda::Bytes>> all;
   for (size_t i = 0; i < std::max<size_t>(plans.size(), 1); ++i) {
-    auto got = cuda::RunOnGpu(op, c.call(), {}, plans.empty() ? nullptr : plans[i].get());
+    auto got = cuda::RunOnGpu(op, c.call(), {}, plans.empty() ? nullptr : plans[i].get(), shifts);
     ASSERT_TRUE(got.ok()) << got.status().ToString();
     all.push_back(*std::move(got));
   }

@@ -3,17 +3,14 @@
 #include <utility>
 
 #include "src/core/log.h"
+#include "src/cuda/unaligned_plan.h"
 #include "src/ops/paged_attention/cuda/prefill_sm90_shared.cuh"
 
 namespace xla_gpu::paged_attention {
 
 StatusOr<Params> MakeParams(const PlannedParams& planned, const Buffers& buffers) {
   XLA_GPU_RETURN_IF_ERROR(
-      cuda::CheckAligned("paged_attention", {{buffers.query, "query"},
-                                             {buffers.k_cache, "kv_cache"},
-                                             {buffers.v_cache, "v_cache"},
-                                             {buffers.out, "out"},
-                                             {buffers.workspace, "workspace"}}));
+      cuda::CheckAligned("paged_attention", {{buffers.workspace, "workspace"}}));
   const WorkspaceLayout& layout = planned.workspace;
   char* workspace = static_cast<char*>(buffers.workspace);
   Params p = planned.params;

@@ -12,7 +12,7 @@
 
 namespace xla_gpu::paged_attention {
 
-// The kernels' parameter of a call. An error names a tensor that is not aligned to 16 bytes.
+// The kernels' parameter of a call. An error if the workspace is not aligned to 16 bytes.
 StatusOr<Params> MakeParams(const PlannedParams& planned, const Buffers& buffers);
 
 // What a call launches after its schedule. Launch only enqueues.

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "src/core/op.h"
+#include "src/cuda/unaligned_plan.h"
 #include "src/ops/paged_attention/cuda/config.h"
 
 namespace xla_gpu::paged_attention {
@@ -43,9 +44,11 @@ StatusOr<Config> TunedConfig(const Problem& problem, const cuda::DeviceInfo& dev
 // By the user's table, which is read once a process. What is wrong with it is a warning.
 StatusOr<Config> TunedConfig(const Problem& problem, const cuda::DeviceInfo& device);
 
-// A plan of paged_attention that runs as `config` says.
-StatusOr<std::unique_ptr<Plan>> MakeCudaPlan(const Problem& problem, const Config& config,
-                                             int device_ordinal);
+// A plan of paged_attention that runs as `config` says; where that is for aligned tensors,
+// `unaligned` takes calls that have others, which are an error without it.
+StatusOr<std::unique_ptr<Plan>> MakeCudaPlan(
+    const Problem& problem, const Config& config, int device_ordinal,
+    const std::shared_ptr<const cuda::UnalignedPlan>& unaligned = nullptr);
 
 }  // namespace xla_gpu::paged_attention
 

@@ -8,6 +8,7 @@
 #include "src/cuda/device.h"
 #include "src/cuda/kernel.h"
 #include "src/cuda/kernel_specs.h"
+#include "src/cuda/unaligned_plan.h"
 #include "src/ops/paged_attention/cuda/config.h"
 #include "src/ops/paged_attention/cuda/launch.h"
 #include "src/ops/paged_attention/cuda/tuning.h"
@@ -21,8 +22,8 @@ namespace {
 
 // `schedule`: that of paged attention alone.
 cuda::KernelSpec AppendSpec(const update_kv_cache::Problem& problem,
-                            const cuda::KernelSpec& schedule) {
-  std::vector<std::string> defines = update_kv_cache::WriteDefines(problem);
+                            const cuda::KernelSpec& schedule, bool aligned) {
+  std::vector<std::string> defines = update_kv_cache::WriteDefines(problem, aligned);
   defines.insert(defines.end(), schedule.defines.begin(), schedule.defines.end());
   return {"src/ops/ragged_paged_attention_v3/cuda/append.cu", "append_and_schedule",
           std::move(defines)};
@@ -39,7 +40,10 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
     update_kv_cache::Problem problem;
     problem.input_dtype = problem.cache_dtype = c.cache;
     problem.head_dim = c.head_dim;
-    specs.push_back(AppendSpec(problem, {"", "", {"SCHEDULE_THREADS=128"}}));
+    for (const bool aligned : {true, false}) {
+      if (!aligned && c.head_dim != 128) continue;
+      specs.push_back(AppendSpec(problem, {"", "", {"SCHEDULE_THREADS=128"}}, aligned));
+    }
   }
   return specs;
 }
@@ -83,6 +87,44 @@ struct FirstLaunch {
   }
 };
 
+StatusOr<std::unique_ptr<Plan>> MakeCudaPlan(
+    const Problem& problem, int device_ordinal,
+    const std::shared_ptr<const cuda::UnalignedPlan>& unaligned) {
+  const bool aligned = unaligned != nullptr;
+  XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
+  XLA_GPU_ASSIGN_OR_RETURN(const paged_attention::Config config,
+                           aligned
+                               ? paged_attention::TunedConfig(problem.attention, *device)
+                               : paged_attention::ChooseConfig(problem.attention, *device, false));
+  const auto [spec, launch] = paged_attention::MakeLaunches(problem.attention, config).schedule;
+  FirstLaunch first{PlanAppend(problem, device->num_sms), launch, nullptr};
+  XLA_GPU_ASSIGN_OR_RETURN(
+      first.kernel,
+      cuda::GetKernel(problem.update_kv_cache ? AppendSpec(problem.update, spec, aligned) : spec,
+                      device_ordinal, /*max_dynamic_shared_bytes=*/0));
+  XLA_GPU_ASSIGN_OR_RETURN(const auto copy,
+                           update_kv_cache::CacheCopy::Load(problem.update, *device, aligned));
+  XLA_GPU_ASSIGN_OR_RETURN(
+      auto attention, paged_attention::Attention::Load(problem.attention, config, device_ordinal));
+  return MakePlan([problem, unaligned, first, copy, attention = std::move(attention)](
+                      const Call& call, const ExecutionContext& context) -> Status {
+    const Buffers b = BuffersFromCall(problem, call);
+    const cuda::Place found = cuda::FirstUnaligned({{b.attention.query, "queries"},
+                                                    {b.update.key, "keys"},
+                                                    {b.update.value, "values"},
+                                                    {b.update.k_cache_in, "kv_cache"},
+                                                    {b.update.k_cache_out, "the result kv_cache"},
+                                                    {b.attention.out, "out"}});
+    if (found && unaligned != nullptr) return unaligned->Run(found, call, context);
+    XLA_GPU_RETURN_IF_ERROR(copy.Launch(b.update.k_cache_in, b.update.k_cache_out,
+                                        b.update.cache_bytes, context.stream));
+    if (problem.attention.tokens == 0) return OkStatus();
+    XLA_GPU_ASSIGN_OR_RETURN(paged_attention::Params params, attention.ParamsOf(b.attention));
+    XLA_GPU_RETURN_IF_ERROR(first.Enqueue(problem, b, params, context.stream));
+    return attention.Launch(params, context.stream);
+  });
+}
+
 }  // namespace
 }  // namespace ragged_paged_attention_v3
 
@@ -90,35 +132,8 @@ StatusOr<std::unique_ptr<Plan>> MakeRaggedPagedAttentionV3CudaPlan(const Call& c
                                                                    int device_ordinal) {
   using namespace ragged_paged_attention_v3;  // NOLINT
   XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
-  XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
-  XLA_GPU_ASSIGN_OR_RETURN(const paged_attention::Config config,
-                           paged_attention::TunedConfig(problem.attention, *device));
-  const auto [spec, launch] = paged_attention::MakeLaunches(problem.attention, config).schedule;
-  FirstLaunch first{PlanAppend(problem, device->num_sms), launch, nullptr};
-  XLA_GPU_ASSIGN_OR_RETURN(
-      first.kernel,
-      cuda::GetKernel(problem.update_kv_cache ? AppendSpec(problem.update, spec) : spec,
-                      device_ordinal, /*max_dynamic_shared_bytes=*/0));
-  XLA_GPU_ASSIGN_OR_RETURN(const auto copy,
-                           update_kv_cache::CacheCopy::Load(problem.update, *device));
-  XLA_GPU_ASSIGN_OR_RETURN(
-      auto attention, paged_attention::Attention::Load(problem.attention, config, device_ordinal));
-  return MakePlan([problem, first, copy, attention = std::move(attention)](
-                      const Call& call, const ExecutionContext& context) -> Status {
-    const Buffers b = BuffersFromCall(problem, call);
-    XLA_GPU_RETURN_IF_ERROR(
-        cuda::CheckAligned(kName, {{b.attention.query, "queries"},
-                                   {b.update.key, "keys"},
-                                   {b.update.value, "values"},
-                                   {b.update.k_cache_in, "kv_cache"},
-                                   {b.update.k_cache_out, "the result kv_cache"},
-                                   {b.attention.out, "out"}}));
-    XLA_GPU_RETURN_IF_ERROR(copy.Launch(b.update.k_cache_in, b.update.k_cache_out,
-                                        b.update.cache_bytes, context.stream));
-    if (problem.attention.tokens == 0) return OkStatus();
-    XLA_GPU_ASSIGN_OR_RETURN(paged_attention::Params params, attention.ParamsOf(b.attention));
-    XLA_GPU_RETURN_IF_ERROR(first.Enqueue(problem, b, params, context.stream));
-    return attention.Launch(params, context.stream);
+  return cuda::MakePlanOfAnyAlignment(kName, [problem, device_ordinal](const auto& unaligned) {
+    return MakeCudaPlan(problem, device_ordinal, unaligned);
   });
 }
 

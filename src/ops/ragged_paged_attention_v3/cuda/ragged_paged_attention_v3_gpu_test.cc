@@ -43,10 +43,11 @@ double Tolerance(const Kind& kind) { return kind.query == DType::kF32 ? 5e-5 : 3
 
 class RaggedPagedAttentionV3GpuTest : public cuda::GpuTest {
  protected:
-  void ExpectRight(const Kind& kind, Case& c, bool in_place, const std::string& what) {
+  void ExpectRight(const Kind& kind, Case& c, bool in_place, const std::string& what,
+                   std::mt19937_64* shifts = nullptr) {
     const Op& op = **OpRegistry::Global().Get(kName);
     const std::vector<int> aliases = in_place ? std::vector<int>{-1, 3} : std::vector<int>{};
-    const auto got = cuda::RunOnGpu(op, c.call(), aliases);
+    const auto got = cuda::RunOnGpu(op, c.call(), aliases, nullptr, shifts);
     ASSERT_TRUE(got.ok()) << got.status().ToString() << "\n" << what;
     ASSERT_EQ((*got)[1], c.ExpectedCache()) << what;
 
@@ -77,6 +78,17 @@ TEST_F(RaggedPagedAttentionV3GpuTest, WritesAndAttendsOnRandomProblems) {
     }
   }
   std::printf("%d problems\n", cases);
+}
+
+TEST_F(RaggedPagedAttentionV3GpuTest, TensorsMayStartAnywhere) {
+  for (const Kind& kind : {kKinds[0], kKinds[3], kKinds[5], kKinds[8], kKinds[10]}) {
+    for (int i = 0; i < std::max(cuda::CasesPerKind() / 4, 2); ++i) {
+      std::mt19937_64 rng(static_cast<uint64_t>(i) + 1);
+      Case c = RandomCase(kind, rng);
+      ExpectRight(kind, c, i % 2 == 0, StrCat("seed ", i + 1, ": ", c.ToString()), &rng);
+      if (HasFatalFailure()) return;
+    }
+  }
 }
 
 TEST_F(RaggedPagedAttentionV3GpuTest, WrongIndicesAreNeverFollowed) {

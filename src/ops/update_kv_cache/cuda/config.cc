@@ -12,15 +12,19 @@ constexpr char kSource[] = "src/ops/update_kv_cache/cuda/update_kv_cache.cu";
 
 }  // namespace
 
-std::vector<std::string> WriteDefines(const Problem& problem) {
+std::vector<std::string> WriteDefines(const Problem& problem, bool aligned) {
   const DType cache = problem.cache_dtype;
-  return {StrCat("INPUT_TYPE=", InfoOf(problem.input_dtype).device),
-          StrCat("CACHE_TYPE=", InfoOf(cache).device), StrCat("HEAD_DIM=", problem.head_dim),
-          StrCat("VECTOR=", VectorElements(problem.input_dtype, cache, problem.head_dim))};
+  const int vector = VectorElements(problem.input_dtype, cache, problem.head_dim);
+  std::vector<std::string> defines = {StrCat("INPUT_TYPE=", InfoOf(problem.input_dtype).device),
+                                      StrCat("CACHE_TYPE=", InfoOf(cache).device),
+                                      StrCat("HEAD_DIM=", problem.head_dim),
+                                      StrCat("VECTOR=", aligned ? vector : 1)};
+  if (!aligned) defines.push_back("UNALIGNED");
+  return defines;
 }
 
-cuda::KernelSpec UpdateSpec(const Problem& problem) {
-  std::vector<std::string> defines = WriteDefines(problem);
+cuda::KernelSpec UpdateSpec(const Problem& problem, bool aligned) {
+  std::vector<std::string> defines = WriteDefines(problem, aligned);
   if (problem.slot_dtype == DType::kI64) defines.push_back("SLOT_TYPE_64");
   return {kSource, "update_kv_cache", std::move(defines)};
 }
@@ -59,12 +63,13 @@ cuda::LaunchConfig UpdateLaunch(const Params& params) {
   return launch;
 }
 
-StatusOr<CacheCopy> CacheCopy::Load(const Problem& problem, const cuda::DeviceInfo& device) {
+StatusOr<CacheCopy> CacheCopy::Load(const Problem& problem, const cuda::DeviceInfo& device,
+                                    bool aligned) {
   CacheCopy copy;
   copy.num_sms_ = device.num_sms;
-  XLA_GPU_ASSIGN_OR_RETURN(
-      copy.kernel_, cuda::GetKernel({kSource, "copy_cache", WriteDefines(problem)}, device.ordinal,
-                                    /*max_dynamic_shared_bytes=*/0));
+  XLA_GPU_ASSIGN_OR_RETURN(copy.kernel_,
+                           cuda::GetKernel({kSource, "copy_cache", WriteDefines(problem, aligned)},
+                                           device.ordinal, /*max_dynamic_shared_bytes=*/0));
   return copy;
 }
 
@@ -107,6 +112,11 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
     problem.head_dim = c.head_dim;
     specs.push_back(UpdateSpec(problem));
   }
+  Problem bf16;
+  bf16.input_dtype = bf16.cache_dtype = kBF16;
+  bf16.slot_dtype = DType::kI32;
+  bf16.head_dim = 128;
+  specs.push_back(UpdateSpec(bf16, /*aligned=*/false));
   return specs;
 }
 

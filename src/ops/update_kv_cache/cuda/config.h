@@ -15,7 +15,9 @@
 
 namespace xla_gpu::update_kv_cache {
 
-cuda::KernelSpec UpdateSpec(const Problem& problem);
+// `aligned`, here and below: the tensors start at multiples of 16 bytes, else of their element
+// size.
+cuda::KernelSpec UpdateSpec(const Problem& problem, bool aligned = true);
 
 // What a launch that writes a problem's tokens needs: all but where a call's tensors lie, and that.
 Params PlanParams(const Problem& problem, int num_sms);
@@ -25,7 +27,8 @@ cuda::LaunchConfig UpdateLaunch(const Params& params);
 // The launch that comes first where a result has memory of its own.
 class CacheCopy {
  public:
-  static StatusOr<CacheCopy> Load(const Problem& problem, const cuda::DeviceInfo& device);
+  static StatusOr<CacheCopy> Load(const Problem& problem, const cuda::DeviceInfo& device,
+                                  bool aligned);
   // Enqueues it, unless the two are one.
   Status Launch(const void* from, void* to, int64_t bytes, void* stream) const;
 
@@ -35,7 +38,7 @@ class CacheCopy {
 };
 
 // The defines of any kernel that includes write_tokens.cuh.
-std::vector<std::string> WriteDefines(const Problem& problem);
+std::vector<std::string> WriteDefines(const Problem& problem, bool aligned = true);
 
 // Elements that a thread moves at a time: up to 16 bytes, within one head.
 int VectorElements(DType input, DType cache, int64_t head_dim);

@@ -35,6 +35,9 @@ TEST(Specs, SlotTypeAndTypesAreDefines) {
                                    "SLOT_TYPE_64"));
   problem.slot_dtype = DType::kI32;
   EXPECT_EQ(UpdateSpec(problem).defines.size(), 4u);
+  EXPECT_THAT(UpdateSpec(problem, /*aligned=*/false).defines,
+              testing::ElementsAre("INPUT_TYPE=F16", "CACHE_TYPE=E5M2", "HEAD_DIM=80", "VECTOR=1",
+                                   "UNALIGNED"));
 }
 
 TEST(CheckComputeCapability, NamesIt) {
