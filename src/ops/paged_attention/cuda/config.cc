@@ -160,7 +160,7 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
   }
   config.workers = config.prefill_workers = static_cast<int>(
       std::min(int64_t{config.blocks_per_sm} * device.num_sms, MostWorkers(problem)));
-  constexpr const char* kUnaligned = "tensors that start at no multiple of 16 bytes";
+  constexpr const char* kUnaligned = "unaligned tensors";
   config.why_not_line = !choice.aligned ? kUnaligned
                         : choice.decode ? WhyNotLine(problem, device)
                                         : kNotChosen;
