@@ -32,14 +32,17 @@ __device__ __forceinline__ void ArriveCopied(unsigned barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+// Nanoseconds for which a warp that waits may sleep, unless what it waits for comes.
+inline constexpr int kMostWait = 10'000'000;
+
 // Waits for the end of the phase of this parity: the first has 0, the one before it 1.
 __device__ __forceinline__ void Wait(unsigned barrier, unsigned parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
       "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
       "@!done bra again;\n}" ::"r"(barrier),
-      "r"(parity)
+      "r"(parity), "n"(kMostWait)
       : "memory");
 }
 

@@ -119,6 +119,11 @@ __device__ __forceinline__ RowState StateOf(const LogitFactor& logit, const floa
   return MakeRowState(logit, ScaleAt(row_scale, row));
 }
 
+template <bool kValue>
+struct Bool {
+  static constexpr bool value = kValue;
+};
+
 // How this thread's two rows of a piece end.
 struct RowEnds {
   float max[2], sum[2];
@@ -328,14 +333,22 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
 #pragma unroll
       for (int j = 0; j < 4; ++j) o[i][j] = 0.0f;
     }
+    // What the rows see, those that do not exist as much as the last, beside these products.
+    const LogitFactor logit = MakeLogitFactor(p, tile.head);
+    const int last_row = tile.num_rows - 1;
+    float factor[2], cap_in[2];
+    Visible visible[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = warp_row + h * 8 + lane / 4;
+      factor[h] = StateOf(logit, row_scale, row).factor;
+      cap_in[h] = logit.cap_in * ScaleAt(row_scale, row);
+      visible[h] = VisibleKeys(p, tile, min(row, last_row));
+      asm volatile("" : "+r"(visible[h].begin), "+r"(visible[h].end));  // not behind the wait
+    }
     WarpgroupWait<0>(s);
     if (stop) return;
 
-    // The loop in it also keeps the compiler from moving the wait for the values, which it takes
-    // for independent of the weights, in front of their computation.
-    const auto wait_keys = [&](int t) {
-      if (t >= range.first) Wait(At(shared.keys_full, key_stage), key_stage.parity);
-    };
     const bool has_rows = first_row < Uniform(tile.num_rows);
     if (!has_rows) {  // the other warpgroup has the tensor cores for itself
       for (int t = range.first; t < range.end; ++t, key_stage.Next(), value_stage.Next()) {
@@ -348,17 +361,6 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       const bool turns = kTurns && Uniform(tile.num_rows) > 64;
       int t = range.end - 1;
 
-      // What the rows see.
-      const LogitFactor logit = MakeLogitFactor(p, tile.head);
-      float factor[2], cap_in[2];
-      Visible visible[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int row = warp_row + h * 8 + lane / 4;
-        factor[h] = StateOf(logit, row_scale, row).factor;
-        cap_in[h] = logit.cap_in * ScaleAt(row_scale, row);
-        visible[h] = VisibleKeys(p, tile, row);
-      }
       // What all rows of the warp see; beyond it keys must be masked.
       const int seen_begin = __shfl_sync(kAllLanes, visible[1].begin, 31);
       const int seen_end = __shfl_sync(kAllLanes, visible[0].end, 0);
@@ -373,6 +375,10 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
         based = !__any_sync(kAllLanes, fminf(rows[0].max, rows[1].max) == -Infinity());
         return rose;
       };
+      // Plain tiles: all rows of the warpgroup see all their keys, and some of a tile before.
+      const int plain_begin =
+          Uniform((VisibleKeys(p, tile, min(first_row + 63, last_row)).begin + kKeys - 1) / kKeys);
+      const int plain_end = Uniform((VisibleKeys(p, tile, first_row).end - 1) / kKeys);
       int in_level = 0, left = kLevelTiles;
 
       // The weights of that tile.
@@ -382,10 +388,12 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       PackWeights(weights, s);
 
       // The logits of each other tile, beside the values of the tile taken before.
-      wait_keys(--t);
-      for (; t >= range.first; --t) {
+      // Plain ones have a loop almost without branches: a jump costs as much as ten instructions.
+      --t;
+      const auto step = [&](auto plain) {
         // Start both products.
         if (turns) SyncThreads(kTurn + group, 256);
+        Wait(At(shared.keys_full, key_stage), key_stage.parity);
         HoldRegisters(o);
         IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
         Wait(At(shared.values_full, value_stage), value_stage.parity);
@@ -396,25 +404,46 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
         WarpgroupWait<1>(s);
         release(At(shared.keys_empty, key_stage));
         key_stage.Next();
-        const bool rose = weigh(t);
+        // Never, but it keeps the release in front of the weights; other kernels would spill.
+        if (BOXES && kTileDims <= 128 && t < -1) asm volatile("trap;");
+        bool rose;
+        if constexpr (plain.value) {
+          if constexpr (SOFT_CAP) Cap(s, cap_in);
+          rose = WeighByLastMaximum(s, factor, rows, rescale);
+        } else {
+          rose = weigh(t);
+        }
 
-        // Wait for the values' products, and the next keys.
+        // The values' wait, which the compiler takes for independent of the weights, stays behind
+        // the branch in their computation.
         HoldRegisters(s);
-        wait_keys(t - 1);
         FinishValues(o, products, weights, values + value_stage.index * kTileStep);
         release(At(shared.values_empty, value_stage));
         value_stage.Next();
 
         // Bring weights and sums up to date.
         PackWeights(weights, s);
-        if (rose) {
+        if (__builtin_expect(rose, 0)) {
 #pragma unroll
           for (int i = 0; i < kSumTiles; ++i) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) o[i][j] *= rescale[j / 2];
           }
         }
-        if (--left == 0) {
+      };
+      while (t >= range.first) {
+        const int plain = t < plain_end ? min(t - plain_begin + 1, left) : 0;
+        if (plain > 0) {
+          left -= plain;
+          t -= plain;
+#pragma unroll 1
+          for (int i = plain; i > 0; --i) step(Bool<true>());
+        } else {
+          step(Bool<false>());
+          --left;
+          --t;
+        }
+        if (left == 0) {
           ToLevel(level, in_level == 0, factor, o, rows);
           in_level = 1;
           left = kLevelTiles;

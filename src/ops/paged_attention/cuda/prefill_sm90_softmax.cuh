@@ -103,7 +103,7 @@ __device__ __forceinline__ bool WeighByLastMaximum(Logits& s, const float (&fact
     rescale[h] = 1.0f;
   }
   const bool rises = __any_sync(kAllLanes, !(fmaxf(sum[0], sum[1]) < kSafe));
-  if (rises) {
+  if (__builtin_expect(rises, 0)) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float most = Maximum(s, h, 1.0f);

@@ -139,7 +139,7 @@ __device__ __forceinline__ RowEnd FinishRow(const Params& p, const Tile& tile, l
     end.factor *= keep;
     max_logit = larger;
   }
-  end.lse = end.sees_nothing ? -Infinity() : max_logit + logf(sum);
+  end.lse = p.lse == nullptr || end.sees_nothing ? -Infinity() : max_logit + logf(sum);
   end.factor /= sum;
   return end;
 }
