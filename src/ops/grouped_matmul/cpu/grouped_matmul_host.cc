@@ -1,6 +1,5 @@
 // grouped_matmul on the Host.
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "src/ops/grouped_matmul/cpu/kernels.h"
@@ -50,8 +49,8 @@ Status Multiply(const Problem& p, const Buffers& b, ThreadPool& pool) {
                   .blocks = std::max<int64_t>(p.scale_blocks, 1),
                   .out = static_cast<char*>(b.out) + (block.row * p.columns + column) * out_size});
   });
-  std::memset(static_cast<char*>(b.out) + row * p.columns * out_size, 0,
-              static_cast<size_t>((p.rows - row) * p.columns * out_size));
+  std::fill_n(static_cast<char*>(b.out) + row * p.columns * out_size,
+              (p.rows - row) * p.columns * out_size, '\0');
   return OkStatus();
 }
 

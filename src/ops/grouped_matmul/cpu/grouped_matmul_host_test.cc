@@ -9,7 +9,8 @@
 namespace xla_gpu::grouped_matmul {
 namespace {
 
-constexpr DType kF32 = DType::kF32, kBF16 = DType::kBF16, kF16 = DType::kF16;
+constexpr DType kF32 = DType::kF32, kBF16 = DType::kBF16, kF16 = DType::kF16,
+                kI32 = DType::kI32;
 
 constexpr Kind kKinds[] = {{kF32, kF32, kF32, 70, 300, 9},
                            {kF32, kF32, kF32, 1, 1, 60},
@@ -43,6 +44,21 @@ void ExpectRightProducts(const char* target) {
 }
 
 TEST(GroupedMatmulOnHost, IsTheProductOnRandomProblems) { ForEachTarget(ExpectRightProducts); }
+
+// Runtimes give tensors without elements no memory.
+TEST(GroupedMatmulOnHost, TakesNoRowsWithoutMemory) {
+  const OwnedTensor sizes(kI32, {3}), rhs(kF32, {3, 8, 4});
+  const int64_t lhs_shape[] = {0, 8}, out_shape[] = {0, 4};
+  const TensorView args[] = {{nullptr, kF32, lhs_shape}, rhs.view(), sizes.view()};
+  const TensorView result = {nullptr, kF32, out_shape};
+  Attributes attributes;
+  ASSERT_TRUE(attributes.Add("out_dtype", DTypeName(kF32)).ok());
+  ExecutionContext context;
+  context.thread_pool = &DefaultThreadPool();
+  const Status status = RunOp(**OpRegistry::Global().Get("grouped_matmul"), Platform::kHost,
+                              {args, {&result, 1}, &attributes}, context);
+  EXPECT_TRUE(status.ok()) << status.ToString();
+}
 
 }  // namespace
 }  // namespace xla_gpu::grouped_matmul

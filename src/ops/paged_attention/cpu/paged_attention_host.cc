@@ -3,7 +3,6 @@
 //
 // Same inputs, same bits, whatever the number of threads and the rest of the batch (tasks.h).
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -48,7 +47,7 @@ class Work {
     const int64_t size = DTypeSize(p_->out_dtype);
     char* to = static_cast<char*>(b_->out) + rows.begin * n * size;
     if (out == 0.0f) {
-      std::memset(to, 0, (rows.end - rows.begin) * n * size);
+      std::fill_n(to, (rows.end - rows.begin) * n * size, '\0');
     } else {
       for (int64_t i = 0; i < (rows.end - rows.begin) * n; ++i) {
         StoreFromDouble(to, p_->out_dtype, i, out);

@@ -405,7 +405,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
         release(At(shared.keys_empty, key_stage));
         key_stage.Next();
         // Never, but it keeps the release in front of the weights; other kernels would spill.
-        if (BOXES && kTileDims <= 128 && t < -1) asm volatile("trap;");
+        if (kBlocks == 2 && kTileDims <= 128 && t < -1) asm volatile("trap;");
         bool rose;
         if constexpr (plain.value) {
           if constexpr (SOFT_CAP) Cap(s, cap_in);
