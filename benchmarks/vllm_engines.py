@@ -4,6 +4,7 @@
                                       [--engines xla xla-tp2 xla-dp2 xla-ep2 before before-tp2
                                        cuda custom]
                                       [--cuda-packages FOLDER] [--before FOLDER]
+                                      [--profile CxWORDS]
 
 `cuda` has the attention that vLLM chooses, `custom` is the same engine with ours (CUSTOM). -tp2,
 -dp2 and -ep2 are over two devices: heads, sequences, or heads and experts split. `before` and
@@ -17,6 +18,9 @@ C requests of WORDS words at once, answered with 1 token and with --output more.
   first  ms until the answers of one token are there, all prompts being sent together
   step   ms a decode step: (time of 1 + output tokens - time of 1) / output; tokens/s are of it
 
+--profile tells first what the host does in a decode step of so many requests: which functions
+the engine's thread is found in each 0.5 ms, and how often each is called.
+
 Medians over --rounds. Where vLLM's CUDA build is not that of this Python (it and vllm-tpu have one
 name), --cuda-packages is the folder that holds it. VLLM_... variables are passed on.
 """
@@ -24,17 +28,22 @@ name), --cuda-packages is the folder that holds it. VLLM_... variables are passe
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
+import cProfile
 import json
 import math
 import os
 import pathlib
+import pstats
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 
 from vllm_serve import EIGHT_B, EXPERTS, TINY, load_size, random_prompts, write_checkpoint
 
@@ -48,7 +57,7 @@ ENGINES = ("xla", *OVER_TWO, "before", "cuda", "custom")
 
 
 def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
-    """An engine that answers each line, "C WORDS", with its seconds for 1 and for more tokens."""
+    """An engine that answers lines, "C WORDS time", with its seconds for 1 and for more tokens."""
     began = time.perf_counter()
     from vllm import LLM, SamplingParams
 
@@ -70,19 +79,70 @@ def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
     )
     print("RESULT", json.dumps(time.perf_counter() - began), flush=True)
     for line in sys.stdin:
+        concurrency, words, what = line.split()
         prompts = [
             {"prompt_token_ids": prompt}
-            for prompt in random_prompts(*map(int, line.split()), sizes["vocab_size"])
+            for prompt in random_prompts(int(concurrency), int(words), sizes["vocab_size"])
         ]
-        seconds = []
-        for tokens in (1, 1 + args.output):
+
+        def generate(tokens: int, prompts: list = prompts) -> float:
             wanted = SamplingParams(
                 max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False
             )
             start = time.perf_counter()
             engine.generate(prompts, wanted, use_tqdm=False)
-            seconds.append(time.perf_counter() - start)
-        print("RESULT", json.dumps(seconds), flush=True)
+            return time.perf_counter() - start
+
+        if what == "profile":
+            result = profile(generate, args.output)
+        else:
+            result = [generate(tokens) for tokens in (1, 1 + args.output)]
+        print("RESULT", json.dumps(result), flush=True)
+
+
+def profile(generate: Callable[[int], float], tokens: int) -> str:
+    """What this thread does in a step of `tokens` of them: a table each by samples and by calls."""
+    inside: collections.Counter = collections.Counter()
+    itself: collections.Counter = collections.Counter()
+
+    def sample(_, frame) -> None:
+        itself[frame.f_code, frame.f_lineno] += 1
+        seen = set()
+        while frame is not None:
+            seen.add(frame.f_code)
+            frame = frame.f_back
+        inside.update((code, code.co_firstlineno) for code in seen)
+
+    def place(file: str, line: int, function: str) -> str:
+        return f"{'/'.join(pathlib.Path(file).parts[-2:])}:{line}:{function}"
+
+    generate(tokens)
+    plain = generate(tokens) / tokens
+    outer = signal.signal(signal.SIGALRM, sample)
+    signal.setitimer(signal.ITIMER_REAL, 5e-4, 5e-4)
+    sampled = sum(generate(tokens) for _ in range(4)) / (4 * tokens)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, outer)
+    profiler = cProfile.Profile()
+    profiler.enable()
+    traced = generate(tokens) / tokens
+    profiler.disable()
+    lines = [f"ms a step {1e3 * plain:.2f}, sampled {1e3 * sampled:.2f}, traced {1e3 * traced:.2f}"]
+    for title, counts in (("with what it calls", inside), ("at a line", itself)):
+        lines.append(f"-- us a step {title}")
+        every = 1e6 * sampled / max(itself.total(), 1)
+        lines += [
+            f"{every * count:7.0f} {place(code.co_filename, line, code.co_qualname)}"
+            for (code, line), count in counts.most_common(60)
+        ]
+    lines.append("-- us and calls a step, traced, by itself")
+    entries = sorted(pstats.Stats(profiler).stats.items(), key=lambda item: -item[1][2])[:50]
+    lines += [
+        f"{1e6 * own / tokens:7.0f} (all {1e6 * total / tokens:6.0f}) "
+        f"{calls / tokens:7.1f} {place(*where)}"
+        for where, (_, calls, own, total, _) in entries
+    ]
+    return "\n".join(lines)
 
 
 class Engine:
@@ -121,10 +181,10 @@ class Engine:
         print(f"{self.name} failed:\n{self.log.read_text()[-6000:]}", flush=True)
         return None
 
-    def send(self, concurrency: int, words: int) -> None:
-        """Begins what `ask` waits for."""
+    def send(self, concurrency: int, words: int, what: str = "time") -> None:
+        """Begins what `ask` waits for, or a profile."""
         with contextlib.suppress(BrokenPipeError):
-            print(concurrency, words, file=self.process.stdin, flush=True)
+            print(concurrency, words, what, file=self.process.stdin, flush=True)
 
     def ask(self, concurrency: int, words: int) -> tuple[float, float]:
         """Seconds for 1 token of each request and for --output more; NaN once it has failed."""
@@ -148,12 +208,15 @@ def main() -> None:
     parser.add_argument(
         "--patience", type=float, default=600, help="seconds for a start or an answer"
     )
+    parser.add_argument("--profile", type=load_size, metavar="CxWORDS", help="of the host's part")
     parser.add_argument("--json", type=pathlib.Path, help="keep all times")
     parser.add_argument("--model", help=argparse.SUPPRESS)  # of a process that is an engine
     args = parser.parse_args()
     sizes = TINY if args.tiny else EIGHT_B
     if args.experts:
         sizes = EXPERTS | dict(num_hidden_layers=args.experts)
+        if args.tiny:
+            sizes |= dict(hidden_size=256, moe_intermediate_size=128, num_experts=16)
     if args.model:
         serve_standard_input(args, sizes)
         os._exit(0)  # the engine's threads do not end by themselves
@@ -171,6 +234,9 @@ def main() -> None:
             print(f"{engine.name}: started in {starts[engine.name]:.1f} s", flush=True)
         if not engines:
             raise SystemExit("no engine has started")
+        for engine in engines if args.profile else []:
+            engine.send(*args.profile, "profile")
+            print("\n{}, {}x{}: {}".format(engine.name, *args.profile, engine.answer()), flush=True)
         times: dict[str, dict[str, list]] = {}
         columns = "CxWORDS | engine | first, ms | step, ms | tokens/s"
         print(f"\n| {columns} |\n|{'---|' * 5}", flush=True)

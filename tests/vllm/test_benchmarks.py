@@ -54,8 +54,12 @@ def test_a_step_is_measured():
 def test_an_engine_is_asked():
     options = ["--tiny", "--engines", "xla", "--requests", "1x8", "2x8", "--longest", "256"]
     program = ROOT / "benchmarks/vllm_engines.py"
-    done = run(sys.executable, program, *options, "--output", "8", "--rounds", "1")
+    options += ["--output", "8", "--rounds", "1", "--profile", "1x8"]
+    done = run(sys.executable, program, *options)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "xla, 1x8: ms a step " in done.stdout
+    for how in ("execute_model", "us a step at a line", "_execute_model"):
+        assert how in done.stdout
     rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith("| ")]
     assert [row[1].strip() for row in rows] == ["CxWORDS", "1x8", "2x8"]
     assert all(float(row[4]) > 0 for row in rows[1:])
