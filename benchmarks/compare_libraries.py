@@ -73,7 +73,13 @@ class Build:
         return self.ask("round")
 
     def ask(self, command: str, value: object = None):
+        self.tell(command, value)
+        return self.answer()
+
+    def tell(self, command: str, value: object = None) -> None:
         print(json.dumps([command, value]), file=self.process.stdin, flush=True)
+
+    def answer(self):
         line = self.process.stdout.readline()
         if not line:
             raise SystemExit(f"{self.name} ended with status {self.process.wait()}")
@@ -104,7 +110,9 @@ def main() -> None:
         if time.monotonic() - start > options.seconds:
             print("no time for the rest")
             break
-        errors = {b.name: b.ask("prepare", vars(case)) for b in builds}
+        for build in builds:  # side by side
+            build.tell("prepare", vars(case))
+        errors = {b.name: b.answer() for b in builds}
         failed = {n: e for n, e in errors.items() if not isinstance(e, float) or not e < 1e-2}
         if failed:
             print(f"{case.name}: {failed}", flush=True)
