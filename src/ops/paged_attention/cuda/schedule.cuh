@@ -317,7 +317,9 @@ __device__ __forceinline__ Shares ShareOut(const Params& p, const Totals& totals
   const float units_a_block = __fdividef(static_cast<float>(units), fmaxf(wanted, 1.0f));
   const int decode =
       Min(CeilDiv(units, Max(static_cast<int>(rintf(units_a_block)), 1)), p.decode_workers);
-  const int left = (p.decode_workers - decode) / together;
+  // Prefill is cut for twice as many as are left: of longer pieces the last to begin, where decode
+  // ends late, would hold up the call.
+  const int left = 2 * (p.decode_workers - decode) / together;
   return {Max(left, 1), decode, ranges};
 }
 
