@@ -9,8 +9,7 @@
 namespace xla_gpu::grouped_matmul {
 namespace {
 
-constexpr DType kF32 = DType::kF32, kBF16 = DType::kBF16, kF16 = DType::kF16,
-                kI32 = DType::kI32;
+constexpr DType kF32 = DType::kF32, kBF16 = DType::kBF16, kF16 = DType::kF16, kI32 = DType::kI32;
 
 constexpr Kind kKinds[] = {{kF32, kF32, kF32, 70, 300, 9},
                            {kF32, kF32, kF32, 1, 1, 60},
