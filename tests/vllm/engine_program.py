@@ -51,6 +51,8 @@ TWO = {"tensor_parallel_size": 2}
 CASES = {
     "mixtral": (OURS, "mixtral", "auto", "float32", {}),
     "gpt-oss": (OURS, "gptoss", "auto", "float32", {}),
+    "gpt-oss mxfp4": (OURS, "gptoss mxfp4", "auto", "float32", {}),
+    "gpt-oss mxfp4, two devices": (OURS, "gptoss mxfp4", "auto", "float32", TWO),
     "gemma 4": (OURS, "gemma4", "vllm", "float32", {}),
     "llama 4": (OURS, "llama4", "vllm", "float32", {}),
     "glm 4": (OURS, "glm4moe", "vllm", "float32", {}),
@@ -84,7 +86,7 @@ CASES = {
     "images, torchax": (OURS, "qwen3_vl", "vllm", "float32", IMAGES),
     "draft model": (OURS, "llama3", "vllm", "float32", {"speculative_config": DRAFT}),
 }
-MANY = ("mixtral", "gpt-oss")  # cases with all requests, as those named; others have a dozen
+MANY = ("mixtral", "gpt-oss", "gpt-oss mxfp4")  # cases with all requests, as those named; others have a dozen
 
 
 def run(folder: pathlib.Path, requests, kernels, kind, model_impl, dtype, options):

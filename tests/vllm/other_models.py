@@ -139,6 +139,47 @@ def make_draft(plain: pathlib.Path, folder: pathlib.Path) -> None:
     _write(plain, folder, draft, more)
 
 
+def mxfp4_floats(packed: torch.Tensor, powers: torch.Tensor) -> torch.Tensor:
+    """What mxfp4 weights stand for: f32[..., inner] of u8[..., inner / 2], u8[..., inner / 32]."""
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    table = torch.cat([table, -table])
+    values = table[torch.stack([packed & 15, packed >> 4], -1).long()]
+    scale = torch.ldexp(torch.ones(powers.shape), powers.int() - 127)
+    return (values.reshape(*powers.shape, 32) * scale[..., None]).flatten(-2)
+
+
+def make_mxfp4(plain: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes folder / "quantized" of a gpt-oss, as it is published, and its "floats".
+
+    Every nibble as likely, the powers of two of neighbouring blocks 2 apart at most; the first
+    column's are far from each other.
+    """
+    tensors = safetensors.torch.load_file(plain / "model.safetensors")
+    generator = torch.Generator().manual_seed(2)
+
+    def random(most: int, *shape: int) -> torch.Tensor:
+        return torch.randint(most, shape, generator=generator, dtype=torch.uint8)
+
+    for name in [name for name in tensors if name.endswith("bias") and ".experts." in name]:
+        tensors[name] = tensors[name].bfloat16().float()
+    quantized, floats = dict(tensors), dict(tensors)
+    for name in [name for name in tensors if name.endswith("_proj") and ".experts." in name]:
+        experts, inner, columns = tensors[name].shape
+        packed = random(256, experts, columns, inner // 2)
+        powers = 127 - 6 + random(3, experts, columns, inner // 32)
+        powers[:, 0, 0], powers[:, 0, 1] = 127 - 24, 127 - 6
+        del quantized[name]
+        quantized[name + "_blocks"] = packed.reshape(experts, columns, inner // 32, 16)
+        quantized[name + "_scales"] = powers
+        floats[name] = mxfp4_floats(packed, powers).mT.contiguous()
+    config = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
+    }
+    _write(plain, folder / "quantized", quantized, {"quantization_config": config})
+    _write(plain, folder / "floats", floats, {})
+
+
 def _write(plain: pathlib.Path, folder: pathlib.Path, tensors: dict, more: dict) -> None:
     shutil.copytree(plain, folder)
     config = json.loads((plain / "config.json").read_text())

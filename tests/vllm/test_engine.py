@@ -42,19 +42,32 @@ def quantized(checkpoint, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def mxfp4(tmp_path_factory):
+    """The folder that other_models.make_mxfp4 writes, of experts whose size is no multiple of 128.
+
+    Nor is half of it one of 64.
+    """
+    folder = tmp_path_factory.mktemp("mxfp4")
+    tiny_models.make("gptoss", folder / "plain", intermediate_size=192)
+    other_models.make_mxfp4(folder / "plain", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def images(tmp_path_factory):
     """images(kind): the folder that tiny_images.make writes."""
     return functools.cache(lambda kind: tiny_images.make(kind, tmp_path_factory.mktemp(kind)))
 
 
 @pytest.fixture(scope="module")
-def printed(checkpoint, quantized, images, tmp_path_factory):
+def printed(checkpoint, quantized, mxfp4, images, tmp_path_factory):
     """What engine_program.py prints: the tokens of each case, and what vLLM says to others."""
     folder = tmp_path_factory.mktemp("checkpoints")
     for kind in tiny_models.KINDS:
         (folder / kind).symlink_to(checkpoint(kind))
     for kind, scheme in QUANTIZED:
         (folder / f"{kind} {scheme}").symlink_to(quantized(kind, scheme) / "quantized")
+    (folder / "gptoss mxfp4").symlink_to(mxfp4 / "quantized")
     other_models.make_draft(checkpoint("llama3"), folder / "draft")
     tiny_images.make_gemma3_config(folder / "gemma3 images")
     for kind in tiny_images.KINDS:
@@ -134,6 +147,16 @@ def test_quantized_weights(tokens, quantized, kind, scheme):
     floats = tiny_models.Reference(quantized(kind, scheme) / "floats")
     other_models.round_activations(floats.model, scheme)
     assert same_tokens(floats, tokens[f"{kind} {scheme}"]) > QUANTIZED[kind, scheme]
+
+
+@pytest.mark.parametrize("case", ["gpt-oss mxfp4", "gpt-oss mxfp4, two devices"])
+def test_mxfp4(tokens, mxfp4, case):
+    if "two devices" in case and case not in tokens:
+        pytest.skip("there is one device")
+    requests = REQUESTS[: len(tokens[case])]
+    assert len(requests) >= 12
+    floats = tiny_models.Reference(mxfp4 / "floats")
+    assert load.wrong(floats, requests, tokens[case]) == []
 
 
 @pytest.mark.parametrize(

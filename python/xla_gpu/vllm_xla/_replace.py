@@ -291,6 +291,16 @@ def routing() -> None:
     )
 
 
+def mxfp4() -> None:
+    """tpu-inference rounds mxfp4 weights a second time, to other blocks of 4 bits, in bfloat16."""
+    from xla_gpu.vllm_xla import _mxfp4
+
+    module = "tpu_inference.layers.vllm.quantization.mxfp4"
+    name = "process_weights_after_loading"
+    _replace(f"{module}:VllmMxfp4MoEMethod", name, "self, layer", _mxfp4.loaded)
+    _replace(f"{module}:VllmMxfp4Config", "get_supported_act_dtypes", "", _mxfp4.with_float32)
+
+
 def no_sparse_core(device_kind: str) -> None:
     """Gathers of tokens and of their experts' results ask JAX what TPU this is.
 
@@ -445,6 +455,7 @@ def before_the_model() -> None:
     encoder_attention()
     experts()
     routing()
+    mxfp4()
     draft_model()
     resumed_requests_get_their_tokens()
     quantized_models_are_torchax()

@@ -72,7 +72,8 @@ def _unsupported(vllm_config: VllmConfig) -> list[str]:
                 "--limit-mm-per-prompt '{\"image\": 0}' serves the model for text"
             )
         quantization = model.quantization
-        if quantization is not None and quantization not in ("fp8", "compressed-tensors"):
+        known = ("fp8", "compressed-tensors", "gpt_oss_mxfp4", "auto_awq")
+        if quantization is not None and quantization not in known:
             found.append(f"quantization {quantization!r} was not tried")
         elif quantization and not getattr(model.hf_config, "quantization_config", None):
             found.append(f"quantization {quantization!r} of a checkpoint that is not quantized")
