@@ -63,6 +63,10 @@ CASES = {
         "float32",
         TWO | {"enable_expert_parallel": True},
     ),
+    "qwen3moe awq": (OURS, "qwen3moe awq", "auto", "float32", {}),
+    "qwen3moe nvfp4": (OURS, "qwen3moe nvfp4", "auto", "float32", {}),
+    "llama nvfp4": (OURS, "llama nvfp4", "auto", "float32", {}),
+    "llama awq": (OURS, "llama awq", "auto", "float32", {}),
     "qwen3moe fp8": (OURS, "qwen3moe fp8", "auto", "bfloat16", {}),
     "qwen3moe fp8 blocks": (OURS, "qwen3moe fp8 blocks", "auto", "bfloat16", {}),
     "qwen3moe compressed fp8": (OURS, "qwen3moe compressed fp8", "auto", "float32", {}),
@@ -86,7 +90,7 @@ CASES = {
     "images, torchax": (OURS, "qwen3_vl", "vllm", "float32", IMAGES),
     "draft model": (OURS, "llama3", "vllm", "float32", {"speculative_config": DRAFT}),
 }
-MANY = ("mixtral", "gpt-oss", "gpt-oss mxfp4")  # cases with all requests, as those named; others have a dozen
+MANY = ("mixtral", "gpt-oss", "gpt-oss mxfp4")  # with all requests, as cases named; else a dozen
 
 
 def run(folder: pathlib.Path, requests, kernels, kind, model_impl, dtype, options):

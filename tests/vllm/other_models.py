@@ -139,11 +139,12 @@ def make_draft(plain: pathlib.Path, folder: pathlib.Path) -> None:
     _write(plain, folder, draft, more)
 
 
+_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
 def mxfp4_floats(packed: torch.Tensor, powers: torch.Tensor) -> torch.Tensor:
     """What mxfp4 weights stand for: f32[..., inner] of u8[..., inner / 2], u8[..., inner / 32]."""
-    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    table = torch.cat([table, -table])
-    values = table[torch.stack([packed & 15, packed >> 4], -1).long()]
+    values = torch.cat([_E2M1, -_E2M1])[torch.stack([packed & 15, packed >> 4], -1).long()]
     scale = torch.ldexp(torch.ones(powers.shape), powers.int() - 127)
     return (values.reshape(*powers.shape, 32) * scale[..., None]).flatten(-2)
 
@@ -175,6 +176,87 @@ def make_mxfp4(plain: pathlib.Path, folder: pathlib.Path) -> None:
     config = {
         "quant_method": "mxfp4",
         "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
+    }
+    _write(plain, folder / "quantized", quantized, {"quantization_config": config})
+    _write(plain, folder / "floats", floats, {})
+
+
+AWQ_BLOCK = 32
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of eight neighbouring columns in a word
+
+
+def make_awq(plain: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes folder / "quantized" of the checkpoint `plain`, in AWQ's 4 bits, and "floats"."""
+    tensors = safetensors.torch.load_file(plain / "model.safetensors")
+    quantized, floats = dict(tensors), dict(tensors)
+
+    def pack(bits: torch.Tensor) -> torch.Tensor:
+        shifts = 4 * torch.tensor(AWQ_PLACES)
+        words = (bits.reshape(len(bits), -1, 8).long() << shifts).sum(-1)
+        return words.to(torch.int32)  # wraps
+
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        weight = tensors[name].float().mT  # [inner, columns]
+        tiles = weight.reshape(-1, AWQ_BLOCK, weight.shape[1])
+        least, most = tiles.amin(1, keepdim=True), tiles.amax(1, keepdim=True)
+        scale = ((most - least) / 15).half().float()
+        zero = (-least / scale).round().clamp(0, 15)
+        bits = (tiles / scale + zero).round().clamp(0, 15)
+        floats[name] = ((bits - zero) * scale).reshape(weight.shape).mT.contiguous()
+        start = name.removesuffix("weight")
+        del quantized[name]
+        quantized[start + "qweight"] = pack(bits.reshape(weight.shape))
+        quantized[start + "qzeros"] = pack(zero[:, 0])
+        quantized[start + "scales"] = scale[:, 0].half()
+    config = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": AWQ_BLOCK,
+        "zero_point": True,
+        "version": "gemm",
+        "modules_to_not_convert": PLAIN,
+    }
+    _write(plain, folder / "quantized", quantized, {"quantization_config": config})
+    _write(plain, folder / "floats", floats, {})
+
+
+MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+def make_nvfp4(plain: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes folder / "quantized" of the checkpoint `plain`, in NVFP4 as ModelOpt writes it.
+
+    And "floats". Blocks of 16 have a scale of e4m3 times one that merged projections share.
+    """
+    tensors = safetensors.torch.load_file(plain / "model.safetensors")
+    quantized, floats = dict(tensors), dict(tensors)
+
+    def scale_of(name: str) -> torch.Tensor:
+        own = name.split(".")[-2]
+        names = next((names for names in MERGED if own in names), (own,))
+        most = [tensors[name.replace(own, other)].abs().max() for other in names]
+        return torch.stack(most).max().float() / 6 / 448
+
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        weight, all_blocks = tensors[name].float(), scale_of(name)
+        tiles = weight.reshape(len(weight), -1, 16)
+        scale = (tiles.abs().amax(-1, keepdim=True) / 6 / all_blocks).to(FP8)
+        step = scale.float() * all_blocks
+        nearest = ((tiles / step).abs()[..., None] - _E2M1).abs().argmin(-1)
+        floats[name] = (_E2M1[nearest] * tiles.sign() * step).reshape(weight.shape)
+        bits = (nearest + 8 * (tiles < 0)).to(torch.uint8).reshape(weight.shape)
+        start = name.removesuffix("weight")
+        quantized[name] = bits[:, ::2] | bits[:, 1::2] << 4
+        quantized[start + "weight_scale"] = scale[..., 0].contiguous()
+        quantized[start + "weight_scale_2"] = all_blocks
+        quantized[start + "input_scale"] = torch.tensor(1.0)
+    config = {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "group_size": 16,
+        "ignore": [
+            name for name in PLAIN if name + ".weight" in tensors
+        ],  # ".gate_proj" has ".gate"
     }
     _write(plain, folder / "quantized", quantized, {"quantization_config": config})
     _write(plain, folder / "floats", floats, {})

@@ -25,6 +25,15 @@ QUANTIZED = {
     ("qwen3moe", "compressed fp8"): 0.95,
     ("llama", "compressed int8"): 0.95,
 }
+# case: checkpoint, in float32.
+FOUR_BITS = {
+    "gpt-oss mxfp4": "gptoss mxfp4",
+    "gpt-oss mxfp4, two devices": "gptoss mxfp4",
+    "llama awq": "llama awq",
+    "llama nvfp4": "llama nvfp4",
+    "qwen3moe awq": "qwen3moe awq",
+    "qwen3moe nvfp4": "qwen3moe nvfp4",
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +51,25 @@ def quantized(checkpoint, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def mxfp4(tmp_path_factory):
-    """The folder that other_models.make_mxfp4 writes, of experts whose size is no multiple of 128.
+def four_bits(checkpoint, tmp_path_factory):
+    """four_bits(name): the folder of a checkpoint with weights of 4 bits, "quantized" and "floats".
 
-    Nor is half of it one of 64.
+    The size of gpt-oss's experts is no multiple of 128, half of it none of 64.
     """
-    folder = tmp_path_factory.mktemp("mxfp4")
-    tiny_models.make("gptoss", folder / "plain", intermediate_size=192)
-    other_models.make_mxfp4(folder / "plain", folder)
-    return folder
+
+    @functools.cache
+    def get(name):
+        kind, scheme = name.split()
+        folder = tmp_path_factory.mktemp(scheme)
+        if scheme == "mxfp4":
+            plain = tiny_models.make(kind, folder / "plain", intermediate_size=192)
+            other_models.make_mxfp4(plain, folder)
+        else:
+            make = {"awq": other_models.make_awq, "nvfp4": other_models.make_nvfp4}[scheme]
+            make(checkpoint(kind), folder)
+        return folder
+
+    return get
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +79,15 @@ def images(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def printed(checkpoint, quantized, mxfp4, images, tmp_path_factory):
+def printed(checkpoint, quantized, four_bits, images, tmp_path_factory):
     """What engine_program.py prints: the tokens of each case, and what vLLM says to others."""
     folder = tmp_path_factory.mktemp("checkpoints")
     for kind in tiny_models.KINDS:
         (folder / kind).symlink_to(checkpoint(kind))
     for kind, scheme in QUANTIZED:
         (folder / f"{kind} {scheme}").symlink_to(quantized(kind, scheme) / "quantized")
-    (folder / "gptoss mxfp4").symlink_to(mxfp4 / "quantized")
+    for name in set(FOUR_BITS.values()):
+        (folder / name).symlink_to(four_bits(name) / "quantized")
     other_models.make_draft(checkpoint("llama3"), folder / "draft")
     tiny_images.make_gemma3_config(folder / "gemma3 images")
     for kind in tiny_images.KINDS:
@@ -149,13 +169,13 @@ def test_quantized_weights(tokens, quantized, kind, scheme):
     assert same_tokens(floats, tokens[f"{kind} {scheme}"]) > QUANTIZED[kind, scheme]
 
 
-@pytest.mark.parametrize("case", ["gpt-oss mxfp4", "gpt-oss mxfp4, two devices"])
-def test_mxfp4(tokens, mxfp4, case):
+@pytest.mark.parametrize("case", FOUR_BITS)
+def test_weights_of_4_bits_are_exact(tokens, four_bits, case):
     if "two devices" in case and case not in tokens:
         pytest.skip("there is one device")
     requests = REQUESTS[: len(tokens[case])]
     assert len(requests) >= 12
-    floats = tiny_models.Reference(mxfp4 / "floats")
+    floats = tiny_models.Reference(four_bits(FOUR_BITS[case]) / "floats")
     assert load.wrong(floats, requests, tokens[case]) == []
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
 from torch.nn import Parameter
 from torchax.interop import torch_view
 from tpu_inference.layers.common.process_weights import moe_weights
@@ -98,7 +97,7 @@ def loaded(original: Callable[..., None]) -> Callable[..., None]:
         shards = get_mesh_shape_product(self.mesh, ShardingAxisName.MLP_TENSOR)
 
         def take(name: str) -> jax.Array:
-            array = t2j(getattr(layer, name), use_dlpack=False)
+            array: jax.Array = t2j(getattr(layer, name), use_dlpack=False)
             delattr(layer, name)
             return array
 
@@ -121,13 +120,3 @@ def loaded(original: Callable[..., None]) -> Callable[..., None]:
                 setattr(layer, name, Parameter(value, requires_grad=False))
 
     return process_weights_after_loading
-
-
-def with_float32(original: Callable[[], list[torch.dtype]]) -> Callable[..., list[torch.dtype]]:
-    """In the place of VllmMxfp4Config.get_supported_act_dtypes: the product takes them."""
-
-    @functools.wraps(original)
-    def get_supported_act_dtypes(*_: Any) -> list[torch.dtype]:
-        return [*original(), torch.float32]
-
-    return get_supported_act_dtypes

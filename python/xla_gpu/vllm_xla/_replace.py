@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax._src.pallas.mosaic import tpu_info
 from jax.experimental.pallas import tpu as pltpu
 
@@ -292,13 +293,15 @@ def routing() -> None:
 
 
 def mxfp4() -> None:
-    """tpu-inference rounds mxfp4 weights a second time, to other blocks of 4 bits, in bfloat16."""
+    """tpu-inference rounds mxfp4 weights a second time, to blocks of 512."""
     from xla_gpu.vllm_xla import _mxfp4
 
-    module = "tpu_inference.layers.vllm.quantization.mxfp4"
-    name = "process_weights_after_loading"
-    _replace(f"{module}:VllmMxfp4MoEMethod", name, "self, layer", _mxfp4.loaded)
-    _replace(f"{module}:VllmMxfp4Config", "get_supported_act_dtypes", "", _mxfp4.with_float32)
+    _replace(
+        "tpu_inference.layers.vllm.quantization.mxfp4:VllmMxfp4MoEMethod",
+        "process_weights_after_loading",
+        "self, layer",
+        _mxfp4.loaded,
+    )
 
 
 def no_sparse_core(device_kind: str) -> None:
@@ -372,6 +375,51 @@ def _from_a_copy(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(t.detach().clone(), use_dlpack=use_dlpack)
 
     return to_jax
+
+
+def _blocks_keep_their_scales(original: Callable[..., None]) -> Callable[..., None]:
+    name = "DISABLE_WEIGHT_REQUANTIZATION"  # read in the call
+
+    @functools.wraps(original)
+    def process_weights_after_loading(self: Any, layer: Any) -> None:
+        before = os.environ.get(name)
+        os.environ[name] = "1"
+        try:
+            original(self, layer)
+        finally:
+            del os.environ[name]
+            if before is not None:
+                os.environ[name] = before
+
+    return process_weights_after_loading
+
+
+def nvfp4() -> None:
+    """Unless told otherwise, tpu-inference gives 4-bit experts one scale a channel for many."""
+    _replace(
+        "tpu_inference.layers.vllm.quantization.nvfp4:VllmNvfp4MoEMethod",
+        "process_weights_after_loading",
+        "self, layer",
+        _blocks_keep_their_scales,
+    )
+
+
+def _and_float32(original: Callable[..., Any]) -> Callable[..., Any]:
+    bound = not inspect.signature(original).parameters  # to its class
+
+    @functools.wraps(original)
+    def get_supported_act_dtypes(*self: Any) -> list[torch.dtype]:
+        return [*(original() if bound else original(*self)), torch.float32]
+
+    return get_supported_act_dtypes
+
+
+def float32_beside_4_bits() -> None:
+    """Weights of 4 bits are taken with other types alone: no product here needs them."""
+    module, name = "tpu_inference.layers.vllm.quantization", "get_supported_act_dtypes"
+    _replace(f"{module}.mxfp4:VllmMxfp4Config", name, "", _and_float32)
+    _replace(f"{module}.awq:VllmAWQConfig", name, "self", _and_float32)
+    _replace(f"{module}.nvfp4:VllmNvfp4Config", name, "self", _and_float32)
 
 
 def weights_are_converted_from_copies() -> None:
@@ -456,9 +504,11 @@ def before_the_model() -> None:
     experts()
     routing()
     mxfp4()
+    nvfp4()
     draft_model()
     resumed_requests_get_their_tokens()
     quantized_models_are_torchax()
+    float32_beside_4_bits()
     weights_are_converted_from_copies()
     if not _IS_0_31:
         layer_norms()

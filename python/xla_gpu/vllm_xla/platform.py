@@ -53,6 +53,9 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
         vllm_config.parallel_config.worker_cls = "xla_gpu.vllm_xla.worker.XlaWorker"
 
 
+_QUANTIZED = ("fp8", "compressed-tensors", "gpt_oss_mxfp4", "modelopt_fp4", "auto_awq")
+
+
 def _unsupported(vllm_config: VllmConfig) -> list[str]:
     """What of a configuration would reach a TPU kernel that has no stand-in here, or an error."""
     model, found = vllm_config.model_config, []
@@ -72,14 +75,14 @@ def _unsupported(vllm_config: VllmConfig) -> list[str]:
                 "--limit-mm-per-prompt '{\"image\": 0}' serves the model for text"
             )
         quantization = model.quantization
-        known = ("fp8", "compressed-tensors", "gpt_oss_mxfp4", "auto_awq")
-        if quantization is not None and quantization not in known:
+        if quantization is not None and quantization not in _QUANTIZED:
             found.append(f"quantization {quantization!r} was not tried")
         elif quantization and not getattr(model.hf_config, "quantization_config", None):
             found.append(f"quantization {quantization!r} of a checkpoint that is not quantized")
     speculative = vllm_config.speculative_config
     if speculative is not None and speculative.method not in ("ngram", "eagle3"):
         found.append(
-            f"speculation {speculative.method!r} is not known to tpu-inference, or not here"
+            f"speculation {speculative.method!r} is not known to tpu-inference, or not here; "
+            "ngram and eagle3 are"
         )
     return found
