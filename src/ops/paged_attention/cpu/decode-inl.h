@@ -39,11 +39,12 @@ class SplitDecoder {
     const int64_t states = heads / kHeads * kLanes;
     const int64_t staged = staging() ? kBlock * padded_ : 0;
     const int64_t weights = heads * kMaxBlockKeys;
-    const int64_t ahead = (2 * kBlock * task.num_heads + kLanes) * 2;  // pointers
+    const int64_t ahead = 2 * kBlock * task.num_heads * int64_t{sizeof(Stretch) / sizeof(float)};
+    const int64_t seen = segment_.rows * int64_t{sizeof(KeyRange) / sizeof(float)};
     const int64_t longs = has_long_sums() ? heads * padded_ + states : 0;
     float* memory =
         ThreadScratch(ScratchSlot::kTask, heads * padded_ + 2 * longs + 2 * states + staged +
-                                              weights + ahead + 3 * task.num_heads);
+                                              weights + ahead + seen + 4 * task.num_heads);
     const auto take = [&memory](int64_t n) { return std::exchange(memory, memory + n); };
     q_ = take(heads * padded_);
     long_acc_ = reinterpret_cast<double*>(take(2 * longs));
@@ -52,11 +53,14 @@ class SplitDecoder {
     sum_ = take(states);
     staged_ = take(staged);
     weights_ = take(weights);
-    ahead_ = reinterpret_cast<const Raw**>(take(ahead));
+    ahead_ = reinterpret_cast<Stretch*>(take(ahead));
+    seen_ = reinterpret_cast<KeyRange*>(take(seen));
     static_assert(sizeof(LogitScale) == 3 * sizeof(float));
     scales_ = reinterpret_cast<LogitScale*>(take(3 * task.num_heads));
+    growths_ = take(task.num_heads);
     for (int64_t i = 0; i < task.num_heads; ++i) {
       scales_[i] = LogitScaleOf<T>(p_, b_, task.first_head + i);
+      growths_[i] = MaxGrowth(scales_[i]);
     }
     std::fill(long_acc_, long_acc_ + longs, 0.0);
     std::fill(max_, max_ + states, kMinusInf);
@@ -71,11 +75,12 @@ class SplitDecoder {
     BringIn(task_.keys.begin, task_.keys.begin + AheadKeys());
     for (int64_t at = task_.keys.begin; at < task_.keys.end; at += block.n) {
       FindBlock(at, &block);
-      if (!staging()) FindAhead(at + AheadKeys(), block.n);
+      if (!staging()) lines_ = FindAhead(at + AheadKeys(), block.n);
       if (at - short_begin_ >= kShortKeys) MoveToLongSums(at);
       // Keys of all heads, then values: prefetches of those to come pass in the order of addresses.
-      for (int64_t head = 0; head < task_.num_heads; ++head) RunKeys(block, head);
-      for (int64_t head = 0; head < task_.num_heads; ++head) RunValues(block, head);
+      FindSeen(block);
+      RunKeys(block);
+      RunValues(block);
     }
     WriteStates();
   }
@@ -188,113 +193,121 @@ class SplitDecoder {
     }
   }
 
-  // Keys between those that are computed with and those that are brought in: rows of 64 KB.
+  // Keys between those that are computed with and those that are brought in.
   int64_t AheadKeys() const {
-    constexpr int64_t kBytes = 64 << 10;
+    constexpr int64_t kBytes = sizeof(Raw) == 1 ? 64 << 10 : 16 << 10;
     const int64_t key_bytes = 2 * task_.num_heads * p_.head_dim * int64_t{sizeof(Raw)};
     return std::max(kBlock, (kBytes + key_bytes - 1) / key_bytes);
   }
 
-  // ahead_: the rows of n keys from `begin` on in the order of their addresses; half of them pass
-  // with a block's keys, half with its values. None past the task's end.
-  void FindAhead(int64_t begin, int64_t n) {
+  // The memory of n keys from `begin` on in the order of its addresses, but none past the task's
+  // end.
+  LinesAhead FindAhead(int64_t begin, int64_t n) {
     Block block;
     FindBlock(begin, &block);
     const int64_t heads = task_.num_heads;
-    ahead_rows_ = block.n == 0 ? 0 : n * heads;
-    if (ahead_rows_ == 0) return;
-    const auto address = [](const Raw* row) { return reinterpret_cast<intptr_t>(row); };
-    const bool alternate = std::abs(address(block.v[0]) - address(block.k[0])) <
-                           p_.k.head_stride * int64_t{sizeof(Raw)};
-    const Raw** to = ahead_;
-    for (int64_t i = 0; i < n; ++i, to += 2 * heads) {
-      for (int64_t head = 0; head < heads; ++head) {
-        to[alternate ? 2 * head : head] = block.k[i] + head * p_.k.head_stride;
-        to[alternate ? 2 * head + 1 : heads + head] = block.v[i] + head * p_.v.head_stride;
+    n = std::min(n, block.n);
+    Stretch* to = ahead_;
+    const auto add = [&to](const Raw* row, int64_t size) {
+      const auto* const bytes = reinterpret_cast<const char*>(row);
+      *to++ = {bytes, bytes + size * int64_t{sizeof(Raw)}};
+    };
+    const int64_t row = p_.head_dim;
+    for (int64_t i = 0; i < n; ++i) {
+      const Raw *const k = block.k[i], *const v = block.v[i];
+      if (std::abs(v - k) == row && p_.k.head_stride == 2 * row && p_.v.head_stride == 2 * row) {
+        add(std::min(k, v), 2 * heads * row);
+        continue;
       }
+      const auto add_rows = [&](const Raw* first, int64_t stride) {
+        if (stride == row) return add(first, heads * row);
+        for (int64_t head = 0; head < heads; ++head) add(first + head * stride, row);
+      };
+      add_rows(k, p_.k.head_stride);
+      add_rows(v, p_.v.head_stride);
     }
-    std::fill(to, to + kLanes, to[-1]);
+    return {ahead_, to};
   }
 
   // What is needed before anything has brought it in.
   void BringIn(int64_t begin, int64_t end) {
     if (staging()) return;
     for (; begin < end; begin += kBlock) {
-      FindAhead(begin, std::min(kBlock, end - begin));
-      RowsAhead<Raw> rows{ahead_, static_cast<size_t>(padded_)};
-      rows.Reach(2 * ahead_rows_ * padded_);
+      LinesAhead lines = FindAhead(begin, std::min(kBlock, end - begin));
+      while (!lines.done()) LinesAhead::Bring<Raw, 1, 1>(lines.Take<1>(), 0);
     }
   }
 
-  RowsAhead<Raw> AheadAt(int64_t row) const {
-    return {ahead_rows_ == 0 ? nullptr : ahead_ + row, static_cast<size_t>(padded_)};
+  // seen_: each query row's keys of the block, exactly those, as others may be NaN.
+  void FindSeen(const Block& block) {
+    for (int64_t row = 0; row < segment_.rows; ++row) {
+      const KeyRange keys = VisibleKeys(p_, segment_, segment_.pos + row);
+      seen_[row] = {std::max<int64_t>(keys.begin - block.begin, 0),
+                    std::min(keys.end - block.begin, block.n)};
+    }
   }
 
-  void RunKeys(const Block& block, int64_t head) {
-    const auto run = [&](auto& tile) HWY_ATTR {
+  void RunKeys(const Block& block) {
+    ForEachHead(block, block.k, p_.k.head_stride, [&](auto& tile, int64_t head) HWY_ATTR {
       tile.scale = scales_[head];
-      tile.max_growth = MaxGrowth(tile.scale);
-      ForEachTile(block, head, tile, [&](int64_t index) HWY_ATTR {
+      tile.growth = growths_[head];
+      ForEachTile(head, tile, [&](int64_t index) HWY_ATTR {
         tile.Score(q_ + index * kHeads * padded_, padded_);
         tile.Softmax(max_ + index * kLanes, sum_ + index * kLanes, long_sum_ + index * kLanes,
                      padded_);
       });
-    };
-    if constexpr (!T::kDot) {
-      if (staging()) return RunStaged(block, block.k, head * p_.k.head_stride, run);
-    }
-    DecodeTile<T, kHeads> tile;
-    tile.rows = {block.k, head * p_.k.head_stride};
-    tile.ahead = AheadAt(head * block.n);
-    run(tile);
+    });
   }
 
-  void RunValues(const Block& block, int64_t head) {
-    const auto run = [&](auto& tile) HWY_ATTR {
-      ForEachTile(block, head, tile, [&](int64_t) HWY_ATTR { tile.AddValues(padded_); });
-    };
-    if constexpr (!T::kDot) {
-      if (staging()) return RunStaged(block, block.v, head * p_.v.head_stride, run);
-    }
-    DecodeTile<T, kHeads> tile;
-    tile.rows = {block.v, head * p_.v.head_stride};
-    tile.ahead = AheadAt(ahead_rows_ + head * block.n);
-    run(tile);
+  void RunValues(const Block& block) {
+    ForEachHead(block, block.v, p_.v.head_stride, [&](auto& tile, int64_t head) HWY_ATTR {
+      ForEachTile(head, tile, [&](int64_t) HWY_ATTR { tile.AddValues(padded_); });
+    });
   }
 
-  // `rows`: the block's k or v; `head` in elements.
+  // Calls f(tile with the head's rows, head) for all kv heads; `rows`: the block's k or v.
   template <class F>
-  void RunStaged(const Block& block, const Raw* const* rows, int64_t head, const F& run) {
-    const float* staged[Block::kEntries];
-    for (int64_t i = 0; i < Block::kEntries; ++i) {
-      staged[i] = staged_ + std::min(i, block.n - 1) * padded_;
-      if (i >= block.n) continue;
-      LoadRow<T>(rows[i] + head, p_.head_dim, 1.0f, staged_ + i * padded_, padded_);
+  HWY_INLINE void ForEachHead(const Block& block, const Raw* const* rows, int64_t stride,
+                              const F& f) {
+    if constexpr (!T::kDot) {
+      if (staging()) {
+        const float* staged[Block::kEntries];
+        for (int64_t i = 0; i < Block::kEntries; ++i) {
+          staged[i] = staged_ + std::min(i, block.n - 1) * padded_;
+        }
+        DecodeTile<CacheF32, kHeads> tile;
+        tile.rows = {staged, 0};
+        for (int64_t head = 0; head < task_.num_heads; ++head) {
+          for (int64_t i = 0; i < block.n; ++i) {
+            LoadRow<T>(rows[i] + head * stride, p_.head_dim, 1.0f, staged_ + i * padded_, padded_);
+          }
+          f(tile, head);
+        }
+        return;
+      }
     }
-    DecodeTile<CacheF32, kHeads> tile;
-    tile.rows = {staged, 0};
-    tile.ahead = {};
-    run(tile);
+    DecodeTile<T, kHeads> tile;
+    tile.rows = {rows, 0};
+    for (int64_t head = 0; head < task_.num_heads; ++head, tile.rows.head += stride) f(tile, head);
   }
 
-  // All tiles of the kv head. Each query row takes exactly the keys it sees: what it does not see
-  // may be NaN.
+  // All tiles of the kv head.
   template <class Tile, class F>
-  void ForEachTile(const Block& block, int64_t head, Tile& tile, const F& f) {
+  HWY_INLINE void ForEachTile(int64_t head, Tile& tile, const F& f) {
+    LinesAhead none = LinesAhead::None();
+    tile.ahead = &lines_;  // for the first that reads the rows
     for (int64_t row = 0; row < segment_.rows; ++row) {
-      const KeyRange seen = VisibleKeys(p_, segment_, segment_.pos + row);
-      const int64_t begin = std::max(seen.begin - block.begin, int64_t{0});
-      const int64_t end = std::min(seen.end - block.begin, block.n);
-      if (begin >= end) continue;
-      tile.begin = begin;
-      tile.end = end;
+      const KeyRange keys = seen_[row];
+      if (keys.begin >= keys.end) continue;
+      tile.begin = keys.begin;
+      tile.end = keys.end;
       for (int64_t i = 0; i < tiles_; ++i) {
         const int64_t index = TileIndex(row, head, i);
         tile.acc = task_.partial.acc + index * kHeads * padded_;
         tile.long_acc = has_long_sums() ? long_acc_ + index * kHeads * padded_ : nullptr;
         tile.weights = weights_ + index * kHeads * kMaxBlockKeys;
         f(index);
-        tile.ahead.rows = nullptr;
+        tile.ahead = &none;
       }
     }
   }
@@ -346,8 +359,10 @@ class SplitDecoder {
   float* staged_;
   float* weights_;      // of a block, [kMaxBlockKeys * kHeads] for each tile
   LogitScale* scales_;  // of each kv head of the task
-  const Raw** ahead_;   // [2 * ahead_rows_ + kLanes]
-  int64_t ahead_rows_ = 0;
+  float* growths_;      // MaxGrowth of each
+  Stretch* ahead_;      // of lines_
+  KeyRange* seen_;      // of the block, by each query row
+  LinesAhead lines_ = LinesAhead::None();
   int64_t short_begin_ = 0;
 };
 

@@ -21,12 +21,13 @@ namespace xla_gpu::paged_attention {
 namespace HWY_NAMESPACE {
 
 // Keys of a block: few, so that the rows of all heads are read nearly in the order of their
-// addresses, which memory and its prefetchers want; yet enough that waiting for the softmax, and
-// loading and storing the sums of values, is little beside the products. The latter counts where
-// elements are small, as there are more products to a byte.
+// addresses, which memory wants, and L1 holds them: rows of different keys often lie a multiple of
+// 4096 bytes apart, in the same few sets of it. Yet enough that waiting for the softmax, and
+// loading and storing the sums of values, is little beside the products, of which fp8 has most to a
+// byte.
 constexpr int64_t kMaxBlockKeys = 32;
 template <typename Raw, size_t kHeads>
-constexpr int64_t kBlockKeys = std::max<int64_t>(32 / sizeof(Raw), kLanes / kHeads);
+constexpr int64_t kBlockKeys = std::max<int64_t>(sizeof(Raw) == 1 ? 32 : 8, kLanes / kHeads);
 static_assert(kMaxBlockKeys >= kLanes);
 
 // Where the keys [begin, begin + n) of one block lie: their rows of kv head 0. Entries from n on
@@ -40,33 +41,65 @@ struct BlockRows {
   const Raw* v[kEntries];
 };
 
-// Rows that are needed later, in the order of their addresses: brought in line by line as others
-// are read, `Reach` told how many elements were. To L1, which does not hold them until then, as a
-// processor takes more prefetches so than to L2 alone.
-//
-// Between two prefetches lie a few empty instructions. The queue of lines that a core waits for is
-// short: where prefetches come closer, it fills, and reads of what has arrived wait behind it. On a
-// Zen 5 core decode of f32 went from 12 to 27 GB/s of memory's 35, bf16 from 17 to 21; fp8 has
-// enough else to do.
-template <typename Raw>
-struct RowsAhead {
-  const Raw* const* rows;  // null: none
-  size_t row_size;         // elements
-  size_t next = 0;
+// Memory that is needed later.
+struct Stretch {
+  const char* begin;
+  const char* end;
+};
 
-  HWY_INLINE void Reach(size_t read) {
-    constexpr size_t kLine = 64 / sizeof(Raw);
-    for (; rows != nullptr && next * row_size < read; ++next) {
-      for (size_t i = 0; i < row_size; i += kLine) {
-        __builtin_prefetch(rows[next] + i, 0, 3);
-        __asm__ volatile(".rept %c0\n\tnop\n\t.endr" : : "i"(sizeof(Raw) == 1 ? 4 : 16));
-      }
+// The lines of stretches, brought in as others are read: as many for each product everywhere, and a
+// few empty instructions after each. The queue of lines that a core waits for is short: where
+// prefetches come closer it fills, and reads of what has arrived wait behind it. To L1, which does
+// not hold them until then, as a processor takes more prefetches so than to L2 alone. Its own
+// prefetchers are no help: they follow reads of neighbouring lines, and a block's rows lie apart.
+// What that reaches, and what memory allows: docs/kernels.md.
+class LinesAhead {
+ public:
+  // `last`: where the stretches end.
+  LinesAhead(const Stretch* next, const Stretch* last) : next_(next), last_(last) { NextStretch(); }
+  static LinesAhead None() { return {nullptr, nullptr}; }
+
+  bool done() const { return step_ == 0; }
+
+  // Where the next kLines lie; those past a stretch's end are asked for in vain.
+  template <size_t kLines>
+  HWY_INLINE const char* Take() {
+    const char* const lines = at_;
+    at_ += step_ * static_cast<int64_t>(kLines);
+    if (HWY_UNLIKELY(at_ >= end_)) NextStretch();
+    return lines;
+  }
+
+  // At the i-th of kPoints places between which Take's kLines are to be spread.
+  template <class Raw, size_t kLines, size_t kPoints>
+  static HWY_INLINE void Bring(const char* lines, size_t i) {
+    for (size_t n = i * kLines / kPoints; n < (i + 1) * kLines / kPoints; ++n) {
+      __builtin_prefetch(lines + n * kLine, 0, 3);
+      __asm__ volatile(".rept %c0\n\tnop\n\t.endr" : : "i"(sizeof(Raw) == 1 ? 8 : 16));
     }
   }
-  // Where `read` is counted from row `first` on.
-  HWY_INLINE RowsAhead From(size_t first) const {
-    return {rows == nullptr ? nullptr : rows + first, row_size};
+
+  static constexpr int64_t kLine = 64;
+
+ private:
+  void NextStretch() {
+    if (next_ == last_) {  // one line again and again, which has arrived
+      static const char kLineOfZeros[kLine] = {};
+      at_ = kLineOfZeros;
+      end_ = kLineOfZeros + kLine;
+      step_ = 0;
+    } else {
+      at_ = next_->begin;
+      end_ = next_->end;
+      ++next_;
+    }
   }
+
+  const char* at_;
+  const char* end_;
+  int64_t step_ = kLine;
+  const Stretch* next_;
+  const Stretch* last_;
 };
 
 // Each lane: the maximum of its group of kCount neighbours.
@@ -92,19 +125,17 @@ class DecodeTile {
   static constexpr size_t kKeys = kLanes / kHeads;  // in a tile
 
   HeadRows<Raw> rows;  // K for Score, V for AddValues
-  RowsAhead<Raw> ahead;
+  LinesAhead* ahead;   // what to bring in meanwhile
   float* weights;  // [kMaxBlockKeys * kHeads], logits before Softmax; with T::kDot bf16 after it
   LogitScale scale;
-  float max_growth;   // MaxGrowth(scale)
+  float growth;       // MaxGrowth(scale)
   size_t begin, end;  // the keys of the block that the tile sees
   float* acc;         // sums of values, [chunk of ForEachChunk][kHeads][vector]
   double* long_acc;   // as acc, of earlier keys; null where there is none
 
-  // x (LogitScale) of the keys that are seen, -inf in lanes past the last of them; and their
-  // maximum.
+  // `weights` become x (LogitScale) of the keys that are seen, -inf in lanes past the last of them.
   HWY_INLINE void Score(const float* q, size_t padded) {
     const F32 df;
-    VF32 all_max = hn::Set(df, kMinusInf);
     float* to = weights;
     for (size_t first = begin; first < end; first += kKeys, to += kLanes) {
       VF32 x;
@@ -116,24 +147,27 @@ class DecodeTile {
       if (scale.inner > 0) x = Tanh(hn::Mul(hn::Set(df, scale.inner), x));
       if (end - first < kKeys) x = HideKeysFrom(end - first, x);
       hn::Store(x, df, to);
-      all_max = hn::Max(all_max, x);
     }
-    hn::Store(all_max, df, max_);
   }
 
   // Each x becomes a weight. `max` and `sum` are vectors with kKeys lanes for each head, `long_sum`
   // as sum, of the keys of long_acc.
   //
-  // `max` follows only what is above it by more than MaxGrowth: a processor goes on as if it had
+  // `max` follows only what is above it by more than `growth`: a processor goes on as if it had
   // seen that nothing is.
   HWY_INLINE void Softmax(float* max, float* sum, double* long_sum, size_t padded) {
     const F32 df;
     const VF32 unit = hn::Set(df, scale.unit);
     const VF32 old_max = hn::Load(df, max);
-    const VF32 block_max = hn::Load(df, max_);
     VF32 base = FiniteBase(old_max);
     VF32 total = hn::Load(df, sum);
-    if (!hn::AllTrue(df, hn::Le(block_max, hn::Add(old_max, hn::Set(df, max_growth))))) {
+    const size_t n = (end - begin + kKeys - 1) / kKeys * kLanes;
+    VF32 block_max = hn::Load(df, weights);
+    for (size_t i = kLanes; i < n; i += kLanes) {
+      block_max = hn::Max(block_max, hn::Load(df, weights + i));
+    }
+    const VF32 limit = hn::Add(old_max, hn::Set(df, growth));
+    if (!hn::AllTrue(df, hn::Le(block_max, limit))) {
       const VF32 new_max = hn::Max(old_max, MaxOfEach<kKeys>(block_max));
       base = FiniteBase(new_max);
       const VF32 alpha = Exp2(hn::Mul(hn::Sub(old_max, base), unit));
@@ -141,14 +175,13 @@ class DecodeTile {
       total = hn::Mul(total, alpha);
       Rescale(alpha, long_sum, padded);
     }
-    float* at = weights;
-    for (size_t first = begin; first < end; first += kKeys, at += kLanes) {
-      const VF32 e = Exp2(hn::Mul(hn::Sub(hn::Load(df, at), base), unit));
+    for (size_t i = 0; i < n; i += kLanes) {
+      const VF32 e = Exp2(hn::Mul(hn::Sub(hn::Load(df, weights + i), base), unit));
       total = hn::Add(total, e);
       if constexpr (T::kDot) {
-        T::StoreWeights(e, reinterpret_cast<uint16_t*>(weights) + (at - weights));
+        T::StoreWeights(e, reinterpret_cast<uint16_t*>(weights) + i);
       } else {
-        hn::Store(e, df, at);
+        hn::Store(e, df, weights + i);
       }
     }
     hn::Store(total, df, sum);
@@ -194,15 +227,16 @@ class DecodeTile {
   }
 
   // The dot products of all queries and the keys from `first` on.
-  HWY_INLINE VF32 Dots(const float* q, size_t padded, size_t first) const {
+  HWY_INLINE VF32 Dots(const float* q, size_t padded, size_t first) {
     const HeadRows<Raw> keys = rows.From(first);
-    RowsAhead<Raw> later = ahead.From(first);
+    LinesAhead later = *ahead;
+    constexpr size_t kLines = LinesOf(2 * kLanes * kKeys);
     const F32 df;
     VF32 sums[kLanes];
     Unrolled<kLanes>([&](auto i) XLA_GPU_INLINE_LAMBDA { sums[i] = hn::Zero(df); });
     size_t d = 0;
     for (; d + 2 * kLanes <= padded; d += 2 * kLanes) {
-      later.Reach((d + 2 * kLanes) * kKeys);
+      const char* const lines = later.Take<kLines>();
       // Whichever are fewer stay in registers, queries or keys.
       if constexpr (kHeads <= kKeys) {
         VF32 query[kHeads * 2];
@@ -210,6 +244,7 @@ class DecodeTile {
           query[i] = hn::Load(df, q + i / 2 * padded + d + i % 2 * kLanes);
         });
         Unrolled<kKeys>([&](auto j) XLA_GPU_INLINE_LAMBDA {
+          LinesAhead::Bring<Raw, kLines, kKeys>(lines, j);
           VF32 key[2];
           T::LoadPair(keys[j] + d, key);
           Unrolled<kHeads * 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
@@ -222,6 +257,7 @@ class DecodeTile {
         Unrolled<kKeys>([&](auto j)
                             XLA_GPU_INLINE_LAMBDA { T::LoadPair(keys[j] + d, key + 2 * j); });
         Unrolled<kHeads * 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+          LinesAhead::Bring<Raw, kLines, kHeads * 2>(lines, i);
           const VF32 query = hn::Load(df, q + i / 2 * padded + d + i % 2 * kLanes);
           Unrolled<kKeys>([&](auto j) XLA_GPU_INLINE_LAMBDA {
             VF32& sum = sums[i / 2 * kKeys + j];
@@ -231,7 +267,6 @@ class DecodeTile {
       }
     }
     if (d < padded) {
-      later.Reach(padded * kKeys);
       Unrolled<kKeys>([&](auto j) XLA_GPU_INLINE_LAMBDA {
         const VF32 key = T::Load(keys[j] + d);
         Unrolled<kHeads>([&](auto h) XLA_GPU_INLINE_LAMBDA {
@@ -240,26 +275,29 @@ class DecodeTile {
         });
       });
     }
+    *ahead = later;
     return SumEach(sums);
   }
 
   // As Dots, of words.
-  HWY_NOINLINE VF32 DotWords(const float* q, size_t padded, size_t first) const {
-    constexpr size_t kTogether = 4;  // keys: each takes three pointers
+  HWY_NOINLINE VF32 DotWords(const float* q, size_t padded, size_t first) {
+    constexpr size_t kTogether = 4;  // keys
+    constexpr size_t kLines = LinesOf(T::kStep * kTogether);
+    LinesAhead later = *ahead;
     VF32 sums[kLanes];
     Unrolled<kKeys / kTogether>([&](auto part) XLA_GPU_INLINE_LAMBDA {
       const size_t at = first + part * kTogether;
       const HeadRows<Raw> keys = rows.From(at);
-      RowsAhead<Raw> later = ahead.From(at);
       VF32 sum[kHeads * kTogether];
       Unrolled<kHeads * kTogether>([&](auto i) XLA_GPU_INLINE_LAMBDA { sum[i] = hn::Zero(F32()); });
       const auto* query_at = reinterpret_cast<const uint32_t*>(q);
       for (size_t d = 0; d < padded; d += T::kStep, query_at += kHeads * T::kStep / 2) {
-        later.Reach((d + T::kStep) * kTogether);
+        const char* const lines = later.Take<kLines>();
         VU32 key[kTogether * T::kWords];
         Unrolled<kTogether>(
             [&](auto j) XLA_GPU_INLINE_LAMBDA { T::LoadWords(keys[j] + d, key + j * T::kWords); });
         Unrolled<kHeads * T::kWords>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+          LinesAhead::Bring<Raw, kLines, kHeads * T::kWords>(lines, i);
           const VU32 query = hn::Load(U32(), query_at + i * kLanes);
           Unrolled<kTogether>([&](auto j) XLA_GPU_INLINE_LAMBDA {
             VF32& to = sum[i / T::kWords * kTogether + j];
@@ -271,6 +309,7 @@ class DecodeTile {
         sums[i / kTogether * kKeys + part * kTogether + i % kTogether] = sum[i];
       });
     });
+    *ahead = later;
     return SumEach(sums);
   }
 
@@ -312,10 +351,11 @@ class DecodeTile {
     Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA { sums[i] = hn::Zero(df); });
     const HeadRows<Raw> values = rows.From(begin);
     const size_t n = end - begin;
-    RowsAhead<Raw> later = ahead;
+    LinesAhead later = *ahead;
+    constexpr size_t kLines = LinesOf(kWide * kLanes);
     for (size_t j = 0; j < n; ++j) {
       const Raw* from = values[j] + d;
-      later.Reach(d * n + (j + 1) * kWide * kLanes);
+      const char* const lines = later.Take<kLines>();
       VF32 value[kWide];
       if constexpr (kWide == 1) {
         value[0] = T::Load(from);
@@ -326,13 +366,14 @@ class DecodeTile {
       }
       const float* weight = weights + j / kKeys * kLanes + j % kKeys;
       Unrolled<kHeads>([&](auto h) XLA_GPU_INLINE_LAMBDA {
+        LinesAhead::Bring<Raw, kLines, kHeads>(lines, h);
         const VF32 w = hn::Set(df, weight[h * kKeys]);
         Unrolled<kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA {
           sums[h * kWide + i] = hn::MulAdd(w, value[i], sums[h * kWide + i]);
         });
       });
     }
-    ahead = later;
+    *ahead = later;
     Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA {
       hn::Store(hn::Add(sums[i], hn::Load(df, to + i * kLanes)), df, to + i * kLanes);
     });
@@ -342,46 +383,61 @@ class DecodeTile {
   template <size_t kWide>
   HWY_NOINLINE void AddPairsAt(size_t d) {
     const F32 df;
-    constexpr size_t kPairs = 2 * T::kWords;
+    constexpr size_t kPairs = 2 * T::kWords, kSteps = kWide / kPairs;
+    constexpr size_t kLines = LinesOf(2 * kWide * kLanes);
     float* const to = acc + d * kHeads;
     VF32 sums[kHeads * kWide];
-    Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA { sums[i] = hn::Zero(df); });
-    const HeadRows<Raw> values = rows.From(begin);
+    Unrolled<kHeads * kWide>(
+        [&](auto i) XLA_GPU_INLINE_LAMBDA { sums[i] = hn::Load(df, to + i * kLanes); });
+    const Raw* const* row = rows.row + begin;
+    const int64_t offset = rows.head + static_cast<int64_t>(d);
     const size_t n = end - begin;
-    RowsAhead<Raw> later = ahead;
-    const auto* const words = reinterpret_cast<const uint32_t*>(weights);
-    const auto add = [&](size_t j, auto is_pair) XLA_GPU_INLINE_LAMBDA {
-      later.Reach(d * n + (j + 1 + is_pair) * kWide * kLanes);
-      Unrolled<kWide / kPairs>([&](auto step) XLA_GPU_INLINE_LAMBDA {
-        const size_t at = d + step * T::kStep;
+    LinesAhead later = *ahead;
+    const auto* words = reinterpret_cast<const uint32_t*>(weights);
+    // The i-th key of a tile, and if `is_pair` the one after it.
+    const auto add = [&](auto i, auto is_pair) XLA_GPU_INLINE_LAMBDA {
+      const Raw *const first_row = row[i] + offset, *const second_row = row[i + is_pair] + offset;
+      const char* const lines = later.Take<kLines>();
+      Unrolled<kSteps>([&](auto step) XLA_GPU_INLINE_LAMBDA {
         VU32 first[T::kWords], second[T::kWords], pairs[kPairs];
-        T::LoadWords(values[j] + at, first);
+        T::LoadWords(first_row + step * T::kStep, first);
         if constexpr (is_pair) {
-          T::LoadWords(values[j + 1] + at, second);
+          T::LoadWords(second_row + step * T::kStep, second);
         } else {
           std::fill(second, second + T::kWords, hn::Zero(U32()));
         }
         T::PairKeys(first, second, pairs);
-        const uint32_t* weight = words + (j / kKeys * kLanes + j % kKeys) / 2;
         Unrolled<kHeads>([&](auto h) XLA_GPU_INLINE_LAMBDA {
-          const VU32 w = hn::Set(U32(), weight[h * kKeys / 2]);
-          Unrolled<kPairs>([&](auto i) XLA_GPU_INLINE_LAMBDA {
-            VF32& sum = sums[h * kWide + step * kPairs + i];
-            sum = AddProducts(sum, w, pairs[i]);
+          LinesAhead::Bring<Raw, kLines, kSteps * kHeads>(lines, step * kHeads + h);
+          const VU32 w = hn::Set(U32(), words[(h * kKeys + i) / 2]);
+          Unrolled<kPairs>([&](auto pair) XLA_GPU_INLINE_LAMBDA {
+            VF32& sum = sums[h * kWide + step * kPairs + pair];
+            sum = AddProducts(sum, w, pairs[pair]);
           });
         });
       });
     };
-    size_t j = 0;
-    for (; j + 2 <= n; j += 2) add(j, std::true_type());
-    if (j < n) add(j, std::false_type());  // the key after it may be NaN
-    ahead = later;
-    Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA {
-      hn::Store(hn::Add(sums[i], hn::Load(df, to + i * kLanes)), df, to + i * kLanes);
+    constexpr std::true_type kPair;
+    size_t left = n;
+    for (; left >= kKeys; left -= kKeys, row += kKeys, words += kLanes / 2) {
+      Unrolled<kKeys / 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+        add(std::integral_constant<size_t, 2 * i>(), kPair);
+      });
+    }
+    Unrolled<kKeys / 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+      constexpr std::integral_constant<size_t, 2 * i> kFirst;
+      if (left >= kFirst + 2) add(kFirst, kPair);
+      if (left == kFirst + 1) add(kFirst, std::false_type());  // the key after it may be NaN
     });
+    *ahead = later;
+    Unrolled<kHeads * kWide>(
+        [&](auto i) XLA_GPU_INLINE_LAMBDA { hn::Store(sums[i], df, to + i * kLanes); });
   }
 
-  HWY_ALIGN float max_[kLanes];
+  // Lines to take for so many elements that are read.
+  static constexpr size_t LinesOf(size_t elements) {
+    return std::max<size_t>(1, elements * sizeof(Raw) / LinesAhead::kLine);
+  }
 };
 
 }  // namespace HWY_NAMESPACE
