@@ -80,6 +80,7 @@ class SplitDecoder {
       // Keys of all heads, then values: prefetches of those to come pass in the order of addresses.
       FindSeen(block);
       RunKeys(block);
+      RunSoftmax();
       RunValues(block);
     }
     WriteStates();
@@ -88,7 +89,7 @@ class SplitDecoder {
  private:
   using Raw = typename T::Raw;
   using Block = BlockRows<Raw>;
-  static constexpr int64_t kBlock = kBlockKeys<Raw, kHeads>;
+  static constexpr int64_t kBlock = kBlockKeys<kHeads>;
   // Sums of f32 over more keys would lose digits: they go on in f64.
   static constexpr int64_t kShortKeys = 512;
 
@@ -195,7 +196,7 @@ class SplitDecoder {
 
   // Keys between those that are computed with and those that are brought in.
   int64_t AheadKeys() const {
-    constexpr int64_t kBytes = sizeof(Raw) == 1 ? 64 << 10 : 16 << 10;
+    constexpr int64_t kBytes = 16 << 10;
     const int64_t key_bytes = 2 * task_.num_heads * p_.head_dim * int64_t{sizeof(Raw)};
     return std::max(kBlock, (kBytes + key_bytes - 1) / key_bytes);
   }
@@ -249,14 +250,24 @@ class SplitDecoder {
 
   void RunKeys(const Block& block) {
     ForEachHead(block, block.k, p_.k.head_stride, [&](auto& tile, int64_t head) HWY_ATTR {
-      tile.scale = scales_[head];
+      const float cap = scales_[head].inner;
+      ForEachTile(head, tile, [&](int64_t index) HWY_ATTR {
+        tile.Score(q_ + index * kHeads * padded_, cap, padded_);
+      });
+    });
+  }
+
+  // A pass of its own, as a tile's logits are ready long after the last instruction for them.
+  void RunSoftmax() {
+    DecodeTile<T, kHeads> tile;
+    for (int64_t head = 0; head < task_.num_heads; ++head) {
+      tile.unit = scales_[head].unit;
       tile.growth = growths_[head];
       ForEachTile(head, tile, [&](int64_t index) HWY_ATTR {
-        tile.Score(q_ + index * kHeads * padded_, padded_);
         tile.Softmax(max_ + index * kLanes, sum_ + index * kLanes, long_sum_ + index * kLanes,
                      padded_);
       });
-    });
+    }
   }
 
   void RunValues(const Block& block) {

@@ -23,12 +23,10 @@ namespace HWY_NAMESPACE {
 // Keys of a block: few, so that the rows of all heads are read nearly in the order of their
 // addresses, which memory wants, and L1 holds them: rows of different keys often lie a multiple of
 // 4096 bytes apart, in the same few sets of it. Yet enough that waiting for the softmax, and
-// loading and storing the sums of values, is little beside the products, of which fp8 has most to a
-// byte.
-constexpr int64_t kMaxBlockKeys = 32;
-template <typename Raw, size_t kHeads>
-constexpr int64_t kBlockKeys = std::max<int64_t>(sizeof(Raw) == 1 ? 32 : 8, kLanes / kHeads);
-static_assert(kMaxBlockKeys >= kLanes);
+// loading and storing the sums of values, is little beside the products.
+template <size_t kHeads>
+constexpr int64_t kBlockKeys = std::max<int64_t>(8, kLanes / kHeads);
+constexpr int64_t kMaxBlockKeys = kBlockKeys<1>;
 
 // Where the keys [begin, begin + n) of one block lie: their rows of kv head 0. Entries from n on
 // repeat the last, so that a whole tile of keys may be taken from any one on.
@@ -48,11 +46,11 @@ struct Stretch {
 };
 
 // The lines of stretches, brought in as others are read: as many for each product everywhere, and a
-// few empty instructions after each. The queue of lines that a core waits for is short: where
-// prefetches come closer it fills, and reads of what has arrived wait behind it. To L1, which does
-// not hold them until then, as a processor takes more prefetches so than to L2 alone. Its own
-// prefetchers are no help: they follow reads of neighbouring lines, and a block's rows lie apart.
-// What that reaches, and what memory allows: docs/kernels.md.
+// few empty instructions after each (fp8 has enough else to do). The queue of lines that a core
+// waits for is short: where prefetches come closer it fills, and reads of what has arrived wait
+// behind it. To L1, which does not hold them until then, as a processor takes more prefetches so
+// than to L2 alone. Its own prefetchers are no help: they follow reads of neighbouring lines, and a
+// block's rows lie apart. What that reaches, and what memory allows: docs/kernels.md.
 class LinesAhead {
  public:
   // `last`: where the stretches end.
@@ -75,7 +73,7 @@ class LinesAhead {
   static HWY_INLINE void Bring(const char* lines, size_t i) {
     for (size_t n = i * kLines / kPoints; n < (i + 1) * kLines / kPoints; ++n) {
       __builtin_prefetch(lines + n * kLine, 0, 3);
-      __asm__ volatile(".rept %c0\n\tnop\n\t.endr" : : "i"(sizeof(Raw) == 1 ? 8 : 16));
+      __asm__ volatile(".rept %c0\n\tnop\n\t.endr" : : "i"(sizeof(Raw) == 1 ? 0 : 16));
     }
   }
 
@@ -127,14 +125,14 @@ class DecodeTile {
   HeadRows<Raw> rows;  // K for Score, V for AddValues
   LinesAhead* ahead;   // what to bring in meanwhile
   float* weights;  // [kMaxBlockKeys * kHeads], logits before Softmax; with T::kDot bf16 after it
-  LogitScale scale;
-  float growth;       // MaxGrowth(scale)
-  size_t begin, end;  // the keys of the block that the tile sees
-  float* acc;         // sums of values, [chunk of ForEachChunk][kHeads][vector]
-  double* long_acc;   // as acc, of earlier keys; null where there is none
+  float unit, growth;  // LogitScale::unit, MaxGrowth
+  size_t begin, end;   // the keys of the block that the tile sees
+  float* acc;          // sums of values, [chunk of ForEachChunk][kHeads][vector]
+  double* long_acc;    // as acc, of earlier keys; null where there is none
 
-  // `weights` become x (LogitScale) of the keys that are seen, -inf in lanes past the last of them.
-  HWY_INLINE void Score(const float* q, size_t padded) {
+  // `weights` become x (LogitScale) of the keys that are seen, -inf in lanes past the last of them;
+  // `cap`: LogitScale::inner.
+  HWY_INLINE void Score(const float* q, float cap, size_t padded) {
     const F32 df;
     float* to = weights;
     for (size_t first = begin; first < end; first += kKeys, to += kLanes) {
@@ -144,7 +142,7 @@ class DecodeTile {
       } else {
         x = Dots(q, padded, first);
       }
-      if (scale.inner > 0) x = Tanh(hn::Mul(hn::Set(df, scale.inner), x));
+      if (cap > 0) x = Tanh(hn::Mul(hn::Set(df, cap), x));
       if (end - first < kKeys) x = HideKeysFrom(end - first, x);
       hn::Store(x, df, to);
     }
@@ -157,7 +155,7 @@ class DecodeTile {
   // seen that nothing is.
   HWY_INLINE void Softmax(float* max, float* sum, double* long_sum, size_t padded) {
     const F32 df;
-    const VF32 unit = hn::Set(df, scale.unit);
+    const VF32 unit_of_x = hn::Set(df, unit);
     const VF32 old_max = hn::Load(df, max);
     VF32 base = FiniteBase(old_max);
     VF32 total = hn::Load(df, sum);
@@ -170,13 +168,13 @@ class DecodeTile {
     if (!hn::AllTrue(df, hn::Le(block_max, limit))) {
       const VF32 new_max = hn::Max(old_max, MaxOfEach<kKeys>(block_max));
       base = FiniteBase(new_max);
-      const VF32 alpha = Exp2(hn::Mul(hn::Sub(old_max, base), unit));
+      const VF32 alpha = Exp2(hn::Mul(hn::Sub(old_max, base), unit_of_x));
       hn::Store(new_max, df, max);
       total = hn::Mul(total, alpha);
       Rescale(alpha, long_sum, padded);
     }
     for (size_t i = 0; i < n; i += kLanes) {
-      const VF32 e = Exp2(hn::Mul(hn::Sub(hn::Load(df, weights + i), base), unit));
+      const VF32 e = Exp2(hn::Mul(hn::Sub(hn::Load(df, weights + i), base), unit_of_x));
       total = hn::Add(total, e);
       if constexpr (T::kDot) {
         T::StoreWeights(e, reinterpret_cast<uint16_t*>(weights) + i);
