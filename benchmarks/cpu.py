@@ -1,7 +1,7 @@
 """Paged attention on the CPU beside torch's SDPA, the jnp gather and the memory's bandwidth.
 
     python benchmarks/cpu.py [--out FOLDER]         # measures, ten minutes; torch where installed
-    python benchmarks/cpu.py --name cpu-amx --cores 1,2,4  # other files; what more cores give
+    python benchmarks/cpu.py --name cpu-amx --cores 1,16  # other files, other numbers of cores
     python benchmarks/cpu.py --from FOLDER/cpu.json # makes table and chart again
 
 Writes FOLDER/cpu.json, cpu.md and cpu.svg: GB/s of keys and values for decode, GFLOP/s for prefill,
@@ -325,7 +325,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--name", default="cpu", help="of the files written")
     parser.add_argument("--seconds", type=float, default=3.0, help="that each form is called for")
     parser.add_argument("--no-flex", action="store_true", help="which takes long to compile")
-    parser.add_argument("--cores", default="", help="numbers of them, with commas between")
+    parser.add_argument("--cores", help="numbers of them, with commas between; else 1, 2, 4, ...")
     options = folder_of(parser, argv)
     if options.saved:
         save(options.out, *load(options.saved), options.saved.stem)
@@ -342,7 +342,11 @@ def main(argv: list[str] | None = None) -> None:
 
         facts["torch"] = torch.__version__
 
-    counts = [int(n) for n in options.cores.split(",") if n]
+    if options.cores is None:
+        all_cores = len(os.sched_getaffinity(0))
+        counts = [] if options.quick else [1 << i for i in range(all_cores.bit_length())]
+    else:
+        counts = [int(n) for n in options.cores.split(",")]
     facts["scaling"] = cpu_scaling.in_children(counts)
     with jax.default_device(jax.devices("cpu")[0]):
         problems = (

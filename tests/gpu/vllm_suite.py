@@ -1,6 +1,7 @@
 """vLLM on XLA on an NVIDIA GPU, offline, in one command; each step in a process of its own.
 
     python tests/gpu/vllm_suite.py [serving] [engine] [devices] [load] [--seconds N] [--kind llama]
+    python tests/gpu/vllm_suite.py families [--only NAME,NAME]
 
 For a Python 3.12 with tpu-inference 0.32.0, vllm-tpu 0.32.0, JAX's CUDA plugin 0.11.2 and pytest
 (on PYTHONPATH, if they are a folder); the package itself need not be installed. Without a GPU the
@@ -10,6 +11,8 @@ same steps run on the CPU.
   engine   head_dim 64, a sliding window, fp8 caches, bfloat16, our output zeroed (tests/vllm)
   devices  heads, sequences and experts over two devices, 60 requests each, against transformers;
            where there are two
+  families each model of tests/vllm in the engine alone, 200 requests, against transformers; not
+           unless named, as it takes five minutes on two cores
   load     --seconds of mixed load with a small cache: streams, malformed requests, clients that go
            away; every token checked, and the memory of the server's processes
 """
@@ -28,7 +31,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-STEPS = ("serving", "engine", "devices", "load")
+STEPS = ("serving", "engine", "devices", "load", "families")
 MEBI = 1 << 20
 
 
@@ -47,23 +50,46 @@ TWO_DEVICES = {
 }
 
 
-def run_devices() -> bool:
-    """The cases side by side, each in a process of its own; prints a line for each."""
+# Cases of the same program that are not named as their models.
+NAMED = {
+    "gemma2": "gemma 2",
+    "gemma3": "gemma",
+    "gemma4": "gemma 4",
+    "llama4": "llama 4",
+    "glm4moe": "glm 4",
+    "gptoss": "gpt-oss",
+    "mixtral": "mixtral",
+}
+
+
+def run_families(only: list[str]) -> bool:
+    sys.path[:0] = [str(ROOT / "tests/vllm")]
+    import tiny_models
+
+    cases = {NAMED.get(kind, kind): kind for kind in (*NAMED, *tiny_models.FAMILIES)}
+    if unknown := set(only) - set(cases.values()):
+        sys.exit(f"unknown {', '.join(sorted(unknown))}; there are {', '.join(cases.values())}")
+    wanted = {case: (kind, 1.0) for case, kind in cases.items() if not only or kind in only}
+    return run_cases("families", wanted, number=200, at_once=2)
+
+
+def run_cases(step: str, cases: dict[str, tuple[str, float]], number: int, at_once: int) -> bool:
+    """`cases`, as TWO_DEVICES, side by side, each in a process of its own; a line for each."""
     sys.path[:0] = [str(ROOT / folder) for folder in ("tests/vllm", "tests/oracle", "python")]
     import load
     import tiny_models
     import torch
     from server import run
 
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="vllm-devices-"))
-    for kind in {kind for kind, _ in TWO_DEVICES.values()}:
+    folder = pathlib.Path(tempfile.mkdtemp(prefix=f"vllm-{step}-"))
+    for kind in {kind for kind, _ in cases.values()}:
         tiny_models.make(kind, folder / kind)
-    requests = load.mixed_requests(60, seed=9, longest=70, most=24)
+    requests = load.mixed_requests(number, seed=9, longest=70, most=24)
     program = ROOT / "tests/vllm/engine_program.py"
 
     def one(case: str) -> tuple[bool, str]:
         start = time.monotonic()
-        kind, least = TWO_DEVICES[case]
+        kind, least = cases[case]
         env = dict(JAX_DEFAULT_MATMUL_PRECISION="highest")
         env["XLA_FLAGS"] = (
             f"--xla_force_host_platform_device_count=2 {os.environ.get('XLA_FLAGS', '')}"
@@ -85,15 +111,18 @@ def run_devices() -> bool:
         wrong = len(load.wrong(reference, requests, tokens))
         taken = f"{time.monotonic() - start:.0f} s"
         count = sum(map(len, tokens))
-        return own >= least, f"{100 * own:.1f}% of {count} tokens, {wrong} of 60 differ, {taken}"
+        return (
+            own >= least,
+            f"{100 * own:.1f}% of {count} tokens, {wrong} of {number} differ, {taken}",
+        )
 
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        futures = {pool.submit(one, case): case for case in TWO_DEVICES}
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        futures = {pool.submit(one, case): case for case in cases}
         results = []
         for future in concurrent.futures.as_completed(futures):
             ok, said = future.result()
             results.append(ok)
-            print(f"devices: {futures[future]}: {'ok' if ok else 'FAILED'}: {said}", flush=True)
+            print(f"{step}: {futures[future]}: {'ok' if ok else 'FAILED'}: {said}", flush=True)
     return all(results)
 
 
@@ -159,15 +188,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("steps", nargs="*", help=", ".join(STEPS))
     parser.add_argument("--seconds", type=float, default=60, help="of step load")
+    parser.add_argument("--only", default="", help="models of step families")
     parser.add_argument("--kind", default="llama", help="the model of step load")
     args = parser.parse_args()
-    steps = args.steps or STEPS
+    steps = args.steps or STEPS[:-1]
     if unknown := set(steps) - set(STEPS):
         parser.error(f"unknown step {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}")
     failed = []
     for step in steps:
         start = time.monotonic()
-        own = {"load": lambda: run_load(args.kind, args.seconds), "devices": run_devices}
+        own = {
+            "load": lambda: run_load(args.kind, args.seconds),
+            "devices": lambda: run_cases("devices", TWO_DEVICES, number=60, at_once=4),
+            "families": lambda: run_families([name for name in args.only.split(",") if name]),
+        }
         ok = own[step]() if step in own else run_pytest(f"test_{step}.py")
         verdict = "ok" if ok else "FAILED"
         print(f"==== {step}: {verdict} in {time.monotonic() - start:.0f} s", flush=True)

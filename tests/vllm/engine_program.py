@@ -3,7 +3,7 @@
     python engine_program.py FOLDER_OF_CHECKPOINTS REQUESTS.json [CASE...]
 
 One process for all cases: importing vLLM takes longer than all of them. With cases named, for those
-alone.
+alone; the families of tiny_models are cases too, but only by name.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from vllm.engine.arg_utils import EngineArgs
 import jax
 import plain_attention
 import tiny_images
+import tiny_models
 from xla_gpu.vllm_xla import _attention
 
 KERNELS = ("ragged_paged_attention", "ragged_paged_attention_hd64")
@@ -90,6 +91,7 @@ CASES = {
     "images, torchax": (OURS, "qwen3_vl", "vllm", "float32", IMAGES),
     "draft model": (OURS, "llama3", "vllm", "float32", {"speculative_config": DRAFT}),
 }
+FAMILIES = {name: (OURS, name, "vllm", "float32", {}) for name in tiny_models.FAMILIES}
 MANY = ("mixtral", "gpt-oss", "gpt-oss mxfp4")  # with all requests, as cases named; else a dozen
 
 
@@ -147,7 +149,7 @@ def refusals(folder: pathlib.Path) -> dict[str, str]:
 def main() -> None:
     folder, requests = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
     named = sys.argv[3:]
-    for name, case in CASES.items():
+    for name, case in (CASES | (FAMILIES if named else {})).items():
         if (named and name not in named) or ("two devices" in name and jax.device_count() < 2):
             continue
         some = requests if named or name in MANY else requests[:12]

@@ -9,27 +9,14 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
+from tiny_models import SIZES, VOCABULARY, WIDE
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-VOCABULARY = 256
 TOKENS = 12  # of each answer
 FIRST, LAST = 5, 240  # plain words
 START, END, IMAGE, VIDEO = range(VOCABULARY - 4, VOCABULARY)
 SPECIAL = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-TEXT = dict(
-    vocab_size=VOCABULARY,
-    hidden_size=512,
-    intermediate_size=512,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=128,
-    max_position_embeddings=512,
-    initializer_range=0.08,
-    bos_token_id=0,
-    eos_token_id=1,
-    pad_token_id=2,
-)
+TEXT = SIZES | WIDE
 VISION = dict(
     depth=4,
     hidden_size=128,

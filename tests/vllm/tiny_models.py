@@ -117,11 +117,73 @@ KINDS = {
         {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 64, "sliding_window": 24},
     ),
 }
+# What CI leaves out: `tests/gpu/vllm_suite.py families`.
+WIDE = {"hidden_size": 512}  # where head_dim is hidden_size / num_attention_heads
+FOUR_LAYERS = {"num_hidden_layers": 4}  # where each fourth differs
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 0.5,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.1,
+}
+FAMILIES = {
+    "gemma1": (
+        transformers.GemmaConfig,
+        transformers.GemmaForCausalLM,
+        {"tie_word_embeddings": True},
+    ),
+    "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM, WIDE),
+    "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM, WIDE),
+    "olmo3": (
+        transformers.Olmo3Config,
+        transformers.Olmo3ForCausalLM,
+        WIDE | FOUR_LAYERS | {"sliding_window": 24},
+    ),
+    "glm4": (transformers.Glm4Config, transformers.Glm4ForCausalLM, {}),
+    "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM, WIDE | MULTIPLIERS),
+    "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM, WIDE | FOUR_LAYERS),
+    "exaone4": (
+        transformers.Exaone4Config,
+        transformers.Exaone4ForCausalLM,
+        WIDE | FOUR_LAYERS | {"sliding_window": 24},
+    ),
+    "seed_oss": (transformers.SeedOssConfig, transformers.SeedOssForCausalLM, {}),
+    "ernie4_5": (transformers.Ernie4_5Config, transformers.Ernie4_5ForCausalLM, {}),
+    "starcoder2": (transformers.Starcoder2Config, transformers.Starcoder2ForCausalLM, WIDE),
+    "stablelm": (transformers.StableLmConfig, transformers.StableLmForCausalLM, WIDE),
+    "opt": (
+        transformers.OPTConfig,
+        transformers.OPTForCausalLM,
+        WIDE | {"ffn_dim": 512, "word_embed_proj_dim": 512},
+    ),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, WIDE),
+    "olmoe": (
+        transformers.OlmoeConfig,
+        transformers.OlmoeForCausalLM,
+        WIDE | {"num_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "granitemoe": (
+        transformers.GraniteMoeConfig,
+        transformers.GraniteMoeForCausalLM,
+        WIDE | MULTIPLIERS | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "qwen2moe": (
+        transformers.Qwen2MoeConfig,
+        transformers.Qwen2MoeForCausalLM,
+        WIDE
+        | {
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 128,
+            "shared_expert_intermediate_size": 128,
+        },
+    ),
+}
 
 
 def make(kind: str, folder: pathlib.Path, **sizes: int) -> pathlib.Path:
     """Writes a random checkpoint of the kind, float32, with a tokenizer of the words t0, t1, ..."""
-    config, model, more = KINDS[kind]
+    config, model, more = (KINDS | FAMILIES)[kind]
     sizes = SIZES | more | sizes
     torch.manual_seed(0)
     made = model(config(**sizes)).float()
