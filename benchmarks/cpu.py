@@ -320,19 +320,26 @@ def load(path: pathlib.Path) -> tuple[dict[str, object], list[dict[str, object]]
     return facts, rows
 
 
+def core_counts(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--name", default="cpu", help="of the files written")
     parser.add_argument("--seconds", type=float, default=3.0, help="that each form is called for")
     parser.add_argument("--no-flex", action="store_true", help="which takes long to compile")
-    parser.add_argument("--cores", help="numbers of them, with commas between; else 1, 2, 4, ...")
+    parser.add_argument(
+        "--cores", type=core_counts, help="numbers of them, with commas between; else 1, 2, 4, ..."
+    )
     options = folder_of(parser, argv)
     if options.saved:
         save(options.out, *load(options.saved), options.saved.stem)
         return
+    cores = len(os.sched_getaffinity(0))
     shrink, budget = (64, 0.1) if options.quick else (1, options.seconds)
     facts = {
-        "machine": f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores",
+        "machine": f"{cpu_name()}, {cores} cores",
         "jax": jax.__version__,
         "torch": "not installed",
         "how": __doc__[__doc__.index("Medians of") :].strip(),
@@ -342,12 +349,8 @@ def main(argv: list[str] | None = None) -> None:
 
         facts["torch"] = torch.__version__
 
-    if options.cores is None:
-        all_cores = len(os.sched_getaffinity(0))
-        counts = [] if options.quick else [1 << i for i in range(all_cores.bit_length())]
-    else:
-        counts = [int(n) for n in options.cores.split(",")]
-    facts["scaling"] = cpu_scaling.in_children(counts)
+    powers = [] if options.quick else [1 << i for i in range(cores.bit_length())]
+    facts["scaling"] = cpu_scaling.in_children(options.cores or powers)
     with jax.default_device(jax.devices("cpu")[0]):
         problems = (
             [

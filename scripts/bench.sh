@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # `make bench`: speed on this machine. A line a measurement with its units; results, tables and charts
-# go to build/bench. With --update they go over the repository's, in docs/benchmarks. Five minutes on
-# the CPU (torch's SDPA beside ours where make test-torch has been), four on a GPU.
+# go to build/bench. With --update they go over the repository's, in docs/benchmarks. A quarter of an
+# hour on the CPU (torch's SDPA beside ours where make test-torch has been), four minutes on a GPU.
 # Usage: scripts/bench.sh [--update | --out FOLDER] [--quick]
 set -euo pipefail
 cd "$(dirname "$0")/.."

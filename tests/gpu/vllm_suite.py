@@ -31,6 +31,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests/vllm", "tests/oracle", "python")]
 STEPS = ("serving", "engine", "devices", "load", "families")
 MEBI = 1 << 20
 
@@ -63,7 +64,6 @@ NAMED = {
 
 
 def run_families(only: list[str]) -> bool:
-    sys.path[:0] = [str(ROOT / "tests/vllm")]
     import tiny_models
 
     cases = {NAMED.get(kind, kind): kind for kind in (*NAMED, *tiny_models.FAMILIES)}
@@ -75,7 +75,6 @@ def run_families(only: list[str]) -> bool:
 
 def run_cases(step: str, cases: dict[str, tuple[str, float]], number: int, at_once: int) -> bool:
     """`cases`, as TWO_DEVICES, side by side, each in a process of its own; a line for each."""
-    sys.path[:0] = [str(ROOT / folder) for folder in ("tests/vllm", "tests/oracle", "python")]
     import load
     import tiny_models
     import torch
@@ -128,7 +127,6 @@ def run_cases(step: str, cases: dict[str, tuple[str, float]], number: int, at_on
 
 def run_load(kind: str, seconds: float) -> bool:
     """Rounds of mixed load until the time is over; prints each round."""
-    sys.path[:0] = [str(ROOT / folder) for folder in ("tests/vllm", "tests/oracle", "python")]
     import load
     import tiny_models
     from completions import greedy

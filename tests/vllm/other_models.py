@@ -100,8 +100,7 @@ def make(plain: pathlib.Path, folder: pathlib.Path, scheme: str) -> None:
         quantized[name], floats[name] = values, as_served(values, scale, name, scheme)
         suffix = "_scale_inv" if scheme == "fp8 blocks" else "_scale"
         quantized[name + suffix] = scale.reshape(()) if scheme == "fp8" else scale.contiguous()
-    _write(plain, folder / "quantized", quantized, {"quantization_config": SCHEMES[scheme]})
-    _write(plain, folder / "floats", floats, {})
+    _write_both(plain, folder, quantized, floats, SCHEMES[scheme])
 
 
 def make_draft(plain: pathlib.Path, folder: pathlib.Path) -> None:
@@ -177,8 +176,7 @@ def make_mxfp4(plain: pathlib.Path, folder: pathlib.Path) -> None:
         "quant_method": "mxfp4",
         "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
     }
-    _write(plain, folder / "quantized", quantized, {"quantization_config": config})
-    _write(plain, folder / "floats", floats, {})
+    _write_both(plain, folder, quantized, floats, config)
 
 
 AWQ_BLOCK = 32
@@ -216,8 +214,7 @@ def make_awq(plain: pathlib.Path, folder: pathlib.Path) -> None:
         "version": "gemm",
         "modules_to_not_convert": PLAIN,
     }
-    _write(plain, folder / "quantized", quantized, {"quantization_config": config})
-    _write(plain, folder / "floats", floats, {})
+    _write_both(plain, folder, quantized, floats, config)
 
 
 MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -254,10 +251,15 @@ def make_nvfp4(plain: pathlib.Path, folder: pathlib.Path) -> None:
         "quant_method": "modelopt",
         "quant_algo": "NVFP4",
         "group_size": 16,
-        "ignore": [
-            name for name in PLAIN if name + ".weight" in tensors
-        ],  # ".gate_proj" has ".gate"
+        # Others would match parts of names: ".gate_proj" has ".gate".
+        "ignore": [name for name in PLAIN if name + ".weight" in tensors],
     }
+    _write_both(plain, folder, quantized, floats, config)
+
+
+def _write_both(
+    plain: pathlib.Path, folder: pathlib.Path, quantized: dict, floats: dict, config: dict
+) -> None:
     _write(plain, folder / "quantized", quantized, {"quantization_config": config})
     _write(plain, folder / "floats", floats, {})
 

@@ -77,8 +77,8 @@ class SplitDecoder {
       FindBlock(at, &block);
       if (!staging()) lines_ = FindAhead(at + AheadKeys(), block.n);
       if (at - short_begin_ >= kShortKeys) MoveToLongSums(at);
-      // Keys of all heads, then values: prefetches of those to come pass in the order of addresses.
       FindSeen(block);
+      // Keys of all heads, then values: prefetches of those to come pass in the order of addresses.
       RunKeys(block);
       RunSoftmax();
       RunValues(block);
