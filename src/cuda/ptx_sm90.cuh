@@ -82,19 +82,22 @@ __device__ __forceinline__ unsigned InBlock(unsigned shared, int rank) {
   return address;
 }
 
-// All threads of all blocks of the cluster; what they wrote to shared memory is seen by all. In two
-// halves: what is done between them needs nobody else.
+// All threads of all blocks of the cluster; what they wrote to shared memory is seen by all.
+__device__ __forceinline__ void SyncCluster() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+
+// In two halves, and for the barriers of FenceBarrierInit alone: a release of all that was written
+// takes longer.
 __device__ __forceinline__ void ArriveCluster() {
   __syncwarp();
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void WaitForCluster() {
   __syncwarp();
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void SyncCluster() {
-  ArriveCluster();
-  WaitForCluster();
 }
 
 // Arrives at a barrier of another block, by its InBlock address. For what this thread has read

@@ -168,15 +168,15 @@ struct MergedRow {
 };
 
 // Writes four elements of a row of the result, and what else the row has with the first.
-__device__ __forceinline__ void FinishElements(const Params& p, const Tile& tile, int row, int d,
-                                               float logit_factor, float max, float sum,
+__device__ __forceinline__ void FinishElements(const Params& p, const Tile& tile,
+                                               long long query_row, int d, float logit_factor,
+                                               float max, float sum,
                                                const Vector<float, 4>& value) {
-  const long long query_row = QueryRow(p, tile, row);
   const RowEnd end = FinishRow(p, tile, query_row, logit_factor, max, sum);
   Vector<Out, 4> out;
 #pragma unroll
   for (int j = 0; j < 4; ++j) out.x[j] = FromFloat<Out>(end.Value(value.x[j]));
-  *reinterpret_cast<Vector<Out, 4>*>(static_cast<Out*>(p.out) + query_row * kHeadDim + d) = out;
+  StoreVector(static_cast<Out*>(p.out) + query_row * kHeadDim + d, out);
   if (p.lse != nullptr && d == 0) p.lse[query_row] = end.lse;
 }
 
@@ -230,7 +230,7 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
         for (int j = 0; j < 4; ++j) value.x[j] += x.x[j] * merged.factors[w];
       }
       if (tile.splits == 1) {
-        FinishElements(p, tile, row, d, factor, merged.max, merged.sum, value);
+        FinishElements(p, tile, QueryRow(p, tile, row), d, factor, merged.max, merged.sum, value);
       } else {
         const int to =
             static_cast<int>(static_cast<unsigned>(i) / static_cast<unsigned>(share.each));
@@ -259,7 +259,8 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
   }
 }
 
-// Finishes this block's share of a tile, of kMost parts at most.
+// Finishes this block's share of a tile, of kMost parts at most. What does not need them is worked
+// out before they are there.
 template <int kMost>
 __device__ __forceinline__ void MergeParts(const Params& p, const DecodeMemory::Shares& of,
                                            int thread) {
@@ -267,8 +268,12 @@ __device__ __forceinline__ void MergeParts(const Params& p, const DecodeMemory::
   const Tile tile = of.tile;
   const float factor = MakeLogitFactor(p, tile.head).factor;
   const ShareOfTile share(tile);
+  bool waited = false;
   for (int i = share.first + thread; i < share.end; i += kWriteWarps * 32) {
     const int row = i / kVectors, d = i % kVectors * 4;
+    const long long query_row = QueryRow(p, tile, row);
+    if (!waited) Wait(SharedAddress(&of.full), 0);
+    waited = true;
     float max[kMost], sum[kMost];
 #pragma unroll
     for (int s = 0; s < kMost; ++s) {
@@ -286,7 +291,7 @@ __device__ __forceinline__ void MergeParts(const Params& p, const DecodeMemory::
 #pragma unroll
       for (int j = 0; j < 4; ++j) value.x[j] += x.x[j] * merged.factors[s];
     }
-    FinishElements(p, tile, row, d, factor, merged.max, merged.sum, value);
+    FinishElements(p, tile, query_row, d, factor, merged.max, merged.sum, value);
   }
 }
 
@@ -296,7 +301,6 @@ __device__ __forceinline__ void MergeClusterParts(const Params& p, DecodeMemory&
   SyncThreads(kWriters, kWriteWarps * 32);  // the first thread has said which tiles
   for (const DecodeMemory::Shares& of : shared.shares) {
     if (of.exist == 0) continue;
-    Wait(SharedAddress(&of.full), 0);
     constexpr int kFew = kClusterBlocks < 8 ? kClusterBlocks : 8;
     if (of.tile.splits <= kFew) {
       MergeParts<kFew>(p, of, thread);
