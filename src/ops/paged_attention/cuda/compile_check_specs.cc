@@ -37,13 +37,16 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
     problem.num_pages = problem.max_pages_per_seq = 1;
     problem.page_size = 8;
     problem.head_dim = c.head_dim;
-    problem.k = problem.v = {0, 8 * c.head_dim, c.head_dim, c.head_dim};
     problem.soft_cap = c.soft_cap;
     // Decode, with tiles of more rows, and what has prefill.
     for (const int64_t tokens : {c.max_seqs, 32 * c.max_seqs, 256 * c.max_seqs}) {
       const bool prefill = tokens == 256 * c.max_seqs;
       if (!prefill && c.head_dim >= 256) continue;  // as with prefill
       problem.tokens = tokens;
+      problem.separate_v = tokens > c.max_seqs;  // else a head's values lie behind its keys
+      const int64_t step = (problem.separate_v ? 1 : 2) * c.head_dim;
+      problem.k = problem.v = {0, 8 * step, step, step};
+      if (!problem.separate_v) problem.v.offset = c.head_dim;
       problem.page_size = prefill && c.head_dim == 64 ? 7 : 8;  // which no box fits
       const Launches launches = MakeLaunches(problem, *ChooseConfig(problem, device));
       add(launches.schedule.spec);

@@ -203,6 +203,12 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
 
 }  // namespace
 
+bool ReadsPairs(const Problem& problem) {
+  const int64_t bytes = problem.head_dim * DTypeSize(problem.cache_dtype);
+  return !problem.separate_v && problem.v.offset - problem.k.offset == problem.head_dim &&
+         bytes <= sm90::kBoxPanels * 128 && cuda::IsAccepted(MakeBoxes(problem, true));
+}
+
 const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device, bool takes_head_dim,
                        int64_t shared_bytes) {
   if (device.Arch() != "sm_90a") return "not on Hopper";
@@ -282,19 +288,22 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
                                 .block = {block, 1, 1},
                                 .dynamic_shared_bytes = static_cast<uint32_t>(shared_bytes)}});
   };
+  const std::string pairs = StrCat("PAIRS=", ReadsPairs(problem) ? 1 : 0);
   if (config.decode_cluster > 0) {
-    add_sm90(
-        "decode_cluster_sm90.cu", "paged_attention_decode_cluster", config.decode_workers,
-        sm90::DecodeThreads(ClusterRows(problem)), ClusterSharedBytes(problem),
-        {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
-         StrCat("CLUSTER=", config.decode_cluster), StrCat("LINE_ROWS=", ClusterRows(problem))});
+    add_sm90("decode_cluster_sm90.cu", "paged_attention_decode_cluster", config.decode_workers,
+             sm90::DecodeThreads(ClusterRows(problem)), ClusterSharedBytes(problem),
+             {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
+              StrCat("CLUSTER=", config.decode_cluster), StrCat("LINE_ROWS=", ClusterRows(problem)),
+              pairs});
+    launches.attend.back().pairs = ReadsPairs(problem);
     return launches;
   }
   if (config.decode_sm90) {
     add_sm90("decode_sm90.cu", "paged_attention_decode", config.decode_workers,
              sm90::DecodeThreads(LineRows(problem)), DecodeSharedBytes(problem),
              {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
-              StrCat("LINE_ROWS=", LineRows(problem))});
+              StrCat("LINE_ROWS=", LineRows(problem)), pairs});
+    launches.attend.back().pairs = ReadsPairs(problem);
   }
   if (config.prefill_sm90) {
     add_sm90("prefill_sm90.cu", "paged_attention_prefill",
@@ -319,11 +328,12 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   return launches;
 }
 
-cuda::TensorMapSpec MakeBoxes(const Problem& problem) {
+cuda::TensorMapSpec MakeBoxes(const Problem& problem, bool pairs) {
   const int64_t panel = PanelDims(problem);
   const uint64_t element = DTypeSize(problem.cache_dtype);
   const uint64_t token_bytes = problem.k.token_stride * element;
-  const uint64_t panels = problem.head_dim / panel;
+  const uint64_t panels = (pairs ? 2 : 1) * problem.head_dim / panel;
+  const uint64_t of_box = pairs ? panels : std::min<uint64_t>(panels, sm90::kBoxPanels);
   const uint64_t groups = problem.page_size / 8;
   constexpr int kWords = sm90::kPanelDims;  // of 16 bits
   if (IsPadded(problem)) {
@@ -333,11 +343,11 @@ cuda::TensorMapSpec MakeBoxes(const Problem& problem) {
              problem.k.head_stride * element},
             {kWords, 8, static_cast<uint32_t>(BoxTokens(problem) / 8), 1, 1}};
   }
-  return {{kWords, 8, (problem.kv_heads - 1) * problem.k.head_stride / panel + panels, groups,
-           static_cast<uint64_t>(problem.num_pages)},
-          {token_bytes, panel * element, 8 * token_bytes, problem.k.page_stride * element},
-          {kWords, 8, static_cast<uint32_t>(std::min<uint64_t>(panels, sm90::kBoxPanels)),
-           static_cast<uint32_t>(BoxTokens(problem) / 8), 1}};
+  return {
+      {kWords, 8, (problem.kv_heads - 1) * problem.k.head_stride / panel + panels, groups,
+       static_cast<uint64_t>(problem.num_pages)},
+      {token_bytes, panel * element, 8 * token_bytes, problem.k.page_stride * element},
+      {kWords, 8, static_cast<uint32_t>(of_box), static_cast<uint32_t>(BoxTokens(problem) / 8), 1}};
 }
 
 PlannedParams PlanParams(const Problem& problem, const Config& config) {

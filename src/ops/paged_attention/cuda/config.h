@@ -87,6 +87,7 @@ int64_t WorkspaceBytes(const Problem& problem);
 struct KernelLaunch {
   cuda::KernelSpec spec;
   cuda::LaunchConfig config;
+  bool pairs = false;  // its tensor map is that of ReadsPairs
 };
 // The launches of a call, in order: the schedule, then decode and prefill where they are launches
 // of their own, and attend, unless decode takes all. Each takes Params; prefill and decode also the
@@ -105,7 +106,8 @@ std::string Describe(const Problem& problem, const Config& config);
 // The boxes in which the copy engine loads keys, or values: dimensions are a panel's 64 words of 16
 // bits, tokens of a group of eight, panels of a head, groups of a page, pages; of heads that fill
 // no whole panels the head's words, tokens of a group, groups, pages, heads.
-cuda::TensorMapSpec MakeBoxes(const Problem& problem);
+// If `pairs`, of a head's keys and the values behind them.
+cuda::TensorMapSpec MakeBoxes(const Problem& problem, bool pairs = false);
 
 // The kernels' parameter as far as a plan knows it: all but where a call's tensors lie.
 struct PlannedParams {

@@ -72,6 +72,9 @@ const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device, b
 // panels, and pages of whole groups.
 bool BoxesFit(const Problem& problem, const cuda::DeviceInfo& device);
 
+// Whether a head's values lie right behind its keys, so that decode's boxes bring both.
+bool ReadsPairs(const Problem& problem);
+
 // Whether the decode kernels do well whatever the batch is: there is at most a token of each
 // sequence that there is room for, or so few that no sequence has many rows.
 bool IsDecode(const Problem& problem);

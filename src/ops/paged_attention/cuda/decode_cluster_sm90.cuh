@@ -329,7 +329,7 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
       InitDecodeBarriers(shared);
     }
   } else if (warp == 1) {
-    if (threadIdx.x % 32 < 2) {
+    if (threadIdx.x % 32 < (kPairs ? 1 : 2)) {
       PrefetchMap(threadIdx.x % 32 == 0 ? &key_boxes : &value_boxes);
     }
   } else {

@@ -277,7 +277,7 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
     Wait(At(shared.full, stage), stage.parity);
     if (key0 < tile.key_end && key0 + kStepKeys > tile.key_begin) {
       const unsigned keys = ring + stage.index * static_cast<int>(sizeof(DecodeMemory::Stage));
-      const unsigned values = keys + DecodeMemory::kTileBytes;
+      const unsigned values = keys + kToValues;
       const bool mask = hidden.SomeOf(key0);
       if (mask) found |= hidden.CleanValues(tile, values, key0);
       AddStep(q, keys, values, places, warp, exchange + turn * DecodeMemory::kExchangeBytes, cap_in,

@@ -25,7 +25,13 @@ using DecodeMemory = DecodeShared<kHeadDim, sizeof(Cache), kLineRows>;
 inline constexpr int kKeyBytes = kHeadDim * static_cast<int>(sizeof(Cache));
 inline constexpr int kBoxBytes = kKeyBytes < kBoxPanels * 128 ? kKeyBytes : kBoxPanels * 128;
 inline constexpr int kKeyBoxes = kKeyBytes / kBoxBytes;  // that a key's dimensions take
-inline constexpr int kKeyGroupBytes = 8 * kBoxBytes;     // of a box
+// Where a head's values lie behind its keys in the cache (PAIRS) a box brings both: of each eight
+// tokens first the keys, then the values.
+inline constexpr bool kPairs = PAIRS != 0;
+static_assert(!kPairs || kKeyBoxes == 1);
+inline constexpr int kBoxTokenBytes = (kPairs ? 2 : 1) * kBoxBytes;
+inline constexpr int kKeyGroupBytes = 8 * kBoxTokenBytes;  // from eight tokens to the next ones
+inline constexpr int kToValues = kPairs ? 8 * kBoxBytes : DecodeMemory::kTileBytes;
 inline constexpr int kStageBoxBytes = DecodeMemory::kStageKeys * kBoxBytes;
 inline constexpr int kKeyPieces = kKeyBytes / 16;
 __device__ __forceinline__ unsigned PlaceOfKey(int key, int piece) {
@@ -44,13 +50,13 @@ struct Loader {
   const TensorMap& value_boxes;
   DecodeMemory& shared;
   const int lane = threadIdx.x % 32;
-  // A lane loads one box of a stage: of keys, or, beside it, of their values, since they lie side
-  // by side in an interleaved cache.
+  // A lane loads one box of a stage: of keys and values, or of keys, beside one of their values.
+  static constexpr int kLanesOfKey = kPairs ? 1 : 2 * kKeyBoxes;
   const int boxes = DecodeMemory::kStageKeys / p.box_tokens;  // 2 to 16
-  const bool loads = lane < 2 * kKeyBoxes * boxes;
-  const bool values = lane % 2 != 0;
+  const bool loads = lane < kLanesOfKey * boxes;
+  const bool values = !kPairs && lane % 2 != 0;
   const int of_key = lane / 2 % kKeyBoxes;
-  const int lane_key = lane / 2 / kKeyBoxes * p.box_tokens;
+  const int lane_key = lane / kLanesOfKey * p.box_tokens;
   const int panels_a_head = static_cast<int>(p.head_stride / 128);
   Place<DecodeMemory::kStages> stage = {};
   Place<DecodeMemory::kSlots> slot = {};
@@ -142,7 +148,7 @@ struct Loader {
       if (bad) page = -1;  // zeros
       if (__any_sync(kAllLanes, bad) && lane == 0) shared.slots[piece.slot].bad = 1;
       const int group = (piece.key - PageIndex(p, piece.key) * p.page_size) / 8;
-      const int bytes = __popc(__ballot_sync(kAllLanes, read)) * p.box_tokens * kBoxBytes;
+      const int bytes = __popc(__ballot_sync(kAllLanes, read)) * p.box_tokens * kBoxTokenBytes;
       Wait(At(shared.empty, stage), stage.parity ^ 1);
       const unsigned full = At(shared.full, stage);
       if (lane == 0) ArriveExpecting(full, bytes);
@@ -150,7 +156,7 @@ struct Loader {
       if (read) {
         DecodeMemory::Stage& to = shared.stages[stage.index];
         CopyBox(SharedAddress(values ? to.values : to.keys) + of_key * kStageBoxBytes +
-                    lane_key * kBoxBytes,
+                    lane_key * kBoxTokenBytes,
                 values ? &value_boxes : &key_boxes, full, 0, 0, piece.panel + of_key * kBoxPanels,
                 group, page);
       }

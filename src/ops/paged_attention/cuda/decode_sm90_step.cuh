@@ -9,7 +9,7 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
-inline constexpr int kWarpBytes = kStepKeys * kBoxBytes;  // of a warp's keys in a stage
+inline constexpr int kWarpBytes = kStepKeys * kBoxTokenBytes;  // from a warp's keys to the next's
 // A warp's dimensions: of wide heads a part of all.
 inline constexpr int kDimParts = DimParts(kHeadDim);
 inline constexpr int kWarpDims = kHeadDim / kDimParts;

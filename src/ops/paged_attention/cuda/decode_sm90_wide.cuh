@@ -94,8 +94,8 @@ __device__ __forceinline__ void AddValues(float (&o)[kPanels][kTiles][4], unsign
   const auto add = [&](float(&to)[kTiles][4], int panel, bool from_zero) {
 #pragma unroll
     for (int step = 0; step < kGroupWarps; ++step) {
-      const unsigned at = values + (step * 2 * kGroupBytes + panel * 1024) / 16;
-      WarpgroupProduct<Operand, 8 * kTiles, kGroupBytes, 1024, true>(
+      const unsigned at = values + (step * 2 * kKeyGroupBytes + panel * 1024) / 16;
+      WarpgroupProduct<Operand, 8 * kTiles, kKeyGroupBytes, 1024, true>(
           to, at, weights + step * 32 / 16, !from_zero || step > 0);
     }
   };
@@ -165,7 +165,7 @@ __device__ __forceinline__ void ComputeWidePiece(const Params& p, DecodeMemory& 
       Wait(At(shared.full, stage), stage.parity);
       const int key0 = first_key + i * DecodeMemory::kStageKeys;
       const unsigned keys = Uniform(SharedAddress(shared.stages[stage.index].keys));
-      const unsigned values = keys + DecodeMemory::kTileBytes;
+      const unsigned values = keys + kToValues;
 
       // Logits.
       float s[kTiles][4];
@@ -173,7 +173,7 @@ __device__ __forceinline__ void ComputeWidePiece(const Params& p, DecodeMemory& 
 #pragma unroll
       for (int block = 0; block < kDimBlocks; ++block) {
         const int at = (block / 4 * 1024 + block % 4 * 32) / 16;
-        WarpgroupProduct<Operand, kN, kGroupBytes, kGroupBytes, false>(
+        WarpgroupProduct<Operand, kN, kKeyGroupBytes, kGroupBytes, false>(
             s, MatrixAddress(keys, 0) + at, query + at, block > 0);
       }
       WarpgroupCommit();

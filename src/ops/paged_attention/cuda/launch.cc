@@ -47,24 +47,30 @@ StatusOr<Attention> Attention::Load(const Problem& problem, const Config& config
   if (LogsInfo()) LogInfo(Describe(problem, config));
   Attention attention;
   attention.params_ = PlanParams(problem, config);
-  for (const auto& [spec, launch] : MakeLaunches(problem, config).attend) {
-    XLA_GPU_ASSIGN_OR_RETURN(auto kernel,
-                             cuda::GetKernel(spec, device_ordinal, launch.dynamic_shared_bytes));
-    attention.steps_.push_back({std::move(kernel), launch});
+  bool pairs = false;
+  for (const KernelLaunch& launch : MakeLaunches(problem, config).attend) {
+    XLA_GPU_ASSIGN_OR_RETURN(auto kernel, cuda::GetKernel(launch.spec, device_ordinal,
+                                                          launch.config.dynamic_shared_bytes));
+    attention.steps_.push_back({std::move(kernel), launch.config, launch.pairs});
+    pairs |= launch.pairs;
   }
-  if (config.boxes) attention.boxes_ = std::make_unique<cuda::TensorMaps>(MakeBoxes(problem));
+  if (config.boxes && (config.prefill_sm90 || !pairs)) {
+    attention.boxes_ = std::make_unique<cuda::TensorMaps>(MakeBoxes(problem));
+  }
+  if (pairs) attention.pairs_ = std::make_unique<cuda::TensorMaps>(MakeBoxes(problem, true));
   return attention;
 }
 
 Status Attention::Launch(const Params& params, void* stream) const {
-  TensorMap keys{}, values{};
+  TensorMap keys{}, values{}, pairs{};
   if (boxes_ != nullptr) {  // where the cache lies is known only now
     XLA_GPU_RETURN_IF_ERROR(boxes_->Write(params.k_cache, &keys));
     XLA_GPU_RETURN_IF_ERROR(boxes_->Write(params.v_cache, &values));
   }
-  // A kernel reads as many of them as it has parameters.
-  void* const arguments[] = {const_cast<Params*>(&params), &keys, &values};
+  if (pairs_ != nullptr) XLA_GPU_RETURN_IF_ERROR(pairs_->Write(params.k_cache, &pairs));
   for (const Step& step : steps_) {
+    // A kernel reads as many of them as it has parameters.
+    void* const arguments[] = {const_cast<Params*>(&params), step.pairs ? &pairs : &keys, &values};
     XLA_GPU_RETURN_IF_ERROR(step.kernel->Launch(step.launch, arguments, stream));
   }
   return OkStatus();

@@ -26,10 +26,12 @@ class Attention {
   struct Step {
     std::shared_ptr<const cuda::Kernel> kernel;
     cuda::LaunchConfig launch;
+    bool pairs;
   };
   PlannedParams params_;
   std::vector<Step> steps_;
-  std::unique_ptr<cuda::TensorMaps> boxes_;
+  std::unique_ptr<cuda::TensorMaps> boxes_;  // where a launch takes them
+  std::unique_ptr<cuda::TensorMaps> pairs_;  // the same
 };
 
 }  // namespace xla_gpu::paged_attention

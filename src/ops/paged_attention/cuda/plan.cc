@@ -16,7 +16,7 @@ namespace paged_attention {
 StatusOr<std::unique_ptr<Plan>> MakeCudaPlan(
     const Problem& problem, const Config& config, int device_ordinal,
     const std::shared_ptr<const cuda::UnalignedPlan>& unaligned) {
-  const auto [spec, launch] = MakeLaunches(problem, config).schedule;
+  const auto [spec, launch, pairs] = MakeLaunches(problem, config).schedule;
   std::shared_ptr<const cuda::Kernel> schedule;
   if (config.decode_cluster == 0) {  // else it is not needed
     XLA_GPU_ASSIGN_OR_RETURN(schedule, cuda::GetKernel(spec, device_ordinal, 0));

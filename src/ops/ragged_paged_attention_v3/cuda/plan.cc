@@ -96,7 +96,8 @@ StatusOr<std::unique_ptr<Plan>> MakeCudaPlan(
                            aligned
                                ? paged_attention::TunedConfig(problem.attention, *device)
                                : paged_attention::ChooseConfig(problem.attention, *device, false));
-  const auto [spec, launch] = paged_attention::MakeLaunches(problem.attention, config).schedule;
+  const auto [spec, launch, pairs] =
+      paged_attention::MakeLaunches(problem.attention, config).schedule;
   FirstLaunch first{PlanAppend(problem, device->num_sms), launch, nullptr};
   XLA_GPU_ASSIGN_OR_RETURN(
       first.kernel,
