@@ -115,7 +115,7 @@ const char* WhyNotPrefill(const Problem& problem, const cuda::DeviceInfo& device
   const int64_t dim = problem.head_dim;
   const bool known = IsFloat8(problem.cache_dtype) ? dim == 64 || dim == 128
                                                    : (dim % 8 == 0 && dim <= 256) || dim == 512;
-  return WhyNotSm90(problem, device, known, PrefillSharedBytes(problem));
+  return WhyNotSm90(problem, device, known, PrefillSharedBytes(problem) + kStaticShared);
 }
 
 // Two blocks read keys and values once for both where that has paid: where the copy engine does it,
@@ -214,8 +214,7 @@ const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device, b
   if (device.Arch() != "sm_90a") return "not on Hopper";
   if (!TensorCoresTake(problem) || IsSplit(problem)) return "dtypes";
   if (!takes_head_dim) return "head_dim";
-  // The static part of its shared memory, rounded up to the alignment of the rest, comes on top.
-  return shared_bytes + 1024 <= device.max_shared_memory_per_block ? nullptr : "shared memory";
+  return shared_bytes <= device.max_shared_memory_per_block ? nullptr : "shared memory";
 }
 
 bool BoxesFit(const Problem& problem, const cuda::DeviceInfo& device) {

@@ -139,7 +139,7 @@ const char* WhyNotLine(const Problem& problem, const cuda::DeviceInfo& device) {
   // Where its ranges cut a sequence depends on the lengths of all.
   if (problem.batch_invariant) return "batch_invariant";
   if (MostLineBlocks(problem) > kMaxInt / 2) return "too many keys";
-  const char* why = WhyNotSm90Decode(problem, device, DecodeSharedBytes(problem));
+  const char* why = WhyNotSm90Decode(problem, device, DecodeSharedBytes(problem) + kStaticShared);
   if (why != nullptr) return why;
   if (!BoxesFit(problem, device)) return "pages that do not fit boxes";
   return DecodeRanges(problem, device.num_sms) > 0 ? nullptr : "no room for partial results";

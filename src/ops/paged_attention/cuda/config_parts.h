@@ -63,6 +63,10 @@ int64_t SharedBytes(int64_t head_dim) {
                            : sizeof(Shared<64>);
 }
 
+// The static part of the shared memory of a kernel that has one, rounded up to the alignment of the
+// rest: the kernel of clusters has none.
+inline constexpr int64_t kStaticShared = 1024;
+
 // Why the kernels for Hopper do not take the problem's types, or such a head_dim; null where they
 // do.
 const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device, bool takes_head_dim,

@@ -181,16 +181,30 @@ __device__ __forceinline__ void FinishElements(const Params& p, const Tile& tile
 }
 
 // How the elements of a tile of several parts are shared out over the blocks that have them, in
-// vectors of four.
+// vectors of four: what a block finishes.
 struct ShareOfTile {
   static constexpr int kVectors = kHeadDim / 4;  // of a row
-  int count, each, first, end;                   // those of the block itself
+  int count, each;                               // of all, of a block at most
+  int first, end;
 
-  __device__ __forceinline__ explicit ShareOfTile(const Tile& tile)
+  __device__ __forceinline__ ShareOfTile(const Tile& tile, int split)
       : count(tile.num_rows * kVectors),
         each(static_cast<int>((count + tile.splits - 1u) / static_cast<unsigned>(tile.splits))),
-        first(min(tile.split * each, count)),
+        first(min(split * each, count)),
         end(min(first + each, count)) {}
+
+  __device__ __forceinline__ int Size() const { return end - first; }
+  __device__ __forceinline__ int FirstRow() const { return first / kVectors; }
+  __device__ __forceinline__ int Rows() const {
+    return (end + kVectors - 1) / kVectors - FirstRow();
+  }
+  // Where a vector, and what is known of a row, of the part `split` lies among those of all parts.
+  __device__ __forceinline__ int PlaceOf(int split, int vector) const {
+    return split * Size() + vector - first;
+  }
+  __device__ __forceinline__ int PlaceOfRow(int split, int row) const {
+    return split * Rows() + row - FirstRow();
+  }
 };
 
 // Puts the sums of a piece into the places of the blocks that finish them, or finishes the rows of
@@ -205,20 +219,22 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
     if (slot.stop != 0) return;
     const Tile tile = slot.tile;
     const float factor = MakeLogitFactor(p, tile.head).factor;
-    const ShareOfTile share(tile);
+    const ShareOfTile own_share(tile, tile.split);
     const int first = rank - tile.split;
     if (tile.splits > 1 && thread == 0) {
       DecodeMemory::Shares& own = shared.shares[tile.split == 0 ? 1 : 0];
-      own.tile = tile;
-      own.exist = share.end > share.first;
+      own.split = tile.split, own.splits = tile.splits;
+      own.query_begin = tile.query_begin;
+      own.first_row = tile.first_row, own.num_rows = tile.num_rows;
+      own.exist = own_share.Size() > 0;
       if (own.exist != 0) {
         ArriveExpecting(SharedAddress(&own.full),
-                        tile.splits * ((share.end - share.first) * 16 + tile.num_rows * 8));
+                        tile.splits * (own_share.Size() * 16 + own_share.Rows() * 8));
       }
     }
     Wait(At(shared.sums_full, sums), sums.parity);
     const bool bad = slot.bad != 0;
-    for (int i = thread; i < share.count; i += kThreads) {
+    for (int i = thread; i < own_share.count; i += kThreads) {
       const int row = i / kVectors, d = i % kVectors * 4;
       MergedRow<DecodeMemory::kParts> merged(shared.max[row], shared.sum[row], factor);
       if (bad) merged.sum = NaN();
@@ -231,26 +247,17 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
       }
       if (tile.splits == 1) {
         FinishElements(p, tile, QueryRow(p, tile, row), d, factor, merged.max, merged.sum, value);
-      } else {
-        const int to =
-            static_cast<int>(static_cast<unsigned>(i) / static_cast<unsigned>(share.each));
-        DecodeMemory::Shares& its = shared.shares[to == 0 ? 1 : 0];
-        const float* const place =
-            its.sums +
-            (tile.split * min(share.each, share.count - to * share.each) + i - to * share.each) * 4;
-        StoreInBlock(InBlock(SharedAddress(place), first + to), value,
-                     InBlock(SharedAddress(&its.full), first + to));
+        continue;
       }
-    }
-    if (tile.splits > 1) {
-      for (int i = thread; i < kLineRows * tile.splits; i += kThreads) {
-        const int row = i % kLineRows, to = i / kLineRows;
-        if (row >= tile.num_rows || to * share.each >= share.count) continue;
-        MergedRow<DecodeMemory::kParts> merged(shared.max[row], shared.sum[row], factor);
-        if (bad) merged.sum = NaN();
-        DecodeMemory::Shares& its = shared.shares[to == 0 ? 1 : 0];
-        StoreInBlock(InBlock(SharedAddress(its.max_and_sum[tile.split][row]), first + to),
-                     merged.max, merged.sum, InBlock(SharedAddress(&its.full), first + to));
+      const int to = i / own_share.each;
+      const ShareOfTile share(tile, to);
+      const DecodeMemory::Shares& its = shared.shares[to == 0 ? 1 : 0];
+      const unsigned full = InBlock(SharedAddress(&its.full), first + to);
+      StoreInBlock(InBlock(SharedAddress(its.sums[share.PlaceOf(tile.split, i)]), first + to),
+                   value, full);
+      if (i == share.first || d == 0) {
+        const float* const place = its.max_and_sum[share.PlaceOfRow(tile.split, row)];
+        StoreInBlock(InBlock(SharedAddress(place), first + to), merged.max, merged.sum, full);
       }
     }
     Arrive(At(shared.sums_empty, sums));
@@ -263,11 +270,15 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
 // out before they are there.
 template <int kMost>
 __device__ __forceinline__ void MergeParts(const Params& p, const DecodeMemory::Shares& of,
-                                           int thread) {
+                                           int head, int thread) {
   constexpr int kVectors = ShareOfTile::kVectors;
-  const Tile tile = of.tile;
+  Tile tile = {};
+  tile.split = of.split, tile.splits = of.splits;
+  tile.query_begin = of.query_begin;
+  tile.first_row = of.first_row, tile.num_rows = of.num_rows;
+  tile.head = head;
   const float factor = MakeLogitFactor(p, tile.head).factor;
-  const ShareOfTile share(tile);
+  const ShareOfTile share(tile, tile.split);
   bool waited = false;
   for (int i = share.first + thread; i < share.end; i += kWriteWarps * 32) {
     const int row = i / kVectors, d = i % kVectors * 4;
@@ -278,16 +289,16 @@ __device__ __forceinline__ void MergeParts(const Params& p, const DecodeMemory::
 #pragma unroll
     for (int s = 0; s < kMost; ++s) {
       const bool exists = s < tile.splits;
-      max[s] = exists ? of.max_and_sum[s][row][0] : -Infinity();
-      sum[s] = exists ? of.max_and_sum[s][row][1] : 0.0f;
+      const float* const from = of.max_and_sum[share.PlaceOfRow(exists ? s : 0, row)];
+      max[s] = exists ? from[0] : -Infinity();
+      sum[s] = exists ? from[1] : 0.0f;
     }
     const MergedRow<kMost> merged(max, sum, factor);
     Vector<float, 4> value = {};
 #pragma unroll
     for (int s = 0; s < kMost; ++s) {
       if (s >= tile.splits) break;
-      const auto x = *reinterpret_cast<const Vector<float, 4>*>(
-          of.sums + (s * (share.end - share.first) + i - share.first) * 4);
+      const auto x = *reinterpret_cast<const Vector<float, 4>*>(of.sums[share.PlaceOf(s, i)]);
 #pragma unroll
       for (int j = 0; j < 4; ++j) value.x[j] += x.x[j] * merged.factors[s];
     }
@@ -296,16 +307,16 @@ __device__ __forceinline__ void MergeParts(const Params& p, const DecodeMemory::
 }
 
 // Of tiles in parts.
-__device__ __forceinline__ void MergeClusterParts(const Params& p, DecodeMemory& shared,
+__device__ __forceinline__ void MergeClusterParts(const Params& p, DecodeMemory& shared, int head,
                                                   int thread) {
   SyncThreads(kWriters, kWriteWarps * 32);  // the first thread has said which tiles
   for (const DecodeMemory::Shares& of : shared.shares) {
     if (of.exist == 0) continue;
     constexpr int kFew = kClusterBlocks < 8 ? kClusterBlocks : 8;
-    if (of.tile.splits <= kFew) {
-      MergeParts<kFew>(p, of, thread);
+    if (of.splits <= kFew) {
+      MergeParts<kFew>(p, of, head, thread);
     } else {
-      MergeParts<kClusterBlocks>(p, of, thread);
+      MergeParts<kClusterBlocks>(p, of, head, thread);
     }
   }
 }
@@ -353,7 +364,7 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
     WaitForCluster();  // for the barriers of the other blocks
     const int thread = static_cast<int>(threadIdx.x) - (kDecodeWarps + 1) * 32;
     WriteClusterPieces(p, shared, rank, thread);
-    MergeClusterParts(p, shared, thread);
+    MergeClusterParts(p, shared, head, thread);
   }
   if (warp <= kDecodeWarps) WaitForCluster();
 

@@ -126,17 +126,36 @@ struct DecodeSharedFor<kHeadDim, kElement, kDecodeTileRows / 2> {
 template <int kHeadDim, int kElement, int kRows>
 using DecodeShared = typename DecodeSharedFor<kHeadDim, kElement, kRows>::Type;
 
+// A tile of `rows` rows, `vectors` vectors of four elements each, that several blocks of a cluster
+// have parts of is shared out among them: room for one's share of each part.
+struct ShareRoom {
+  int vectors, rows;
+};
+constexpr ShareRoom RoomOfShares(int most_rows, int vectors) {
+  ShareRoom room = {};
+  for (int rows = 1; rows <= most_rows; ++rows) {
+    for (int splits = 2; splits <= kMostClusterBlocks; ++splits) {
+      const int each = (rows * vectors + splits - 1) / splits;
+      const int of_rows = (each + vectors - 2) / vectors + 1;
+      if (splits * each > room.vectors) room.vectors = splits * each;
+      if (splits * of_rows > room.rows) room.rows = splits * of_rows;
+    }
+  }
+  return room;
+}
+
 // Where the blocks of a cluster share a head, of a tile that several have parts of: this block's
 // share of its elements, from each of them, one after the other. The first such tile of a block's
 // range began in another block, the second ends in another one.
 template <int kHeadDim, int kElement, int kRows>
 struct ClusterShared : DecodeSharedOf<kHeadDim, kElement, kRows, 3> {
+  static constexpr ShareRoom kRoom = RoomOfShares(kRows, kHeadDim / 4);
   struct alignas(16) Shares {
-    float sums[kRows * kHeadDim + 4 * kMostClusterBlocks];
-    float max_and_sum[kMostClusterBlocks][kRows][2];
-    Tile tile;
+    float sums[kRoom.vectors][4];
+    float max_and_sum[kRoom.rows][2];  // of the rows that it has elements of
+    unsigned long long full;           // a barrier
     int exist;
-    unsigned long long full;  // a barrier
+    int split, splits, query_begin, first_row, num_rows;  // as in Tile
   } shares[2];
   // Of tokens: 1: no sequence owns it, 2: and one with wrong lengths claims it.
   char fill[kClusterSeqs];
