@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <map>
 
+#include "src/ops/paged_attention/cuda/config_testing.h"
 #include "src/ops/paged_attention/cuda/gpu_reference_testing.h"
 #include "src/ops/paged_attention/cuda/tuning.h"
 
@@ -81,6 +82,67 @@ INSTANTIATE_TEST_SUITE_P(, AlternativesGpuTest,
                                          Kind{DType::kF16, DType::kF16, "f32", 64, true},
                                          Kind{DType::kBF16, DType::kF8E4M3FN, "", 128, false},
                                          Kind{DType::kBF16, DType::kBF16, "", 256, false}));
+
+// Prefill over fp8, with copies of all sequences with many rows, of the first of them, and of none:
+// all are right, whatever fits.
+class CopiesGpuTest : public cuda::GpuTest, public testing::WithParamInterface<Kind> {};
+
+TEST_P(CopiesGpuTest, AgreeWithReference) {
+  const cuda::DeviceInfo device = **cuda::GetDeviceInfo(0);
+  if (device.Arch() != "sm_90a" || !device.tensor_maps) GTEST_SKIP() << "nothing is copied";
+  const Kind& kind = GetParam();
+  Errors errors;
+  int64_t copied = 0, left_out = 0;
+  for (int seed = 1; seed <= cuda::CasesPerKind(); ++seed) {
+    std::mt19937_64 rng(static_cast<uint64_t>(seed));
+    const auto in = [&rng](int64_t lo, int64_t hi) {
+      return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
+    };
+    CaseSpec spec = SpecOf(kind, rng);
+    spec.layout = static_cast<Layout>(in(0, 2));
+    spec.kv_heads = in(1, 3);
+    spec.group_size = in(1, 8);
+    spec.page_size = in(0, 2) == 0 ? in(1, 40) : 8 * in(1, 5);
+    if (spec.k_scale_size > 1) spec.k_scale_size = spec.kv_heads;
+    if (spec.v_scale_size > 1) spec.v_scale_size = spec.kv_heads;
+    spec.disorder = in(0, 9) == 0;
+    if (in(0, 2) == 0) spec.sliding_window = in(30, 400);
+    spec.query_lens.clear();
+    spec.context_lens.clear();
+    const int64_t longest = in(0, 3) == 0 ? 2000 : 400;
+    const int64_t sequences = in(0, 9) == 0 ? in(33, 40) : in(1, 6);
+    for (int64_t i = 0; i < sequences; ++i) {
+      // Some decode, some have few rows, some are prompts.
+      const int64_t queries = in(0, 3) == 0 ? 1 : in(0, 2) == 0 ? in(0, 30) : in(30, 150);
+      spec.query_lens.push_back(sequences > 32 ? queries / 3 : queries);
+      spec.context_lens.push_back(in(0, 1) == 0 ? spec.query_lens.back() : in(0, longest));
+    }
+    spec.max_seqs = sequences + in(0, 2);
+    spec.max_pages = longest / spec.page_size + 1;
+    Case c(spec, rng);
+    if (in(0, 4) == 0) c.block_tables.ints()[in(0, spec.max_pages - 1)] = 1 << 20;
+    const Problem problem = *ProblemFromCall(c.call());
+    Config config = Choose(problem, device);
+    std::vector<std::unique_ptr<Plan>> plans;
+    const int64_t room = config.copy_tokens;
+    for (const int64_t tokens : {room, in(0, room / kCopyTokens / 2) * kCopyTokens, int64_t{0}}) {
+      config.copy_tokens = tokens;
+      plans.push_back(*MakeCudaPlan(problem, config, 0));
+      ++(tokens > 0 ? copied : left_out);
+    }
+    ExpectReference(kind, c, errors, plans);
+    ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
+  }
+  std::printf("%d runs with copies, %d without, worst error %.2f half ulps\n",
+              static_cast<int>(copied), static_cast<int>(left_out), errors.worst);
+  EXPECT_TRUE(copied > 0 || cuda::CasesPerKind() < 10);
+}
+
+INSTANTIATE_TEST_SUITE_P(, CopiesGpuTest,
+                         testing::Values(Kind{DType::kBF16, DType::kF8E4M3FN, "", 128, false},
+                                         Kind{DType::kF16, DType::kF8E5M2, "", 128, true},
+                                         Kind{DType::kF16, DType::kF8E4M3FN, "bf16", 64, false},
+                                         Kind{DType::kBF16, DType::kF8E5M2, "", 64, true}));
 
 }  // namespace
 }  // namespace xla_gpu::paged_attention

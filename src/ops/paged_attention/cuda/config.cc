@@ -120,12 +120,12 @@ const char* WhyNotPrefill(const Problem& problem, const cuda::DeviceInfo& device
 
 // Two blocks read keys and values once for both where that has paid: where the copy engine does it,
 // query heads share a kv head, and sequences have the rows for several pairs.
-int PrefillBlocks(const Problem& problem, const Config& config) {
+int PrefillBlocks(const Problem& problem, bool boxes) {
   const int64_t rows =
       problem.tokens * problem.group_size() / std::max(problem.max_seqs, int64_t{1});
   const bool pays = problem.head_dim > 64 && problem.head_dim <= 128 && problem.group_size() > 1;
   const int64_t pairs = rows / sm90::PrefillRows(problem.head_dim) / 2;
-  return config.boxes && pays && pairs >= 2 ? 2 : 1;
+  return boxes && pays && pairs >= 2 ? 2 : 1;
 }
 
 // ceil(2^(31 + b) / d) with 2^(b - 1) < d <= 2^b fits 32 bits and divides 31-bit numbers exactly.
@@ -135,6 +135,9 @@ Divisor DivisorOf(int64_t d) {
   if (bits == 0) return {};
   return {static_cast<unsigned>(CeilDiv(int64_t{1} << (31 + bits), d)), bits - 1};
 }
+
+// Of the launch that reads a copy: clusters as large as the device holds at once.
+int CopiedWorkers(const Config& config) { return config.prefill_workers / config.copied_blocks; }
 
 // Which of the launches that may stand in a call do.
 struct Choice {
@@ -177,9 +180,14 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
     config.prefill_sm90 = true;
     // Tiles of fp8 are converted on their way, which the copy engine cannot do.
     config.boxes = !IsFloat8(problem.cache_dtype) && BoxesFit(problem, device);
-    config.prefill_blocks = PrefillBlocks(problem, config);
+    config.prefill_blocks = PrefillBlocks(problem, config.boxes);
     config.prefill_workers = device.num_sms / config.prefill_blocks;
     config.decode_max_rows = kDecodeTileRows;
+    const int64_t tokens = CopyTokens(problem);
+    if (tokens > 0 && BoxesFit(CopyOf(problem, tokens), device)) {
+      config.copy_tokens = tokens;
+      config.copied_blocks = PrefillBlocks(problem, true);
+    }
   }
   if (config.decode_sm90) {
     config.boxes = true;
@@ -277,9 +285,10 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
                         "paged_attention_schedule",
                         {StrCat("SCHEDULE_THREADS=", config.schedule_threads)}},
                        {.block = {blocks(config.schedule_threads), 1, 1}}};
-  const auto add_sm90 = [&](const char* source, const char* entry, int grid, uint32_t block,
-                            int64_t shared_bytes, const std::vector<std::string>& own) {
-    std::vector<std::string> defines = TypeDefines(problem, config);
+  const auto add_sm90 = [&](const Problem& of, const char* source, const char* entry, int grid,
+                            uint32_t block, int64_t shared_bytes,
+                            const std::vector<std::string>& own) {
+    std::vector<std::string> defines = TypeDefines(of, config);
     defines.push_back(StrCat("TILE_ROWS=", sm90::PrefillRows(problem.head_dim)));
     defines.insert(defines.end(), own.begin(), own.end());
     launches.attend.push_back({{folder + source, entry, std::move(defines)},
@@ -289,8 +298,9 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   };
   const std::string pairs = StrCat("PAIRS=", ReadsPairs(problem) ? 1 : 0);
   if (config.decode_cluster > 0) {
-    add_sm90("decode_cluster_sm90.cu", "paged_attention_decode_cluster", config.decode_workers,
-             sm90::DecodeThreads(ClusterRows(problem)), ClusterSharedBytes(problem),
+    add_sm90(problem, "decode_cluster_sm90.cu", "paged_attention_decode_cluster",
+             config.decode_workers, sm90::DecodeThreads(ClusterRows(problem)),
+             ClusterSharedBytes(problem),
              {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
               StrCat("CLUSTER=", config.decode_cluster), StrCat("LINE_ROWS=", ClusterRows(problem)),
               pairs});
@@ -298,21 +308,27 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
     return launches;
   }
   if (config.decode_sm90) {
-    add_sm90("decode_sm90.cu", "paged_attention_decode", config.decode_workers,
+    add_sm90(problem, "decode_sm90.cu", "paged_attention_decode", config.decode_workers,
              sm90::DecodeThreads(LineRows(problem)), DecodeSharedBytes(problem),
              {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
               StrCat("LINE_ROWS=", LineRows(problem)), pairs});
     launches.attend.back().pairs = ReadsPairs(problem);
   }
+  const auto add_prefill = [&](const Problem& of, int workers, bool boxes, int cluster,
+                               bool copied) {
+    add_sm90(of, "prefill_sm90.cu", "paged_attention_prefill", workers * cluster,
+             static_cast<uint32_t>(sm90::PrefillThreads(of.head_dim, IsFloat8(of.cache_dtype))),
+             PrefillSharedBytes(of),
+             {StrCat("TILE_KEYS=", sm90::PrefillKeys(of.head_dim)), StrCat("BOXES=", boxes ? 1 : 0),
+              StrCat("CLUSTER=", cluster), StrCat("BESIDE_DECODE=", config.decode_sm90 ? 1 : 0),
+              StrCat("COPIED=", copied ? 1 : 0)});
+  };
   if (config.prefill_sm90) {
-    add_sm90("prefill_sm90.cu", "paged_attention_prefill",
-             config.prefill_workers * config.prefill_blocks,
-             static_cast<uint32_t>(
-                 sm90::PrefillThreads(problem.head_dim, IsFloat8(problem.cache_dtype))),
-             PrefillSharedBytes(problem),
-             {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
-              StrCat("BOXES=", config.boxes ? 1 : 0), StrCat("CLUSTER=", config.prefill_blocks),
-              StrCat("BESIDE_DECODE=", config.decode_sm90 ? 1 : 0)});
+    add_prefill(problem, config.prefill_workers, config.boxes, config.prefill_blocks, false);
+  }
+  if (config.copy_tokens > 0) {
+    add_prefill(CopyOf(problem, config.copy_tokens), CopiedWorkers(config), true,
+                config.copied_blocks, true);
   }
   if (!config.line_only) {
     const bool mma = config.family == Family::kTensorCore;
@@ -386,6 +402,9 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.prefill_tile_rows = config.prefill_sm90
                             ? config.prefill_blocks * sm90::PrefillRows(problem.head_dim)
                             : config.tile_rows;
+  p.copy_capacity = static_cast<int>(config.copy_tokens);
+  p.copied_workers = CopiedWorkers(config);
+  p.copied_tile_rows = config.copied_blocks * sm90::PrefillRows(problem.head_dim);
   p.decode_max_rows = config.decode_max_rows;
   p.decode_ranges = config.decode_ranges;
   p.line_rows = LineRows(problem);

@@ -29,6 +29,8 @@ struct Config {
   bool prefill_sm90 = false;  // a launch of its own for prefill items (prefill_sm90.cuh)
   int prefill_blocks = 1;     // of a cluster, which shares keys and values
   int prefill_workers = 0;    // blocks, or clusters of them, that share the prefill items
+  int64_t copy_tokens = 0;    // room for a copy of fp8 keys and values, which a second launch reads
+  int copied_blocks = 1;      // as prefill_blocks, of that
   bool decode_sm90 = false;   // a launch of its own for the line of decode work (decode_sm90.cuh)
   bool line_only = false;     // it takes everything
   int decode_workers = 0;     // its blocks
@@ -73,6 +75,8 @@ struct WorkspaceLayout {
   int64_t partial_sum = 0;
   int64_t partial_out = 0;
   int64_t arrivals = 0;
+  int64_t copied_keys = 0;
+  int64_t copied_values = 0;
   int64_t carry = 0;
   int64_t partial_capacity = 0;  // rows of partial results
   int64_t line_partials = 0;     // the first that belongs to the line of decode work
@@ -91,7 +95,7 @@ struct KernelLaunch {
 };
 // The launches of a call, in order: the schedule, then decode and prefill where they are launches
 // of their own, and attend, unless decode takes all. Each takes Params; prefill and decode also the
-// tensor maps of the keys and of the values.
+// tensor maps of the keys and of the values, or of their copy, where there is one.
 struct Launches {
   KernelLaunch schedule;  // not for clusters
   std::vector<KernelLaunch> attend;

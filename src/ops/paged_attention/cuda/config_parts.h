@@ -54,6 +54,13 @@ inline bool HasPrefill(const Problem& problem) {
   return problem.tokens - problem.max_seqs > std::min(problem.max_seqs, kFewTokens);
 }
 
+// Tokens that the copy of fp8 keys and values has room for (copy.cuh), 0 where there is none: bits
+// of batch_invariant calls must not depend on what else fits, and f32 results show how much finer
+// weights of f16 are.
+int64_t CopyTokens(const Problem& problem);
+// The problem as those see it that read a copy of so many tokens.
+Problem CopyOf(const Problem& problem, int64_t tokens);
+
 // Of a kernel for Hopper, whose layout is a type for each head_dim.
 template <template <int> typename Shared>
 int64_t SharedBytes(int64_t head_dim) {

@@ -4,6 +4,7 @@
 
 #include "src/core/log.h"
 #include "src/cuda/unaligned_plan.h"
+#include "src/ops/paged_attention/cuda/config_parts.h"
 #include "src/ops/paged_attention/cuda/prefill_sm90_shared.cuh"
 
 namespace xla_gpu::paged_attention {
@@ -39,6 +40,8 @@ StatusOr<Params> MakeParams(const PlannedParams& planned, const Buffers& buffers
   if (layout.carry < layout.total_bytes)
     p.carry = reinterpret_cast<float*>(workspace + layout.carry);
   p.arrivals = reinterpret_cast<unsigned*>(workspace + layout.arrivals);
+  p.copied_keys = workspace + layout.copied_keys;
+  p.copied_values = workspace + layout.copied_values;
   return p;
 }
 
@@ -54,7 +57,10 @@ StatusOr<Attention> Attention::Load(const Problem& problem, const Config& config
     attention.steps_.push_back({std::move(kernel), launch.config, launch.pairs});
     pairs |= launch.pairs;
   }
-  if (config.boxes && (config.prefill_sm90 || !pairs)) {
+  if (config.copy_tokens > 0) {
+    attention.boxes_ =
+        std::make_unique<cuda::TensorMaps>(MakeBoxes(CopyOf(problem, config.copy_tokens)));
+  } else if (config.boxes && (config.prefill_sm90 || !pairs)) {
     attention.boxes_ = std::make_unique<cuda::TensorMaps>(MakeBoxes(problem));
   }
   if (pairs) attention.pairs_ = std::make_unique<cuda::TensorMaps>(MakeBoxes(problem, true));
@@ -64,8 +70,9 @@ StatusOr<Attention> Attention::Load(const Problem& problem, const Config& config
 Status Attention::Launch(const Params& params, void* stream) const {
   TensorMap keys{}, values{}, pairs{};
   if (boxes_ != nullptr) {  // where the cache lies is known only now
-    XLA_GPU_RETURN_IF_ERROR(boxes_->Write(params.k_cache, &keys));
-    XLA_GPU_RETURN_IF_ERROR(boxes_->Write(params.v_cache, &values));
+    const bool copied = params.copy_capacity > 0;
+    XLA_GPU_RETURN_IF_ERROR(boxes_->Write(copied ? params.copied_keys : params.k_cache, &keys));
+    XLA_GPU_RETURN_IF_ERROR(boxes_->Write(copied ? params.copied_values : params.v_cache, &values));
   }
   if (pairs_ != nullptr) XLA_GPU_RETURN_IF_ERROR(pairs_->Write(params.k_cache, &pairs));
   for (const Step& step : steps_) {

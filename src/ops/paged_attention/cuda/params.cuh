@@ -7,7 +7,8 @@
 //   decode    where there is a kernel for it: it takes ranges of the line of decode work (line.cuh,
 //             decode_sm90.cuh)
 //   prefill   where there is a kernel for it: it takes the prefill items (prefill_sm90.cuh), beside
-//             decode, which leaves it multiprocessors
+//             decode, which leaves it multiprocessors; over a cache of fp8 it may be two: one
+//             copies keys and values in the query's type, the next one reads the copy (copy.cuh)
 //   attend    as many blocks as the device holds take items from the list until it is empty
 // or, for decode alone, two:
 //   schedule  the same, but for the list
@@ -35,6 +36,9 @@ inline constexpr int kCarryKeys = 8192;
 inline constexpr int kF32CarryKeys = 4096;
 
 inline constexpr int kFillTokens = 64;  // of a fill item
+
+inline constexpr int kCopyTokens = 16;  // of a box of the copy of fp8 keys and values (copy.cuh)
+inline constexpr int kLeastCopyRows = 257;  // that see a key, for which a copy pays
 
 inline constexpr int kAttendThreads = 128;  // of a block of the attend launch
 inline constexpr int kAttendWarps = kAttendThreads / 32;
@@ -74,7 +78,9 @@ struct alignas(16) SequenceInfo {
   int query_begin;  // query_start_loc
   int query_len;
   int context_len;
-  int line_end;  // of its tiles on the line of decode work (line.cuh), if that is cut into ranges
+  // Of its tiles on the line of decode work (line.cuh), if that is cut into ranges; of its tokens
+  // in the copy, if there may be one (copy.cuh).
+  int line_end;
 };
 
 // What is worst among the sequences.
@@ -96,6 +102,10 @@ struct WorkHeader {
   unsigned next_prefill;  // the next (item, kv head) of them that nobody has taken
   unsigned num_redo;      // of Params::redo
   unsigned num_merges;    // of Params::merges
+  // Of the prefill items the last so many read the copy: they are for the launch behind.
+  unsigned num_copied;
+  unsigned next_copied;  // as next_prefill, counted from the last
+  int copied_tokens;     // of the copy, that are in use
   // For a decode launch.
   int line;                // the length of the line of decode work, 0 if there is none
   int range_blocks;        // of one of its ranges
@@ -138,6 +148,8 @@ struct Params : Options {
   float* partial_sum;       // [partial_capacity]
   float* partial_out;       // [partial_capacity, head_dim], not normalised
   float* carry;             // null unless the context may exceed kCarryKeys
+  char* copied_keys;        // [copy_capacity / kCopyTokens, kv_heads, kCopyTokens, head_dim] of the
+  char* copied_values;      // query's type
   unsigned* arrivals;       // [partial_capacity]: splits done, at the tile's first row of split 0;
                             // behind a prefill launch those to be done again (kAgainDone)
 
@@ -169,6 +181,10 @@ struct Params : Options {
   int prefill_workers;  // blocks of the launch that takes the prefill items
   int prefill_launch;   // 1: there is such a launch, 0: they are of attend
   int prefill_tile_rows;
+  int copy_capacity;   // tokens; 0: nothing is copied
+  int copied_workers;  // as prefill_workers and prefill_tile_rows, of the launch that reads the
+                       // copy
+  int copied_tile_rows;
   int decode_max_rows;   // sequences of at most so many rows go the decode way, on the line or not
   int decode_ranges;     // most ranges of the line of decode work; 0: decode items
   int line_rows;         // of a tile of the line

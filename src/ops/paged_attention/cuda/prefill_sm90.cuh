@@ -20,6 +20,7 @@
 
 #include "src/ops/paged_attention/cuda/finish.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_convert.cuh"
+#include "src/ops/paged_attention/cuda/prefill_sm90_copy.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_softmax.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
@@ -493,6 +494,7 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
   }
   if constexpr (!kBesideDecode) WaitForLaunchesBefore();
   LetNextLaunchBegin();
+  if constexpr (kCopiesKeys) CopyKeys(p);
 
   // Each warp's part.
   if (warp < kLoadWarps) {

@@ -2,10 +2,15 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_LOAD_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_LOAD_CUH_
 
+#include "src/ops/paged_attention/cuda/copy.cuh"
 #include "src/ops/paged_attention/cuda/non_finite.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_tile.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
+
+// Keys and values come from the copy that the launch in front has made (copy.cuh).
+inline constexpr bool kCopied = COPIED != 0;
+static_assert(!kCopied || (BOXES && !kConverts));
 
 // Blocks of a cluster: each has its rows of a piece, and a copy of all keys and values, of which it
 // loads its share for all of them.
@@ -27,8 +32,12 @@ struct Pieces {
   __device__ __forceinline__ explicit Pieces(const Params& p) {
     if constexpr (kBesideDecode) {
       __threadfence();  // the schedule's results, without having waited for it
-      if (threadIdx.x == 0 && BlockRank() == 0) next = atomicAdd(&p.header->next_prefill, 1u);
+      if (threadIdx.x == 0 && BlockRank() == 0) next = atomicAdd(Counter(p), 1u);
     }
+  }
+
+  __device__ __forceinline__ static unsigned* Counter(const Params& p) {
+    return kCopied ? &p.header->next_copied : &p.header->next_prefill;
   }
 
   // The next one. Of a cluster the first block takes it, and tells the other, whose warp says when
@@ -36,7 +45,7 @@ struct Pieces {
   __device__ __forceinline__ unsigned Next(const Params& p, Shared& shared) {
     const int lane = threadIdx.x % 32, rank = BlockRank();
     unsigned piece = __shfl_sync(kAllLanes, next, 0);
-    if (rank == 0 && lane == 0) next = atomicAdd(&p.header->next_prefill, 1u);
+    if (rank == 0 && lane == 0) next = atomicAdd(Counter(p), 1u);
     if constexpr (kBlocks > 1) {
       const unsigned full = At(shared.taken_full, at), empty = At(shared.taken_empty, at);
       const unsigned taken = SharedAddress(&shared.taken[at.index]);
@@ -60,14 +69,21 @@ struct Pieces {
   __device__ __forceinline__ bool Take(const Params& p, Shared& shared) {
     const int lane = threadIdx.x % 32;
     const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
-    const unsigned piece = Next(p, shared);
+    unsigned piece = Next(p, shared);
+    bool stop = false;
+    if constexpr (kCopied) {
+      stop = piece >= p.header->num_copied * kv_heads;
+      piece = p.header->num_prefill_items * kv_heads - 1u - piece;
+    }
     uint4 words = {};
     constexpr int kWords = sizeof(WorkItem) / 16;
     if (lane < kWords) {  // beside the header, not after it: it may be no item at all
       const unsigned item = min(piece / kv_heads, static_cast<unsigned>(p.item_capacity) - 1u);
       words = reinterpret_cast<const uint4*>(p.items + item)[lane];
     }
-    const bool stop = piece >= p.header->num_prefill_items * kv_heads;
+    if constexpr (!kCopied) {
+      stop = piece >= (p.header->num_prefill_items - p.header->num_copied) * kv_heads;
+    }
     Wait(At(shared.slot_empty, at), at.parity ^ 1);
     Slot& slot = shared.slots[at.index];
     if (lane < kWords) reinterpret_cast<uint4*>(&slot.tile)[lane] = words;
@@ -200,19 +216,21 @@ __device__ __forceinline__ bool ZeroNonFiniteKeys(char* values, int begin, int e
 }
 
 // A warp: loads the keys, or the values, of the pieces. A lane looks up the pages of its tokens: a
-// box of them, which it copies, or where boxes do not fit the pages some single ones. What the
+// box of them, which it copies, or where boxes do not fit the pages some single ones (of the copy a
+// box is a page). What the
 // piece must not see is not read, or, in a box that it sees a part of, overwritten with zeros where
 // a weight of 0 would not hide it: in the values. So are values that are not finite among keys that
 // not every row sees.
 template <bool kValues>
 __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, Shared& shared) {
   const int lane = threadIdx.x % 32;
-  const int tokens = BOXES ? p.box_tokens : 1;  // of a page that are looked up as one
+  // Of a page, that are looked up as one.
+  const int tokens = kCopied ? kCopyTokens : BOXES ? p.box_tokens : 1;
   const int count = kKeys / tokens;
   auto& full = kValues ? shared.values_full : shared.keys_full;
   auto& empty = kValues ? shared.values_empty : shared.keys_empty;
   auto& tiles = kValues ? shared.values : shared.keys;
-  const int panels_a_head = static_cast<int>(p.head_stride / 128);
+  const int panels_a_head = kCopied ? kCopyTokens * kPanels : static_cast<int>(p.head_stride / 128);
   Place<kStages> stage;
   unsigned raw_parity = 0;                                      // a bit a stage
   const int own = BOXES ? lane * kBlocks + BlockRank() : lane;  // what this lane looks up
@@ -233,6 +251,7 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
     Arrive(At(shared.slot_empty, at));
 
     const int* const table = p.block_tables + static_cast<long long>(seq) * p.max_pages;
+    const int copied = kCopied ? CopyBegin(p, p.sequences[seq]) : 0;
     const auto key_of = [&](int t, int j) { return t * kKeys + (own + j * 32) * tokens; };
     const auto reads = [&](int t, int j) {
       const int key = key_of(t, j);
@@ -244,7 +263,7 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
 #pragma unroll
       for (int j = 0; j < kLaneKeys; ++j) {
         const int key = min(max(key_of(t, j), key_begin), key_end - 1);
-        next[j] = LoadIndex(table + PageIndex(p, key));
+        next[j] = kCopied ? (copied + key) / kCopyTokens : LoadIndex(table + PageIndex(p, key));
       }
     };
     if (range.first < range.end) look_up(range.end - 1);
@@ -255,8 +274,9 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
 #pragma unroll
       for (int j = 0; j < kLaneKeys; ++j) {
         const int key = key_of(t, j);
-        in_page = key - PageIndex(p, key) * p.page_size;
-        const bool exists = static_cast<unsigned>(next[j]) < static_cast<unsigned>(p.num_pages);
+        in_page = kCopied ? 0 : key - PageIndex(p, key) * p.page_size;
+        const bool exists =
+            kCopied || static_cast<unsigned>(next[j]) < static_cast<unsigned>(p.num_pages);
         bad |= reads(t, j) && !exists;
         page = reads(t, j) && exists ? next[j] : -1;  // zeros
         const char* const row = base + page * p.page_stride + in_page * p.token_stride;

@@ -3,6 +3,7 @@
 // One block. It validates each sequence's lengths, decides which rows are whose, how the key ranges
 // are split so that all workers are busy to the end, and writes the items. The list of the long
 // prefill items comes first, longest first within a sequence: workers take items as they get free.
+// Those that read the copy are read from the last to the first.
 //
 // Every step waits for the one before, so that what counts is latency: a warp adds up by itself,
 // warps exchange their sums through one barrier, and what all warps need each of them computes.
@@ -56,6 +57,7 @@ struct Chunk {
   // Of the items of all sequences up to this one.
   int decode_end[kScheduleThreads];
   int prefill_end[kScheduleThreads];
+  int copied_end[kScheduleThreads];
   int splits[kScheduleThreads];
   int partial_begin[kScheduleThreads];
 };
@@ -69,7 +71,8 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   Totals totals = {};
   int owned = 0;  // end of the rows that belong to valid sequences before this chunk
-  int line = 0;   // the line's length before this chunk
+  int line = 0;   // the line's length before this chunk, or the copy's
+  const bool has_places = p.decode_ranges > 0 || p.copy_capacity > 0;
 #pragma unroll 1
   for (int base = 0; base < num_seqs; base += kScheduleThreads) {
     // Read and check.
@@ -91,10 +94,12 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
     SequenceInfo info = {};
     if (valid) info = {begin, end - begin, context, 0};
 
-    // The place on the line, in the warp.
+    // The place on the line, or in the copy, in the warp.
     int line_end = 0, length = 0;
-    if (p.decode_ranges > 0) {
-      line_end = length = LinePartOf(p, info).Length();
+    if (has_places) {
+      length = p.decode_ranges > 0 ? LinePartOf(p, info).Length()
+                                   : Min(CopyPartOf(p, info).tokens, p.copy_capacity + 1);
+      line_end = length;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
         const int other = __shfl_up_sync(kAll, line_end, step);
@@ -111,10 +116,14 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
     inclusive = Max(inclusive, before_warp);
     before = Max(before, before_warp);
     owned = Max(owned, WarpMax(warp_end));
-    if (p.decode_ranges > 0) {
+    if (has_places) {
       const int of_warp = lane < kScheduleWarps ? warp_lines[lane] : 0;
       info.line_end = line + WarpSum(lane < warp ? of_warp : 0) + line_end;
       line += WarpSum(of_warp);
+      if (p.copy_capacity > 0) {  // what does not fit ends beyond it, however often
+        line = Min(line, p.copy_capacity + 1);
+        if (info.line_end > p.copy_capacity) length = 0;
+      }
       totals.line += length;
     }
     if (!used) continue;
@@ -203,25 +212,29 @@ __device__ __forceinline__ WorkItem MakeItem(const Params& p, int seq, const Seq
 // What a thread's sequence, or several sequences, put in the lists.
 struct Demand {
   int decode_items;
-  int prefill_items;
+  int prefill_items;  // but for the copied ones
+  int copied_items;
   int partial_rows;
 };
 
 __device__ __forceinline__ Demand operator+(const Demand& a, const Demand& b) {
   return {a.decode_items + b.decode_items, a.prefill_items + b.prefill_items,
-          a.partial_rows + b.partial_rows};
+          a.copied_items + b.copied_items, a.partial_rows + b.partial_rows};
 }
 
 __device__ __forceinline__ Demand WarpSum(const Demand& x) {
-  return {WarpSum(x.decode_items), WarpSum(x.prefill_items), WarpSum(x.partial_rows)};
+  return {WarpSum(x.decode_items), WarpSum(x.prefill_items), WarpSum(x.copied_items),
+          WarpSum(x.partial_rows)};
 }
 
 // Gives each sequence its splits and its place among the partial results, and writes the items.
 __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& totals,
                                                const Splits& chosen, int num_seqs, Demand* of_warps,
-                                               Chunk& chunk, int& num_merges) {
+                                               Chunk& chunk, int& num_merges,
+                                               unsigned& num_copied) {
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  Demand done = {static_cast<int>(chosen.prefill.items), 0, 0};  // decode items come last
+  const int prefill_items = chosen.prefill.items;
+  Demand done = {prefill_items, 0, 0, 0};  // decode items come last
 #pragma unroll 1
   for (int base = 0; base < num_seqs; base += kScheduleThreads) {
     const int s = base + tid;
@@ -237,7 +250,9 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
       const Shape shape = ShapeOf(p, chunk.infos[tid]);
       if (shape.tiles > 0) {
         splits = SplitsOf(p, shape, shape.decode ? chosen.decode.tokens : chosen.prefill.tokens);
-        (shape.decode ? own.decode_items : own.prefill_items) = shape.tiles * splits;
+        (shape.decode   ? own.decode_items
+         : shape.copied ? own.copied_items
+                        : own.prefill_items) = shape.tiles * splits;
         if (splits > 1) own.partial_rows = shape.rows * p.kv_heads * splits;
       }
     }
@@ -248,6 +263,7 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
     for (int step = 1; step < 32; step *= 2) {
       const Demand other = {__shfl_up_sync(kAll, sum.decode_items, step),
                             __shfl_up_sync(kAll, sum.prefill_items, step),
+                            __shfl_up_sync(kAll, sum.copied_items, step),
                             __shfl_up_sync(kAll, sum.partial_rows, step)};
       if (lane >= step) sum = sum + other;
     }
@@ -258,21 +274,24 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
     const Demand total = WarpSum(of_warp);
     chunk.decode_end[tid] = sum.decode_items;
     chunk.prefill_end[tid] = sum.prefill_items;
+    chunk.copied_end[tid] = sum.copied_items;
     chunk.splits[tid] = splits;
     chunk.partial_begin[tid] = done.partial_rows + sum.partial_rows - own.partial_rows;
     __syncthreads();
 
     // Write the items.
     const int count = Min(kScheduleThreads, num_seqs - base);
+    const int prefill = total.prefill_items + total.copied_items;
 #pragma unroll 1
-    for (int i = tid; i < total.prefill_items + total.decode_items; i += kScheduleThreads) {
-      const bool decode = i >= total.prefill_items;
-      const int in_list = decode ? i - total.prefill_items : i;
-      const int* ends = decode ? chunk.decode_end : chunk.prefill_end;
+    for (int i = tid; i < prefill + total.decode_items; i += kScheduleThreads) {
+      const bool decode = i >= prefill, copied = !decode && i >= total.prefill_items;
+      const int in_list = i - (decode ? prefill : copied ? total.prefill_items : 0);
+      const int* ends = decode ? chunk.decode_end : copied ? chunk.copied_end : chunk.prefill_end;
       const int owner = FindOwner(ends, count, in_list);
       const WorkItem item = MakeItem(p, base + owner, chunk.infos[owner], ends[owner] - 1 - in_list,
                                      chunk.splits[owner], chunk.partial_begin[owner]);
-      const int place = (decode ? done.decode_items : done.prefill_items) + in_list;
+      const int place = copied ? prefill_items - 1 - done.copied_items - in_list
+                               : (decode ? done.decode_items : done.prefill_items) + in_list;
       p.items[place] = item;
       if (item.splits > 1 && item.split == 0) {  // one of the tile's items for all of them
         if (!decode) p.merges[atomicAdd(&num_merges, 1)] = place;
@@ -284,6 +303,7 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
     }
     done = done + total;
   }
+  num_copied = static_cast<unsigned>(done.copied_items);
   return static_cast<unsigned>(totals.owned_tokens < p.tokens ? WriteFills(p, done.decode_items)
                                                               : done.decode_items);
 }
@@ -343,19 +363,22 @@ __device__ __forceinline__ void Schedule(const Params& p) {
 
   // Share out the work.
   const Shares shares = ShareOut(p, totals);
-  unsigned num_items = 0, num_prefill_items = 0;
-  int line = 0;
+  unsigned num_items = 0, num_prefill_items = 0, num_copied = 0;
+  int line = 0, copied_tokens = 0;
   if (totals.order == kContested) {
     num_items = WriteContested(p, num_seqs);
   } else if (p.line_only == 0) {
     Splits chosen;
     const int room = p.partial_capacity / p.kv_heads;
     const int for_prefill = totals.decode.tiles > 0 ? room / 4 * 3 : room;
-    chosen.prefill = ChooseSplit<false>(p, totals.prefill, shares.prefill_workers, num_seqs,
-                                        for_prefill, chunk.infos, counts);
+    if (p.copy_capacity > 0) copied_tokens = totals.line;
+    const int workers = copied_tokens > 0 ? p.copied_workers : shares.prefill_workers;
+    chosen.prefill =
+        ChooseSplit<false>(p, totals.prefill, workers, num_seqs, for_prefill, chunk.infos, counts);
     chosen.decode = ChooseSplit<true>(p, totals.decode, p.workers, num_seqs,
                                       room - chosen.prefill.partial_rows, chunk.infos, counts);
-    num_items = WriteItems(p, totals, chosen, num_seqs, warp_demands, chunk, num_merges);
+    num_items =
+        WriteItems(p, totals, chosen, num_seqs, warp_demands, chunk, num_merges, num_copied);
     num_prefill_items = static_cast<unsigned>(chosen.prefill.items);
     __syncthreads();  // all merges are counted
   }
@@ -378,6 +401,9 @@ __device__ __forceinline__ void Schedule(const Params& p) {
                  .next_prefill = static_cast<unsigned>(p.decode_ranges > 0 ? 0 : p.prefill_workers),
                  .num_redo = 0,
                  .num_merges = static_cast<unsigned>(num_merges),
+                 .num_copied = num_copied,
+                 .next_copied = static_cast<unsigned>(p.copied_workers),
+                 .copied_tokens = copied_tokens,
                  .line = line,
                  .range_blocks = RangeBlocks(Max(shares.decode_ranges, 1), line),
                  .decode_blocks = static_cast<unsigned>(shares.decode_blocks),

@@ -5,7 +5,7 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SPLITS_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SPLITS_CUH_
 
-#include "src/ops/paged_attention/cuda/line.cuh"
+#include "src/ops/paged_attention/cuda/copy.cuh"
 
 namespace xla_gpu::paged_attention {
 namespace {
@@ -44,7 +44,7 @@ struct Totals {
   Work decode;
   Work prefill;
   int owned_tokens;
-  int line;   // its length
+  int line;   // its length, or that of the copy
   int order;  // Order
 };
 
@@ -66,6 +66,7 @@ struct Shape {
   int tile_rows;
   int visible_keys;  // to some row
   bool decode;
+  bool copied;  // IsCopied
 };
 
 __device__ __forceinline__ bool IsDecode(const Params& p, const SequenceInfo& info) {
@@ -76,9 +77,12 @@ __device__ __forceinline__ Shape ShapeOf(const Params& p, const SequenceInfo& in
   Shape shape;
   shape.rows = info.query_len * p.group_size;
   shape.decode = IsDecode(p, info);
-  shape.tile_rows = shape.decode ? kDecodeTileRows : p.prefill_tile_rows;
+  shape.copied = IsCopied(p, info);
+  shape.tile_rows = shape.decode   ? kDecodeTileRows
+                    : shape.copied ? p.copied_tile_rows
+                                   : p.prefill_tile_rows;
   shape.tiles = shape.decode ? (shape.rows + kDecodeTileRows - 1) / kDecodeTileRows
-                             : CeilDiv(shape.rows, p.prefill_tile_rows);
+                             : CeilDiv(shape.rows, shape.tile_rows);
   if (shape.decode && p.decode_ranges > 0) shape.tiles = 0;  // they are on the line
   const int first_pos = info.context_len - info.query_len;
   const int first_key = p.window == 0 ? 0 : Max(0, first_pos - p.window + 1);

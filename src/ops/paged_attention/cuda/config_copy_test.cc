@@ -1,0 +1,64 @@
+// When prefill over fp8 reads a copy in the query's type, and how large that may be.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "src/cuda/tensor_map.h"
+#include "src/ops/paged_attention/cuda/config_parts.h"
+#include "src/ops/paged_attention/cuda/config_testing.h"
+
+namespace xla_gpu::paged_attention {
+namespace {
+
+using testing::Contains;
+
+TEST(Config, HopperCopiesCachesOfFp8) {
+  Problem problem = MakePrefill();
+  problem.cache_dtype = DType::kF8E4M3FN;
+  const auto tokens = [](const Problem& problem) {
+    const Config config = Choose(problem, kH200);
+    const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
+    const int64_t bytes = config.copy_tokens * problem.kv_heads * problem.head_dim * 2;
+    EXPECT_GE(layout.copied_values - layout.copied_keys, bytes);
+    EXPECT_GE(layout.carry - layout.copied_values, bytes);
+    EXPECT_EQ(MakeLaunches(problem, config).attend.size(), config.copy_tokens > 0 ? 3u : 2u);
+    return config.copy_tokens;
+  };
+  EXPECT_EQ(tokens(problem), 65536);
+  const auto expect = [&](auto change, int64_t expected) {
+    Problem other = problem;
+    change(other);
+    EXPECT_EQ(tokens(other), expected);
+  };
+  expect([](Problem& p) { p.tokens = 200; }, 3 * 4096);  // of 4 heads: 3 times 257 rows
+  expect([](Problem& p) { p.max_seqs = 3, p.page_size = 7; }, 3 * 256 * 7);
+  expect([](Problem& p) { p.batch_invariant = true; }, 0);
+  expect([](Problem& p) { p.out_dtype = DType::kF32; }, 0);
+  EXPECT_EQ(Choose(MakePrefill(), kH200).copy_tokens, 0);
+  problem.max_seqs = 4;
+  const Launches launches = MakeLaunches(problem, Choose(problem, kH200));
+  EXPECT_THAT(launches.attend[0].spec.defines, Contains("CACHE_TYPE=E4M3"));
+  for (const char* define : {"CACHE_TYPE=BF16", "BOXES=1", "CLUSTER=2", "COPIED=1"}) {
+    EXPECT_THAT(launches.attend[1].spec.defines, Contains(define));
+  }
+  EXPECT_EQ(PlanParams(problem, Choose(problem, kH200)).params.copied_tile_rows, 256);
+}
+
+// A box is kCopyTokens tokens of a head, in a row.
+TEST(Config, BoxesOfTheCopyAreContiguous) {
+  for (const int64_t head_dim : {64, 128}) {
+    Problem problem = MakePrefill(DType::kF16, head_dim);
+    problem.cache_dtype = DType::kF8E5M2;
+    const int64_t tokens = Choose(problem, kH200).copy_tokens;
+    const cuda::TensorMapSpec boxes = MakeBoxes(CopyOf(problem, tokens));
+    EXPECT_TRUE(cuda::IsAccepted(boxes));
+    EXPECT_EQ(boxes.dims[4], static_cast<uint64_t>(tokens / kCopyTokens));
+    EXPECT_EQ(boxes.box[1] * boxes.box[3], static_cast<uint32_t>(kCopyTokens));
+    EXPECT_EQ(boxes.box[0] * boxes.box[2], static_cast<uint32_t>(head_dim));
+    const uint64_t bytes = static_cast<uint64_t>(kCopyTokens * head_dim * 2);
+    EXPECT_EQ(boxes.strides[1] * static_cast<uint64_t>(kCopyTokens * head_dim / 64), bytes);
+    EXPECT_EQ(boxes.strides[3], bytes * 8);
+  }
+}
+
+}  // namespace
+}  // namespace xla_gpu::paged_attention
