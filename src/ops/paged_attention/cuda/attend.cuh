@@ -35,8 +35,16 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
     int head;
     int again;
   } next[2];  // while one is read the other may be written: one barrier an item is enough
-  WaitForLaunchesBefore();
+  // Decode lets the launches behind it begin when the schedule has ended: this one waits for what
+  // prefill leaves, if anything, and for decode only at its own end.
+  const bool beside_decode = p.decode_ranges > 0;
+  const auto end = [&] {
+    if (beside_decode) EndBehindDecode();
+  };
+  if (beside_decode) __threadfence();  // the schedule's results, without having waited for it
+  if (!beside_decode || p.header->num_prefill_items > 0) WaitForLaunchesBefore();
   LetNextLaunchBegin();
+  if (beside_decode && p.header->num_items == 0) return end();
   const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
   Pieces pieces = {};
   if (kBehindPrefill) pieces = PiecesOf<kBehindPrefill>(p);
@@ -87,9 +95,10 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
   if (kBehindPrefill) {
     MergePrefill<Out, kHeadDim>(p);
     // Where there was nothing to do no block can have met a bad page.
-    if (pieces.total == 0 && p.header->any_bad_page == 0) return;
+    if (pieces.total == 0 && p.header->any_bad_page == 0) return end();
   }
   OverwriteBadPages<Out, kHeadDim>(p);
+  end();
 }
 
 }  // namespace xla_gpu::paged_attention

@@ -290,6 +290,12 @@ __device__ __forceinline__ void OverwriteBadPages(const Params& p) {
   }
 }
 
+// So that a launch that does not wait for decode in front of it does not end before it: one block
+// stays.
+__device__ __forceinline__ void EndBehindDecode() {
+  if (blockIdx.x == 0) WaitForLaunchesBefore();
+}
+
 }  // namespace xla_gpu::paged_attention
 
 #endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_FINISH_CUH_

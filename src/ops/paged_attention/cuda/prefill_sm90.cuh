@@ -467,6 +467,10 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
                                         const TensorMap& value_boxes, char* memory) {
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const int warp = Uniform(threadIdx.x / 32);
+  if constexpr (kBesideDecode) {
+    __threadfence();  // the schedule's results, without having waited for it
+    if (p.header->num_prefill_items == 0) return EndBehindDecode();
+  }
   if (threadIdx.x == 0) {
     const auto init = [](const auto& barriers, int count) {
       for (const Shared::Barrier& barrier : barriers) InitBarrier(SharedAddress(&barrier), count);
@@ -513,8 +517,7 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     TakeRegisters<kComputeRegisters>();
     Compute(p, shared, warp - kLoadWarps);
   }
-  // So that the end of this launch is that of decode too.
-  if (kBesideDecode && warp == 0) WaitForLaunchesBefore();
+  if (kBesideDecode && warp == 0) EndBehindDecode();
   if constexpr (kBlocks > 1) SyncCluster();  // no block leaves while others write or arrive there
 }
 

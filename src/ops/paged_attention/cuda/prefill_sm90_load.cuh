@@ -26,7 +26,6 @@ struct Pieces {
   // take one.
   __device__ __forceinline__ explicit Pieces(const Params& p) {
     if constexpr (kBesideDecode) {
-      __threadfence();  // the schedule's results, without having waited for it
       if (threadIdx.x == 0 && BlockRank() == 0) next = atomicAdd(&p.header->next_prefill, 1u);
     }
   }
