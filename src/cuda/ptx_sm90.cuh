@@ -82,11 +82,19 @@ __device__ __forceinline__ unsigned InBlock(unsigned shared, int rank) {
   return address;
 }
 
-// All threads of all blocks of the cluster; what they wrote to shared memory is seen by all.
-__device__ __forceinline__ void SyncCluster() {
+// All threads of all blocks of the cluster; what they wrote to shared memory is seen by all. In two
+// halves: what is done between them needs nobody else.
+__device__ __forceinline__ void ArriveCluster() {
   __syncwarp();
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                   : "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void WaitForCluster() {
+  __syncwarp();
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void SyncCluster() {
+  ArriveCluster();
+  WaitForCluster();
 }
 
 // Arrives at a barrier of another block, by its InBlock address. For what this thread has read
@@ -95,11 +103,26 @@ __device__ __forceinline__ void ArriveInBlock(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Stores a word in another block, whose barrier there expects its four bytes.
+// Stores words in another block, whose barrier there expects their bytes.
 __device__ __forceinline__ void StoreInBlock(unsigned to, unsigned word, unsigned barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
       "r"(word), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void StoreInBlock(unsigned to, float x, float y, unsigned barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+          to),
+      "f"(x), "f"(y), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void StoreInBlock(unsigned to, const Vector<float, 4>& words,
+                                             unsigned barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "f"(words.x[0]), "f"(words.x[1]), "f"(words.x[2]), "f"(words.x[3]), "r"(barrier)
       : "memory");
 }
 

@@ -1,8 +1,9 @@
 // Decode of few sequences on Hopper, where what counts is the time from the launch to the first key
 // and from the last key to the result. A cluster of blocks has a kv head; its blocks take equal
-// ranges of the line of the head's work (line.cuh), each as a block of decode_sm90.cuh does, and
-// merge the tiles that a cut goes through over the cluster's shared memory. Each block looks at the
-// lengths itself, so that nothing is launched before, and nothing goes through the workspace.
+// ranges of the line of the head's work (line.cuh), each as a block of decode_sm90.cuh does. Of a
+// tile that a cut goes through each block that has a part finishes a share of the elements, which
+// the others put into its shared memory. Each block looks at the lengths itself, so that nothing is
+// launched before, and nothing goes through the workspace.
 //
 // A page out of range makes the sums of its tile NaN: parts are merged to NaN whatever the others
 // are.
@@ -13,6 +14,8 @@
 #include "src/ops/paged_attention/cuda/finish.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
+
+inline constexpr int kWriters = 1;  // named barrier
 
 // What the call says of a lane's sequence.
 struct ClusterLengths {
@@ -165,9 +168,24 @@ __device__ __forceinline__ void FinishElements(const Params& p, const Tile& tile
   if (p.lse != nullptr && d == 0) p.lse[query_row] = end.lse;
 }
 
-__device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory& shared,
+// How the elements of a tile of several parts are shared out over the blocks that have them, in
+// vectors of four.
+struct ShareOfTile {
+  static constexpr int kVectors = kHeadDim / 4;  // of a row
+  int count, each, first, end;                   // those of the block itself
+
+  __device__ __forceinline__ explicit ShareOfTile(const Tile& tile)
+      : count(tile.num_rows * kVectors),
+        each(static_cast<int>((count + tile.splits - 1u) / static_cast<unsigned>(tile.splits))),
+        first(min(tile.split * each, count)),
+        end(min(first + each, count)) {}
+};
+
+// Puts the sums of a piece into the places of the blocks that finish them, or finishes the rows of
+// a tile that is not split.
+__device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory& shared, int rank,
                                                    int thread) {
-  constexpr int kVectors = kHeadDim / 4;
+  constexpr int kThreads = kWriteWarps * 32, kVectors = ShareOfTile::kVectors;
   Place<1> sums;
   for (Place<DecodeMemory::kSlots> at;; at.Next()) {
     Wait(At(shared.slot_full, at), at.parity);
@@ -175,12 +193,23 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
     if (slot.stop != 0) return;
     const Tile tile = slot.tile;
     const float factor = MakeLogitFactor(p, tile.head).factor;
+    const ShareOfTile share(tile);
+    const int first = rank - tile.split;
+    if (tile.splits > 1 && thread == 0) {
+      DecodeMemory::Shares& own = shared.shares[tile.split == 0 ? 1 : 0];
+      own.tile = tile;
+      own.exist = share.end > share.first;
+      if (own.exist != 0) {
+        ArriveExpecting(SharedAddress(&own.full),
+                        tile.splits * ((share.end - share.first) * 16 + tile.num_rows * 8));
+      }
+    }
     Wait(At(shared.sums_full, sums), sums.parity);
-    DecodeMemory::Part& part = shared.parts[tile.split == 0 ? 1 : 0];
-    for (int i = thread; i < tile.num_rows * kVectors; i += kWriteWarps * 32) {
+    const bool bad = slot.bad != 0;
+    for (int i = thread; i < share.count; i += kThreads) {
       const int row = i / kVectors, d = i % kVectors * 4;
       MergedRow<DecodeMemory::kParts> merged(shared.max[row], shared.sum[row], factor);
-      if (slot.bad != 0) merged.sum = NaN();
+      if (bad) merged.sum = NaN();
       Vector<float, 4> value = {};
 #pragma unroll
       for (int w = 0; w < DecodeMemory::kParts; ++w) {
@@ -191,67 +220,77 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
       if (tile.splits == 1) {
         FinishElements(p, tile, row, d, factor, merged.max, merged.sum, value);
       } else {
-        *reinterpret_cast<Vector<float, 4>*>(&part.sums[row][d]) = value;
-        if (d == 0) part.max[row] = merged.max, part.sum[row] = merged.sum;
+        const int to =
+            static_cast<int>(static_cast<unsigned>(i) / static_cast<unsigned>(share.each));
+        DecodeMemory::Shares& its = shared.shares[to == 0 ? 1 : 0];
+        const float* const place =
+            its.sums +
+            (tile.split * min(share.each, share.count - to * share.each) + i - to * share.each) * 4;
+        StoreInBlock(InBlock(SharedAddress(place), first + to), value,
+                     InBlock(SharedAddress(&its.full), first + to));
       }
     }
-    if (thread == 0 && tile.splits > 1) part.tile = tile, part.exists = 1;
+    if (tile.splits > 1) {
+      for (int i = thread; i < kLineRows * tile.splits; i += kThreads) {
+        const int row = i % kLineRows, to = i / kLineRows;
+        if (row >= tile.num_rows || to * share.each >= share.count) continue;
+        MergedRow<DecodeMemory::kParts> merged(shared.max[row], shared.sum[row], factor);
+        if (bad) merged.sum = NaN();
+        DecodeMemory::Shares& its = shared.shares[to == 0 ? 1 : 0];
+        StoreInBlock(InBlock(SharedAddress(its.max_and_sum[tile.split][row]), first + to),
+                     merged.max, merged.sum, InBlock(SharedAddress(&its.full), first + to));
+      }
+    }
     Arrive(At(shared.sums_empty, sums));
     Arrive(At(shared.slot_empty, at));
     sums.Next();
   }
 }
 
-__device__ __forceinline__ float LoadFrom(unsigned address) {
-  float x;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
-  return x;
-}
-__device__ __forceinline__ Vector<float, 4> LoadVectorFrom(unsigned address) {
-  Vector<float, 4> x;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.x[0]), "=f"(x.x[1]), "=f"(x.x[2]), "=f"(x.x[3])
-               : "r"(address)
-               : "memory");
-  return x;
-}
-
-// This block's share of the elements of a tile of which it has a part, of kMost at most. All
-// threads.
+// Finishes this block's share of a tile, of kMost parts at most.
 template <int kMost>
-__device__ __forceinline__ void MergeParts(const Params& p, DecodeMemory& shared,
-                                           const DecodeMemory::Part& own, int rank) {
-  constexpr int kVectors = kHeadDim / 4;
-  const Tile tile = own.tile;
+__device__ __forceinline__ void MergeParts(const Params& p, const DecodeMemory::Shares& of,
+                                           int thread) {
+  constexpr int kVectors = ShareOfTile::kVectors;
+  const Tile tile = of.tile;
   const float factor = MakeLogitFactor(p, tile.head).factor;
-  const int first = rank - tile.split;
-  const int count = tile.num_rows * kVectors;
-  const int each = (count + tile.splits - 1) / tile.splits;
-  const int end = min((tile.split + 1) * each, count);
-  for (int i = tile.split * each + threadIdx.x; i < end; i += kDecodeThreads) {
+  const ShareOfTile share(tile);
+  for (int i = share.first + thread; i < share.end; i += kWriteWarps * 32) {
     const int row = i / kVectors, d = i % kVectors * 4;
     float max[kMost], sum[kMost];
-    Vector<float, 4> x[kMost];
 #pragma unroll
     for (int s = 0; s < kMost; ++s) {
-      const int block = first + min(s, tile.splits - 1);  // all loads at once, without branches
-      const DecodeMemory::Part& part = shared.parts[s == 0 ? 1 : 0];
-      max[s] = LoadFrom(InBlock(SharedAddress(&part.max[row]), block));
-      sum[s] = LoadFrom(InBlock(SharedAddress(&part.sum[row]), block));
-      x[s] = LoadVectorFrom(InBlock(SharedAddress(&part.sums[row][d]), block));
-    }
-#pragma unroll
-    for (int s = 2; s < kMost; ++s) {
-      if (s >= tile.splits) max[s] = -Infinity(), sum[s] = 0.0f, x[s] = {};
+      const bool exists = s < tile.splits;
+      max[s] = exists ? of.max_and_sum[s][row][0] : -Infinity();
+      sum[s] = exists ? of.max_and_sum[s][row][1] : 0.0f;
     }
     const MergedRow<kMost> merged(max, sum, factor);
     Vector<float, 4> value = {};
 #pragma unroll
     for (int s = 0; s < kMost; ++s) {
+      if (s >= tile.splits) break;
+      const auto x = *reinterpret_cast<const Vector<float, 4>*>(
+          of.sums + (s * (share.end - share.first) + i - share.first) * 4);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) value.x[j] += x[s].x[j] * merged.factors[s];
+      for (int j = 0; j < 4; ++j) value.x[j] += x.x[j] * merged.factors[s];
     }
     FinishElements(p, tile, row, d, factor, merged.max, merged.sum, value);
+  }
+}
+
+// Of tiles in parts.
+__device__ __forceinline__ void MergeClusterParts(const Params& p, DecodeMemory& shared,
+                                                  int thread) {
+  SyncThreads(kWriters, kWriteWarps * 32);  // the first thread has said which tiles
+  for (const DecodeMemory::Shares& of : shared.shares) {
+    if (of.exist == 0) continue;
+    Wait(SharedAddress(&of.full), 0);
+    constexpr int kFew = kClusterBlocks < 8 ? kClusterBlocks : 8;
+    if (of.tile.splits <= kFew) {
+      MergeParts<kFew>(p, of, thread);
+    } else {
+      MergeParts<kClusterBlocks>(p, of, thread);
+    }
   }
 }
 
@@ -266,8 +305,12 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
     lengths = ReadLengths(p);
   } else if (warp == 0) {
     if (threadIdx.x == 0) {
+      shared.has_fills = 0;
+      for (DecodeMemory::Shares& of : shared.shares) {
+        of.exist = 0;
+        InitBarrier(SharedAddress(&of.full), 1);
+      }
       InitDecodeBarriers(shared);
-      shared.has_fills = shared.parts[0].exists = shared.parts[1].exists = 0;
     }
   } else if (warp == 1) {
     if (threadIdx.x % 32 < 2) {
@@ -283,26 +326,23 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
   }
   __syncthreads();
 
+  ArriveCluster();
+
   // Each warp's part.
   if (warp < kDecodeWarps) {
     ComputePieces(p, shared, warp);
   } else if (warp == kDecodeWarps) {
     ClusterLoader{{p, key_boxes, value_boxes, shared}}.Run(lengths, rank, head);
   } else {
-    WriteClusterPieces(p, shared, static_cast<int>(threadIdx.x) - (kDecodeWarps + 1) * 32);
+    WaitForCluster();  // for the barriers of the other blocks
+    const int thread = static_cast<int>(threadIdx.x) - (kDecodeWarps + 1) * 32;
+    WriteClusterPieces(p, shared, rank, thread);
+    MergeClusterParts(p, shared, thread);
   }
-  SyncCluster();
+  if (warp <= kDecodeWarps) WaitForCluster();
 
-  // Tiles in parts, and rows that no sequence has.
-  for (const DecodeMemory::Part& part : shared.parts) {
-    if (part.exists == 0) continue;
-    constexpr int kFew = kClusterBlocks < 8 ? kClusterBlocks : 8;
-    if (part.tile.splits <= kFew) {
-      MergeParts<kFew>(p, shared, part, rank);
-    } else {
-      MergeParts<kClusterBlocks>(p, shared, part, rank);
-    }
-  }
+  // Rows that no sequence has.
+  __syncthreads();
   if (shared.has_fills != 0) {
     for (int token = rank; token < p.tokens; token += kClusterBlocks) {
       const char fill = shared.fill[token];
@@ -311,7 +351,6 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
                                fill == 2 ? NaN() : 0.0f, fill == 2 ? NaN() : -Infinity());
     }
   }
-  SyncCluster();  // no block leaves while others read its parts
 }
 
 }  // namespace xla_gpu::paged_attention::sm90

@@ -9,7 +9,8 @@ namespace xla_gpu::paged_attention::sm90 {
 
 inline constexpr int kDecodeWarps = 8;   // that compute
 inline constexpr int kClusterSeqs = 32;  // at most, where clusters share a head
-inline constexpr int kStepKeys = 16;     // of a warp in a stage
+inline constexpr int kMostClusterBlocks = 16;
+inline constexpr int kStepKeys = 16;  // of a warp in a stage
 // Of wider heads some warps share keys, and each has so many of the head dimensions.
 inline constexpr int kMostWarpDims = 128;
 constexpr int DimParts(int head_dim) {
@@ -125,17 +126,18 @@ struct DecodeSharedFor<kHeadDim, kElement, kDecodeTileRows / 2> {
 template <int kHeadDim, int kElement, int kRows>
 using DecodeShared = typename DecodeSharedFor<kHeadDim, kElement, kRows>::Type;
 
-// Where the blocks of a cluster share a head: what a block has of a tile that others have parts of.
-// The first such tile of its range began in another block, the second ends in another one.
+// Where the blocks of a cluster share a head, of a tile that several have parts of: this block's
+// share of its elements, from each of them, one after the other. The first such tile of a block's
+// range began in another block, the second ends in another one.
 template <int kHeadDim, int kElement, int kRows>
 struct ClusterShared : DecodeSharedOf<kHeadDim, kElement, kRows, 3> {
-  struct alignas(16) Part {
-    float sums[kRows][kHeadDim];
-    float max[kRows];
-    float sum[kRows];
+  struct alignas(16) Shares {
+    float sums[kRows * kHeadDim + 4 * kMostClusterBlocks];
+    float max_and_sum[kMostClusterBlocks][kRows][2];
     Tile tile;
-    int exists;
-  } parts[2];
+    int exist;
+    unsigned long long full;  // a barrier
+  } shares[2];
   // Of tokens: 1: no sequence owns it, 2: and one with wrong lengths claims it.
   char fill[kClusterSeqs];
 };
