@@ -27,13 +27,9 @@ struct ClusterLengths {
 
 __device__ __forceinline__ ClusterLengths ReadLengths(const Params& p) {
   const int lane = threadIdx.x % 32;
-  ClusterLengths of = {LoadIndex(p.num_seqs), 0, 0, 0};
-  if (lane < p.max_seqs) {
-    of.begin = LoadIndex(p.query_start_loc + lane);
-    of.end = LoadIndex(p.query_start_loc + lane + 1);
-    of.context = LoadIndex(p.context_lens + lane);
-  }
-  return of;
+  const int seq = min(lane, p.max_seqs - 1);
+  return {LoadIndex(p.num_seqs), LoadIndex(p.query_start_loc + seq),
+          LoadIndex(p.query_start_loc + seq + 1), LoadIndex(p.context_lens + seq)};
 }
 
 struct ClusterLoader : Loader {
@@ -94,7 +90,23 @@ struct ClusterLoader : Loader {
     if (lane == 0) shared.has_fills = 1;
   }
 
+  // Of a token of one sequence the line is known at once.
+  __device__ __forceinline__ void RunToken(int context, int rank, int head) {
+    const SequenceInfo info = {0, 1, context, 0};
+    const LinePart part = LinePartOf(p, info);
+    const int length = RangeBlocks(kClusterBlocks, part.blocks + kTileBlocks);
+    const int begin = rank * length;
+    if (begin < max(part.blocks, 1)) LoadTile(info, part, 0, 0, 0, begin, length, head);
+    LoadKeys();
+    Stop();
+  }
+
   __device__ __forceinline__ void Run(const ClusterLengths& lengths, int rank, int head) {
+    if (p.max_seqs == 1 && p.tokens == 1 && p.group_size <= kLineRows && lengths.num_seqs == 1 &&
+        lengths.begin == 0 && lengths.end == 1 && lengths.context >= 0 &&
+        lengths.context <= p.max_context) {
+      return RunToken(Uniform(lengths.context), rank, head);
+    }
     // Loops over what the compiler does not know to be the same in all lanes are of lanes that
     // part.
     const int num_seqs = Uniform(min(max(lengths.num_seqs, 0), p.max_seqs));
