@@ -170,12 +170,13 @@ struct MergedRow {
 // Writes four elements of a row of the result, and what else the row has with the first.
 __device__ __forceinline__ void FinishElements(const Params& p, const Tile& tile, int row, int d,
                                                float logit_factor, float max, float sum,
-                                               const Vector<float, 4>& value) {
+                                               const Vector<float, 4>& value, bool dry) {
   const long long query_row = QueryRow(p, tile, row);
   const RowEnd end = FinishRow(p, tile, query_row, logit_factor, max, sum);
   Vector<Out, 4> out;
 #pragma unroll
   for (int j = 0; j < 4; ++j) out.x[j] = FromFloat<Out>(end.Value(value.x[j]));
+  if (dry) return;
   *reinterpret_cast<Vector<Out, 4>*>(static_cast<Out*>(p.out) + query_row * kHeadDim + d) = out;
   if (p.lse != nullptr && d == 0) p.lse[query_row] = end.lse;
 }
@@ -196,7 +197,7 @@ struct ShareOfTile {
 // Puts the sums of a piece into the places of the blocks that finish them, or finishes the rows of
 // a tile that is not split.
 __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory& shared, int rank,
-                                                   int thread) {
+                                                   int thread, bool dry) {
   constexpr int kThreads = kWriteWarps * 32, kVectors = ShareOfTile::kVectors;
   Place<1> sums;
   for (Place<DecodeMemory::kSlots> at;; at.Next()) {
@@ -207,7 +208,7 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
     const float factor = MakeLogitFactor(p, tile.head).factor;
     const ShareOfTile share(tile);
     const int first = rank - tile.split;
-    if (tile.splits > 1 && thread == 0) {
+    if (tile.splits > 1 && thread == 0 && !dry) {
       DecodeMemory::Shares& own = shared.shares[tile.split == 0 ? 1 : 0];
       own.tile = tile;
       own.exist = share.end > share.first;
@@ -216,7 +217,7 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
                         tile.splits * ((share.end - share.first) * 16 + tile.num_rows * 8));
       }
     }
-    Wait(At(shared.sums_full, sums), sums.parity);
+    if (!dry) Wait(At(shared.sums_full, sums), sums.parity);
     const bool bad = slot.bad != 0;
     for (int i = thread; i < share.count; i += kThreads) {
       const int row = i / kVectors, d = i % kVectors * 4;
@@ -230,7 +231,7 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
         for (int j = 0; j < 4; ++j) value.x[j] += x.x[j] * merged.factors[w];
       }
       if (tile.splits == 1) {
-        FinishElements(p, tile, row, d, factor, merged.max, merged.sum, value);
+        FinishElements(p, tile, row, d, factor, merged.max, merged.sum, value, dry);
       } else {
         const int to =
             static_cast<int>(static_cast<unsigned>(i) / static_cast<unsigned>(share.each));
@@ -238,7 +239,7 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
         const float* const place =
             its.sums +
             (tile.split * min(share.each, share.count - to * share.each) + i - to * share.each) * 4;
-        StoreInBlock(InBlock(SharedAddress(place), first + to), value,
+        if (!dry) StoreInBlock(InBlock(SharedAddress(place), first + to), value,
                      InBlock(SharedAddress(&its.full), first + to));
       }
     }
@@ -249,10 +250,11 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
         MergedRow<DecodeMemory::kParts> merged(shared.max[row], shared.sum[row], factor);
         if (bad) merged.sum = NaN();
         DecodeMemory::Shares& its = shared.shares[to == 0 ? 1 : 0];
-        StoreInBlock(InBlock(SharedAddress(its.max_and_sum[tile.split][row]), first + to),
+        if (!dry) StoreInBlock(InBlock(SharedAddress(its.max_and_sum[tile.split][row]), first + to),
                      merged.max, merged.sum, InBlock(SharedAddress(&its.full), first + to));
       }
     }
+    if (dry) return;
     Arrive(At(shared.sums_empty, sums));
     Arrive(At(shared.slot_empty, at));
     sums.Next();
@@ -262,9 +264,8 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
 // Finishes this block's share of a tile, of kMost parts at most.
 template <int kMost>
 __device__ __forceinline__ void MergeParts(const Params& p, const DecodeMemory::Shares& of,
-                                           int thread) {
+                                           const Tile& tile, int thread, bool dry) {
   constexpr int kVectors = ShareOfTile::kVectors;
-  const Tile tile = of.tile;
   const float factor = MakeLogitFactor(p, tile.head).factor;
   const ShareOfTile share(tile);
   for (int i = share.first + thread; i < share.end; i += kWriteWarps * 32) {
@@ -286,23 +287,26 @@ __device__ __forceinline__ void MergeParts(const Params& p, const DecodeMemory::
 #pragma unroll
       for (int j = 0; j < 4; ++j) value.x[j] += x.x[j] * merged.factors[s];
     }
-    FinishElements(p, tile, row, d, factor, merged.max, merged.sum, value);
+    FinishElements(p, tile, row, d, factor, merged.max, merged.sum, value, dry);
   }
 }
 
 // Of tiles in parts.
 __device__ __forceinline__ void MergeClusterParts(const Params& p, DecodeMemory& shared,
-                                                  int thread) {
+                                                  int thread, bool dry) {
   SyncThreads(kWriters, kWriteWarps * 32);  // the first thread has said which tiles
   for (const DecodeMemory::Shares& of : shared.shares) {
-    if (of.exist == 0) continue;
-    Wait(SharedAddress(&of.full), 0);
+    if (!dry && of.exist == 0) continue;
+    if (!dry) Wait(SharedAddress(&of.full), 0);
+    const Tile tile = dry ? shared.slots[0].tile : of.tile;
     constexpr int kFew = kClusterBlocks < 8 ? kClusterBlocks : 8;
-    if (of.tile.splits <= kFew) {
-      MergeParts<kFew>(p, of, thread);
+    if (dry && shared.slots[0].stop != 0) return;
+    if (tile.splits <= kFew) {
+      MergeParts<kFew>(p, of, tile, thread, dry);
     } else {
-      MergeParts<kClusterBlocks>(p, of, thread);
+      MergeParts<kClusterBlocks>(p, of, tile, thread, dry);
     }
+    if (dry) return;
   }
 }
 
@@ -348,8 +352,11 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
   } else {
     WaitForCluster();  // for the barriers of the other blocks
     const int thread = static_cast<int>(threadIdx.x) - (kDecodeWarps + 1) * 32;
-    WriteClusterPieces(p, shared, rank, thread);
-    MergeClusterParts(p, shared, thread);
+#pragma unroll 1
+    for (int dry = 1; dry >= 0; --dry) {
+      WriteClusterPieces(p, shared, rank, thread, dry > 0);
+      MergeClusterParts(p, shared, thread, dry > 0);
+    }
   }
   if (warp <= kDecodeWarps) WaitForCluster();
 

@@ -242,7 +242,7 @@ template <int kTiles>
 __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shared,
                                              const DecodeSlot& slot, const char* queries,
                                              Place<DecodeMemory::kStages>& stage, Place<1>& sums,
-                                             int& turn, int warp) {
+                                             int& turn, int warp, bool dry) {
   const int lane = threadIdx.x % 32, group = warp / kDimParts, part = warp % kDimParts;
   const Tile tile = slot.tile;
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
@@ -272,19 +272,21 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
   int key0 = slot.first_key + group * kStepKeys;
   const unsigned ring = SharedAddress(shared.stages) + group * kWarpBytes + PlaceOfPart(part);
   const unsigned exchange = SharedAddress(shared.exchange);
-  for (int i = 0; i < slot.stages; ++i, key0 += DecodeMemory::kStageKeys) {
+  const int stages = dry ? min(slot.stages, 1) : slot.stages;
+  for (int i = 0; i < stages; ++i, key0 += DecodeMemory::kStageKeys) {
     // Wait for the keys and values.
-    Wait(At(shared.full, stage), stage.parity);
+    if (!dry) Wait(At(shared.full, stage), stage.parity);
     if (key0 < tile.key_end && key0 + kStepKeys > tile.key_begin) {
       const unsigned keys = ring + stage.index * static_cast<int>(sizeof(DecodeMemory::Stage));
       const unsigned values = keys + DecodeMemory::kTileBytes;
-      const bool mask = hidden.SomeOf(key0);
+      const bool mask = !dry && hidden.SomeOf(key0);
       if (mask) found |= hidden.CleanValues(tile, values, key0);
       AddStep(q, keys, values, places, warp, exchange + turn * DecodeMemory::kExchangeBytes, cap_in,
               mask, key0, visible, softmax);
       turn ^= 1;
     }
     // Free the stage.
+    if (dry) break;
     __syncwarp();
     if (lane == 0) Arrive(At(shared.empty, stage));
     stage.Next();
@@ -356,6 +358,7 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
       }
     }
     if (i % kTogether != kTogether - 1) continue;
+    if (dry) continue;
     Arrive(At(shared.sums_full, sums));
     sums.Next();
   }
@@ -365,15 +368,22 @@ __device__ __forceinline__ void ComputePieces(const Params& p, DecodeMemory& sha
   Place<DecodeMemory::kStages> stage;
   Place<1> sums;
   int turn = 0;  // of the exchanges, also from piece to piece
+  int dry = kClusterBlocks > 0;
   for (Place<DecodeMemory::kSlots> at;; at.Next()) {
     Wait(At(shared.slot_full, at), at.parity);
     const DecodeSlot& slot = shared.slots[at.index];
     if (slot.stop != 0) return;
-    if (kLineRows == 8 || slot.tile.num_rows <= 8) {
-      ComputePiece<1>(p, shared, slot, shared.queries[at.index], stage, sums, turn, warp);
-    } else if constexpr (kLineRows > 8) {
-      ComputePiece<2>(p, shared, slot, shared.queries[at.index], stage, sums, turn, warp);
+#pragma unroll 1
+    for (; dry >= 0; --dry) {
+      if (kLineRows == 8 || slot.tile.num_rows <= 8) {
+        ComputePiece<1>(p, shared, slot, shared.queries[at.index], stage, sums, turn, warp,
+                        dry > 0);
+      } else if constexpr (kLineRows > 8) {
+        ComputePiece<2>(p, shared, slot, shared.queries[at.index], stage, sums, turn, warp,
+                        dry > 0);
+      }
     }
+    dry = 0;
   }
 }
 
