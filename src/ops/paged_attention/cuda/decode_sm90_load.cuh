@@ -62,6 +62,7 @@ struct Loader {
     int slot, seq, key_begin, key_end, panel, key;
     int pages[2];
   } piece;
+  bool started = false;
 
   __device__ __forceinline__ bool Reads(const Piece& of, int key) const {
     return loads && key < of.key_end && key + p.box_tokens > of.key_begin;
@@ -110,19 +111,27 @@ struct Loader {
     next.pages[0] = PageAt(next, next.key);
     next.pages[1] = PageAt(next, next.key + DecodeMemory::kStageKeys);
     Wait(At(shared.slot_empty, slot), slot.parity ^ 1);
-    DecodeSlot& to = shared.slots[slot.index];
     LoadQueries(tile);
+    DecodeSlot& to = shared.slots[slot.index];
+    if (lane == 0) to.bad = bad;
+    const bool first = !started;
+    started = true;
+    if (first) {
+      piece = next;
+      LoadKeys(DecodeMemory::kStages);
+    }
     if (lane == 0) {
       to.tile = tile;
       to.first_key = first_key;
       to.stages = next.stages;
       to.arrivals = arrivals;
       to.stop = 0;
-      to.bad = bad;
     }
     HandOver();
-    LoadKeys();
-    piece = next;
+    if (!first) {
+      LoadKeys();
+      piece = next;
+    }
   }
 
   __device__ __forceinline__ void HandOver() {
@@ -131,9 +140,11 @@ struct Loader {
     slot.Next();
   }
 
-  // The keys and values of the piece that waits, if there is one.
-  __device__ __forceinline__ void LoadKeys() {
-    for (; piece.stages > 0; --piece.stages, piece.key += DecodeMemory::kStageKeys) {
+  // The keys and values of the piece that waits, if there is one, as far as so many stages.
+  static constexpr int kAllStages = 0x7fffffff;
+  __device__ __forceinline__ void LoadKeys(int most = kAllStages) {
+    for (; piece.stages > 0 && most > 0;
+         --most, --piece.stages, piece.key += DecodeMemory::kStageKeys) {
       int page = piece.pages[0];
       piece.pages[0] = piece.pages[1];
       piece.pages[1] = PageAt(piece, piece.key + 2 * DecodeMemory::kStageKeys);
