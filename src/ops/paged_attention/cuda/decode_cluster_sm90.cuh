@@ -15,8 +15,6 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
-inline constexpr int kWriters = 1;  // named barrier
-
 // What the call says of a lane's sequence.
 struct ClusterLengths {
   int num_seqs;
@@ -352,7 +350,6 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
     }
   }
   __syncthreads();
-
   ArriveCluster();
 
   // Each warp's part.

@@ -25,8 +25,6 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
-inline constexpr int kWriters = 1;  // named barrier
-
 // Elements of a row that a lane has, and in how many pieces of the row it has so many.
 inline constexpr int kRowVector = kHeadDim < 128 ? kHeadDim / 32 : 4;
 inline constexpr int kRowPieces = kHeadDim / 32 / kRowVector;

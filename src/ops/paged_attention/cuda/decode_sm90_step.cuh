@@ -9,6 +9,7 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
+inline constexpr int kWriters = 1;  // named barrier of the warps that write
 inline constexpr int kWarpBytes = kStepKeys * kBoxTokenBytes;  // from a warp's keys to the next's
 // A warp's dimensions: of wide heads a part of all.
 inline constexpr int kDimParts = DimParts(kHeadDim);
