@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import torch
 from jax._src.pallas.mosaic import tpu_info
 from jax.experimental.pallas import tpu as pltpu
@@ -122,7 +123,7 @@ def _memory_of_this_machine(original: Callable[[], int]) -> Callable[[], int]:
         gibibytes = os.environ.get("VLLM_CPU_KVCACHE_SPACE")
         if gibibytes:
             return int(gibibytes) << 30
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 4
+        return int(psutil.virtual_memory().available) // 4
 
     return memory_limit
 
@@ -131,8 +132,8 @@ def memory_limit() -> None:
     """Asked where the device reports no memory statistics: JAX's CPU; the original knows TPUs only.
 
     There the cache gets what vLLM's own CPU backend takes the number of gibibytes from, or a
-    quarter of the free memory: a CPU is shared with other programs. GPUs report theirs (XLA's pool,
-    XLA_PYTHON_CLIENT_MEM_FRACTION of the device).
+    quarter of what is available, with what files take that could go: a CPU is shared with other
+    programs. GPUs report theirs (XLA's pool, XLA_PYTHON_CLIENT_MEM_FRACTION of the device).
     """
     _replace("tpu_inference.utils", "get_device_hbm_limit", "", _memory_of_this_machine)
     if _IS_0_31:
