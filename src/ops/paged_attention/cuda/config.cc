@@ -296,23 +296,23 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
                                 .block = {block, 1, 1},
                                 .dynamic_shared_bytes = static_cast<uint32_t>(shared_bytes)}});
   };
-  const std::string pairs = StrCat("PAIRS=", ReadsPairs(problem) ? 1 : 0);
+  const bool pairs = ReadsPairs(problem);
   if (config.decode_cluster > 0) {
     add_sm90(problem, "decode_cluster_sm90.cu", "paged_attention_decode_cluster",
              config.decode_workers, sm90::DecodeThreads(ClusterRows(problem)),
              ClusterSharedBytes(problem),
              {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
               StrCat("CLUSTER=", config.decode_cluster), StrCat("LINE_ROWS=", ClusterRows(problem)),
-              pairs});
-    launches.attend.back().pairs = ReadsPairs(problem);
+              StrCat("PAIRS=", pairs ? 1 : 0)});
+    launches.attend.back().pairs = pairs;
     return launches;
   }
   if (config.decode_sm90) {
     add_sm90(problem, "decode_sm90.cu", "paged_attention_decode", config.decode_workers,
              sm90::DecodeThreads(LineRows(problem)), DecodeSharedBytes(problem),
              {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
-              StrCat("LINE_ROWS=", LineRows(problem)), pairs});
-    launches.attend.back().pairs = ReadsPairs(problem);
+              StrCat("LINE_ROWS=", LineRows(problem)), StrCat("PAIRS=", pairs ? 1 : 0)});
+    launches.attend.back().pairs = pairs;
   }
   const auto add_prefill = [&](const Problem& of, int workers, bool boxes, int cluster,
                                bool copied) {

@@ -277,12 +277,10 @@ __device__ __forceinline__ void MergeParts(const Params& p, const DecodeMemory::
   tile.head = head;
   const float factor = MakeLogitFactor(p, tile.head).factor;
   const ShareOfTile share(tile, tile.split);
-  bool waited = false;
   for (int i = share.first + thread; i < share.end; i += kWriteWarps * 32) {
     const int row = i / kVectors, d = i % kVectors * 4;
     const long long query_row = QueryRow(p, tile, row);
-    if (!waited) Wait(SharedAddress(&of.full), 0);
-    waited = true;
+    Wait(SharedAddress(&of.full), 0);
     float max[kMost], sum[kMost];
 #pragma unroll
     for (int s = 0; s < kMost; ++s) {

@@ -217,10 +217,9 @@ __device__ __forceinline__ bool ZeroNonFiniteKeys(char* values, int begin, int e
 
 // A warp: loads the keys, or the values, of the pieces. A lane looks up the pages of its tokens: a
 // box of them, which it copies, or where boxes do not fit the pages some single ones (of the copy a
-// box is a page). What the
-// piece must not see is not read, or, in a box that it sees a part of, overwritten with zeros where
-// a weight of 0 would not hide it: in the values. So are values that are not finite among keys that
-// not every row sees.
+// box is a page). What the piece must not see is not read, or, in a box that it sees a part of,
+// overwritten with zeros where a weight of 0 would not hide it: in the values. So are values that
+// are not finite among keys that not every row sees.
 template <bool kValues>
 __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, Shared& shared) {
   const int lane = threadIdx.x % 32;
