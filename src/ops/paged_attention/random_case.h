@@ -32,6 +32,13 @@ inline bool SameNonFinite(double a, double b) {
   return std::isnan(a) ? std::isnan(b) : std::isinf(a) && a == b;
 }
 
+// A function of (lo, hi) that draws an integer of [lo, hi], each as likely.
+inline auto IntegersOf(std::mt19937_64& rng) {
+  return [&rng](int64_t lo, int64_t hi) {
+    return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
+  };
+}
+
 // What a case is made of; Fill makes the tensors.
 struct CaseSpec {
   DType query_dtype = DType::kF32;
@@ -76,9 +83,7 @@ struct CaseSpec {
 // a row of two right sequences gets is not promised, so one of them is given a wrong length.
 inline void Disorder(int32_t* starts, int32_t* context_lens, int64_t used, std::mt19937_64& rng) {
   if (used < 2) return;
-  const auto in = [&rng](int64_t lo, int64_t hi) {
-    return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
-  };
+  const auto in = IntegersOf(rng);
   const int64_t s = in(1, used - 1);
   starts[s] = static_cast<int32_t>(in(-1, starts[s]));
   if (in(0, 1) == 0) {
@@ -126,9 +131,7 @@ struct NonFinite {
   double value;
 
   static std::vector<NonFinite> Choose(const CaseSpec& s, std::mt19937_64& rng) {
-    const auto in = [&rng](int64_t lo, int64_t hi) {
-      return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
-    };
+    const auto in = IntegersOf(rng);
     constexpr double kInf = std::numeric_limits<double>::infinity();
     const double values[] = {std::nan(""), kInf, -kInf};
     std::vector<NonFinite> chosen;
@@ -304,9 +307,7 @@ struct Expected {
 
 // A case from the whole space of features, small enough for the fp64 reference.
 inline CaseSpec RandomSpec(std::mt19937_64& rng) {
-  const auto in = [&rng](int64_t lo, int64_t hi) {
-    return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
-  };
+  const auto in = IntegersOf(rng);
   const auto chance = [&in](int64_t percent) { return in(0, 99) < percent; };
   const auto pick = [&in]<typename T>(const std::vector<T>& of) {
     return of[static_cast<size_t>(in(0, static_cast<int64_t>(of.size()) - 1))];

@@ -16,9 +16,7 @@ namespace {
 
 // Of pages that the copy engine takes: decode alone, or with a sequence of more tokens.
 CaseSpec DecodeSpec(const Kind& kind, std::mt19937_64& rng) {
-  const auto in = [&rng](int64_t lo, int64_t hi) {
-    return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
-  };
+  const auto in = IntegersOf(rng);
   CaseSpec spec = SpecOf(kind, rng);
   spec.kv_heads = in(1, 3);
   spec.group_size = in(0, 1) == 0 ? 8 : in(1, 12);
@@ -95,9 +93,7 @@ TEST_P(CopiesGpuTest, AgreeWithReference) {
   int64_t copied = 0, left_out = 0;
   for (int seed = 1; seed <= cuda::CasesPerKind(); ++seed) {
     std::mt19937_64 rng(static_cast<uint64_t>(seed));
-    const auto in = [&rng](int64_t lo, int64_t hi) {
-      return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
-    };
+    const auto in = IntegersOf(rng);
     CaseSpec spec = SpecOf(kind, rng);
     spec.layout = static_cast<Layout>(in(0, 2));
     spec.kv_heads = in(1, 3);

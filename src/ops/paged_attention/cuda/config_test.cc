@@ -11,6 +11,7 @@
 
 #include "src/ops/paged_attention/cuda/config_testing.h"
 #include "src/ops/paged_attention/cuda/launch.h"
+#include "src/ops/paged_attention/random_case.h"
 
 namespace xla_gpu::paged_attention {
 namespace {
@@ -369,9 +370,7 @@ TEST(Workspace, LongContextsCarryTheirSums) {
 // sized where nobody knows where tensors start.
 TEST(Workspace, SufficesForUnalignedTensors) {
   std::mt19937_64 rng(1);
-  const auto in = [&rng](int64_t lo, int64_t hi) {
-    return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
-  };
+  const auto in = IntegersOf(rng);
   const DType types[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3FN, DType::kF8E5M2};
   int carries = 0;
   for (int i = 0; i < 20'000; ++i) {

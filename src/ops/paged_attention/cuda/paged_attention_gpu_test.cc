@@ -122,9 +122,7 @@ TEST_F(PagedAttentionGpuTest, PrefillOfManyTilesAgreesWithReference) {
                            kKinds[16], kKinds[19], kKinds[20], kKinds[21]}) {
     for (int seed = 1; seed <= std::max(CasesPerKind() / 10, 2); ++seed) {
       std::mt19937_64 rng(static_cast<uint64_t>(seed));
-      const auto in = [&rng](int64_t lo, int64_t hi) {
-        return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
-      };
+      const auto in = IntegersOf(rng);
       CaseSpec spec = SpecOf(kind, rng);
       spec.layout = static_cast<Layout>(in(0, 2));
       spec.kv_heads = in(1, 2);
@@ -154,9 +152,7 @@ TEST_P(LongContextsGpuTest, AgreeWithReference) {
   Errors errors;
   for (int seed = 1; seed <= std::max(CasesPerKind() / 10, 2); ++seed) {
     std::mt19937_64 rng(static_cast<uint64_t>(seed));
-    const auto in = [&rng](int64_t lo, int64_t hi) {
-      return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
-    };
+    const auto in = IntegersOf(rng);
     CaseSpec spec = SpecOf(kind, rng);
     spec.kv_heads = in(1, 2);
     spec.group_size = in(1, 4);
@@ -191,9 +187,7 @@ TEST_F(PagedAttentionGpuTest, DecodeOfManyPagesAgreesWithReference) {
                            kKinds[14], kE5M2, kKinds[8], kKinds[16], kKinds[19], kKinds[20]}) {
     for (int seed = 1; seed <= std::max(CasesPerKind() / 2, 2); ++seed) {
       std::mt19937_64 rng(static_cast<uint64_t>(seed));
-      const auto in = [&rng](int64_t lo, int64_t hi) {
-        return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
-      };
+      const auto in = IntegersOf(rng);
       CaseSpec spec = SpecOf(kind, rng);
       spec.layout = static_cast<Layout>(in(0, 2));
       spec.kv_heads = in(1, 3);
@@ -231,9 +225,7 @@ TEST_P(ManyRowsGpuTest, AgreeWithReference) {
   Errors errors;
   for (int seed = 1; seed <= std::max(CasesPerKind() / 2, 3); ++seed) {
     std::mt19937_64 rng(static_cast<uint64_t>(seed));
-    const auto in = [&rng](int64_t lo, int64_t hi) {
-      return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
-    };
+    const auto in = IntegersOf(rng);
     CaseSpec spec = SpecOf(kind, rng);
     spec.layout = static_cast<Layout>(in(0, 2));
     spec.page_size = 8 * in(1, 5);
@@ -279,9 +271,7 @@ TEST_F(PagedAttentionGpuTest, DecodeOfFewSequencesAgreesWithReference) {
   for (const auto& [kind, kv_heads] : kinds) {
     for (int seed = 1; seed <= std::max(CasesPerKind() / 10, 3); ++seed) {
       std::mt19937_64 rng(static_cast<uint64_t>(seed));
-      const auto in = [&rng](int64_t lo, int64_t hi) {
-        return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
-      };
+      const auto in = IntegersOf(rng);
       CaseSpec spec = SpecOf(kind, rng);
       spec.kv_heads = kv_heads;
       spec.group_size = kv_heads == 8 ? in(1, 16) : in(1, 4);
@@ -386,9 +376,7 @@ TEST_F(UpdateKvCacheGpuTest, EqualsTheHost) {
   const DType caches[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3FN, DType::kF8E5M2};
   for (int seed = 0; seed < 3 * CasesPerKind(); ++seed) {
     std::mt19937_64 rng(static_cast<uint64_t>(seed));
-    const auto in = [&rng](int64_t lo, int64_t hi) {
-      return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
-    };
+    const auto in = IntegersOf(rng);
     const DType input = inputs[in(0, 2)], cache = caches[in(0, 4)];
     const int64_t tokens = in(0, in(0, 9) == 0 ? 3000 : 70), heads = in(1, 5), dim = in(1, 140),
                   pages = in(1, 9), page_size = in(1, 20);
