@@ -17,6 +17,7 @@ C requests of WORDS words at once, answered with 1 token and with --output more.
   start  seconds until the engine can be asked, all of them starting side by side
   first  ms until the answers of one token are there, all prompts being sent together
   step   ms a decode step: (time of 1 + output tokens - time of 1) / output; tokens/s are of it
+  host   of these ms, the processor time of the engine's thread
 
 --profile tells first what the host does in a decode step of so many requests: which functions
 the engine's thread is found in each 0.5 ms, and how often each is called.
@@ -57,7 +58,10 @@ ENGINES = ("xla", *OVER_TWO, "before", "cuda", "custom")
 
 
 def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
-    """An engine that answers lines, "C WORDS time", with its seconds for 1 and for more tokens."""
+    """An engine that answers lines, "C WORDS time".
+
+    With [seconds, of them processor time of this thread] for 1 and for more tokens.
+    """
     began = time.perf_counter()
     from vllm import LLM, SamplingParams
 
@@ -85,16 +89,16 @@ def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
             for prompt in random_prompts(int(concurrency), int(words), sizes["vocab_size"])
         ]
 
-        def generate(tokens: int, prompts: list = prompts) -> float:
+        def generate(tokens: int, prompts: list = prompts) -> list[float]:
             wanted = SamplingParams(
                 max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False
             )
-            start = time.perf_counter()
+            start, busy = time.perf_counter(), time.thread_time()
             engine.generate(prompts, wanted, use_tqdm=False)
-            return time.perf_counter() - start
+            return [time.perf_counter() - start, time.thread_time() - busy]
 
         if what == "profile":
-            result = profile(generate, args.output)
+            result = profile(lambda tokens: generate(tokens)[0], args.output)
         else:
             result = [generate(tokens) for tokens in (1, 1 + args.output)]
         print("RESULT", json.dumps(result), flush=True)
@@ -186,10 +190,10 @@ class Engine:
         with contextlib.suppress(BrokenPipeError):
             print(concurrency, words, what, file=self.process.stdin, flush=True)
 
-    def ask(self, concurrency: int, words: int) -> tuple[float, float]:
-        """Seconds for 1 token of each request and for --output more; NaN once it has failed."""
+    def ask(self, concurrency: int, words: int) -> list[list[float]]:
+        """For 1 token of each request and for --output more; NaN once it has failed."""
         self.send(concurrency, words)
-        return tuple(self.answer() or (math.nan, math.nan))
+        return self.answer() or [[math.nan] * 2] * 2
 
 
 def main() -> None:
@@ -216,7 +220,8 @@ def main() -> None:
     if args.experts:
         sizes = EXPERTS | dict(num_hidden_layers=args.experts)
         if args.tiny:
-            sizes |= dict(hidden_size=256, moe_intermediate_size=128, num_experts=16)
+            sizes |= TINY | dict(hidden_size=64, moe_intermediate_size=64, num_experts=16)
+            sizes |= dict(num_hidden_layers=args.experts)
     if args.model:
         serve_standard_input(args, sizes)
         os._exit(0)  # the engine's threads do not end by themselves
@@ -238,8 +243,8 @@ def main() -> None:
             engine.send(*args.profile, "profile")
             print("\n{}, {}x{}: {}".format(engine.name, *args.profile, engine.answer()), flush=True)
         times: dict[str, dict[str, list]] = {}
-        columns = "CxWORDS | engine | first, ms | step, ms | tokens/s"
-        print(f"\n| {columns} |\n|{'---|' * 5}", flush=True)
+        columns = "CxWORDS | engine | first, ms | step, ms | host, ms | tokens/s"
+        print(f"\n| {columns} |\n|{'---|' * 6}", flush=True)
         for load in args.requests:
             row = times["{}x{}".format(*load)] = {engine.name: [] for engine in engines}
             for engine in engines:  # at once: they compile what they have not compiled yet
@@ -250,9 +255,13 @@ def main() -> None:
                 for engine in engines[:: -1 if turn % 2 else 1]:
                     row[engine.name].append(engine.ask(*load))
             for name, pairs in row.items():
-                first = statistics.median(one for one, _ in pairs)
-                step = statistics.median(more - one for one, more in pairs) / args.output
-                cells = f"{1e3 * first:.1f} | {1e3 * step:.2f} | {load[0] / step:.0f}"
+                first = statistics.median(one[0] for one, _ in pairs)
+                step, host = (
+                    statistics.median(more[i] - one[i] for one, more in pairs) / args.output
+                    for i in range(2)
+                )
+                cells = f"{1e3 * first:.1f} | {1e3 * step:.2f} | {1e3 * host:.2f}"
+                cells += f" | {load[0] / step:.0f}"
                 print("| {}x{} | {} | {} |".format(*load, name, cells), flush=True)
         for engine in engines:
             engine.process.kill()

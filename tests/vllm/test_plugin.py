@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
 import types
@@ -279,9 +280,19 @@ def test_logits_are_asked_with_the_weights_they_read(kind):
     assert traced.tolist() == [[4, 4]] * 2
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_a_models_logits_are_replaced_once_it_is_loaded(compiled):
-    runner = types.SimpleNamespace()
+def loaded(compiled=True, **other):
+    """A runner after load_model, whose logits are hidden states and a weight added."""
+    runner = types.SimpleNamespace(
+        mesh=MESH,
+        dp_size=1,
+        speculative_config=None,
+        pcp_preprocessor=None,
+        lora_config=None,
+        state_leaves=(np.float32(1), np.float32(2)),
+        input_batch=types.SimpleNamespace(num_prompt_logprobs={}),
+        rng_params_for_sampling=jax.random.key(3),
+        _select_from_array_fn=lambda array, indices, mesh, pcp_size: array[indices],
+    )
 
     def load_model(self):
         self.compute_logits_fn = jax.jit(logits) if compiled else logits
@@ -289,18 +300,105 @@ def test_a_models_logits_are_replaced_once_it_is_loaded(compiled):
     def logits(weights, hidden, lora):
         return hidden + weights[0]
 
+    vars(runner).update(other)
     _step._with_short_calls(load_model)(runner)
+    return runner
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_models_logits_are_replaced_once_it_is_loaded(compiled):
+    runner = loaded(compiled)
     assert runner.compute_logits_fn((np.float32(1),), np.ones(1, np.float32), None).tolist() == [2]
-    assert (runner.compute_logits_fn is logits) != compiled
+    assert isinstance(runner.compute_logits_fn, _step.OnlyWhatItReads) == compiled
+    assert isinstance(runner._select_from_array_fn, _step.LogitsOfRows) == compiled
 
 
+HIDDEN, ROWS = np.arange(6, dtype=np.float32).reshape(3, 2)[:, ::-1], np.array([2, 0, -1], np.int32)
+
+
+def logits_of(runner):
+    rows = runner._select_from_array_fn(HIDDEN, ROWS, MESH, 1)
+    return runner.compute_logits_fn(runner.state_leaves, rows, None)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        {"lora_config": "some"},
+        {"speculative_config": "ngram"},
+        {"input_batch": types.SimpleNamespace(num_prompt_logprobs={"r": 1})},
+    ],
+)
+def test_logits_of_rows(other):
+    assert logits_of(loaded(**other)).tolist() == (HIDDEN[ROWS] + 1).tolist()
+
+
+def test_rows_logits_and_tokens_are_one_call_with_the_weights_they_read():
+    runner = loaded()
+    lowered = runner._select_from_array_fn.lower(HIDDEN, ROWS, MESH, 1)
+    assert len(jax.tree.leaves(lowered.in_avals)) == 3
+    logits = logits_of(runner)
+    assert runner._select_from_array_fn.logits is logits
+    assert runner._select_from_array_fn.tokens.tolist() == [0, 0, 0]
+
+
+@pytest.fixture
+def sampled():
+    """sampled(runner, metadata, logits): the logits and metadata that are sampled from, and key."""
+
+    def sample(rng, mesh, logits, tpu_sampling_metadata, allow_distributed_sampling=True):
+        return (logits, tpu_sampling_metadata, rng), logits
+
+    sample = _step._of_waiting_logits(sample)
+
+    def sample_from_logits(self, *args):
+        metadata, logits = args[2], args[5]
+        if metadata.do_sampling:
+            self.rng_params_for_sampling, rng = jax.random.split(self.rng_params_for_sampling)
+        else:
+            rng = self.rng_params_for_sampling
+        if args[7] is None:
+            logits = logits.astype(np.float32)
+        tokens, _ = sample(rng, self.mesh, logits, metadata, allow_distributed_sampling=False)
+        logits.astype(np.float32)
+        return tokens
+
+    def call(how, runner, metadata, logits, speculation=None):
+        return how(sample_from_logits)(runner, 0, 1, metadata, 3, 4, logits, 6, speculation, 8)
+
+    return call
+
+
+@dataclasses.dataclass
+class Metadata:
+    do_sampling: bool = False
+    logprobs: bool = False
+
+
+def test_greedy_tokens_are_those_of_the_logits_call(sampled):
+    runner = loaded()
+    logits = logits_of(runner)
+    assert sampled(_step._sampled_at_once, runner, Metadata(), logits).tolist() == [0, 0, 0]
+    assert runner._select_from_array_fn.logits is None
+
+
+@pytest.mark.parametrize("do_sampling", [True, False])
+@pytest.mark.parametrize("logprobs", [True, False])
 @pytest.mark.parametrize("speculation", [None, "some"])
-def test_logits_are_cast_unless_draft_tokens_are_checked(speculation):
-    sample = _step._cast_at_once(lambda self, *args: args)
+def test_sampling_is_as_before(sampled, do_sampling, logprobs, speculation):
+    """From other logits than those (masked by a grammar), or as the metadata asks."""
+    wanted = Metadata(do_sampling, logprobs)
     logits = jax.numpy.ones((2, 3), jax.numpy.bfloat16)
-    args = sample(None, 0, 1, 2, 3, 4, logits, 6, speculation, 8)
-    assert args[5].dtype == ("float32" if speculation is None else "bfloat16")
-    assert (*args[:5], *args[6:]) == (0, 1, 2, 3, 4, 6, speculation, 8)
+    runners = loaded(), loaded()
+    before, now = (
+        sampled(how, runner, wanted, logits, speculation)
+        for how, runner in zip((lambda f: f, _step._sampled_at_once), runners, strict=True)
+    )
+    assert now[0].dtype == before[0].dtype
+    assert now[1] == before[1] == wanted
+    assert now[2] == before[2]
+    assert runners[0].rng_params_for_sampling == runners[1].rng_params_for_sampling
 
 
 def test_tokens_are_copied_to_the_host():

@@ -498,7 +498,7 @@ def before_the_model() -> None:
     from xla_gpu.vllm_xla import _step
 
     _step.inputs_in_one_transfer()
-    _step.logits_of_few_weights()
+    _step.logits_in_one_call()
     _step.tokens_in_short_calls()
     attention()
     encoder_attention()

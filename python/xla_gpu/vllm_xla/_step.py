@@ -6,6 +6,7 @@ step of a few layers takes the device less than all of them.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -77,10 +78,16 @@ def to_device(
     return jax.tree.unflatten(treedef, [sent[places[id(leaf)]] for leaf in leaves])
 
 
+def _computes_with_inputs(runner: Any) -> bool:
+    return bool(
+        runner.dp_size > 1 or runner.speculative_config or runner.pcp_preprocessor is not None
+    )
+
+
 def _prepared_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def prepare(self: Any, scheduler_output: Any) -> Any:
-        if self.dp_size > 1 or self.speculative_config or self.pcp_preprocessor is not None:
+        if _computes_with_inputs(self):
             return original(self, scheduler_output)
         substitution: list[Any] = [None, (), ()]
         token = _later.set(substitution)
@@ -189,7 +196,7 @@ def _reads(function: Any, weights: Any, args: Any) -> tuple[list[Any], Callable[
 class OnlyWhatItReads:
     """A compiled function(weights, hidden_states, lora_metadata), handed the weights it reads.
 
-    The weights are a dict or a tuple of arrays.
+    The weights are a dict or a tuple of arrays. Of `LogitsOfRows` it is asked what they have.
     """
 
     def __init__(self, function: Any) -> None:
@@ -197,15 +204,25 @@ class OnlyWhatItReads:
         self._read: list[Any] = []
         self._of_some: Any = None
 
-    def _of(self, weights: Any, hidden_states: Any, lora_metadata: Any) -> tuple[Any, ...]:
-        args = hidden_states, lora_metadata
-        if lora_metadata is not None or isinstance(hidden_states, jax.core.Tracer):
-            return self._function, weights, *args
+    def of_some(self, weights: Any, hidden_states: Any) -> Any:
+        """Itself as a function(those of the weights that it reads, hidden_states, None)."""
         if self._of_some is None:
-            self._read, self._of_some = _reads(self._function, weights, args)
-        return self._of_some, [weights[name] for name in self._read], *args
+            self._read, self._of_some = _reads(self._function, weights, (hidden_states, None))
+        return self._of_some
+
+    def read(self, weights: Any) -> list[Any]:
+        """The weights that it reads."""
+        return [weights[name] for name in self._read]
+
+    def _of(self, weights: Any, hidden_states: Any, lora_metadata: Any) -> tuple[Any, ...]:
+        if lora_metadata is not None or isinstance(hidden_states, jax.core.Tracer):
+            return self._function, weights, hidden_states, lora_metadata
+        function = self.of_some(weights, hidden_states)
+        return function, self.read(weights), hidden_states, lora_metadata
 
     def __call__(self, weights: Any, hidden_states: Any, lora_metadata: Any) -> Any:
+        if isinstance(hidden_states, LogitsOfRows):
+            return hidden_states.logits
         function, *args = self._of(weights, hidden_states, lora_metadata)
         return function(*args)
 
@@ -215,20 +232,67 @@ class OnlyWhatItReads:
         return function.lower(*args)
 
 
+class LogitsOfRows:
+    """The runner's _select_from_array_fn, which computes the rows' logits and greedy tokens too."""
+
+    logits: Any = None  # of the last call
+    tokens: Any = None
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self._select = runner._select_from_array_fn
+        self._compiled: Any = None
+
+    def _compile(self, array: Any, indices: Any) -> None:
+        runner = self._runner
+        rows = jax.ShapeDtypeStruct((*indices.shape, *array.shape[1:]), array.dtype)
+        function = runner.compute_logits_fn.of_some(runner.state_leaves, rows)
+        replicated = NamedSharding(runner.mesh, PartitionSpec())
+
+        @jax.jit
+        def logits_of_rows(weights: Any, array: Any, indices: Any) -> tuple[Any, Any]:
+            logits = function(weights, array[indices], None)
+            tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            return logits, jax.lax.with_sharding_constraint(tokens, replicated)
+
+        self._compiled = logits_of_rows
+
+    def _args(self, array: Any, indices: Any) -> tuple[Any, ...]:
+        if self._compiled is None:
+            self._compile(array, indices)
+        runner = self._runner
+        return runner.compute_logits_fn.read(runner.state_leaves), array, indices
+
+    def __call__(self, array: Any, indices: Any, mesh: Any, pcp_size: int = 1) -> Any:
+        if self._runner.input_batch.num_prompt_logprobs:  # which need those of all rows
+            return self._select(array, indices, mesh, pcp_size)
+        args = self._args(array, indices)
+        self.logits, self.tokens = self._compiled(*args)
+        return self
+
+    def lower(self, array: Any, indices: Any, mesh: Any, pcp_size: int = 1) -> Any:
+        """For its compilation ahead of time."""
+        args = self._args(array, indices)
+        return self._compiled.lower(*args)
+
+
 def _with_short_calls(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def load_model(self: Any) -> None:
         original(self)
         if hasattr(self.compute_logits_fn, "trace"):
             self.compute_logits_fn = OnlyWhatItReads(self.compute_logits_fn)
+            if not (_computes_with_inputs(self) or self.lora_config):
+                self._select_from_array_fn = LogitsOfRows(self)
 
     return load_model
 
 
-def logits_of_few_weights() -> None:
+def logits_in_one_call() -> None:
     """A call hands over every weight of the model, 0.7 us each, and logits are made of one or two.
 
     Step and logits are compiled functions of their own, and each looks at all of its arguments.
+    The rows before them and the greatest after them were two more calls.
     """
     _replace(
         "tpu_inference.runner.tpu_runner:TPUModelRunner", "load_model", "self", _with_short_calls
@@ -236,17 +300,66 @@ def logits_of_few_weights() -> None:
 
 
 _as_float32 = jax.jit(lambda logits: logits.astype(jnp.float32))
+_split = jax.jit(lambda key: tuple(jax.random.split(key)))
 
 
-def _cast_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
+class _Logits:
+    """Logits that are sampled from, and nothing else: what is done to them waits for that."""
+
+    def __init__(self, logits: jax.Array, tokens: jax.Array | None, metadata: Any) -> None:
+        self.logits, self.tokens, self.metadata = logits, tokens, metadata
+
+    def astype(self, _: Any) -> _Logits:
+        return self
+
+
+def _sampled_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def sample_from_logits(self: Any, *args: Any, **kwargs: Any) -> Any:
-        logits, spec_decode_metadata = args[5], args[7]
-        if spec_decode_metadata is None:
-            args = (*args[:5], _as_float32(logits), *args[6:])
-        return original(self, *args, **kwargs)
+        metadata, logits, spec_decode_metadata = args[2], args[5], args[7]
+        if spec_decode_metadata is not None:
+            return original(self, *args, **kwargs)
+        if metadata.logprobs:
+            return original(self, *args[:5], _as_float32(logits), *args[6:], **kwargs)
+        rows = self._select_from_array_fn
+        greedy = isinstance(rows, LogitsOfRows) and rows.logits is logits
+        waiting = _Logits(logits, rows.tokens if greedy else None, metadata)
+        if greedy:
+            rows.logits = rows.tokens = None
+        if metadata.do_sampling:  # as if not: the original takes apart the keys of two eagerly
+            key, self.rng_params_for_sampling = _split(self.rng_params_for_sampling)
+            metadata = dataclasses.replace(metadata, do_sampling=False)
+        output = original(self, *args[:2], metadata, *args[3:5], waiting, *args[6:], **kwargs)
+        if waiting.metadata.do_sampling:
+            self.rng_params_for_sampling = key
+        return output
 
     return sample_from_logits
+
+
+def _of_waiting_logits(original: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def sample(
+        rng: Any,
+        mesh: Any,
+        logits: Any,
+        tpu_sampling_metadata: Any,
+        allow_distributed_sampling: bool = True,
+    ) -> Any:
+        if isinstance(logits, _Logits):
+            tpu_sampling_metadata = logits.metadata
+            if not tpu_sampling_metadata.do_sampling and logits.tokens is not None:
+                return logits.tokens, logits
+            logits = _as_float32(logits.logits)
+        return original(
+            rng,
+            mesh,
+            logits,
+            tpu_sampling_metadata,
+            allow_distributed_sampling=allow_distributed_sampling,
+        )
+
+    return sample
 
 
 def _one_array_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -260,14 +373,21 @@ def _one_array_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tokens_in_short_calls() -> None:
-    """Logits are cast by an eager call, and the tokens' copy looked at as a tree, twice a step."""
+    """Around the tokens are eager casts, a key split and taken apart, and a copy seen as a tree."""
+    runner = "tpu_inference.runner.tpu_runner"
     _replace(
-        "tpu_inference.runner.tpu_runner:TPUModelRunner",
+        f"{runner}:TPUModelRunner",
         "_sample_from_logits",
         "self, scheduler_output, attn_metadata, tpu_sampling_metadata, input_ids, hidden_states, "
         "logits, aux_hidden_states, spec_decode_metadata, kv_connector_output, "
         "logits_indices_selector, padded_num_reqs, expert_indices, full_hidden_states, "
         "full_logits, req_ids_dp, padded_num_scheduled_tokens_per_dp_rank",
-        _cast_at_once,
+        _sampled_at_once,
+    )
+    _replace(
+        runner,
+        "sample",
+        "rng, mesh, logits, tpu_sampling_metadata, allow_distributed_sampling",
+        _of_waiting_logits,
     )
     _replace("tpu_inference.utils", "safe_device_get", "arr", _one_array_at_once)
