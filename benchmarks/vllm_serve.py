@@ -34,7 +34,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / folder) for folder in ("tests/vllm", "tests/oracle", "python")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests/vllm", "tests/oracle")]
+sys.path.append(str(ROOT / "python"))  # after PYTHONPATH's, which vllm_engines --before sets
 
 import torch
 from safetensors.torch import save_file
