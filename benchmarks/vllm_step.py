@@ -13,8 +13,9 @@ with 8 and with 24 tokens: the difference is 16 decode steps, whatever came befo
   update  ms a step in which XLA brings its CUDA graphs up to date, for tensors lie elsewhere in
           each step; traced, so that it is some microseconds a call too long
 
-Then the kernels that take most of it. With --devices heads are split over N of them (tensor
-parallelism), and what is traced is the first one's. --tiny: a small model, for the CPU.
+Then the compiled functions that the host calls in each step, and the kernels that take most of it.
+With --devices heads are split over N of them (tensor parallelism), and what is traced is the first
+one's. --tiny: a small model, for the CPU.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ TRACED = (8, 24)  # tokens of an answer; the steps that are measured lie between
 TIMED = (40, 140)
 
 
-def totals(folder: pathlib.Path) -> tuple[dict[str, list[float]], float, float]:
+def totals(folder: pathlib.Path) -> tuple[dict[str, list[float]], float, float, dict[str, int]]:
     """Of a trace: each kernel's seconds and count, the device's busy seconds, those of updates.
+
+    And how many events there are of calls of each compiled function.
 
     Of the first device, where there are several.
     """
@@ -45,11 +48,13 @@ def totals(folder: pathlib.Path) -> tuple[dict[str, list[float]], float, float]:
 
     (file,) = folder.rglob("*.xplane.pb")
     kernels: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0])
+    calls: dict[str, int] = collections.Counter()
     spans, update = [], 0.0
     for plane in ProfileData.from_file(str(file)).planes:
         for line in plane.lines:
             if "GPU" not in plane.name:
                 update += sum(e.duration_ns for e in line.events if "buffer::update" in e.name)
+                calls.update(e.name[13:-1] for e in line.events if "PjitFunction(" in e.name)
             elif line.name.startswith("Stream") and plane.name.endswith("GPU:0"):
                 for event in line.events:
                     kernels[event.name][0] += event.duration_ns / 1e9
@@ -59,7 +64,7 @@ def totals(folder: pathlib.Path) -> tuple[dict[str, list[float]], float, float]:
     for begin, end in sorted(spans):  # kernels may overlap
         busy += max(0.0, end - max(begin, until))
         until = max(until, end)
-    return kernels, busy / 1e9, update / 1e9
+    return kernels, busy / 1e9, update / 1e9, calls
 
 
 def trace(generate: Callable[[int], float], tokens: int):
@@ -113,7 +118,9 @@ def measure(args: argparse.Namespace) -> dict:
     steps = [
         (generate(long) - generate(short)) / (long - short) for _ in range(3 if args.tiny else 5)
     ]
-    (few, few_busy, few_update), (many, busy, update) = (trace(generate, n) for n in TRACED)
+    (few, few_busy, few_update, few_calls), (many, busy, update, calls) = (
+        trace(generate, n) for n in TRACED
+    )
     count = TRACED[1] - TRACED[0]
     kernels = {
         name: [(seconds - few[name][0]) / count, (calls - few[name][1]) / count]
@@ -123,6 +130,7 @@ def measure(args: argparse.Namespace) -> dict:
         step_ms=1e3 * statistics.median(steps),
         device_ms=1e3 * (busy - few_busy) / count,
         update_ms=1e3 * (update - few_update) / count,
+        calls=sorted(name for name in calls if calls[name] - few_calls[name] >= count),
         kernels=sorted(kernels.items(), key=lambda item: -item[1][0])[:12],
     )
 
@@ -168,7 +176,7 @@ def main() -> None:
         numbers = f"{r['step_ms']:.2f} | {r['device_ms']:.3f} | {own} | {r['update_ms']:.2f}"
         print(f"| {attention} | {numbers} |")
     for attention, r in results.items():
-        print(f"\n{attention}, a decode step's kernels:")
+        print(f"\n{attention}, a decode step's calls: {', '.join(r['calls'])}; its kernels:")
         for name, (seconds, calls) in r["kernels"]:
             print(f"  {1e3 * seconds:7.3f} ms  {calls:5.1f} x {name}")
 

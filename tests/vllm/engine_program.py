@@ -19,10 +19,11 @@ from vllm import LLM, SamplingParams  # noqa: I001  first: it chooses the platfo
 from vllm.engine.arg_utils import EngineArgs
 
 import jax
+import numpy as np
 import plain_attention
 import tiny_images
 import tiny_models
-from xla_gpu.vllm_xla import _attention
+from xla_gpu.vllm_xla import _attention, _step
 
 KERNELS = ("ragged_paged_attention", "ragged_paged_attention_hd64")
 
@@ -36,6 +37,30 @@ def zeroed(kernel):
 
     return call
 
+
+def checked(next_inputs):
+    """Inputs.next, held against what _prepare_inputs makes of the same step."""
+
+    def call(self, runner, scheduler_output):
+        substitution = next_inputs(self, runner, scheduler_output)
+        STEPS[substitution is not None] += 1
+        if substitution is not None:
+            original = type(runner)._prepare_inputs.__wrapped__
+            prepared, (last, at, of) = _step.on_the_host(original, runner, scheduler_output)
+            want = _step.Packed([prepared[i] for i in _step.SENT])
+            np.testing.assert_array_equal(self.packed.words, want.words)
+            assert substitution[0] is last
+            if last is not None:
+                wanted = np.full(len(substitution[2]), -1)
+                wanted[at] = of
+                assert substitution[2] == wanted.tolist()
+        return substitution
+
+    return call
+
+
+STEPS = [0, 0]  # others, and those whose inputs are the last one's
+_step.Inputs.next = checked(_step.Inputs.next)
 
 OURS = [getattr(_attention, name) for name in KERNELS]
 PLAIN = [getattr(plain_attention, name) for name in KERNELS]
@@ -154,6 +179,7 @@ def main() -> None:
             continue
         some = requests if named or name in MANY else requests[:12]
         print("CASE", json.dumps([name, run(folder, some, *case)]), flush=True)
+    assert STEPS[1] > 0, STEPS
     if not named:
         print("SAID", json.dumps(refusals(folder)), flush=True)
     os._exit(0)  # vLLM's cleaning up expects torch models

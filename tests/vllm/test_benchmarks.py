@@ -28,17 +28,23 @@ def test_a_trace_is_added_up(monkeypatch, tmp_path: pathlib.Path):
             lines=[line("Stream #1", *kernels), line("Steps", event("x", 0, 9))],
         ),
         SimpleNamespace(
-            name="/host:CPU", lines=[line("python3", event("command_buffer::update", 0, 4))]
+            name="/host:CPU",
+            lines=[
+                line(
+                    "python3", event("command_buffer::update", 0, 4), event("PjitFunction(f)", 4, 1)
+                )
+            ],
         ),
     ]
     data = SimpleNamespace(from_file=lambda file: SimpleNamespace(planes=planes))
     monkeypatch.setattr(jax.profiler, "ProfileData", data)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/host.xplane.pb").touch()
-    by_name, busy, update = vllm_step.totals(tmp_path)
+    by_name, busy, update, calls = vllm_step.totals(tmp_path)
     assert by_name == {"gemm": [pytest.approx(3), 2], "attend": [pytest.approx(3), 1]}
     assert busy == pytest.approx(5)
     assert update == pytest.approx(4)
+    assert calls == {"f": 1}
 
 
 def test_a_step_is_measured():
@@ -49,6 +55,8 @@ def test_a_step_is_measured():
     assert "1 requests of 8 words" in done.stdout
     (row,) = (line for line in done.stdout.splitlines() if line.startswith("| xla_gpu "))
     assert float(row.split("|")[2]) > 0
+    # Each is a transfer or work for the host, and nothing else may be: eager operations are calls.
+    assert "xla_gpu, a decode step's calls: _unpack, logits_of_rows, run_model_impl;" in done.stdout
 
 
 def test_an_engine_is_asked():

@@ -168,6 +168,15 @@ MESH = jax.make_mesh((1,), ("data",), devices=jax.devices("cpu")[:1])
 LAYOUT = types.SimpleNamespace(keys=("ids", "lengths"), sizes=(4, 2))
 
 
+PLAIN = dict(
+    uses_mrope=False,
+    lora_config=None,
+    phase_based_profiler=None,
+    aggregated_stats_logger=None,
+    kv_cache_config=types.SimpleNamespace(has_mamba_layers=False, kv_cache_groups=["one"]),
+)
+
+
 def refused(*args, **kwargs):
     raise AssertionError("this goes to the device by itself")
 
@@ -183,7 +192,7 @@ def prepare(original):
         distribution, blob = device_array(MESH, (self.distribution, self.blob))
         parts = unpack(blob, LAYOUT)
         attention = {"positions": positions, "lengths": parts["lengths"]}
-        ids = substitute(self, parts["ids"], self.last, *scheduler_output)
+        ids = substitute(self, parts["ids"], self.last, *scheduler_output.substitution)
         logits = parts["lengths"]
         rest = (None, 7, "r", 8, "t", 9, {"positions": positions})
         return (ids, attention, distribution, self.temperatures, logits, *rest)
@@ -203,6 +212,16 @@ def runner():
         blob=on_a_boundary(6),
         last=jax.device_put(np.array([50, 60, 70], np.int32), MESH.devices.flat[0]),
         temperatures=np.array([0.5, -1.0], np.float32),
+        input_batch=types.SimpleNamespace(num_reqs=2),
+        **PLAIN,
+    )
+
+
+def scheduled(at, of, tokens=9, **more):
+    substitution = np.array(at, int), np.array(of, int)
+    more = dict(scheduled_new_reqs=[], finished_req_ids=set()) | more
+    return types.SimpleNamespace(
+        total_num_scheduled_tokens=tokens, substitution=substitution, **more
     )
 
 
@@ -211,7 +230,7 @@ def runner():
 )
 def test_a_steps_inputs_go_to_the_device_in_one_array(runner, at, of, ids):
     runner.blob[:], runner.positions[:] = range(6), range(10, 14)
-    done = prepare(refused)(runner, (np.array(at, int), np.array(of, int)))
+    done = prepare(refused)(runner, scheduled(at, of))
     runner.blob[:], runner.positions[:] = 99, 99  # the runner prepares the next step
     assert [isinstance(x, jax.Array) for x in jax.tree.leaves(done)].count(True) == 7
     assert done[0].tolist() == ids
@@ -234,11 +253,113 @@ def test_a_steps_inputs_go_to_the_device_in_one_array(runner, at, of, ids):
 def test_a_step_that_computes_with_its_inputs_keeps_its_transfers(runner, other):
     vars(runner).update(other)
     with pytest.raises(AssertionError, match="by itself"):
-        prepare(refused)(runner, ([0], [0]))
+        prepare(refused)(runner, scheduled([0], [0]))
+
+
+class Decoding:
+    """A runner of three requests (of at most four) in a step of a token for each."""
+
+    def __init__(self, **other):
+        self.mesh, self.calls = MESH, 0
+        self.dp_size, self.speculative_config, self.pcp_preprocessor = 1, None, None
+        self.scheduler_config = types.SimpleNamespace(async_scheduling=True)
+        self._pre_async_results = types.SimpleNamespace(
+            next_tokens=jax.device_put(np.array([50, 60, 70], np.int32), MESH.devices.flat[0]),
+            next_tokens_in_tpu=None,
+            placeholder_req_id_to_index={"a": 2, "c": 0},
+        )
+        self.pages = np.arange(8, dtype=np.int32).reshape(4, 2)
+        table = types.SimpleNamespace(get_cpu_tensor=lambda: self.pages)
+        self.input_batch = types.SimpleNamespace(
+            num_reqs=3,
+            req_ids=["a", "b", "c"],
+            block_table=[table],
+            num_computed_tokens_cpu=np.array([3, 5, 8, 0], np.int32),
+            num_prompt_tokens=np.array([2, 5, 1, 0], np.int32),
+            token_ids_cpu=np.arange(80, dtype=np.int32).reshape(4, 20),
+        )
+        vars(self).update(PLAIN | other)
+        self.prepare = _step._prepared_at_once(Decoding.prepare_inputs)
+
+    def step(self, **more):
+        """One more token; what `prepare` returns, as lists."""
+        self.input_batch.num_computed_tokens_cpu[:3] += 1
+        self.pages += 1
+        prepared = self.prepare(self, scheduled((), (), **dict(tokens=3) | more))
+        ids, positions, attention, _, logits, *_ = prepared
+        assert all(isinstance(x, jax.Array) for x in (ids, positions, logits))
+        return [x.tolist() for x in (ids, positions, attention.seq_lens, attention.block_tables)]
+
+    def prepare_inputs(self, scheduler_output):
+        self.calls += 1
+        computed = self.input_batch.num_computed_tokens_cpu
+        ids = self.input_batch.token_ids_cpu[np.arange(4), computed].copy()
+        of = self._pre_async_results.placeholder_req_id_to_index
+        at = [i for i, name in enumerate(self.input_batch.req_ids) if name in of]
+        substitute = _step._substituted_later(refused)
+        ids = substitute(self, ids, self._pre_async_results.next_tokens, at, [*of.values()])
+        attention = Attention(computed + 1, self.pages.ravel().copy())
+        positions, logits = computed.copy(), np.arange(4, dtype=np.int32)
+        return ids, positions, attention, None, logits, *range(6), positions
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Attention:
+    seq_lens: np.ndarray
+    block_tables: np.ndarray
+
+
+def test_the_same_batchs_next_step_is_written_into_the_last_ones_words():
+    runner, other = Decoding(), Decoding(uses_mrope=True)
+    for _ in range(2):
+        now, want = runner.step(), other.step()
+        for got, wanted, count in zip(now, want, (3, 3, 3, 6), strict=True):
+            assert got[:count] == wanted[:count]
+        assert now[0][:3] == [70, 20 + now[1][1], 50]
+    assert (runner.calls, other.calls) == (1, 2)
+
+
+def changed_batch(runner):
+    runner.input_batch.req_ids = ["a", "c", "b"]
+
+
+def a_chunk(runner):
+    runner.input_batch.num_computed_tokens_cpu[1] += 2
+
+
+def a_prompt(runner):
+    runner.input_batch.num_prompt_tokens[0] = 9
+
+
+def several_steps_on_the_device(runner):
+    runner._pre_async_results.next_tokens_in_tpu = "some"
+
+
+@pytest.mark.parametrize(
+    ("change", "more"),
+    [
+        (changed_batch, {}),
+        (a_chunk, {}),
+        (a_prompt, {}),
+        (several_steps_on_the_device, {}),
+        (None, {"tokens": 4}),
+        (None, {"scheduled_new_reqs": ["a"]}),
+        (None, {"finished_req_ids": {"d"}}),
+    ],
+)
+def test_another_batch_is_prepared_anew(change, more):
+    runner = Decoding()
+    runner.step()
+    if change:
+        change(runner)
+    runner.step(**more)
+    assert runner.calls == 2
 
 
 def test_int64_becomes_int32_on_the_device():
-    (array,) = _step.to_device(MESH, (np.array([[1, -2]], np.int64),), None, (), ())
+    packed = _step.Packed((np.array([[1, -2]], np.int64),))
+    (array,) = packed.to_device(MESH, None, (), ())
     assert (array.dtype, array.tolist()) == (np.int32, [[1, -2]])
 
 

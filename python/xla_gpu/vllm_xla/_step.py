@@ -45,37 +45,61 @@ def _unpacked_on(mesh: jax.sharding.Mesh) -> Callable[..., list[jax.Array]]:
     return jax.jit(_unpack, static_argnames="layout", out_shardings=sharding)
 
 
-def to_device(
-    mesh: jax.sharding.Mesh, tree: Any, last: jax.Array | None, at: Sequence[int], of: Sequence[int]
-) -> Any:
-    """The tree with its numpy arrays on each device of the mesh, sent there as one array.
+class Packed:
+    """The numpy arrays of a tree one after the other, as 32-bit words.
 
-    The array is a new one, so the caller's may change as soon as this returns.
-
-    Args:
-      mesh: the devices, each of which gets all of it.
-      tree: arrays of 32 bits, or of int64, which become int32; equal objects stay so.
-      last: the tokens of the step before, on the device, or None.
-      at: which of the tree's first array take tokens of `last`.
-      of: which of `last` they take.
+    Arrays are of 32 bits, or of int64, which become int32; equal objects are one.
     """
-    leaves, treedef = jax.tree.flatten(tree)
-    places: dict[int, int] = {}
-    arrays: list[np.ndarray[Any, Any]] = []
-    for leaf in leaves:
-        if places.setdefault(id(leaf), len(arrays)) == len(arrays):
-            arrays.append(leaf.astype(np.int32) if leaf.dtype == np.int64 else leaf)
-    words = [array.ravel().view(np.int32) for array in arrays]
-    if last is not None:
-        source = np.full(arrays[0].shape, -1, np.int32)
-        source[at] = of
-        words.append(source)
-    layout = tuple((array.shape, array.dtype) for array in arrays)
-    packed: Any = np.concatenate(words)
-    if mesh.size > 1:  # for several devices a call takes longer to place what it is given
-        packed = jax.device_put(packed, NamedSharding(mesh, PartitionSpec()))
-    sent = _unpacked_on(mesh)(packed, last, layout=layout)
-    return jax.tree.unflatten(treedef, [sent[places[id(leaf)]] for leaf in leaves])
+
+    def __init__(self, tree: Any) -> None:
+        leaves, self._treedef = jax.tree.flatten(tree)
+        self._places: list[int] = []
+        self._starts: dict[int, tuple[int, Any]] = {}
+        places: dict[int, int] = {}
+        arrays: list[np.ndarray[Any, Any]] = []
+        start = 0
+        for leaf in leaves:
+            place = places.setdefault(id(leaf), len(arrays))
+            if place == len(arrays):
+                arrays.append(leaf.astype(np.int32) if leaf.dtype == np.int64 else leaf)
+                self._starts[id(leaf)] = start, leaf.shape
+                start += leaf.size
+            self._places.append(place)
+        self.words: np.ndarray[Any, Any] = np.concatenate(
+            [array.ravel().view(np.int32) for array in arrays]
+        )
+        self._layout = tuple((array.shape, array.dtype) for array in arrays)
+
+    def view(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Where that array of the tree is, to be written."""
+        start, shape = self._starts[id(array)]
+        return self.words[start : start + array.size].reshape(shape)
+
+    def to_device(
+        self,
+        mesh: jax.sharding.Mesh,
+        last: jax.Array | None,
+        at: Sequence[int] | slice,
+        of: Sequence[int],
+    ) -> Any:
+        """The tree, of arrays on each device of the mesh, sent there as one new array.
+
+        Args:
+          mesh: the devices, each of which gets all of it.
+          last: the tokens of the step before, on the device, or None.
+          at: which of the tree's first array take tokens of `last`.
+          of: which of `last` they take; -1: none.
+        """
+        if last is None:
+            packed: Any = self.words.copy()
+        else:
+            source = np.full(self._layout[0][0], -1, np.int32)
+            source[at] = of
+            packed = np.concatenate((self.words, source))
+        if mesh.size > 1:  # for several devices a call takes longer to place what it is given
+            packed = jax.device_put(packed, NamedSharding(mesh, PartitionSpec()))
+        sent = _unpacked_on(mesh)(packed, last, layout=self._layout)
+        return jax.tree.unflatten(self._treedef, [sent[place] for place in self._places])
 
 
 def _computes_with_inputs(runner: Any) -> bool:
@@ -84,23 +108,108 @@ def _computes_with_inputs(runner: Any) -> bool:
     )
 
 
+# Of what _prepare_inputs returns: the token ids first; positions, attention, sampling, which
+# logits, attention once more.
+SENT = (0, 1, 2, 3, 4, 11)
+
+
+class Inputs:
+    """What _prepare_inputs returns for a step, kept for the steps after it.
+
+    While the batch stays as it is, a token for each request, a step's inputs differ from those of
+    the step before in tokens, positions, lengths and pages alone. They are written into its words:
+    the original takes some 60 calls of numpy.
+    """
+
+    def __init__(self, runner: Any, scheduler_output: Any, prepared: Sequence[Any]) -> None:
+        self.packed = packed = Packed([prepared[i] for i in SENT])
+        self._rest = {i: x for i, x in enumerate(prepared) if i not in SENT}
+        batch = runner.input_batch
+        self._stays = not (
+            scheduler_output.total_num_scheduled_tokens != batch.num_reqs
+            or runner.uses_mrope  # the others do more in each step
+            or runner.lora_config is not None
+            or runner.phase_based_profiler
+            or runner.aggregated_stats_logger
+            or runner.kv_cache_config.has_mamba_layers
+            or not runner.kv_cache_config.kv_cache_groups
+        )
+        if not self._stays:
+            return
+        ids, positions, attention = prepared[:3]
+        groups = getattr(attention, "groups", (attention,))
+        count = batch.num_reqs
+        self._requests = list(batch.req_ids[:count])
+        self._rows = np.arange(count)
+        self._computed = batch.num_computed_tokens_cpu[:count].copy()
+        self._ids = packed.view(ids)[:count]
+        self._positions = packed.view(positions)[:count]
+        self._lengths = packed.view(groups[0].seq_lens)[:count]
+        self._pages = []
+        for i, group in enumerate(groups):
+            pages = batch.block_table[i].get_cpu_tensor()
+            here = packed.view(group.block_tables).reshape(-1, pages.shape[1])
+            self._pages.append((pages[:count], here[:count]))
+
+    def next(self, runner: Any, scheduler_output: Any) -> list[Any] | None:
+        """Makes `packed` the next step's; to_device's arguments, None for another kind of step."""
+        if not self._stays:
+            return None
+        batch, count = runner.input_batch, len(self._requests)
+        computed = batch.num_computed_tokens_cpu[:count]
+        if (
+            scheduler_output.total_num_scheduled_tokens != count
+            or batch.num_reqs != count
+            or scheduler_output.scheduled_new_reqs
+            or scheduler_output.finished_req_ids
+            or batch.req_ids[:count] != self._requests
+            or not np.array_equal(computed, self._computed + 1)
+        ):
+            return None
+        substitution: list[Any] = [None, (), ()]
+        before = runner._pre_async_results if runner.scheduler_config.async_scheduling else None
+        if before is not None:
+            prompts = batch.num_prompt_tokens[:count]
+            if (computed < prompts).any() or before.next_tokens_in_tpu is not None:
+                return None
+            of = [before.placeholder_req_id_to_index.get(name, -1) for name in self._requests]
+            if max(of) >= 0:
+                substitution = [before.next_tokens, slice(count), of]
+        self._computed[:] = self._positions[:] = computed
+        np.add(computed, 1, out=self._lengths)
+        self._ids[:] = batch.token_ids_cpu[self._rows, computed]
+        for pages, here in self._pages:
+            here[:] = pages
+        return substitution
+
+    def to_device(self, mesh: jax.sharding.Mesh, *substitution: Any) -> tuple[Any, ...]:
+        """What _prepare_inputs would return."""
+        sent = self.packed.to_device(mesh, *substitution)
+        prepared = self._rest | dict(zip(SENT, sent, strict=True))
+        return tuple(prepared[i] for i in range(len(prepared)))
+
+
+def on_the_host(original: Callable[..., Any], runner: Any, scheduler_output: Any) -> Any:
+    """What _prepare_inputs returns, nothing of it sent, and the arguments of `Packed.to_device`."""
+    substitution: list[Any] = [None, (), ()]
+    token = _later.set(substitution)
+    try:
+        return list(original(runner, scheduler_output)), substitution
+    finally:
+        _later.reset(token)
+
+
 def _prepared_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def prepare(self: Any, scheduler_output: Any) -> Any:
         if _computes_with_inputs(self):
             return original(self, scheduler_output)
-        substitution: list[Any] = [None, (), ()]
-        token = _later.set(substitution)
-        try:
-            prepared = list(original(self, scheduler_output))
-        finally:
-            _later.reset(token)
-        # The token ids first; positions, attention, sampling, which logits, attention once more.
-        places = (0, 1, 2, 3, 4, 11)
-        sent = to_device(self.mesh, [prepared[i] for i in places], *substitution)
-        for i, value in zip(places, sent, strict=True):
-            prepared[i] = value
-        return tuple(prepared)
+        inputs: Inputs | None = vars(self).get("inputs_of_last_step")
+        substitution = inputs and inputs.next(self, scheduler_output)
+        if not (inputs and substitution):
+            prepared, substitution = on_the_host(original, self, scheduler_output)
+            inputs = self.inputs_of_last_step = Inputs(self, scheduler_output, prepared)
+        return inputs.to_device(self.mesh, *substitution)
 
     return prepare
 
