@@ -1,11 +1,12 @@
 """vLLM's engines side by side: on XLA with our attention, and its own on torch CUDA.
 
     python benchmarks/vllm_engines.py [--tiny] [--experts LAYERS] [--requests CxWORDS...]
-                                      [--engines xla xla-tp2 xla-dp2 xla-ep2 before before-tp2
-                                       cuda custom]
+                                      [--engines xla xla-several xla-tp2 xla-dp2 xla-ep2 before
+                                       before-tp2 cuda custom]
                                       [--cuda-packages FOLDER] [--before FOLDER]
                                       [--profile CxWORDS]
 
+`xla-several` takes up to 10 decode steps in one program, and waits for it (enable_continue_decode).
 `cuda` has the attention that vLLM chooses, `custom` is the same engine with ours (CUSTOM). -tp2,
 -dp2 and -ep2 are over two devices: heads, sequences, or heads and experts split. `before` and
 `before-tp2` have the package in FOLDER (another commit's python/): a change measured by turns.
@@ -48,13 +49,17 @@ from collections.abc import Callable
 
 from vllm_serve import EIGHT_B, EXPERTS, TINY, load_size, random_prompts, write_checkpoint
 
-OVER_TWO = {
+OPTIONS = {
+    "xla-several": {
+        "async_scheduling": False,
+        "additional_config": {"enable_continue_decode": True},
+    },
     "xla-tp2": {"tensor_parallel_size": 2},
     "xla-dp2": {"data_parallel_size": 2},
     "xla-ep2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
 }
-OVER_TWO["before-tp2"] = OVER_TWO["xla-tp2"]
-ENGINES = ("xla", *OVER_TWO, "before", "cuda", "custom")
+OPTIONS["before-tp2"] = OPTIONS["xla-tp2"]
+ENGINES = ("xla", *OPTIONS, "before", "cuda", "custom")
 
 
 def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
@@ -79,7 +84,7 @@ def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
         block_size=32,
         gpu_memory_utilization=0.3,
         **({"attention_backend": "CUSTOM"} if args.engines == ["custom"] else {}),
-        **OVER_TWO.get(args.engines[0], {}),
+        **OPTIONS.get(args.engines[0], {}),
     )
     print("RESULT", json.dumps(time.perf_counter() - began), flush=True)
     for line in sys.stdin:

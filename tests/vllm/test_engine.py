@@ -132,6 +132,7 @@ def tokens(printed):
         ("gpt-oss", "gptoss"),
         ("llama 4", "llama4"),
         ("glm 4", "glm4moe"),
+        ("several steps", "qwen3moe"),
     ],
 )
 def test_tokens_are_transformers_own(tokens, reference, case, kind):
@@ -214,6 +215,7 @@ def test_bfloat16(tokens, reference):
         ("images", "words of an image that see each other are unknown to tpu-inference"),
         ("quantization", "quantization 'fp8' of a checkpoint that is not quantized"),
         ("speculation", "speculation 'draft_model' is not known to tpu-inference"),
+        ("several steps", "several decode steps in one program"),
     ],
 )
 def test_what_only_tpus_run_is_refused(printed, asked, answer):

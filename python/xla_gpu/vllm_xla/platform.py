@@ -79,6 +79,12 @@ def _unsupported(vllm_config: VllmConfig) -> list[str]:
             found.append(f"quantization {quantization!r} was not tried")
         elif quantization and not getattr(model.hf_config, "quantization_config", None):
             found.append(f"quantization {quantization!r} of a checkpoint that is not quantized")
+    several = vllm_config.additional_config.get("enable_continue_decode")
+    if several and vllm_config.scheduler_config.async_scheduling:
+        found.append(
+            "several decode steps in one program (enable_continue_decode) give wrong tokens with "
+            "asynchronous scheduling; --no-async-scheduling serves them"
+        )
     speculative = vllm_config.speculative_config
     if speculative is not None and speculative.method not in ("ngram", "eagle3"):
         found.append(
