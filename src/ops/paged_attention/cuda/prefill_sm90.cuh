@@ -484,6 +484,7 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     init(shared.values_raw, 1);
     init(shared.taken_full, 1);
     init(shared.taken_empty, 1);
+    init(shared.piece_wanted, 1);
     FenceBarrierInit();
     if (BOXES) PrefetchMap(&key_boxes), PrefetchMap(&value_boxes);
   }
@@ -502,8 +503,7 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     if constexpr (kConverts) {
       LoadConverted(p, shared);
     } else if (warp == 0) {
-      for (Pieces pieces(p); pieces.Take(p, shared);) {
-      }
+      TakePieces(p, shared);
     } else if (warp == 1) {
       LoadKeys<false>(p, key_boxes, shared);
     } else if (warp == 2) {

@@ -110,7 +110,12 @@ __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
   const int lane = threadIdx.x % 32, warp = Uniform(threadIdx.x / 32);
   const unsigned warp_place = warp * (kWarpRows / 8 * kGroupBytes);
   Pieces pieces(p);
-  bool more = warp == 0 && pieces.Take(p, shared) && pieces.Take(p, shared);
+  const auto take = [&] {
+    const bool more = pieces.Take(p, shared);
+    pieces.Ask(p);
+    return more;
+  };
+  bool more = warp == 0 && take() && take();
   Place<kStages> stage;  // of keys, and of values
   Place<kQueries> query;
   for (Place<kSlots> at;; at.Next(), query.Next()) {
@@ -153,7 +158,7 @@ __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
       CopyRaw(RawPlace(shared, ahead, false), keys, offset);
       CopyRaw(RawPlace(shared, ahead, true), values, offset);
     }
-    if (more) more = pieces.Take(p, shared);
+    if (more) more = take();
 
     // The queries.
     WaitCopies<2 * kTilesAhead>();

@@ -25,6 +25,11 @@ __device__ __forceinline__ int BlockRank() {
 // The launch in front is decode: it has let this one begin when the schedule was done, and goes on.
 inline constexpr bool kBesideDecode = BESIDE_DECODE != 0;
 
+// The warp that loads keys wants another piece before it loads the last tiles of one: early enough
+// for the next queries and keys to be there in time, and so late that the blocks that end first
+// take the last pieces.
+inline constexpr int kTakeAhead = 2;  // tiles
+
 // A warp takes pieces of work ahead of time.
 struct Pieces {
   // Blocks that start at once have a first piece; those that start when decode leaves them room
@@ -32,7 +37,7 @@ struct Pieces {
   __device__ __forceinline__ explicit Pieces(const Params& p) {
     if constexpr (kBesideDecode) {
       __threadfence();  // the schedule's results, without having waited for it
-      if (threadIdx.x == 0 && BlockRank() == 0) next = atomicAdd(Counter(p), 1u);
+      Ask(p);
     }
   }
 
@@ -40,12 +45,16 @@ struct Pieces {
     return kCopied ? &p.header->next_copied : &p.header->next_prefill;
   }
 
+  // Asks for the one that the next Take puts.
+  __device__ __forceinline__ void Ask(const Params& p) {
+    if (BlockRank() == 0 && threadIdx.x == 0) next = atomicAdd(Counter(p), 1u);
+  }
+
   // The next one. Of a cluster the first block takes it, and tells the other, whose warp says when
   // it has room.
   __device__ __forceinline__ unsigned Next(const Params& p, Shared& shared) {
     const int lane = threadIdx.x % 32, rank = BlockRank();
     unsigned piece = __shfl_sync(kAllLanes, next, 0);
-    if (rank == 0 && lane == 0) next = atomicAdd(Counter(p), 1u);
     if constexpr (kBlocks > 1) {
       const unsigned full = At(shared.taken_full, at), empty = At(shared.taken_empty, at);
       const unsigned taken = SharedAddress(&shared.taken[at.index]);
@@ -126,6 +135,15 @@ __device__ __forceinline__ void CopyRows(const unsigned long long (&rows)[(kCoun
       CopyAsync<16>(to[i / 4 % 2] + i / 8 * kGroupBytes + PanelPlace<kCount>(panel),
                     from + panel * 128, row != 0 && panel * 8 + piece < kOwnPieces * kHalves);
     }
+  }
+}
+
+// A warp: takes pieces until none is left.
+__device__ __forceinline__ void TakePieces(const Params& p, Shared& shared) {
+  Place<1> wanted;
+  for (Pieces pieces(p); pieces.Take(p, shared); wanted.Next()) {
+    if (BlockRank() == 0) Wait(At(shared.piece_wanted, wanted), wanted.parity);
+    pieces.Ask(p);
   }
 }
 
@@ -266,7 +284,10 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
       }
     };
     if (range.first < range.end) look_up(range.end - 1);
-    for (int t = range.end - 1; t >= range.first; --t) {
+    const int first_of_last = min(range.first + kTakeAhead, range.end) - 1;
+    for (int t = range.end - 1;; --t) {
+      if (!kValues && t == first_of_last && lane == 0) Arrive(SharedAddress(shared.piece_wanted));
+      if (t < range.first) break;
       int page = 0, in_page = 0;                   // of the last key
       unsigned long long rows[(kKeys + 31) / 32];  // addresses
       bool bad = false;

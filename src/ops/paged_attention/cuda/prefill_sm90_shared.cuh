@@ -72,6 +72,7 @@ struct alignas(1024) PrefillShared {
   using Barrier = unsigned long long;
   Barrier slot_full[kSlots], slot_empty[kSlots];
   Barrier taken_full[kSlots], taken_empty[kSlots];
+  Barrier piece_wanted[1];  // another one, to be taken
   Barrier query_full[kQueries], query_empty[kQueries];
   Barrier keys_full[kStages], keys_empty[kStages];
   Barrier values_full[kStages], values_empty[kStages];
