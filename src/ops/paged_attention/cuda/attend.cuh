@@ -39,7 +39,13 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
   LetNextLaunchBegin();
   const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
   Pieces pieces = {};
-  if (kBehindPrefill) pieces = PiecesOf<kBehindPrefill>(p);
+  // Where there is nothing to do no block can meet a bad page.
+  const auto nothing_to_do = [&] { return (pieces.total | p.header->any_bad_page) == 0; };
+  if (kBehindPrefill) {
+    pieces = PiecesOf<kBehindPrefill>(p);
+    const unsigned merges = p.header->num_merges;  // beside the others, not after them
+    if (nothing_to_do() && merges == 0) return;
+  }
   const auto piece_of = [&](unsigned work) {
     return work < pieces.redo ? p.redo[work] : work + pieces.skipped;
   };
@@ -86,8 +92,7 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
   }
   if (kBehindPrefill) {
     MergePrefill<Out, kHeadDim>(p);
-    // Where there was nothing to do no block can have met a bad page.
-    if (pieces.total == 0 && p.header->any_bad_page == 0) return;
+    if (nothing_to_do()) return;
   }
   OverwriteBadPages<Out, kHeadDim>(p);
 }
