@@ -168,7 +168,27 @@ __device__ __forceinline__ Split ChooseSplit(const Params& p, const Work& work, 
   const float tokens = static_cast<float>(work.tokens) * kv_heads;
   // Of many prefill items none is long enough for others to wait for it.
   const bool many = !kDecode && 4.0f * workers * static_cast<float>(work.max_keys) <= tokens;
-  if (p.batch_invariant || many || work.tiles == 0) return {kMostInt, work.tiles, 0};
+  const Split whole = {kMostInt, work.tiles, 0};
+  if (p.batch_invariant || many || work.tiles == 0) return whole;
+
+  // What it costs if the longest item has so many tokens.
+  const float share = 1.0f / static_cast<float>(cut.workers_per_sm);
+  const float sms = workers * share;
+  const auto waves_cost = [&](float pieces) {
+    return ceilf(__fdividef(pieces, workers)) * cut.item_tokens;
+  };
+  const auto cost_of = [&](float pieces, int longest) {
+    const float reading = ceilf(__fdividef(pieces, sms)) * __fdividef(tokens, pieces) * share;
+    return fmaxf(reading + waves_cost(pieces),
+                 static_cast<float>(longest) * share + cut.item_tokens);
+  };
+  // Parts would have to gain more than a merge costs, even if all workers shared all tokens.
+  const float pieces_of_whole = static_cast<float>(work.tiles) * kv_heads;
+  const int longest = Max(CeilDiv(work.max_keys, cut.block), cut.least_blocks) * cut.block;
+  const float least_of_parts =
+      __fdividef(tokens, workers) + waves_cost(pieces_of_whole) + cut.merge_tokens;
+  if (cost_of(pieces_of_whole, longest) <= least_of_parts) return whole;
+
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int split_tokens = CandidateLength(p, cut, work, lane);
 
@@ -194,13 +214,7 @@ __device__ __forceinline__ Split ChooseSplit(const Params& p, const Work& work, 
   }
 
   // Estimate what each costs.
-  const float share = 1.0f / static_cast<float>(cut.workers_per_sm);
-  const float sms = workers * share;
-  const float pieces = static_cast<float>(items) * kv_heads;
-  const float reading = ceilf(__fdividef(pieces, sms)) * __fdividef(tokens, pieces) * share;
-  const float waves = ceilf(__fdividef(pieces, workers));
-  const float longest = static_cast<float>(split_tokens) * share + cut.item_tokens;
-  float cost = fmaxf(reading + waves * cut.item_tokens, longest);
+  float cost = cost_of(static_cast<float>(items) * kv_heads, split_tokens);
   if (partial_rows > 0) {
     cost += cut.merge_tokens + cut.row_tokens * static_cast<float>(partial_rows) * kv_heads;
   }
