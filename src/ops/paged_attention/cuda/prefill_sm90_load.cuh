@@ -51,15 +51,17 @@ struct Pieces {
   }
 
   // The next one. Of a cluster the first block takes it, and tells the other, whose warp says when
-  // it has room.
+  // it has room; both know the first piece.
   __device__ __forceinline__ unsigned Next(const Params& p, Shared& shared) {
     const int lane = threadIdx.x % 32, rank = BlockRank();
     unsigned piece = __shfl_sync(kAllLanes, next, 0);
-    if constexpr (kBlocks > 1) {
-      const unsigned full = At(shared.taken_full, at), empty = At(shared.taken_empty, at);
-      const unsigned taken = SharedAddress(&shared.taken[at.index]);
+    if (known) {
+      known = false;
+    } else if constexpr (kBlocks > 1) {
+      const unsigned full = At(shared.taken_full, told), empty = At(shared.taken_empty, told);
+      const unsigned taken = SharedAddress(&shared.taken[told.index]);
       if (rank == 0) {
-        Wait(empty, at.parity);
+        Wait(empty, told.parity);
         if (lane == 0) StoreInBlock(InBlock(taken, 1), piece, InBlock(full, 1));
       } else {
         Wait(At(shared.slot_empty, at), at.parity ^ 1);
@@ -67,9 +69,10 @@ struct Pieces {
           ArriveExpecting(full, sizeof(unsigned));
           ArriveInBlock(InBlock(empty, 0));
         }
-        Wait(full, at.parity);
-        piece = *const_cast<const volatile unsigned*>(&shared.taken[at.index]);
+        Wait(full, told.parity);
+        piece = *const_cast<const volatile unsigned*>(&shared.taken[told.index]);
       }
+      told.Next();
     }
     return piece;
   }
@@ -115,8 +118,9 @@ struct Pieces {
     return !stop;
   }
 
-  Place<kSlots> at;
+  Place<kSlots> at, told;
   unsigned next = blockIdx.x / kBlocks;  // of lane 0
+  bool known = !kBesideDecode;
 };
 
 // Starts to copy kCount rows to a tile. `rows`: addresses of rows lane, lane + 32 and so on; 0:
