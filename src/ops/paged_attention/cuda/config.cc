@@ -125,7 +125,7 @@ int PrefillBlocks(const Problem& problem, bool boxes) {
       problem.tokens * problem.group_size() / std::max(problem.max_seqs, int64_t{1});
   const bool pays = problem.head_dim > 64 && problem.head_dim <= 128 && problem.group_size() > 1;
   const int64_t pairs = rows / sm90::PrefillRows(problem.head_dim) / 2;
-  return boxes && pays && pairs >= 2 ? 2 : 1;
+  return boxes && pays && pairs >= 4 ? 2 : 1;
 }
 
 // ceil(2^(31 + b) / d) with 2^(b - 1) < d <= 2^b fits 32 bits and divides 31-bit numbers exactly.

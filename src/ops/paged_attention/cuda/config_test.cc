@@ -85,9 +85,11 @@ TEST(Config, BlocksOfLongPromptsShareKeysInPairs) {
   Problem other = problem;
   other.kv_heads = other.q_heads;
   EXPECT_EQ(together(other), 1);
-  other = problem;
-  other.max_seqs = 64;
-  EXPECT_EQ(together(other), 1);
+  for (const int seqs : {16, 64}) {  // of 128 tokens, and of 32
+    other = problem;
+    other.max_seqs = seqs;
+    EXPECT_EQ(together(other), 1);
+  }
   other = problem;
   other.page_size = 20;  // no boxes
   EXPECT_EQ(together(other), 1);
