@@ -260,6 +260,7 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
 __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int warp) {
   const int lane = threadIdx.x % 32, group = warp / 4, half = kHalves == 2 ? group : 0;
   const int warp_row = warp * 16 % kRows, first_row = warp_row / 64 * 64;  // its warpgroup's
+  const int part = kQueryParts == 2 ? group : 0;
   const unsigned queries =
       MatrixAddress(SharedAddress(shared.query) + first_row / 8 * kGroupBytes, 0);
   const unsigned keys = MatrixAddress(SharedAddress(shared.keys), 0);
@@ -300,7 +301,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       const int row = kBlocks == 1 ? 0 : slot.first_row - slot.tile.first_row;  // the piece's first
       if (slot.tile.splits > 1) atomicAdd(p.arrivals + PartialRow(p, slot.tile, 0, row), 1u);
     }
-    Arrive(SharedAddress(&shared.query_empty[last_query]));
+    Arrive(SharedAddress(&shared.query_empty[part][last_query]));
     Arrive(SharedAddress(&shared.slot_empty[last_slot]));
   };
   for (Place<kSlots> at;; at.Next(), query.Next()) {
@@ -313,7 +314,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     KeyTiles range = {};
     if (!stop) {
       range = TilesOf(tile);
-      Wait(At(shared.query_full, query), query.parity);
+      Wait(At(shared.query_full[part], query), query.parity);
+      if (!kConverts) FenceForMatrixReads();  // who copies them does not wait for them
       if (range.first < range.end) Wait(At(shared.keys_full, key_stage), key_stage.parity);
     }
     const unsigned own_queries = queries + query.index * kQueryStep;
@@ -475,8 +477,10 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     // What lanes write or read themselves each of them announces.
     init(shared.slot_full, 32);
     init(shared.slot_empty, (kComputeWarps + (kConverts ? kLoadWarps : 3)) * 32);
-    init(shared.query_full, kConverts ? kLoadWarps * 32 : 32);
-    init(shared.query_empty, kComputeWarps * 32);
+    for (int part = 0; part < kQueryParts; ++part) {
+      init(shared.query_full[part], kConverts ? kLoadWarps * 32 : 32);
+      init(shared.query_empty[part], kComputeWarps / kQueryParts * 32);
+    }
     init(shared.keys_full, kConverts ? kLoadWarps : 1);
     init(shared.keys_empty, kComputeWarps * kBlocks);
     init(shared.values_full, kConverts ? kLoadWarps : 1);

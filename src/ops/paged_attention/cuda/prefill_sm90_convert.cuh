@@ -149,7 +149,7 @@ __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
                                                    QueryRow(p, tile, row) * kHeadDim)
             : 0};
     const unsigned query_rows = SharedAddress(shared.query[query.index]) + warp_place;
-    Wait(At(shared.query_empty, query), query.parity ^ 1);
+    Wait(At(shared.query_empty[0], query), query.parity ^ 1);
     CopyRows<kWarpRows>(from, query_rows);
     CommitCopies();
 #pragma unroll
@@ -172,7 +172,7 @@ __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
       }
     }
     FenceForMatrixReads();
-    Arrive(At(shared.query_full, query));
+    Arrive(At(shared.query_full[0], query));
 
     // The keys and values.
     const Visible by_all = SeenByAll(p, tile);

@@ -123,9 +123,10 @@ struct Pieces {
   bool known = !kBesideDecode;
 };
 
-// Starts to copy kCount rows to a tile. `rows`: addresses of rows lane, lane + 32 and so on; 0:
-// zeros. All lanes of a warp, eight of them a row, so that one address serves its panels.
-template <int kCount>
+// Starts to copy kCount rows to a tile, or a part of one of kOfRows. `rows`: addresses of rows
+// lane, lane + 32 and so on; 0: zeros. All lanes of a warp, eight of them a row, so that one
+// address serves its panels.
+template <int kCount, int kOfRows = kCount>
 __device__ __forceinline__ void CopyRows(const unsigned long long (&rows)[(kCount + 31) / 32],
                                          unsigned tile) {
   const int first = threadIdx.x % 32 / 8, piece = threadIdx.x % 8;
@@ -136,7 +137,7 @@ __device__ __forceinline__ void CopyRows(const unsigned long long (&rows)[(kCoun
     const char* const from = reinterpret_cast<const char*>(row) + piece * 16;
 #pragma unroll
     for (int panel = 0; panel < kPanels * kHalves; ++panel) {
-      CopyAsync<16>(to[i / 4 % 2] + i / 8 * kGroupBytes + PanelPlace<kCount>(panel),
+      CopyAsync<16>(to[i / 4 % 2] + i / 8 * kGroupBytes + PanelPlace<kOfRows>(panel),
                     from + panel * 128, row != 0 && panel * 8 + piece < kOwnPieces * kHalves);
     }
   }
@@ -154,19 +155,20 @@ __device__ __forceinline__ void TakePieces(const Params& p, Shared& shared) {
 // A warp: loads the queries of the pieces. Rows that do not exist become 0: they share with others
 // the choice of how weights are computed, so that they must not hold what happened to lie there.
 __device__ __forceinline__ void LoadQueries(const Params& p, Shared& shared) {
+  constexpr int kPartRows = kRows / kQueryParts;
   const int lane = threadIdx.x % 32;
   Place<kSlots> at;
   for (Place<kQueries> to;; at.Next(), to.Next()) {
     Wait(At(shared.slot_full, at), at.parity);
     const Slot& slot = shared.slots[at.index];
-    if (slot.stop != 0) return;
+    if (slot.stop != 0) break;
     const int rows = slot.tile.num_rows;
-    unsigned long long from[kRows / 32];
+    unsigned long long from[kQueryParts][kPartRows / 32];
 #pragma unroll
     for (int j = 0; j < kRows / 32; ++j) {
       const int row = lane + j * 32;
       const Query* const query = static_cast<const Query*>(p.query);
-      from[j] =
+      from[j * 32 / kPartRows][j * 32 % kPartRows / 32] =
           row < rows
               ? reinterpret_cast<unsigned long long>(query + QueryRow(p, slot.tile, row) * kHeadDim)
               : 0;
@@ -175,22 +177,32 @@ __device__ __forceinline__ void LoadQueries(const Params& p, Shared& shared) {
     Arrive(At(shared.slot_empty, at));
 
     char* const tile = shared.query[to.index];
-    Wait(At(shared.query_empty, to), to.parity ^ 1);
-    CopyRows<kRows>(from, SharedAddress(tile));
-    CommitCopies();
-    WaitCopies<0>();
-    if (negate) {
+#pragma unroll
+    for (int part = 0; part < kQueryParts; ++part) {
+      Wait(At(shared.query_empty[part], to), to.parity ^ 1);
+      CopyRows<kPartRows, kRows>(from[part],
+                                 SharedAddress(tile) + part * (kPartRows / 8 * kGroupBytes));
+      const unsigned full = At(shared.query_full[part], to);
+      if (!negate) {
+        ArriveCopied(full);
+        continue;
+      }
+      CommitCopies();
+      WaitCopies<0>();
       __syncwarp();
-      for (int row = lane < kRowLanes ? lane / kPieces : rows; row < rows; row += kRowStep) {
+      const int end = min(rows, (part + 1) * kPartRows);
+      int row = lane < kRowLanes ? part * kPartRows + lane / kPieces : end;
+      for (; row < end; row += kRowStep) {
 #pragma unroll
         for (int half = 0; half < kHalves; ++half) {
           Negate(tile + PlaceInTile(row, half * kPieces + lane % kPieces));
         }
       }
+      Arrive(full);
     }
-    FenceForMatrixReads();
-    Arrive(At(shared.query_full, to));
   }
+  CommitCopies();
+  WaitCopies<0>();  // no warp leaves while its copies announce themselves
 }
 
 // Keys of a tile that a lane looks up: the first of its box, or all that it has.

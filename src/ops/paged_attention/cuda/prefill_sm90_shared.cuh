@@ -49,6 +49,8 @@ struct alignas(1024) PrefillShared {
   // Tiles of queries: one computes, and where there is room another one waits.
   static constexpr int kQueries = kTileDims > 192 ? 1 : 2;
   static constexpr int kRows = PrefillRows(kTileDims);
+  // Of a tile of queries each warpgroup that computes waits for its own rows.
+  static constexpr int kQueryParts = kConverts ? 1 : 2 / PrefillHalves(kTileDims);
   static constexpr int kStages = PrefillStages(kTileDims);
   static constexpr int kQueryBytes = kRows * kTileDims * 2;
   static constexpr int kTileBytes = PrefillKeys(kTileDims) * kTileDims * 2;  // of keys, or values
@@ -73,7 +75,7 @@ struct alignas(1024) PrefillShared {
   Barrier slot_full[kSlots], slot_empty[kSlots];
   Barrier taken_full[kSlots], taken_empty[kSlots];
   Barrier piece_wanted[1];  // another one, to be taken
-  Barrier query_full[kQueries], query_empty[kQueries];
+  Barrier query_full[kQueryParts][kQueries], query_empty[kQueryParts][kQueries];
   Barrier keys_full[kStages], keys_empty[kStages];
   Barrier values_full[kStages], values_empty[kStages];
   Barrier values_raw[kStages];  // values that have still to be cut

@@ -32,6 +32,7 @@ template <int kOfRows>
 inline constexpr int kSliceBytes = kOfRows / 8 * kGroupBytes;
 inline constexpr int kTileBytes = Shared::kTileBytes;
 inline constexpr int kQueries = Shared::kQueries;
+inline constexpr int kQueryParts = Shared::kQueryParts;
 inline constexpr int kStages = Shared::kStages;
 inline constexpr int kPieces = kHalfDims / 8;              // of 16 bytes in a half of a row
 inline constexpr int kOwnPieces = kHeadDim / 8 / kHalves;  // those of the head
