@@ -284,7 +284,8 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   launches.schedule = {{folder + "schedule.cu",
                         "paged_attention_schedule",
                         {StrCat("SCHEDULE_THREADS=", config.schedule_threads)}},
-                       {.block = {blocks(config.schedule_threads), 1, 1}}};
+                       {.block = {blocks(config.schedule_threads), 1, 1},
+                        .programmatic = config.overlaps && config.prefill_sm90}};
   const auto add_sm90 = [&](const Problem& of, const char* source, const char* entry, int grid,
                             uint32_t block, int64_t shared_bytes,
                             const std::vector<std::string>& own) {

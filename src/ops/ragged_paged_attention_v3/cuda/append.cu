@@ -39,6 +39,7 @@ __device__ long long SlotOf(const AppendParams& p, int seq, long long token) {
 __device__ void Append(const AppendParams& p, long long first) {
   __shared__ int owners[kMaxTokensPerBlock];
   __shared__ long long slots[kMaxTokensPerBlock];
+  WaitForLaunchesBefore();
   update_kv_cache::TokenWriter writer(p.update, first);
   const long long end = min(first + p.update.tokens_per_block, p.update.tokens);
   for (int i = threadIdx.x; i < p.update.tokens_per_block; i += blockDim.x) owners[i] = -1;
