@@ -35,6 +35,19 @@ __device__ __forceinline__ void WaitForLaunchesBefore() {
 #endif
 }
 
+// Has the constant cache read a launch's parameters while there is nothing else to do: the first
+// use of each line waits for memory.
+template <typename T>
+__device__ __forceinline__ void TouchParams(const T& params) {
+  constexpr int kLineWords = 16, kWords = sizeof(T) / 4;
+  const unsigned* const words = reinterpret_cast<const unsigned*>(&params);
+  unsigned any = words[kWords - 1];
+#pragma unroll
+  for (int i = 0; i < kWords; i += kLineWords) any |= words[i];
+  // For the compiler they are used.
+  asm volatile("{.reg .pred p; setp.eq.u32 p, %0, 0; @p nanosleep.u32 0;}" ::"r"(any));
+}
+
 // Copies kBytes from global to shared memory in the background; writes zeros and reads nothing if
 // `read` is false.
 template <int kBytes>

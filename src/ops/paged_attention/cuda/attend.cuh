@@ -35,6 +35,7 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
     int head;
     int again;
   } next[2];  // while one is read the other may be written: one barrier an item is enough
+  if (kBehindPrefill) TouchParams(p);
   WaitForLaunchesBefore();
   LetNextLaunchBegin();
   const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);

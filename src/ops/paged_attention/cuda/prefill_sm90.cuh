@@ -492,6 +492,7 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     FenceBarrierInit();
     if (BOXES) PrefetchMap(&key_boxes), PrefetchMap(&value_boxes);
   }
+  TouchParams(p);
   if constexpr (kBlocks == 1) {
     __syncthreads();
   } else {

@@ -346,6 +346,7 @@ __device__ __forceinline__ Shares ShareOut(const Params& p, const Totals& totals
 // All of it, by one block of kScheduleThreads.
 __device__ __forceinline__ void Schedule(const Params& p) {
   LetNextLaunchBegin();
+  TouchParams(p);
   WaitForLaunchesBefore();  // of a call before
   __shared__ Chunk chunk;
   __shared__ Counts counts;
