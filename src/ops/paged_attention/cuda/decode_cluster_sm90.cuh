@@ -93,8 +93,7 @@ struct ClusterLoader : Loader {
     const SequenceInfo info = {0, 1, context, 0};
     const LinePart part = LinePartOf(p, info);
     const int length = RangeBlocks(kClusterBlocks, part.blocks + kTileBlocks);
-    const int begin = rank * length;
-    if (begin < max(part.blocks, 1)) LoadTile(info, part, 0, 0, 0, begin, length, head);
+    if (rank * length < max(part.blocks, 1)) LoadTile(info, part, 0, 0, 0, rank, length, head);
     LoadKeys();
     Stop();
   }
@@ -135,7 +134,7 @@ struct ClusterLoader : Loader {
     if (contested) {
       LoadContested(rank, head, num_seqs, valid);
     } else if (rank * length < line) {
-      LoadRange(rank * length, length, num_seqs, head);
+      LoadRange(rank, length, num_seqs, head);
     }
     LoadKeys();
     if (contested || rows < p.tokens) {
@@ -205,16 +204,31 @@ struct ShareOfTile {
   }
 };
 
+// Waits for a piece, and starts to copy its queries. False: there is none.
+__device__ __forceinline__ bool LoadQueriesOfNext(const Params& p, DecodeMemory& shared,
+                                                  const Place<DecodeMemory::kSlots>& at,
+                                                  int thread) {
+  Wait(At(shared.slot_full, at), at.parity);
+  const DecodeSlot& slot = shared.slots[at.index];
+  if (slot.stop != 0) return false;
+  LoadQueries<kWriteThreads>(p, shared, slot.tile, at, thread);
+  return true;
+}
+
 // Puts the sums of a piece into the places of the blocks that finish them, or finishes the rows of
 // a tile that is not split.
 __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory& shared, int rank,
                                                    int thread) {
-  constexpr int kThreads = kWriteWarps * 32, kVectors = ShareOfTile::kVectors;
+  constexpr int kVectors = ShareOfTile::kVectors;
   Place<1> sums;
-  for (Place<DecodeMemory::kSlots> at;; at.Next()) {
-    Wait(At(shared.slot_full, at), at.parity);
+  Place<DecodeMemory::kSlots> next;
+  bool more = LoadQueriesOfNext(p, shared, next, thread);
+  WaitForCluster();  // for the barriers of the other blocks
+  while (more) {
+    const Place<DecodeMemory::kSlots> at = next;
+    next.Next();
+    more = LoadQueriesOfNext(p, shared, next, thread);  // found before this one's keys are there
     const DecodeSlot& slot = shared.slots[at.index];
-    if (slot.stop != 0) return;
     const Tile tile = slot.tile;
     const float factor = MakeLogitFactor(p, tile.head).factor;
     const ShareOfTile own_share(tile, tile.split);
@@ -232,7 +246,7 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
     }
     Wait(At(shared.sums_full, sums), sums.parity);
     const bool bad = slot.bad != 0;
-    for (int i = thread; i < own_share.count; i += kThreads) {
+    for (int i = thread; i < own_share.count; i += kWriteThreads) {
       const int row = i / kVectors, d = i % kVectors * 4;
       MergedRow<DecodeMemory::kParts> merged(shared.max[row], shared.sum[row], factor);
       if (bad) merged.sum = NaN();
@@ -277,7 +291,7 @@ __device__ __forceinline__ void MergeParts(const Params& p, const DecodeMemory::
   tile.head = head;
   const float factor = MakeLogitFactor(p, tile.head).factor;
   const ShareOfTile share(tile, tile.split);
-  for (int i = share.first + thread; i < share.end; i += kWriteWarps * 32) {
+  for (int i = share.first + thread; i < share.end; i += kWriteThreads) {
     const int row = i / kVectors, d = i % kVectors * 4;
     const long long query_row = QueryRow(p, tile, row);
     Wait(SharedAddress(&of.full), 0);
@@ -305,7 +319,7 @@ __device__ __forceinline__ void MergeParts(const Params& p, const DecodeMemory::
 // Of tiles in parts.
 __device__ __forceinline__ void MergeClusterParts(const Params& p, DecodeMemory& shared, int head,
                                                   int thread) {
-  SyncThreads(kWriters, kWriteWarps * 32);  // the first thread has said which tiles
+  SyncThreads(kWriters, kWriteThreads);  // the first thread has said which tiles
   for (const DecodeMemory::Shares& of : shared.shares) {
     if (of.exist == 0) continue;
     constexpr int kFew = kClusterBlocks < 8 ? kClusterBlocks : 8;
@@ -356,7 +370,6 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
   } else if (warp == kDecodeWarps) {
     ClusterLoader{{p, key_boxes, value_boxes, shared}}.Run(lengths, rank, head);
   } else {
-    WaitForCluster();  // for the barriers of the other blocks
     const int thread = static_cast<int>(threadIdx.x) - (kDecodeWarps + 1) * 32;
     WriteClusterPieces(p, shared, rank, thread);
     MergeClusterParts(p, shared, head, thread);

@@ -159,7 +159,7 @@ __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, in
 __device__ __forceinline__ void WritePieces(const Params& p, DecodeMemory& shared, int warp) {
   const int lane = threadIdx.x % 32;
   const bool leader = warp == 0 && lane == 0;
-  const auto sync = [] { SyncThreads(kWriters, kWriteWarps * 32); };
+  const auto sync = [] { SyncThreads(kWriters, kWriteThreads); };
   Place<1> sums;
   for (Place<DecodeMemory::kSlots> at;; at.Next()) {
     Wait(At(shared.slot_full, at), at.parity);
@@ -171,7 +171,7 @@ __device__ __forceinline__ void WritePieces(const Params& p, DecodeMemory& share
       const int end = min(first + DecodeMemory::kSumRows, tile.num_rows);
       Wait(At(shared.sums_full, sums), sums.parity);
       if (slot.bad != 0) {
-        for (int row = first + warp * 32 + lane; row < end; row += kWriteWarps * 32) {
+        for (int row = first + warp * 32 + lane; row < end; row += kWriteThreads) {
           shared.sum[row][0] = NaN();
         }
         sync();

@@ -369,6 +369,7 @@ __device__ __forceinline__ void ComputePieces(const Params& p, DecodeMemory& sha
     Wait(At(shared.slot_full, at), at.parity);
     const DecodeSlot& slot = shared.slots[at.index];
     if (slot.stop != 0) return;
+    Wait(At(shared.queries_full, at), at.parity);
     if (kLineRows == 8 || slot.tile.num_rows <= 8) {
       ComputePiece<1>(p, shared, slot, shared.queries[at.index], stage, sums, turn, warp);
     } else if constexpr (kLineRows > 8) {

@@ -12,6 +12,7 @@ namespace xla_gpu::paged_attention::sm90 {
 inline constexpr int kLineRows = LINE_ROWS;
 inline constexpr bool kWide = IsWide(kLineRows);
 inline constexpr int kWriteWarps = WriteWarps(kLineRows);
+inline constexpr int kWriteThreads = kWriteWarps * 32;
 inline constexpr int kDecodeThreads = DecodeThreads(kLineRows);
 #ifdef CLUSTER
 inline constexpr int kClusterBlocks = CLUSTER;  // blocks that share a head: decode_cluster_sm90.cuh
@@ -20,6 +21,8 @@ using DecodeMemory = ClusterShared<kHeadDim, sizeof(Cache), kLineRows>;
 inline constexpr int kClusterBlocks = 0;
 using DecodeMemory = DecodeShared<kHeadDim, sizeof(Cache), kLineRows>;
 #endif
+// In clusters, where the loader's way to the first key counts, those of many short pieces elsewhere.
+inline constexpr bool kWritersLoadQueries = kClusterBlocks > 0;
 
 // Keys, and values, as they lie in a stage.
 inline constexpr int kKeyBytes = kHeadDim * static_cast<int>(sizeof(Cache));
@@ -42,6 +45,26 @@ __device__ __forceinline__ unsigned PlaceOfKey(int key, int piece) {
 __device__ __forceinline__ int ComputedRows(int rows) {
   if constexpr (kWide) return rows <= 16 ? 16 : 32;
   return rows <= 8 ? 8 : 16;
+}
+
+// Starts to copy the queries of a piece, by kThreads threads, and announces them. Rows that do not
+// exist become zeros.
+template <int kThreads>
+__device__ __forceinline__ void LoadQueries(const Params& p, DecodeMemory& shared, const Tile& tile,
+                                            const Place<DecodeMemory::kSlots>& slot, int thread) {
+  constexpr int kOfRow = kThreads / 16;
+#pragma unroll 1
+  for (int row = thread / kOfRow; row < ComputedRows(tile.num_rows); row += 16) {
+    const bool exists = row < tile.num_rows;
+    const Query* from = static_cast<const Query*>(p.query);
+    if (exists) from += QueryRow(p, tile, row) * kHeadDim;
+#pragma unroll
+    for (int i = thread % kOfRow; i < kTileDims / 8; i += kOfRow) {
+      const unsigned place = kWide ? PlaceInTile(row, i) : row * DecodeMemory::kQueryStride + i * 16;
+      CopyAsync<16>(SharedAddress(shared.queries[slot.index]) + place, from + i * 8, exists);
+    }
+  }
+  ArriveCopied(At(shared.queries_full, slot));
 }
 
 struct Loader {
@@ -82,22 +105,6 @@ struct Loader {
     return static_cast<unsigned>(page) < static_cast<unsigned>(p.num_pages);
   }
 
-  // Starts to copy the queries of a piece. Rows that do not exist become zeros.
-  __device__ __forceinline__ void LoadQueries(const Tile& tile) {
-#pragma unroll 1
-    for (int row = lane / 2; row < ComputedRows(tile.num_rows); row += 16) {
-      const bool exists = row < tile.num_rows;
-      const Query* from = static_cast<const Query*>(p.query);
-      if (exists) from += QueryRow(p, tile, row) * kHeadDim;
-#pragma unroll
-      for (int i = lane % 2; i < kTileDims / 8; i += 2) {
-        const unsigned place =
-            kWide ? PlaceInTile(row, i) : row * DecodeMemory::kQueryStride + i * 16;
-        CopyAsync<16>(SharedAddress(shared.queries[slot.index]) + place, from + i * 8, exists);
-      }
-    }
-  }
-
   // Hands a piece to the warps that compute and write, and then loads the keys of the one before:
   // so this one's pages, and the next piece, are found meanwhile.
   __device__ __forceinline__ void Take(const Tile& tile, unsigned* arrivals, bool bad = false) {
@@ -117,7 +124,7 @@ struct Loader {
     next.pages[1] = PageAt(next, next.key + DecodeMemory::kStageKeys);
     Wait(At(shared.slot_empty, slot), slot.parity ^ 1);
     DecodeSlot& to = shared.slots[slot.index];
-    LoadQueries(tile);
+    if constexpr (!kWritersLoadQueries) LoadQueries<32>(p, shared, tile, slot, lane);
     if (lane == 0) {
       to.tile = tile;
       to.first_key = first_key;
@@ -132,7 +139,6 @@ struct Loader {
   }
 
   __device__ __forceinline__ void HandOver() {
-    ArriveCopied(At(shared.slot_full, slot));
     if (lane == 0) Arrive(At(shared.slot_full, slot));
     slot.Next();
   }
@@ -177,8 +183,9 @@ struct Loader {
     part = LinePartOf(p, info);
   }
 
-  // All tiles, or parts of them, that lie in [begin, begin + length) of the line.
-  __device__ __forceinline__ void LoadRange(int begin, int length, int num_seqs, int head) {
+  // All tiles, or parts of them, that lie in one of the line's ranges of this length.
+  __device__ __forceinline__ void LoadRange(int range, int length, int num_seqs, int head) {
+    const int begin = range * length;
     // The sequence at the range's begin: the first that ends behind it.
     int low = 0, count = num_seqs;
     while (count > 32) {
@@ -205,7 +212,7 @@ struct Loader {
       for (; tile < of.tiles; ++tile) {
         const int place = first + tile * tile_length;
         if (place >= end) return;
-        LoadTile(seq, of, first_seq + at, tile, place, begin, length, head);
+        LoadTile(seq, of, first_seq + at, tile, place, range, length, head);
       }
       if (++at == 32) {
         LookAt(first_seq + 32, Sequence(first_seq + 32 + lane, num_seqs));
@@ -216,7 +223,8 @@ struct Loader {
 
   // The part of a tile, which begins at `place`, in the range.
   __device__ __forceinline__ void LoadTile(const SequenceInfo& info, const LinePart& of, int seq,
-                                           int index, int place, int begin, int length, int head) {
+                                           int index, int place, int range, int length, int head) {
+    const int begin = range * length;
     const int from = max(begin - place, 0), to = min(begin + length - place, of.blocks);
     if (from > 0 && from >= to) return;  // of the tile only its end
     Tile tile;
@@ -231,11 +239,12 @@ struct Loader {
     tile.key_begin = max(keys.begin, (of.first_block + from) * kSplitTokens);
     tile.key_end = max(tile.key_begin, min(keys.end, (of.first_block + to) * kSplitTokens));
     const auto range_of = [&](int place) {
+      if (place >= begin && place < begin + length) return range;
       if constexpr (kClusterBlocks == 0) return place / length;
       return __popc(__ballot_sync(kAllLanes, place >= (lane + 1) * length));  // no more than 32
     };
     const int first = range_of(place);
-    tile.split = range_of(begin) - first;
+    tile.split = range - first;
     tile.splits = range_of(place + max(of.blocks, 1) - 1) - first + 1;
     // Tiles that are split begin in different ranges, and end before, or in, the next one's first:
     // of twice as many places as there are ranges each has its own.
@@ -243,10 +252,13 @@ struct Loader {
     tile.head = head;
     tile.again = 0;
     // Other tiles of the sequence may see keys that this one does not.
-    const int seen = p.window == 0 ? 0 : max(0, tile.first_pos - p.window + 1);
-    const bool bad =
-        of.tiles > 1 && HasBadPage(seq, max(seen, (of.first_block + from) * kSplitTokens),
-                                   min(info.context_len, (of.first_block + to) * kSplitTokens));
+    bool bad = false;
+    if (of.tiles > 1) {
+      const int seen = p.window == 0 ? 0 : max(0, tile.first_pos - p.window + 1);
+      bad = HasBadPage(seq, max(seen, (of.first_block + from) * kSplitTokens), tile.key_begin) ||
+            HasBadPage(seq, tile.key_end,
+                       min(info.context_len, (of.first_block + to) * kSplitTokens));
+    }
     unsigned* arrivals = nullptr;
     if constexpr (kClusterBlocks == 0)
       arrivals = p.arrivals + p.line_partials + first * p.kv_heads + head;
@@ -284,7 +296,7 @@ struct Loader {
       const unsigned at = unit / kv_heads;
       const int head = static_cast<int>(unit - at * kv_heads);
       if (header.line > 0) {
-        LoadRange(static_cast<int>(at) * header.range_blocks, header.range_blocks, num_seqs, head);
+        LoadRange(static_cast<int>(at), header.range_blocks, num_seqs, head);
       } else if (p.items[at].kind == kDecodeItem) {
         Take(Tile{p.items[at], head, 0}, nullptr);
       }

@@ -55,7 +55,7 @@ struct alignas(16) DecodeSlot {
 template <int kStages, int kSlots>
 struct DecodeBarriers {
   using Barrier = unsigned long long;
-  Barrier slot_full[kSlots], slot_empty[kSlots];
+  Barrier slot_full[kSlots], queries_full[kSlots], slot_empty[kSlots];
   Barrier full[kStages], empty[kStages];
   Barrier sums_full[1], sums_empty[1];
   Barrier half_full[1];  // of wide tiles: the first warpgroup's sums

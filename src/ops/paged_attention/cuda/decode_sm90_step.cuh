@@ -67,14 +67,15 @@ __device__ __forceinline__ void InitDecodeBarriers(DecodeMemory& shared) {
   const auto init = [](const auto& barriers, int count) {
     for (const auto& barrier : barriers) InitBarrier(SharedAddress(&barrier), count);
   };
-  init(shared.slot_full, 32 + 1);
-  init(shared.slot_empty, kWriteWarps * 32);
+  init(shared.slot_full, 1);
+  init(shared.queries_full, kWritersLoadQueries ? kWriteThreads : 32);
+  init(shared.slot_empty, kWriteThreads);
   init(shared.full, 1);
   init(shared.empty, kWide ? kGroupWarps : kDecodeWarps);
   // Of wide tiles the last warpgroup has added the others' sums to its own.
   init(shared.sums_full, (kWide ? kGroupWarps : kDecodeWarps) * 32);
   init(shared.half_full, kGroupWarps * 32);
-  init(shared.sums_empty, kWriteWarps * 32);
+  init(shared.sums_empty, kWriteThreads);
   FenceBarrierInit();
 }
 

@@ -308,6 +308,7 @@ __device__ __forceinline__ void ComputePieces(const Params& p, DecodeMemory& sha
     const DecodeSlot& slot = shared.slots[at.index];
     const char* const queries = shared.queries[at.index];
     if (slot.stop != 0) return;
+    Wait(At(shared.queries_full, at), at.parity);
     if (ComputedRows(slot.tile.num_rows) == 16) {
       ComputeWidePiece<2>(p, shared, slot, queries, stage, sums, group, own);
     } else {
