@@ -347,7 +347,7 @@ __device__ __forceinline__ Shares ShareOut(const Params& p, const Totals& totals
 __device__ __forceinline__ void Schedule(const Params& p) {
   LetNextLaunchBegin();
   TouchParams(p);
-  WaitForLaunchesBefore();  // of a call before
+  if (p.prefill_launch != 0) WaitForLaunchesBefore();  // else it was launched behind their ends
   __shared__ Chunk chunk;
   __shared__ Counts counts;
   __shared__ int warp_ends[kScheduleWarps];
