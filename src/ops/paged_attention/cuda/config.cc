@@ -283,7 +283,8 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   Launches launches;
   launches.schedule = {{folder + "schedule.cu",
                         "paged_attention_schedule",
-                        {StrCat("SCHEDULE_THREADS=", config.schedule_threads)}},
+                        {StrCat("SCHEDULE_THREADS=", config.schedule_threads),
+                         StrCat("LINE_ONLY=", config.line_only ? 1 : 0)}},
                        {.block = {blocks(config.schedule_threads), 1, 1},
                         .programmatic = config.overlaps && config.prefill_sm90}};
   const auto add_sm90 = [&](const Problem& of, const char* source, const char* entry, int grid,

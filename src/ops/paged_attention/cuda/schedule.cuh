@@ -8,7 +8,8 @@
 // Every step waits for the one before, so that what counts is latency: a warp adds up by itself,
 // warps exchange their sums through one barrier, and what all warps need each of them computes.
 //
-// Defines: SCHEDULE_THREADS, a multiple of 32; as many sequences are looked at side by side.
+// Defines: SCHEDULE_THREADS, a multiple of 32, as many sequences are looked at side by side;
+// LINE_ONLY, 1 where the decode launch does all work (Params::line_only): most of this is left out.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SCHEDULE_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SCHEDULE_CUH_
 
@@ -20,6 +21,7 @@ namespace {
 
 __device__ __forceinline__ Totals AddUpWarp(const Totals& x) {
   const auto add_up = [](const Work& work) {
+    if constexpr (kLineOnly) return Work{};
     return Work{WarpSum(work.tokens), WarpSum(work.tiles), WarpMax(work.max_keys)};
   };
   return {add_up(x.decode), add_up(x.prefill), WarpSum(x.owned_tokens), WarpSum(x.line),
@@ -131,8 +133,9 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
     // Add it to the totals.
     if (valid) {
       if (begin < end && before > begin) totals.order = kContested;
-      const Shape shape = ShapeOf(p, info);
       totals.owned_tokens += info.query_len;
+      Shape shape = {};
+      if constexpr (!kLineOnly) shape = ShapeOf(p, info);
       // Of the keys of its own tokens a prefill tile sees about half.
       const int hidden =
           p.causal && !shape.decode ? Min(info.query_len, shape.visible_keys) / 2 : 0;
@@ -317,7 +320,7 @@ struct Shares {
 };
 
 __device__ __forceinline__ Shares ShareOut(const Params& p, const Totals& totals) {
-  if (p.decode_ranges == 0 || p.line_only != 0 || p.prefill_launch == 0) {
+  if (p.decode_ranges == 0 || kLineOnly || p.prefill_launch == 0) {
     return {p.prefill_workers, p.decode_workers, p.decode_ranges};
   }
   if (totals.line == 0) return {p.prefill_workers, 0, p.decode_ranges};
@@ -346,8 +349,10 @@ __device__ __forceinline__ Shares ShareOut(const Params& p, const Totals& totals
 // All of it, by one block of kScheduleThreads.
 __device__ __forceinline__ void Schedule(const Params& p) {
   LetNextLaunchBegin();
-  TouchParams(p);
-  if (p.prefill_launch != 0) WaitForLaunchesBefore();  // else it was launched behind their ends
+  if constexpr (!kLineOnly) {  // that one is launched behind the end of what stands before it
+    TouchParams(p);
+    WaitForLaunchesBefore();
+  }
   __shared__ Chunk chunk;
   __shared__ Counts counts;
   __shared__ int warp_ends[kScheduleWarps];
@@ -369,7 +374,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
   int line = 0, copied_tokens = 0;
   if (totals.order == kContested) {
     num_items = WriteContested(p, num_seqs);
-  } else if (p.line_only == 0) {
+  } else if constexpr (!kLineOnly) {
     Splits chosen;
     const int room = p.partial_capacity / p.kv_heads;
     const int for_prefill = totals.decode.tiles > 0 ? room / 4 * 3 : room;
@@ -410,7 +415,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
                  .range_blocks = RangeBlocks(Max(shares.decode_ranges, 1), line),
                  .decode_blocks = static_cast<unsigned>(shares.decode_blocks),
                  .next_unit = static_cast<unsigned>(shares.decode_blocks),
-                 .has_fills = p.line_only != 0 &&
+                 .has_fills = kLineOnly &&
                               (totals.order == kContested || totals.owned_tokens < p.tokens)};
   }
 }

@@ -11,6 +11,7 @@ namespace xla_gpu::paged_attention {
 namespace {
 
 constexpr int kScheduleThreads = SCHEDULE_THREADS;
+constexpr bool kLineOnly = LINE_ONLY != 0;
 constexpr int kScheduleWarps = kScheduleThreads / 32;
 constexpr int kCandidates = 32;  // one a lane
 constexpr unsigned kAll = 0xffffffffu;
