@@ -21,7 +21,8 @@ using DecodeMemory = ClusterShared<kHeadDim, sizeof(Cache), kLineRows>;
 inline constexpr int kClusterBlocks = 0;
 using DecodeMemory = DecodeShared<kHeadDim, sizeof(Cache), kLineRows>;
 #endif
-// In clusters, where the loader's way to the first key counts, those of many short pieces elsewhere.
+// In clusters, where the loader's way to the first key counts, those of many short pieces
+// elsewhere.
 inline constexpr bool kWritersLoadQueries = kClusterBlocks > 0;
 
 // Keys, and values, as they lie in a stage.
@@ -60,7 +61,8 @@ __device__ __forceinline__ void LoadQueries(const Params& p, DecodeMemory& share
     if (exists) from += QueryRow(p, tile, row) * kHeadDim;
 #pragma unroll
     for (int i = thread % kOfRow; i < kTileDims / 8; i += kOfRow) {
-      const unsigned place = kWide ? PlaceInTile(row, i) : row * DecodeMemory::kQueryStride + i * 16;
+      const unsigned place =
+          kWide ? PlaceInTile(row, i) : row * DecodeMemory::kQueryStride + i * 16;
       CopyAsync<16>(SharedAddress(shared.queries[slot.index]) + place, from + i * 8, exists);
     }
   }

@@ -398,25 +398,25 @@ __device__ __forceinline__ void Schedule(const Params& p) {
   }
 
   if (threadIdx.x == 0) {
-    *p.header = {.num_items = num_items,
-                 .next_item = static_cast<unsigned>(p.workers),
-                 .num_seqs = static_cast<unsigned>(num_seqs),
-                 .order = totals.order,
-                 .any_bad_page = 0,
-                 .blocks_done = 0,
-                 .num_prefill_items = num_prefill_items,
-                 .next_prefill = static_cast<unsigned>(p.decode_ranges > 0 ? 0 : p.prefill_workers),
-                 .num_redo = 0,
-                 .num_merges = static_cast<unsigned>(num_merges),
-                 .num_copied = num_copied,
-                 .next_copied = static_cast<unsigned>(p.copied_workers),
-                 .copied_tokens = copied_tokens,
-                 .line = line,
-                 .range_blocks = RangeBlocks(Max(shares.decode_ranges, 1), line),
-                 .decode_blocks = static_cast<unsigned>(shares.decode_blocks),
-                 .next_unit = static_cast<unsigned>(shares.decode_blocks),
-                 .has_fills = kLineOnly &&
-                              (totals.order == kContested || totals.owned_tokens < p.tokens)};
+    *p.header = {
+        .num_items = num_items,
+        .next_item = static_cast<unsigned>(p.workers),
+        .num_seqs = static_cast<unsigned>(num_seqs),
+        .order = totals.order,
+        .any_bad_page = 0,
+        .blocks_done = 0,
+        .num_prefill_items = num_prefill_items,
+        .next_prefill = static_cast<unsigned>(p.decode_ranges > 0 ? 0 : p.prefill_workers),
+        .num_redo = 0,
+        .num_merges = static_cast<unsigned>(num_merges),
+        .num_copied = num_copied,
+        .next_copied = static_cast<unsigned>(p.copied_workers),
+        .copied_tokens = copied_tokens,
+        .line = line,
+        .range_blocks = RangeBlocks(Max(shares.decode_ranges, 1), line),
+        .decode_blocks = static_cast<unsigned>(shares.decode_blocks),
+        .next_unit = static_cast<unsigned>(shares.decode_blocks),
+        .has_fills = kLineOnly && (totals.order == kContested || totals.owned_tokens < p.tokens)};
   }
 }
 

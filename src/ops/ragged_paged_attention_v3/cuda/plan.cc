@@ -42,7 +42,8 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
     problem.head_dim = c.head_dim;
     for (const bool aligned : {true, false}) {
       if (!aligned && c.head_dim != 128) continue;
-      specs.push_back(AppendSpec(problem, {"", "", {"SCHEDULE_THREADS=128", "LINE_ONLY=0"}}, aligned));
+      specs.push_back(
+          AppendSpec(problem, {"", "", {"SCHEDULE_THREADS=128", "LINE_ONLY=0"}}, aligned));
     }
   }
   return specs;
