@@ -27,7 +27,9 @@ TEST(ConfigDecode, HopperDecodesInALaunchOfItsOwn) {
   EXPECT_EQ(l.attend[0].spec.source, "src/ops/paged_attention/cuda/decode_sm90.cu");
   EXPECT_EQ(l.attend[0].config.grid[0], 132u);
   EXPECT_TRUE(l.attend[0].config.programmatic);
-  EXPECT_FALSE(l.schedule.config.programmatic);  // what stands before it is not ours
+  // It does not wait for what stands before it.
+  EXPECT_THAT(l.schedule.spec.defines, Contains("LINE_ONLY=1"));
+  EXPECT_FALSE(l.schedule.config.programmatic);
   EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
   // Sizes are parameters: no other kernel is compiled for them.
   problem.page_size = 24;
