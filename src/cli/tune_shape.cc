@@ -8,6 +8,7 @@
 #include <numeric>
 #include <random>
 
+#include "src/core/ceil_div.h"
 #include "src/core/float_types.h"
 #include "src/core/host_tensor.h"
 #include "src/core/op_registry.h"
@@ -25,8 +26,6 @@ constexpr double kNoise = 0.02;
 // one page of hundreds that is left out more.
 constexpr double kMostDifference = 0.02;
 constexpr double kMostF32Difference = 1e-4;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // One of `sequences` has as many new tokens as `query_lens` says over a context of as many as
 // `context_lens`.

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <tuple>
 
+#include "src/core/ceil_div.h"
 #include "src/core/expect.h"
 #include "src/core/strings.h"
 
@@ -26,8 +27,6 @@ Status CheckPages(std::string_view op, const TensorView& kv_cache, const CacheSh
                          " tokens; page_size must be 1 to 2^31-1 and there can be at most "
                          "2^31-1 pages");
 }
-
-int64_t RoundUp(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
 }  // namespace
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/core/ceil_div.h"
 #include "src/ops/paged_attention/random_case.h"
 #include "src/ops/ragged_paged_attention_v3/ragged_paged_attention_v3.h"
 
@@ -90,7 +91,6 @@ class Case {
   OwnedTensor out, new_cache;
 
  private:
-  static int64_t RoundUp(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
   int64_t num_pages() const { return spec_.max_seqs * spec_.max_pages + spec_.spare_pages; }
 
   void MakeTensors() {

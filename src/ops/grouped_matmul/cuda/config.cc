@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "src/core/ceil_div.h"
 #include "src/core/strings.h"
 
 namespace xla_gpu::grouped_matmul {
@@ -15,8 +16,6 @@ constexpr char kHopper[] = "src/ops/grouped_matmul/cuda/grouped_matmul_sm90.cu";
 std::string DeviceType(DType dtype) {
   return dtype == DType::kI8 ? "signed char" : std::string(InfoOf(dtype).device);
 }
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // At most: a group ends in at most one tile that is not full.
 uint32_t Blocks(const Problem& p, int tile_rows, int tile_columns, int at_once) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "src/core/ceil_div.h"
+
 namespace xla_gpu::paged_attention {
 namespace {
 
@@ -24,8 +26,6 @@ struct Cut {
   int64_t row_parts = 1;
   int64_t head_parts = 1;
 };
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // One segment's tasks that cost the same: they differ in their heads alone.
 struct Cell {

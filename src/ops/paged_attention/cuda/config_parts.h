@@ -7,15 +7,13 @@
 #include <limits>
 #include <vector>
 
+#include "src/core/ceil_div.h"
 #include "src/ops/paged_attention/cuda/config.h"
 
 namespace xla_gpu::paged_attention {
 
 inline constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 inline constexpr int kSimtLanes = kAttendThreads / kDecodeTileRows;  // of a row
-
-inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
 
 inline bool IsNarrow(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
 
