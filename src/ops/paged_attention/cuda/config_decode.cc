@@ -27,6 +27,11 @@ const char* WhyNotSm90Decode(const Problem& problem, const cuda::DeviceInfo& dev
   return whole ? nullptr : "head_dim of an fp8 cache";
 }
 
+// A token of each sequence at most, whose rows are half a tile at most.
+bool HalfTiles(const Problem& problem) {
+  return problem.tokens <= problem.max_seqs && problem.group_size() <= kDecodeTileRows / 2;
+}
+
 }  // namespace
 
 bool IsDecode(const Problem& problem) {
@@ -38,7 +43,7 @@ bool IsDecode(const Problem& problem) {
 
 int LineRows(const Problem& problem) {
   const int64_t group = problem.group_size();
-  const bool few = problem.tokens <= problem.max_seqs && group <= 8;
+  const bool few = HalfTiles(problem);
   if (problem.head_dim > 128) return few ? kDecodeTileRows / 2 : kDecodeTileRows;
   if (few || IsFloat8(problem.cache_dtype)) return kDecodeTileRows;
   // Where sequences have few tokens each, drafts perhaps, all of them are one tile; beside prompts
@@ -64,8 +69,7 @@ int64_t DecodeSharedBytes(const Problem& problem) {
 }
 
 int ClusterRows(const Problem& problem) {
-  const bool few = problem.tokens <= problem.max_seqs && problem.group_size() <= 8;
-  return few ? kDecodeTileRows / 2 : kDecodeTileRows;
+  return HalfTiles(problem) ? kDecodeTileRows / 2 : kDecodeTileRows;
 }
 int64_t ClusterSharedBytes(const Problem& problem) {
   const bool narrow = ClusterRows(problem) < kDecodeTileRows;
