@@ -23,6 +23,7 @@
 
 namespace xla_gpu::paged_attention {
 
+using paged_cache::IntegersOf;
 using paged_cache::kLeastAlignment;
 using paged_cache::Layout;
 using paged_cache::OwnedTensor;
@@ -30,13 +31,6 @@ using paged_cache::OwnedTensor;
 // Whether two numbers are the same one that is not finite, or both NaN.
 inline bool SameNonFinite(double a, double b) {
   return std::isnan(a) ? std::isnan(b) : std::isinf(a) && a == b;
-}
-
-// A function of (lo, hi) that draws an integer of [lo, hi], each as likely.
-inline auto IntegersOf(std::mt19937_64& rng) {
-  return [&rng](int64_t lo, int64_t hi) {
-    return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
-  };
 }
 
 // What a case is made of; Fill makes the tensors.

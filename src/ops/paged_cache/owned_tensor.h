@@ -1,10 +1,12 @@
-// For tests: tensors in exact-size heap buffers, so that a sanitizer sees any access past them.
+// For tests: tensors in exact-size heap buffers, so that a sanitizer sees any access past them, and
+// the integers that random cases draw.
 #ifndef XLA_GPU_OPS_PAGED_CACHE_OWNED_TENSOR_H_
 #define XLA_GPU_OPS_PAGED_CACHE_OWNED_TENSOR_H_
 
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -12,6 +14,13 @@
 #include "src/core/tensor_view.h"
 
 namespace xla_gpu::paged_cache {
+
+// A function of (lo, hi) that draws an integer of [lo, hi], each as likely.
+inline auto IntegersOf(std::mt19937_64& rng) {
+  return [&rng](int64_t lo, int64_t hi) {
+    return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
+  };
+}
 
 // The three shapes of ParseCacheShape.
 enum class Layout { kInterleaved, kPair, kStacked };

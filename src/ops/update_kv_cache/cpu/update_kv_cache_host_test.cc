@@ -18,6 +18,7 @@
 namespace xla_gpu::update_kv_cache {
 namespace {
 
+using paged_cache::IntegersOf;
 using paged_cache::Layout;
 using paged_cache::OwnedTensor;
 
@@ -88,7 +89,7 @@ struct UpdateCase {
     for (int64_t i = 0; i < tokens; ++i) {
       // Many tokens share slots; some are skipped; some lie far outside.
       const int64_t wild[] = {-1, num_slots, INT32_MIN, INT32_MAX};
-      const int64_t pick = std::uniform_int_distribution<int64_t>(0, num_slots + 20)(rng);
+      const int64_t pick = IntegersOf(rng)(0, num_slots + 20);
       const int64_t slot = pick < num_slots ? pick : wild[pick % 4];
       if (slot_dtype == DType::kI32) {
         slots.ints()[i] = static_cast<int32_t>(slot);
@@ -176,9 +177,7 @@ TEST(UpdateKvCacheHost, WritesSlotsAndNothingElse) {
   std::unique_ptr<ThreadPool> pool = MakeThreadPool(4);
   for (int seed = 0; seed < 400; ++seed) {
     std::mt19937_64 rng(static_cast<uint64_t>(seed));
-    const auto in = [&rng](int64_t lo, int64_t hi) {
-      return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
-    };
+    const auto in = IntegersOf(rng);
     const int64_t heads = in(1, 3);
     UpdateCase c(kInputs[in(0, 2)], kCaches[in(0, 4)], static_cast<Layout>(in(0, 2)),
                  in(0, 3) == 0 ? 0 : in(1, 200), heads, in(1, 70), in(1, 20),
