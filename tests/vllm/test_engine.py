@@ -96,7 +96,7 @@ def printed(checkpoint, quantized, four_bits, images, tmp_path_factory):
     command = [sys.executable, program, folder, json.dumps(REQUESTS)]
     done = run(
         *command,
-        seconds=600,
+        seconds=1200,
         JAX_DEFAULT_MATMUL_PRECISION="highest",
         XLA_FLAGS="--xla_force_host_platform_device_count=2",  # of the CPU
     )
