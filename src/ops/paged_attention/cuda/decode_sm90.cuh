@@ -6,10 +6,11 @@
 // merge the softmaxes in shared memory and write the rows, beside the next piece. Where a sequence
 // has 17 to 32 rows, stages are of 64 keys, and two warpgroups compute (decode_sm90_wide.cuh).
 //
-// What waits on what: slot_full (a piece is taken), full (its keys are there) -> logits, weights,
-// sums -> empty; at a piece's end sums_full -> merged -> sums_empty, slot_empty. No wait is for
-// another block, and none for a later piece: the loader waits for a slot while the keys of the
-// piece before are not loaded yet, but those of the pieces in the slots' earlier uses are.
+// What waits on what: slot_full (a piece is taken), queries_full, full (its queries, its keys are
+// there) -> logits, weights, sums -> empty; at a piece's end sums_full -> merged -> sums_empty,
+// slot_empty. No wait is for another block, and none for a later piece: the loader waits for a slot
+// while the keys of the piece before are not loaded yet, but those of the pieces in the slots'
+// earlier uses are.
 //
 // A page out of range makes the sums of its tile NaN: parts are merged to NaN whatever the others
 // are.

@@ -21,8 +21,8 @@ using DecodeMemory = ClusterShared<kHeadDim, sizeof(Cache), kLineRows>;
 inline constexpr int kClusterBlocks = 0;
 using DecodeMemory = DecodeShared<kHeadDim, sizeof(Cache), kLineRows>;
 #endif
-// In clusters, where the loader's way to the first key counts, those of many short pieces
-// elsewhere.
+// Else the warp that loads keys: in clusters its way to the first key counts, elsewhere what a
+// short piece takes the warps that write.
 inline constexpr bool kWritersLoadQueries = kClusterBlocks > 0;
 
 // Keys, and values, as they lie in a stage.
