@@ -6,6 +6,8 @@
 
 namespace xla_gpu {
 
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
 __device__ __forceinline__ unsigned SharedAddress(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }

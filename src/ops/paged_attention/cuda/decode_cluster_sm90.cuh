@@ -107,25 +107,11 @@ struct ClusterLoader : Loader {
     // Loops over what the compiler does not know to be the same in all lanes are of lanes that
     // part.
     const int num_seqs = Uniform(min(max(lengths.num_seqs, 0), p.max_seqs));
-    bool valid = lane < num_seqs && lengths.begin >= 0 && lengths.begin <= lengths.end &&
-                 lengths.end <= p.tokens && lengths.context >= 0 &&
-                 lengths.context <= p.max_context;
-    SequenceInfo of_lane = {};
-    if (valid) of_lane = {lengths.begin, lengths.end - lengths.begin, lengths.context, 0};
-    LookAt(0, of_lane);
-    // The greatest end, and the line's, so far.
-    int end = valid ? lengths.end : 0, line_end = part.Length();
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int other_end = __shfl_up_sync(kAllLanes, end, step);
-      const int other_line = __shfl_up_sync(kAllLanes, line_end, step);
-      if (lane >= step) end = max(end, other_end), line_end += other_line;
-    }
-    info.line_end = line_end;
-    const int line = __shfl_sync(kAllLanes, line_end, 31);
-    int before = __shfl_up_sync(kAllLanes, end, 1);
-    if (lane == 0) before = 0;
-    const bool contested = __any_sync(kAllLanes, info.query_len > 0 && before > info.query_begin);
+    bool valid = lane < num_seqs && AreValid(p, lengths.begin, lengths.end, lengths.context);
+    const LaneSequence found = FindSequences(p, valid, lengths.begin, lengths.end, lengths.context);
+    LookAt(0, found.info);
+    const bool contested = found.contested;
+    const int line = __shfl_sync(kAllLanes, info.line_end, 31);
     const int rows = __reduce_add_sync(kAllLanes, info.query_len);
     // A tile without keys is where another's end is, which nobody waits for.
     const bool ends_empty =

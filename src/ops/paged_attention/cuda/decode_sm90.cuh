@@ -161,6 +161,7 @@ __device__ __forceinline__ void WritePieces(const Params& p, DecodeMemory& share
   const int lane = threadIdx.x % 32;
   const bool leader = warp == 0 && lane == 0;
   const auto sync = [] { SyncThreads(kWriters, kWriteThreads); };
+  WaitForLaunchesBefore();  // the schedule sets the counters of arrivals
   Place<1> sums;
   for (Place<DecodeMemory::kSlots> at;; at.Next()) {
     Wait(At(shared.slot_full, at), at.parity);
@@ -194,6 +195,7 @@ __device__ __forceinline__ void Decode(const Params& p, const TensorMap& key_box
   DecodeMemory& shared = *reinterpret_cast<DecodeMemory*>(memory);
   const int warp = Uniform(threadIdx.x / 32);
   if (threadIdx.x == 0) InitDecodeBarriers(shared);
+  if (HasOwnLine(p)) FindOwnLine(p, shared);
   __syncthreads();
 
   // Each warp's part.

@@ -69,6 +69,34 @@ __device__ __forceinline__ void LoadQueries(const Params& p, DecodeMemory& share
   ArriveCopied(At(shared.queries_full, slot));
 }
 
+// Whether a block finds the line by itself, so that its first keys do not wait for the schedule:
+// it works beside nothing else, and there are no more sequences than threads.
+__device__ __forceinline__ bool HasOwnLine(const Params& p) {
+  return p.line_only != 0 && p.max_seqs <= decltype(DecodeMemory::own)::kSeqs;
+}
+
+// A thread's sequence, by all threads; what they find is there after a barrier.
+__device__ __forceinline__ void FindOwnLine(const Params& p, DecodeMemory& shared) {
+  const int seq = static_cast<int>(threadIdx.x), lane = seq % 32;
+  WarpSequences of_warp = {0, 0, p.tokens, 0};
+  if (seq - lane < p.max_seqs) {
+    const int at = min(seq, p.max_seqs - 1);
+    const int begin = LoadIndex(p.query_start_loc + at);
+    const int end = LoadIndex(p.query_start_loc + at + 1);
+    const int context = LoadIndex(p.context_lens + at);
+    const bool valid =
+        seq < min(LoadIndex(p.num_seqs), p.max_seqs) && AreValid(p, begin, end, context);
+    const LaneSequence found = FindSequences(p, valid, begin, end, context);
+    shared.own.infos[seq] = found.info;
+    of_warp = {__shfl_sync(kAllLanes, found.info.line_end, 31),
+               __shfl_sync(kAllLanes, found.end, 31),
+               __reduce_min_sync(kAllLanes, found.info.query_len > 0 ? begin : p.tokens),
+               __reduce_add_sync(kAllLanes, found.info.query_len)};
+    if (found.contested) of_warp.begin = -1;
+  }
+  if (lane == 0) shared.own.warps[seq / 32] = of_warp;
+}
+
 struct Loader {
   const Params& p;
   const TensorMap& key_boxes;
@@ -176,8 +204,17 @@ struct Loader {
   SequenceInfo info = {};
   LinePart part = {};
   int first_seq = 0;
-  __device__ __forceinline__ SequenceInfo Sequence(int seq, int count) const {
-    return seq < count ? p.sequences[seq] : SequenceInfo{0, 0, 0, 0x7fffffff};
+  // Where the line is this block's own: its length up to the end of the lane's warp's sequences.
+  bool own = false;
+  int own_end = 0;
+  __device__ __forceinline__ SequenceInfo Sequence(int first, int count) const {
+    const int seq = first + lane;
+    int before = 0;
+    if (own && first > 0) before = __shfl_sync(kAllLanes, own_end, first / 32 - 1);
+    if (seq >= count) return {0, 0, 0, 0x7fffffff};
+    SequenceInfo of = own ? shared.own.infos[seq] : p.sequences[seq];
+    of.line_end += before;
+    return of;
   }
   __device__ __forceinline__ void LookAt(int seq, const SequenceInfo& of_lane) {
     first_seq = seq;
@@ -190,6 +227,10 @@ struct Loader {
     const int begin = range * length;
     // The sequence at the range's begin: the first that ends behind it.
     int low = 0, count = num_seqs;
+    if (own) {
+      low = 32 * (__ffs(static_cast<int>(__ballot_sync(kAllLanes, own_end > begin))) - 1);
+      count = 32;
+    }
     while (count > 32) {
       const int step = (count + 31) / 32;
       const int last = min(low + (lane + 1) * step, low + count) - 1;
@@ -199,7 +240,7 @@ struct Loader {
       low += of * step;
       count = min(step, end - low);
     }
-    if (low != first_seq) LookAt(low, Sequence(low + lane, num_seqs));
+    if (low != first_seq) LookAt(low, Sequence(low, num_seqs));
     int at = __ffs(static_cast<int>(__ballot_sync(kAllLanes, info.line_end > begin))) - 1;
     const int end = begin + length;
     const auto from = [&](int x) { return __shfl_sync(kAllLanes, x, at); };
@@ -217,7 +258,7 @@ struct Loader {
         LoadTile(seq, of, first_seq + at, tile, place, range, length, head);
       }
       if (++at == 32) {
-        LookAt(first_seq + 32, Sequence(first_seq + 32 + lane, num_seqs));
+        LookAt(first_seq + 32, Sequence(first_seq + 32, num_seqs));
         at = 0;
       }
     }
@@ -278,30 +319,80 @@ struct Loader {
     return __any_sync(kAllLanes, bad);
   }
 
-  __device__ __forceinline__ void Run() {
+  // The work of all blocks.
+  struct Work {
+    int num_seqs;
+    int line;  // its length, 0: there are items
+    int range_blocks;
+    unsigned units;  // ranges, or items
+    unsigned blocks;
+    int has_fills;
+  };
+
+  // From what the block's threads found; false if that does not do.
+  __device__ __forceinline__ bool FindOwnWork(Work& work) {
+    if (!HasOwnLine(p)) return false;
+    constexpr int kWarps = kDecodeThreads / 32;
+    WarpSequences of = {0, 0, p.tokens, 0};
+    if (lane < kWarps) of = shared.own.warps[lane];
+    own_end = of.line;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int of_line = __shfl_up_sync(kAllLanes, own_end, step);
+      const int of_end = __shfl_up_sync(kAllLanes, of.end, step);
+      if (lane >= step) own_end += of_line, of.end = max(of.end, of_end);
+    }
+    int before = __shfl_up_sync(kAllLanes, of.end, 1);
+    if (lane == 0) before = 0;
+    own = !__any_sync(kAllLanes, before > of.begin);
+    work.num_seqs = min(max(LoadIndex(p.num_seqs), 0), p.max_seqs);
+    work.line = __shfl_sync(kAllLanes, own_end, 31);
+    work.range_blocks = RangeBlocks(max(p.decode_ranges, 1), work.line);
+    work.blocks = static_cast<unsigned>(p.decode_workers);
+    work.has_fills = __reduce_add_sync(kAllLanes, of.tokens) < p.tokens;
+    first_seq = -1;
+    return own;
+  }
+
+  // From the schedule.
+  __device__ __forceinline__ void ReadWork(Work& work) {
     WaitForLaunchesBefore();
     LetNextLaunchBegin();  // not before: prefill does not wait for the schedule
-    const SequenceInfo early = Sequence(lane, p.max_seqs);  // beside the header, not after it
+    const SequenceInfo early = Sequence(0, p.max_seqs);  // beside the header, not after it
     const WorkHeader header = *p.header;
-    if (lane == 0) shared.has_fills = header.has_fills;
-    const int num_seqs = static_cast<int>(header.num_seqs);
-    LookAt(0, lane < num_seqs ? early : Sequence(lane, 0));
+    work = {.num_seqs = static_cast<int>(header.num_seqs),
+            .line = header.line,
+            .range_blocks = header.range_blocks,
+            .units = p.line_only != 0 ? header.num_items : 0,
+            .blocks = header.decode_blocks,
+            .has_fills = header.has_fills};
+    LookAt(0, lane < work.num_seqs ? early : Sequence(0, 0));
+  }
+
+  __device__ __forceinline__ void Run() {
+    Work work = {};
+    if (FindOwnWork(work)) {
+      LetNextLaunchBegin();
+    } else {
+      ReadWork(work);
+    }
+    if (work.line > 0) {
+      work.units = static_cast<unsigned>((work.line - 1) / work.range_blocks + 1);
+    }
+    if (lane == 0) shared.has_fills = work.has_fills;
     const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
-    const unsigned units = header.line > 0
-                               ? static_cast<unsigned>((header.line - 1) / header.range_blocks + 1)
-                           : p.line_only != 0 ? header.num_items
-                                              : 0;
-    const bool works = blockIdx.x < header.decode_blocks;
-    for (unsigned unit = blockIdx.x; works && unit < units * kv_heads;) {
-      unsigned next = 0;
-      if (lane == 0) next = atomicAdd(&p.header->next_unit, 1u);
+    const bool works = blockIdx.x < work.blocks;
+    for (unsigned unit = blockIdx.x; works && unit < work.units * kv_heads;) {
       const unsigned at = unit / kv_heads;
       const int head = static_cast<int>(unit - at * kv_heads);
-      if (header.line > 0) {
-        LoadRange(static_cast<int>(at), header.range_blocks, num_seqs, head);
+      if (work.line > 0) {
+        LoadRange(static_cast<int>(at), work.range_blocks, work.num_seqs, head);
       } else if (p.items[at].kind == kDecodeItem) {
         Take(Tile{p.items[at], head, 0}, nullptr);
       }
+      WaitForLaunchesBefore();  // the schedule sets the counter
+      unsigned next = 0;
+      if (lane == 0) next = atomicAdd(&p.header->next_unit, 1u);
       LoadKeys();
       unit = __shfl_sync(kAllLanes, next, 0);
     }

@@ -52,6 +52,21 @@ struct alignas(16) DecodeSlot {
   int bad;             // it met a page out of range
 };
 
+// What a block's threads find of a sequence each, and its warps of theirs, for the warp that loads.
+struct WarpSequences {
+  int line;    // the length of their part of the line
+  int end;     // the greatest of those that are valid
+  int begin;   // the least of those that have rows; -1: a row is of two of them
+  int tokens;  // that they have
+};
+template <int kMostSeqs>
+struct OwnLine {
+  static constexpr int kSeqs = kMostSeqs;  // 0: blocks wait for the schedule's line
+  static constexpr int kRoom = kSeqs > 0 ? kSeqs : 1;
+  SequenceInfo infos[kRoom];  // line_end: from the warp's first sequence on
+  WarpSequences warps[(kRoom + 31) / 32];
+};
+
 template <int kStages, int kSlots>
 struct DecodeBarriers {
   using Barrier = unsigned long long;
@@ -64,7 +79,7 @@ struct DecodeBarriers {
 
 template <int kHeadDim, int kElement>
 using NarrowStages = DecodeStages<kHeadDim * kElement, DecodeKeys(kHeadDim)>;
-template <int kHeadDim, int kElement, int kRows, int kSlotCount>
+template <int kHeadDim, int kElement, int kRows, int kSlotCount, int kOwnSeqs>
 struct alignas(1024) DecodeSharedOf
     : NarrowStages<kHeadDim, kElement>,
       DecodeBarriers<NarrowStages<kHeadDim, kElement>::kStages, kSlotCount> {
@@ -85,6 +100,7 @@ struct alignas(1024) DecodeSharedOf
   static constexpr int kSlots = kSlotCount;
   alignas(16) char queries[kSlots][kRows * kQueryStride];
   DecodeSlot slots[kSlots];
+  OwnLine<kOwnSeqs> own;
 };
 
 // Of wide tiles: the warpgroups take stages of 64 keys in turn. Queries and weights lie as operands
@@ -108,6 +124,7 @@ struct alignas(1024) WideDecodeShared : DecodeStages<kHeadDim * 2, 64>,
   float first_max[kRows], first_sum[kRows];
   int seen_begin[kGroups][kRows], seen_end[kGroups][kRows];  // the keys that each row sees
   DecodeSlot slots[kSlots];
+  OwnLine<DecodeThreads(kRows)> own;
 };
 
 // For elements of the cache of kElement bytes; those of wide tiles have two.
@@ -117,11 +134,13 @@ struct DecodeSharedFor {
 };
 template <int kHeadDim, int kElement>
 struct DecodeSharedFor<kHeadDim, kElement, kDecodeTileRows> {
-  using Type = DecodeSharedOf<kHeadDim, kElement, kDecodeTileRows, kHeadDim == 512 ? 3 : 4>;
+  using Type = DecodeSharedOf<kHeadDim, kElement, kDecodeTileRows, kHeadDim == 512 ? 3 : 4,
+                              kHeadDim == 512 ? 0 : DecodeThreads(kDecodeTileRows)>;
 };
 template <int kHeadDim, int kElement>
 struct DecodeSharedFor<kHeadDim, kElement, kDecodeTileRows / 2> {
-  using Type = DecodeSharedOf<kHeadDim, kElement, kDecodeTileRows / 2, 4>;
+  using Type = DecodeSharedOf<kHeadDim, kElement, kDecodeTileRows / 2, 4,
+                              DecodeThreads(kDecodeTileRows / 2)>;
 };
 template <int kHeadDim, int kElement, int kRows>
 using DecodeShared = typename DecodeSharedFor<kHeadDim, kElement, kRows>::Type;
@@ -148,7 +167,7 @@ constexpr ShareRoom RoomOfShares(int most_rows, int vectors) {
 // share of its elements, from each of them, one after the other. The first such tile of a block's
 // range began in another block, the second ends in another one.
 template <int kHeadDim, int kElement, int kRows>
-struct ClusterShared : DecodeSharedOf<kHeadDim, kElement, kRows, 3> {
+struct ClusterShared : DecodeSharedOf<kHeadDim, kElement, kRows, 3, 0> {
   static constexpr ShareRoom kRoom = RoomOfShares(kRows, kHeadDim / 4);
   struct alignas(16) Shares {
     float sums[kRoom.vectors][4];

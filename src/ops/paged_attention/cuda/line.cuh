@@ -65,6 +65,37 @@ __device__ __forceinline__ LinePart LinePartOf(const Params& p, const SequenceIn
   return {tiles, first_block, max(end - first_block, 0)};
 }
 
+// Whether a sequence's lengths can be meant: a wrong one has no rows.
+__device__ __forceinline__ bool AreValid(const Params& p, int begin, int end, int context) {
+  return begin >= 0 && begin <= end && end <= p.tokens && context >= 0 && context <= p.max_context;
+}
+
+// A warp's sequences, a lane each.
+struct LaneSequence {
+  SequenceInfo info;  // line_end: from the first lane's sequence on
+  int end;            // the greatest of valid sequences up to this one
+  bool contested;     // in all lanes: a row is of two of them
+};
+__device__ __forceinline__ LaneSequence FindSequences(const Params& p, bool valid, int begin,
+                                                      int end, int context) {
+  const int lane = threadIdx.x % 32;
+  LaneSequence found = {};
+  if (valid) found.info = {begin, end - begin, context, 0};
+  found.end = valid ? end : 0;
+  found.info.line_end = LinePartOf(p, found.info).Length();
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int of_end = __shfl_up_sync(kAllLanes, found.end, step);
+    const int of_line = __shfl_up_sync(kAllLanes, found.info.line_end, step);
+    if (lane >= step) found.end = max(found.end, of_end), found.info.line_end += of_line;
+  }
+  int before = __shfl_up_sync(kAllLanes, found.end, 1);
+  if (lane == 0) before = 0;
+  found.contested =
+      __any_sync(kAllLanes, found.info.query_len > 0 && before > found.info.query_begin);
+  return found;
+}
+
 // The length of each of `ranges` ranges at most. Shorter ones would cost more for their start and
 // end than they save.
 __device__ __forceinline__ int RangeBlocks(int ranges, int line) {

@@ -82,16 +82,15 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
     const bool used = s < num_seqs;
     const Lengths lengths = base == 0 ? first : ReadLengths(p, s);
     const int begin = lengths.begin, end = lengths.end, context = lengths.context;
-    const bool valid = used && begin >= 0 && begin <= end && end <= p.tokens && context >= 0 &&
-                       context <= p.max_context;
+    const bool valid = used && AreValid(p, begin, end, context);
     // The greatest end so far, this sequence's included, and before it.
     int inclusive = valid ? end : 0;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(kAll, inclusive, step);
+      const int other = __shfl_up_sync(kAllLanes, inclusive, step);
       if (lane >= step) inclusive = Max(inclusive, other);
     }
-    int before = __shfl_up_sync(kAll, inclusive, 1);
+    int before = __shfl_up_sync(kAllLanes, inclusive, 1);
     if (lane == 0) before = 0;
     SequenceInfo info = {};
     if (valid) info = {begin, end - begin, context, 0};
@@ -104,7 +103,7 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
       line_end = length;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
-        const int other = __shfl_up_sync(kAll, line_end, step);
+        const int other = __shfl_up_sync(kAllLanes, line_end, step);
         if (lane >= step) line_end += other;
       }
     }
@@ -264,10 +263,10 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
     Demand sum = own;  // of the warp's sequences up to this one
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
-      const Demand other = {__shfl_up_sync(kAll, sum.decode_items, step),
-                            __shfl_up_sync(kAll, sum.prefill_items, step),
-                            __shfl_up_sync(kAll, sum.copied_items, step),
-                            __shfl_up_sync(kAll, sum.partial_rows, step)};
+      const Demand other = {__shfl_up_sync(kAllLanes, sum.decode_items, step),
+                            __shfl_up_sync(kAllLanes, sum.prefill_items, step),
+                            __shfl_up_sync(kAllLanes, sum.copied_items, step),
+                            __shfl_up_sync(kAllLanes, sum.partial_rows, step)};
       if (lane >= step) sum = sum + other;
     }
     if (lane == 31) of_warps[warp] = sum;

@@ -14,7 +14,6 @@ constexpr int kScheduleThreads = SCHEDULE_THREADS;
 constexpr bool kLineOnly = LINE_ONLY != 0;
 constexpr int kScheduleWarps = kScheduleThreads / 32;
 constexpr int kCandidates = 32;  // one a lane
-constexpr unsigned kAll = 0xffffffffu;
 constexpr int kMostInt = 0x7fffffff;
 
 __device__ __forceinline__ int Min(int a, int b) { return a < b ? a : b; }
@@ -28,12 +27,12 @@ __device__ __forceinline__ int CeilDiv(int a, int b) {
 // Of values below 2^53, whose sum over the warp fits 64 bits.
 __device__ __forceinline__ unsigned long long WarpSum(unsigned long long x) {
   constexpr unsigned kLow = (1u << 26) - 1u;
-  const unsigned low = __reduce_add_sync(kAll, static_cast<unsigned>(x) & kLow);
-  const unsigned high = __reduce_add_sync(kAll, static_cast<unsigned>(x >> 26));
+  const unsigned low = __reduce_add_sync(kAllLanes, static_cast<unsigned>(x) & kLow);
+  const unsigned high = __reduce_add_sync(kAllLanes, static_cast<unsigned>(x >> 26));
   return (static_cast<unsigned long long>(high) << 26) + low;
 }
-__device__ __forceinline__ int WarpSum(int x) { return __reduce_add_sync(kAll, x); }
-__device__ __forceinline__ int WarpMax(int x) { return __reduce_max_sync(kAll, x); }
+__device__ __forceinline__ int WarpSum(int x) { return __reduce_add_sync(kAllLanes, x); }
+__device__ __forceinline__ int WarpMax(int x) { return __reduce_max_sync(kAllLanes, x); }
 
 // Of one kind of items, over all sequences.
 struct Work {
@@ -223,10 +222,10 @@ __device__ __forceinline__ Split ChooseSplit(const Params& p, const Work& work, 
   if (partial_rows > room) cost = kImpossible;
 
   // The cheapest. Costs are positive: their bits are in their order.
-  const float least = __uint_as_float(__reduce_min_sync(kAll, __float_as_uint(cost)));
-  const int best = __ffs(static_cast<int>(__ballot_sync(kAll, cost == least))) - 1;
-  return {__shfl_sync(kAll, split_tokens, best), __shfl_sync(kAll, items, best),
-          __shfl_sync(kAll, partial_rows, best)};
+  const float least = __uint_as_float(__reduce_min_sync(kAllLanes, __float_as_uint(cost)));
+  const int best = __ffs(static_cast<int>(__ballot_sync(kAllLanes, cost == least))) - 1;
+  return {__shfl_sync(kAllLanes, split_tokens, best), __shfl_sync(kAllLanes, items, best),
+          __shfl_sync(kAllLanes, partial_rows, best)};
 }
 
 }  // namespace

@@ -10,7 +10,6 @@ namespace xla_gpu::paged_attention {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
-inline constexpr unsigned kAllLanes = 0xffffffffu;
 
 __device__ __forceinline__ float Infinity() { return __int_as_float(0x7f800000); }
 __device__ __forceinline__ float NaN() { return __int_as_float(0x7fc00000); }
