@@ -195,6 +195,8 @@ __device__ __forceinline__ void Decode(const Params& p, const TensorMap& key_box
   DecodeMemory& shared = *reinterpret_cast<DecodeMemory*>(memory);
   const int warp = Uniform(threadIdx.x / 32);
   if (threadIdx.x == 0) InitDecodeBarriers(shared);
+  if (threadIdx.x < (kPairs ? 1 : 2)) PrefetchMap(threadIdx.x == 0 ? &key_boxes : &value_boxes);
+  TouchParams(p);
   if (HasOwnLine(p)) FindOwnLine(p, shared);
   __syncthreads();
 

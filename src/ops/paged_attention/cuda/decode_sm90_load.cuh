@@ -166,16 +166,20 @@ struct Loader {
     HandOver();
     LoadKeys();
     piece = next;
+    if (is_first) LoadKeys(DecodeMemory::kStages);
+    is_first = false;
   }
+  bool is_first = true;  // the ring is empty: its keys do not wait for the next piece to be found
 
   __device__ __forceinline__ void HandOver() {
     if (lane == 0) Arrive(At(shared.slot_full, slot));
     slot.Next();
   }
 
-  // The keys and values of the piece that waits, if there is one.
-  __device__ __forceinline__ void LoadKeys() {
-    for (; piece.stages > 0; --piece.stages, piece.key += DecodeMemory::kStageKeys) {
+  // The keys and values of the piece that waits, if there is one: of so many stages at most.
+  __device__ __forceinline__ void LoadKeys(int most = 0x7fffffff) {
+    for (; piece.stages > 0 && most > 0;
+         --most, --piece.stages, piece.key += DecodeMemory::kStageKeys) {
       int page = piece.pages[0];
       piece.pages[0] = piece.pages[1];
       piece.pages[1] = PageAt(piece, piece.key + 2 * DecodeMemory::kStageKeys);
