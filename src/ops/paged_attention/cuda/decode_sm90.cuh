@@ -194,10 +194,12 @@ __device__ __forceinline__ void Decode(const Params& p, const TensorMap& key_box
                                        const TensorMap& value_boxes, char* memory) {
   DecodeMemory& shared = *reinterpret_cast<DecodeMemory*>(memory);
   const int warp = Uniform(threadIdx.x / 32);
-  if (threadIdx.x == 0) InitDecodeBarriers(shared);
-  if (threadIdx.x < (kPairs ? 1 : 2)) PrefetchMap(threadIdx.x == 0 ? &key_boxes : &value_boxes);
-  TouchParams(p);
   if (HasOwnLine(p)) FindOwnLine(p, shared);
+  if (threadIdx.x == kDecodeThreads - 1) {  // seldom a sequence's
+    InitDecodeBarriers(shared);
+    PrefetchMap(&key_boxes);
+    if (!kPairs) PrefetchMap(&value_boxes);
+  }
   __syncthreads();
 
   // Each warp's part.

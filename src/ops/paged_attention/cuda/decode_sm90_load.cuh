@@ -115,15 +115,16 @@ struct Loader {
   Place<DecodeMemory::kSlots> slot = {};
 
   // The piece that was handed over last, as long as its keys are not under way: the lane's first
-  // key of the next stage, and its pages in the next two.
+  // key of the next stage. Pages are looked up for 32 boxes at a time, a lane one: those of the
+  // next stage begin at `box`, and others behind them are on their way.
   struct Piece {
     int stages = 0;
-    int slot, seq, key_begin, key_end, panel, key;
+    int slot, seq, key_begin, key_end, panel, key, box;
     int pages[2];
   } piece;
 
   __device__ __forceinline__ bool Reads(const Piece& of, int key) const {
-    return loads && key < of.key_end && key + p.box_tokens > of.key_begin;
+    return key < of.key_end && key + p.box_tokens > of.key_begin;
   }
   __device__ __forceinline__ int PageAt(const Piece& of, int key) const {
     if (!Reads(of, key)) return -1;
@@ -150,8 +151,9 @@ struct Loader {
         tile.key_end > tile.key_begin
             ? (tile.key_end - first_key + DecodeMemory::kStageKeys - 1) / DecodeMemory::kStageKeys
             : 0;
-    next.pages[0] = PageAt(next, next.key);
-    next.pages[1] = PageAt(next, next.key + DecodeMemory::kStageKeys);
+    next.box = 0;
+    next.pages[0] = PageAt(next, first_key + lane * p.box_tokens);
+    next.pages[1] = PageAt(next, first_key + (32 + lane) * p.box_tokens);
     Wait(At(shared.slot_empty, slot), slot.parity ^ 1);
     DecodeSlot& to = shared.slots[slot.index];
     if constexpr (!kWritersLoadQueries) LoadQueries<32>(p, shared, tile, slot, lane);
@@ -180,10 +182,15 @@ struct Loader {
   __device__ __forceinline__ void LoadKeys(int most = 0x7fffffff) {
     for (; piece.stages > 0 && most > 0;
          --most, --piece.stages, piece.key += DecodeMemory::kStageKeys) {
-      int page = piece.pages[0];
-      piece.pages[0] = piece.pages[1];
-      piece.pages[1] = PageAt(piece, piece.key + 2 * DecodeMemory::kStageKeys);
-      const bool read = Reads(piece, piece.key);
+      int page = __shfl_sync(kAllLanes, piece.pages[0], piece.box + lane / kLanesOfKey);
+      piece.box += boxes;
+      if (piece.box == 32) {
+        const int key = piece.key - lane_key + DecodeMemory::kStageKeys;  // of the next stage
+        piece.box = 0;
+        piece.pages[0] = piece.pages[1];
+        piece.pages[1] = PageAt(piece, key + (32 + lane) * p.box_tokens);
+      }
+      const bool read = loads && Reads(piece, piece.key);
       const bool bad = read && !IsPage(page);
       if (bad) page = -1;  // zeros
       if (__any_sync(kAllLanes, bad) && lane == 0) shared.slots[piece.slot].bad = 1;
@@ -287,8 +294,13 @@ struct Loader {
     tile.key_end = max(tile.key_begin, min(keys.end, (of.first_block + to) * kSplitTokens));
     const auto range_of = [&](int place) {
       if (place >= begin && place < begin + length) return range;
-      if constexpr (kClusterBlocks == 0) return place / length;
-      return __popc(__ballot_sync(kAllLanes, place >= (lane + 1) * length));  // no more than 32
+      if constexpr (kClusterBlocks > 0) {  // no more than 32
+        return __popc(__ballot_sync(kAllLanes, place >= (lane + 1) * length));
+      }
+      // There are so few that the quotient is right but for its rounding.
+      const int at =
+          static_cast<int>(__fdividef(static_cast<float>(place), static_cast<float>(length)));
+      return at + (place >= (at + 1) * length ? 1 : place < at * length ? -1 : 0);
     };
     const int first = range_of(place);
     tile.split = range - first;
@@ -328,7 +340,7 @@ struct Loader {
     int num_seqs;
     int line;  // its length, 0: there are items
     int range_blocks;
-    unsigned units;  // ranges, or items
+    unsigned items;
     unsigned blocks;
     int has_fills;
   };
@@ -367,7 +379,7 @@ struct Loader {
     work = {.num_seqs = static_cast<int>(header.num_seqs),
             .line = header.line,
             .range_blocks = header.range_blocks,
-            .units = p.line_only != 0 ? header.num_items : 0,
+            .items = p.line_only != 0 ? header.num_items : 0,
             .blocks = header.decode_blocks,
             .has_fills = header.has_fills};
     LookAt(0, lane < work.num_seqs ? early : Sequence(0, 0));
@@ -380,17 +392,17 @@ struct Loader {
     } else {
       ReadWork(work);
     }
-    if (work.line > 0) {
-      work.units = static_cast<unsigned>((work.line - 1) / work.range_blocks + 1);
-    }
     if (lane == 0) shared.has_fills = work.has_fills;
     const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
     const bool works = blockIdx.x < work.blocks;
-    for (unsigned unit = blockIdx.x; works && unit < work.units * kv_heads;) {
+    for (unsigned unit = blockIdx.x; works;) {
       const unsigned at = unit / kv_heads;
       const int head = static_cast<int>(unit - at * kv_heads);
       if (work.line > 0) {
+        if (static_cast<long long>(at) * work.range_blocks >= work.line) break;
         LoadRange(static_cast<int>(at), work.range_blocks, work.num_seqs, head);
+      } else if (at >= work.items) {
+        break;
       } else if (p.items[at].kind == kDecodeItem) {
         Take(Tile{p.items[at], head, 0}, nullptr);
       }
