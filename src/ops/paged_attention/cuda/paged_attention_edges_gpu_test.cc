@@ -123,6 +123,33 @@ TEST_F(PagedAttentionEdgesGpuTest, AValidSequenceKeepsItsRows) {
   }
 }
 
+// A token of each sequence, of more of them than a warp, or a block, has threads.
+TEST_F(PagedAttentionEdgesGpuTest, ManySequencesOfWhichSomeAreWrong) {
+  enum class Fault { kNone, kNegativeContext, kPastTheEnd, kStartsDescend };
+  for (const Kind& kind : kKinds) {
+    for (const int64_t count : {70, 200, 450}) {
+      std::vector<int64_t> query_lens, context_lens;
+      for (int64_t i = 0; i < count; ++i) {
+        query_lens.push_back(i % 5 == 4 ? 0 : 1);
+        context_lens.push_back(i % 7 == 0 ? 0 : i * 37 % 300);
+      }
+      for (const Fault fault :
+           {Fault::kNone, Fault::kNegativeContext, Fault::kPastTheEnd, Fault::kStartsDescend}) {
+        std::mt19937_64 rng(8);
+        const CaseSpec spec = SpecOf(kind, query_lens, context_lens);
+        Case c(spec, rng);
+        int32_t* const starts = c.query_start_loc.ints();
+        if (fault == Fault::kNegativeContext) c.context_lens.ints()[count / 2] = -1;
+        if (fault == Fault::kPastTheEnd) starts[count] += 5;
+        if (fault == Fault::kStartsDescend) starts[40] = 3;
+        ExpectRight(c, kind.tolerance,
+                    StrCat(count, " sequences, fault ", static_cast<int>(fault)));
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 TEST_F(PagedAttentionEdgesGpuTest, RowsThatSeeNothingAreZero) {
   for (const Kind& kind : kKinds) {
     for (const bool sinks : {false, true}) {
