@@ -136,7 +136,8 @@ TEST_F(PagedAttentionEdgesGpuTest, ManySequencesOfWhichSomeAreWrong) {
       for (const Fault fault :
            {Fault::kNone, Fault::kNegativeContext, Fault::kPastTheEnd, Fault::kStartsDescend}) {
         std::mt19937_64 rng(8);
-        const CaseSpec spec = SpecOf(kind, query_lens, context_lens);
+        CaseSpec spec = SpecOf(kind, query_lens, context_lens);
+        spec.max_pages = 300 / spec.page_size + 1;
         Case c(spec, rng);
         int32_t* const starts = c.query_start_loc.ints();
         if (fault == Fault::kNegativeContext) c.context_lens.ints()[count / 2] = -1;
