@@ -92,7 +92,7 @@ struct ClusterLoader : Loader {
   __device__ __forceinline__ void RunToken(int context, int rank, int head) {
     const SequenceInfo info = {0, 1, context, 0};
     const LinePart part = LinePartOf(p, info);
-    const int length = RangeBlocks(kClusterBlocks, part.blocks + kTileBlocks);
+    const int length = RangeBlocks(p, kClusterBlocks, part.tile_length);
     if (rank * length < max(part.blocks, 1)) LoadTile(info, part, 0, 0, 0, rank, length, head);
     LoadKeys();
     Stop();
@@ -116,7 +116,7 @@ struct ClusterLoader : Loader {
     // A tile without keys is where another's end is, which nobody waits for.
     const bool ends_empty =
         __any_sync(kAllLanes, part.tiles > 0 && part.blocks == 0 && info.line_end == line);
-    const int length = RangeBlocks(kClusterBlocks, line + (ends_empty ? kTileBlocks : 0));
+    const int length = RangeBlocks(p, kClusterBlocks, line + (ends_empty ? p.tile_blocks : 0));
     if (contested) {
       LoadContested(rank, head, num_seqs, valid);
     } else if (rank * length < line) {

@@ -257,15 +257,15 @@ struct Loader {
     const int end = begin + length;
     const auto from = [&](int x) { return __shfl_sync(kAllLanes, x, at); };
     while (first_seq + at < num_seqs) {
-      const LinePart of = {from(part.tiles), from(part.first_block), from(part.blocks)};
+      const LinePart of = {from(part.tiles), from(part.first_block), from(part.blocks),
+                           from(part.tile_length)};
       const SequenceInfo seq = {from(info.query_begin), from(info.query_len),
                                 from(info.context_len), from(info.line_end)};
-      const int tile_length = of.TileLength();
-      const int first = seq.line_end - of.tiles * tile_length;
+      const int first = seq.line_end - of.Length();
       if (first >= end) return;
-      int tile = of.tiles > 1 && first < begin ? (begin - first) / tile_length : 0;
+      int tile = of.tiles > 1 && first < begin ? (begin - first) / of.tile_length : 0;
       for (; tile < of.tiles; ++tile) {
-        const int place = first + tile * tile_length;
+        const int place = first + tile * of.tile_length;
         if (place >= end) return;
         LoadTile(seq, of, first_seq + at, tile, place, range, length, head);
       }
@@ -364,7 +364,7 @@ struct Loader {
     own = !__any_sync(kAllLanes, before > of.begin);
     work.num_seqs = min(max(LoadIndex(p.num_seqs), 0), p.max_seqs);
     work.line = __shfl_sync(kAllLanes, own_end, 31);
-    work.range_blocks = RangeBlocks(max(p.decode_ranges, 1), work.line);
+    work.range_blocks = RangeBlocks(p, max(p.decode_ranges, 1), work.line);
     work.blocks = static_cast<unsigned>(p.decode_workers);
     work.has_fills = __reduce_add_sync(kAllLanes, of.tokens) < p.tokens;
     first_seq = -1;

@@ -1,7 +1,7 @@
 // The line of decode work: all tiles of all sequences one after the other, each as long as its
-// keys, in blocks of kSplitTokens, and kTileBlocks more for its start and end. Cut into ranges of
-// one length, it keeps equal workers busy to the same moment, whatever the lengths; a tile that a
-// cut goes through is split there.
+// keys, in blocks of kSplitTokens, and Params::tile_blocks more for its start and end. Cut into
+// ranges of one length, it keeps equal workers busy to the same moment, whatever the lengths; a
+// tile that a cut goes through is split there.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_LINE_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_LINE_CUH_
 
@@ -26,14 +26,6 @@ __device__ __forceinline__ Keys KeysOf(const Params& p, const SequenceInfo& info
   return keys;
 }
 
-// A tile's start and end in blocks: more where blocks of keys take less time, since fewer
-// multiprocessors share the bandwidth.
-#ifdef CLUSTER
-inline constexpr int kTileBlocks = 2;
-#else
-inline constexpr int kTileBlocks = 1;
-#endif
-
 // Rows of a tile. What computes them knows that when it is compiled.
 __device__ __forceinline__ int LineRows([[maybe_unused]] const Params& p) {
 #ifdef LINE_ROWS
@@ -48,9 +40,9 @@ struct LinePart {
   int tiles;
   int first_block;
   int blocks;
+  int tile_length;
 
-  __device__ __forceinline__ int TileLength() const { return blocks + kTileBlocks; }
-  __device__ __forceinline__ int Length() const { return tiles * TileLength(); }
+  __device__ __forceinline__ int Length() const { return tiles * tile_length; }
 };
 
 __device__ __forceinline__ LinePart LinePartOf(const Params& p, const SequenceInfo& info) {
@@ -62,7 +54,8 @@ __device__ __forceinline__ LinePart LinePartOf(const Params& p, const SequenceIn
   const int end = (info.context_len + kSplitTokens - 1) / kSplitTokens;
   const auto tile_rows = static_cast<unsigned>(LineRows(p));
   const auto tiles = static_cast<int>((static_cast<unsigned>(rows) + tile_rows - 1) / tile_rows);
-  return {tiles, first_block, max(end - first_block, 0)};
+  const int blocks = max(end - first_block, 0);
+  return {tiles, first_block, blocks, blocks + p.tile_blocks};
 }
 
 // Whether a sequence's lengths can be meant: a wrong one has no rows.
@@ -98,10 +91,10 @@ __device__ __forceinline__ LaneSequence FindSequences(const Params& p, bool vali
 
 // The length of each of `ranges` ranges at most. Shorter ones would cost more for their start and
 // end than they save.
-__device__ __forceinline__ int RangeBlocks(int ranges, int line) {
+__device__ __forceinline__ int RangeBlocks(const Params& p, int ranges, int line) {
   constexpr int kLeast = 2;
   // The last tile's end is not waited for.
-  return max((max(line - kTileBlocks, 0) + ranges - 1) / ranges, kLeast);
+  return max((max(line - p.tile_blocks, 0) + ranges - 1) / ranges, kLeast);
 }
 
 // Rows of the partial results of one part of a tile.

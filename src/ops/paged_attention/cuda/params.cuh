@@ -188,6 +188,7 @@ struct Params : Options {
   int decode_max_rows;   // sequences of at most so many rows go the decode way, on the line or not
   int decode_ranges;     // most ranges of the line of decode work; 0: decode items
   int line_rows;         // of a tile of the line
+  int tile_blocks;       // that a tile's start and end take on the line
   int line_partials;     // first row of the line's partial results
   int line_only;         // 1: the decode launch does all work, also such as is in items
   int decode_workers;    // blocks of that launch

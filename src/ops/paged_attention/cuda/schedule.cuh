@@ -412,7 +412,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
         .next_copied = static_cast<unsigned>(p.copied_workers),
         .copied_tokens = copied_tokens,
         .line = line,
-        .range_blocks = RangeBlocks(Max(shares.decode_ranges, 1), line),
+        .range_blocks = RangeBlocks(p, Max(shares.decode_ranges, 1), line),
         .decode_blocks = static_cast<unsigned>(shares.decode_blocks),
         .next_unit = static_cast<unsigned>(shares.decode_blocks),
         .has_fills = kLineOnly && (totals.order == kContested || totals.owned_tokens < p.tokens)};
