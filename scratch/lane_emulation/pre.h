@@ -1,0 +1,1 @@
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
