@@ -75,17 +75,20 @@ __device__ __forceinline__ bool HasOwnLine(const Params& p) {
   return p.line_only != 0 && p.max_seqs <= decltype(DecodeMemory::own)::kSeqs;
 }
 
-// A thread's sequence, by all threads; what they find is there after a barrier.
+// A thread's sequence, by all threads; what they find is there after a barrier. The launch has not
+// waited for the one before, so that the L1 may hold what an earlier call read: lengths are read
+// past it, and one thread empties it for what is read behind the barrier.
 __device__ __forceinline__ void FindOwnLine(const Params& p, DecodeMemory& shared) {
   const int seq = static_cast<int>(threadIdx.x), lane = seq % 32;
   WarpSequences of_warp = {0, 0, p.tokens, 0};
+  if (seq == kDecodeThreads - 33) __threadfence();  // the next warp makes the barriers
   if (seq - lane < p.max_seqs) {
     const int at = min(seq, p.max_seqs - 1);
-    const int begin = LoadIndex(p.query_start_loc + at);
-    const int end = LoadIndex(p.query_start_loc + at + 1);
-    const int context = LoadIndex(p.context_lens + at);
+    const int begin = __ldcg(p.query_start_loc + at);
+    const int end = __ldcg(p.query_start_loc + at + 1);
+    const int context = __ldcg(p.context_lens + at);
     const bool valid =
-        seq < min(LoadIndex(p.num_seqs), p.max_seqs) && AreValid(p, begin, end, context);
+        seq < min(__ldcg(p.num_seqs), p.max_seqs) && AreValid(p, begin, end, context);
     const LaneSequence found = FindSequences(p, valid, begin, end, context);
     shared.own.infos[seq] = found.info;
     of_warp = {__shfl_sync(kAllLanes, found.info.line_end, 31),
