@@ -214,7 +214,7 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
 bool ReadsPairs(const Problem& problem) {
   const int64_t bytes = problem.head_dim * DTypeSize(problem.cache_dtype);
   return !problem.separate_v && problem.v.offset - problem.k.offset == problem.head_dim &&
-         bytes <= sm90::kBoxPanels * 128 && cuda::IsAccepted(MakeBoxes(problem, true));
+         bytes <= int64_t{sm90::kBoxPanels} * 128 && cuda::IsAccepted(MakeBoxes(problem, true));
 }
 
 const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device, bool takes_head_dim,
