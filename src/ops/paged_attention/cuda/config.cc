@@ -412,9 +412,10 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.line_rows = LineRows(problem);
   // More where warps take long to end a tile, or blocks of keys take less time since fewer
   // multiprocessors share the bandwidth.
-  p.tile_blocks = config.decode_cluster > 0                                         ? 2
-                  : config.line_only && sm90::IsWide(static_cast<int>(p.line_rows)) ? 3
-                                                                                    : 1;
+  p.tile_blocks = config.decode_cluster > 0 ? 2
+                  : config.line_only && sm90::IsWide(static_cast<int>(p.line_rows))
+                      ? kMostTileBlocks
+                      : 1;
   p.line_partials = static_cast<int>(planned.workspace.line_partials);
   p.line_only = config.line_only ? 1 : 0;
   p.decode_workers = config.decode_workers;

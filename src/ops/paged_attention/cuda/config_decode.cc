@@ -114,7 +114,8 @@ int64_t PartRows(const Problem& problem) {
 }
 int64_t MostLineBlocks(const Problem& problem) {
   const int64_t tiles = problem.tokens * CeilDiv(problem.group_size(), LineRows(problem));
-  const int64_t blocks = CeilDiv(std::min(problem.max_context(), kMaxInt), kSplitTokens) + 4;
+  const int64_t blocks =
+      CeilDiv(std::min(problem.max_context(), kMaxInt), kSplitTokens) + kMostTileBlocks;
   return tiles > kMaxInt / blocks ? kMaxInt : tiles * blocks;
 }
 

@@ -356,14 +356,7 @@ struct Loader {
     WarpSequences of = {0, 0, p.tokens, 0};
     if (lane < kWarps) of = shared.own.warps[lane];
     own_end = of.line;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int of_line = __shfl_up_sync(kAllLanes, own_end, step);
-      const int of_end = __shfl_up_sync(kAllLanes, of.end, step);
-      if (lane >= step) own_end += of_line, of.end = max(of.end, of_end);
-    }
-    int before = __shfl_up_sync(kAllLanes, of.end, 1);
-    if (lane == 0) before = 0;
+    const int before = ScanLanes(of.end, own_end);
     own = !__any_sync(kAllLanes, before > of.begin);
     work.num_seqs = min(max(LoadIndex(p.num_seqs), 0), p.max_seqs);
     work.line = __shfl_sync(kAllLanes, own_end, 31);

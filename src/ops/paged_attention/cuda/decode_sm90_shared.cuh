@@ -52,7 +52,7 @@ struct alignas(16) DecodeSlot {
   int bad;             // it met a page out of range
 };
 
-// What a block's threads find of a sequence each, and its warps of theirs, for the warp that loads.
+// For the warp that loads: what each thread of the block finds of a sequence, and each warp of 32.
 struct WarpSequences {
   int line;    // the length of their part of the line
   int end;     // the greatest of those that are valid

@@ -63,6 +63,20 @@ __device__ __forceinline__ bool AreValid(const Params& p, int begin, int end, in
   return begin >= 0 && begin <= end && end <= p.tokens && context >= 0 && context <= p.max_context;
 }
 
+// Makes of the lanes' ends and lengths the greatest end, and the sum of lengths, up to each lane;
+// gives the greatest end before it.
+__device__ __forceinline__ int ScanLanes(int& end, int& length) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int of_end = __shfl_up_sync(kAllLanes, end, step);
+    const int of_length = __shfl_up_sync(kAllLanes, length, step);
+    if (lane >= step) end = max(end, of_end), length += of_length;
+  }
+  const int before = __shfl_up_sync(kAllLanes, end, 1);
+  return lane == 0 ? 0 : before;
+}
+
 // A warp's sequences, a lane each.
 struct LaneSequence {
   SequenceInfo info;  // line_end: from the first lane's sequence on
@@ -71,19 +85,11 @@ struct LaneSequence {
 };
 __device__ __forceinline__ LaneSequence FindSequences(const Params& p, bool valid, int begin,
                                                       int end, int context) {
-  const int lane = threadIdx.x % 32;
   LaneSequence found = {};
   if (valid) found.info = {begin, end - begin, context, 0};
   found.end = valid ? end : 0;
   found.info.line_end = LinePartOf(p, found.info).Length();
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int of_end = __shfl_up_sync(kAllLanes, found.end, step);
-    const int of_line = __shfl_up_sync(kAllLanes, found.info.line_end, step);
-    if (lane >= step) found.end = max(found.end, of_end), found.info.line_end += of_line;
-  }
-  int before = __shfl_up_sync(kAllLanes, found.end, 1);
-  if (lane == 0) before = 0;
+  const int before = ScanLanes(found.end, found.info.line_end);
   found.contested =
       __any_sync(kAllLanes, found.info.query_len > 0 && before > found.info.query_begin);
   return found;

@@ -24,6 +24,7 @@ namespace xla_gpu::paged_attention {
 // A row is one (query token, query head of the group) pair of a sequence and kv head:
 // row = query token * group size + head in group. Items are tiles of consecutive rows.
 inline constexpr int kDecodeTileRows = 16;  // the M of one tensor-core instruction
+inline constexpr int kMostTileBlocks = 3;   // of Params::tile_blocks
 inline constexpr int kSplitTokens = 64;     // KV ranges of decode's splits are multiples of this
 inline constexpr int kPrefillSplitTokens = 128;  // and those of prefill's of this
 // Batch-invariant mode: the split of a sequence depends on its own length alone.
