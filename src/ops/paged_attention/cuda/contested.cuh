@@ -15,6 +15,7 @@ namespace {
 // Fill items for all tokens, from place `num_items` in the list; gives the list's new length.
 __device__ __forceinline__ int WriteFills(const Params& p, int num_items) {
   const int fills = CeilDiv(p.tokens, kFillTokens);
+#pragma unroll 1
   for (int i = threadIdx.x; i < fills; i += kScheduleThreads) {
     WorkItem item = {};
     item.kind = kFillItem;
@@ -32,6 +33,7 @@ __device__ __forceinline__ void CheckPages(const Params& p, int num_seqs) {
     const Keys keys = KeysOf(p, info, 0, info.query_len * p.group_size);
     const int pages = keys.end > 0 ? (keys.end - 1) / p.page_size + 1 : 0;
     bool bad = false;
+#pragma unroll 1
     for (int i = keys.begin / p.page_size + static_cast<int>(threadIdx.x); i < pages;
          i += kScheduleThreads) {
       const int page = p.block_tables[static_cast<long long>(s) * p.max_pages + i];
@@ -53,12 +55,14 @@ __device__ __forceinline__ unsigned WriteContested(const Params& p, int num_seqs
   CheckPages(p, num_seqs);
   for (int token = threadIdx.x; token < p.tokens; token += kScheduleThreads) {
     int owner = num_seqs - 1;
+#pragma unroll 1
     for (; owner >= 0; --owner) {
       const SequenceInfo& info = p.sequences[owner];
       if (info.query_begin <= token && token < info.query_begin + info.query_len) break;
     }
     if (owner < 0) continue;
     const SequenceInfo info = p.sequences[owner];
+#pragma unroll 1
     for (int head = 0; head < p.group_size; head += kDecodeTileRows) {
       WorkItem item = {};
       item.kind = kDecodeItem;

@@ -24,7 +24,7 @@ __device__ __forceinline__ CopyPart CopyPartOf(const Params& p, const SequenceIn
 }
 
 __device__ __forceinline__ bool IsCopied(const Params& p, const SequenceInfo& info) {
-  return info.line_end <= p.copy_capacity && CopyPartOf(p, info).tokens > 0;
+  return p.copy_capacity > 0 && info.line_end <= p.copy_capacity && CopyPartOf(p, info).tokens > 0;
 }
 
 // Where the sequence's key 0 would lie in the copy.

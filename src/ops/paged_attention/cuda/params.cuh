@@ -179,12 +179,12 @@ struct Params : Options {
   int max_context;
   int workers;  // blocks of the attend launch
   int workers_per_sm;
-  int prefill_workers;  // blocks of the launch that takes the prefill items
-  int prefill_launch;   // 1: there is such a launch, 0: they are of attend
-  int prefill_tile_rows;
-  int copy_capacity;   // tokens; 0: nothing is copied
-  int copied_workers;  // as prefill_workers and prefill_tile_rows, of the launch that reads the
-                       // copy
+  int prefill_workers;    // blocks of the launch that takes the prefill items
+  int prefill_launch;     // 1: there is such a launch, 0: they are of attend
+  int prefill_tile_rows;  // a power of two
+  int copy_capacity;      // tokens; 0: nothing is copied
+  int copied_workers;     // as prefill_workers and prefill_tile_rows, of the launch that reads the
+                          // copy
   int copied_tile_rows;
   int decode_max_rows;   // sequences of at most so many rows go the decode way, on the line or not
   int decode_ranges;     // most ranges of the line of decode work; 0: decode items

@@ -298,6 +298,7 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
       if (item.splits > 1 && item.split == 0) {  // one of the tile's items for all of them
         if (!decode) p.merges[atomicAdd(&num_merges, 1)] = place;
         unsigned* arrivals = p.arrivals + item.partial_begin + item.first_row;
+#pragma unroll 1
         for (int head = 0; head < p.kv_heads; ++head) {
           arrivals[static_cast<long long>(head) * item.splits * item.rows] = 0;
         }
@@ -374,15 +375,9 @@ __device__ __forceinline__ void Schedule(const Params& p) {
   if (totals.order == kContested) {
     num_items = WriteContested(p, num_seqs);
   } else if constexpr (!kLineOnly) {
-    Splits chosen;
-    const int room = p.partial_capacity / p.kv_heads;
-    const int for_prefill = totals.decode.tiles > 0 ? room / 4 * 3 : room;
     if (p.copy_capacity > 0) copied_tokens = totals.line;
     const int workers = copied_tokens > 0 ? p.copied_workers : shares.prefill_workers;
-    chosen.prefill =
-        ChooseSplit<false>(p, totals.prefill, workers, num_seqs, for_prefill, chunk.infos, counts);
-    chosen.decode = ChooseSplit<true>(p, totals.decode, p.workers, num_seqs,
-                                      room - chosen.prefill.partial_rows, chunk.infos, counts);
+    const Splits chosen = ChooseSplits(p, totals, workers, num_seqs, chunk.infos, counts);
     num_items =
         WriteItems(p, totals, chosen, num_seqs, warp_demands, chunk, num_merges, num_copied);
     num_prefill_items = static_cast<unsigned>(chosen.prefill.items);
@@ -412,7 +407,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
         .next_copied = static_cast<unsigned>(p.copied_workers),
         .copied_tokens = copied_tokens,
         .line = line,
-        .range_blocks = RangeBlocks(p, Max(shares.decode_ranges, 1), line),
+         .range_blocks = line > 0 ? RangeBlocks(p, shares.decode_ranges, line) : 0,
         .decode_blocks = static_cast<unsigned>(shares.decode_blocks),
         .next_unit = static_cast<unsigned>(shares.decode_blocks),
         .has_fills = kLineOnly && (totals.order == kContested || totals.owned_tokens < p.tokens)};

@@ -61,9 +61,9 @@ struct Splits {
 
 // What a sequence asks for.
 struct Shape {
-  int rows;   // of all its query tokens
-  int tiles;  // 0: no work
-  int tile_rows;
+  int rows;          // of all its query tokens
+  int tiles;         // 0: no work
+  int tile_rows;     // a power of two
   int visible_keys;  // to some row
   bool decode;
   bool copied;  // IsCopied
@@ -81,8 +81,9 @@ __device__ __forceinline__ Shape ShapeOf(const Params& p, const SequenceInfo& in
   shape.tile_rows = shape.decode   ? kDecodeTileRows
                     : shape.copied ? p.copied_tile_rows
                                    : p.prefill_tile_rows;
-  shape.tiles = shape.decode ? (shape.rows + kDecodeTileRows - 1) / kDecodeTileRows
-                             : CeilDiv(shape.rows, shape.tile_rows);
+  shape.tiles = static_cast<int>(
+      (static_cast<unsigned>(shape.rows) + static_cast<unsigned>(shape.tile_rows) - 1u) >>
+      (31 - __clz(shape.tile_rows)));
   if (shape.decode && p.decode_ranges > 0) shape.tiles = 0;  // they are on the line
   const int first_pos = info.context_len - info.query_len;
   const int first_key = p.window == 0 ? 0 : Max(0, first_pos - p.window + 1);
@@ -91,6 +92,7 @@ __device__ __forceinline__ Shape ShapeOf(const Params& p, const SequenceInfo& in
 }
 
 __device__ __forceinline__ int SplitsOf(const Params& p, const Shape& shape, int split_tokens) {
+  if (shape.visible_keys <= split_tokens && !(p.batch_invariant && shape.decode)) return 1;
   if (p.batch_invariant && shape.decode) {
     return Min(kInvariantMaxSplits, CeilDiv(shape.visible_keys, kInvariantSplitTokens));
   }
@@ -101,24 +103,41 @@ __device__ __forceinline__ int SplitsOf(const Params& p, const Shape& shape, int
 struct Cut {
   int workers;
   int workers_per_sm;
-  int block;           // lengths are multiples of this
-  int least_blocks;    // of an item
-  float item_tokens;   // what starting and ending an item costs
-  float merge_tokens;  // what merging splits costs,
-  float row_tokens;    // and each row of partial results
+  int block;         // lengths are multiples of this power of two
+  int least_blocks;  // of an item
+  int item_tokens;   // what starting and ending an item costs
+  int merge_tokens;  // what merging splits costs,
+  float row_tokens;  // and each row of partial results
 };
 
-template <bool kDecode>
-__device__ __forceinline__ Cut CutOf(const Params& p, int workers) {
-  if (kDecode) return {workers, p.workers_per_sm, kSplitTokens, 2, 128.0f, 64.0f, 0.0f};
+__device__ __forceinline__ Cut CutOf(const Params& p, bool decode, int workers) {
+  if (decode) return {workers, p.workers_per_sm, kSplitTokens, 2, 128, 64, 0.0f};
   const bool launch = p.prefill_launch != 0;  // else one block merges a tile
-  return {workers,
-          launch ? 1 : p.workers_per_sm,
-          kPrefillSplitTokens,
-          4,
-          256.0f,
-          launch ? 256.0f : 2048.0f,
+  return {workers, launch ? 1 : p.workers_per_sm, kPrefillSplitTokens, 4, 256, launch ? 256 : 2048,
           0.015f};
+}
+
+// Whether no item is better cut: of many prefill items none is long enough for others to wait for
+// it, and parts would have to gain more than a merge costs, even if all workers shared all tokens.
+// No compiler may round it otherwise than another: all who ask have to agree.
+__device__ __forceinline__ bool AreWhole(const Params& p, bool decode, const Cut& cut,
+                                         const Work& work) {
+  if (work.tiles == 0 || p.batch_invariant) return true;
+  const int pieces = work.tiles * p.kv_heads, per_sm = cut.workers_per_sm;
+  const float workers = static_cast<float>(cut.workers);
+  const float tokens = __fmul_rn(static_cast<float>(work.tokens), static_cast<float>(p.kv_heads));
+  const float longest = static_cast<float>(work.max_keys);
+  if (!decode && __fmul_rn(4.0f * workers, longest) <= tokens) return true;
+  // The cost of whole items (as cost_of in ChooseSplit) against that of such parts, times workers,
+  // and the first time also times pieces.
+  const int waves = CeilDiv(pieces * per_sm, cut.workers);  // of one worker a multiprocessor
+  const float merge = __fmul_rn(static_cast<float>(cut.merge_tokens * per_sm), workers);
+  const float idle = static_cast<float>(waves * cut.workers - pieces * per_sm);
+  const int least = Max((work.max_keys + cut.block - 1) & -cut.block, cut.least_blocks * cut.block);
+  const int besides = cut.item_tokens * (per_sm - waves) - cut.merge_tokens * per_sm;
+  return __fmul_rn(tokens, idle) <= __fmul_rn(merge, static_cast<float>(pieces)) &&
+         __fmul_rn(static_cast<float>(least + besides), workers) <=
+             __fmul_rn(tokens, static_cast<float>(per_sm));
 }
 
 // A candidate for the length of items. All are guesses, so that f32 is good enough.
@@ -155,39 +174,26 @@ __device__ __forceinline__ int AddUpTo(int a, long long b) {
 }
 
 // The candidate that ends soonest, one a lane; each warp counts the items of some sequences.
-// `room`: for partial rows. The unit of the estimate is what a worker does with one token; workers
-// share their SM's bandwidth, and one alone has all of it.
-template <bool kDecode>
-__device__ __forceinline__ Split ChooseSplit(const Params& p, const Work& work, int of_workers,
-                                             int num_seqs, int room, const SequenceInfo* infos,
-                                             Counts& counts) {
+// `room`: for partial rows of all heads. The unit of the estimate is what a worker does with one
+// token; workers share their SM's bandwidth, and one alone has all of it.
+__device__ __forceinline__ Split ChooseSplit(const Params& p, bool decode, const Work& work,
+                                             int of_workers, int num_seqs, int room,
+                                             const SequenceInfo* infos, Counts& counts) {
   constexpr float kImpossible = 3.0e38f;
-  const Cut cut = CutOf<kDecode>(p, of_workers);
+  const Cut cut = CutOf(p, decode, of_workers);
+  if (AreWhole(p, decode, cut, work)) return {kMostInt, work.tiles, 0};
+
+  // What it costs if the longest item has so many tokens.
   const float kv_heads = static_cast<float>(p.kv_heads);
   const float workers = static_cast<float>(cut.workers);
   const float tokens = static_cast<float>(work.tokens) * kv_heads;
-  // Of many prefill items none is long enough for others to wait for it.
-  const bool many = !kDecode && 4.0f * workers * static_cast<float>(work.max_keys) <= tokens;
-  const Split whole = {kMostInt, work.tiles, 0};
-  if (p.batch_invariant || many || work.tiles == 0) return whole;
-
-  // What it costs if the longest item has so many tokens.
   const float share = 1.0f / static_cast<float>(cut.workers_per_sm);
-  const float sms = workers * share;
-  const auto waves_cost = [&](float pieces) {
-    return ceilf(__fdividef(pieces, workers)) * cut.item_tokens;
-  };
+  const float sms = workers * share, item_tokens = static_cast<float>(cut.item_tokens);
   const auto cost_of = [&](float pieces, int longest) {
     const float reading = ceilf(__fdividef(pieces, sms)) * __fdividef(tokens, pieces) * share;
-    return fmaxf(reading + waves_cost(pieces),
-                 static_cast<float>(longest) * share + cut.item_tokens);
+    return fmaxf(reading + ceilf(__fdividef(pieces, workers)) * item_tokens,
+                 static_cast<float>(longest) * share + item_tokens);
   };
-  // Parts would have to gain more than a merge costs, even if all workers shared all tokens.
-  const float pieces_of_whole = static_cast<float>(work.tiles) * kv_heads;
-  const int longest = Max(CeilDiv(work.max_keys, cut.block), cut.least_blocks) * cut.block;
-  const float least_of_parts =
-      __fdividef(tokens, workers) + waves_cost(pieces_of_whole) + cut.merge_tokens;
-  if (cost_of(pieces_of_whole, longest) <= least_of_parts) return whole;
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int split_tokens = CandidateLength(p, cut, work, lane);
@@ -197,17 +203,18 @@ __device__ __forceinline__ Split ChooseSplit(const Params& p, const Work& work, 
 #pragma unroll 1
   for (int s = warp; s < num_seqs; s += kScheduleWarps) {
     const SequenceInfo info = s < kScheduleThreads ? infos[s] : p.sequences[s];
-    if (IsDecode(p, info) != kDecode || info.query_len == 0) continue;
+    if (IsDecode(p, info) != decode || info.query_len == 0) continue;
     const Shape shape = ShapeOf(p, info);
     const long long splits = CeilDiv(shape.visible_keys, split_tokens);
     items = AddUpTo(items, splits * shape.tiles);
     if (splits > 1) partial_rows = AddUpTo(partial_rows, splits * shape.rows);
   }
-  if (kDecode) __syncthreads();  // what was counted of prefill is read
+  if (decode) __syncthreads();  // what was counted of prefill is read
   counts.items[warp][lane] = items;
   counts.partial_rows[warp][lane] = partial_rows;
   __syncthreads();
   items = partial_rows = 0;
+#pragma unroll 1
   for (int w = 0; w < Min(kScheduleWarps, num_seqs); ++w) {
     items = AddUpTo(items, counts.items[w][lane]);
     partial_rows = AddUpTo(partial_rows, counts.partial_rows[w][lane]);
@@ -216,16 +223,37 @@ __device__ __forceinline__ Split ChooseSplit(const Params& p, const Work& work, 
   // Estimate what each costs.
   float cost = cost_of(static_cast<float>(items) * kv_heads, split_tokens);
   if (partial_rows > 0) {
-    cost += cut.merge_tokens + cut.row_tokens * static_cast<float>(partial_rows) * kv_heads;
+    cost += static_cast<float>(cut.merge_tokens) +
+            cut.row_tokens * static_cast<float>(partial_rows) * kv_heads;
   }
   // Without any split nothing is merged, so that the first candidate always fits.
-  if (partial_rows > room) cost = kImpossible;
+  if (static_cast<long long>(partial_rows) * p.kv_heads > room) cost = kImpossible;
 
   // The cheapest. Costs are positive: their bits are in their order.
   const float least = __uint_as_float(__reduce_min_sync(kAllLanes, __float_as_uint(cost)));
   const int best = __ffs(static_cast<int>(__ballot_sync(kAllLanes, cost == least))) - 1;
   return {__shfl_sync(kAllLanes, split_tokens, best), __shfl_sync(kAllLanes, items, best),
           __shfl_sync(kAllLanes, partial_rows, best)};
+}
+
+// Of both kinds, one after the other by the same code: what runs once waits for its code.
+__device__ __forceinline__ Splits ChooseSplits(const Params& p, const Totals& totals,
+                                               int prefill_workers, int num_seqs,
+                                               const SequenceInfo* infos, Counts& counts) {
+  Splits chosen;
+  int room = totals.decode.tiles > 0 ? p.partial_capacity / 4 * 3 : p.partial_capacity;
+#pragma unroll 1
+  for (int decode = 0;; decode = 1) {
+    const Work work = decode ? totals.decode : totals.prefill;
+    const Split split = ChooseSplit(p, decode, work, decode ? p.workers : prefill_workers, num_seqs,
+                                    room, infos, counts);
+    if (decode) {
+      chosen.decode = split;
+      return chosen;
+    }
+    chosen.prefill = split;
+    room = p.partial_capacity - split.partial_rows * p.kv_heads;
+  }
 }
 
 }  // namespace
