@@ -96,6 +96,23 @@ TEST(Config, BlocksOfLongPromptsShareKeysInPairs) {
   EXPECT_EQ(together(other), 1);
 }
 
+TEST(Config, BlocksOfFewPromptsFindTheirFirstPiece) {
+  const auto finds = [](int64_t seqs, int64_t head_dim, DType cache = DType::kBF16) {
+    Problem problem = MakePrefill(DType::kBF16, head_dim);
+    problem.cache_dtype = cache;
+    problem.max_seqs = seqs;
+    const Config config = Choose(problem, kH200);
+    EXPECT_TRUE(config.prefill_sm90);
+    return PlanParams(problem, config).params.first_pieces;
+  };
+  EXPECT_EQ(finds(1, 128), 1);
+  EXPECT_EQ(finds(4, 128), 1);
+  EXPECT_EQ(finds(16, 128), 0);  // decode is beside them
+  EXPECT_EQ(finds(32, 80), 1);
+  EXPECT_EQ(finds(33, 80), 0);
+  EXPECT_EQ(finds(4, 128, DType::kF8E4M3FN), 0);
+}
+
 TEST(Config, FewTokensHaveNoPrefill) {
   Problem problem = MakeProblem();
   for (const auto& [seqs, tokens, expected] :

@@ -297,6 +297,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       return ExchangeInBlock(InBlock(SharedAddress(&slot.redo), 0), 1u) == 0;
     };
     if (!(done && slot.zeroed == 0) && lane == 0 && first()) {
+      WaitForSchedule();
       p.redo[atomicAdd(&p.header->num_redo, 1u)] = slot.piece;  // attend does it again
       const int row = kBlocks == 1 ? 0 : slot.first_row - slot.tile.first_row;  // the piece's first
       if (slot.tile.splits > 1) atomicAdd(p.arrivals + PartialRow(p, slot.tile, 0, row), 1u);
@@ -470,7 +471,7 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
                                         const TensorMap& value_boxes, char* memory) {
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const int warp = Uniform(threadIdx.x / 32);
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 32) {
     const auto init = [](const auto& barriers, int count) {
       for (const Shared::Barrier& barrier : barriers) InitBarrier(SharedAddress(&barrier), count);
     };
@@ -493,12 +494,19 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     if (BOXES) PrefetchMap(&key_boxes), PrefetchMap(&value_boxes);
   }
   TouchParams(p);
+  const bool finds_first = FindsFirst(p);
+  bool found = false;
+  if (finds_first) {
+    if (warp == 0) found = FindFirst(p, shared);
+    // What was written before the schedule, without having waited for it.
+    if (threadIdx.x == 64) __threadfence();
+  }
   if constexpr (kBlocks == 1) {
     __syncthreads();
   } else {
     SyncCluster();
   }
-  if constexpr (!kBesideDecode) WaitForLaunchesBefore();
+  if (!kBesideDecode && !finds_first) WaitForLaunchesBefore();
   LetNextLaunchBegin();
   if constexpr (kCopiesKeys) CopyKeys(p);
 
@@ -508,7 +516,7 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     if constexpr (kConverts) {
       LoadConverted(p, shared);
     } else if (warp == 0) {
-      TakePieces(p, shared);
+      TakePieces(p, shared, found);
     } else if (warp == 1) {
       LoadKeys<false>(p, key_boxes, shared);
     } else if (warp == 2) {

@@ -2,7 +2,7 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_LOAD_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_LOAD_CUH_
 
-#include "src/ops/paged_attention/cuda/copy.cuh"
+#include "src/ops/paged_attention/cuda/items.cuh"
 #include "src/ops/paged_attention/cuda/non_finite.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_tile.cuh"
 
@@ -25,10 +25,85 @@ __device__ __forceinline__ int BlockRank() {
 // The launch in front is decode: it has let this one begin when the schedule was done, and goes on.
 inline constexpr bool kBesideDecode = BESIDE_DECODE != 0;
 
+// Blocks may find their first piece from the lengths (Params::first_pieces): the schedule lets this
+// launch begin when all that stands before it is done, and goes on. What it writes is read, and
+// written to, only by threads that have waited for it, or that know a later piece. The last blocks
+// begin when it leaves them its multiprocessor: then its list is there.
+inline constexpr bool kMayFindFirst = !kBesideDecode && !kConverts && !kCopied;
+__device__ __forceinline__ bool FindsFirst(const Params& p) {
+  return kMayFindFirst && p.first_pieces != 0 &&
+         static_cast<int>(blockIdx.x / kBlocks) < p.prefill_workers - 1;
+}
+__device__ __forceinline__ void WaitForSchedule() {
+  if constexpr (kMayFindFirst) WaitForLaunchesBefore();
+}
+
 // The warp that loads keys wants another piece before it loads the last tiles of one: early enough
 // for the next queries and keys to be there in time, and so late that the blocks that end first
 // take the last pieces.
 inline constexpr int kTakeAhead = 2;  // tiles
+
+// One lane completes a slot whose item is there.
+__device__ __forceinline__ void FillSlot(Slot& slot, unsigned piece, unsigned head, bool stop) {
+  slot.tile.head = static_cast<int>(head);
+  if constexpr (kBlocks > 1) {  // half of the rows, as whole warpgroups have them
+    slot.first_row = slot.tile.first_row;
+    slot.num_rows = slot.tile.num_rows;
+    const int half = min(((slot.num_rows + 1) / 2 + 63) / 64 * 64, slot.num_rows);
+    slot.tile.first_row += BlockRank() * half;
+    slot.tile.num_rows = BlockRank() == 0 ? half : slot.num_rows - half;
+  }
+  slot.piece = piece;
+  slot.redo = slot.zeroed = 0;
+  slot.stop = stop;
+}
+
+// The first piece of this block: the one that it has on the schedule's list, if that is proper and
+// of whole items. Puts it into the first slot, or is false. All lanes of a warp, a sequence each.
+__device__ __forceinline__ bool FindFirst(const Params& p, Shared& shared) {
+  const int lane = threadIdx.x % 32;
+  int begin = 0, end = 0, context = 0;
+  if (lane < p.max_seqs) {  // past the L1, in which there may be those of a call before
+    begin = __ldcg(p.query_start_loc + lane);
+    end = __ldcg(p.query_start_loc + lane + 1);
+    context = __ldcg(p.context_lens + lane);
+  }
+  const bool used = lane < min(__ldcg(p.num_seqs), p.max_seqs);
+  const bool valid = used && AreValid(p, begin, end, context);
+  SequenceInfo info = {};
+  if (valid) info = {begin, end - begin, context, 0};
+  const Shape shape = ShapeOf<false>(p, info);
+  const Work own = shape.decode ? Work{} : WorkOf(p, info, shape);
+
+  // Of all sequences up to this one: the items; of those before: the greatest end.
+  int items = own.tiles, before = 0;
+  if (p.max_seqs > 1) {
+    int last = valid ? end : 0;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int of_last = __shfl_up_sync(kAllLanes, last, step);
+      const int of_items = __shfl_up_sync(kAllLanes, items, step);
+      if (lane >= step) last = max(last, of_last), items += of_items;
+    }
+    before = __shfl_up_sync(kAllLanes, last, 1);
+    if (lane == 0) before = 0;
+  }
+  const bool contested = __any_sync(kAllLanes, info.query_len > 0 && before > begin);
+  const Work work = {WarpSum(own.tokens), WarpSum(own.tiles), WarpMax(own.max_keys)};
+  if (contested || !AreWhole(p, false, CutOf(p, false, p.prefill_workers), work)) return false;
+
+  const unsigned piece = blockIdx.x / kBlocks, kv_heads = static_cast<unsigned>(p.kv_heads);
+  const unsigned index = piece / kv_heads;
+  const unsigned behind = __ballot_sync(kAllLanes, static_cast<unsigned>(items) > index);
+  const int seq = behind != 0 ? __ffs(static_cast<int>(behind)) - 1 : 31;
+  if (lane == seq) {
+    Slot& slot = shared.slots[0];
+    static_cast<WorkItem&>(slot.tile) =
+        MakeItem(p, seq, info, shape, items - 1 - static_cast<int>(index), 1, 0);
+    FillSlot(slot, piece, piece - index * kv_heads, behind == 0);
+  }
+  return true;
+}
 
 // A warp takes pieces of work ahead of time.
 struct Pieces {
@@ -100,22 +175,18 @@ struct Pieces {
     Slot& slot = shared.slots[at.index];
     if (lane < kWords) reinterpret_cast<uint4*>(&slot.tile)[lane] = words;
     if constexpr (kBlocks > 1) __syncwarp();
-    if (lane == 0) {
-      slot.tile.head = static_cast<int>(piece % kv_heads);
-      if constexpr (kBlocks > 1) {  // half of the rows, as whole warpgroups have them
-        slot.first_row = slot.tile.first_row;
-        slot.num_rows = slot.tile.num_rows;
-        const int half = min(((slot.num_rows + 1) / 2 + 63) / 64 * 64, slot.num_rows);
-        slot.tile.first_row += BlockRank() * half;
-        slot.tile.num_rows = BlockRank() == 0 ? half : slot.num_rows - half;
-      }
-      slot.piece = piece;
-      slot.redo = slot.zeroed = 0;
-      slot.stop = stop;
-    }
+    if (lane == 0) FillSlot(slot, piece, piece % kv_heads, stop);
     Arrive(At(shared.slot_full, at));
     at.Next();
     return !stop;
+  }
+
+  // Says that the one that FindFirst has found is there, or the end.
+  __device__ __forceinline__ bool TakeFound(Shared& shared) {
+    known = false;
+    Arrive(At(shared.slot_full, at));
+    at.Next();
+    return shared.slots[0].stop == 0;
   }
 
   Place<kSlots> at, told;
@@ -143,10 +214,16 @@ __device__ __forceinline__ void CopyRows(const unsigned long long (&rows)[(kCoun
   }
 }
 
-// A warp: takes pieces until none is left.
-__device__ __forceinline__ void TakePieces(const Params& p, Shared& shared) {
+// A warp: takes pieces until none is left. `found`: the first one is in its slot.
+__device__ __forceinline__ void TakePieces(const Params& p, Shared& shared, bool found) {
   Place<1> wanted;
-  for (Pieces pieces(p); pieces.Take(p, shared); wanted.Next()) {
+  for (Pieces pieces(p);; wanted.Next()) {
+    bool more = found && pieces.TakeFound(shared);
+    // Also where no other piece follows: this launch does not end before the schedule.
+    WaitForSchedule();
+    if (!found) more = pieces.Take(p, shared);
+    found = false;
+    if (!more) return;
     if (BlockRank() == 0) Wait(At(shared.piece_wanted, wanted), wanted.parity);
     pieces.Ask(p);
   }
@@ -319,6 +396,7 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
         rows[j] = page < 0 ? 0 : reinterpret_cast<unsigned long long>(row);
       }
       if (!kValues && bad) {
+        WaitForSchedule();
         p.state[seq] = kInvalid;
         p.header->any_bad_page = 1;
       }

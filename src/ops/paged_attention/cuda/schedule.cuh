@@ -135,14 +135,11 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
       totals.owned_tokens += info.query_len;
       Shape shape = {};
       if constexpr (!kLineOnly) shape = ShapeOf(p, info);
-      // Of the keys of its own tokens a prefill tile sees about half.
-      const int hidden =
-          p.causal && !shape.decode ? Min(info.query_len, shape.visible_keys) / 2 : 0;
+      const Work own = WorkOf(p, info, shape);
       const auto add = [&](Work& work) {
-        work.tokens += static_cast<unsigned long long>(shape.visible_keys - hidden) *
-                       static_cast<unsigned>(shape.tiles);
-        work.tiles += shape.tiles;
-        if (shape.tiles > 0) work.max_keys = Max(work.max_keys, shape.visible_keys);
+        work.tokens += own.tokens;
+        work.tiles += own.tiles;
+        work.max_keys = Max(work.max_keys, own.max_keys);
       };
       shape.decode ? add(totals.decode) : add(totals.prefill);
     } else {
@@ -170,45 +167,6 @@ __device__ __forceinline__ int FindOwner(const int* ends, int count, int index) 
     }
   }
   return low;
-}
-
-// Item `from_end` of a sequence, counted from its last: the last tile sees most keys.
-__device__ __forceinline__ WorkItem MakeItem(const Params& p, int seq, const SequenceInfo& info,
-                                             int from_end, int splits, int partial_begin) {
-  const Shape shape = ShapeOf(p, info);
-  // One split of all tiles after the other: they read the same keys.
-  int split = 0, tile = from_end;
-  if (splits > 1) {
-    split = static_cast<int>(static_cast<unsigned>(from_end) / static_cast<unsigned>(shape.tiles));
-    tile -= split * shape.tiles;
-  }
-  WorkItem item;
-  item.kind = shape.decode ? kDecodeItem : kPrefillItem;
-  item.seq = seq;
-  item.query_begin = info.query_begin;
-  item.first_row = tile * shape.tile_rows;
-  item.num_rows = Min(shape.tile_rows, shape.rows - item.first_row);
-  item.rows = shape.rows;
-  item.first_pos = info.context_len - info.query_len;
-  item.split = split;
-  item.splits = splits;
-  item.partial_begin = partial_begin;
-
-  const Keys keys = KeysOf(p, info, item.first_row, item.num_rows);
-  int begin = keys.begin, end = keys.end;
-  if (splits > 1) {  // whole blocks of keys each
-    const int block = shape.decode ? kSplitTokens : kPrefillSplitTokens;
-    const int first = begin / block;
-    const int blocks = (end - 1) / block + 1 - first;
-    const int each = CeilDiv(Max(blocks, 0), splits);
-    const long long from = (first + static_cast<long long>(item.split) * each) * block;
-    const long long to = from + static_cast<long long>(each) * block;
-    begin = Max(begin, from < end ? static_cast<int>(from) : end);
-    end = to < end ? static_cast<int>(to) : end;
-  }
-  item.key_begin = begin;
-  item.key_end = Max(end, begin);
-  return item;
 }
 
 // What a thread's sequence, or several sequences, put in the lists.
@@ -290,8 +248,10 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
       const int in_list = i - (decode ? prefill : copied ? total.prefill_items : 0);
       const int* ends = decode ? chunk.decode_end : copied ? chunk.copied_end : chunk.prefill_end;
       const int owner = FindOwner(ends, count, in_list);
-      const WorkItem item = MakeItem(p, base + owner, chunk.infos[owner], ends[owner] - 1 - in_list,
-                                     chunk.splits[owner], chunk.partial_begin[owner]);
+      const SequenceInfo info = chunk.infos[owner];
+      const WorkItem item =
+          MakeItem(p, base + owner, info, ShapeOf(p, info), ends[owner] - 1 - in_list,
+                   chunk.splits[owner], chunk.partial_begin[owner]);
       const int place = copied ? prefill_items - 1 - done.copied_items - in_list
                                : (decode ? done.decode_items : done.prefill_items) + in_list;
       p.items[place] = item;
@@ -348,11 +308,14 @@ __device__ __forceinline__ Shares ShareOut(const Params& p, const Totals& totals
 
 // All of it, by one block of kScheduleThreads.
 __device__ __forceinline__ void Schedule(const Params& p) {
-  LetNextLaunchBegin();
+  // Blocks that find their first piece do not wait for this launch, nor for what stands before it.
+  const bool early = kLineOnly || p.first_pieces == 0;
+  if (early) LetNextLaunchBegin();
   if constexpr (!kLineOnly) {  // that one is launched behind the end of what stands before it
     TouchParams(p);
     WaitForLaunchesBefore();
   }
+  if (!early) LetNextLaunchBegin();
   __shared__ Chunk chunk;
   __shared__ Counts counts;
   __shared__ int warp_ends[kScheduleWarps];
