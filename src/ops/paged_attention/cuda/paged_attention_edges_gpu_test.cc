@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <memory>
 
 #include "src/core/strings.h"
 #include "src/cuda/gpu_call_testing.h"
@@ -161,6 +162,85 @@ TEST_F(PagedAttentionEdgesGpuTest, RowsThatSeeNothingAreZero) {
       for (const CaseSpec& s : {spec, WithRoom(spec)}) {
         Case c(s, rng);
         ExpectRight(c, kind.tolerance, s.ToString());
+      }
+    }
+  }
+}
+
+// Calls in a row share a workspace, and maybe what copies between them write: their launches begin
+// before those in front of them have ended, which must not show.
+TEST_F(PagedAttentionEdgesGpuTest, CallsInARowDoNotDisturbEachOther) {
+  using Buffer = cuda::DeviceBuffer<char>;
+  using Copy = cuda::CUresult(cuda::DevicePointer, cuda::DevicePointer, size_t, cuda::CUstream);
+  constexpr int kCalls = 40;
+  const Op& op = **OpRegistry::Global().Get("paged_attention");
+  for (const std::vector<int64_t>& query_lens :
+       std::vector<std::vector<int64_t>>{{1500}, {300, 5, 40}, {20}, {16, 700}}) {
+    CaseSpec spec = SpecOf({DType::kBF16, DType::kBF16, 0, 128}, query_lens, query_lens);
+    for (int64_t& context : spec.context_lens) context = context * 2 + 1000;
+    spec.max_pages = 300;
+    // Two batches of one shape, with other lengths.
+    std::mt19937_64 rng(11);
+    Case first(spec, rng);
+    std::ranges::reverse(spec.query_lens);
+    std::ranges::reverse(spec.context_lens);
+    Case second(spec, rng);
+    second.query_start_loc.ints()[query_lens.size()] -= 7;
+    second.context_lens.ints()[0] -= 3;
+    std::vector<Bytes> expected;
+    std::vector<std::vector<std::unique_ptr<Buffer>>> args(3);  // of both; what calls read
+    for (const Case* c : {&first, &second}) {
+      expected.push_back(Run(*c)[0]);
+      for (const TensorView& arg : c->call().args) {
+        args[expected.size() - 1].push_back(std::make_unique<Buffer>(cuda::HostBytes(arg)));
+        if (c == &first) args[2].push_back(std::make_unique<Buffer>(cuda::HostBytes(arg)));
+      }
+    }
+    const auto inferred =
+        InferResults(op, Platform::kCuda, {first.call().args, {}, first.call().attributes});
+    ASSERT_TRUE(inferred.ok()) << inferred.status().ToString();
+    for (const bool copies : {false, true}) {
+      std::vector<std::vector<std::unique_ptr<Buffer>>> results(kCalls);
+      std::vector<std::unique_ptr<Buffer>> workspace;
+      cuda::Stream stream;
+      for (int i = 0; i < kCalls; ++i) {
+        for (const auto& result : *inferred) {
+          TensorView view{nullptr, result.type.dtype, result.type.shape};
+          const bool scratch = result.spec->kind == ResultKind::kScratch;
+          if (scratch && i > 0) continue;
+          (scratch ? workspace : results[static_cast<size_t>(i)])
+              .push_back(
+                  std::make_unique<Buffer>(Bytes(static_cast<size_t>(view.size_bytes()), '\xff')));
+        }
+      }
+      for (size_t i = 0; i < kCalls; ++i) {
+        std::vector<TensorView> views, to;
+        for (size_t j = 0; j < first.call().args.size(); ++j) {
+          const Buffer& own = *args[i % 2][j];
+          const Buffer& read = copies ? *args[2][j] : own;
+          if (copies) {
+            cuda::CallDriver("cuMemcpyDtoDAsync_v2", static_cast<Copy*>(nullptr),
+                             reinterpret_cast<cuda::DevicePointer>(read.data()),
+                             reinterpret_cast<cuda::DevicePointer>(own.data()), own.size(),
+                             stream.get());
+          }
+          const TensorView& arg = first.call().args[j];
+          views.push_back({read.data(), arg.dtype, arg.shape});
+        }
+        size_t next = 0;
+        for (const auto& result : *inferred) {
+          const bool scratch = result.spec->kind == ResultKind::kScratch;
+          to.push_back({(scratch ? workspace[0] : results[i][next++])->data(), result.type.dtype,
+                        result.type.shape});
+        }
+        const Status status = RunOp(op, Platform::kCuda, {views, to, first.call().attributes},
+                                    {.stream = stream.get()});
+        ASSERT_TRUE(status.ok()) << status.ToString();
+      }
+      stream.Synchronize();
+      for (size_t i = 0; i < kCalls; ++i) {
+        ASSERT_TRUE(results[i][0]->ToHost() == expected[i % 2])
+            << "call " << i << (copies ? ", behind copies" : "");
       }
     }
   }
