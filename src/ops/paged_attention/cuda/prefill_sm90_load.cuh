@@ -76,18 +76,8 @@ __device__ __forceinline__ bool FindFirst(const Params& p, Shared& shared) {
   const Work own = shape.decode ? Work{} : WorkOf(p, info, shape);
 
   // Of all sequences up to this one: the items; of those before: the greatest end.
-  int items = own.tiles, before = 0;
-  if (p.max_seqs > 1) {
-    int last = valid ? end : 0;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int of_last = __shfl_up_sync(kAllLanes, last, step);
-      const int of_items = __shfl_up_sync(kAllLanes, items, step);
-      if (lane >= step) last = max(last, of_last), items += of_items;
-    }
-    before = __shfl_up_sync(kAllLanes, last, 1);
-    if (lane == 0) before = 0;
-  }
+  int items = own.tiles, last = valid ? end : 0, before = 0;
+  if (p.max_seqs > 1) before = ScanLanes(last, items);
   const bool contested = __any_sync(kAllLanes, info.query_len > 0 && before > begin);
   const Work work = {WarpSum(own.tokens), WarpSum(own.tiles), WarpMax(own.max_keys)};
   if (contested || !AreWhole(p, false, CutOf(p, false, p.prefill_workers), work)) return false;
