@@ -404,11 +404,11 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.prefill_tile_rows = config.prefill_sm90
                             ? config.prefill_blocks * sm90::PrefillRows(problem.head_dim)
                             : config.tile_rows;
-  // A lane a sequence.
-  p.first_pieces = config.prefill_sm90 && !config.decode_sm90 && !IsFloat8(problem.cache_dtype) &&
-                           problem.max_seqs <= 32
-                       ? 1
-                       : 0;
+  // Of decode's blocks a thread looks at a sequence, of prefill's a lane.
+  const int64_t most_seqs = config.decode_sm90 ? sm90::DecodeThreads(LineRows(problem))
+                            : config.prefill_sm90 && !IsFloat8(problem.cache_dtype) ? 32
+                                                                                    : 0;
+  p.own_work = problem.max_seqs <= most_seqs ? 1 : 0;
   p.copy_capacity = static_cast<int>(config.copy_tokens);
   p.copied_workers = CopiedWorkers(config);
   p.copied_tile_rows = config.copied_blocks * sm90::PrefillRows(problem.head_dim);

@@ -103,7 +103,7 @@ TEST(Config, BlocksOfFewPromptsFindTheirFirstPiece) {
     problem.max_seqs = seqs;
     const Config config = Choose(problem, kH200);
     EXPECT_TRUE(config.prefill_sm90);
-    return PlanParams(problem, config).params.first_pieces;
+    return PlanParams(problem, config).params.own_work;
   };
   EXPECT_EQ(finds(1, 128), 1);
   EXPECT_EQ(finds(4, 128), 1);

@@ -69,10 +69,10 @@ __device__ __forceinline__ void LoadQueries(const Params& p, DecodeMemory& share
   ArriveCopied(At(shared.queries_full, slot));
 }
 
-// Whether a block finds the line by itself, so that its first keys do not wait for the schedule:
-// it works beside nothing else, and there are no more sequences than threads.
+// Whether a block finds the line by itself, so that its first keys do not wait for the schedule,
+// unless there is work for prefill too: there are no more sequences than threads.
 __device__ __forceinline__ bool HasOwnLine(const Params& p) {
-  return p.line_only != 0 && p.max_seqs <= decltype(DecodeMemory::own)::kSeqs;
+  return p.own_work != 0 && p.max_seqs <= decltype(DecodeMemory::own)::kSeqs;
 }
 
 // A thread's sequence, by all threads; what they find is there after a barrier. The launch has not
@@ -95,7 +95,8 @@ __device__ __forceinline__ void FindOwnLine(const Params& p, DecodeMemory& share
                __shfl_sync(kAllLanes, found.end, 31),
                __reduce_min_sync(kAllLanes, found.info.query_len > 0 ? begin : p.tokens),
                __reduce_add_sync(kAllLanes, found.info.query_len)};
-    if (found.contested) of_warp.begin = -1;
+    const bool others = found.info.query_len * p.group_size > p.decode_max_rows;
+    if (found.contested || __any_sync(kAllLanes, others)) of_warp.begin = -1;
   }
   if (lane == 0) shared.own.warps[seq / 32] = of_warp;
 }
@@ -357,12 +358,13 @@ struct Loader {
     if (lane < kWarps) of = shared.own.warps[lane];
     own_end = of.line;
     const int before = ScanLanes(of.end, own_end);
-    own = !__any_sync(kAllLanes, before > of.begin);
-    work.num_seqs = min(max(LoadIndex(p.num_seqs), 0), p.max_seqs);
     work.line = __shfl_sync(kAllLanes, own_end, 31);
+    // Launches behind this one may begin when it has waited for the schedule, so some block must.
+    own = !__any_sync(kAllLanes, before > of.begin) && (p.line_only != 0 || work.line > 0);
+    work.num_seqs = min(max(LoadIndex(p.num_seqs), 0), p.max_seqs);
     work.range_blocks = RangeBlocks(p, max(p.decode_ranges, 1), work.line);
     work.blocks = static_cast<unsigned>(p.decode_workers);
-    work.has_fills = __reduce_add_sync(kAllLanes, of.tokens) < p.tokens;
+    work.has_fills = p.line_only != 0 && __reduce_add_sync(kAllLanes, of.tokens) < p.tokens;
     first_seq = -1;
     is_first = own && !kWide;
     return own;
@@ -385,10 +387,10 @@ struct Loader {
 
   __device__ __forceinline__ void Run() {
     Work work = {};
-    if (FindOwnWork(work)) {
-      LetNextLaunchBegin();
-    } else {
+    if (!FindOwnWork(work)) {
       ReadWork(work);
+    } else if (p.line_only != 0) {
+      LetNextLaunchBegin();
     }
     if (lane == 0) shared.has_fills = work.has_fills;
     const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
@@ -405,6 +407,7 @@ struct Loader {
         Take(Tile{p.items[at], head, 0}, nullptr);
       }
       WaitForLaunchesBefore();  // the schedule sets the counter
+      LetNextLaunchBegin();
       unsigned next = 0;
       if (lane == 0) next = atomicAdd(&p.header->next_unit, 1u);
       LoadKeys();

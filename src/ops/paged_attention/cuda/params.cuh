@@ -182,10 +182,11 @@ struct Params : Options {
   int prefill_workers;    // blocks of the launch that takes the prefill items
   int prefill_launch;     // 1: there is such a launch, 0: they are of attend
   int prefill_tile_rows;  // a power of two
-  int first_pieces;       // 1: its blocks find their first piece from the lengths, if they can
-  int copy_capacity;      // tokens; 0: nothing is copied
-  int copied_workers;     // as prefill_workers and prefill_tile_rows, of the launch that reads the
-                          // copy
+  int own_work;  // 1: the launch behind the schedule finds its first work from the lengths, if it
+                 // can
+  int copy_capacity;   // tokens; 0: nothing is copied
+  int copied_workers;  // as prefill_workers and prefill_tile_rows, of the launch that reads the
+                       // copy
   int copied_tile_rows;
   int decode_max_rows;   // sequences of at most so many rows go the decode way, on the line or not
   int decode_ranges;     // most ranges of the line of decode work; 0: decode items

@@ -25,13 +25,13 @@ __device__ __forceinline__ int BlockRank() {
 // The launch in front is decode: it has let this one begin when the schedule was done, and goes on.
 inline constexpr bool kBesideDecode = BESIDE_DECODE != 0;
 
-// Blocks may find their first piece from the lengths (Params::first_pieces): the schedule lets this
+// Blocks may find their first piece from the lengths (Params::own_work): the schedule lets this
 // launch begin when all that stands before it is done, and goes on. What it writes is read, and
 // written to, only by threads that have waited for it, or that know a later piece. The last blocks
 // begin when it leaves them its multiprocessor: then its list is there.
 inline constexpr bool kMayFindFirst = !kBesideDecode && !kConverts && !kCopied;
 __device__ __forceinline__ bool FindsFirst(const Params& p) {
-  return kMayFindFirst && p.first_pieces != 0 &&
+  return kMayFindFirst && p.own_work != 0 &&
          static_cast<int>(blockIdx.x / kBlocks) < p.prefill_workers - 1;
 }
 __device__ __forceinline__ void WaitForSchedule() {

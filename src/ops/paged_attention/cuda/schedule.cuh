@@ -280,7 +280,7 @@ struct Shares {
 };
 
 __device__ __forceinline__ Shares ShareOut(const Params& p, const Totals& totals) {
-  if (p.decode_ranges == 0 || kLineOnly || p.prefill_launch == 0) {
+  if (p.decode_ranges == 0 || kLineOnly || p.prefill_launch == 0 || totals.prefill.tiles == 0) {
     return {p.prefill_workers, p.decode_workers, p.decode_ranges};
   }
   if (totals.line == 0) return {p.prefill_workers, 0, p.decode_ranges};
@@ -309,7 +309,7 @@ __device__ __forceinline__ Shares ShareOut(const Params& p, const Totals& totals
 // All of it, by one block of kScheduleThreads.
 __device__ __forceinline__ void Schedule(const Params& p) {
   // Blocks that find their first piece do not wait for this launch, nor for what stands before it.
-  const bool early = kLineOnly || p.first_pieces == 0;
+  const bool early = kLineOnly || p.own_work == 0;
   if (early) LetNextLaunchBegin();
   if constexpr (!kLineOnly) {  // that one is launched behind the end of what stands before it
     TouchParams(p);
@@ -370,7 +370,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
         .next_copied = static_cast<unsigned>(p.copied_workers),
         .copied_tokens = copied_tokens,
         .line = line,
-         .range_blocks = line > 0 ? RangeBlocks(p, shares.decode_ranges, line) : 0,
+        .range_blocks = line > 0 ? RangeBlocks(p, shares.decode_ranges, line) : 0,
         .decode_blocks = static_cast<unsigned>(shares.decode_blocks),
         .next_unit = static_cast<unsigned>(shares.decode_blocks),
         .has_fills = kLineOnly && (totals.order == kContested || totals.owned_tokens < p.tokens)};
