@@ -288,7 +288,7 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
     __syncwarp();
     if (lane == 0) Arrive(At(shared.empty, stage));
     stage.Next();
-    if (i % kLevelSteps == kLevelSteps - 1) {
+    if (i % kLevelSteps == kLevelSteps - 1 && i + 1 < slot.stages) {
       level->Take(softmax, !in_level);
       in_level = true;
     }

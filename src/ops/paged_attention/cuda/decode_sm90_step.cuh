@@ -24,7 +24,7 @@ __device__ __forceinline__ unsigned PlaceOfPart(int part) {
 }
 // So many keys are added up in the tensor cores' accumulators, whose sums lose a little every time,
 // before they go to a second level.
-inline constexpr int kLevelKeys = 4096;
+inline constexpr int kLevelKeys = 4096 * kLevelTimes;
 
 // Of a piece: where steps of 16 keys have some that a row does not see.
 struct HiddenKeys {

@@ -210,7 +210,7 @@ __device__ __forceinline__ void ComputeWidePiece(const Params& p, DecodeMemory& 
       if (lane == 0) Arrive(At(shared.empty, stage));
     }
     stage.Next();
-    if (i % kLevelStages == kLevelStages - 1) {
+    if (i % kLevelStages == kLevelStages - 1 && i + 1 < slot.stages) {
       level->Take(softmax, !in_level);
       in_level = true;
     }

@@ -447,7 +447,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
           --left;
           --t;
         }
-        if (left == 0) {
+        if (left == 0 && t >= range.first) {
           ToLevel(level, in_level == 0, factor, o, rows);
           in_level = 1;
           left = kLevelTiles;

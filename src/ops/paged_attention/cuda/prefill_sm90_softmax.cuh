@@ -16,7 +16,7 @@ using Weights = unsigned[kKeys / 16][4];
 inline constexpr float kLazyRise = 8.0f;
 // So many tiles are added up in registers, whose sums lose a little every time, those of tensor
 // cores' accumulators more, before they go to a second level.
-inline constexpr int kLevelTiles = (kRoundedPrefill ? 32768 : 8192) / kKeys;
+inline constexpr int kLevelTiles = (kRoundedPrefill ? 32768 : 8192 * kLevelTimes) / kKeys;
 
 // A row's weights are 2^((logit - max) * factor), where `max` follows the maximum from afar, so
 // that sums need be rescaled only now and then. Those of a thread's two rows, lane / 4 and 8 more.
