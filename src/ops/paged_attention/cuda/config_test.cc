@@ -96,7 +96,7 @@ TEST(Config, BlocksOfLongPromptsShareKeysInPairs) {
   EXPECT_EQ(together(other), 1);
 }
 
-TEST(Config, BlocksOfFewPromptsFindTheirFirstPiece) {
+TEST(Config, BlocksOfFewSequencesFindTheirFirstWork) {
   const auto finds = [](int64_t seqs, int64_t head_dim, DType cache = DType::kBF16) {
     Problem problem = MakePrefill(DType::kBF16, head_dim);
     problem.cache_dtype = cache;
@@ -107,7 +107,10 @@ TEST(Config, BlocksOfFewPromptsFindTheirFirstPiece) {
   };
   EXPECT_EQ(finds(1, 128), 1);
   EXPECT_EQ(finds(4, 128), 1);
-  EXPECT_EQ(finds(16, 128), 0);  // decode is beside them
+  // Decode is beside them, a thread of it a sequence.
+  EXPECT_EQ(finds(16, 128), 1);
+  EXPECT_EQ(finds(384, 128), 1);
+  EXPECT_EQ(finds(500, 128), 0);
   EXPECT_EQ(finds(32, 80), 1);
   EXPECT_EQ(finds(33, 80), 0);
   EXPECT_EQ(finds(4, 128, DType::kF8E4M3FN), 0);

@@ -45,7 +45,7 @@ inline constexpr bool kRoundedDecode = kSameType<Out, float>;
 inline constexpr bool kRoundedPrefill = kRoundedDecode && kSameType<Operand, F16>;
 // So many times longer sums stay in accumulators, which lose a little every time, before they go to
 // a second level: bf16 results show less of it than their own rounding puts on them.
-inline constexpr int kLevelTimes = kSameType<Out, BF16> ? 2 : 1;
+inline constexpr int kLevelTimes = kSameType<Out, BF16> ? 4 : 1;
 
 inline constexpr int kHeadDim = HEAD_DIM;
 inline constexpr bool kOneByte = sizeof(Cache) == 1;        // an element of the cache
