@@ -8,7 +8,8 @@ pages  one decoding sequence, its pages dealt over the devices, the parts joined
        (examples/jax/long_context.py)
 
 us a call, of a jitted chain of calls each of which attends with what the last one found, over
-caches that together are larger than the L2; the median of awaited chains.
+caches that together are larger than the L2: what a chain three times as long takes more, so that
+its start and its end do not count. Medians of awaited chains.
 
   one     a device does all of it
   part    a device does its own part alone, without the others and without joining
@@ -54,6 +55,14 @@ def seconds(least: float, run: Callable[..., jax.Array], *arrays) -> float:
         jax.block_until_ready(run(*arrays))
         times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def us_a_call(
+    least: float, chain_of: Callable[[int], Callable[..., jax.Array]], length: int, *arrays
+) -> float:
+    """`chain_of(n)`: n calls in a row."""
+    short, long = (seconds(least, chain_of(n), *arrays) for n in (length, 3 * length))
+    return 1e6 * (long - short) / (2 * length)
 
 
 def collectives(compiled: jax.stages.Compiled) -> str:
@@ -108,31 +117,31 @@ def heads_row(sequences: int, tokens: int, new: int, mesh: Mesh, args) -> str:
     by_head, by_kv_head = P(None, "heads", None), P(None, None, "heads", None)
     split = NamedSharding(mesh, by_kv_head)
     whole = caches.on(one)
-    run = chain(paged_attention, caches.length)
-    mapped = jax.shard_map(
-        run, mesh=mesh, in_specs=(by_head, by_kv_head, P(), P(), P()), out_specs=by_head
-    )
+    specs = {"in_specs": (by_head, by_kv_head, P(), P(), P()), "out_specs": by_head}
 
-    def us(run, *arrays) -> float:
-        return 1e6 * seconds(args.seconds, run, *arrays) / caches.length
+    def jitted(length: int) -> Callable:
+        return jax.jit(chain(paged_attention, length))
 
+    def mapped(length: int) -> Callable:
+        return jax.jit(jax.shard_map(chain(paged_attention, length), mesh=mesh, **specs))
+
+    us = functools.partial(us_a_call, args.seconds)
     arrays = jax.device_put((query, whole, *rest), one)
-    times = {"one": us(jax.jit(run), *arrays)}
+    times = {"one": us(jitted, caches.length, *arrays)}
     call = jax.jit(paged_attention)
     want = call(query, whole[0], *rest)
     call_one = seconds(args.seconds, call, query, whole[0], *rest)
     part = [jax.device_put(cache[:, :, : 2 * KV_HEADS // n], one) for cache in whole]
-    times["part"] = us(jax.jit(run), query[:, : Q_HEADS // n], part, *rest)
+    times["part"] = us(jitted, caches.length, query[:, : Q_HEADS // n], part, *rest)
     del part
     over = [jax.device_put(cache, split) for cache in whole]
     del whole, arrays
     sharded_query = jax.device_put(query, NamedSharding(mesh, by_head))
     small = jax.device_put(rest, NamedSharding(mesh, P()))
     equal = {}
-    for name, function in (("jit", run), ("shard_map", mapped)):
-        compiled = jax.jit(function).lower(sharded_query, over, *small).compile()
-        times[name] = us(compiled, sharded_query, over, *small)
-        equal[name] = collectives(compiled)
+    for name, chain_of in (("jit", jitted), ("shard_map", mapped)):
+        times[name] = us(chain_of, caches.length, sharded_query, over, *small)
+        equal[name] = collectives(chain_of(1).lower(sharded_query, over, *small).compile())
     got = call(sharded_query, over[0], *small)
     call_all = seconds(args.seconds, call, sharded_query, over[0], *small)
     ratio = times["one"] / min(times["jit"], times["shard_map"])
@@ -169,16 +178,17 @@ def pages_row(tokens: int, mesh: Mesh, args) -> str:
         out, lse = attend(query, cache, mine.astype(jnp.int32), tables)
         return merge_attention_states([out], [lse], "pages")[0].astype(query.dtype)
 
-    def us(run, *arrays) -> float:
-        return 1e6 * seconds(args.seconds, run, *arrays) / caches.length
+    def jitted(length: int) -> Callable:
+        return jax.jit(chain(alone, length))
 
+    us = functools.partial(us_a_call, args.seconds)
     whole = caches.on(one)
-    times = {"one": us(jax.jit(chain(alone, caches.length)), query, whole, lens, in_turn)}
+    times = {"one": us(jitted, caches.length, query, whole, lens, in_turn)}
     want = jax.jit(alone)(query, whole[0], lens, in_turn)
     call = jax.jit(alone)
     call_one = seconds(args.seconds, call, query, whole[0], lens, in_turn)
     part = [cache[:pages] for cache in whole]
-    times["part"] = us(jax.jit(chain(alone, caches.length)), query, part, lens // n, local)
+    times["part"] = us(jitted, caches.length, query, part, lens // n, local)
     del part
     over = [jax.device_put(cache, NamedSharding(mesh, P("pages"))) for cache in whole]
     del whole
@@ -189,8 +199,7 @@ def pages_row(tokens: int, mesh: Mesh, args) -> str:
         run, specs = chain(over_devices, length), (P(), P("pages"), P(), P())
         return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P()))
 
-    compiled = mapped(caches.length).lower(query, over, lens, local).compile()
-    times["joined"] = us(compiled, query, over, lens, local)
+    times["joined"] = us(mapped, caches.length, query, over, lens, local)
     single = mapped(1)
     got = single(query, over[:1], lens, local)
     call_all = seconds(args.seconds, single, query, over[:1], lens, local)
@@ -204,14 +213,15 @@ def pages_row(tokens: int, mesh: Mesh, args) -> str:
 def all_reduce_us(mesh: Mesh, length: int, least: float) -> float:
     """Of a chain of all-reduces of one step's output, us each."""
 
-    def run(x):
-        for _ in range(length):
-            x = lax.psum(x, "pages") * 0.5
-        return x
+    def chain_of(length: int) -> Callable:
+        def run(x):
+            for _ in range(length):
+                x = lax.psum(x, "pages") * 0.5
+            return x
 
-    x = jnp.ones((1, Q_HEADS, HEAD_DIM))
-    run = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
-    return 1e6 * seconds(least, run, x) / length
+        return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
+
+    return us_a_call(least, chain_of, length, jnp.ones((1, Q_HEADS, HEAD_DIM)))
 
 
 def table(title: str, columns: str, rows: Iterable[Callable[[], str]]) -> None:
