@@ -564,7 +564,14 @@ class Manager:
     def __init__(self, speculative_config=None, executor="threads"):
         self.told, self._compile_executor = [], executor
         self.runner = types.SimpleNamespace(
-            mesh=MESH, dp_size=1, speculative_config=speculative_config, pcp_preprocessor=None
+            mesh=MESH,
+            dp_size=1,
+            speculative_config=speculative_config,
+            pcp_preprocessor=None,
+            kv_caches=["some"],
+            is_last_rank=True,
+            is_pooling_model=False,
+            lora_config=None,
         )
 
     def capture_model(self):
@@ -576,6 +583,18 @@ class Manager:
     @_start._at_the_end
     def _flush_compilations(self):
         self.told.append("flush")
+
+    @_start._and_logits
+    def _precompile_sampling(self):
+        self.told.append("sampling")
+
+    @_start._once
+    def _precompile_select_from_array(self):
+        self.told.append("rows")
+
+    @_start._once
+    def _precompile_compute_logits(self):
+        self.told.append("logits")
 
     def _run_compilation(self, name, fn, *args, call_kwargs, **kwargs):
         self.told.append((name, args, call_kwargs, kwargs))
@@ -591,6 +610,29 @@ def test_programs_are_waited_for_once():
 def test_speculations_programs_and_one_threads_are_waited_for_in_turn(manager):
     _start._then_waited_for(Manager.capture_model)(manager)
     assert manager.told == ["steps", "flush", "logits", "flush", "flush"]
+
+
+def test_logits_are_compiled_once_before_there_are_caches():
+    manager = Manager()
+    manager.runner.kv_caches = []
+    manager._precompile_sampling()
+    manager._flush_compilations()
+    manager._precompile_select_from_array()
+    manager._precompile_compute_logits()
+    assert manager.told == ["sampling", "rows", "logits", "flush"]
+    other = Manager()
+    other._precompile_compute_logits()
+    assert other.told == ["logits"]
+
+
+@pytest.mark.parametrize(
+    "other", [{"is_last_rank": False}, {"is_pooling_model": True}, {"lora_config": "some"}]
+)
+def test_logits_that_need_more_are_compiled_later(other):
+    manager = Manager()
+    vars(manager.runner).update(other)
+    manager._precompile_sampling()
+    assert manager.told == ["sampling"]
 
 
 @pytest.mark.parametrize("call_kwargs", [{}, {"a": 1}])
@@ -629,9 +671,9 @@ def test_models_are_looked_at_in_this_process():
     assert _start._in_this_process(None)(lambda: here) is here
 
 
-def test_programs_are_compiled_on_all_cores(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {1, 2, 5})
-    for given, used in ((None, "3"), ("1", "1")):
+def test_programs_are_compiled_at_once(monkeypatch):
+    for cores, given, used in ((3, None, "3"), (64, None, "8"), (3, "1", "1")):
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
         monkeypatch.setattr("os.environ", {"NUM_PRECOMPILE_WORKERS": given} if given else {})
         xla_gpu.vllm_xla.prepare_environment()
         assert os.environ["NUM_PRECOMPILE_WORKERS"] == used

@@ -36,11 +36,36 @@ def models_are_looked_at_here() -> None:
     _replace("vllm.model_executor.models.registry", "_run_in_subprocess", "fn", _in_this_process)
 
 
+def _and_logits(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def precompile_sampling(self: Any) -> None:
+        original(self)
+        runner = self.runner
+        if runner.is_last_rank and not (runner.is_pooling_model or runner.lora_config):
+            self._precompile_select_from_array()
+            self._precompile_compute_logits()
+
+    return precompile_sampling
+
+
+def _once(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def precompile(self: Any) -> None:
+        done = vars(self).setdefault("_precompiled_by", set())
+        if original not in done:
+            done.add(original)
+            original(self)
+
+    return precompile
+
+
 def _at_the_end(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def flush(self: Any) -> None:
-        # Speculation's made-up logits are too many to be kept until then.
-        if self._compile_executor is None or self.runner.speculative_config:
+        # Before there are caches the memory that they will take is free for what compiling takes.
+        # Speculation's made-up logits are too many to be kept until the end.
+        runner = self.runner
+        if self._compile_executor is None or not runner.kv_caches or runner.speculative_config:
             original(self)
 
     return flush
@@ -95,7 +120,12 @@ def programs_side_by_side() -> None:
     A torchax step was compiled twice, since it was lowered without an argument that calls have.
     Tokens of the step before are put in by the function that unpacks a step's inputs, so that
     tpu-inference's for it, dozens of programs, is not called. Made-up arrays were a program each.
+    Products with all words' embeddings are tried out with copies of these, as many at a time as
+    there are threads: that is done before the caches take the memory, as sampling is.
     """
+    _replace(_MANAGER, "_precompile_select_from_array", "self", _once)
+    _replace(_MANAGER, "_precompile_compute_logits", "self", _once)
+    _replace(_MANAGER, "_precompile_sampling", "self", _and_logits)
     _replace(_MANAGER, "_flush_compilations", "self", _at_the_end)
     _replace(_MANAGER, "capture_model", "self", _then_waited_for)
     _replace(
