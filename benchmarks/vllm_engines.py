@@ -4,7 +4,7 @@
                                       [--engines xla xla-several xla-tp2 xla-dp2 xla-ep2 before
                                        before-tp2 cuda custom]
                                       [--cuda-packages FOLDER] [--before FOLDER]
-                                      [--profile CxWORDS]
+                                      [--profile CxWORDS] [--start]
 
 `xla-several` takes up to 10 decode steps in one program, and waits for it (enable_continue_decode).
 `cuda` has the attention that vLLM chooses, `custom` is the same engine with ours (CUSTOM). -tp2,
@@ -15,13 +15,16 @@ Each engine is vllm.LLM in a process of its own, with the model of benchmarks/vl
 nothing compiled before. They start together and are asked in turn, each round in another order:
 C requests of WORDS words at once, answered with 1 token and with --output more.
 
-  start  seconds until the engine can be asked, all of them starting side by side
+  start  seconds until the engine can be asked, all of them starting side by side; by parts, each
+         in the engine's thread: `imports` of vLLM, `settings` made, then the worker's calls by
+         name, the rest; `programs`: XLA's, seconds added up over threads
   first  ms until the answers of one token are there, all prompts being sent together
   step   ms a decode step: (time of 1 + output tokens - time of 1) / output; tokens/s are of it
   host   of these ms, the processor time of the engine's thread
 
---profile tells first what the host does in a decode step of so many requests: which functions
-the engine's thread is found in each 0.5 ms, and how often each is called.
+--start ends there, and tells each program by name. --profile tells first what the host does in a
+decode step of so many requests: which functions the engine's thread is found in each 0.5 ms, and
+how often each is called.
 
 Medians over --rounds. Where vLLM's CUDA build is not that of this Python (it and vllm-tpu have one
 name), --cuda-packages is the folder that holds it. VLLM_... variables are passed on.
@@ -59,7 +62,78 @@ OPTIONS = {
     "xla-ep2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
 }
 OPTIONS["before-tp2"] = OPTIONS["xla-tp2"]
+CALLS = ("init_device", "load_model", "determine_available_memory", "initialize_from_config")
+CALLS += ("compile_or_warm_up_model",)  # the worker's, in this order
 ENGINES = ("xla", *OPTIONS, "before", "cuda", "custom")
+
+
+class Start:
+    """What an engine's start is made of."""
+
+    def __init__(self) -> None:
+        self.began = self.last = time.perf_counter()
+        self.parts: collections.defaultdict[str, float] = collections.defaultdict(float)
+        self.programs: collections.defaultdict[str, list] = collections.defaultdict(lambda: [0, 0])
+
+    def part(self, name: str) -> None:
+        """Ends here; it began where the last one ended."""
+        now = time.perf_counter()
+        self.parts[name] += now - self.last
+        self.last = now
+
+    def watch(self) -> None:
+        """Parts the worker's calls; counts XLA's programs where JAX is."""
+        from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+        init_worker = WorkerWrapperBase.init_worker
+
+        def init_and_watch(wrapper, *args, **kwargs) -> None:
+            init_worker(wrapper, *args, **kwargs)
+            self.part("settings")
+            for name in CALLS:
+                setattr(wrapper.worker, name, self._timed(name, getattr(wrapper.worker, name)))
+
+        WorkerWrapperBase.init_worker = init_and_watch
+        if "jax" not in sys.modules:
+            return
+        from jax import monitoring
+
+        def listen(event: str, seconds: float, fun_name: str = "", **_) -> None:
+            if event == "/jax/core/compile/backend_compile_duration":
+                counted = self.programs[fun_name]
+                counted[0] += 1
+                counted[1] += seconds
+
+        monitoring.register_event_duration_secs_listener(listen)
+
+    def _timed(self, name: str, call: Callable) -> Callable:
+        def timed(*args, **kwargs):
+            self.part("rest")
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.part(name)
+
+        return timed
+
+    def result(self) -> dict:
+        self.part("rest")
+        return dict(
+            seconds=self.last - self.began, parts=dict(self.parts), programs=dict(self.programs)
+        )
+
+
+def told(start: dict, every_program: bool) -> str:
+    """A result of Start, in words."""
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in start["parts"].items())
+    text = f"started in {start['seconds']:.1f} s: {parts}"
+    programs = sorted(start["programs"].items(), key=lambda item: -item[1][1])
+    if programs:
+        count, seconds = (sum(both[i] for _, both in programs) for i in range(2))
+        text += f"; {count} programs {seconds:.1f}"
+    if every_program:
+        text += "".join(f"\n{s:8.1f} s {n:4d} {name}" for name, (n, s) in programs)
+    return text
 
 
 def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
@@ -67,9 +141,11 @@ def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
 
     With [seconds, of them processor time of this thread] for 1 and for more tokens.
     """
-    began = time.perf_counter()
+    start = Start()
     from vllm import LLM, SamplingParams
 
+    start.part("imports")
+    start.watch()
     most = max(concurrency for concurrency, _ in args.requests)
     pages = max((c + 1) * -(-(words + args.output + 1) // 32) for c, words in args.requests)
     engine = LLM(
@@ -86,7 +162,7 @@ def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
         **({"attention_backend": "CUSTOM"} if args.engines == ["custom"] else {}),
         **OPTIONS.get(args.engines[0], {}),
     )
-    print("RESULT", json.dumps(time.perf_counter() - began), flush=True)
+    print("RESULT", json.dumps(start.result()), flush=True)
     for line in sys.stdin:
         concurrency, words, what = line.split()
         prompts = [
@@ -217,6 +293,7 @@ def main() -> None:
     parser.add_argument(
         "--patience", type=float, default=600, help="seconds for a start or an answer"
     )
+    parser.add_argument("--start", action="store_true", help="measure the start alone")
     parser.add_argument("--profile", type=load_size, metavar="CxWORDS", help="of the host's part")
     parser.add_argument("--json", type=pathlib.Path, help="keep all times")
     parser.add_argument("--model", help=argparse.SUPPRESS)  # of a process that is an engine
@@ -241,15 +318,18 @@ def main() -> None:
         starts = {engine.name: engine.answer() for engine in engines}
         engines = [engine for engine in engines if starts[engine.name] is not None]
         for engine in engines:
-            print(f"{engine.name}: started in {starts[engine.name]:.1f} s", flush=True)
+            print(f"{engine.name}: {told(starts[engine.name], args.start)}", flush=True)
         if not engines:
             raise SystemExit("no engine has started")
+        if args.start:
+            args.requests = []
         for engine in engines if args.profile else []:
             engine.send(*args.profile, "profile")
             print("\n{}, {}x{}: {}".format(engine.name, *args.profile, engine.answer()), flush=True)
         times: dict[str, dict[str, list]] = {}
         columns = "CxWORDS | engine | first, ms | step, ms | host, ms | tokens/s"
-        print(f"\n| {columns} |\n|{'---|' * 6}", flush=True)
+        if args.requests:
+            print(f"\n| {columns} |\n|{'---|' * 6}", flush=True)
         for load in args.requests:
             row = times["{}x{}".format(*load)] = {engine.name: [] for engine in engines}
             for engine in engines:  # at once: they compile what they have not compiled yet

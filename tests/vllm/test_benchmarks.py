@@ -1,6 +1,7 @@
 """benchmarks/vllm_step.py and vllm_engines.py, with sizes that measure nothing."""
 
 import pathlib
+import re
 import sys
 from types import SimpleNamespace
 
@@ -71,3 +72,20 @@ def test_an_engine_is_asked():
     rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith("| ")]
     assert [row[1].strip() for row in rows] == ["CxWORDS", "1x8", "2x8"]
     assert all(float(row[4]) > 0 for row in rows[1:])
+
+
+def test_a_start_is_told_by_parts():
+    options = ["--tiny", "--engines", "xla", "--requests", "1x8", "--longest", "256", "--start"]
+    done = run(sys.executable, ROOT / "benchmarks/vllm_engines.py", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *programs = done.stdout.splitlines()
+    total, parts = re.fullmatch(
+        r"xla: started in ([\d.]+) s: (.*); \d+ programs [\d.]+", first
+    ).groups()
+    parts = {name: float(seconds) for name, seconds in (part.split() for part in parts.split(", "))}
+    assert sum(parts.values()) == pytest.approx(float(total), abs=0.1 * len(parts))
+    assert parts["imports"] > 0
+    assert parts["compile_or_warm_up_model"] > 0
+    # No size is compiled twice: tokens are padded to 16, 32 and 64.
+    steps = [line.split() for line in programs if "run_model_impl" in line]
+    assert [step[2] for step in steps] == ["3"]

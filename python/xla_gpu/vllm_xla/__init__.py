@@ -51,6 +51,8 @@ def prepare_environment() -> None:
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "none")
     os.environ.setdefault("TPU_NAME", "none")
     os.environ.setdefault("TPU_WORKER_ID", "0")
+    # Programs that compile at once, each on several cores and with its own memory on the device.
+    os.environ.setdefault("NUM_PRECOMPILE_WORKERS", str(min(8, len(os.sched_getaffinity(0)))))
     # tpu-inference refuses the name of a platform that it does not know; worker.py sets it.
     if os.environ.get("JAX_PLATFORMS") in ("cuda", "gpu", "cuda,cpu"):
         del os.environ["JAX_PLATFORMS"]

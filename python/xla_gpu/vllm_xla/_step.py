@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -19,6 +20,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from xla_gpu.vllm_xla._replace import _replace
+from xla_gpu.vllm_xla._versions import UnsupportedError
 
 # ---- A step's inputs -----------------------------------------------------------------------------
 
@@ -102,7 +104,7 @@ class Packed:
         return jax.tree.unflatten(self._treedef, [sent[place] for place in self._places])
 
 
-def _computes_with_inputs(runner: Any) -> bool:
+def computes_with_inputs(runner: Any) -> bool:
     return bool(
         runner.dp_size > 1 or runner.speculative_config or runner.pcp_preprocessor is not None
     )
@@ -202,7 +204,7 @@ def on_the_host(original: Callable[..., Any], runner: Any, scheduler_output: Any
 def _prepared_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def prepare(self: Any, scheduler_output: Any) -> Any:
-        if _computes_with_inputs(self):
+        if computes_with_inputs(self):
             return original(self, scheduler_output)
         inputs: Inputs | None = vars(self).get("inputs_of_last_step")
         substitution = inputs and inputs.next(self, scheduler_output)
@@ -280,6 +282,44 @@ def inputs_in_one_transfer() -> None:
     _replace(
         f"{runner}:TPUModelRunner", "_prepare_inputs", "self, scheduler_output", _prepared_at_once
     )
+
+
+# ---- The step ------------------------------------------------------------------------------------
+
+
+class Step:
+    """A flax model's step, which looked for its compiled function in every call.
+
+    It is chosen by the shardings of the caches, which stay. `lower` lets steps of all sizes be
+    compiled side by side, as those of torchax models are.
+    """
+
+    def __init__(self, model_fn: Callable[..., Any]) -> None:
+        """Of what tpu-inference's model loader makes.
+
+        Raises:
+          UnsupportedError: where it is not made as in the known releases.
+        """
+        self._resolve: Any = inspect.getclosurevars(model_fn).nonlocals.get("_resolve_step_fn")
+        if self._resolve is None:
+            raise UnsupportedError(
+                f"xla_gpu.vllm_xla: {model_fn.__module__}.{model_fn.__qualname__} should call "
+                "_resolve_step_fn but does not; this tpu-inference is not the release that pip "
+                "installed, or was patched"
+            )
+        self._compiled: Any = None
+
+    def _of(self, args: tuple[Any, ...]) -> Any:
+        if self._compiled is None:
+            self._compiled = self._resolve(args[1], True)
+        return self._compiled
+
+    def __call__(self, *args: Any, shared_attention_metadata: Any = None) -> Any:
+        return self._of(args)(*args)
+
+    def lower(self, *args: Any, shared_attention_metadata: Any = None) -> Any:
+        """For its compilation ahead of time."""
+        return self._of(args).lower(*args)
 
 
 # ---- Logits and tokens ---------------------------------------------------------------------------
@@ -389,9 +429,11 @@ def _with_short_calls(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def load_model(self: Any) -> None:
         original(self)
+        if not hasattr(self.model_fn, "lower"):
+            self.model_fn = Step(self.model_fn)
         if hasattr(self.compute_logits_fn, "trace"):
             self.compute_logits_fn = OnlyWhatItReads(self.compute_logits_fn)
-            if not (_computes_with_inputs(self) or self.lora_config):
+            if not (computes_with_inputs(self) or self.lora_config):
                 self._select_from_array_fn = LogitsOfRows(self)
 
     return load_model
