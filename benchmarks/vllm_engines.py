@@ -4,7 +4,7 @@
                                       [--engines xla xla-several xla-tp2 xla-dp2 xla-ep2 before
                                        before-tp2 cuda custom]
                                       [--cuda-packages FOLDER] [--before FOLDER]
-                                      [--profile CxWORDS] [--start]
+                                      [--weights fp8] [--cache fp8] [--profile CxWORDS] [--start]
 
 `xla-several` takes up to 10 decode steps in one program, and waits for it (enable_continue_decode).
 `cuda` has the attention that vLLM chooses, `custom` is the same engine with ours (CUSTOM). -tp2,
@@ -151,7 +151,7 @@ def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
     engine = LLM(
         args.model,
         skip_tokenizer_init=True,
-        dtype="float32" if args.tiny else "bfloat16",
+        dtype="float32" if args.tiny and args.weights != "fp8" else "bfloat16",
         max_model_len=args.longest,
         max_num_seqs=most,
         max_num_batched_tokens=64 if args.tiny else 1024,
@@ -159,6 +159,7 @@ def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
         num_gpu_blocks_override=max(args.longest // 32 + 1, pages),
         block_size=32,
         gpu_memory_utilization=0.3,
+        kv_cache_dtype=args.cache,
         **({"attention_backend": "CUSTOM"} if args.engines == ["custom"] else {}),
         **OPTIONS.get(args.engines[0], {}),
     )
@@ -285,6 +286,8 @@ def main() -> None:
         "--requests", nargs="+", type=load_size, metavar="CxWORDS", default=[(1, 256), (16, 256)]
     )
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=["xla", "cuda"])
+    parser.add_argument("--weights", choices=("bfloat16", "fp8"), default="bfloat16")
+    parser.add_argument("--cache", choices=("auto", "fp8"), default="auto", help="its type")
     parser.add_argument("--before", help="the folder of the package that `before` has")
     parser.add_argument("--cuda-packages", help="the folder of vLLM's CUDA build")
     parser.add_argument("--longest", type=int, default=2048, help="--max-model-len")
@@ -310,7 +313,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="vllm-engines-") as folder:
         model = pathlib.Path(folder, "model")
         model.mkdir()
-        write_checkpoint(model, sizes, args.longest)
+        write_checkpoint(model, sizes, args.longest, args.weights)
         engines = [
             Engine(name, args, str(model), pathlib.Path(folder, f"{name}.log"))
             for name in args.engines

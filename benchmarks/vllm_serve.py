@@ -76,8 +76,17 @@ TINY = dict(
 )
 
 
-def write_checkpoint(folder: pathlib.Path, sizes: dict, longest: int) -> None:
-    """A random checkpoint, a file a layer. The numbers of a matrix repeat after a million."""
+FP8_SCALE = 2.0**-10  # of weights of 0.02
+
+
+def write_checkpoint(
+    folder: pathlib.Path, sizes: dict, longest: int, weights: str = "bfloat16"
+) -> None:
+    """A random checkpoint, a file a layer. The numbers of a matrix repeat after a million.
+
+    `weights` "fp8": of layers e4m3, with a scale for each matrix, and what they are
+    multiplied with rounded to fp8 as it comes.
+    """
     experts = sizes.get("num_experts", 0)
     config = dict(
         architectures=["Qwen3MoeForCausalLM" if experts else "LlamaForCausalLM"],
@@ -93,6 +102,9 @@ def write_checkpoint(folder: pathlib.Path, sizes: dict, longest: int) -> None:
         eos_token_id=1,
         **sizes,
     )
+    fp8 = weights == "fp8"
+    if fp8:
+        config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
     (folder / "config.json").write_text(json.dumps(config))
     hidden, inner, words = (sizes[f"{n}_size"] for n in ("hidden", "intermediate", "vocab"))
     heads, kv_heads = (
@@ -124,10 +136,13 @@ def write_checkpoint(folder: pathlib.Path, sizes: dict, longest: int) -> None:
             f"{mlp}.up_proj": matrix(inner, hidden),
             f"{mlp}.down_proj": matrix(hidden, inner),
         }
+    layer = {f"{name}.weight": x for name, x in layer.items()}
+    if fp8:
+        for name in [name for name in layer if "_proj." in name]:
+            layer[name] = (layer[name] / FP8_SCALE).to(torch.float8_e4m3fn)
+            layer[f"{name}_scale"] = torch.tensor(FP8_SCALE)
     layers = sizes["num_hidden_layers"]
-    files = [
-        {f"model.layers.{i}.{name}.weight": x for name, x in layer.items()} for i in range(layers)
-    ]
+    files = [{f"model.layers.{i}.{name}": x for name, x in layer.items()} for i in range(layers)]
     files.append(
         {
             "model.embed_tokens.weight": matrix(words, hidden),
