@@ -108,10 +108,10 @@ def _chunk(regime: str, queries: int, context: int, **more) -> Case:
     return _case(f"prefill {queries} over {context}", regime, [queries], [context], **more)
 
 
-def _mixed(prompt: int, context: int, batch: int, length: int) -> Case:
+def _mixed(regime: str, prompt: int, context: int, batch: int, length: int, **more) -> Case:
     name = f"{prompt} queries over {context}, {batch} decodes of {length}"
     queries, contexts = [prompt] + [1] * batch, [context] + [length] * batch
-    return _case(name, "Mixed batches", queries, contexts, asked=1.25)
+    return _case(name, regime, queries, contexts, **more)
 
 
 def _lengths(count: int, most: int) -> list[int]:
@@ -122,6 +122,7 @@ def _lengths(count: int, most: int) -> list[int]:
 def _table() -> list[Case]:
     latency, middling, large = "Decode, latency", "Decode, middling", "Decode, large"
     several, eight, windows = "Several queries, one kv head", "fp8 cache", "Sliding windows"
+    odd, mixed = "Pages of any size", "Mixed batches"
     prompts, others, rest = "Prefill, head_dim 128", "Prefill, other shapes", "f32, head_dim 512"
     ragged = _lengths(64, 8192)
     paged = {"sustained": True, "asked": {"paged": 1.18, "contiguous": 1.08}}
@@ -144,6 +145,17 @@ def _table() -> list[Case]:
         _decode(large, 64, 4096, kv_heads=32, asked=1.04),
         _decode(large, 64, 4096, head_dim=64, asked=1.04),
         _decode(large, 64, 4096, head_dim=256, asked=1.02),
+        *(
+            _decode(odd, b, c, page=page)
+            for page in (1, 20)
+            for b, c in ((1, 8192), (8, 1024), (64, 1024), (64, 4096), (8, 32768))
+            if (b, c, page) != (64, 4096, 1)  # above
+        ),
+        *(_case("decode 64 of U[1,8192]", odd, [1] * 64, ragged, page=page) for page in (1, 20)),
+        _case("decode 1024 of U[1,256]", odd, [1] * 1024, short, page=1),
+        _decode(odd, 64, 4096, page=1, q_heads=32, kv_heads=1),
+        _decode(odd, 64, 4096, page=1, cache=FP8),
+        _mixed(odd, 256, 16384, 127, 1024, page=1),
         *(_decode(several, 64, 4096, queries, asked=1.05) for queries in (2, 4, 8, 16)),
         *(_decode(several, 8, 32768, queries, asked=1.05) for queries in (2, 4, 8, 16)),
         *(_decode(several, 64, 4096, q_heads=h, kv_heads=1, asked=1.05) for h in (8, 16, 32)),
@@ -163,8 +175,8 @@ def _table() -> list[Case]:
         _prefill(others, 4, 4096, kv_heads=32, asked=1.05),
         *(_prefill(others, b, s, asked=1.05) for b, s in ((128, 128), (1, 1024), (1, 4096))),
         *(_chunk(others, queries, 32768, asked=1.05) for queries in (16, 64, 512)),
-        _mixed(2048, 8192, 63, 4096),
-        _mixed(256, 16384, 127, 1024),
+        _mixed(mixed, 2048, 8192, 63, 4096, asked=1.25),
+        _mixed(mixed, 256, 16384, 127, 1024, asked=1.25),
         _decode(rest, 64, 4096, head_dim=512),
         _prefill(rest, 4, 4096, head_dim=512),
         _decode(rest, 64, 4096, dtype="float32", cache="float32"),

@@ -14,13 +14,13 @@
 namespace xla_gpu::paged_attention {
 namespace {
 
-// Of pages that the copy engine takes: decode alone, or with a sequence of more tokens.
+// Decode alone, or with a sequence of more tokens.
 CaseSpec DecodeSpec(const Kind& kind, std::mt19937_64& rng) {
   const auto in = IntegersOf(rng);
   CaseSpec spec = SpecOf(kind, rng);
   spec.kv_heads = in(1, 3);
   spec.group_size = in(0, 1) == 0 ? 8 : in(1, 12);
-  spec.page_size = 8 * in(1, 4);
+  spec.page_size = PageSize(in);
   spec.k_scale_size = spec.v_scale_size = IsFloat8(kind.cache) ? 1 : 0;
   spec.padding_rows = in(0, 2);
   spec.query_lens.clear();
@@ -98,7 +98,7 @@ TEST_P(CopiesGpuTest, AgreeWithReference) {
     spec.layout = static_cast<Layout>(in(0, 2));
     spec.kv_heads = in(1, 3);
     spec.group_size = in(1, 8);
-    spec.page_size = in(0, 2) == 0 ? in(1, 40) : 8 * in(1, 5);
+    spec.page_size = PageSize(in);
     if (spec.k_scale_size > 1) spec.k_scale_size = spec.kv_heads;
     if (spec.v_scale_size > 1) spec.v_scale_size = spec.kv_heads;
     spec.disorder = in(0, 9) == 0;

@@ -47,7 +47,8 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
       const int64_t step = (problem.separate_v ? 1 : 2) * c.head_dim;
       problem.k = problem.v = {0, 8 * step, step, step};
       if (!problem.separate_v) problem.v.offset = c.head_dim;
-      problem.page_size = prefill && c.head_dim == 64 ? 7 : 8;  // which no box fits
+      const bool boxes = !IsFloat8(c.cache) && !(prefill && c.head_dim == 64);
+      problem.page_size = boxes ? 8 : 7;
       const Launches launches = MakeLaunches(problem, *ChooseConfig(problem, device));
       add(launches.schedule.spec);
       for (const KernelLaunch& launch : launches.attend) add(launch.spec);

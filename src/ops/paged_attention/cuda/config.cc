@@ -172,6 +172,7 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
     config.decode_sm90 = true;
     config.line_only = IsDecode(problem);
   }
+  const bool boxes = BoxesFit(problem, device);
   config.why_not_prefill = !choice.aligned    ? kUnaligned
                            : config.line_only ? "decode takes all"
                            : !choice.prefill  ? kNotChosen
@@ -179,7 +180,7 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
   if (config.why_not_prefill == nullptr) {
     config.prefill_sm90 = true;
     // Tiles of fp8 are converted on their way, which the copy engine cannot do.
-    config.boxes = !IsFloat8(problem.cache_dtype) && BoxesFit(problem, device);
+    config.boxes = !IsFloat8(problem.cache_dtype) && boxes;
     config.prefill_blocks = PrefillBlocks(problem, config.boxes);
     config.prefill_workers = device.num_sms / config.prefill_blocks;
     config.decode_max_rows = kDecodeTileRows;
@@ -190,7 +191,7 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
     }
   }
   if (config.decode_sm90) {
-    config.boxes = true;
+    config.boxes = boxes;
     config.decode_max_rows = config.line_only ? static_cast<int>(kMaxInt) : LineRows(problem);
     if (config.line_only) config.decode_cluster = choice.cluster;
     config.decode_workers = config.decode_cluster > 0
@@ -298,22 +299,24 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
                                 .block = {block, 1, 1},
                                 .dynamic_shared_bytes = static_cast<uint32_t>(shared_bytes)}});
   };
-  const bool pairs = ReadsPairs(problem);
+  const bool pairs = config.boxes && ReadsPairs(problem);
   if (config.decode_cluster > 0) {
     add_sm90(problem, "decode_cluster_sm90.cu", "paged_attention_decode_cluster",
-             config.decode_workers, sm90::DecodeThreads(ClusterRows(problem)),
+             config.decode_workers, sm90::DecodeThreads(ClusterRows(problem), config.boxes),
              ClusterSharedBytes(problem),
              {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
               StrCat("CLUSTER=", config.decode_cluster), StrCat("LINE_ROWS=", ClusterRows(problem)),
-              StrCat("PAIRS=", pairs ? 1 : 0)});
+              StrCat("BOXES=", config.boxes ? 1 : 0), StrCat("PAIRS=", pairs ? 1 : 0)});
     launches.attend.back().pairs = pairs;
     return launches;
   }
   if (config.decode_sm90) {
     add_sm90(problem, "decode_sm90.cu", "paged_attention_decode", config.decode_workers,
-             sm90::DecodeThreads(LineRows(problem)), DecodeSharedBytes(problem),
+             sm90::DecodeThreads(LineRows(problem), config.boxes),
+             DecodeSharedBytes(problem, config.boxes),
              {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
-              StrCat("LINE_ROWS=", LineRows(problem)), StrCat("PAIRS=", pairs ? 1 : 0)});
+              StrCat("LINE_ROWS=", LineRows(problem)), StrCat("BOXES=", config.boxes ? 1 : 0),
+              StrCat("PAIRS=", pairs ? 1 : 0)});
     launches.attend.back().pairs = pairs;
   }
   const auto add_prefill = [&](const Problem& of, int workers, bool boxes, int cluster,
@@ -405,7 +408,8 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
                             ? config.prefill_blocks * sm90::PrefillRows(problem.head_dim)
                             : config.tile_rows;
   // Of decode's blocks a thread looks at a sequence, of prefill's a lane.
-  const int64_t most_seqs = config.decode_sm90 ? sm90::DecodeThreads(LineRows(problem))
+  const int64_t most_seqs = config.decode_sm90
+                                ? sm90::DecodeThreads(LineRows(problem), config.boxes)
                             : config.prefill_sm90 && !IsFloat8(problem.cache_dtype) ? 32
                                                                                     : 0;
   p.own_work = problem.max_seqs <= most_seqs ? 1 : 0;

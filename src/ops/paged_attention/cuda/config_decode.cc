@@ -8,13 +8,25 @@
 namespace xla_gpu::paged_attention {
 namespace {
 
-template <int kElement, int kRows>
+template <int kElement, int kRows, bool kBoxes = true>
 struct Decode {
   template <int kHeadDim>
-  using Shared = sm90::DecodeShared<kHeadDim, kElement, kRows>;
+  using Shared = sm90::DecodeShared<kHeadDim, kElement, kRows, kBoxes>;
   template <int kHeadDim>
   using Cluster = sm90::ClusterShared<kHeadDim, kElement, kRows>;
 };
+
+template <bool kBoxes>
+int64_t DecodeBytes(const Problem& problem) {
+  const int rows = LineRows(problem);
+  if (IsFloat8(problem.cache_dtype)) {
+    return rows == 8 ? SharedBytes<Decode<1, 8, kBoxes>::template Shared>(problem.head_dim)
+                     : SharedBytes<Decode<1, 16, kBoxes>::template Shared>(problem.head_dim);
+  }
+  return rows == 8    ? SharedBytes<Decode<2, 8, kBoxes>::template Shared>(problem.head_dim)
+         : rows == 16 ? SharedBytes<Decode<2, 16, kBoxes>::template Shared>(problem.head_dim)
+                      : SharedBytes<Decode<2, 32, kBoxes>::template Shared>(problem.head_dim);
+}
 
 // As WhyNotSm90, of the decode kernels: a row of keys fills whole panels.
 const char* WhyNotSm90Decode(const Problem& problem, const cuda::DeviceInfo& device,
@@ -58,14 +70,8 @@ bool IsMixed(const Problem& problem) {
          problem.max_seqs >= kFewSequences;
 }
 
-int64_t DecodeSharedBytes(const Problem& problem) {
-  if (IsFloat8(problem.cache_dtype)) {
-    return LineRows(problem) == 8 ? SharedBytes<Decode<1, 8>::Shared>(problem.head_dim)
-                                  : SharedBytes<Decode<1, 16>::Shared>(problem.head_dim);
-  }
-  if (LineRows(problem) == 8) return SharedBytes<Decode<2, 8>::Shared>(problem.head_dim);
-  return LineRows(problem) == 16 ? SharedBytes<Decode<2, 16>::Shared>(problem.head_dim)
-                                 : SharedBytes<Decode<2, 32>::Shared>(problem.head_dim);
+int64_t DecodeSharedBytes(const Problem& problem, bool boxes) {
+  return boxes ? DecodeBytes<true>(problem) : DecodeBytes<false>(problem);
 }
 
 int ClusterRows(const Problem& problem) {
@@ -144,9 +150,9 @@ const char* WhyNotLine(const Problem& problem, const cuda::DeviceInfo& device) {
   // Where its ranges cut a sequence depends on the lengths of all.
   if (problem.batch_invariant) return "batch_invariant";
   if (MostLineBlocks(problem) > kMaxInt / 2) return "too many keys";
-  const char* why = WhyNotSm90Decode(problem, device, DecodeSharedBytes(problem) + kStaticShared);
+  const int64_t shared_bytes = DecodeSharedBytes(problem, BoxesFit(problem, device));
+  const char* why = WhyNotSm90Decode(problem, device, shared_bytes + kStaticShared);
   if (why != nullptr) return why;
-  if (!BoxesFit(problem, device)) return "pages that do not fit boxes";
   return DecodeRanges(problem, device.num_sms) > 0 ? nullptr : "no room for partial results";
 }
 

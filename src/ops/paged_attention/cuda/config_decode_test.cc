@@ -11,6 +11,7 @@ namespace xla_gpu::paged_attention {
 namespace {
 
 using testing::Contains;
+using testing::IsSupersetOf;
 
 TEST(ConfigDecode, HopperDecodesInALaunchOfItsOwn) {
   Problem problem = MakeProblem();
@@ -43,8 +44,6 @@ TEST(ConfigDecode, HopperDecodesInALaunchOfItsOwn) {
   EXPECT_TRUE(takes(MakeProblem(DType::kBF16, DType::kF8E4M3FN)));
   EXPECT_FALSE(takes(MakeProblem(DType::kBF16, DType::kF8E4M3FN, 64)));
   EXPECT_FALSE(takes(MakeChunks()));
-  problem.page_size = 12;
-  EXPECT_FALSE(takes(problem));
   problem = MakeProblem();
   problem.batch_invariant = true;
   EXPECT_FALSE(takes(problem));
@@ -76,6 +75,51 @@ TEST(ConfigDecode, TilesOfDecodeHoldTheRowsOfASequence) {
     EXPECT_THAT(l.attend[0].spec.defines, Contains(c.define));
     EXPECT_EQ(l.attend[0].config.block[0], c.threads);
     EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
+  }
+}
+
+// Where pages hold no boxes warps of their own copy rows, for which there is room at all shapes.
+TEST(ConfigDecode, PagesMayHaveAnySize) {
+  for (const DType cache : {DType::kBF16, DType::kF8E4M3FN}) {
+    for (const int64_t head_dim : {64, 128, 256, 512}) {
+      if (cache != DType::kBF16 && head_dim == 64) continue;
+      for (const int64_t group : {4, 16}) {
+        for (const int64_t page_size : {1, 3, 12, 20}) {
+          SCOPED_TRACE(testing::Message() << DTypeName(cache) << " " << head_dim << ", group of "
+                                          << group << ", pages of " << page_size);
+          Problem problem = MakeProblem(DType::kBF16, cache, head_dim);
+          problem.q_heads = group * problem.kv_heads;
+          problem.page_size = page_size;
+          problem.max_pages_per_seq = 4096 / page_size;
+          problem.k.page_stride = problem.v.page_stride = page_size * problem.k.token_stride;
+          for (const int64_t tokens : {64, 1}) {
+            problem.tokens = problem.max_seqs = tokens;
+            const Config config = Choose(problem, kH200);
+            EXPECT_TRUE(config.line_only);
+            EXPECT_FALSE(config.boxes);
+            const Launches l = MakeLaunches(problem, config);
+            ASSERT_EQ(l.attend.size(), 1u);
+            EXPECT_THAT(l.attend[0].spec.defines, IsSupersetOf({"BOXES=0", "PAIRS=0"}));
+            EXPECT_FALSE(l.attend[0].pairs);
+            EXPECT_EQ(l.attend[0].config.block[0], 512u);
+            EXPECT_EQ(config.decode_cluster > 0, tokens == 1 && (head_dim <= 128 || group == 4));
+            EXPECT_LE(
+                l.attend[0].config.dynamic_shared_bytes + (config.decode_cluster > 0 ? 0 : 1024),
+                kH200.max_shared_memory_per_block);
+          }
+        }
+      }
+    }
+  }
+  // Beside prefill too.
+  Problem mixed = MakeChunks();
+  mixed.page_size = 12;
+  const Config config = Choose(mixed, kH200);
+  EXPECT_EQ(NameOf(config), "prefill+attend+decode");
+  for (const KernelLaunch& launch : MakeLaunches(mixed, config).attend) {
+    if (launch.spec.source.ends_with("_sm90.cu")) {
+      EXPECT_THAT(launch.spec.defines, Contains("BOXES=0"));
+    }
   }
 }
 

@@ -93,7 +93,7 @@ bool IsMixed(const Problem& problem);
 const char* WhyNotLine(const Problem& problem, const cuda::DeviceInfo& device);
 // Rows of a tile of the line of decode work.
 int LineRows(const Problem& problem);
-int64_t DecodeSharedBytes(const Problem& problem);
+int64_t DecodeSharedBytes(const Problem& problem, bool boxes);
 // Rows of partial results of a part of a decode tile, as PartRows of line.cuh; and the most blocks
 // of the line of decode work, where it is.
 int64_t PartRows(const Problem& problem);

@@ -143,7 +143,8 @@ TEST(Config, ProblemsMayLackTokensSequencesAndPages) {
         problem.num_pages = lacks & 4 ? 0 : 4;
         problem.max_pages_per_seq = lacks & 8 ? 0 : 4;
         const Config config = Choose(problem, device);
-        EXPECT_EQ(config.decode_sm90, device.tensor_maps && !batch_invariant && (lacks & 7) == 0);
+        EXPECT_EQ(config.decode_sm90, device.tensor_maps && !batch_invariant && (lacks & 3) == 0);
+        EXPECT_TRUE(!config.decode_sm90 || config.boxes == (problem.num_pages > 0));
         EXPECT_EQ(PlanParams(problem, config).params.decode_ranges > 0, config.decode_sm90);
       }
     }

@@ -336,7 +336,7 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
       InitDecodeBarriers(shared);
     }
   } else if (warp == 1) {
-    if (threadIdx.x % 32 < (kPairs ? 1 : 2)) {
+    if (kBoxes && threadIdx.x % 32 < (kPairs ? 1 : 2)) {
       PrefetchMap(threadIdx.x % 32 == 0 ? &key_boxes : &value_boxes);
     }
   } else {
@@ -354,13 +354,15 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
   if (warp < kDecodeWarps) {
     ComputePieces(p, shared, warp);
   } else if (warp == kDecodeWarps) {
-    ClusterLoader{{p, key_boxes, value_boxes, shared}}.Run(lengths, rank, head);
+    ClusterLoader{{p, shared, {p, key_boxes, value_boxes, shared}}}.Run(lengths, rank, head);
+  } else if (!kBoxes && warp < kFirstWriteWarp) {
+    CopyKeys(p, shared, warp - kDecodeWarps - 1);
   } else {
-    const int thread = static_cast<int>(threadIdx.x) - (kDecodeWarps + 1) * 32;
+    const int thread = static_cast<int>(threadIdx.x) - kFirstWriteWarp * 32;
     WriteClusterPieces(p, shared, rank, thread);
     MergeClusterParts(p, shared, head, thread);
   }
-  if (warp <= kDecodeWarps) WaitForCluster();
+  if (warp < kFirstWriteWarp) WaitForCluster();
 
   // Rows that no sequence has.
   __syncthreads();

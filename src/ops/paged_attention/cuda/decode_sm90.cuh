@@ -2,15 +2,17 @@
 // up to 32) against a long range of keys, bound by memory. A block takes ranges of the line of
 // decode work (line.cuh); neighbouring blocks have the heads of one range, whose keys lie side by
 // side. One warp loads stages of 128 keys and values by the tensor copy engine, a box a page, ahead
-// of the eight that compute 16 keys of each stage, and beyond the end of a piece. There others
-// merge the softmaxes in shared memory and write the rows, beside the next piece. Where a sequence
-// has 17 to 32 rows, stages are of 64 keys, and two warpgroups compute (decode_sm90_wide.cuh).
+// of the eight that compute 16 keys of each stage, and beyond the end of a piece; where boxes do
+// not fit the pages four warps more copy single rows. At a piece's end others merge the softmaxes
+// in shared memory and write the rows, beside the next piece. Where a sequence has 17 to 32 rows,
+// stages are of 64 keys, and two warpgroups compute (decode_sm90_wide.cuh).
 //
 // What waits on what: slot_full (a piece is taken), queries_full, full (its queries, its keys are
 // there) -> logits, weights, sums -> empty; at a piece's end sums_full -> merged -> sums_empty,
 // slot_empty. No wait is for another block, and none for a later piece: the loader waits for a slot
 // while the keys of the piece before are not loaded yet, but those of the pieces in the slots'
-// earlier uses are.
+// earlier uses are. Rows wait for slot_full too, and slot_empty for them; and the loader, before
+// it takes more than it has handed over, for begun (the last of that is being copied).
 //
 // A page out of range makes the sums of its tile NaN: parts are merged to NaN whatever the others
 // are.
@@ -197,8 +199,8 @@ __device__ __forceinline__ void Decode(const Params& p, const TensorMap& key_box
   if (HasOwnLine(p)) FindOwnLine(p, shared);
   if (threadIdx.x == kDecodeThreads - 1) {  // seldom a sequence's
     InitDecodeBarriers(shared);
-    PrefetchMap(&key_boxes);
-    if (!kPairs) PrefetchMap(&value_boxes);
+    if (kBoxes) PrefetchMap(&key_boxes);
+    if (kBoxes && !kPairs) PrefetchMap(&value_boxes);
   }
   __syncthreads();
 
@@ -206,9 +208,11 @@ __device__ __forceinline__ void Decode(const Params& p, const TensorMap& key_box
   if (warp < kDecodeWarps) {
     ComputePieces(p, shared, warp);
   } else if (warp == kDecodeWarps) {
-    Loader{p, key_boxes, value_boxes, shared}.Run();
+    Loader{p, shared, {p, key_boxes, value_boxes, shared}}.Run();
+  } else if (!kBoxes && warp < kFirstWriteWarp) {
+    CopyKeys(p, shared, warp - kDecodeWarps - 1);
   } else {
-    WritePieces(p, shared, warp - kDecodeWarps - 1);
+    WritePieces(p, shared, warp - kFirstWriteWarp);
   }
 
   // Rows that no piece has.

@@ -1,46 +1,12 @@
-// The warp of the Hopper decode kernel that loads: it finds the pieces of work, and brings their
-// keys and values.
+// The warp of the Hopper decode kernel that finds the pieces of work, and loads their queries, and
+// their keys and values where boxes bring them.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_LOAD_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_LOAD_CUH_
 
-#include "src/ops/paged_attention/cuda/decode_sm90_shared.cuh"
+#include "src/ops/paged_attention/cuda/decode_sm90_keys.cuh"
 #include "src/ops/paged_attention/cuda/line.cuh"
-#include "src/ops/paged_attention/cuda/prefill_sm90_tile.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
-
-inline constexpr int kLineRows = LINE_ROWS;
-inline constexpr bool kWide = IsWide(kLineRows);
-inline constexpr int kWriteWarps = WriteWarps(kLineRows);
-inline constexpr int kWriteThreads = kWriteWarps * 32;
-inline constexpr int kDecodeThreads = DecodeThreads(kLineRows);
-#ifdef CLUSTER
-inline constexpr int kClusterBlocks = CLUSTER;  // blocks that share a head: decode_cluster_sm90.cuh
-using DecodeMemory = ClusterShared<kHeadDim, sizeof(Cache), kLineRows>;
-#else
-inline constexpr int kClusterBlocks = 0;
-using DecodeMemory = DecodeShared<kHeadDim, sizeof(Cache), kLineRows>;
-#endif
-// Else the warp that loads keys: in clusters its way to the first key counts, elsewhere what a
-// short piece takes the warps that write.
-inline constexpr bool kWritersLoadQueries = kClusterBlocks > 0;
-
-// Keys, and values, as they lie in a stage.
-inline constexpr int kKeyBytes = kHeadDim * static_cast<int>(sizeof(Cache));
-inline constexpr int kBoxBytes = kKeyBytes < kBoxPanels * 128 ? kKeyBytes : kBoxPanels * 128;
-inline constexpr int kKeyBoxes = kKeyBytes / kBoxBytes;  // that a key's dimensions take
-// Where a head's values lie behind its keys in the cache (PAIRS) a box brings both: of each eight
-// tokens first the keys, then the values.
-inline constexpr bool kPairs = PAIRS != 0;
-static_assert(!kPairs || kKeyBoxes == 1);
-inline constexpr int kBoxTokenBytes = (kPairs ? 2 : 1) * kBoxBytes;
-inline constexpr int kKeyGroupBytes = 8 * kBoxTokenBytes;  // from eight tokens to the next ones
-inline constexpr int kToValues = kPairs ? 8 * kBoxBytes : DecodeMemory::kTileBytes;
-inline constexpr int kStageBoxBytes = DecodeMemory::kStageKeys * kBoxBytes;
-inline constexpr int kKeyPieces = kKeyBytes / 16;
-__device__ __forceinline__ unsigned PlaceOfKey(int key, int piece) {
-  return key / 8 * kKeyGroupBytes + piece / 8 * 1024 + SwizzledChunk(key % 8, piece % 8);
-}
 
 // Rows that are computed for a tile of so many.
 __device__ __forceinline__ int ComputedRows(int rows) {
@@ -103,117 +69,58 @@ __device__ __forceinline__ void FindOwnLine(const Params& p, DecodeMemory& share
 
 struct Loader {
   const Params& p;
-  const TensorMap& key_boxes;
-  const TensorMap& value_boxes;
   DecodeMemory& shared;
+  KeyBoxes boxes;  // where kBoxes
   const int lane = threadIdx.x % 32;
-  // A lane loads one box of a stage: of keys and values, or of keys, beside one of their values.
-  static constexpr int kLanesOfKey = kPairs ? 1 : 2 * kKeyBoxes;
-  const int boxes = DecodeMemory::kStageKeys / p.box_tokens;  // 2 to 16
-  const bool loads = lane < kLanesOfKey * boxes;
-  const bool values = !kPairs && lane % 2 != 0;
-  const int of_key = lane / 2 % kKeyBoxes;
-  const int lane_key = lane / kLanesOfKey * p.box_tokens;
-  const int panels_a_head = static_cast<int>(p.head_stride / 128);
-  Place<DecodeMemory::kStages> stage = {};
   Place<DecodeMemory::kSlots> slot = {};
+  Place<DecodeMemory::kSlots> last = {DecodeMemory::kSlots - 1, 1};  // handed over, or none
 
-  // The piece that was handed over last, as long as its keys are not under way: the lane's first
-  // key of the next stage. Pages are looked up for 32 boxes at a time, a lane one: those of the
-  // next stage begin at `box`, and others behind them are on their way.
-  struct Piece {
-    int stages = 0;
-    int slot, seq, key_begin, key_end, panel, key, box;
-    int pages[2];
-  } piece;
-
-  __device__ __forceinline__ bool Reads(const Piece& of, int key) const {
-    return key < of.key_end && key + p.box_tokens > of.key_begin;
-  }
-  __device__ __forceinline__ int PageAt(const Piece& of, int key) const {
-    if (!Reads(of, key)) return -1;
-    return LoadIndex(p.block_tables + static_cast<long long>(of.seq) * p.max_pages +
-                     PageIndex(p, key));
-  }
-
-  __device__ __forceinline__ bool IsPage(int page) const {
-    return static_cast<unsigned>(page) < static_cast<unsigned>(p.num_pages);
-  }
-
-  // Hands a piece to the warps that compute and write, and then loads the keys of the one before:
-  // so this one's pages, and the next piece, are found meanwhile.
+  // Hands a piece to the other warps, and then loads the keys of the one before: so this one's
+  // pages, and the next piece, are found meanwhile.
   __device__ __forceinline__ void Take(const Tile& tile, unsigned* arrivals, bool bad = false) {
     const int first_key = tile.key_begin / kSplitTokens * kSplitTokens;
-    Piece next;
-    next.slot = slot.index;
-    next.seq = tile.seq;
-    next.key_begin = tile.key_begin;
-    next.key_end = tile.key_end;
-    next.panel = tile.head * panels_a_head;
-    next.key = first_key + lane_key;
-    next.stages =
+    const int stages =
         tile.key_end > tile.key_begin
             ? (tile.key_end - first_key + DecodeMemory::kStageKeys - 1) / DecodeMemory::kStageKeys
             : 0;
-    next.box = 0;
-    next.pages[0] = PageAt(next, first_key + lane * p.box_tokens);
-    next.pages[1] = PageAt(next, first_key + (32 + lane) * p.box_tokens);
+    KeyBoxes::Piece next;
+    if constexpr (kBoxes) next = boxes.Look(tile, slot.index, first_key, stages);
     Wait(At(shared.slot_empty, slot), slot.parity ^ 1);
     DecodeSlot& to = shared.slots[slot.index];
     if constexpr (!kWritersLoadQueries) LoadQueries<32>(p, shared, tile, slot, lane);
     if (lane == 0) {
       to.tile = tile;
       to.first_key = first_key;
-      to.stages = next.stages;
+      to.stages = stages;
       to.arrivals = arrivals;
       to.stop = 0;
       to.bad = bad;
     }
     HandOver();
-    LoadKeys();
-    piece = next;
-    if (is_first) LoadKeys(DecodeMemory::kStages);
-    is_first = false;
+    if constexpr (kBoxes) {
+      boxes.Load();
+      boxes.piece = next;
+      if (is_first) boxes.Load(DecodeMemory::kStages);
+      is_first = false;
+    }
   }
   // No piece was taken, the ring is empty: the first keys do not wait until another piece is found.
   bool is_first = kClusterBlocks > 0;
 
   __device__ __forceinline__ void HandOver() {
     if (lane == 0) Arrive(At(shared.slot_full, slot));
+    last = slot;
     slot.Next();
   }
 
-  // The keys and values of the piece that waits, if there is one: of so many stages at most.
-  __device__ __forceinline__ void LoadKeys(int most = 0x7fffffff) {
-    for (; piece.stages > 0 && most > 0;
-         --most, --piece.stages, piece.key += DecodeMemory::kStageKeys) {
-      int page = __shfl_sync(kAllLanes, piece.pages[0], piece.box + lane / kLanesOfKey);
-      piece.box += boxes;
-      if (piece.box == 32) {
-        const int key = piece.key - lane_key + DecodeMemory::kStageKeys;  // of the next stage
-        piece.box = 0;
-        piece.pages[0] = piece.pages[1];
-        piece.pages[1] = PageAt(piece, key + (32 + lane) * p.box_tokens);
-      }
-      const bool read = loads && Reads(piece, piece.key);
-      const bool bad = read && !IsPage(page);
-      if (bad) page = -1;  // zeros
-      if (__any_sync(kAllLanes, bad) && lane == 0) shared.slots[piece.slot].bad = 1;
-      const int group = (piece.key - PageIndex(p, piece.key) * p.page_size) / 8;
-      const int bytes = __popc(__ballot_sync(kAllLanes, read)) * p.box_tokens * kBoxTokenBytes;
-      Wait(At(shared.empty, stage), stage.parity ^ 1);
-      const unsigned full = At(shared.full, stage);
-      if (lane == 0) ArriveExpecting(full, bytes);
-      __syncwarp();
-      if (read) {
-        DecodeMemory::Stage& to = shared.stages[stage.index];
-        CopyBox(SharedAddress(values ? to.values : to.keys) + of_key * kStageBoxBytes +
-                    lane_key * kBoxTokenBytes,
-                values ? &value_boxes : &key_boxes, full, 0, 0, piece.panel + of_key * kBoxPanels,
-                group, page);
-      }
-      stage.Next();
-    }
+  // Until the piece that was handed over last is being loaded: others may take what follows.
+  __device__ __forceinline__ void WaitUntilBegun() const {
+    Wait(At(shared.begun, last), last.parity);
+  }
+
+  // The keys of the piece that was handed over last.
+  __device__ __forceinline__ void LoadKeys() {
+    if constexpr (kBoxes) boxes.Load();
   }
 
   // Sequences [first_seq, first_seq + 32), one a lane.
@@ -335,7 +242,7 @@ struct Loader {
     const int pages = end > begin ? PageIndex(p, end - 1) + 1 : 0;
 #pragma unroll 1
     for (int i = PageIndex(p, begin) + lane; i < pages; i += 32) {
-      bad |= !IsPage(LoadIndex(p.block_tables + static_cast<long long>(seq) * p.max_pages + i));
+      bad |= !IsPage(p, LoadIndex(p.block_tables + static_cast<long long>(seq) * p.max_pages + i));
     }
     return __any_sync(kAllLanes, bad);
   }
@@ -408,6 +315,7 @@ struct Loader {
       }
       WaitForLaunchesBefore();  // the schedule sets the counter
       LetNextLaunchBegin();
+      if constexpr (!kBoxes) WaitUntilBegun();
       unsigned next = 0;
       if (lane == 0) next = atomicAdd(&p.header->next_unit, 1u);
       LoadKeys();

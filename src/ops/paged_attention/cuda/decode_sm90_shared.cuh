@@ -24,9 +24,15 @@ constexpr int DecodeKeys(int head_dim) {  // of a stage
 constexpr bool IsWide(int rows) { return rows > kDecodeTileRows; }
 inline constexpr int kGroupWarps = 4;  // of a warpgroup
 inline constexpr int kGroups = kDecodeWarps / kGroupWarps;
-// Warps that write; another one loads. 13 warps leave 128 registers a thread, 12 leave 168.
-constexpr int WriteWarps(int rows) { return IsWide(rows) ? 3 : 4; }
-constexpr int DecodeThreads(int rows) { return 32 * (kDecodeWarps + 1 + WriteWarps(rows)); }
+// One warp finds the pieces, and loads keys and values by boxes; where those do not fit the pages
+// others copy single rows. The rest write. 13 to 16 warps leave 128 registers a thread, 12 leave
+// 168.
+inline constexpr int kRowWarps = 4;
+constexpr int FirstWriteWarp(bool boxes) { return kDecodeWarps + 1 + (boxes ? 0 : kRowWarps); }
+constexpr int WriteWarps(int rows, bool boxes) { return IsWide(rows) || !boxes ? 3 : 4; }
+constexpr int DecodeThreads(int rows, bool boxes) {
+  return 32 * (FirstWriteWarp(boxes) + WriteWarps(rows, boxes));
+}
 
 // Keys, or values, of a stage lie as [key / 8][panel][key % 8], 128 bytes each, whose 16-byte
 // pieces are swizzled: piece c of row r at place c ^ (r % 8). Of heads wider than a box the panels
@@ -71,6 +77,7 @@ template <int kStages, int kSlots>
 struct DecodeBarriers {
   using Barrier = unsigned long long;
   Barrier slot_full[kSlots], queries_full[kSlots], slot_empty[kSlots];
+  Barrier begun[kSlots];  // of single rows: the first are being copied
   Barrier full[kStages], empty[kStages];
   Barrier sums_full[1], sums_empty[1];
   Barrier half_full[1];  // of wide tiles: the first warpgroup's sums
@@ -106,7 +113,7 @@ struct alignas(1024) DecodeSharedOf
 // Of wide tiles: the warpgroups take stages of 64 keys in turn. Queries and weights lie as operands
 // of the matrix instructions, as keys do, and the second warpgroup adds its sums to those of the
 // first.
-template <int kHeadDim, int kRows>
+template <int kHeadDim, int kRows, bool kBoxes>
 struct alignas(1024) WideDecodeShared : DecodeStages<kHeadDim * 2, 64>,
                                         DecodeBarriers<DecodeStages<kHeadDim * 2, 64>::kStages, 4> {
   static constexpr int kSlots = 4;
@@ -124,26 +131,26 @@ struct alignas(1024) WideDecodeShared : DecodeStages<kHeadDim * 2, 64>,
   float first_max[kRows], first_sum[kRows];
   int seen_begin[kGroups][kRows], seen_end[kGroups][kRows];  // the keys that each row sees
   DecodeSlot slots[kSlots];
-  OwnLine<DecodeThreads(kRows)> own;
+  OwnLine<DecodeThreads(kRows, kBoxes)> own;
 };
 
 // For elements of the cache of kElement bytes; those of wide tiles have two.
-template <int kHeadDim, int kElement, int kRows>
+template <int kHeadDim, int kElement, int kRows, bool kBoxes>
 struct DecodeSharedFor {
-  using Type = WideDecodeShared<kHeadDim, kRows>;
+  using Type = WideDecodeShared<kHeadDim, kRows, kBoxes>;
 };
-template <int kHeadDim, int kElement>
-struct DecodeSharedFor<kHeadDim, kElement, kDecodeTileRows> {
+template <int kHeadDim, int kElement, bool kBoxes>
+struct DecodeSharedFor<kHeadDim, kElement, kDecodeTileRows, kBoxes> {
   using Type = DecodeSharedOf<kHeadDim, kElement, kDecodeTileRows, kHeadDim == 512 ? 3 : 4,
-                              kHeadDim == 512 ? 0 : DecodeThreads(kDecodeTileRows)>;
+                              kHeadDim == 512 ? 0 : DecodeThreads(kDecodeTileRows, kBoxes)>;
 };
-template <int kHeadDim, int kElement>
-struct DecodeSharedFor<kHeadDim, kElement, kDecodeTileRows / 2> {
+template <int kHeadDim, int kElement, bool kBoxes>
+struct DecodeSharedFor<kHeadDim, kElement, kDecodeTileRows / 2, kBoxes> {
   using Type = DecodeSharedOf<kHeadDim, kElement, kDecodeTileRows / 2, 4,
-                              DecodeThreads(kDecodeTileRows / 2)>;
+                              DecodeThreads(kDecodeTileRows / 2, kBoxes)>;
 };
-template <int kHeadDim, int kElement, int kRows>
-using DecodeShared = typename DecodeSharedFor<kHeadDim, kElement, kRows>::Type;
+template <int kHeadDim, int kElement, int kRows, bool kBoxes>
+using DecodeShared = typename DecodeSharedFor<kHeadDim, kElement, kRows, kBoxes>::Type;
 
 // A tile of `rows` rows, `vectors` vectors of four elements each, that several blocks of a cluster
 // have parts of is shared out among them: room for one's share of each part.

@@ -69,8 +69,9 @@ __device__ __forceinline__ void InitDecodeBarriers(DecodeMemory& shared) {
   };
   init(shared.slot_full, 1);
   init(shared.queries_full, kWritersLoadQueries ? kWriteThreads : 32);
-  init(shared.slot_empty, kWriteThreads);
-  init(shared.full, 1);
+  init(shared.slot_empty, kWriteThreads + (kBoxes ? 0 : kRowWarps * 32));
+  if (!kBoxes) init(shared.begun, 1);
+  init(shared.full, kBoxes ? 1 : kRowWarps * 32);
   init(shared.empty, kWide ? kGroupWarps : kDecodeWarps);
   // Of wide tiles the last warpgroup has added the others' sums to its own.
   init(shared.sums_full, (kWide ? kGroupWarps : kDecodeWarps) * 32);

@@ -163,6 +163,7 @@ __device__ __forceinline__ void ComputeWidePiece(const Params& p, DecodeMemory& 
     if (stage.index % kGroups == group) {
       // Wait for the keys and values.
       Wait(At(shared.full, stage), stage.parity);
+      if constexpr (!kBoxes) FenceForMatrixReads();
       const int key0 = first_key + i * DecodeMemory::kStageKeys;
       const unsigned keys = Uniform(SharedAddress(shared.stages[stage.index].keys));
       const unsigned values = keys + kToValues;

@@ -43,9 +43,11 @@ std::string Describe(const Problem& problem, const Config& config) {
   } else {
     text += StrCat("no decode launch: ", config.why_not_line);
   }
+  if ((config.decode_sm90 || config.prefill_sm90) && !config.boxes) {
+    text += "; keys by 16 bytes, not by boxes";
+  }
   if (!config.prefill_sm90) return StrCat(text, "; no prefill launch: ", config.why_not_prefill);
   if (config.prefill_blocks > 1) text += "; pairs of blocks share keys of prefill";
-  if (!config.boxes) text += "; keys by 16 bytes, not by boxes";
   if (config.copy_tokens > 0) {
     text += StrCat("; of sequences with many rows ", InfoOf(problem.query_dtype).name,
                    " copies, up to ", config.copy_tokens, " keys");

@@ -52,7 +52,8 @@ TEST(Describe, SaysWhyNot) {
   expect(MakeProblem(DType::kBF16, DType::kF8E4M3FN, 64), "head_dim of an fp8 cache", few);
   Problem odd = MakeProblem();
   odd.page_size = 12;
-  expect(odd, "no decode launch: pages that do not fit boxes", few);
+  expect(odd, "ranges of decode work; keys by 16 bytes, not by boxes; ",
+         "no prefill launch: decode takes all");
   Problem invariant = MakeProblem();
   invariant.batch_invariant = true;
   expect(invariant, "no decode launch: batch_invariant", few);

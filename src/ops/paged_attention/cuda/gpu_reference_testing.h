@@ -33,6 +33,12 @@ inline CaseSpec SpecOf(const Kind& kind, std::mt19937_64& rng) {
   return spec;
 }
 
+// Of pages that the copy engine takes, or of whatever size; one token is what some servers have.
+template <typename In>
+int64_t PageSize(const In& in) {
+  return in(0, 1) == 0 ? 8 * in(1, 5) : in(0, 1) == 0 ? 1 : in(2, 40);
+}
+
 // Makes one key of a row outweigh most others. Not by all that f16 weights hold where the values
 // are of fp8: some of its own are 0, and then the others are what counts.
 inline void JumpLogits(const Kind& kind, CaseSpec& spec) {

@@ -57,6 +57,14 @@ CaseSpec WithRoom(CaseSpec spec) {
   return spec;
 }
 
+// The same keys in pages that the copy engine has no boxes for.
+CaseSpec InOddPages(CaseSpec spec) {
+  constexpr int64_t kPageSize = 3;
+  spec.max_pages = spec.max_pages * spec.page_size / kPageSize + 1;
+  spec.page_size = kPageSize;
+  return spec;
+}
+
 class PagedAttentionEdgesGpuTest : public cuda::GpuTest {
  protected:
   static std::vector<Bytes> Run(const Case& c) {
@@ -109,7 +117,7 @@ TEST_F(PagedAttentionEdgesGpuTest, AValidSequenceKeepsItsRows) {
   for (const Kind& kind : kKinds) {
     for (const Batch& batch : batches) {
       const CaseSpec spec = SpecOf(kind, batch.query_lens, batch.context_lens);
-      for (const CaseSpec& s : {spec, WithRoom(spec)}) {
+      for (const CaseSpec& s : {spec, WithRoom(spec), InOddPages(WithRoom(spec))}) {
         std::mt19937_64 rng(5);
         Case c(s, rng);
         std::copy(batch.starts.begin(), batch.starts.end(), c.query_start_loc.ints());
@@ -129,7 +137,8 @@ TEST_F(PagedAttentionEdgesGpuTest, ManySequencesOfWhichSomeAreWrong) {
   enum class Fault { kNone, kNegativeContext, kPastTheEnd, kStartsDescend };
   for (const Kind& kind : kKinds) {
     if (kind.query == DType::kF32) continue;  // no other way than fewer have
-    for (const int64_t count : {70, 450}) {
+    for (const auto& [count, odd_pages] :
+         {std::pair{70, false}, {450, false}, {450, true}, {530, true}}) {
       std::vector<int64_t> query_lens, context_lens;
       for (int64_t i = 0; i < count; ++i) {
         query_lens.push_back(i % 5 == 4 ? 0 : 1);
@@ -138,14 +147,16 @@ TEST_F(PagedAttentionEdgesGpuTest, ManySequencesOfWhichSomeAreWrong) {
       for (const Fault fault :
            {Fault::kNone, Fault::kNegativeContext, Fault::kPastTheEnd, Fault::kStartsDescend}) {
         std::mt19937_64 rng(8);
-        const CaseSpec spec = SpecOf(kind, query_lens, context_lens);
+        CaseSpec spec = SpecOf(kind, query_lens, context_lens);
+        if (odd_pages) spec = InOddPages(spec);
         Case c(spec, rng);
         int32_t* const starts = c.query_start_loc.ints();
         if (fault == Fault::kNegativeContext) c.context_lens.ints()[count / 2] = -1;
         if (fault == Fault::kPastTheEnd) starts[count] += 5;
         if (fault == Fault::kStartsDescend) starts[40] = 3;
         ExpectRight(c, kind.tolerance,
-                    StrCat(count, " sequences, fault ", static_cast<int>(fault)));
+                    StrCat(count, " sequences, fault ", static_cast<int>(fault), ", pages of ",
+                           spec.page_size));
         if (HasFailure()) return;
       }
     }
@@ -159,7 +170,7 @@ TEST_F(PagedAttentionEdgesGpuTest, RowsThatSeeNothingAreZero) {
       CaseSpec spec = SpecOf(kind, {3, 1, 40, 100, 9}, {0, 0, 7, 99, 120});
       spec.sinks = sinks;
       spec.padding_rows = 70;
-      for (const CaseSpec& s : {spec, WithRoom(spec)}) {
+      for (const CaseSpec& s : {spec, WithRoom(spec), InOddPages(WithRoom(spec))}) {
         Case c(s, rng);
         ExpectRight(c, kind.tolerance, s.ToString());
       }
@@ -250,11 +261,12 @@ TEST_F(PagedAttentionEdgesGpuTest, CallsInARowDoNotDisturbEachOther) {
 TEST_F(PagedAttentionEdgesGpuTest, ANonFiniteValueStaysInItsRows) {
   for (const Kind& kind : kKinds) {
     for (const int64_t queries : {4, 9, 40}) {
-      for (const int64_t variant : {0, 1, 2, 3}) {
+      for (const int64_t variant : {0, 1, 2, 3, 4, 5}) {
         std::mt19937_64 rng(7);
         const int64_t context = variant % 2 == 0 ? 40 : 100;
         CaseSpec spec = SpecOf(kind, {queries}, {context});
         if (variant >= 2) spec = WithRoom(spec);
+        if (variant >= 4) spec = InOddPages(spec);
         Case c(spec, rng);
         const std::vector<Bytes> before = Run(c);
         const Problem p = *ProblemFromCall(c.call());

@@ -127,7 +127,7 @@ TEST_F(PagedAttentionGpuTest, PrefillOfManyTilesAgreesWithReference) {
       spec.layout = static_cast<Layout>(in(0, 2));
       spec.kv_heads = in(1, 2);
       spec.group_size = in(1, 5);
-      spec.page_size = in(0, 2) == 0 ? in(1, 40) : 8 * in(1, 5);
+      spec.page_size = PageSize(in);
       spec.k_scale_size = spec.v_scale_size = 1;
       spec.disorder = false;
       spec.max_seqs = 3;
@@ -156,7 +156,7 @@ TEST_P(LongContextsGpuTest, AgreeWithReference) {
     CaseSpec spec = SpecOf(kind, rng);
     spec.kv_heads = in(1, 2);
     spec.group_size = in(1, 4);
-    spec.page_size = in(0, 2) == 0 ? in(1, 40) : 8 * in(1, 5);
+    spec.page_size = PageSize(in);
     spec.k_scale_size = spec.v_scale_size = 1;
     spec.disorder = false;
     spec.max_seqs = 3;
@@ -192,7 +192,7 @@ TEST_F(PagedAttentionGpuTest, DecodeOfManyPagesAgreesWithReference) {
       spec.layout = static_cast<Layout>(in(0, 2));
       spec.kv_heads = in(1, 3);
       spec.group_size = in(0, 1) == 0 ? 4 : in(1, 20);
-      spec.page_size = 8 * in(1, 5);
+      spec.page_size = PageSize(in);
       if (spec.k_scale_size > 1) spec.k_scale_size = spec.kv_heads;
       if (spec.v_scale_size > 1) spec.v_scale_size = spec.kv_heads;
       spec.query_lens.clear();
@@ -228,7 +228,7 @@ TEST_P(ManyRowsGpuTest, AgreeWithReference) {
     const auto in = IntegersOf(rng);
     CaseSpec spec = SpecOf(kind, rng);
     spec.layout = static_cast<Layout>(in(0, 2));
-    spec.page_size = 8 * in(1, 5);
+    spec.page_size = PageSize(in);
     spec.k_scale_size = spec.v_scale_size = in(0, 1);
     spec.padding_rows = in(0, 2);
     const int64_t group = in(0, 2);
@@ -275,7 +275,7 @@ TEST_F(PagedAttentionGpuTest, DecodeOfFewSequencesAgreesWithReference) {
       CaseSpec spec = SpecOf(kind, rng);
       spec.kv_heads = kv_heads;
       spec.group_size = kv_heads == 8 ? in(1, 16) : in(1, 4);
-      spec.page_size = 8 * in(1, 5);
+      spec.page_size = PageSize(in);
       spec.k_scale_size = spec.v_scale_size = 1;
       spec.query_lens.assign(static_cast<size_t>(in(1, 4)), in(0, 2) == 0 ? 2 : 1);
       spec.context_lens.clear();
@@ -336,7 +336,8 @@ TEST_F(PagedAttentionGpuTest, BadIndicesTouchOnlyTheirSequence) {
     spec.head_dim = 128;
     spec.query_lens = {1, 40, 1, 7};
     spec.context_lens = {90, 100, 33, 64};
-    if (seed % 8 < 4) spec.max_seqs = 60;  // for Hopper's decode
+    if (seed % 8 < 4) spec.max_seqs = 60;                        // for Hopper's decode
+    if (seed % 16 < 8) spec.page_size = 3, spec.max_pages = 40;  // and rows instead of boxes
     Case c(spec, rng);
     const int32_t wild[] = {-1, INT32_MIN, INT32_MAX, 1 << 20};
     const auto random = [&rng](int n) {

@@ -130,9 +130,6 @@ TEST(TunedConfig, IgnoresWhatDoesNotFit) {
   invariant.batch_invariant = true;
   expect_model(invariant, kH200, Saying("decode", one));
   expect_model(invariant, kH200, Saying("decode", invariant));
-  Problem odd = one;  // of the same text, but of pages that no box fits
-  odd.k.offset = 1;
-  expect_model(odd, kH200, Saying("decode", one));
 }
 
 // All that ChooseConfig looks at and a table's text does not tell is checked by Alternatives.

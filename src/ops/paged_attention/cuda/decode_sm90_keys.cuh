@@ -1,0 +1,202 @@
+// How the keys and values of a piece come to the stages of the Hopper decode kernels: by boxes of
+// the tensor copy engine, from the warp that finds the pieces; or, where boxes do not fit the
+// pages, row by row, from warps of their own.
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_KEYS_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_KEYS_CUH_
+
+#include "src/ops/paged_attention/cuda/decode_sm90_shared.cuh"
+#include "src/ops/paged_attention/cuda/prefill_sm90_tile.cuh"
+
+namespace xla_gpu::paged_attention::sm90 {
+
+inline constexpr int kLineRows = LINE_ROWS;
+inline constexpr bool kWide = IsWide(kLineRows);
+// Else pages hold no boxes, and warps of their own copy single rows.
+inline constexpr bool kBoxes = BOXES != 0;
+inline constexpr int kFirstWriteWarp = FirstWriteWarp(kBoxes);
+inline constexpr int kWriteWarps = WriteWarps(kLineRows, kBoxes);
+inline constexpr int kWriteThreads = kWriteWarps * 32;
+inline constexpr int kDecodeThreads = DecodeThreads(kLineRows, kBoxes);
+#ifdef CLUSTER
+inline constexpr int kClusterBlocks = CLUSTER;  // blocks that share a head: decode_cluster_sm90.cuh
+using DecodeMemory = ClusterShared<kHeadDim, sizeof(Cache), kLineRows>;
+#else
+inline constexpr int kClusterBlocks = 0;
+using DecodeMemory = DecodeShared<kHeadDim, sizeof(Cache), kLineRows, kBoxes>;
+#endif
+// Else the warp that finds the pieces: in clusters its way to the first key counts, elsewhere what
+// a short piece takes the warps that write.
+inline constexpr bool kWritersLoadQueries = kClusterBlocks > 0;
+
+// Keys, and values, as they lie in a stage.
+inline constexpr int kKeyBytes = kHeadDim * static_cast<int>(sizeof(Cache));
+inline constexpr int kBoxBytes =
+    kBoxes && kKeyBytes > kBoxPanels * 128 ? kBoxPanels * 128 : kKeyBytes;
+inline constexpr int kKeyBoxes = kKeyBytes / kBoxBytes;  // that a key's dimensions take
+// Where a head's values lie behind its keys in the cache (PAIRS) a box brings both: of each eight
+// tokens first the keys, then the values.
+inline constexpr bool kPairs = PAIRS != 0;
+static_assert(!kPairs || (kBoxes && kKeyBoxes == 1));
+inline constexpr int kBoxTokenBytes = (kPairs ? 2 : 1) * kBoxBytes;
+inline constexpr int kKeyGroupBytes = 8 * kBoxTokenBytes;  // from eight tokens to the next ones
+inline constexpr int kToValues = kPairs ? 8 * kBoxBytes : DecodeMemory::kTileBytes;
+inline constexpr int kStageBoxBytes = DecodeMemory::kStageKeys * kBoxBytes;
+inline constexpr int kKeyPieces = kKeyBytes / 16;
+__device__ __forceinline__ unsigned PlaceOfKey(int key, int piece) {
+  return key / 8 * kKeyGroupBytes + piece / 8 * 1024 + SwizzledChunk(key % 8, piece % 8);
+}
+
+__device__ __forceinline__ bool IsPage(const Params& p, int page) {
+  return static_cast<unsigned>(page) < static_cast<unsigned>(p.num_pages);
+}
+
+// Loads the boxes of all pieces; one warp.
+struct KeyBoxes {
+  const Params& p;
+  const TensorMap& key_boxes;
+  const TensorMap& value_boxes;
+  DecodeMemory& shared;
+  const int lane = threadIdx.x % 32;
+  // A lane loads one box of a stage: of keys and values, or of keys, beside one of their values.
+  static constexpr int kLanesOfKey = kPairs ? 1 : 2 * kKeyBoxes;
+  const int boxes = DecodeMemory::kStageKeys / p.box_tokens;  // 2 to 16
+  const bool loads = lane < kLanesOfKey * boxes;
+  const bool values = !kPairs && lane % 2 != 0;
+  const int of_key = lane / 2 % kKeyBoxes;
+  const int lane_key = lane / kLanesOfKey * p.box_tokens;
+  const int panels_a_head = static_cast<int>(p.head_stride / 128);
+  Place<DecodeMemory::kStages> stage = {};
+
+  // The piece that was handed over last, as long as its keys are not under way: the lane's first
+  // key of the next stage. Pages are looked up for 32 boxes at a time, a lane one: those of the
+  // next stage begin at `box`, and others behind them are on their way.
+  struct Piece {
+    int stages = 0;
+    int slot, seq, key_begin, key_end, panel, key, box;
+    int pages[2];
+  } piece;
+
+  __device__ __forceinline__ bool Reads(const Piece& of, int key) const {
+    return key < of.key_end && key + p.box_tokens > of.key_begin;
+  }
+  __device__ __forceinline__ int PageAt(const Piece& of, int key) const {
+    if (!Reads(of, key)) return -1;
+    return LoadIndex(p.block_tables + static_cast<long long>(of.seq) * p.max_pages +
+                     PageIndex(p, key));
+  }
+
+  // The piece that is the next one, and on their way its first pages.
+  __device__ __forceinline__ Piece Look(const Tile& tile, int slot, int first_key,
+                                        int stages) const {
+    Piece next;
+    next.stages = stages;
+    next.slot = slot;
+    next.seq = tile.seq;
+    next.key_begin = tile.key_begin;
+    next.key_end = tile.key_end;
+    next.panel = tile.head * panels_a_head;
+    next.key = first_key + lane_key;
+    next.box = 0;
+    next.pages[0] = PageAt(next, first_key + lane * p.box_tokens);
+    next.pages[1] = PageAt(next, first_key + (32 + lane) * p.box_tokens);
+    return next;
+  }
+
+  // The keys and values of the piece that waits, if there is one: of so many stages at most.
+  __device__ __forceinline__ void Load(int most = 0x7fffffff) {
+    for (; piece.stages > 0 && most > 0;
+         --most, --piece.stages, piece.key += DecodeMemory::kStageKeys) {
+      int page = __shfl_sync(kAllLanes, piece.pages[0], piece.box + lane / kLanesOfKey);
+      piece.box += boxes;
+      if (piece.box == 32) {
+        const int key = piece.key - lane_key + DecodeMemory::kStageKeys;  // of the next stage
+        piece.box = 0;
+        piece.pages[0] = piece.pages[1];
+        piece.pages[1] = PageAt(piece, key + (32 + lane) * p.box_tokens);
+      }
+      const bool read = loads && Reads(piece, piece.key);
+      const bool bad = read && !IsPage(p, page);
+      if (bad) page = -1;  // zeros
+      if (__any_sync(kAllLanes, bad) && lane == 0) shared.slots[piece.slot].bad = 1;
+      const int group = (piece.key - PageIndex(p, piece.key) * p.page_size) / 8;
+      const int bytes = __popc(__ballot_sync(kAllLanes, read)) * p.box_tokens * kBoxTokenBytes;
+      Wait(At(shared.empty, stage), stage.parity ^ 1);
+      const unsigned full = At(shared.full, stage);
+      if (lane == 0) ArriveExpecting(full, bytes);
+      __syncwarp();
+      if (read) {
+        DecodeMemory::Stage& to = shared.stages[stage.index];
+        CopyBox(SharedAddress(values ? to.values : to.keys) + of_key * kStageBoxBytes +
+                    lane_key * kBoxTokenBytes,
+                values ? &value_boxes : &key_boxes, full, 0, 0, piece.panel + of_key * kBoxPanels,
+                group, page);
+      }
+      stage.Next();
+    }
+  }
+};
+
+// Copies the rows of all pieces: each of kRowWarps warps those of its share of a stage's keys, of
+// which a lane looks up one, a stage ahead. Eight lanes copy a row, 16 bytes each at a time. Rows
+// that the piece does not see, and those of pages out of range, leave what lies there: no result
+// depends on it.
+__device__ __forceinline__ void CopyKeys(const Params& p, DecodeMemory& shared, int warp) {
+  constexpr int kOwnKeys = DecodeMemory::kStageKeys / kRowWarps;
+  static_assert(kOwnKeys % 8 == 0 && kOwnKeys <= 32);
+  const int lane = threadIdx.x % 32, of_four = lane / 8, chunk = lane % 8;
+  const int lane_key = warp * kOwnKeys + lane % kOwnKeys;
+  const long long to_values = p.v_cache - p.k_cache;
+  const unsigned own = SharedAddress(shared.stages) + PlaceOfKey(warp * kOwnKeys, 0);
+  const unsigned places[2] = {own + PlaceOfKey(of_four, chunk),
+                              own + PlaceOfKey(of_four + 4, chunk)};
+  Place<DecodeMemory::kStages> stage;
+  for (Place<DecodeMemory::kSlots> at;; at.Next()) {
+    Wait(At(shared.slot_full, at), at.parity);
+    DecodeSlot& slot = shared.slots[at.index];
+    if (slot.stop != 0) return;
+    if (warp == 0 && lane == 0) Arrive(At(shared.begun, at));
+    const int key_begin = slot.tile.key_begin, key_end = slot.tile.key_end;
+    const int* const table = p.block_tables + static_cast<long long>(slot.tile.seq) * p.max_pages;
+    const char* const head = p.k_cache + slot.tile.head * p.head_stride + chunk * 16;
+    const auto reads = [&](int key) { return key >= key_begin && key < key_end; };
+    const auto page_at = [&](int key) {
+      return reads(key) ? LoadIndex(table + PageIndex(p, key)) : -1;
+    };
+    int key = slot.first_key + lane_key;
+    int page = page_at(key);
+    for (int i = slot.stages; i > 0; --i) {
+      const bool exists = IsPage(p, page);
+      if (reads(key) && !exists) {
+        slot.bad = 1;
+        __threadfence_block();  // what announces copies does not release it
+      }
+      const int in_page = key - PageIndex(p, key) * p.page_size;
+      const long long row = exists ? page * p.page_stride + in_page * p.token_stride : -1;
+      key += DecodeMemory::kStageKeys;
+      page = page_at(key);
+      Wait(At(shared.empty, stage), stage.parity ^ 1);
+      const int to_stage = stage.index * static_cast<int>(sizeof(DecodeMemory::Stage));
+#pragma unroll
+      for (int j = 0; j < kOwnKeys; j += 4) {
+        const long long of = __shfl_sync(kAllLanes, row, j + of_four);
+        if (of < 0) continue;
+        const unsigned to = places[j / 4 % 2] + to_stage + j / 8 * kKeyGroupBytes;
+#pragma unroll
+        for (int values = 0; values < 2; ++values) {
+          const char* const from = head + of + (values != 0 ? to_values : 0);
+#pragma unroll
+          for (int panel = 0; panel < kKeyPieces / 8; ++panel) {
+            CopyAsync<16>(to + values * kToValues + panel * 1024, from + panel * 128, true);
+          }
+        }
+      }
+      ArriveCopied(At(shared.full, stage));
+      stage.Next();
+    }
+    Arrive(At(shared.slot_empty, at));
+  }
+}
+
+}  // namespace xla_gpu::paged_attention::sm90
+
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_KEYS_CUH_
