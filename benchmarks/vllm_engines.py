@@ -237,7 +237,8 @@ class Engine:
     def __init__(self, name: str, args: argparse.Namespace, model: str, log: pathlib.Path):
         from server import environment  # vllm_serve has put its folder on the path
 
-        env = environment(VLLM_ENABLE_V1_MULTIPROCESSING="0")
+        caches = str(log.with_suffix(""))  # vLLM's, XLA's and ours: all empty
+        env = environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", XDG_CACHE_HOME=caches)
         packages = args.before if name.startswith("before") else None
         if name in ("cuda", "custom"):
             env["VLLM_PLUGINS"], packages = "xla_gpu_cuda", args.cuda_packages
