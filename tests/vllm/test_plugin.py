@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 import sys
 import types
 
 import jax
 import numpy as np
 import pytest
-import torch
 import xla_gpu.vllm_xla
 from server import environment, run, vllm_command
-from xla_gpu.vllm_xla import _encoder, _replace, _start, _step, _versions
+from xla_gpu.vllm_xla import _encoder, _replace, _step, _versions
 from xla_gpu.vllm_xla._versions import UnsupportedError
 
 
@@ -531,152 +529,6 @@ def test_tokens_are_copied_to_the_host():
     assert isinstance(tokens, np.ndarray)
     assert tokens.tolist() == [0, 1, 2]
     assert get((jax.numpy.arange(3), jax.numpy.arange(2))) == "as before"
-
-
-# ---- The start -----------------------------------------------------------------------------------
-
-
-def test_a_step_finds_its_compiled_function_once():
-    found = []
-
-    def _resolve_step_fn(kv_caches, with_options):
-        found.append((kv_caches, with_options))
-        return jax.jit(lambda weights, caches: weights + caches)
-
-    def model_fn(*args, **kwargs):
-        return _resolve_step_fn(args[1], True)(*args)
-
-    step = _step.Step(model_fn)
-    args = np.float32(1), np.ones(2, np.float32)
-    assert step.lower(*args, shared_attention_metadata="some").compile()(*args).tolist() == [2, 2]
-    assert step(*args, shared_attention_metadata="some").tolist() == [2, 2]
-    assert [with_options for _, with_options in found] == [True]
-
-
-def test_a_step_made_otherwise_is_refused():
-    with pytest.raises(UnsupportedError, match="should call _resolve_step_fn"):
-        _step.Step(lambda *args: args)
-
-
-class Manager:
-    """A CompilationManager that writes down what it is told to do."""
-
-    def __init__(self, speculative_config=None, executor="threads"):
-        self.told, self._compile_executor = [], executor
-        self.runner = types.SimpleNamespace(
-            mesh=MESH,
-            dp_size=1,
-            speculative_config=speculative_config,
-            pcp_preprocessor=None,
-            kv_caches=["some"],
-            is_last_rank=True,
-            is_pooling_model=False,
-            lora_config=None,
-        )
-
-    def capture_model(self):
-        for name in ("steps", "logits"):
-            self.told.append(name)
-            self._flush_compilations()
-        self._compile_executor = None
-
-    @_start._at_the_end
-    def _flush_compilations(self):
-        self.told.append("flush")
-
-    @_start._and_logits
-    def _precompile_sampling(self):
-        self.told.append("sampling")
-
-    @_start._once
-    def _precompile_select_from_array(self):
-        self.told.append("rows")
-
-    @_start._once
-    def _precompile_compute_logits(self):
-        self.told.append("logits")
-
-    def _run_compilation(self, name, fn, *args, call_kwargs, **kwargs):
-        self.told.append((name, args, call_kwargs, kwargs))
-
-
-def test_programs_are_waited_for_once():
-    manager = Manager()
-    _start._then_waited_for(Manager.capture_model)(manager)
-    assert manager.told == ["steps", "logits", "flush"]
-
-
-@pytest.mark.parametrize("manager", [Manager("some"), Manager(executor=None)])
-def test_speculations_programs_and_one_threads_are_waited_for_in_turn(manager):
-    _start._then_waited_for(Manager.capture_model)(manager)
-    assert manager.told == ["steps", "flush", "logits", "flush", "flush"]
-
-
-def test_logits_are_compiled_once_before_there_are_caches():
-    manager = Manager()
-    manager.runner.kv_caches = []
-    manager._precompile_sampling()
-    manager._flush_compilations()
-    manager._precompile_select_from_array()
-    manager._precompile_compute_logits()
-    assert manager.told == ["sampling", "rows", "logits", "flush"]
-    other = Manager()
-    other._precompile_compute_logits()
-    assert other.told == ["logits"]
-
-
-@pytest.mark.parametrize(
-    "other", [{"is_last_rank": False}, {"is_pooling_model": True}, {"lora_config": "some"}]
-)
-def test_logits_that_need_more_are_compiled_later(other):
-    manager = Manager()
-    vars(manager.runner).update(other)
-    manager._precompile_sampling()
-    assert manager.told == ["sampling"]
-
-
-@pytest.mark.parametrize("call_kwargs", [{}, {"a": 1}])
-def test_a_step_is_lowered_with_the_arguments_of_its_calls(call_kwargs):
-    manager = Manager()
-    run = _start._with_all_arguments(Manager._run_compilation)
-    run(manager, "step", None, 1, call_kwargs=call_kwargs, shared_attention_metadata=2, size=3)
-    run(manager, "logits", None, 1, size=3)
-    assert manager.told == [
-        ("step", (1,), {**call_kwargs, "shared_attention_metadata": 2}, manager.told[0][3]),
-        ("logits", (1,), {}, {"size": 3}),
-    ]
-    assert manager.told[0][3]["size"] == 3
-
-
-@pytest.mark.parametrize("speculative_config", [None, "some"])
-def test_tokens_are_put_in_by_tpu_inference_only_where_it_is_called(speculative_config):
-    manager = Manager(speculative_config)
-    _start._only_if_called(lambda self: self.told.append("substitution"))(manager)
-    assert manager.told == (["substitution"] if speculative_config else [])
-
-
-@pytest.mark.parametrize("dtype", [jax.numpy.bfloat16, "int32", torch.float32])
-@pytest.mark.parametrize("spec", [None, jax.sharding.PartitionSpec("data")])
-def test_made_up_arrays_come_from_the_host(dtype, spec):
-    sharding = spec and jax.sharding.NamedSharding(MESH, spec)
-    array = _start._sent_from_the_host(None)(Manager(), (2, 3), dtype, sharding)
-    assert array.tolist() == [[1, 1, 1]] * 2
-    assert array.dtype.name in str(dtype)
-    assert array.sharding.mesh == MESH
-    assert sharding is None or array.sharding == sharding
-
-
-def test_models_are_looked_at_in_this_process():
-    here = object()
-    assert _start._in_this_process(None)(lambda: here) is here
-
-
-def test_programs_are_compiled_at_once(monkeypatch):
-    for cores, given, used in ((3, None, "3"), (64, None, "8"), (3, "1", "1")):
-        monkeypatch.setattr("os.sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
-        monkeypatch.setattr("os.environ", {"NUM_PRECOMPILE_WORKERS": given} if given else {})
-        xla_gpu.vllm_xla.prepare_environment()
-        assert os.environ["NUM_PRECOMPILE_WORKERS"] == used
 
 
 # ---- Encoders ------------------------------------------------------------------------------------
