@@ -36,10 +36,10 @@ struct Splits {
 };
 
 __device__ __forceinline__ int SplitsOf(const Params& p, const Shape& shape, int split_tokens) {
-  if (shape.visible_keys <= split_tokens && !(p.batch_invariant && shape.decode)) return 1;
   if (p.batch_invariant && shape.decode) {
     return Min(kInvariantMaxSplits, CeilDiv(shape.visible_keys, kInvariantSplitTokens));
   }
+  if (shape.visible_keys <= split_tokens) return 1;  // without a division
   return CeilDiv(shape.visible_keys, split_tokens);
 }
 
