@@ -1,8 +1,10 @@
 // Decode: few query rows a sequence, so the time goes into reading K and V once.
 //
-// A task takes one split of the context and walks it in blocks of keys (decode_block-inl.h); in a
-// block the keys of all heads, then the values of all, so that whole pages are read though a head's
-// rows lie far apart. Meanwhile the rows of a block to come are brought in, as they lie in memory.
+// A task takes one split of the context and walks it in blocks of keys (decode_block-inl.h), of
+// each the heads in their order, keys and then values. A block's keys are no neighbours but one of
+// each of as many equal parts of the split: so each part is read in the order of its addresses,
+// where keys and values lie side by side, and a processor's prefetchers follow. What is read from a
+// block to come is asked for on the way. docs/design.md tells what that gives.
 #if defined(XLA_GPU_OPS_PAGED_ATTENTION_CPU_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef XLA_GPU_OPS_PAGED_ATTENTION_CPU_DECODE_INL_H_
 #undef XLA_GPU_OPS_PAGED_ATTENTION_CPU_DECODE_INL_H_
@@ -39,12 +41,11 @@ class SplitDecoder {
     const int64_t states = heads / kHeads * kLanes;
     const int64_t staged = staging() ? kBlock * padded_ : 0;
     const int64_t weights = heads * kMaxBlockKeys;
-    const int64_t ahead = 2 * kBlock * task.num_heads * int64_t{sizeof(Stretch) / sizeof(float)};
     const int64_t seen = segment_.rows * int64_t{sizeof(KeyRange) / sizeof(float)};
     const int64_t longs = has_long_sums() ? heads * padded_ + states : 0;
     float* memory =
         ThreadScratch(ScratchSlot::kTask, heads * padded_ + 2 * longs + 2 * states + staged +
-                                              weights + ahead + seen + 4 * task.num_heads);
+                                              weights + seen + 4 * task.num_heads);
     const auto take = [&memory](int64_t n) { return std::exchange(memory, memory + n); };
     q_ = take(heads * padded_);
     long_acc_ = reinterpret_cast<double*>(take(2 * longs));
@@ -53,7 +54,6 @@ class SplitDecoder {
     sum_ = take(states);
     staged_ = take(staged);
     weights_ = take(weights);
-    ahead_ = reinterpret_cast<Stretch*>(take(ahead));
     seen_ = reinterpret_cast<KeyRange*>(take(seen));
     static_assert(sizeof(LogitScale) == 3 * sizeof(float));
     scales_ = reinterpret_cast<LogitScale*>(take(3 * task.num_heads));
@@ -70,19 +70,15 @@ class SplitDecoder {
   }
 
   void Run() {
-    Block block;
-    short_begin_ = task_.keys.begin;
-    BringIn(task_.keys.begin, task_.keys.begin + AheadKeys());
-    for (int64_t at = task_.keys.begin; at < task_.keys.end; at += block.n) {
-      FindBlock(at, &block);
-      if (!staging()) lines_ = FindAhead(at + AheadKeys(), block.n);
-      if (at - short_begin_ >= kShortKeys) MoveToLongSums(at);
-      FindSeen(block);
-      // Keys of all heads, then values: prefetches of those to come pass in the order of addresses.
-      RunKeys(block);
-      RunSoftmax();
-      RunValues(block);
-    }
+    const KeyRange first = VisibleKeys(p_, segment_, segment_.pos);
+    const KeyRange last = VisibleKeys(p_, segment_, segment_.pos + segment_.rows - 1);
+    // What all rows see.
+    const int64_t begin = std::clamp(last.begin, task_.keys.begin, task_.keys.end);
+    const int64_t end = std::clamp(first.end, begin, task_.keys.end);
+    const int64_t size = (end - begin) / kBlock;
+    RunNeighbours(task_.keys.begin, begin);
+    RunStreams(begin, size, kBlock);
+    RunNeighbours(begin + size * kBlock, task_.keys.end);
     WriteStates();
   }
 
@@ -92,6 +88,7 @@ class SplitDecoder {
   static constexpr int64_t kBlock = kBlockKeys<kHeads>;
   // Sums of f32 over more keys would lose digits: they go on in f64.
   static constexpr int64_t kShortKeys = 512;
+  static constexpr int64_t kMaxAhead = 8;  // blocks
 
   // q heads of the task, those that pad a group included, in all rows.
   int64_t NumHeads() const { return segment_.rows * task_.num_heads * tiles_ * int64_t{kHeads}; }
@@ -101,11 +98,11 @@ class SplitDecoder {
 
   bool has_long_sums() const { return task_.keys.end - task_.keys.begin > kShortKeys; }
 
-  void MoveToLongSums(int64_t key) {
+  void MoveToLongSums() {
     const int64_t heads = NumHeads();
     MoveInto(task_.partial.acc, heads * padded_, long_acc_);
     MoveInto(sum_, heads / kHeads * kLanes, long_sum_);
-    short_begin_ = key;
+    short_keys_ = 0;
   }
 
   // Whether q_ and acc hold pairs of vectors as LoadPair gives them.
@@ -138,25 +135,52 @@ class SplitDecoder {
     }
   }
 
-  void FindBlock(int64_t begin, Block* block) const {
-    block->begin = begin;
-    block->n = std::clamp<int64_t>(task_.keys.end - begin, 0, kBlock);
-    if (block->n == 0) return;
+  void RunNeighbours(int64_t begin, int64_t end) {
+    for (; begin < end; begin += kBlock) RunStreams(begin, 1, std::min(end - begin, kBlock));
+  }
+
+  // `n` streams of `size` keys, one behind the other from `begin` on. A block has a key of each.
+  void RunStreams(int64_t begin, int64_t size, int64_t n) {
+    FindSeen(begin, n);
+    struct {
+      const int32_t* page;
+      int64_t token;
+    } at[kBlock];
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t key = begin + i * size;
+      at[i] = {segment_.pages + key / p_.page_size, key % p_.page_size};
+    }
     const auto* k = static_cast<const Raw*>(b_.k_cache) + p_.k.At(0, 0, task_.first_head);
     const auto* v = static_cast<const Raw*>(b_.v_cache) + p_.v.At(0, 0, task_.first_head);
-    int64_t index = begin / p_.page_size;
-    int64_t in_page = begin % p_.page_size;
-    for (int64_t i = 0; i < block->n; ++i) {
-      const int64_t page = segment_.pages[index];
-      block->k[i] = k + page * p_.k.page_stride + in_page * p_.k.token_stride;
-      block->v[i] = v + page * p_.v.page_stride + in_page * p_.v.token_stride;
-      if (++in_page == p_.page_size) {
-        in_page = 0;
-        ++index;
+    Block blocks[2 * kMaxAhead];  // in turn
+    int64_t found = 0;
+    const auto find_next = [&] {
+      Block& block = blocks[found++ % std::size(blocks)];
+      block.n = n;
+      for (int64_t i = 0; i < n; ++i) {
+        auto& [page, token] = at[i];
+        block.k[i] = k + *page * p_.k.page_stride + token * p_.k.token_stride;
+        block.v[i] = v + *page * p_.v.page_stride + token * p_.v.token_stride;
+        if (++token == p_.page_size) {
+          token = 0;
+          ++page;
+        }
       }
+      std::fill(block.k + n, block.k + Block::kEntries, block.k[n - 1]);
+      std::fill(block.v + n, block.v + Block::kEntries, block.v[n - 1]);
+    };
+    const int64_t ahead = AheadBlocks();
+    for (int64_t i = 0; i < size; ++i) {
+      while (found < std::min(i + ahead + 1, size)) find_next();
+      RunBlock(blocks[i % std::size(blocks)], blocks[(found - 1) % std::size(blocks)]);
     }
-    std::fill(block->k + block->n, block->k + Block::kEntries, block->k[block->n - 1]);
-    std::fill(block->v + block->n, block->v + Block::kEntries, block->v[block->n - 1]);
+  }
+
+  // From the block that is computed with to the one that is asked for.
+  int64_t AheadBlocks() const {
+    constexpr int64_t kBytes = 32 << 10;
+    const int64_t key_bytes = 2 * task_.num_heads * p_.head_dim * int64_t{sizeof(Raw)};
+    return std::clamp<int64_t>(kBytes / (kBlock * key_bytes), 1, kMaxAhead);
   }
 
   // [kv head, row, tile] counts tiles; a tile has kHeads rows of q_ and acc, kLanes of max_, sum_.
@@ -194,62 +218,27 @@ class SplitDecoder {
     }
   }
 
-  // Keys between those that are computed with and those that are brought in.
-  int64_t AheadKeys() const {
-    constexpr int64_t kBytes = 16 << 10;
-    const int64_t key_bytes = 2 * task_.num_heads * p_.head_dim * int64_t{sizeof(Raw)};
-    return std::max(kBlock, (kBytes + key_bytes - 1) / key_bytes);
-  }
-
-  // The memory of n keys from `begin` on in the order of its addresses, but none past the task's
-  // end.
-  LinesAhead FindAhead(int64_t begin, int64_t n) {
-    Block block;
-    FindBlock(begin, &block);
-    const int64_t heads = task_.num_heads;
-    n = std::min(n, block.n);
-    Stretch* to = ahead_;
-    const auto add = [&to](const Raw* row, int64_t size) {
-      const auto* const bytes = reinterpret_cast<const char*>(row);
-      *to++ = {bytes, bytes + size * int64_t{sizeof(Raw)}};
-    };
-    const int64_t row = p_.head_dim;
-    for (int64_t i = 0; i < n; ++i) {
-      const Raw *const k = block.k[i], *const v = block.v[i];
-      if (std::abs(v - k) == row && p_.k.head_stride == 2 * row && p_.v.head_stride == 2 * row) {
-        add(std::min(k, v), 2 * heads * row);
-        continue;
-      }
-      const auto add_rows = [&](const Raw* first, int64_t stride) {
-        if (stride == row) return add(first, heads * row);
-        for (int64_t head = 0; head < heads; ++head) add(first + head * stride, row);
-      };
-      add_rows(k, p_.k.head_stride);
-      add_rows(v, p_.v.head_stride);
-    }
-    return {ahead_, to};
-  }
-
-  // What is needed before anything has brought it in.
-  void BringIn(int64_t begin, int64_t end) {
-    if (staging()) return;
-    for (; begin < end; begin += kBlock) {
-      LinesAhead lines = FindAhead(begin, std::min(kBlock, end - begin));
-      while (!lines.done()) LinesAhead::Bring<Raw, 1, 1>(lines.Take<1>(), 0);
-    }
-  }
-
-  // seen_: each query row's keys of the block, exactly those, as others may be NaN.
-  void FindSeen(const Block& block) {
+  // seen_: each query row's keys of a block, exactly those, as others may be NaN. Where keys are no
+  // neighbours, all rows see them.
+  void FindSeen(int64_t begin, int64_t n) {
     for (int64_t row = 0; row < segment_.rows; ++row) {
       const KeyRange keys = VisibleKeys(p_, segment_, segment_.pos + row);
-      seen_[row] = {std::max<int64_t>(keys.begin - block.begin, 0),
-                    std::min(keys.end - block.begin, block.n)};
+      seen_[row] = {std::max<int64_t>(keys.begin - begin, 0), std::min(keys.end - begin, n)};
     }
   }
 
-  void RunKeys(const Block& block) {
-    ForEachHead(block, block.k, p_.k.head_stride, [&](auto& tile, int64_t head) HWY_ATTR {
+  void RunBlock(const Block& block, const Block& later) {
+    if (short_keys_ >= kShortKeys) MoveToLongSums();
+    short_keys_ += block.n;
+    for (int64_t head = 0; head < task_.num_heads; ++head) {
+      RunKeys(block, later, head);
+      RunSoftmax(head);
+      RunValues(block, later, head);
+    }
+  }
+
+  void RunKeys(const Block& block, const Block& later, int64_t head) {
+    WithHead(block, block.k, later.k, head * p_.k.head_stride, [&](auto& tile) HWY_ATTR {
       const float cap = scales_[head].inner;
       ForEachTile(head, tile, [&](int64_t index) HWY_ATTR {
         tile.Score(q_ + index * kHeads * padded_, cap, padded_);
@@ -257,56 +246,49 @@ class SplitDecoder {
     });
   }
 
-  // A pass of its own, as a tile's logits are ready long after the last instruction for them.
-  void RunSoftmax() {
+  void RunSoftmax(int64_t head) {
     DecodeTile<T, kHeads> tile;
-    for (int64_t head = 0; head < task_.num_heads; ++head) {
-      tile.unit = scales_[head].unit;
-      tile.growth = growths_[head];
-      ForEachTile(head, tile, [&](int64_t index) HWY_ATTR {
-        tile.Softmax(max_ + index * kLanes, sum_ + index * kLanes, long_sum_ + index * kLanes,
-                     padded_);
-      });
-    }
+    tile.unit = scales_[head].unit;
+    tile.growth = growths_[head];
+    ForEachTile(head, tile, [&](int64_t index) HWY_ATTR {
+      tile.Softmax(max_ + index * kLanes, sum_ + index * kLanes, long_sum_ + index * kLanes,
+                   padded_);
+    });
   }
 
-  void RunValues(const Block& block) {
-    ForEachHead(block, block.v, p_.v.head_stride, [&](auto& tile, int64_t head) HWY_ATTR {
+  void RunValues(const Block& block, const Block& later, int64_t head) {
+    WithHead(block, block.v, later.v, head * p_.v.head_stride, [&](auto& tile) HWY_ATTR {
       ForEachTile(head, tile, [&](int64_t) HWY_ATTR { tile.AddValues(padded_); });
     });
   }
 
-  // Calls f(tile with the head's rows, head) for all kv heads; `rows`: the block's k or v.
+  // Calls f(tile with a head's rows, `head` elements after `rows`; `later` are those to ask for).
   template <class F>
-  HWY_INLINE void ForEachHead(const Block& block, const Raw* const* rows, int64_t stride,
-                              const F& f) {
+  HWY_INLINE void WithHead(const Block& block, const Raw* const* rows, const Raw* const* later,
+                           int64_t head, const F& f) {
     if constexpr (!T::kDot) {
       if (staging()) {
         const float* staged[Block::kEntries];
         for (int64_t i = 0; i < Block::kEntries; ++i) {
           staged[i] = staged_ + std::min(i, block.n - 1) * padded_;
         }
-        DecodeTile<CacheF32, kHeads> tile;
-        tile.rows = {staged, 0};
-        for (int64_t head = 0; head < task_.num_heads; ++head) {
-          for (int64_t i = 0; i < block.n; ++i) {
-            LoadRow<T>(rows[i] + head * stride, p_.head_dim, 1.0f, staged_ + i * padded_, padded_);
-          }
-          f(tile, head);
+        for (int64_t i = 0; i < block.n; ++i) {
+          LoadRow<T>(rows[i] + head, p_.head_dim, 1.0f, staged_ + i * padded_, padded_);
         }
-        return;
+        DecodeTile<CacheF32, kHeads> tile;
+        tile.rows = tile.later = {staged, 0};
+        return f(tile);
       }
     }
     DecodeTile<T, kHeads> tile;
-    tile.rows = {rows, 0};
-    for (int64_t head = 0; head < task_.num_heads; ++head, tile.rows.head += stride) f(tile, head);
+    tile.rows = {rows, head};
+    tile.later = {later, head};
+    f(tile);
   }
 
   // All tiles of the kv head.
   template <class Tile, class F>
   HWY_INLINE void ForEachTile(int64_t head, Tile& tile, const F& f) {
-    LinesAhead none = LinesAhead::None();
-    tile.ahead = &lines_;  // for the first that reads the rows
     for (int64_t row = 0; row < segment_.rows; ++row) {
       const KeyRange keys = seen_[row];
       if (keys.begin >= keys.end) continue;
@@ -318,7 +300,7 @@ class SplitDecoder {
         tile.long_acc = has_long_sums() ? long_acc_ + index * kHeads * padded_ : nullptr;
         tile.weights = weights_ + index * kHeads * kMaxBlockKeys;
         f(index);
-        tile.ahead = &none;
+        tile.later = tile.rows;
       }
     }
   }
@@ -328,7 +310,7 @@ class SplitDecoder {
     constexpr size_t kKeys = kLanes / kHeads;
     const int64_t heads = NumHeads();
     if (has_long_sums()) {
-      MoveToLongSums(task_.keys.end);
+      MoveToLongSums();
       RoundInto(long_acc_, heads * padded_, task_.partial.acc);
     }
     const int64_t tile_size = kHeads * padded_;
@@ -363,18 +345,16 @@ class SplitDecoder {
   const int64_t padded_;
   const int64_t tiles_;  // of heads, in a group
   float* q_;
-  double* long_acc_;  // as partial.acc, of the keys before short_begin_; where has_long_sums()
+  double* long_acc_;  // as partial.acc, of keys before; where has_long_sums()
   double* long_sum_;
   float* max_;
   float* sum_;
   float* staged_;
-  float* weights_;      // of a block, [kMaxBlockKeys * kHeads] for each tile
-  LogitScale* scales_;  // of each kv head of the task
-  float* growths_;      // MaxGrowth of each
-  Stretch* ahead_;      // of lines_
-  KeyRange* seen_;      // of the block, by each query row
-  LinesAhead lines_ = LinesAhead::None();
-  int64_t short_begin_ = 0;
+  float* weights_;          // of a block, [kMaxBlockKeys * kHeads] for each tile
+  LogitScale* scales_;      // of each kv head of the task
+  float* growths_;          // MaxGrowth of each
+  KeyRange* seen_;          // of the block, by each query row
+  int64_t short_keys_ = 0;  // that are not in long_acc_ and long_sum_
 };
 
 template <class T>

@@ -20,84 +20,20 @@ HWY_BEFORE_NAMESPACE();
 namespace xla_gpu::paged_attention {
 namespace HWY_NAMESPACE {
 
-// Keys of a block: few, so that the rows of all heads are read nearly in the order of their
-// addresses, which memory wants, and L1 holds them: rows of different keys often lie a multiple of
-// 4096 bytes apart, in the same few sets of it. Yet enough that waiting for the softmax, and
-// loading and storing the sums of values, is little beside the products.
+// Keys of a block, as many as a processor follows streams of reads. Enough that loading and storing
+// the sums of values is little beside the products.
 template <size_t kHeads>
 constexpr int64_t kBlockKeys = std::max<int64_t>(8, kLanes / kHeads);
 constexpr int64_t kMaxBlockKeys = kBlockKeys<1>;
 
-// Where the keys [begin, begin + n) of one block lie: their rows of kv head 0. Entries from n on
+// Where the n keys of one block lie: their rows of kv head 0. Entries from n on
 // repeat the last, so that a whole tile of keys may be taken from any one on.
 template <typename Raw>
 struct BlockRows {
   static constexpr int64_t kEntries = kMaxBlockKeys + kLanes;
-  int64_t begin = 0;
   int64_t n = 0;
   const Raw* k[kEntries];
   const Raw* v[kEntries];
-};
-
-// Memory that is needed later.
-struct Stretch {
-  const char* begin;
-  const char* end;
-};
-
-// The lines of stretches, brought in as others are read: as many for each product everywhere, and a
-// few empty instructions after each (fp8 has enough else to do). The queue of lines that a core
-// waits for is short: where prefetches come closer it fills, and reads of what has arrived wait
-// behind it. To L1, which does not hold them until then, as a processor takes more prefetches so
-// than to L2 alone. Its own prefetchers are no help: they follow reads of neighbouring lines, and a
-// block's rows lie apart. What that reaches, and what memory allows: docs/kernels.md.
-class LinesAhead {
- public:
-  // `last`: where the stretches end.
-  LinesAhead(const Stretch* next, const Stretch* last) : next_(next), last_(last) { NextStretch(); }
-  static LinesAhead None() { return {nullptr, nullptr}; }
-
-  bool done() const { return step_ == 0; }
-
-  // Where the next kLines lie; those past a stretch's end are asked for in vain.
-  template <size_t kLines>
-  HWY_INLINE const char* Take() {
-    const char* const lines = at_;
-    at_ += step_ * static_cast<int64_t>(kLines);
-    if (HWY_UNLIKELY(at_ >= end_)) NextStretch();
-    return lines;
-  }
-
-  // At the i-th of kPoints places between which Take's kLines are to be spread.
-  template <class Raw, size_t kLines, size_t kPoints>
-  static HWY_INLINE void Bring(const char* lines, size_t i) {
-    for (size_t n = i * kLines / kPoints; n < (i + 1) * kLines / kPoints; ++n) {
-      __builtin_prefetch(lines + n * kLine, 0, 3);
-      __asm__ volatile(".rept %c0\n\tnop\n\t.endr" : : "i"(sizeof(Raw) == 1 ? 0 : 16));
-    }
-  }
-
-  static constexpr int64_t kLine = 64;
-
- private:
-  void NextStretch() {
-    if (next_ == last_) {  // one line again and again, which has arrived
-      static const char kLineOfZeros[kLine] = {};
-      at_ = kLineOfZeros;
-      end_ = kLineOfZeros + kLine;
-      step_ = 0;
-    } else {
-      at_ = next_->begin;
-      end_ = next_->end;
-      ++next_;
-    }
-  }
-
-  const char* at_;
-  const char* end_;
-  int64_t step_ = kLine;
-  const Stretch* next_;
-  const Stretch* last_;
 };
 
 // Each lane: the maximum of its group of kCount neighbours.
@@ -122,8 +58,8 @@ class DecodeTile {
   using Raw = typename T::Raw;
   static constexpr size_t kKeys = kLanes / kHeads;  // in a tile
 
-  HeadRows<Raw> rows;  // K for Score, V for AddValues
-  LinesAhead* ahead;   // what to bring in meanwhile
+  HeadRows<Raw> rows;   // K for Score, V for AddValues
+  HeadRows<Raw> later;  // those to ask for meanwhile
   float* weights;  // [kMaxBlockKeys * kHeads], logits before Softmax; with T::kDot bf16 after it
   float unit, growth;  // LogitScale::unit, MaxGrowth
   size_t begin, end;   // the keys of the block that the tile sees
@@ -226,15 +162,12 @@ class DecodeTile {
 
   // The dot products of all queries and the keys from `first` on.
   HWY_INLINE VF32 Dots(const float* q, size_t padded, size_t first) {
-    const HeadRows<Raw> keys = rows.From(first);
-    LinesAhead later = *ahead;
-    constexpr size_t kLines = LinesOf(2 * kLanes * kKeys);
+    const HeadRows<Raw> keys = rows.From(first), ahead = later.From(first);
     const F32 df;
     VF32 sums[kLanes];
     Unrolled<kLanes>([&](auto i) XLA_GPU_INLINE_LAMBDA { sums[i] = hn::Zero(df); });
     size_t d = 0;
     for (; d + 2 * kLanes <= padded; d += 2 * kLanes) {
-      const char* const lines = later.Take<kLines>();
       // Whichever are fewer stay in registers, queries or keys.
       if constexpr (kHeads <= kKeys) {
         VF32 query[kHeads * 2];
@@ -242,9 +175,9 @@ class DecodeTile {
           query[i] = hn::Load(df, q + i / 2 * padded + d + i % 2 * kLanes);
         });
         Unrolled<kKeys>([&](auto j) XLA_GPU_INLINE_LAMBDA {
-          LinesAhead::Bring<Raw, kLines, kKeys>(lines, j);
           VF32 key[2];
           T::LoadPair(keys[j] + d, key);
+          AskFor<2 * kLanes>(ahead[j], d);
           Unrolled<kHeads * 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
             VF32& sum = sums[i / 2 * kKeys + j];
             sum = hn::MulAdd(query[i], key[i % 2], sum);
@@ -252,10 +185,11 @@ class DecodeTile {
         });
       } else {
         VF32 key[kKeys * 2];
-        Unrolled<kKeys>([&](auto j)
-                            XLA_GPU_INLINE_LAMBDA { T::LoadPair(keys[j] + d, key + 2 * j); });
+        Unrolled<kKeys>([&](auto j) XLA_GPU_INLINE_LAMBDA {
+          T::LoadPair(keys[j] + d, key + 2 * j);
+          AskFor<2 * kLanes>(ahead[j], d);
+        });
         Unrolled<kHeads * 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
-          LinesAhead::Bring<Raw, kLines, kHeads * 2>(lines, i);
           const VF32 query = hn::Load(df, q + i / 2 * padded + d + i % 2 * kLanes);
           Unrolled<kKeys>([&](auto j) XLA_GPU_INLINE_LAMBDA {
             VF32& sum = sums[i / 2 * kKeys + j];
@@ -273,29 +207,26 @@ class DecodeTile {
         });
       });
     }
-    *ahead = later;
     return SumEach(sums);
   }
 
   // As Dots, of words.
   HWY_NOINLINE VF32 DotWords(const float* q, size_t padded, size_t first) {
     constexpr size_t kTogether = 4;  // keys
-    constexpr size_t kLines = LinesOf(T::kStep * kTogether);
-    LinesAhead later = *ahead;
     VF32 sums[kLanes];
     Unrolled<kKeys / kTogether>([&](auto part) XLA_GPU_INLINE_LAMBDA {
       const size_t at = first + part * kTogether;
-      const HeadRows<Raw> keys = rows.From(at);
+      const HeadRows<Raw> keys = rows.From(at), ahead = later.From(at);
       VF32 sum[kHeads * kTogether];
       Unrolled<kHeads * kTogether>([&](auto i) XLA_GPU_INLINE_LAMBDA { sum[i] = hn::Zero(F32()); });
       const auto* query_at = reinterpret_cast<const uint32_t*>(q);
       for (size_t d = 0; d < padded; d += T::kStep, query_at += kHeads * T::kStep / 2) {
-        const char* const lines = later.Take<kLines>();
         VU32 key[kTogether * T::kWords];
-        Unrolled<kTogether>(
-            [&](auto j) XLA_GPU_INLINE_LAMBDA { T::LoadWords(keys[j] + d, key + j * T::kWords); });
+        Unrolled<kTogether>([&](auto j) XLA_GPU_INLINE_LAMBDA {
+          T::LoadWords(keys[j] + d, key + j * T::kWords);
+          AskFor<T::kStep>(ahead[j], d);
+        });
         Unrolled<kHeads * T::kWords>([&](auto i) XLA_GPU_INLINE_LAMBDA {
-          LinesAhead::Bring<Raw, kLines, kHeads * T::kWords>(lines, i);
           const VU32 query = hn::Load(U32(), query_at + i * kLanes);
           Unrolled<kTogether>([&](auto j) XLA_GPU_INLINE_LAMBDA {
             VF32& to = sum[i / T::kWords * kTogether + j];
@@ -307,8 +238,18 @@ class DecodeTile {
         sums[i / kTogether * kKeys + part * kTogether + i % kTogether] = sum[i];
       });
     });
-    *ahead = later;
     return SumEach(sums);
+  }
+
+  // Asks for the lines of kCount elements from d on. To L2: for L1 a core waits for few lines at
+  // once.
+  template <size_t kCount>
+  static HWY_INLINE void AskFor(const Raw* row, size_t d) {
+    constexpr size_t kLine = 64, kBytes = kCount * sizeof(Raw);
+    if (kBytes < kLine && d * sizeof(Raw) % kLine != 0) return;
+    const auto* const from = reinterpret_cast<const char*>(row + d);
+    Unrolled<(kBytes + kLine - 1) / kLine>(
+        [&](auto i) XLA_GPU_INLINE_LAMBDA { __builtin_prefetch(from + i * kLine, 0, 2); });
   }
 
   static HWY_INLINE VF32 HideKeysFrom(size_t valid, VF32 x) {
@@ -347,13 +288,11 @@ class DecodeTile {
     float* const to = acc + d * kHeads;
     VF32 sums[kHeads * kWide];
     Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA { sums[i] = hn::Zero(df); });
-    const HeadRows<Raw> values = rows.From(begin);
+    const HeadRows<Raw> values = rows.From(begin), ahead = later.From(begin);
     const size_t n = end - begin;
-    LinesAhead later = *ahead;
-    constexpr size_t kLines = LinesOf(kWide * kLanes);
     for (size_t j = 0; j < n; ++j) {
       const Raw* from = values[j] + d;
-      const char* const lines = later.Take<kLines>();
+      AskFor<kWide * kLanes>(ahead[j], d);
       VF32 value[kWide];
       if constexpr (kWide == 1) {
         value[0] = T::Load(from);
@@ -364,14 +303,12 @@ class DecodeTile {
       }
       const float* weight = weights + j / kKeys * kLanes + j % kKeys;
       Unrolled<kHeads>([&](auto h) XLA_GPU_INLINE_LAMBDA {
-        LinesAhead::Bring<Raw, kLines, kHeads>(lines, h);
         const VF32 w = hn::Set(df, weight[h * kKeys]);
         Unrolled<kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA {
           sums[h * kWide + i] = hn::MulAdd(w, value[i], sums[h * kWide + i]);
         });
       });
     }
-    *ahead = later;
     Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA {
       hn::Store(hn::Add(sums[i], hn::Load(df, to + i * kLanes)), df, to + i * kLanes);
     });
@@ -382,20 +319,20 @@ class DecodeTile {
   HWY_NOINLINE void AddPairsAt(size_t d) {
     const F32 df;
     constexpr size_t kPairs = 2 * T::kWords, kSteps = kWide / kPairs;
-    constexpr size_t kLines = LinesOf(2 * kWide * kLanes);
     float* const to = acc + d * kHeads;
     VF32 sums[kHeads * kWide];
     Unrolled<kHeads * kWide>(
         [&](auto i) XLA_GPU_INLINE_LAMBDA { sums[i] = hn::Load(df, to + i * kLanes); });
     const Raw* const* row = rows.row + begin;
+    const Raw* const* ahead = later.row + begin;
     const int64_t offset = rows.head + static_cast<int64_t>(d);
     const size_t n = end - begin;
-    LinesAhead later = *ahead;
     const auto* words = reinterpret_cast<const uint32_t*>(weights);
     // The i-th key of a tile, and if `is_pair` the one after it.
     const auto add = [&](auto i, auto is_pair) XLA_GPU_INLINE_LAMBDA {
       const Raw *const first_row = row[i] + offset, *const second_row = row[i + is_pair] + offset;
-      const char* const lines = later.Take<kLines>();
+      AskFor<kWide * kLanes>(ahead[i] + later.head, d);
+      if constexpr (is_pair) AskFor<kWide * kLanes>(ahead[i + 1] + later.head, d);
       Unrolled<kSteps>([&](auto step) XLA_GPU_INLINE_LAMBDA {
         VU32 first[T::kWords], second[T::kWords], pairs[kPairs];
         T::LoadWords(first_row + step * T::kStep, first);
@@ -406,7 +343,6 @@ class DecodeTile {
         }
         T::PairKeys(first, second, pairs);
         Unrolled<kHeads>([&](auto h) XLA_GPU_INLINE_LAMBDA {
-          LinesAhead::Bring<Raw, kLines, kSteps * kHeads>(lines, step * kHeads + h);
           const VU32 w = hn::Set(U32(), words[(h * kKeys + i) / 2]);
           Unrolled<kPairs>([&](auto pair) XLA_GPU_INLINE_LAMBDA {
             VF32& sum = sums[h * kWide + step * kPairs + pair];
@@ -417,7 +353,7 @@ class DecodeTile {
     };
     constexpr std::true_type kPair;
     size_t left = n;
-    for (; left >= kKeys; left -= kKeys, row += kKeys, words += kLanes / 2) {
+    for (; left >= kKeys; left -= kKeys, row += kKeys, ahead += kKeys, words += kLanes / 2) {
       Unrolled<kKeys / 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
         add(std::integral_constant<size_t, 2 * i>(), kPair);
       });
@@ -427,14 +363,8 @@ class DecodeTile {
       if (left >= kFirst + 2) add(kFirst, kPair);
       if (left == kFirst + 1) add(kFirst, std::false_type());  // the key after it may be NaN
     });
-    *ahead = later;
     Unrolled<kHeads * kWide>(
         [&](auto i) XLA_GPU_INLINE_LAMBDA { hn::Store(sums[i], df, to + i * kLanes); });
-  }
-
-  // Lines to take for so many elements that are read.
-  static constexpr size_t LinesOf(size_t elements) {
-    return std::max<size_t>(1, elements * sizeof(Raw) / LinesAhead::kLine);
   }
 };
 

@@ -1,9 +1,10 @@
 // Decode and prefill on the Host, and how fast memory can be read at all. Decode of one sequence of
-// 2048 is from the processor's cache, of 128 from a core's own, where it is the arithmetic that
-// counts:
+// 2048 is from the processor's cache; where all sequences' pages are one it is from a core's own,
+// and the arithmetic alone counts:
 //   ninja -C build/release paged_attention_bench && build/release/paged_attention_bench
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -17,9 +18,11 @@
 namespace xla_gpu::paged_attention {
 namespace {
 
-// A batch of equal sequences over a cache of random finite values, its pages shuffled.
+// A batch of equal sequences over a cache of random finite values, its pages shuffled, or one page
+// for all.
 struct Batch {
-  Batch(int64_t seqs, int64_t query_len, int64_t context, DType query_dtype, DType cache_dtype) {
+  Batch(int64_t seqs, int64_t query_len, int64_t context, DType query_dtype, DType cache_dtype,
+        bool one_page = false) {
     constexpr int64_t kPageSize = 16, kQueryHeads = 32, kKvHeads = 8, kHeadDim = 128;
     const int64_t pages = context / kPageSize;
     query = OwnedTensor(query_dtype, {seqs * query_len, kQueryHeads, kHeadDim});
@@ -45,6 +48,7 @@ struct Batch {
     }
     std::iota(block_tables.ints(), block_tables.ints() + seqs * pages, 0);
     std::shuffle(block_tables.ints(), block_tables.ints() + seqs * pages, rng);
+    if (one_page) std::fill_n(block_tables.ints(), seqs * pages, 0);
     for (int64_t s = 0; s < seqs; ++s) {
       context_lens.ints()[s] = static_cast<int32_t>(context);
       starts.ints()[s + 1] = static_cast<int32_t>((s + 1) * query_len);
@@ -72,7 +76,8 @@ struct Batch {
 constexpr double kGiga = 1e9;
 
 void Decode(benchmark::State& state, DType dtype) {
-  Batch batch(state.range(0), 1, state.range(1), IsFloat8(dtype) ? DType::kBF16 : dtype, dtype);
+  Batch batch(state.range(0), 1, state.range(1), IsFloat8(dtype) ? DType::kBF16 : dtype, dtype,
+              state.range(2) != 0);
   for (auto _ : state) batch.Run();
   state.counters["KV_GB/s"] =
       benchmark::Counter(static_cast<double>(batch.cache.view().size_bytes()) / kGiga,
@@ -112,15 +117,15 @@ void ReadMemory(benchmark::State& state) {
 }
 
 BENCHMARK(ReadMemory)->MeasureProcessCPUTime()->UseRealTime()->Unit(benchmark::kMillisecond);
-#define DECODE(name, dtype)              \
-  BENCHMARK_CAPTURE(Decode, name, dtype) \
-      ->ArgNames({"seqs", "context"})    \
-      ->Args({8, 4096})                  \
-      ->Args({1, 32768})                 \
-      ->Args({1, 2048})                  \
-      ->Args({1, 128})                   \
-      ->MeasureProcessCPUTime()          \
-      ->UseRealTime()                    \
+#define DECODE(name, dtype)                       \
+  BENCHMARK_CAPTURE(Decode, name, dtype)          \
+      ->ArgNames({"seqs", "context", "one_page"}) \
+      ->Args({8, 4096, 0})                        \
+      ->Args({1, 32768, 0})                       \
+      ->Args({1, 2048, 0})                        \
+      ->Args({1, 32768, 1})                       \
+      ->MeasureProcessCPUTime()                   \
+      ->UseRealTime()                             \
       ->Unit(benchmark::kMillisecond)
 DECODE(f32, DType::kF32);
 DECODE(bf16, DType::kBF16);
