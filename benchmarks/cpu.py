@@ -2,6 +2,7 @@
 
     python benchmarks/cpu.py [--out FOLDER]         # measures, ten minutes; torch where installed
     python benchmarks/cpu.py --name cpu-amx --cores 1,16  # other files, other numbers of cores
+    python benchmarks/cpu.py --no-peers --seconds 0.3     # ours alone, two minutes
     python benchmarks/cpu.py --from FOLDER/cpu.json # makes table and chart again
 
 Writes FOLDER/cpu.json, cpu.md and cpu.svg: GB/s of keys and values for decode, GFLOP/s for prefill,
@@ -203,7 +204,9 @@ def product(dtype: str, n: int) -> float:
     return 2e-9 * n**3 / median_seconds(lambda: jax.block_until_ready(multiply(a, a)), 1.0)
 
 
-def measure(p: Problem, budget: float, shrink: int = 1, flex: bool = True) -> dict[str, object]:
+def measure(
+    p: Problem, budget: float, shrink: int = 1, flex: bool = True, peers: bool = True
+) -> dict[str, object]:
     """Rates by name in the problem's unit, errors and the ceiling, where there is one."""
 
     def ceiling() -> float:
@@ -211,7 +214,10 @@ def measure(p: Problem, budget: float, shrink: int = 1, flex: bool = True) -> di
 
     args = [part.make(i) for i, part in enumerate(p.parts)]
     jax.block_until_ready(args)
-    others = [time_others(part, a, budget, flex) for part, a in zip(p.parts, args, strict=True)]
+    others = [
+        time_others(part, a, budget, flex) if peers else {}
+        for part, a in zip(p.parts, args, strict=True)
+    ]
     limits = {}
     if isinstance(p, Mixed):
         ours = time_ours(p, joined(*args), budget)
@@ -329,6 +335,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--name", default="cpu", help="of the files written")
     parser.add_argument("--seconds", type=float, default=3.0, help="that each form is called for")
     parser.add_argument("--no-flex", action="store_true", help="which takes long to compile")
+    parser.add_argument("--no-peers", action="store_true", help="ours alone, and the ceilings")
     parser.add_argument(
         "--cores", type=core_counts, help="numbers of them, with commas between; else 1, 2, 4, ..."
     )
@@ -374,7 +381,7 @@ def main(argv: list[str] | None = None) -> None:
         )
         rows = []
         for number, problem in enumerate(problems, 1):
-            row = measure(problem, budget, shrink, not options.no_flex)
+            row = measure(problem, budget, shrink, not options.no_flex, not options.no_peers)
             rows.append(row)
             found = "; ".join(f"{n}: {r:.3g}" for n, r in (row["rates"] | row["ceilings"]).items())
             print(f"{number}/{len(problems)} {problem}, {_unit(problem)}: {found}", flush=True)

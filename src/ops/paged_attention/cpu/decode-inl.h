@@ -1,10 +1,10 @@
 // Decode: few query rows a sequence, so the time goes into reading K and V once.
 //
 // A task takes one split of the context and walks it in blocks of keys (decode_block-inl.h), of
-// each the heads in their order, keys and then values. A block's keys are no neighbours but one of
-// each of as many equal parts of the split: so each part is read in the order of its addresses,
-// where keys and values lie side by side, and a processor's prefetchers follow. What is read from a
-// block to come is asked for on the way. docs/design.md tells what that gives.
+// each the heads in their order, keys and then values. A block has a few neighbours of each of 8
+// equal parts of the split: each part is so read in the order of its addresses, where keys and
+// values lie side by side, and a processor's prefetchers follow. What is read of a block to come is
+// asked for on the way. docs/design.md tells what that gives.
 #if defined(XLA_GPU_OPS_PAGED_ATTENTION_CPU_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef XLA_GPU_OPS_PAGED_ATTENTION_CPU_DECODE_INL_H_
 #undef XLA_GPU_OPS_PAGED_ATTENTION_CPU_DECODE_INL_H_
@@ -40,7 +40,7 @@ class SplitDecoder {
     const int64_t heads = NumHeads();
     const int64_t states = heads / kHeads * kLanes;
     const int64_t staged = staging() ? kBlock * padded_ : 0;
-    const int64_t weights = heads * kMaxBlockKeys;
+    const int64_t weights = heads * kBlockKeys;
     const int64_t seen = segment_.rows * int64_t{sizeof(KeyRange) / sizeof(float)};
     const int64_t longs = has_long_sums() ? heads * padded_ + states : 0;
     float* memory =
@@ -75,19 +75,21 @@ class SplitDecoder {
     // What all rows see.
     const int64_t begin = std::clamp(last.begin, task_.keys.begin, task_.keys.end);
     const int64_t end = std::clamp(first.end, begin, task_.keys.end);
-    const int64_t size = (end - begin) / kBlock;
+    const int64_t blocks = (end - begin) / kBlock;
     RunNeighbours(task_.keys.begin, begin);
-    RunStreams(begin, size, kBlock);
-    RunNeighbours(begin + size * kBlock, task_.keys.end);
+    RunStreams(begin, kStreams, kBlock / kStreams, blocks);
+    RunNeighbours(begin + blocks * kBlock, task_.keys.end);
     WriteStates();
   }
 
  private:
   using Raw = typename T::Raw;
   using Block = BlockRows<Raw>;
-  static constexpr int64_t kBlock = kBlockKeys<kHeads>;
+  static constexpr int64_t kBlock = kBlockKeys;
   // Sums of f32 over more keys would lose digits: they go on in f64.
   static constexpr int64_t kShortKeys = 512;
+  // As many as a processor's prefetchers follow.
+  static constexpr int64_t kStreams = 8;
   static constexpr int64_t kMaxAhead = 8;  // blocks
 
   // q heads of the task, those that pad a group included, in all rows.
@@ -136,43 +138,47 @@ class SplitDecoder {
   }
 
   void RunNeighbours(int64_t begin, int64_t end) {
-    for (; begin < end; begin += kBlock) RunStreams(begin, 1, std::min(end - begin, kBlock));
+    for (; begin < end; begin += kBlock) RunStreams(begin, 1, std::min(end - begin, kBlock), 1);
   }
 
-  // `n` streams of `size` keys, one behind the other from `begin` on. A block has a key of each.
-  void RunStreams(int64_t begin, int64_t size, int64_t n) {
+  // `count` streams of `blocks` times `run` keys, one behind the other from `begin` on. A block has
+  // `run` neighbours of each.
+  void RunStreams(int64_t begin, int64_t count, int64_t run, int64_t blocks) {
+    const int64_t n = count * run;
     FindSeen(begin, n);
     struct {
       const int32_t* page;
       int64_t token;
-    } at[kBlock];
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t key = begin + i * size;
-      at[i] = {segment_.pages + key / p_.page_size, key % p_.page_size};
+    } streams[kStreams];
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t key = begin + i * blocks * run;
+      streams[i] = {segment_.pages + key / p_.page_size, key % p_.page_size};
     }
     const auto* k = static_cast<const Raw*>(b_.k_cache) + p_.k.At(0, 0, task_.first_head);
     const auto* v = static_cast<const Raw*>(b_.v_cache) + p_.v.At(0, 0, task_.first_head);
-    Block blocks[2 * kMaxAhead];  // in turn
+    Block ring[2 * kMaxAhead];  // in turn
     int64_t found = 0;
     const auto find_next = [&] {
-      Block& block = blocks[found++ % std::size(blocks)];
+      Block& block = ring[found++ % std::size(ring)];
       block.n = n;
-      for (int64_t i = 0; i < n; ++i) {
-        auto& [page, token] = at[i];
-        block.k[i] = k + *page * p_.k.page_stride + token * p_.k.token_stride;
-        block.v[i] = v + *page * p_.v.page_stride + token * p_.v.token_stride;
-        if (++token == p_.page_size) {
-          token = 0;
-          ++page;
+      for (int64_t key = 0, i = 0; i < count; ++i) {
+        auto& [page, token] = streams[i];
+        for (const int64_t end = key + run; key < end; ++key) {
+          block.k[key] = k + *page * p_.k.page_stride + token * p_.k.token_stride;
+          block.v[key] = v + *page * p_.v.page_stride + token * p_.v.token_stride;
+          if (++token == p_.page_size) {
+            token = 0;
+            ++page;
+          }
         }
       }
       std::fill(block.k + n, block.k + Block::kEntries, block.k[n - 1]);
       std::fill(block.v + n, block.v + Block::kEntries, block.v[n - 1]);
     };
     const int64_t ahead = AheadBlocks();
-    for (int64_t i = 0; i < size; ++i) {
-      while (found < std::min(i + ahead + 1, size)) find_next();
-      RunBlock(blocks[i % std::size(blocks)], blocks[(found - 1) % std::size(blocks)]);
+    for (int64_t i = 0; i < blocks; ++i) {
+      while (found < std::min(i + ahead + 1, blocks)) find_next();
+      RunBlock(ring[i % std::size(ring)], ring[(found - 1) % std::size(ring)]);
     }
   }
 
@@ -242,6 +248,7 @@ class SplitDecoder {
       const float cap = scales_[head].inner;
       ForEachTile(head, tile, [&](int64_t index) HWY_ATTR {
         tile.Score(q_ + index * kHeads * padded_, cap, padded_);
+        tile.later = tile.rows;  // asked for once
       });
     });
   }
@@ -258,7 +265,10 @@ class SplitDecoder {
 
   void RunValues(const Block& block, const Block& later, int64_t head) {
     WithHead(block, block.v, later.v, head * p_.v.head_stride, [&](auto& tile) HWY_ATTR {
-      ForEachTile(head, tile, [&](int64_t) HWY_ATTR { tile.AddValues(padded_); });
+      ForEachTile(head, tile, [&](int64_t) HWY_ATTR {
+        tile.AddValues(padded_);
+        tile.later = tile.rows;
+      });
     });
   }
 
@@ -298,9 +308,8 @@ class SplitDecoder {
         const int64_t index = TileIndex(row, head, i);
         tile.acc = task_.partial.acc + index * kHeads * padded_;
         tile.long_acc = has_long_sums() ? long_acc_ + index * kHeads * padded_ : nullptr;
-        tile.weights = weights_ + index * kHeads * kMaxBlockKeys;
+        tile.weights = weights_ + index * kHeads * kBlockKeys;
         f(index);
-        tile.later = tile.rows;
       }
     }
   }
@@ -350,7 +359,7 @@ class SplitDecoder {
   float* max_;
   float* sum_;
   float* staged_;
-  float* weights_;          // of a block, [kMaxBlockKeys * kHeads] for each tile
+  float* weights_;          // of a block, [kBlockKeys * kHeads] for each tile
   LogitScale* scales_;      // of each kv head of the task
   float* growths_;          // MaxGrowth of each
   KeyRange* seen_;          // of the block, by each query row
