@@ -40,7 +40,7 @@ class SplitDecoder {
     const int64_t heads = NumHeads();
     const int64_t states = heads / kHeads * kLanes;
     const int64_t staged = staging() ? kBlock * padded_ : 0;
-    const int64_t weights = heads * kBlockKeys;
+    const int64_t weights = heads * kMaxBlockKeys;
     const int64_t seen = segment_.rows * int64_t{sizeof(KeyRange) / sizeof(float)};
     const int64_t longs = has_long_sums() ? heads * padded_ + states : 0;
     float* memory =
@@ -85,11 +85,14 @@ class SplitDecoder {
  private:
   using Raw = typename T::Raw;
   using Block = BlockRows<Raw>;
-  static constexpr int64_t kBlock = kBlockKeys;
-  // Sums of f32 over more keys would lose digits: they go on in f64.
-  static constexpr int64_t kShortKeys = 512;
   // As many as a processor's prefetchers follow.
   static constexpr int64_t kStreams = 8;
+  // More keys mean less loading and storing of sums and waiting for the softmax, fewer that
+  // memory's order is kept. A whole tile in any case.
+  static constexpr int64_t kBlock =
+      sizeof(Raw) == 1 ? kMaxBlockKeys : std::max<int64_t>(kStreams, kLanes / kHeads);
+  // Sums of f32 over more keys would lose digits: they go on in f64.
+  static constexpr int64_t kShortKeys = 512;
   static constexpr int64_t kMaxAhead = 8;  // blocks
 
   // q heads of the task, those that pad a group included, in all rows.
@@ -308,7 +311,7 @@ class SplitDecoder {
         const int64_t index = TileIndex(row, head, i);
         tile.acc = task_.partial.acc + index * kHeads * padded_;
         tile.long_acc = has_long_sums() ? long_acc_ + index * kHeads * padded_ : nullptr;
-        tile.weights = weights_ + index * kHeads * kBlockKeys;
+        tile.weights = weights_ + index * kHeads * kMaxBlockKeys;
         f(index);
       }
     }
@@ -359,7 +362,7 @@ class SplitDecoder {
   float* max_;
   float* sum_;
   float* staged_;
-  float* weights_;          // of a block, [kBlockKeys * kHeads] for each tile
+  float* weights_;          // of a block, [kMaxBlockKeys * kHeads] for each tile
   LogitScale* scales_;      // of each kv head of the task
   float* growths_;          // MaxGrowth of each
   KeyRange* seen_;          // of the block, by each query row

@@ -20,15 +20,14 @@ HWY_BEFORE_NAMESPACE();
 namespace xla_gpu::paged_attention {
 namespace HWY_NAMESPACE {
 
-// Keys of a block: enough that loading and storing the sums of values, and waiting for the softmax,
-// is little beside the products.
-constexpr int64_t kBlockKeys = 16;
+// Keys of a block at most.
+constexpr int64_t kMaxBlockKeys = 16;
 
 // Where the n keys of one block lie: their rows of kv head 0. Entries from n on
 // repeat the last, so that a whole tile of keys may be taken from any one on.
 template <typename Raw>
 struct BlockRows {
-  static constexpr int64_t kEntries = kBlockKeys + kLanes;
+  static constexpr int64_t kEntries = kMaxBlockKeys + kLanes;
   int64_t n = 0;
   const Raw* k[kEntries];
   const Raw* v[kEntries];
@@ -58,11 +57,11 @@ class DecodeTile {
 
   HeadRows<Raw> rows;   // K for Score, V for AddValues
   HeadRows<Raw> later;  // those to ask for meanwhile
-  float* weights;       // [kBlockKeys * kHeads], logits before Softmax; with T::kDot bf16 after it
-  float unit, growth;   // LogitScale::unit, MaxGrowth
-  size_t begin, end;    // the keys of the block that the tile sees
-  float* acc;           // sums of values, [chunk of ForEachChunk][kHeads][vector]
-  double* long_acc;     // as acc, of earlier keys; null where there is none
+  float* weights;  // [kMaxBlockKeys * kHeads], logits before Softmax; with T::kDot bf16 after it
+  float unit, growth;  // LogitScale::unit, MaxGrowth
+  size_t begin, end;   // the keys of the block that the tile sees
+  float* acc;          // sums of values, [chunk of ForEachChunk][kHeads][vector]
+  double* long_acc;    // as acc, of earlier keys; null where there is none
 
   // `weights` become x (LogitScale) of the keys that are seen, -inf in lanes past the last of them;
   // `cap`: LogitScale::inner.
