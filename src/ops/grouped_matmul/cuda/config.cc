@@ -1,6 +1,8 @@
 #include "src/ops/grouped_matmul/cuda/config.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <utility>
 
@@ -32,6 +34,7 @@ struct HopperTile {
   int panels;  // of each
   int stages;
   int blocks;  // of a multiprocessor
+  int splits = 1;  // of the inner dimension
 
   int all_panels() const { return groups * panels; }
 };
@@ -73,7 +76,9 @@ cuda::TensorMapSpec Matrices(int64_t columns, int64_t rows, int64_t count, int b
 }
 
 Config HopperConfig(const Problem& p, const cuda::DeviceInfo& device) {
-  const HopperTile tile = ChooseTile(p);
+  HopperTile tile = ChooseTile(p);
+  if (const char* e = getenv("GM_EXP"); e && p.rows < 1000) sscanf(e, "%d,%d,%d,%d,%d,%d", &tile.rows, &tile.groups, &tile.panels, &tile.stages, &tile.blocks, &tile.splits);
+  while (tile.splits > 1 && (CeilDiv(p.inner, sm90::kStageInner) < tile.splits || p.scale_blocks > 1)) tile.splits /= 2;
   const auto bytes = static_cast<int>(DTypeSize(p.rhs_dtype));
   const int columns = sm90::PanelColumns(bytes);
   Config config;
@@ -84,12 +89,15 @@ Config HopperConfig(const Problem& p, const cuda::DeviceInfo& device) {
        "OUT_TYPE=" + DeviceType(p.out_dtype),
        StrCat("SCALE_BLOCKS=", std::min<int64_t>(p.scale_blocks, 2)), StrCat("ROWS=", tile.rows),
        StrCat("GROUPS=", tile.groups), StrCat("PANELS=", tile.panels),
-       StrCat("STAGES=", tile.stages), StrCat("BLOCKS=", tile.blocks)}};
-  config.launch.grid[0] =
-      Blocks(p, tile.rows, columns * tile.all_panels(), tile.blocks * device.num_sms);
+       StrCat("STAGES=", tile.stages), StrCat("BLOCKS=", tile.blocks),
+       StrCat("SPLITS=", tile.splits)}};
+  const auto splits = static_cast<uint32_t>(tile.splits);
+  config.launch.grid[0] = splits * Blocks(p, tile.rows, columns * tile.all_panels(),
+                                          tile.blocks * device.num_sms / tile.splits);
+  config.launch.cluster[0] = splits;
   config.launch.block[0] = static_cast<uint32_t>(sm90::Threads(tile.groups, tile.blocks));
   config.launch.dynamic_shared_bytes =
-      static_cast<uint32_t>(sm90::SharedBytes(tile.rows, tile.all_panels(), tile.stages));
+      static_cast<uint32_t>(sm90::SharedBytes(tile.rows, tile.all_panels(), columns, tile.stages, tile.splits));
   config.boxes =
       Config::Boxes{Matrices(p.inner, p.rows, 1, tile.rows),
                     Matrices(p.columns * bytes / 2, p.inner, p.groups, sm90::kStageInner)};
