@@ -4,8 +4,8 @@
 // A warp copies tiles of both by the tensor copy engine, stages ahead; each of GROUPS warpgroups
 // multiplies PANELS panels of columns by the tile's rows. A panel is 64 columns of lhs's type, read
 // from shared memory by the matrix instructions, or 128 of 8 bits, which threads make operands of.
-// Blocks take tiles in turn; where there are few tiles, clusters do, each block of which sums a part
-// of the inner dimension, and in the end those of all blocks for its share of the tile.
+// Blocks take tiles in turn; where there are few tiles, clusters do, each block of which sums a
+// part of the inner dimension, and in the end those of all blocks for its share of the tile.
 //
 // Defines: LHS_TYPE, RHS_TYPE (lhs's or of 8 bits), OUT_TYPE; ROWS of a tile; GROUPS, PANELS (1 of
 // 8 bits), STAGES; SCALE_BLOCKS (0, 1, or 2 for more); BLOCKS that share a multiprocessor; SPLITS,
@@ -28,12 +28,12 @@ static_assert(!kConverts || PANELS == 1);
 constexpr int kAllPanels = GROUPS * PANELS;
 constexpr int kPanelColumns = PanelColumns(sizeof(Rhs));
 constexpr int kColumns = kPanelColumns * kAllPanels;
-constexpr int kSums = PANELS * kPanelColumns / 64;  // of a warpgroup, 64 columns each
-constexpr int kTiles = ROWS / 8;                    // of one
-constexpr int kEightRows = 1024;                    // bytes of eight rows of a panel
-constexpr int kThreads = GROUPS * 128;              // that compute
+constexpr int kSums = PANELS * kPanelColumns / 64;   // of a warpgroup, 64 columns each
+constexpr int kTiles = ROWS / 8;                     // of one
+constexpr int kEightRows = 1024;                     // bytes of eight rows of a panel
+constexpr int kThreads = GROUPS * 128;               // that compute
 constexpr int kShare = kSums * kTiles * 4 / SPLITS;  // of a thread's sums, that a block finishes
-constexpr int kVector = kShare < 4 ? kShare : 4;    // of them, that are stored as one
+constexpr int kVector = kShare < 4 ? kShare : 4;     // of them, that are stored as one
 static_assert(kShare * SPLITS == kSums * kTiles * 4 && kShare % kVector == 0);
 static_assert(SPLITS == 1 || SCALE_BLOCKS < 2);
 
