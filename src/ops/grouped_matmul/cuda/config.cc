@@ -35,7 +35,7 @@ struct HopperTile {
   int panels;  // of each
   int stages;
   int blocks;      // of a multiprocessor
-  int splits = 1;  // of the inner dimension: blocks of a cluster
+  int splits = 1;  // of the inner dimension: 2 for a pair of blocks, a cluster
 
   int all_panels() const { return groups * panels; }
   int columns(const Problem& p) const {

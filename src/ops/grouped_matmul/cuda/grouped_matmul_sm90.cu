@@ -4,12 +4,12 @@
 // A warp copies tiles of both by the tensor copy engine, stages ahead; each of GROUPS warpgroups
 // multiplies PANELS panels of columns by the tile's rows. A panel is 64 columns of lhs's type, read
 // from shared memory by the matrix instructions, or 128 of 8 bits, which threads make operands of.
-// Blocks take tiles in turn; where there are few tiles, clusters do, each block of which sums a
-// part of the inner dimension, and in the end those of all blocks for its share of the tile.
+// Blocks take tiles in turn; where there are few tiles, pairs of blocks do, each of which sums half
+// of the inner dimension and in the end adds up one half of the tile.
 //
 // Defines: LHS_TYPE, RHS_TYPE (lhs's or of 8 bits), OUT_TYPE; ROWS of a tile; GROUPS, PANELS (1 of
-// 8 bits), STAGES; SCALE_BLOCKS (0, 1, or 2 for more); BLOCKS that share a multiprocessor; SPLITS,
-// the blocks of a cluster (1 with SCALE_BLOCKS 2).
+// 8 bits), STAGES; SCALE_BLOCKS (0, 1, or 2 for more); BLOCKS that share a multiprocessor; SPLITS
+// (2: pairs of blocks, with SCALE_BLOCKS up to 1).
 #include "src/cuda/ptx_sm90.cuh"
 #include "src/cuda/tensor_map.cuh"
 #include "src/cuda/wgmma.cuh"
@@ -33,8 +33,6 @@ constexpr int kTiles = ROWS / 8;                     // of one
 constexpr int kEightRows = 1024;                     // bytes of eight rows of a panel
 constexpr int kThreads = GROUPS * 128;               // that compute
 constexpr int kShare = kSums * kTiles * 4 / SPLITS;  // of a thread's sums, that a block finishes
-constexpr int kVector = kShare < 4 ? kShare : 4;     // of them, that are stored as one
-static_assert(kShare * SPLITS == kSums * kTiles * 4 && kShare % kVector == 0);
 static_assert(SPLITS == 1 || SCALE_BLOCKS < 2);
 
 struct Stage {
@@ -47,64 +45,53 @@ __device__ __forceinline__ int Rank() { return static_cast<int>(blockIdx.x % SPL
 
 using Sums = float[kSums][kTiles][4];
 
-// What the other blocks of the cluster have summed of this one's share.
+// Of a pair of blocks that share a tile: what the other one has summed of this one's half.
 template <int kSplits>
 struct Exchange {
+  static_assert(kSplits == 2 && kShare % 4 == 0);
+
   __device__ __forceinline__ void Init() {
     InitBarrier(SharedAddress(&here), 1);
-    InitBarrier(SharedAddress(&read), (kSplits - 1) * GROUPS * 4);
+    InitBarrier(SharedAddress(&taken), GROUPS * 4);
   }
 
-  // Adds up the share of all blocks, in the same order each time; what `mine` has of other shares
-  // stays as it was. `parity`: 0 for the first tile, then 1 and 0 in turn.
+  // Adds up this block's half; what `mine` has of the other stays as it was. `parity`: 0 for the
+  // first tile, then 1 and 0 in turn.
   __device__ __forceinline__ void AddUp(Sums& mine, unsigned parity) {
     float* const flat = &mine[0][0][0];
-    const int rank = Rank(), thread = threadIdx.x;
-    Wait(SharedAddress(&read), parity ^ 1);
+    const int rank = Rank(), other = 1 - rank, thread = threadIdx.x;
+    Wait(SharedAddress(&taken), parity ^ 1);
     if (thread == 0) ArriveExpecting(SharedAddress(&here), sizeof(sums));
+    const unsigned barrier = InBlock(SharedAddress(&here), other);
 #pragma unroll
-    for (int to = 0; to < kSplits; ++to) {
-      if (to == rank) continue;
-      const unsigned place = InBlock(SharedAddress(sums[rank - (rank > to)]), to);
-      const unsigned barrier = InBlock(SharedAddress(&here), to);
+    for (int i = 0; i < kShare; i += 4) {
+      Vector<float, 4> x;
 #pragma unroll
-      for (int i = 0; i < kShare / kVector; ++i) {
-        const unsigned at = place + (i * kThreads + thread) * kVector * 4;
-        const float* const x = flat + to * kShare + i * kVector;
-        if constexpr (kVector == 4) {
-          StoreInBlock(at, Vector<float, 4>{{x[0], x[1], x[2], x[3]}}, barrier);
-        } else if constexpr (kVector == 2) {
-          StoreInBlock(at, x[0], x[1], barrier);
-        } else {
-          StoreInBlock(at, __float_as_uint(x[0]), barrier);
-        }
-      }
+      for (int j = 0; j < 4; ++j) x.x[j] = rank == 0 ? flat[kShare + i + j] : flat[i + j];
+      StoreInBlock(InBlock(SharedAddress(sums[i / 4][thread]), other), x, barrier);
     }
     Wait(SharedAddress(&here), parity);
 #pragma unroll
-    for (int own = 0; own < kSplits; ++own) {
-      if (own != rank) continue;
-#pragma unroll
-      for (int i = 0; i < kShare; ++i) {
-#pragma unroll
-        for (int from = 0; from < kSplits - 1; ++from) {
-          flat[own * kShare + i] += sums[from][i / kVector][thread][i % kVector];
-        }
+    for (int i = 0; i < kShare; ++i) {
+      const float x = sums[i / 4][thread][i % 4];
+      if (rank == 0) {
+        flat[i] += x;
+      } else {
+        flat[kShare + i] += x;
       }
     }
     __syncwarp();
-    const int other = thread % 32;
-    if (other < kSplits && other != rank) ArriveInBlock(InBlock(SharedAddress(&read), other));
+    if (thread % 32 == 0) ArriveInBlock(InBlock(SharedAddress(&taken), other));
   }
 
-  float sums[kSplits - 1][kShare / kVector][kThreads][kVector];
-  unsigned long long here;  // they are
-  unsigned long long read;  // by the other blocks: what this one has stored there
+  alignas(16) float sums[kShare / 4][kThreads][4];
+  unsigned long long here;   // they are
+  unsigned long long taken;  // are those that this block has stored in the other one
 };
 template <>
 struct Exchange<1> {
-  [[maybe_unused]] __device__ __forceinline__ void Init() {}
-  [[maybe_unused]] __device__ __forceinline__ void AddUp(Sums&, unsigned) {}
+  __device__ __forceinline__ void Init() {}
+  __device__ __forceinline__ void AddUp(Sums&, unsigned) {}
 };
 
 struct Stages {

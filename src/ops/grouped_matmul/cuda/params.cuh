@@ -31,9 +31,9 @@ inline constexpr int kAlignment = 1024;  // of panels
 constexpr int StageBytes(int rows, int panels) {
   return panels * kPanelBytes + rows * kStageInner * 2;
 }
-// Of a block's share of a tile, from each other block of its cluster; and two barriers.
+// Of a pair of blocks: half a tile's sums, from the other block, and two barriers.
 constexpr int ExchangeBytes(int rows, int columns, int splits) {
-  return splits == 1 ? 0 : (splits - 1) * (rows * columns / splits) * 4 + 2 * 8;
+  return splits == 1 ? 0 : rows * columns / 2 * 4 + 2 * 8;
 }
 constexpr int SharedBytes(int rows, int panels, int panel_columns, int stages, int splits) {
   return kAlignment + stages * (StageBytes(rows, panels) + 2 * 8) +
