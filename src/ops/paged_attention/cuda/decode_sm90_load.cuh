@@ -96,6 +96,7 @@ struct Loader {
       to.stop = 0;
       to.bad = bad;
     }
+    if (p.appended != 0) WaitForLaunchesBefore();
     HandOver();
     if constexpr (kBoxes) {
       boxes.Load();

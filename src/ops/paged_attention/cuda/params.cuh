@@ -184,6 +184,7 @@ struct Params : Options {
   int prefill_tile_rows;  // a power of two
   int own_work;  // 1: the launch behind the schedule finds its first work from the lengths, if it
                  // can
+  int appended;  // 1: the launch in front writes keys and values too: they are read behind its end
   int copy_capacity;   // tokens; 0: nothing is copied
   int copied_workers;  // as prefill_workers and prefill_tile_rows, of the launch that reads the
                        // copy

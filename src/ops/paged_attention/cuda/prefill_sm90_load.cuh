@@ -338,6 +338,7 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
     Wait(At(shared.slot_full, at), at.parity);
     Slot& slot = shared.slots[at.index];
     if (slot.stop != 0) return;
+    if (p.appended != 0) WaitForSchedule();
     const int seq = slot.tile.seq, head = slot.tile.head, panel = head * panels_a_head;
     const char* const base = (kValues ? p.v_cache : p.k_cache) + slot.tile.head * p.head_stride;
     const int key_begin = slot.tile.key_begin, key_end = slot.tile.key_end;

@@ -122,6 +122,7 @@ StatusOr<std::unique_ptr<Plan>> MakeCudaPlan(
                                         b.update.cache_bytes, context.stream));
     if (problem.attention.tokens == 0) return OkStatus();
     XLA_GPU_ASSIGN_OR_RETURN(paged_attention::Params params, attention.ParamsOf(b.attention));
+    params.appended = problem.update_kv_cache ? 1 : 0;
     XLA_GPU_RETURN_IF_ERROR(first.Enqueue(problem, b, params, context.stream));
     return attention.Launch(params, context.stream);
   });
