@@ -102,6 +102,17 @@ struct KeyBoxes {
     return next;
   }
 
+  // Has the first keys and values of a piece brought to the L2.
+  __device__ __forceinline__ void Prefetch(const Piece& of) const {
+    for (int i = 0; i < min(of.stages, min(DecodeMemory::kStages, 32 / boxes)); ++i) {
+      const int page = __shfl_sync(kAllLanes, of.pages[0], i * boxes + lane / kLanesOfKey);
+      const int key = of.key + i * DecodeMemory::kStageKeys;
+      if (!loads || !Reads(of, key) || !IsPage(p, page)) continue;
+      PrefetchBox(values ? &value_boxes : &key_boxes, 0, 0, of.panel + of_key * kBoxPanels,
+                  (key - PageIndex(p, key) * p.page_size) / 8, page);
+    }
+  }
+
   // The keys and values of the piece that waits, if there is one: of so many stages at most.
   __device__ __forceinline__ void Load(int most = 0x7fffffff) {
     for (; piece.stages > 0 && most > 0;

@@ -84,7 +84,10 @@ struct Loader {
             ? (tile.key_end - first_key + DecodeMemory::kStageKeys - 1) / DecodeMemory::kStageKeys
             : 0;
     KeyBoxes::Piece next;
-    if constexpr (kBoxes) next = boxes.Look(tile, slot.index, first_key, stages);
+    if constexpr (kBoxes) {
+      next = boxes.Look(tile, slot.index, first_key, stages);
+      if (p.appended != 0 && is_first) boxes.Prefetch(next);
+    }
     Wait(At(shared.slot_empty, slot), slot.parity ^ 1);
     DecodeSlot& to = shared.slots[slot.index];
     if constexpr (!kWritersLoadQueries) LoadQueries<32>(p, shared, tile, slot, lane);
