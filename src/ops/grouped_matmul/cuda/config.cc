@@ -70,14 +70,14 @@ HopperTile ChooseTile(const Problem& p, const cuda::DeviceInfo& device) {
   HopperTile tile = TileOfRows(p);
   const int64_t tiles = MostTiles(p, tile.rows, tile.columns(p));
   if (tiles > device.num_sms) return tile;
-  const bool halves = 2 * tiles <= device.num_sms && p.inner > sm90::kStageInner;
-  if (halves && p.scale_blocks < 2) tile.splits = 2;
-  constexpr int kEnoughStages = 8;
-  if (tile.stages < kEnoughStages) tile.blocks = 1;
-  for (HopperTile next = tile; tile.stages < kEnoughStages; tile = next) {
-    ++next.stages;
-    if (next.shared_bytes(p) > device.max_shared_memory_per_block) break;
+  if (2 * tiles <= device.num_sms && p.inner > sm90::kStageInner && p.scale_blocks < 2) {
+    tile.splits = 2;
   }
+  constexpr int kEnoughStages = 8;
+  if (tile.stages >= kEnoughStages) return tile;
+  tile.blocks = 1;
+  tile.stages = kEnoughStages;
+  while (tile.shared_bytes(p) > device.max_shared_memory_per_block) --tile.stages;
   return tile;
 }
 

@@ -103,7 +103,7 @@ TEST(ChooseConfig, TwoBlocksShareEachOfFewTiles) {
   Problem problem = kProblem;
   problem.groups = 1;
   problem.inner = problem.columns = 4096;
-  for (const int64_t rows : {1, 16, 32, 64, 128}) {
+  for (const int64_t rows : {1, 16, 32, 64, 128, 200}) {
     problem.rows = rows;
     const Config config = ChooseConfig(problem, Device(9));
     EXPECT_EQ(config.launch.cluster[0], 2u) << rows;
