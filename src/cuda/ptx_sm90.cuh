@@ -65,14 +65,14 @@ __device__ __forceinline__ void CopyBox(unsigned shared, const void* map, unsign
 // Brings one to the L2.
 __device__ __forceinline__ void PrefetchBox(const void* map, int x0, int x1, int x2, int x3,
                                             int x4) {
-  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(
-                   map),
-               "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(map),
+      "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+      : "memory");
 }
 
-// The same as CopyBox, to this place of the shared memory of the cluster's blocks in `mask`; the bytes count
-// at the barrier's place in each of them.
+// The same as CopyBox, to this place of the shared memory of the cluster's blocks in `mask`; the
+// bytes count at the barrier's place in each of them.
 __device__ __forceinline__ void CopyBoxToBlocks(unsigned shared, const void* map, unsigned barrier,
                                                 unsigned mask, int x0, int x1, int x2, int x3,
                                                 int x4) {
