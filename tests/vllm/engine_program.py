@@ -23,7 +23,7 @@ import numpy as np
 import plain_attention
 import tiny_images
 import tiny_models
-from xla_gpu.vllm_xla import _attention, _step
+from xla_gpu.vllm_xla import _attention, _inputs
 
 KERNELS = ("ragged_paged_attention", "ragged_paged_attention_hd64")
 
@@ -42,25 +42,25 @@ def checked(next_inputs):
     """Inputs.next, held against what _prepare_inputs makes of the same step."""
 
     def call(self, runner, scheduler_output):
-        substitution = next_inputs(self, runner, scheduler_output)
-        STEPS[substitution is not None] += 1
-        if substitution is not None:
+        same_batch = next_inputs(self, runner, scheduler_output)
+        STEPS[same_batch] += 1
+        if same_batch:
             original = type(runner)._prepare_inputs.__wrapped__
-            prepared, (last, at, of) = _step.on_the_host(original, runner, scheduler_output)
-            want = _step.Packed([prepared[i] for i in _step.SENT])
+            prepared, substitution = _inputs.on_the_host(original, runner, scheduler_output)
+            want = _inputs.Packed([prepared[i] for i in _inputs.STEP])
+            want.take(*substitution)
             np.testing.assert_array_equal(self.packed.words, want.words)
-            assert substitution[0] is last
-            if last is not None:
-                wanted = np.full(len(substitution[2]), -1)
-                wanted[at] = of
-                assert substitution[2] == wanted.tolist()
-        return substitution
+            assert self.packed.form is want.form
+            assert self.packed.last is want.last
+            kept, wanted = ([x[i] for i in _inputs.BATCH] for x in (self.prepared, prepared))
+            jax.tree.map(np.testing.assert_array_equal, kept, wanted)
+        return same_batch
 
     return call
 
 
 STEPS = [0, 0]  # others, and those whose inputs are the last one's
-_step.Inputs.next = checked(_step.Inputs.next)
+_inputs.Inputs.next = checked(_inputs.Inputs.next)
 
 OURS = [getattr(_attention, name) for name in KERNELS]
 PLAIN = [getattr(plain_attention, name) for name in KERNELS]

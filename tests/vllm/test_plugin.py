@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xla_gpu.vllm_xla
 from server import environment, run, vllm_command
-from xla_gpu.vllm_xla import _encoder, _replace, _step, _versions
+from xla_gpu.vllm_xla import _encoder, _inputs, _replace, _step, _versions
 from xla_gpu.vllm_xla._versions import UnsupportedError
 
 
@@ -174,6 +174,7 @@ PLAIN = dict(
     phase_based_profiler=None,
     aggregated_stats_logger=None,
     kv_cache_config=types.SimpleNamespace(has_mamba_layers=False, kv_cache_groups=["one"]),
+    model_fn=types.SimpleNamespace(takes_words=False),
 )
 
 
@@ -183,9 +184,9 @@ def refused(*args, **kwargs):
 
 def prepare(original):
     """A _prepare_inputs that does as tpu-inference's, with `original` for what is replaced."""
-    device_array = _step._not_yet(original)
-    unpack = _step._views_or_compiled(lambda blob, layout: dict.fromkeys(layout.keys, blob[:2]))
-    substitute = _step._substituted_later(original)
+    device_array = _inputs._not_yet(original)
+    unpack = _inputs._views_or_compiled(lambda blob, layout: dict.fromkeys(layout.keys, blob[:2]))
+    substitute = _inputs._substituted_later(original)
 
     def prepare_inputs(self, scheduler_output):
         positions = device_array(MESH, self.positions, sharding="its own")
@@ -197,7 +198,7 @@ def prepare(original):
         rest = (None, 7, "r", 8, "t", 9, {"positions": positions})
         return (ids, attention, distribution, self.temperatures, logits, *rest)
 
-    return _step._prepared_at_once(prepare_inputs)
+    return _inputs._prepared_at_once(prepare_inputs)
 
 
 @pytest.fixture
@@ -228,14 +229,15 @@ def scheduled(at, of, tokens=9, **more):
 @pytest.mark.parametrize(
     ("at", "of", "ids"), [([], [], [0, 1, 2, 3]), ([3, 1], [0, 2], [0, 70, 2, 50])]
 )
-def test_a_steps_inputs_go_to_the_device_in_one_array(runner, at, of, ids):
+def test_a_steps_inputs_go_to_the_device_in_one_array_and_the_batchs_in_another(
+    runner, at, of, ids
+):
     runner.blob[:], runner.positions[:] = range(6), range(10, 14)
     done = prepare(refused)(runner, scheduled(at, of))
     runner.blob[:], runner.positions[:] = 99, 99  # the runner prepares the next step
     assert [isinstance(x, jax.Array) for x in jax.tree.leaves(done)].count(True) == 7
     assert done[0].tolist() == ids
     assert done[1]["positions"].tolist() == done[11]["positions"].tolist() == [10, 11, 12, 13]
-    assert done[1]["positions"] is done[11]["positions"]
     assert done[1]["lengths"].tolist() == done[4].tolist() == [4, 5]
     assert done[2].tolist() == [1, 2, 3]
     assert done[3].tolist() == [0.5, -1.0]
@@ -279,7 +281,7 @@ class Decoding:
             token_ids_cpu=np.arange(80, dtype=np.int32).reshape(4, 20),
         )
         vars(self).update(PLAIN | other)
-        self.prepare = _step._prepared_at_once(Decoding.prepare_inputs)
+        self.prepare = _inputs._prepared_at_once(Decoding.prepare_inputs)
 
     def step(self, **more):
         """One more token; what `prepare` returns, as lists."""
@@ -287,7 +289,10 @@ class Decoding:
         self.pages += 1
         prepared = self.prepare(self, scheduled((), (), **dict(tokens=3) | more))
         ids, positions, attention, _, logits, *_ = prepared
-        assert all(isinstance(x, jax.Array) for x in (ids, positions, logits))
+        assert isinstance(logits, jax.Array)
+        if isinstance(ids, _inputs.Packed):
+            ids, positions, attention, _ = ids.to_device(MESH)
+        assert isinstance(positions, jax.Array)
         return [x.tolist() for x in (ids, positions, attention.seq_lens, attention.block_tables)]
 
     def prepare_inputs(self, scheduler_output):
@@ -296,7 +301,7 @@ class Decoding:
         ids = self.input_batch.token_ids_cpu[np.arange(4), computed].copy()
         of = self._pre_async_results.placeholder_req_id_to_index
         at = [i for i, name in enumerate(self.input_batch.req_ids) if name in of]
-        substitute = _step._substituted_later(refused)
+        substitute = _inputs._substituted_later(refused)
         ids = substitute(self, ids, self._pre_async_results.next_tokens, at, [*of.values()])
         attention = Attention(computed + 1, self.pages.ravel().copy())
         positions, logits = computed.copy(), np.arange(4, dtype=np.int32)
@@ -311,13 +316,14 @@ class Attention:
 
 
 def test_the_same_batchs_next_step_is_written_into_the_last_ones_words():
-    runner, other = Decoding(), Decoding(uses_mrope=True)
-    for _ in range(2):
+    words = types.SimpleNamespace(takes_words=True)
+    runner, other = Decoding(model_fn=words), Decoding(uses_mrope=True)
+    for _ in range(3):
         now, want = runner.step(), other.step()
         for got, wanted, count in zip(now, want, (3, 3, 3, 6), strict=True):
             assert got[:count] == wanted[:count]
         assert now[0][:3] == [70, 20 + now[1][1], 50]
-    assert (runner.calls, other.calls) == (1, 2)
+    assert (runner.calls, other.calls) == (1, 3)
 
 
 def changed_batch(runner):
@@ -358,8 +364,8 @@ def test_another_batch_is_prepared_anew(change, more):
 
 
 def test_int64_becomes_int32_on_the_device():
-    packed = _step.Packed((np.array([[1, -2]], np.int64),))
-    (array,) = packed.to_device(MESH, None, (), ())
+    packed = _inputs.Packed((np.array([[1, -2]], np.int64),))
+    (array,) = packed.to_device(MESH)
     assert (array.dtype, array.tolist()) == (np.int32, [[1, -2]])
 
 
@@ -368,7 +374,7 @@ def test_a_blob_on_the_device_is_split_as_before():
     buffer = importlib.import_module("tpu_inference.utils")
     layout = buffer.DeviceBufferMetadata(keys=LAYOUT.keys, sizes=LAYOUT.sizes)
     before = vars(buffer.DeviceBuffer)["unpack_arrays"]
-    split = _step._views_or_compiled(getattr(before, "__func__", before))(blob, layout)
+    split = _inputs._views_or_compiled(getattr(before, "__func__", before))(blob, layout)
     assert {key: part.tolist() for key, part in split.items()} == {
         "ids": [0, 1, 2, 3],
         "lengths": [4, 5],
@@ -409,6 +415,12 @@ def loaded(compiled=True, **other):
         speculative_config=None,
         pcp_preprocessor=None,
         lora_config=None,
+        is_multimodal_model=False,
+        is_pooling_model=False,
+        enable_continue_decode=False,
+        is_first_rank=True,
+        is_last_rank=True,
+        num_reqs_paddings=[2, 4],
         state_leaves=(np.float32(1), np.float32(2)),
         input_batch=types.SimpleNamespace(num_prompt_logprobs={}),
         rng_params_for_sampling=jax.random.key(3),
@@ -462,7 +474,7 @@ def test_rows_logits_and_tokens_are_one_call_with_the_weights_they_read():
     assert len(jax.tree.leaves(lowered.in_avals)) == 3
     logits = logits_of(runner)
     assert runner._select_from_array_fn.logits is logits
-    assert runner._select_from_array_fn.tokens.tolist() == [0, 0, 0]
+    assert runner._select_from_array_fn.tokens.tolist() == [0, 0, 0, 0]
 
 
 @pytest.fixture
@@ -501,7 +513,7 @@ class Metadata:
 def test_greedy_tokens_are_those_of_the_logits_call(sampled):
     runner = loaded()
     logits = logits_of(runner)
-    assert sampled(_step._sampled_at_once, runner, Metadata(), logits).tolist() == [0, 0, 0]
+    assert sampled(_step._sampled_at_once, runner, Metadata(), logits).tolist() == [0, 0, 0, 0]
     assert runner._select_from_array_fn.logits is None
 
 

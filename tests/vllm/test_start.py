@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import types
 
@@ -10,32 +11,107 @@ import numpy as np
 import pytest
 import torch
 import xla_gpu.vllm_xla
-from xla_gpu.vllm_xla import _start, _step
+from xla_gpu.vllm_xla import _inputs, _start, _step
 from xla_gpu.vllm_xla._versions import UnsupportedError
 
 MESH = jax.make_mesh((1,), ("data",), devices=jax.devices("cpu")[:1])
 
 
-def test_a_step_finds_its_compiled_function_once():
+def runner_of(**other):
+    plain = dict(dp_size=1, speculative_config=None, pcp_preprocessor=None, lora_config=None)
+    plain |= dict(is_multimodal_model=False, is_pooling_model=False, enable_continue_decode=False)
+    plain |= dict(is_first_rank=True, is_last_rank=True, num_reqs_paddings=[2, 4])
+    return types.SimpleNamespace(mesh=MESH, **plain | other)
+
+
+OTHERS = [
+    {"speculative_config": "ngram"},
+    {"lora_config": "some"},
+    {"is_multimodal_model": True},
+    {"is_pooling_model": True},
+    {"enable_continue_decode": True},
+    {"is_last_rank": False},
+]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_step_finds_its_compiled_function_once(other):
     found = []
 
     def _resolve_step_fn(kv_caches, with_options):
-        found.append((kv_caches, with_options))
-        return jax.jit(lambda weights, caches: weights + caches)
+        found.append(with_options)
+        return jax.jit(lambda weights, caches, *inputs: weights + caches)
 
     def model_fn(*args, **kwargs):
         return _resolve_step_fn(args[1], True)(*args)
 
-    step = _step.Step(model_fn)
-    args = np.float32(1), np.ones(2, np.float32)
+    step = _step.Step(model_fn, runner_of(**other))
+    args = np.float32(1), np.ones(2, np.float32), *range(4)
     assert step.lower(*args, shared_attention_metadata="some").compile()(*args).tolist() == [2, 2]
     assert step(*args, shared_attention_metadata="some").tolist() == [2, 2]
-    assert [with_options for _, with_options in found] == [True]
+    assert found == [True]
+
+
+@pytest.mark.parametrize("kind", ["flax", "torchax"])
+def test_a_step_takes_its_inputs_in_one_array(kind):
+    traced = []
+
+    def impl(weights, caches, ids, attention, embeds, positions, layers, shared=None):
+        traced.append(shared is not None)
+        first, second = weights if kind == "flax" else (weights["b"], weights["a"])
+        return [caches[0] + positions], first * ids + second * attention["lengths"][0], [], None
+
+    if kind == "flax":
+        flax = jax.jit(lambda *args: impl(*args), static_argnums=6)
+
+        def _resolve_step_fn(kv_caches, with_options):
+            return flax
+
+        def model_fn(*args, shared_attention_metadata=None):
+            return _resolve_step_fn(args[1], True)(*args)
+
+        weights = np.float32(100), np.float32(1)
+    else:
+
+        @functools.partial(jax.jit, static_argnums=6)
+        def model_fn(*args, shared_attention_metadata=None):
+            return impl(*args, shared_attention_metadata)
+
+        weights = {"b": np.float32(100), "a": np.float32(1)}
+    weights = jax.tree.map(jax.numpy.asarray, weights)
+    step = _step.Step(model_fn, runner_of())
+
+    def arguments(array):
+        positions, lengths = array([5, 6, 7, 8]), array([9, 0])
+        made = array([1, 2, 3, 4]), {"lengths": lengths}, None, positions
+        return made, {"lengths": lengths, "positions": positions}
+
+    made, shared = arguments(lambda x: jax.numpy.asarray(x, np.int32))
+    rest = (("layer", 0),)
+    everywhere = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec())
+    caches = [jax.device_put(np.zeros(4, np.int32), everywhere)]
+    step.lower(weights, caches, *made, rest, shared_attention_metadata=shared).compile()
+    caches, *_ = step(weights, caches, *made, rest, shared_attention_metadata=shared)
+    assert not caches[0].any()  # of made-up inputs, which are zeros
+
+    (ids, attention, _, positions), shared = arguments(lambda x: np.array(x, np.int32))
+    packed = _inputs.Packed([ids, positions, attention, shared])
+    for last, at, of in ((None, (), ()), (np.int32([30, 40]), [3, 0], [1, 0]), (None, (), ())):
+        packed.take(last if last is None else jax.numpy.asarray(last), at, of)
+        before = caches[0]
+        caches, hidden, _, _ = step(
+            weights, caches, packed, None, None, None, rest, shared_attention_metadata=None
+        )
+        want = [1, 2, 3, 4] if last is None else [30, 2, 3, 40]
+        assert hidden.tolist() == [100 * x + 9 for x in want]
+        assert before.is_deleted()
+    assert caches[0].tolist() == [15, 18, 21, 24]
+    assert traced == [kind == "torchax"]  # once
 
 
 def test_a_step_made_otherwise_is_refused():
     with pytest.raises(UnsupportedError, match="should call _resolve_step_fn"):
-        _step.Step(lambda *args: args)
+        _step.Step(lambda *args: args, runner_of())
 
 
 class Manager:

@@ -15,8 +15,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 from tpu_inference.utils import device_array, to_jax_dtype
 
+from xla_gpu.vllm_xla._inputs import computes_with_inputs
 from xla_gpu.vllm_xla._replace import _replace
-from xla_gpu.vllm_xla._step import computes_with_inputs
 
 _MANAGER = "tpu_inference.runner.compilation_manager:CompilationManager"
 

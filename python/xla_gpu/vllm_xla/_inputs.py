@@ -1,0 +1,310 @@
+"""A step's inputs, which the runner sent array by array: one array of words for each step.
+
+A device_put takes the host 50 to 150 us; a decode step of a few layers takes the device less than
+all of those that it had.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from xla_gpu.vllm_xla._replace import _replace
+
+# While _prepare_inputs runs: what _apply_async_token_substitution was asked for, or nothing.
+_later: ContextVar[list[Any] | None] = ContextVar("_later", default=None)
+
+_Layout = tuple[tuple[tuple[int, ...], Any], ...]
+
+
+class Form:
+    """How a tree of arrays lies in 32-bit words; one object for each, so that jit finds it."""
+
+    def __init__(self, layout: _Layout, places: tuple[int, ...], treedef: Any) -> None:
+        self._layout, self._places, self._treedef = layout, places, treedef
+
+    def tree(self, words: jax.Array, last: jax.Array | None) -> Any:
+        """The tree, its first array with tokens of `last` where the last words say which."""
+        arrays, end = [], 0
+        for shape, dtype in self._layout:
+            start, end = end, end + math.prod(shape)
+            array = words[start:end].reshape(shape)
+            arrays.append(jax.lax.bitcast_convert_type(array, dtype))
+        if last is not None:
+            arrays[0] = jnp.where(words[end:] < 0, arrays[0], last[words[end:]])
+        return jax.tree.unflatten(self._treedef, [arrays[place] for place in self._places])
+
+
+_form = functools.cache(Form)
+
+
+@functools.cache
+def _unpacked_on(mesh: jax.sharding.Mesh) -> Callable[..., Any]:
+    sharding = NamedSharding(mesh, PartitionSpec())
+    return jax.jit(_unpack, static_argnames="form", out_shardings=sharding)
+
+
+def _unpack(words: jax.Array, last: jax.Array | None, form: Form) -> Any:
+    return form.tree(words, last)
+
+
+class Packed:
+    """The numpy arrays of a tree one after the other, as 32-bit words.
+
+    Arrays are of 32 bits, or of int64, which become int32; equal objects are one. Behind them are
+    as many words as the first array has: which token of the step before is in its place, or -1.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        leaves, treedef = jax.tree.flatten(tree)
+        self._starts: dict[int, tuple[int, Any]] = {}
+        places: dict[int, int] = {}
+        arrays: list[np.ndarray[Any, Any]] = []
+        start = 0
+        for leaf in leaves:
+            if id(leaf) not in places:
+                places[id(leaf)] = len(arrays)
+                arrays.append(leaf.astype(np.int32) if leaf.dtype == np.int64 else leaf)
+                self._starts[id(leaf)] = start, leaf.shape
+                start += leaf.size
+        self.form = _form(
+            tuple((array.shape, array.dtype) for array in arrays),
+            tuple(places[id(leaf)] for leaf in leaves),
+            treedef,
+        )
+        arrays.append(np.full(arrays[0].size, -1, np.int32))
+        self.words: np.ndarray[Any, Any] = np.concatenate(
+            [array.ravel().view(np.int32) for array in arrays]
+        )
+        self.last: jax.Array | None = None
+        self._source = self.words[start:]
+
+    def view(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Where that array of the tree is, to be written."""
+        start, shape = self._starts[id(array)]
+        return self.words[start : start + array.size].reshape(shape)
+
+    def take(
+        self, last: jax.Array | None, at: Sequence[int] | slice = (), of: Sequence[int] = ()
+    ) -> None:
+        """Which tokens the first array takes of the step before.
+
+        Args:
+          last: those tokens, on the device, or None.
+          at: which of the array take one.
+          of: which of `last` they take; -1: none.
+        """
+        self.last = last
+        self._source.fill(-1)
+        if last is not None:
+            self._source[at] = of
+
+    def placed(self, mesh: jax.sharding.Mesh) -> Any:
+        """A copy of the words that a call takes to each device of the mesh."""
+        words = self.words.copy()
+        if mesh.size > 1:  # for several devices a call takes longer to place what it is given
+            return jax.device_put(words, NamedSharding(mesh, PartitionSpec()))
+        return words
+
+    def to_device(self, mesh: jax.sharding.Mesh) -> Any:
+        """The tree, of arrays on each device of the mesh, sent there as one new array."""
+        return _unpacked_on(mesh)(self.placed(mesh), self.last, form=self.form)
+
+
+def computes_with_inputs(runner: Any) -> bool:
+    return bool(
+        runner.dp_size > 1 or runner.speculative_config or runner.pcp_preprocessor is not None
+    )
+
+
+# Of what _prepare_inputs returns: the token ids first; positions, attention, attention once more.
+STEP = (0, 1, 2, 11)
+BATCH = (3, 4)  # sampling, which logits: they stay as long as the batch does
+
+
+class Inputs:
+    """What _prepare_inputs returns for a step, kept for the steps after it.
+
+    While the batch stays as it is, a token for each request, a step's inputs differ from those of
+    the step before in tokens, positions, lengths and pages alone. They are written into its words:
+    the original takes some 60 calls of numpy.
+    """
+
+    def __init__(
+        self, runner: Any, scheduler_output: Any, prepared: Sequence[Any], substitution: Any
+    ) -> None:
+        self.packed = packed = Packed([prepared[i] for i in STEP])
+        packed.take(*substitution)
+        self.prepared = list(prepared)
+        self._put(BATCH, Packed([prepared[i] for i in BATCH]).to_device(runner.mesh))
+        batch = runner.input_batch
+        self._stays = not (
+            scheduler_output.total_num_scheduled_tokens != batch.num_reqs
+            or runner.uses_mrope  # the others do more in each step
+            or runner.lora_config is not None
+            or runner.phase_based_profiler
+            or runner.aggregated_stats_logger
+            or runner.kv_cache_config.has_mamba_layers
+            or not runner.kv_cache_config.kv_cache_groups
+        )
+        if not self._stays:
+            return
+        ids, positions, attention = prepared[:3]
+        groups = getattr(attention, "groups", (attention,))
+        count = batch.num_reqs
+        self._requests = list(batch.req_ids[:count])
+        self._rows = np.arange(count)
+        self._computed = batch.num_computed_tokens_cpu[:count].copy()
+        self._ids = packed.view(ids)[:count]
+        self._positions = packed.view(positions)[:count]
+        self._lengths = packed.view(groups[0].seq_lens)[:count]
+        self._pages = []
+        for i, group in enumerate(groups):
+            pages = batch.block_table[i].get_cpu_tensor()
+            here = packed.view(group.block_tables).reshape(-1, pages.shape[1])
+            self._pages.append((pages[:count], here[:count]))
+
+    def _put(self, places: Sequence[int], values: Sequence[Any]) -> None:
+        for place, value in zip(places, values, strict=True):
+            self.prepared[place] = value
+
+    def next(self, runner: Any, scheduler_output: Any) -> bool:
+        """Makes `packed` the next step's; False for another kind of step."""
+        if not self._stays:
+            return False
+        batch, count = runner.input_batch, len(self._requests)
+        computed = batch.num_computed_tokens_cpu[:count]
+        self._computed += 1
+        if (
+            scheduler_output.total_num_scheduled_tokens != count
+            or batch.num_reqs != count
+            or scheduler_output.scheduled_new_reqs
+            or scheduler_output.finished_req_ids
+            or batch.req_ids[:count] != self._requests
+            or (computed != self._computed).any()
+        ):
+            return False
+        substitution: list[Any] = [None]
+        before = runner._pre_async_results if runner.scheduler_config.async_scheduling else None
+        if before is not None:
+            prompts = batch.num_prompt_tokens[:count]
+            if (computed < prompts).any() or before.next_tokens_in_tpu is not None:
+                return False
+            of = [before.placeholder_req_id_to_index.get(name, -1) for name in self._requests]
+            if max(of) >= 0:
+                substitution = [before.next_tokens, slice(count), of]
+        self.packed.take(*substitution)
+        self._positions[:] = computed
+        np.add(computed, 1, out=self._lengths)
+        self._ids[:] = batch.token_ids_cpu[self._rows, computed]
+        for pages, here in self._pages:
+            here[:] = pages
+        return True
+
+    def to_device(self, runner: Any) -> tuple[Any, ...]:
+        """What _prepare_inputs would return; for a step that takes words, these."""
+        if runner.model_fn.takes_words:
+            self._put(STEP, (self.packed, None, None, None))
+        else:
+            self._put(STEP, self.packed.to_device(runner.mesh))
+        return tuple(self.prepared)
+
+
+def on_the_host(original: Callable[..., Any], runner: Any, scheduler_output: Any) -> Any:
+    """What _prepare_inputs returns, nothing of it sent, and the arguments of `Packed.take`."""
+    substitution: list[Any] = [None]
+    token = _later.set(substitution)
+    try:
+        return list(original(runner, scheduler_output)), substitution
+    finally:
+        _later.reset(token)
+
+
+def _prepared_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def prepare(self: Any, scheduler_output: Any) -> Any:
+        if computes_with_inputs(self):
+            return original(self, scheduler_output)
+        inputs: Inputs | None = vars(self).get("inputs_of_last_step")
+        if not (inputs and inputs.next(self, scheduler_output)):
+            prepared = on_the_host(original, self, scheduler_output)
+            inputs = self.inputs_of_last_step = Inputs(self, scheduler_output, *prepared)
+        return inputs.to_device(self)
+
+    return prepare
+
+
+def _not_yet(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def device_array(mesh: Any, *args: Any, sharding: Any = None, **kwargs: Any) -> Any:
+        if _later.get() is not None:
+            return args[0]
+        return original(mesh, *args, sharding=sharding, **kwargs)
+
+    return device_array
+
+
+def _views_or_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
+    compiled = jax.jit(original, static_argnums=1)
+
+    @functools.wraps(original)
+    def unpack_arrays(blob: Any, metadata: Any) -> Any:
+        if _later.get() is None:
+            return compiled(blob, metadata)
+        parts = np.split(blob, np.cumsum(metadata.sizes)[:-1])
+        return dict(zip(metadata.keys, parts, strict=True))
+
+    return unpack_arrays
+
+
+def _substituted_later(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def substitute(
+        self: Any,
+        input: Any,
+        next_tokens_in_tpu: Any,
+        token_in_tpu_cur_input_indices: Any,
+        token_in_tpu_pre_next_tokens_indices: Any,
+    ) -> Any:
+        at, of = token_in_tpu_cur_input_indices, token_in_tpu_pre_next_tokens_indices
+        later = _later.get()
+        if later is None:
+            return original(self, input, next_tokens_in_tpu, at, of)
+        if len(at):
+            later[:] = next_tokens_in_tpu, at, of
+        return input
+
+    return substitute
+
+
+def inputs_in_one_transfer() -> None:
+    """A step's inputs are 8 arrays in 4 transfers, split and given the last tokens by eager calls.
+
+    While they are prepared, what would go to the device stays on the host (all of it was written
+    there), and then goes in one array, which one compiled function takes apart. The old way stays
+    for data parallelism, whose arrays are split over devices, and speculation, which computes.
+    """
+    runner, sampling = "tpu_inference.runner.tpu_runner", "tpu_inference.layers.jax.sample"
+    for module in (runner, f"{sampling}.sampling_metadata"):
+        _replace(module, "device_array", "mesh, args, sharding, kwargs", _not_yet)
+    _replace(
+        "tpu_inference.utils:DeviceBuffer", "unpack_arrays", "blob, metadata", _views_or_compiled
+    )
+    _replace(
+        f"{runner}:TPUModelRunner",
+        "_apply_async_token_substitution",
+        "self, input, next_tokens_in_tpu, token_in_tpu_cur_input_indices, "
+        "token_in_tpu_pre_next_tokens_indices",
+        _substituted_later,
+    )
+    _replace(
+        f"{runner}:TPUModelRunner", "_prepare_inputs", "self, scheduler_output", _prepared_at_once
+    )
