@@ -1,12 +1,13 @@
 """vLLM's engines side by side: on XLA with our attention, and its own on torch CUDA.
 
     python benchmarks/vllm_engines.py [--tiny] [--experts LAYERS] [--requests CxWORDS...]
-                                      [--engines xla xla-several xla-tp2 xla-dp2 xla-ep2 before
-                                       before-tp2 cuda custom]
+                                      [--engines xla xla-several xla-tfrt xla-tp2 xla-dp2 xla-ep2
+                                       before before-tp2 cuda custom]
                                       [--cuda-packages FOLDER] [--before FOLDER]
                                       [--weights fp8] [--cache fp8] [--profile CxWORDS] [--start]
 
 `xla-several` takes up to 10 decode steps in one program, and waits for it (enable_continue_decode).
+`xla-tfrt` has XLA's other client for GPUs, which launches in threads of its own.
 `cuda` has the attention that vLLM chooses, `custom` is the same engine with ours (CUSTOM). -tp2,
 -dp2 and -ep2 are over two devices: heads, sequences, or heads and experts split. `before` and
 `before-tp2` have the package in FOLDER (another commit's python/): a change measured by turns.
@@ -57,6 +58,7 @@ OPTIONS = {
         "async_scheduling": False,
         "additional_config": {"enable_continue_decode": True},
     },
+    "xla-tfrt": {},
     "xla-tp2": {"tensor_parallel_size": 2},
     "xla-dp2": {"data_parallel_size": 2},
     "xla-ep2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
@@ -240,6 +242,8 @@ class Engine:
         caches = str(log.with_suffix(""))  # vLLM's, XLA's and ours: all empty
         env = environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", XDG_CACHE_HOME=caches)
         packages = args.before if name.startswith("before") else None
+        if name == "xla-tfrt":
+            env["XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT"] = "1"
         if name in ("cuda", "custom"):
             env["VLLM_PLUGINS"], packages = "xla_gpu_cuda", args.cuda_packages
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (packages, env["PYTHONPATH"])))

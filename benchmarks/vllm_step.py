@@ -1,7 +1,7 @@
 """What a decode step of vLLM on XLA is made of: its kernels, and the host's work on CUDA graphs.
 
-    python benchmarks/vllm_step.py [--tiny] [--requests CxWORDS] [--attention xla_gpu jnp none]
-                                   [--devices N]
+    python benchmarks/vllm_step.py [--tiny] [--experts LAYERS] [--requests CxWORDS]
+                                   [--attention xla_gpu jnp none] [--devices N]
 
 The engine of benchmarks/vllm_serve.py without its HTTP server, in a process of its own for each
 attention, one after the other. C requests of WORDS words are answered twice under jax.profiler,
@@ -13,9 +13,11 @@ with 8 and with 24 tokens: the difference is 16 decode steps, whatever came befo
   update  ms a step in which XLA brings its CUDA graphs up to date, for tensors lie elsewhere in
           each step; traced, so that it is some microseconds a call too long
 
-Then the compiled functions that the host calls in each step, and the kernels that take most of it.
+Then the compiled functions that the host calls in each step, the kernels that take most of it, and
+what JAX and XLA do on the host: by the clock, traced, what is told of within an event not counted.
 With --devices heads are split over N of them (tensor parallelism), and what is traced is the first
-one's. --tiny: a small model, for the CPU.
+one's. --experts: a mixture of experts instead, so many layers of Qwen3-30B-A3B's. --tiny: a small
+model, for the CPU.
 """
 
 from __future__ import annotations
@@ -31,16 +33,41 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from vllm_serve import ATTENTIONS, EIGHT_B, TINY, load_size, random_prompts, write_checkpoint
+from vllm_serve import (
+    ATTENTIONS,
+    EIGHT_B,
+    EXPERTS,
+    TINY,
+    load_size,
+    random_prompts,
+    write_checkpoint,
+)
 
 TRACED = (8, 24)  # tokens of an answer; the steps that are measured lie between the two
 TIMED = (40, 140)
 
 
-def totals(folder: pathlib.Path) -> tuple[dict[str, list[float]], float, float, dict[str, int]]:
+Totals = collections.namedtuple("Totals", "kernels busy update calls host")
+
+
+def own_seconds(events: list, totals: dict[str, list[float]]) -> None:
+    """Adds to `totals` each event's seconds without those of events within it, and 1."""
+    around: list = []
+    for event in sorted(events, key=lambda e: (e.start_ns, -e.duration_ns)):
+        while around and around[-1].start_ns + around[-1].duration_ns <= event.start_ns:
+            around.pop()
+        if around:
+            totals[around[-1].name][0] -= event.duration_ns / 1e9
+        totals[event.name][0] += event.duration_ns / 1e9
+        totals[event.name][1] += 1
+        around.append(event)
+
+
+def totals(folder: pathlib.Path) -> Totals:
     """Of a trace: each kernel's seconds and count, the device's busy seconds, those of updates.
 
-    And how many events there are of calls of each compiled function.
+    And how many events there are of calls of each compiled function, and each event's own seconds
+    and count on the host.
 
     Of the first device, where there are several.
     """
@@ -48,6 +75,7 @@ def totals(folder: pathlib.Path) -> tuple[dict[str, list[float]], float, float, 
 
     (file,) = folder.rglob("*.xplane.pb")
     kernels: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0])
+    host: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0])
     calls: dict[str, int] = collections.Counter()
     spans, update = [], 0.0
     for plane in ProfileData.from_file(str(file)).planes:
@@ -55,6 +83,7 @@ def totals(folder: pathlib.Path) -> tuple[dict[str, list[float]], float, float, 
             if "GPU" not in plane.name:
                 update += sum(e.duration_ns for e in line.events if "buffer::update" in e.name)
                 calls.update(e.name[13:-1] for e in line.events if "PjitFunction(" in e.name)
+                own_seconds(list(line.events), host)
             elif line.name.startswith("Stream") and plane.name.endswith("GPU:0"):
                 for event in line.events:
                     kernels[event.name][0] += event.duration_ns / 1e9
@@ -64,10 +93,10 @@ def totals(folder: pathlib.Path) -> tuple[dict[str, list[float]], float, float, 
     for begin, end in sorted(spans):  # kernels may overlap
         busy += max(0.0, end - max(begin, until))
         until = max(until, end)
-    return kernels, busy / 1e9, update / 1e9, calls
+    return Totals(kernels, busy / 1e9, update / 1e9, calls, host)
 
 
-def trace(generate: Callable[[int], float], tokens: int):
+def trace(generate: Callable[[int], float], tokens: int) -> Totals:
     """`totals` of answers of so many tokens."""
     import jax
 
@@ -81,7 +110,11 @@ def trace(generate: Callable[[int], float], tokens: int):
 
 
 def sizes(args: argparse.Namespace) -> dict:
-    return TINY if args.tiny else EIGHT_B
+    plain = TINY if args.tiny else EIGHT_B
+    if not args.experts:
+        return plain
+    tiny = TINY | dict(moe_intermediate_size=64, num_experts=16) if args.tiny else {}
+    return EXPERTS | tiny | dict(num_hidden_layers=args.experts)
 
 
 def measure(args: argparse.Namespace) -> dict:
@@ -118,20 +151,24 @@ def measure(args: argparse.Namespace) -> dict:
     steps = [
         (generate(long) - generate(short)) / (long - short) for _ in range(3 if args.tiny else 5)
     ]
-    (few, few_busy, few_update, few_calls), (many, busy, update, calls) = (
-        trace(generate, n) for n in TRACED
-    )
+    few, many = (trace(generate, n) for n in TRACED)
     count = TRACED[1] - TRACED[0]
-    kernels = {
-        name: [(seconds - few[name][0]) / count, (calls - few[name][1]) / count]
-        for name, (seconds, calls) in many.items()
-    }
+
+    def most(few: dict, many: dict) -> list:
+        """By seconds a step: [name, [seconds, count]]."""
+        steps = {
+            name: [(seconds - few[name][0]) / count, (calls - few[name][1]) / count]
+            for name, (seconds, calls) in many.items()
+        }
+        return sorted(steps.items(), key=lambda item: -item[1][0])[:16]
+
     return dict(
         step_ms=1e3 * statistics.median(steps),
-        device_ms=1e3 * (busy - few_busy) / count,
-        update_ms=1e3 * (update - few_update) / count,
-        calls=sorted(name for name in calls if calls[name] - few_calls[name] >= count),
-        kernels=sorted(kernels.items(), key=lambda item: -item[1][0])[:12],
+        device_ms=1e3 * (many.busy - few.busy) / count,
+        update_ms=1e3 * (many.update - few.update) / count,
+        calls=sorted(name for name in many.calls if many.calls[name] - few.calls[name] >= count),
+        kernels=most(few.kernels, many.kernels),
+        host=most(few.host, many.host),
     )
 
 
@@ -149,6 +186,7 @@ def measure_in_process(attention: str, model: str) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="a small model in float32, for a CPU")
+    parser.add_argument("--experts", type=int, metavar="LAYERS", help="a mixture of experts")
     parser.add_argument("--requests", type=load_size, metavar="CxWORDS", default=(1, 256))
     parser.add_argument("--attention", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
     parser.add_argument("--longest", type=int, default=2048, help="--max-model-len")
@@ -176,9 +214,11 @@ def main() -> None:
         numbers = f"{r['step_ms']:.2f} | {r['device_ms']:.3f} | {own} | {r['update_ms']:.2f}"
         print(f"| {attention} | {numbers} |")
     for attention, r in results.items():
-        print(f"\n{attention}, a decode step's calls: {', '.join(r['calls'])}; its kernels:")
-        for name, (seconds, calls) in r["kernels"]:
-            print(f"  {1e3 * seconds:7.3f} ms  {calls:5.1f} x {name}")
+        calls = f"{attention}, a decode step's calls: {', '.join(r['calls'])}; its kernels:"
+        for what, rows in ((calls, r["kernels"]), ("on its host:", r["host"])):
+            print(f"\n{what}")
+            for name, (seconds, count) in rows:
+                print(f"  {1e3 * seconds:7.3f} ms  {count:5.1f} x {name}")
 
 
 if __name__ == "__main__":
