@@ -21,7 +21,7 @@ from completions import Client
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ATTENTIONS = ["xla_gpu", "jnp", "none"]  # ours, and those of tests/oracle/plain_attention.py
-STEP = re.compile(r"jit_(run_model|step_fun)")  # the step's program: flax models, torchax models
+STEP = re.compile(r"jit_(step|run_model)")  # the step's program; a flax model's over sequences
 
 
 OURS = """\

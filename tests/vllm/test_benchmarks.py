@@ -94,5 +94,5 @@ def test_a_start_is_told_by_parts():
     assert parts["imports"] > 0
     assert parts["compile_or_warm_up_model"] > 0
     # No size is compiled twice: tokens are padded to 16, 32 and 64.
-    steps = [line.split() for line in programs if "run_model_impl" in line]
+    steps = [line.split() for line in programs if line.endswith(" jit(step)")]
     assert [step[2] for step in steps] == ["3"]

@@ -321,18 +321,59 @@ def _of_waiting_logits(original: Any) -> Callable[..., Any]:
     return sample
 
 
-def _one_array_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
+def _as_one_array(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def device_get(arr: Any) -> Any:
-        if isinstance(arr, jax.Array) and arr.is_fully_addressable:
-            return np.asarray(arr)
-        return original(arr)
+    def host_extract_sampled_tokens(
+        runner: Any,
+        spec_decode_metadata: Any,
+        sampled_output: Any,
+        logits_indices_selector: Any,
+        discard_sampled_tokens_req_indices: Any,
+        num_reqs: int,
+    ) -> list[list[int]]:
+        discarded = discard_sampled_tokens_req_indices
+        if spec_decode_metadata is not None or logits_indices_selector is not None:
+            args = spec_decode_metadata, sampled_output, logits_indices_selector
+            tokens: list[list[int]] = original(runner, *args, discarded, num_reqs)
+            return tokens
+        tokens = np.asarray(sampled_output)[:num_reqs].reshape(-1, 1).tolist()
+        for i in discarded:
+            tokens[i].clear()
+        return tokens
 
-    return device_get
+    return host_extract_sampled_tokens
+
+
+def _written_at_once(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def modify_prev_results(self: Any) -> None:
+        before, batch, requests = self._pre_async_results, self.input_batch, self.requests
+        names, count = before.req_ids, len(before.req_ids)
+        states = [state for _, state, _ in before.request_seq_lens]
+        if (
+            before.spec_decode_metadata is not None
+            or before.is_continue_decode
+            or before.logits_indices_selector is not None
+            or batch.req_ids[:count] != names
+            or len(states) != count
+            or any(requests[name] is not state for name, state in zip(names, states, strict=True))
+        ):
+            original(self)
+            return
+        tokens = np.asarray(before.next_tokens)[:count]
+        batch.token_ids_cpu[np.arange(count), batch.num_tokens_no_spec[:count] - 1] = tokens
+        for state, token in zip(states, tokens.tolist(), strict=True):
+            state.output_token_ids[-1] = token
+
+    return modify_prev_results
 
 
 def tokens_in_short_calls() -> None:
-    """Around the tokens are eager casts, a key split and taken apart, and a copy seen as a tree."""
+    """Around the tokens are eager casts, a key split and taken apart, and a copy seen as a tree.
+
+    With asynchronous scheduling those of the step before take the place of zeros, one by one; where
+    each request of the batch has one, they are written in one assignment.
+    """
     runner = "tpu_inference.runner.tpu_runner"
     _replace(
         f"{runner}:TPUModelRunner",
@@ -349,4 +390,11 @@ def tokens_in_short_calls() -> None:
         "rng, mesh, logits, tpu_sampling_metadata, allow_distributed_sampling",
         _of_waiting_logits,
     )
-    _replace("tpu_inference.utils", "safe_device_get", "arr", _one_array_at_once)
+    _replace(
+        "tpu_inference.runner.utils",
+        "host_extract_sampled_tokens",
+        "runner, spec_decode_metadata, sampled_output, logits_indices_selector, "
+        "discard_sampled_tokens_req_indices, num_reqs",
+        _as_one_array,
+    )
+    _replace(f"{runner}:TPUModelRunner", "_modify_prev_results", "self", _written_at_once)
