@@ -79,6 +79,10 @@ struct KeyBoxes {
   __device__ __forceinline__ bool Reads(const Piece& of, int key) const {
     return key < of.key_end && key + p.box_tokens > of.key_begin;
   }
+  // Of eight tokens.
+  __device__ __forceinline__ int GroupInPage(int key) const {
+    return (key - PageIndex(p, key) * p.page_size) / 8;
+  }
   __device__ __forceinline__ int PageAt(const Piece& of, int key) const {
     if (!Reads(of, key)) return -1;
     return LoadIndex(p.block_tables + static_cast<long long>(of.seq) * p.max_pages +
@@ -104,12 +108,13 @@ struct KeyBoxes {
 
   // Has the first keys and values of a piece brought to the L2.
   __device__ __forceinline__ void Prefetch(const Piece& of) const {
+#pragma unroll 1
     for (int i = 0; i < min(of.stages, min(DecodeMemory::kStages, 32 / boxes)); ++i) {
       const int page = __shfl_sync(kAllLanes, of.pages[0], i * boxes + lane / kLanesOfKey);
       const int key = of.key + i * DecodeMemory::kStageKeys;
       if (!loads || !Reads(of, key) || !IsPage(p, page)) continue;
       PrefetchBox(values ? &value_boxes : &key_boxes, 0, 0, of.panel + of_key * kBoxPanels,
-                  (key - PageIndex(p, key) * p.page_size) / 8, page);
+                  GroupInPage(key), page);
     }
   }
 
@@ -129,7 +134,7 @@ struct KeyBoxes {
       const bool bad = read && !IsPage(p, page);
       if (bad) page = -1;  // zeros
       if (__any_sync(kAllLanes, bad) && lane == 0) shared.slots[piece.slot].bad = 1;
-      const int group = (piece.key - PageIndex(p, piece.key) * p.page_size) / 8;
+      const int group = GroupInPage(piece.key);
       const int bytes = __popc(__ballot_sync(kAllLanes, read)) * p.box_tokens * kBoxTokenBytes;
       Wait(At(shared.empty, stage), stage.parity ^ 1);
       const unsigned full = At(shared.full, stage);

@@ -83,10 +83,11 @@ struct Loader {
         tile.key_end > tile.key_begin
             ? (tile.key_end - first_key + DecodeMemory::kStageKeys - 1) / DecodeMemory::kStageKeys
             : 0;
+    const bool waits = kClusterBlocks == 0 && p.appended != 0;  // clusters are launched behind it
     KeyBoxes::Piece next;
     if constexpr (kBoxes) {
       next = boxes.Look(tile, slot.index, first_key, stages);
-      if (p.appended != 0 && is_first) boxes.Prefetch(next);
+      if (waits && is_first) boxes.Prefetch(next);
     }
     Wait(At(shared.slot_empty, slot), slot.parity ^ 1);
     DecodeSlot& to = shared.slots[slot.index];
@@ -99,7 +100,7 @@ struct Loader {
       to.stop = 0;
       to.bad = bad;
     }
-    if (p.appended != 0) WaitForLaunchesBefore();
+    if (waits) WaitForLaunchesBefore();
     HandOver();
     if constexpr (kBoxes) {
       boxes.Load();
