@@ -94,7 +94,24 @@ TEST(ChooseConfig, SmallProblemsHaveFewBlocks) {
   Problem problem = kProblem;
   problem.rows = 1;
   problem.columns = 64;
+  EXPECT_EQ(ChooseConfig(problem, Device(9)).launch.grid[0], 2u);  // share its tile
+  problem.inner = 64;
   EXPECT_EQ(ChooseConfig(problem, Device(9)).launch.grid[0], 1u);
+}
+
+TEST(ChooseConfig, TwoBlocksShareEachOfFewTiles) {
+  Problem problem = kProblem;
+  problem.groups = 1;
+  problem.inner = problem.columns = 4096;
+  for (const int64_t rows : {1, 16, 32, 64, 128, 200}) {
+    problem.rows = rows;
+    const Config config = ChooseConfig(problem, Device(9));
+    EXPECT_EQ(config.launch.cluster[0], 2u) << rows;
+    EXPECT_EQ(config.launch.grid[0], rows > 32 ? 64u : 128u) << rows;
+    EXPECT_LE(config.launch.dynamic_shared_bytes, Device(9).max_shared_memory_per_block);
+  }
+  problem.columns = 14336;
+  EXPECT_EQ(ChooseConfig(problem, Device(9)).launch.cluster[0], 1u);
 }
 
 }  // namespace

@@ -4,10 +4,12 @@
 // A warp copies tiles of both by the tensor copy engine, stages ahead; each of GROUPS warpgroups
 // multiplies PANELS panels of columns by the tile's rows. A panel is 64 columns of lhs's type, read
 // from shared memory by the matrix instructions, or 128 of 8 bits, which threads make operands of.
-// Blocks take tiles in turn.
+// Blocks take tiles in turn; where there are few tiles, pairs of blocks do, each of which sums half
+// of the inner dimension and in the end adds up one half of the tile.
 //
 // Defines: LHS_TYPE, RHS_TYPE (lhs's or of 8 bits), OUT_TYPE; ROWS of a tile; GROUPS, PANELS (1 of
-// 8 bits), STAGES; SCALE_BLOCKS (0, 1, or 2 for more); BLOCKS that share a multiprocessor.
+// 8 bits), STAGES; SCALE_BLOCKS (0, 1, or 2 for more); BLOCKS that share a multiprocessor; SPLITS
+// (2: pairs of blocks, with SCALE_BLOCKS up to 1).
 #include "src/cuda/ptx_sm90.cuh"
 #include "src/cuda/tensor_map.cuh"
 #include "src/cuda/wgmma.cuh"
@@ -26,9 +28,12 @@ static_assert(!kConverts || PANELS == 1);
 constexpr int kAllPanels = GROUPS * PANELS;
 constexpr int kPanelColumns = PanelColumns(sizeof(Rhs));
 constexpr int kColumns = kPanelColumns * kAllPanels;
-constexpr int kSums = PANELS * kPanelColumns / 64;  // of a warpgroup, 64 columns each
-constexpr int kTiles = ROWS / 8;                    // of one
-constexpr int kEightRows = 1024;                    // bytes of eight rows of a panel
+constexpr int kSums = PANELS * kPanelColumns / 64;   // of a warpgroup, 64 columns each
+constexpr int kTiles = ROWS / 8;                     // of one
+constexpr int kEightRows = 1024;                     // bytes of eight rows of a panel
+constexpr int kThreads = GROUPS * 128;               // that compute
+constexpr int kShare = kSums * kTiles * 4 / SPLITS;  // of a thread's sums, that a block finishes
+static_assert(SPLITS == 1 || SCALE_BLOCKS < 2);
 
 struct Stage {
   char rhs[kAllPanels][kPanelBytes];  // rows along the columns of rhs
@@ -36,12 +41,68 @@ struct Stage {
 };
 static_assert(sizeof(Stage) == StageBytes(ROWS, kAllPanels));
 
-struct Shared {
+__device__ __forceinline__ int Rank() { return static_cast<int>(blockIdx.x % SPLITS); }
+
+using Sums = float[kSums][kTiles][4];
+
+// Of a pair of blocks that share a tile: what the other one has summed of this one's half.
+template <int kSplits>
+struct Exchange {
+  static_assert(kSplits == 2 && kShare % 4 == 0);
+
+  __device__ __forceinline__ void Init() {
+    InitBarrier(SharedAddress(&here), 1);
+    InitBarrier(SharedAddress(&taken), GROUPS * 4);
+  }
+
+  // Adds up this block's half; what `mine` has of the other stays as it was. `parity`: 0 for the
+  // first tile, then 1 and 0 in turn.
+  __device__ __forceinline__ void AddUp(Sums& mine, unsigned parity) {
+    float* const flat = &mine[0][0][0];
+    const int rank = Rank(), other = 1 - rank, thread = threadIdx.x;
+    Wait(SharedAddress(&taken), parity ^ 1);
+    if (thread == 0) ArriveExpecting(SharedAddress(&here), sizeof(sums));
+    const unsigned barrier = InBlock(SharedAddress(&here), other);
+#pragma unroll
+    for (int i = 0; i < kShare; i += 4) {
+      Vector<float, 4> x;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x.x[j] = rank == 0 ? flat[kShare + i + j] : flat[i + j];
+      StoreInBlock(InBlock(SharedAddress(sums[i / 4][thread]), other), x, barrier);
+    }
+    Wait(SharedAddress(&here), parity);
+#pragma unroll
+    for (int i = 0; i < kShare; ++i) {
+      const float x = sums[i / 4][thread][i % 4];
+      if (rank == 0) {
+        flat[i] += x;
+      } else {
+        flat[kShare + i] += x;
+      }
+    }
+    __syncwarp();
+    if (thread % 32 == 0) ArriveInBlock(InBlock(SharedAddress(&taken), other));
+  }
+
+  alignas(16) float sums[kShare / 4][kThreads][4];
+  unsigned long long here;   // they are
+  unsigned long long taken;  // are those that this block has stored in the other one
+};
+template <>
+struct Exchange<1> {
+  __device__ __forceinline__ void Init() {}
+  __device__ __forceinline__ void AddUp(Sums&, unsigned) {}
+};
+
+struct Stages {
   Stage stages[STAGES];
+};
+struct Shared : Stages, Exchange<SPLITS> {
   unsigned long long full[STAGES];   // its bytes are there
   unsigned long long empty[STAGES];  // all warps have read it
 };
-static_assert(sizeof(Shared) + kAlignment == SharedBytes(ROWS, kAllPanels, STAGES));
+static_assert(sizeof(Shared) + kAlignment ==
+              SharedBytes(ROWS, kAllPanels, kPanelColumns, STAGES, SPLITS));
 
 // A stage, and the parity of its phases.
 struct Place {
@@ -54,14 +115,26 @@ struct Place {
 
 using TileList = Tiles<ROWS, kColumns>;
 
+// The part of the inner dimension that this block sums: stages of it, at least one.
+struct Inner {
+  __device__ __forceinline__ explicit Inner(const Params& p) {
+    const int stages = (p.inner + kStageInner - 1) / kStageInner;
+    begin = stages * Rank() / SPLITS * kStageInner;
+    end = stages * (Rank() + 1) / SPLITS * kStageInner;
+  }
+  int begin, end;
+};
+
 __device__ __forceinline__ void Load(const Params& p, const TensorMap& lhs, const TensorMap& rhs,
                                      Shared& shared) {
+  const Inner inner(p);
   TileList tiles(p);
   Tile tile;
   Place at;
-  for (long long number = blockIdx.x; tiles.Find(number, tile); number += gridDim.x) {
+  for (long long number = blockIdx.x / SPLITS; tiles.Find(number, tile);
+       number += gridDim.x / SPLITS) {
     if (threadIdx.x % 32 == 0) {
-      for (int k = 0; k < p.inner; k += kStageInner, at.Next()) {
+      for (int k = inner.begin; k < inner.end; k += kStageInner, at.Next()) {
         Stage& stage = shared.stages[at.index];
         const unsigned full = SharedAddress(&shared.full[at.index]);
         Wait(SharedAddress(&shared.empty[at.index]), at.parity ^ 1);
@@ -84,7 +157,8 @@ __device__ __forceinline__ void Load(const Params& p, const TensorMap& lhs, cons
 __device__ __forceinline__ void MultiplyPanels(const Params& p, Shared& shared, Place& at,
                                                float (&sums)[kSums][kTiles][4], int& before) {
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
-  for (int k = 0; k < p.inner; k += kStageInner, at.Next()) {
+  const Inner inner(p);
+  for (int k = inner.begin; k < inner.end; k += kStageInner, at.Next()) {
     Stage& stage = shared.stages[at.index];
     Wait(SharedAddress(&shared.full[at.index]), at.parity);
     const unsigned a = MatrixAddress(SharedAddress(stage.rhs[group * PANELS]), 0);
@@ -96,7 +170,7 @@ __device__ __forceinline__ void MultiplyPanels(const Params& p, Shared& shared, 
       for (int panel = 0; panel < PANELS; ++panel) {
         WarpgroupProduct<Element, ROWS, kEightRows, kEightRows, true>(
             sums[panel], a + (panel * kPanelBytes + step * 2 * kEightRows) / 16, b + step * 32 / 16,
-            k > 0 || step > 0);
+            k > inner.begin || step > 0);
       }
     }
     WarpgroupCommit();
@@ -147,7 +221,8 @@ __device__ __forceinline__ void MultiplyConverted(const Params& p, const Tile& t
     }
   }
   Operand operands[2];
-  for (int k = 0; k < p.inner; k += kStageInner, at.Next()) {
+  const Inner inner(p);
+  for (int k = inner.begin; k < inner.end; k += kStageInner, at.Next()) {
     Stage& stage = shared.stages[at.index];
     Wait(SharedAddress(&shared.full[at.index]), at.parity);
     const Elements elements(SharedAddress(stage.rhs[group]));
@@ -199,7 +274,9 @@ __device__ __forceinline__ void Multiply(const Params& p, Shared& shared) {
   TileList tiles(p);
   Tile tile;
   Place at;
-  for (long long number = blockIdx.x; tiles.Find(number, tile); number += gridDim.x) {
+  unsigned parity = 0;  // of the tile
+  for (long long number = blockIdx.x / SPLITS; tiles.Find(number, tile);
+       number += gridDim.x / SPLITS) {
     float sums[kSums][kTiles][4];
     int before = -1;  // the stage that is being read still
     if constexpr (kConverts) {
@@ -212,6 +289,8 @@ __device__ __forceinline__ void Multiply(const Params& p, Shared& shared) {
 #pragma unroll
     for (int n = 0; n < kSums; ++n) HoldRegisters(sums[n]);
     if constexpr (SCALE_BLOCKS == 1) Scale(p, tile, 0, sums);
+    shared.AddUp(sums, parity);
+    parity ^= 1;
 
     Out* const out = static_cast<Out*>(p.out) + static_cast<long long>(tile.row) * p.columns;
 #pragma unroll
@@ -224,6 +303,7 @@ __device__ __forceinline__ void Multiply(const Params& p, Shared& shared) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int row = i * 8 + lane % 4 * 2 + j % 2, column = first + j / 2 * kNext;
+          if (((n * kTiles + i) * 4 + j) / kShare != Rank()) continue;
           if (row < tile.rows && column < p.columns) {
             out[static_cast<long long>(row) * p.columns + column] = FromFloat<Out>(sums[n][i][j]);
           }
@@ -231,7 +311,6 @@ __device__ __forceinline__ void Multiply(const Params& p, Shared& shared) {
       }
     }
   }
-  constexpr int kThreads = GROUPS * 128;
   ZeroRowsFrom<Out>(p, tiles.TotalRows(),
                     static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x,
                     static_cast<long long>(gridDim.x) * kThreads);
@@ -251,9 +330,14 @@ extern "C" __global__ void __launch_bounds__(Threads(GROUPS, BLOCKS), BLOCKS)
       InitBarrier(SharedAddress(&shared.full[i]), 1);
       InitBarrier(SharedAddress(&shared.empty[i]), GROUPS * 4);
     }
+    shared.Init();
     FenceBarrierInit();
   }
-  __syncthreads();
+  if constexpr (SPLITS > 1) {
+    SyncCluster();
+  } else {
+    __syncthreads();
+  }
   if (threadIdx.x < GROUPS * 128) {
     if constexpr (BLOCKS == 1) TakeRegisters<232>();
     Multiply(p, shared);
@@ -261,6 +345,7 @@ extern "C" __global__ void __launch_bounds__(Threads(GROUPS, BLOCKS), BLOCKS)
     if constexpr (BLOCKS == 1) KeepRegisters<40>();
     if (threadIdx.x < GROUPS * 128 + 32) Load(p, lhs, rhs, shared);
   }
+  if constexpr (SPLITS > 1) SyncCluster();  // others reach into this block's memory until here
 }
 
 }  // namespace xla_gpu::grouped_matmul::sm90

@@ -31,8 +31,13 @@ inline constexpr int kAlignment = 1024;  // of panels
 constexpr int StageBytes(int rows, int panels) {
   return panels * kPanelBytes + rows * kStageInner * 2;
 }
-constexpr int SharedBytes(int rows, int panels, int stages) {
-  return kAlignment + stages * StageBytes(rows, panels) + stages * 2 * 8;
+// Of a pair of blocks: half a tile's sums, from the other block, and two barriers.
+constexpr int ExchangeBytes(int rows, int columns, int splits) {
+  return splits == 1 ? 0 : rows * columns / 2 * 4 + 2 * 8;
+}
+constexpr int SharedBytes(int rows, int panels, int panel_columns, int stages, int splits) {
+  return kAlignment + stages * (StageBytes(rows, panels) + 2 * 8) +
+         ExchangeBytes(rows, panels * panel_columns, splits);
 }
 // Where one block has a multiprocessor, a whole warpgroup loads: it leaves the others its
 // registers.
