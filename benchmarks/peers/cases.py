@@ -127,6 +127,7 @@ def _table() -> list[Case]:
     ragged = _lengths(64, 8192)
     paged = {"sustained": True, "asked": {"paged": 1.18, "contiguous": 1.08}}
     both = {"cache": FP8, "asked": {"paged": 1.6, "any": 1.05}}
+    f32 = {"dtype": "float32", "cache": "float32"}
     short = _lengths(1024, 256)
     return [
         _decode(latency, 1, 1024, asked=1.4),
@@ -180,8 +181,10 @@ def _table() -> list[Case]:
         _mixed(mixed, 256, 16384, 127, 1024, asked=1.25),
         _decode(rest, 64, 4096, head_dim=512),
         _prefill(rest, 4, 4096, head_dim=512),
-        _decode(rest, 64, 4096, dtype="float32", cache="float32"),
-        _prefill(rest, 4, 4096, dtype="float32", cache="float32"),
+        _decode(rest, 64, 4096, **f32),
+        *(_prefill(rest, b, s, **f32) for b, s in ((4, 4096), (1, 1024), (16, 1024))),
+        *(_chunk(rest, queries, 32768, **f32) for queries in (64, 512)),
+        _prefill(rest, 2, 4096, head_dim=64, **f32),
         *(
             _case(
                 f"update {n}",

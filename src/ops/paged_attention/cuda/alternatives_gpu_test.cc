@@ -81,8 +81,8 @@ INSTANTIATE_TEST_SUITE_P(, AlternativesGpuTest,
                                          Kind{DType::kBF16, DType::kF8E4M3FN, "", 128, false},
                                          Kind{DType::kBF16, DType::kBF16, "", 256, false}));
 
-// Prefill over fp8, with copies of all sequences with many rows, of the first of them, and of none:
-// all are right, whatever fits.
+// Prefill over fp8 or f32, with copies of all sequences with many rows, of the first of them, and
+// of none: all are right, whatever fits.
 class CopiesGpuTest : public cuda::GpuTest, public testing::WithParamInterface<Kind> {};
 
 TEST_P(CopiesGpuTest, AgreeWithReference) {
@@ -138,7 +138,9 @@ INSTANTIATE_TEST_SUITE_P(, CopiesGpuTest,
                          testing::Values(Kind{DType::kBF16, DType::kF8E4M3FN, "", 128, false},
                                          Kind{DType::kF16, DType::kF8E5M2, "", 128, true},
                                          Kind{DType::kF16, DType::kF8E4M3FN, "bf16", 64, false},
-                                         Kind{DType::kBF16, DType::kF8E5M2, "", 64, true}));
+                                         Kind{DType::kBF16, DType::kF8E5M2, "", 64, true},
+                                         Kind{DType::kF32, DType::kF32, "", 128, false},
+                                         Kind{DType::kF32, DType::kF32, "", 64, true}));
 
 }  // namespace
 }  // namespace xla_gpu::paged_attention

@@ -7,21 +7,23 @@
 namespace xla_gpu::paged_attention {
 
 // The pieces of work, (item, kv head) pairs: all of the list, or, behind a prefill launch, those
-// that it has left and what comes after the prefill items.
+// that it has left, the prefill items that are not its own, and what comes after those that are.
 struct Pieces {
   unsigned total;
   unsigned redo;     // the first so many are named one by one
-  unsigned skipped;  // of the list, less those
+  unsigned before;   // then so many from the list's beginning on
+  unsigned skipped;  // behind which so many are done
 };
 
 template <bool kBehindPrefill>
 __device__ __forceinline__ Pieces PiecesOf(const Params& p) {
   const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
   const unsigned all = p.header->num_items * kv_heads;
-  if constexpr (!kBehindPrefill) return {all, 0, 0};
+  if constexpr (!kBehindPrefill) return {all, 0, 0, 0};
   const unsigned redo = p.header->num_redo;
-  const unsigned skipped = p.header->num_prefill_items * kv_heads - redo;
-  return {all - skipped, redo, skipped};
+  const unsigned prefill = p.header->num_prefill_items;
+  const unsigned done = p.copied_only != 0 ? p.header->num_copied : prefill;
+  return {all - done * kv_heads + redo, redo, (prefill - done) * kv_heads, done * kv_heads};
 }
 
 // `run(tile, fetch_next)`, called by all threads of the block, computes a tile: it writes the rows,
@@ -48,7 +50,9 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
     if (nothing_to_do() && merges == 0) return;
   }
   const auto piece_of = [&](unsigned work) {
-    return work < pieces.redo ? p.redo[work] : work + pieces.skipped;
+    if (work < pieces.redo) return p.redo[work];
+    const unsigned piece = work - pieces.redo;
+    return piece < pieces.before ? piece : piece + pieces.skipped;
   };
   // It may be no item at all if `piece` is past the last.
   const auto item_of = [&](unsigned piece) {

@@ -50,12 +50,24 @@ bool IsPadded(const Problem& problem) { return problem.head_dim % PanelDims(prob
 // Larger boxes load no faster, and bring more of what lies past the end of a sequence.
 int BoxTokens(const Problem& problem) { return problem.page_size % 16 == 0 ? 16 : 8; }
 
+// What the launch of prefill that does the arithmetic makes keys and values of.
+sm90::Source SourceOf(const Problem& problem) {
+  return IsFloat8(problem.cache_dtype)        ? sm90::Source::kBytes
+         : problem.query_dtype == DType::kF32 ? sm90::Source::kTerms
+                                              : sm90::Source::kElements;
+}
+
 template <int kHeadDim>
-using PlainPrefill = sm90::PrefillShared<kHeadDim, false>;
-template <int kHeadDim>
-using ConvertingPrefill = sm90::PrefillShared<kHeadDim, true>;
+using PlainPrefill = sm90::PrefillShared<kHeadDim, sm90::Source::kElements>;
+template <sm90::Source kSource>
+int64_t PanelsSharedBytes(const Problem& problem) {  // of heads that fill one or two
+  return problem.head_dim > sm90::kPanelDims ? sizeof(sm90::PrefillShared<128, kSource>)
+                                             : sizeof(sm90::PrefillShared<64, kSource>);
+}
 int64_t PrefillSharedBytes(const Problem& problem) {
-  if (IsFloat8(problem.cache_dtype)) return SharedBytes<ConvertingPrefill>(problem.head_dim);
+  const sm90::Source source = SourceOf(problem);
+  if (source == sm90::Source::kBytes) return PanelsSharedBytes<sm90::Source::kBytes>(problem);
+  if (source == sm90::Source::kTerms) return PanelsSharedBytes<sm90::Source::kTerms>(problem);
   const int dims = sm90::PrefillDims(static_cast<int>(problem.head_dim));
   return dims == 192 ? sizeof(PlainPrefill<192>) : SharedBytes<PlainPrefill>(dims);
 }
@@ -81,7 +93,8 @@ bool FitTensorCore(const Problem& problem, const cuda::DeviceInfo& device, Confi
 
 // The short form of tanh has an absolute error of 2^-23, which a large cap would multiply.
 bool ExactTanh(const Problem& problem, const Config& config) {
-  return config.family == Family::kSimt || IsSplit(problem) || problem.soft_cap > 256;
+  return config.family == Family::kSimt || problem.query_dtype == DType::kF32 ||
+         problem.soft_cap > 256;
 }
 
 std::vector<std::string> TypeDefines(const Problem& problem, const Config& config) {
@@ -108,14 +121,23 @@ std::vector<std::string> AttendDefines(const Problem& problem, const Config& con
   return defines;
 }
 
+// Tokens of the copy that prefill reads by boxes, or 0.
+int64_t CopiedTokens(const Problem& problem, const cuda::DeviceInfo& device) {
+  const int64_t tokens = CopyTokens(problem);
+  return tokens > 0 && BoxesFit(CopyOf(problem, tokens), device) ? tokens : 0;
+}
+
 // Why prefill items have no launch of their own, where the line does not take everything.
 const char* WhyNotPrefill(const Problem& problem, const cuda::DeviceInfo& device) {
   if (!HasPrefill(problem)) return "room for hardly more than decode";
   // Others are padded to whole panels; what is converted fills them.
   const int64_t dim = problem.head_dim;
-  const bool known = IsFloat8(problem.cache_dtype) ? dim == 64 || dim == 128
-                                                   : (dim % 8 == 0 && dim <= 256) || dim == 512;
-  return WhyNotSm90(problem, device, known, PrefillSharedBytes(problem) + kStaticShared);
+  const bool known = SourceOf(problem) != sm90::Source::kElements
+                         ? dim == 64 || dim == 128
+                         : (dim % 8 == 0 && dim <= 256) || dim == 512;
+  const char* why = WhyNotSm90(problem, device, known, PrefillSharedBytes(problem) + kStaticShared);
+  if (why != nullptr || !IsSplit(problem)) return why;
+  return CopiedTokens(problem, device) > 0 ? nullptr : "no copy of f32";
 }
 
 // Two blocks read keys and values once for both where that has paid: where the copy engine does it,
@@ -135,9 +157,6 @@ Divisor DivisorOf(int64_t d) {
   if (bits == 0) return {};
   return {static_cast<unsigned>(CeilDiv(int64_t{1} << (31 + bits), d)), bits - 1};
 }
-
-// Of the launch that reads a copy: clusters as large as the device holds at once.
-int CopiedWorkers(const Config& config) { return config.prefill_workers / config.copied_blocks; }
 
 // Which of the launches that may stand in a call do.
 struct Choice {
@@ -179,15 +198,17 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
                                               : WhyNotPrefill(problem, device);
   if (config.why_not_prefill == nullptr) {
     config.prefill_sm90 = true;
-    // Tiles of fp8 are converted on their way, which the copy engine cannot do.
-    config.boxes = !IsFloat8(problem.cache_dtype) && boxes;
-    config.prefill_blocks = PrefillBlocks(problem, config.boxes);
-    config.prefill_workers = device.num_sms / config.prefill_blocks;
-    config.decode_max_rows = kDecodeTileRows;
-    const int64_t tokens = CopyTokens(problem);
-    if (tokens > 0 && BoxesFit(CopyOf(problem, tokens), device)) {
-      config.copy_tokens = tokens;
+    config.copy_tokens = CopiedTokens(problem, device);
+    if (config.copy_tokens > 0) {
       config.copied_blocks = PrefillBlocks(problem, true);
+      config.copied_workers = device.num_sms / config.copied_blocks;
+    }
+    // Tiles of fp8 are converted on their way, which the copy engine cannot do.
+    config.boxes = IsSplit(problem) || (!IsFloat8(problem.cache_dtype) && boxes);
+    if (!IsSplit(problem)) {  // else all that has no copy is left to attend
+      config.prefill_blocks = PrefillBlocks(problem, config.boxes);
+      config.prefill_workers = device.num_sms / config.prefill_blocks;
+      config.decode_max_rows = kDecodeTileRows;
     }
   }
   if (config.decode_sm90) {
@@ -221,7 +242,7 @@ bool ReadsPairs(const Problem& problem) {
 const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device, bool takes_head_dim,
                        int64_t shared_bytes) {
   if (device.Arch() != "sm_90a") return "not on Hopper";
-  if (!TensorCoresTake(problem) || IsSplit(problem)) return "dtypes";
+  if (!TensorCoresTake(problem)) return "dtypes";
   if (!takes_head_dim) return "head_dim";
   return shared_bytes <= device.max_shared_memory_per_block ? nullptr : "shared memory";
 }
@@ -321,18 +342,26 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   }
   const auto add_prefill = [&](const Problem& of, int workers, bool boxes, int cluster,
                                bool copied) {
-    add_sm90(of, "prefill_sm90.cu", "paged_attention_prefill", workers * cluster,
-             static_cast<uint32_t>(sm90::PrefillThreads(of.head_dim, IsFloat8(of.cache_dtype))),
-             PrefillSharedBytes(of),
-             {StrCat("TILE_KEYS=", sm90::PrefillKeys(of.head_dim)), StrCat("BOXES=", boxes ? 1 : 0),
-              StrCat("CLUSTER=", cluster), StrCat("BESIDE_DECODE=", config.decode_sm90 ? 1 : 0),
-              StrCat("COPIED=", copied ? 1 : 0)});
+    add_sm90(
+        of, "prefill_sm90.cu", "paged_attention_prefill", workers * cluster,
+        static_cast<uint32_t>(sm90::PrefillThreads(of.head_dim, IsFloat8(of.cache_dtype))),
+        PrefillSharedBytes(of),
+        {StrCat("TILE_KEYS=", sm90::PrefillKeys(of.head_dim, SourceOf(of))),
+         StrCat("BOXES=", boxes ? 1 : 0), StrCat("CLUSTER=", cluster),
+         StrCat("BESIDE_DECODE=", config.decode_sm90 ? 1 : 0), StrCat("COPIED=", copied ? 1 : 0)});
   };
-  if (config.prefill_sm90) {
+  if (config.prefill_sm90 && IsSplit(problem)) {
+    launches.attend.push_back(
+        {{folder + "copy_terms.cu",
+          "paged_attention_copy_terms",
+          {StrCat("HEAD_DIM=", problem.head_dim), "SOFT_CAP=0"}},
+         {.grid = {blocks(config.copied_workers * config.copied_blocks), 1, 1},
+          .block = {kCopyThreads, 1, 1}}});
+  } else if (config.prefill_sm90) {
     add_prefill(problem, config.prefill_workers, config.boxes, config.prefill_blocks, false);
   }
   if (config.copy_tokens > 0) {
-    add_prefill(CopyOf(problem, config.copy_tokens), CopiedWorkers(config), true,
+    add_prefill(CopyOf(problem, config.copy_tokens), config.copied_workers, true,
                 config.copied_blocks, true);
   }
   if (!config.line_only) {
@@ -403,18 +432,20 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.workers = config.workers;
   p.prefill_workers = config.prefill_workers;
   p.prefill_launch = config.prefill_sm90 ? 1 : 0;
+  p.copied_only = config.prefill_sm90 && IsSplit(problem) ? 1 : 0;
   p.workers_per_sm = config.blocks_per_sm;
-  p.prefill_tile_rows = config.prefill_sm90
+  p.prefill_tile_rows = config.prefill_sm90 && p.copied_only == 0
                             ? config.prefill_blocks * sm90::PrefillRows(problem.head_dim)
                             : config.tile_rows;
   // Of decode's blocks a thread looks at a sequence, of prefill's a lane.
   const int64_t most_seqs = config.decode_sm90
                                 ? sm90::DecodeThreads(LineRows(problem), config.boxes)
-                            : config.prefill_sm90 && !IsFloat8(problem.cache_dtype) ? 32
-                                                                                    : 0;
+                            : config.prefill_sm90 && IsNarrow(problem.cache_dtype) ? 32
+                                                                                   : 0;
   p.own_work = problem.max_seqs <= most_seqs ? 1 : 0;
   p.copy_capacity = static_cast<int>(config.copy_tokens);
-  p.copied_workers = CopiedWorkers(config);
+  p.least_copy_rows = LeastCopyRows(problem);
+  p.copied_workers = config.copied_workers;
   p.copied_tile_rows = config.copied_blocks * sm90::PrefillRows(problem.head_dim);
   p.decode_max_rows = config.decode_max_rows;
   p.decode_ranges = config.decode_ranges;

@@ -29,8 +29,9 @@ struct Config {
   bool prefill_sm90 = false;  // a launch of its own for prefill items (prefill_sm90.cuh)
   int prefill_blocks = 1;     // of a cluster, which shares keys and values
   int prefill_workers = 0;    // blocks, or clusters of them, that share the prefill items
-  int64_t copy_tokens = 0;    // room for a copy of fp8 keys and values, which a second launch reads
+  int64_t copy_tokens = 0;    // room for a copy of keys and values, which a second launch reads
   int copied_blocks = 1;      // as prefill_blocks, of that
+  int copied_workers = 0;     // as prefill_workers, of that
   bool decode_sm90 = false;   // a launch of its own for the line of decode work (decode_sm90.cuh)
   bool line_only = false;     // it takes everything
   int decode_workers = 0;     // its blocks

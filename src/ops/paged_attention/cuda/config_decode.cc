@@ -35,6 +35,7 @@ const char* WhyNotSm90Decode(const Problem& problem, const cuda::DeviceInfo& dev
   const bool known = dim == 64 || dim == 128 || dim == 256 || dim == 512;
   const char* why = WhyNotSm90(problem, device, known, shared_bytes);
   if (why != nullptr) return why;
+  if (IsSplit(problem)) return "dtypes";
   const bool whole = !IsFloat8(problem.cache_dtype) || problem.head_dim >= 128;
   return whole ? nullptr : "head_dim of an fp8 cache";
 }

@@ -52,11 +52,15 @@ inline bool HasPrefill(const Problem& problem) {
   return problem.tokens - problem.max_seqs > std::min(problem.max_seqs, kFewTokens);
 }
 
-// Tokens that the copy of fp8 keys and values has room for (copy.cuh), 0 where there is none: bits
-// of batch_invariant calls must not depend on what else fits, and f32 results show how much finer
-// weights of f16 are.
+// Tokens that the copy of keys and values of fp8 or f32 has room for (copy.cuh), 0 where there is
+// none: bits of batch_invariant calls must not depend on what else fits, and f32 results over fp8
+// show how much finer weights of f16 are.
 int64_t CopyTokens(const Problem& problem);
-// The problem as those see it that read a copy of so many tokens.
+// The least rows of a sequence for which it pays: those of fp8 are otherwise converted for each
+// piece, of 128 rows, those of f32 multiplied at a third of the rate.
+int LeastCopyRows(const Problem& problem);
+// The problem as those see it that read a copy of so many tokens. Terms (terms.cuh) lie one after
+// the other, as pages of as many more.
 Problem CopyOf(const Problem& problem, int64_t tokens);
 
 // Of a kernel for Hopper, whose layout is a type for each head_dim.

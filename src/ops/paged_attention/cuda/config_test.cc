@@ -163,7 +163,6 @@ TEST(Config, PrefillLaunchNeedsPanelsAndTypesThatFit) {
   for (const int64_t head_dim : {3, 84, 264, 384}) {
     EXPECT_FALSE(takes(MakePrefill(DType::kBF16, head_dim))) << head_dim;
   }
-  EXPECT_FALSE(takes(MakePrefill(DType::kF32)));
   EXPECT_FALSE(takes(MakeProblem()));
 }
 
@@ -586,7 +585,7 @@ TEST(CompileCheckSpecs, AreThoseThatTheArchitectureTakes) {
 TEST(CompileCheckSpecs, AreFewAndDistinct) {
   for (const cuda::DeviceInfo& device : cuda::KnownDevices()) {
     const auto specs = CompileCheckSpecs(device);
-    EXPECT_LE(specs.size(), 30u);
+    EXPECT_LE(specs.size(), 33u);
     for (size_t i = 0; i < specs.size(); ++i) {
       for (size_t j = 0; j < i; ++j) {
         EXPECT_FALSE(specs[i].source == specs[j].source && specs[i].defines == specs[j].defines);

@@ -1,7 +1,7 @@
-// The copy of keys and values of fp8 in the query's type, exact, from which Hopper's prefill reads
-// those of sequences with many rows: they are converted once, not for each piece. The schedule
-// gives sequences places in it one after the other, as long as they fit; the others' pieces convert
-// for themselves.
+// The copy of keys and values of fp8 in the query's type, exact, or of f32 as terms (terms.cuh),
+// from which Hopper's prefill reads those of sequences with many rows: they are converted once, not
+// for each piece. The schedule gives sequences places in it one after the other, as long as they
+// fit; the others' pieces convert for themselves.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_COPY_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_COPY_CUH_
 
@@ -17,7 +17,7 @@ struct CopyPart {
 
 __device__ __forceinline__ CopyPart CopyPartOf(const Params& p, const SequenceInfo& info) {
   const int seeing = p.window > 0 ? min(info.query_len, p.window) : info.query_len;
-  if (p.copy_capacity == 0 || seeing * p.group_size < kLeastCopyRows) return {};
+  if (p.copy_capacity == 0 || seeing * p.group_size < p.least_copy_rows) return {};
   const int first = KeysOf(p, info, 0, 1).begin / kCopyTokens;
   return {first * kCopyTokens,
           ((info.context_len + kCopyTokens - 1) / kCopyTokens - first) * kCopyTokens};

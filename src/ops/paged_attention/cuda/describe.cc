@@ -49,8 +49,11 @@ std::string Describe(const Problem& problem, const Config& config) {
   if (!config.prefill_sm90) return StrCat(text, "; no prefill launch: ", config.why_not_prefill);
   if (config.prefill_blocks > 1) text += "; pairs of blocks share keys of prefill";
   if (config.copy_tokens > 0) {
-    text += StrCat("; of sequences with many rows ", InfoOf(problem.query_dtype).name,
-                   " copies, up to ", config.copy_tokens, " keys");
+    const bool terms = problem.query_dtype == DType::kF32;
+    text += StrCat(
+        "; of sequences with many rows ",
+        terms ? "copies of 16-bit terms" : StrCat(InfoOf(problem.query_dtype).name, " copies"),
+        ", up to ", config.copy_tokens, " keys");
   }
   return text;
 }

@@ -60,7 +60,12 @@ TEST(Describe, SaysWhyNot) {
   Problem prompts = MakePrefill();
   prompts.max_seqs = 4;
   expect(prompts, "no decode launch: room for few sequences", "pairs of blocks share keys");
-  expect(MakePrefill(DType::kF32), "attend_mma.cu", "no prefill launch: dtypes");
+  expect(MakePrefill(DType::kF32), "copy_terms.cu, 132 blocks",
+         "copies of 16-bit terms, up to 65536 keys");
+  expect(MakePrefill(DType::kF32, 256), "attend_mma.cu", "no prefill launch: head_dim");
+  Problem f32 = MakePrefill(DType::kF32);
+  f32.batch_invariant = true;
+  expect(f32, "attend_mma.cu", "no prefill launch: no copy of f32");
   Problem mixed = MakePrefill();
   mixed.cache_dtype = DType::kF32;
   expect(mixed, "attend_simt.cu", "no prefill launch: dtypes");

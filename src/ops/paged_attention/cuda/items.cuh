@@ -86,9 +86,9 @@ struct Cut {
   float row_tokens;  // and each row of partial results
 };
 
-__device__ __forceinline__ Cut CutOf(const Params& p, bool decode, int workers) {
+// `launch`: prefill items have one, else one block of attend merges a tile.
+__device__ __forceinline__ Cut CutOf(const Params& p, bool decode, bool launch, int workers) {
   if (decode) return {workers, p.workers_per_sm, kSplitTokens, 2, 128, 64, 0.0f};
-  const bool launch = p.prefill_launch != 0;  // else one block merges a tile
   return {workers, launch ? 1 : p.workers_per_sm, kPrefillSplitTokens, 4, 256, launch ? 256 : 2048,
           0.015f};
 }

@@ -42,7 +42,8 @@ inline constexpr bool kScaledQuery = !kSameType<Query, Operand>;
 // results would show it, they sum the products of a few keys from zero, and those sums are added as
 // f32 is: rounded. Prefill pays for that, and with bf16 weights' own rounding hides what it gains.
 inline constexpr bool kRoundedDecode = kSameType<Out, float>;
-inline constexpr bool kRoundedPrefill = kRoundedDecode && kSameType<Operand, F16>;
+inline constexpr bool kRoundedPrefill =
+    kRoundedDecode && (kSameType<Operand, F16> || kSameType<Query, float>);
 // So many times longer sums stay in accumulators, which lose a little every time, before they go to
 // a second level: bf16 results show less of it than their own rounding puts on them.
 inline constexpr int kLevelTimes = kSameType<Out, BF16> ? 4 : 1;

@@ -7,8 +7,8 @@
 //   decode    where there is a kernel for it: it takes ranges of the line of decode work (line.cuh,
 //             decode_sm90.cuh)
 //   prefill   where there is a kernel for it: it takes the prefill items (prefill_sm90.cuh), beside
-//             decode, which leaves it multiprocessors; over a cache of fp8 it may be two: one
-//             copies keys and values in the query's type, the next one reads the copy (copy.cuh)
+//             decode, which leaves it multiprocessors; over a cache of fp8 or f32 it may be two:
+//             one copies keys and values, the next one reads the copy (copy.cuh)
 //   attend    as many blocks as the device holds take items from the list until it is empty
 // or, for decode alone, two:
 //   schedule  the same, but for the list
@@ -38,9 +38,12 @@ inline constexpr int kF32CarryKeys = 4096;
 
 inline constexpr int kFillTokens = 64;  // of a fill item
 
-inline constexpr int kCopyTokens = 16;  // of a box of the copy of fp8 keys and values (copy.cuh)
-inline constexpr int kLeastCopyRows = 257;  // that see a key, for which a copy pays
+inline constexpr int kCopyTokens = 16;  // of a box of the copy of keys and values (copy.cuh)
+// Of f32 numbers, in the copy: see terms.cuh.
+inline constexpr int kTermsOfDots = 2;  // of keys, and of queries
+inline constexpr int kTermsOfValues = 3;
 
+inline constexpr int kCopyThreads = 1024;   // of a block of the launch that makes terms
 inline constexpr int kAttendThreads = 128;  // of a block of the attend launch
 inline constexpr int kAttendWarps = kAttendThreads / 32;
 
@@ -149,8 +152,8 @@ struct Params : Options {
   float* partial_sum;       // [partial_capacity]
   float* partial_out;       // [partial_capacity, head_dim], not normalised
   float* carry;             // null unless the context may exceed kCarryKeys
-  char* copied_keys;        // [copy_capacity / kCopyTokens, kv_heads, kCopyTokens, head_dim] of the
-  char* copied_values;      // query's type
+  char* copied_keys;        // [terms, copy_capacity / kCopyTokens, kv_heads, kCopyTokens, head_dim]
+  char* copied_values;      // of the query's type, or the terms'
   unsigned* arrivals;       // [partial_capacity]: splits done, at the tile's first row of split 0;
                             // behind a prefill launch those to be done again (kAgainDone)
 
@@ -181,13 +184,15 @@ struct Params : Options {
   int workers_per_sm;
   int prefill_workers;    // blocks of the launch that takes the prefill items
   int prefill_launch;     // 1: there is such a launch, 0: they are of attend
+  int copied_only;        // 1: it takes those that read the copy, attend the others
   int prefill_tile_rows;  // a power of two
   int own_work;  // 1: the launch behind the schedule finds its first work from the lengths, if it
                  // can
   int appended;  // 1: the launch in front writes keys and values too: they are read behind its end
-  int copy_capacity;   // tokens; 0: nothing is copied
-  int copied_workers;  // as prefill_workers and prefill_tile_rows, of the launch that reads the
-                       // copy
+  int copy_capacity;    // tokens; 0: nothing is copied
+  int least_copy_rows;  // of a sequence that see a key, for which a copy pays
+  int copied_workers;   // as prefill_workers and prefill_tile_rows, of the launch that reads the
+                        // copy
   int copied_tile_rows;
   int decode_max_rows;   // sequences of at most so many rows go the decode way, on the line or not
   int decode_ranges;     // most ranges of the line of decode work; 0: decode items

@@ -5,7 +5,8 @@
 // 64 rows each, from the last keys to the first: while a warpgroup's weights come out of its
 // logits, the tensor cores do its values of the tile before, and the other warpgroup's products. Of
 // head_dim 512 a piece has 64 rows: both warpgroups compute all its logits, and half of the sums.
-// Of a cluster of two blocks each has half of a piece of 256 rows, and loads half of its keys and
+// Of f32, whose products take several times as long, each does them alone (terms.cuh). Of a cluster
+// of two blocks each has half of a piece of 256 rows, and loads half of its keys and
 // values for both.
 //
 // What waits on what: slot_full (a piece is taken) -> query_full, keys_full -> logits ->
@@ -22,10 +23,12 @@
 #include "src/ops/paged_attention/cuda/prefill_sm90_convert.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_copy.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_softmax.cuh"
+#include "src/ops/paged_attention/cuda/prefill_sm90_terms.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
 
 inline constexpr int kThreads = PrefillThreads(kHeadDim, kConverts);
+static_assert(!kTerms || (kCopied && kRoundedPrefill));
 // Where sums leave room, those who copy single rows, or convert, have more registers.
 inline constexpr int kLoadRegisters = kLoadWarps == 8                 ? 48
                                       : kHeadDim > 128 || BOXES       ? 40
@@ -36,18 +39,44 @@ inline constexpr int kLoadRegisters = kLoadWarps == 8                 ? 48
 inline constexpr int kGroupDone = 1;  // a named barrier for each warpgroup, and the next
 inline constexpr int kTurn = 3;       // the same: it may start products
 inline constexpr bool kTurns = kHalves == 1 && kHeadDim != 64 && kHeadDim != 128;
+// Queries are done with behind a piece's last logits; else its rows leave by their place.
+inline constexpr bool kFreesQueries = kTerms;
+static_assert(!kFreesQueries || sizeof(Out) == 4);
 
-// Issues logits = queries * keys^T.
-__device__ __forceinline__ void IssueLogits(Logits& s, unsigned queries, unsigned keys) {
+// Issues logits = queries * keys^T. Of terms those of a second panel come apart, since what an
+// accumulator truncates grows with what is added to it.
+__device__ __forceinline__ void IssueLogits(Logits& s, Products& second, unsigned queries,
+                                            unsigned keys) {
+  constexpr int kSteps = kParts * kDimBlocks;
   WarpgroupFence();
 #pragma unroll
-  for (int block = 0; block < kParts * kDimBlocks; ++block) {
-    const int panel = block / 4, at = block % 4 * 32;
-    WarpgroupDot<Operand, kKeys, kGroupBytes>(s, queries + ((PanelPlace<kRows>(panel) + at) >> 4),
-                                              keys + ((PanelPlace<kKeys>(panel) + at) >> 4),
-                                              block > 0);
+  for (int panel = 0; panel * 4 < kSteps; ++panel) {
+    const bool apart = kTerms && panel > 0;
+    bool add = !kTerms && panel > 0;
+    ForProducts<kDotTerms>([&](int i, int j) {
+      const unsigned a = queries + (PanelPlace<kRows>(i * kPanels + panel) >> 4);
+      const unsigned b = keys + (PanelPlace<kKeys>(j * kPanels + panel) >> 4);
+#pragma unroll
+      for (int step = 0; step < min(kSteps - panel * 4, 4); ++step, add = true) {
+        WarpgroupDot<DotOperand, kKeys, kGroupBytes>(apart ? second : s, a + step * 2, b + step * 2,
+                                                     add);
+      }
+    });
   }
   WarpgroupCommit();
+}
+
+// Waits for them, where nothing else is under way.
+__device__ __forceinline__ void FinishLogits(Logits& s, Products& second) {
+  WarpgroupWait<0>(s);
+  if constexpr (kTerms && kPanels > 1) {
+    HoldRegisters(second);
+#pragma unroll
+    for (int i = 0; i < kKeys / 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) s[i][j] += second[i][j];
+    }
+  }
 }
 
 // Issues products = weights * values in the 64 dimensions of a panel.
@@ -59,11 +88,14 @@ __device__ __forceinline__ void IssuePanel(Products& products, const Weights& we
     for (int j = 0; j < 4; ++j) products[i][j] = 0.0f;
   }
   WarpgroupFence();
+  ForProducts<kValueTerms>([&](int i, int j) {
+    const unsigned from = values + (PanelPlace<kKeys>(j * kPanels + panel) >> 4);
 #pragma unroll
-  for (int block = 0; block < kKeys / 16; ++block) {
-    const unsigned at = values + ((PanelPlace<kKeys>(panel) + block * 2 * kGroupBytes) >> 4);
-    WarpgroupAdd<Operand, kPanelDims, kGroupBytes>(products, weights[block], at);
-  }
+    for (int block = 0; block < kKeys / 16; ++block) {
+      WarpgroupAdd<Operand, kPanelDims, kGroupBytes>(products, weights[i][block],
+                                                     from + (block * 2 * kGroupBytes >> 4));
+    }
+  });
   WarpgroupCommit();
 }
 
@@ -85,7 +117,7 @@ __device__ __forceinline__ void IssueValues(Sums& o, Products& products, const W
     WarpgroupFence();
 #pragma unroll
     for (int block = 0; block < kKeys / 16; ++block) {
-      AddValues(o, weights[block], values + (block * 2 * kGroupBytes >> 4));
+      AddValues(o, weights[0][block], values + (block * 2 * kGroupBytes >> 4));
     }
     WarpgroupCommit();
   }
@@ -266,7 +298,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
   const unsigned keys = MatrixAddress(SharedAddress(shared.keys), 0);
   const unsigned values = MatrixAddress(SharedAddress(shared.values) + half * kSliceBytes<kKeys>,
                                         kSlicePanels > 1 ? 1024 : kSliceBytes<kKeys>);
-  constexpr unsigned kTileStep = kTileBytes >> 4, kQueryStep = Shared::kQueryBytes >> 4;
+  constexpr unsigned kQueryStep = Shared::kQueryBytes >> 4, kKeyStep = Shared::kKeyBytes >> 4,
+                     kValueStep = Shared::kValueBytes >> 4;
   const auto release = [&](unsigned barrier) {  // to all blocks that write there
     __syncwarp();
     if constexpr (kBlocks == 1) {
@@ -289,7 +322,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     if (last_slot < 0) return;
     Slot& slot = shared.slots[last_slot];
     const int last_query = (query.index + kQueries - 1) % kQueries;
-    SyncThreads(kGroupDone + first_row / 64, 128 * kHalves);  // the queries are read
+    if (!kFreesQueries) SyncThreads(kGroupDone + first_row / 64, 128 * kHalves);  // they are read
     const bool done = WriteRows(p, slot.tile, warp_row, half, o, ends,
                                 shared.query[last_query] + half * kSliceBytes<kRows>);
     const auto first = [&] {  // to say so, of all blocks of a cluster
@@ -302,11 +335,11 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       const int row = kBlocks == 1 ? 0 : slot.first_row - slot.tile.first_row;  // the piece's first
       if (slot.tile.splits > 1) atomicAdd(p.arrivals + PartialRow(p, slot.tile, 0, row), 1u);
     }
-    Arrive(SharedAddress(&shared.query_empty[part][last_query]));
+    if (!kFreesQueries) Arrive(SharedAddress(&shared.query_empty[part][last_query]));
     Arrive(SharedAddress(&shared.slot_empty[last_slot]));
   };
   for (Place<kSlots> at;; at.Next(), query.Next()) {
-    if constexpr (kQueries == 1) write_rows();
+    if constexpr (kQueries == 1 && !kFreesQueries) write_rows();
     // Wait for a piece, its queries, and the keys of its last tile.
     Wait(At(shared.slot_full, at), at.parity);
     const Slot& slot = shared.slots[at.index];
@@ -316,7 +349,14 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     if (!stop) {
       range = TilesOf(tile);
       Wait(At(shared.query_full[part], query), query.parity);
-      if (!kConverts) FenceForMatrixReads();  // who copies them does not wait for them
+      if constexpr (kTerms) {
+        SplitQueries<kHeadDim>(MakeLogitFactor(p, tile.head),
+                               SharedAddress(shared.query[query.index]), warp_row,
+                               shared.row_scale[query.index]);
+        SyncThreads(kGroupDone + group, 128);
+      } else if (!kConverts) {
+        FenceForMatrixReads();  // who copies them does not wait for them
+      }
       if (range.first < range.end) Wait(At(shared.keys_full, key_stage), key_stage.parity);
     }
     const unsigned own_queries = queries + query.index * kQueryStep;
@@ -329,8 +369,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
 
     // Its first logits; of whatever lies there, and unused, if it has none, so that these products
     // have no other way than to the wait for them.
-    IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
-    if constexpr (kQueries > 1) write_rows();
+    IssueLogits(s, products, own_queries, keys + key_stage.index * kKeyStep);
+    if constexpr (kQueries > 1 || kFreesQueries) write_rows();
     last_slot = at.index;
 #pragma unroll
     for (int i = 0; i < kSumTiles; ++i) {
@@ -350,10 +390,14 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       visible[h] = VisibleKeys(p, tile, min(row, last_row));
       asm volatile("" : "+r"(visible[h].begin), "+r"(visible[h].end));  // not behind the wait
     }
-    WarpgroupWait<0>(s);
+    FinishLogits(s, products);
     if (stop) return;
+    const auto free_queries = [&] {
+      if (kFreesQueries) Arrive(At(shared.query_empty[part], query));
+    };
 
     const bool has_rows = first_row < Uniform(tile.num_rows);
+    if (!has_rows || range.first == range.end) free_queries();
     if (!has_rows) {  // the other warpgroup has the tensor cores for itself
       for (int t = range.first; t < range.end; ++t, key_stage.Next(), value_stage.Next()) {
         Wait(At(shared.keys_full, key_stage), key_stage.parity);
@@ -386,30 +430,40 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       int in_level = 0, left = kLevelTiles;
 
       // The weights of that tile.
-      release(At(shared.keys_empty, key_stage));
-      key_stage.Next();
+      const auto next_keys = [&] {
+        release(At(shared.keys_empty, key_stage));
+        key_stage.Next();
+      };
+      next_keys();
       weigh(t);
       PackWeights(weights, s);
 
       // The logits of each other tile, beside the values of the tile taken before.
       // Plain ones have a loop almost without branches: a jump costs as much as ten instructions.
+      // That shows not with terms, for whose registers there is no room in two loops.
       --t;
       const auto step = [&](auto plain) {
         // Start both products.
         if (turns) SyncThreads(kTurn + group, 256);
         Wait(At(shared.keys_full, key_stage), key_stage.parity);
         HoldRegisters(o);
-        IssueLogits(s, own_queries, keys + key_stage.index * kTileStep);
+        IssueLogits(s, products, own_queries, keys + key_stage.index * kKeyStep);
+        // Those of terms alone: they take several times as long as what is between them.
+        if constexpr (kTerms) {
+          FinishLogits(s, products);
+          next_keys();
+        }
         Wait(At(shared.values_full, value_stage), value_stage.parity);
-        IssueValues(o, products, weights, values + value_stage.index * kTileStep);
+        IssueValues(o, products, weights, values + value_stage.index * kValueStep);
         if (turns) ArriveThreads(kTurn + (group ^ 1), 256);
 
         // Softmax.
-        WarpgroupWait<1>(s);
-        release(At(shared.keys_empty, key_stage));
-        key_stage.Next();
+        if constexpr (!kTerms) {
+          WarpgroupWait<1>(s);
+          next_keys();
+        }
         // Never, but it keeps the release in front of the weights; other kernels would spill.
-        if (kBlocks == 2 && kTileDims <= 128 && t < -1) asm volatile("trap;");
+        if (kBlocks == 2 && kTileDims <= 128 && !kTerms && t < -1) asm volatile("trap;");
         bool rose;
         if constexpr (plain.value) {
           if constexpr (SOFT_CAP) Cap(s, cap_in);
@@ -421,7 +475,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
         // The values' wait, which the compiler takes for independent of the weights, stays behind
         // the branch in their computation.
         HoldRegisters(s);
-        FinishValues(o, products, weights, values + value_stage.index * kTileStep);
+        FinishValues(o, products, weights, values + value_stage.index * kValueStep);
         release(At(shared.values_empty, value_stage));
         value_stage.Next();
 
@@ -437,7 +491,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       };
       while (t >= range.first) {
         const int plain = t < plain_end ? min(t - plain_begin + 1, left) : 0;
-        if (plain > 0) {
+        if (!kTerms && plain > 0) {
           left -= plain;
           t -= plain;
 #pragma unroll 1
@@ -455,10 +509,11 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       }
 
       // The values of the tile taken last.
+      free_queries();
       Wait(At(shared.values_full, value_stage), value_stage.parity);
       HoldRegisters(o);
-      IssueValues(o, products, weights, values + value_stage.index * kTileStep);
-      FinishValues(o, products, weights, values + value_stage.index * kTileStep);
+      IssueValues(o, products, weights, values + value_stage.index * kValueStep);
+      FinishValues(o, products, weights, values + value_stage.index * kValueStep);
       release(At(shared.values_empty, value_stage));
       value_stage.Next();
       if (in_level != 0) FromLevel(level, factor, o, rows);

@@ -69,8 +69,8 @@ __device__ __forceinline__ void Convert(const uint4 (&x)[kCopies], unsigned rows
   }
 }
 
-// Scales kWarpRows rows of queries, as this warp's CopyRows has brought them, to f16's range, and
-// leaves the factors that undo it at `scales`.
+// Scales kWarpRows rows of bf16 queries, as this warp's CopyRows has brought them, to f16's range,
+// and leaves the factors that undo it at `scales`.
 __device__ __forceinline__ void ScaleQueries(unsigned rows, bool negate, float* scales) {
   const int first = threadIdx.x % 32 / 8, piece = threadIdx.x % 8;
 #pragma unroll 2
@@ -82,7 +82,7 @@ __device__ __forceinline__ void ScaleQueries(unsigned rows, bool negate, float* 
       const auto pairs = LoadShared<Vector<unsigned, 4>>(rows + PlaceInTile(i, panel * 8 + piece));
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        x[panel][j] = ToFloat(Query{static_cast<unsigned short>(pairs.x[j / 2] >> j % 2 * 16)});
+        x[panel][j] = ToFloat(BF16{static_cast<unsigned short>(pairs.x[j / 2] >> j % 2 * 16)});
         largest = fmaxf(largest, fabsf(x[panel][j]));
       }
     }
@@ -183,7 +183,8 @@ __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
       for (int half = 0; half < 2; ++half) {  // keys, then values
         const bool is_value = half == 1;
         const unsigned rows =
-            SharedAddress((is_value ? shared.values : shared.keys)[stage.index]) + warp_place;
+            SharedAddress(is_value ? shared.values[stage.index] : shared.keys[stage.index]) +
+            warp_place;
         const int begin = max(t * kKeys, tile.key_begin), end = min((t + 1) * kKeys, tile.key_end);
         const bool hidden = is_value && (begin < by_all.begin || end > by_all.end);
         // All at once into registers, so that the copies of another tile start before this one's

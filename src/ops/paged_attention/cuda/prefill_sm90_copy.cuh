@@ -3,7 +3,7 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_COPY_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_COPY_CUH_
 
-#include "src/ops/paged_attention/cuda/copy.cuh"
+#include "src/ops/paged_attention/cuda/copy_units.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_tile.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
@@ -18,42 +18,13 @@ __device__ __forceinline__ unsigned CopyPair(unsigned pair) {
                       ToFloat(F16{static_cast<unsigned short>(halves >> 16)}));
 }
 
-// The first sequence whose place ends behind a token of the copy; all lanes of a warp.
-__device__ __forceinline__ int CopyOwner(const Params& p, int token) {
-  const int lane = threadIdx.x % 32, num_seqs = static_cast<int>(p.header->num_seqs);
-  int first = 0;
-  for (int step = (num_seqs + 31) / 32;; step = (step + 31) / 32) {
-    const int last = min(first + (lane + 1) * step, num_seqs) - 1;
-    const unsigned behind = __ballot_sync(kAllLanes, p.sequences[last].line_end > token);
-    first += (__ffs(static_cast<int>(behind)) - 1) * step;
-    if (step == 1) return first;
-  }
-}
-
-// All threads: a warp copies the kCopyTokens keys and values of a box and head at a time. A key
-// that no row sees, or whose page is out of range, becomes 0.
+// All threads.
 __device__ __forceinline__ void CopyKeys(const Params& p) {
   constexpr int kRowLanes = kHeadDim / 8;               // of 8 elements each
   constexpr int kStepRows = 32 / kRowLanes;             // that a warp copies at once
   constexpr int kSteps = kCopyTokens * kRowLanes / 32;  // all of them are loaded at once
   const int lane = threadIdx.x % 32;
-  const int units = p.header->copied_tokens / kCopyTokens * p.kv_heads;
-  const int warps = static_cast<int>(gridDim.x * blockDim.x) / 32;
-  const int each = (units + warps - 1) / warps;
-  // Neighbours are on different multiprocessors.
-  const int warp = static_cast<int>(threadIdx.x / 32 * gridDim.x + blockIdx.x);
-  const int end = min((warp + 1) * each, units);
-#pragma unroll 1
-  for (int unit = warp * each; unit < end; ++unit) {
-    const int box = unit / p.kv_heads, head = unit - box * p.kv_heads;
-    Tile tile;  // all of the sequence's rows
-    tile.seq = CopyOwner(p, box * kCopyTokens);
-    const SequenceInfo info = p.sequences[tile.seq];
-    const Keys keys = KeysOf(p, info, 0, info.query_len * p.group_size);
-    tile.key_begin = keys.begin;
-    tile.key_end = keys.end;
-    const int key = box * kCopyTokens - CopyBegin(p, info) + lane % kCopyTokens;
-    const long long own = KeyOffset(p, tile, key, PageOf(p, tile, key));
+  ForCopyUnits(p, [&](int unit, int head, long long own) {
     uint2 x[2][kSteps];  // keys, values
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
@@ -79,7 +50,7 @@ __device__ __forceinline__ void CopyKeys(const Params& p) {
                        CopyPair(y.y >> 16));
       }
     }
-  }
+  });
 }
 
 }  // namespace xla_gpu::paged_attention::sm90

@@ -80,7 +80,8 @@ __device__ __forceinline__ bool FindFirst(const Params& p, Shared& shared) {
   if (p.max_seqs > 1) before = ScanLanes(last, items);
   const bool contested = __any_sync(kAllLanes, info.query_len > 0 && before > begin);
   const Work work = {WarpSum(own.tokens), WarpSum(own.tiles), WarpMax(own.max_keys)};
-  if (contested || !AreWhole(p, false, CutOf(p, false, p.prefill_workers), work)) return false;
+  if (contested || !AreWhole(p, false, CutOf(p, false, true, p.prefill_workers), work))
+    return false;
 
   const unsigned piece = blockIdx.x / kBlocks, kv_heads = static_cast<unsigned>(p.kv_heads);
   const unsigned index = piece / kv_heads;
@@ -184,9 +185,9 @@ struct Pieces {
   bool known = !kBesideDecode;
 };
 
-// Starts to copy kCount rows to a tile, or a part of one of kOfRows. `rows`: addresses of rows
-// lane, lane + 32 and so on; 0: zeros. All lanes of a warp, eight of them a row, so that one
-// address serves its panels.
+// Starts to copy kCount rows to a tile, or a part of one of kOfRows: of elements, or of what will
+// be terms. `rows`: addresses of rows lane, lane + 32 and so on; 0: zeros. All lanes of a warp,
+// eight of them a row, so that one address serves its panels.
 template <int kCount, int kOfRows = kCount>
 __device__ __forceinline__ void CopyRows(const unsigned long long (&rows)[(kCount + 31) / 32],
                                          unsigned tile) {
@@ -197,9 +198,10 @@ __device__ __forceinline__ void CopyRows(const unsigned long long (&rows)[(kCoun
     const unsigned long long row = __shfl_sync(kAllLanes, rows[i / 32], i % 32 + first);
     const char* const from = reinterpret_cast<const char*>(row) + piece * 16;
 #pragma unroll
-    for (int panel = 0; panel < kPanels * kHalves; ++panel) {
+    for (int panel = 0; panel < kPanels * kHalves * kDotTerms; ++panel) {
       CopyAsync<16>(to[i / 4 % 2] + i / 8 * kGroupBytes + PanelPlace<kOfRows>(panel),
-                    from + panel * 128, row != 0 && panel * 8 + piece < kOwnPieces * kHalves);
+                    from + panel * 128,
+                    row != 0 && panel * 8 + piece < kOwnPieces * kHalves * kDotTerms);
     }
   }
 }
@@ -240,7 +242,7 @@ __device__ __forceinline__ void LoadQueries(const Params& p, Shared& shared) {
               ? reinterpret_cast<unsigned long long>(query + QueryRow(p, slot.tile, row) * kHeadDim)
               : 0;
     }
-    const bool negate = MakeLogitFactor(p, slot.tile.head).negate;
+    const bool negate = !kTerms && MakeLogitFactor(p, slot.tile.head).negate;
     Arrive(At(shared.slot_empty, at));
 
     char* const tile = shared.query[to.index];
@@ -280,8 +282,8 @@ __device__ __forceinline__ void ZeroRows(char* values, int begin, int end) {
   const int lane = threadIdx.x % 32;
   for (int row = begin + lane / kPieces; row < end; row += 32 / kPieces) {
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const unsigned place = PlaceInTile<kKeys>(row, half * kPieces + lane % kPieces);
+    for (int part = 0; part < kHalves * kValueTerms; ++part) {
+      const unsigned place = PlaceInTile<kKeys>(row, part * kPieces + lane % kPieces);
       *reinterpret_cast<uint4*>(values + place) = make_uint4(0, 0, 0, 0);
     }
   }
@@ -290,12 +292,12 @@ __device__ __forceinline__ void ZeroRows(char* values, int begin, int end) {
 // Zeroes the values that are not finite of keys [begin, end) of a tile, and maybe of some beside
 // them; true if there were such. All lanes of a warp.
 __device__ __forceinline__ bool ZeroNonFiniteKeys(char* values, int begin, int end) {
-  constexpr int kLoads = kGroupBytes / 512, kTogether = 2;
+  constexpr int kLoads = kGroupBytes / 512, kTogether = 2, kAllSlices = kSlices * kValueTerms;
   bool found = false;
 #pragma unroll 1
-  for (int i = begin / 8 * kSlices; i < (end + 7) / 8 * kSlices; ++i) {
+  for (int i = begin / 8 * kAllSlices; i < (end + 7) / 8 * kAllSlices; ++i) {
     const unsigned at =
-        SharedAddress(values) + i % kSlices * kSliceBytes<kKeys> + i / kSlices * kGroupBytes;
+        SharedAddress(values) + i % kAllSlices * kSliceBytes<kKeys> + i / kAllSlices * kGroupBytes;
     unsigned any = 0;
 #pragma unroll 1
     for (int from = 0; from < kLoads; from += kTogether) {
@@ -329,8 +331,11 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
   const int count = kKeys / tokens;
   auto& full = kValues ? shared.values_full : shared.keys_full;
   auto& empty = kValues ? shared.values_empty : shared.keys_empty;
-  auto& tiles = kValues ? shared.values : shared.keys;
+  char* const tiles = kValues ? shared.values[0] : shared.keys[0];
+  constexpr int kStageBytes = kValues ? Shared::kValueBytes : Shared::kKeyBytes;
   const int panels_a_head = kCopied ? kCopyTokens * kPanels : static_cast<int>(p.head_stride / 128);
+  constexpr int kOwnTerms = kValues ? kValueTerms : kDotTerms, kNoPage = -(1 << 30);
+  const int pages_a_term = kTerms ? p.copy_capacity / kCopyTokens : 0;
   Place<kStages> stage;
   unsigned raw_parity = 0;                                      // a bit a stage
   const int own = BOXES ? lane * kBlocks + BlockRank() : lane;  // what this lane looks up
@@ -382,7 +387,7 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
         const bool exists =
             kCopied || static_cast<unsigned>(next[j]) < static_cast<unsigned>(p.num_pages);
         bad |= reads(t, j) && !exists;
-        page = reads(t, j) && exists ? next[j] : -1;  // zeros
+        page = reads(t, j) && exists ? next[j] : kNoPage;  // zeros, whatever the term
         const char* const row = base + page * p.page_stride + in_page * p.token_stride;
         rows[j] = page < 0 ? 0 : reinterpret_cast<unsigned long long>(row);
       }
@@ -396,11 +401,11 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
       const bool hidden =  // from some row
           kValues && (t * kKeys + begin < by_all.begin || t * kKeys + end > by_all.end);
       const bool cut = !BOXES || (kValues && (hidden || begin % tokens != 0 || end % tokens != 0));
-      char* const to = tiles[stage.index];
+      char* const to = tiles + stage.index * kStageBytes;
       Wait(At(empty, stage), stage.parity ^ 1);
       if constexpr (BOXES) {
         const unsigned barrier = cut ? At(shared.values_raw, stage) : At(full, stage);
-        if (lane == 0) ArriveExpecting(barrier, kTileBytes);
+        if (lane == 0) ArriveExpecting(barrier, kStageBytes);
         __syncwarp();
         if (own < count) {
           const unsigned place = SharedAddress(to) + own * (tokens / 8 * kGroupBytes);
@@ -412,10 +417,11 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
             }
           };
 #pragma unroll
-          for (int i = 0; i < kSlices; ++i) {
+          for (int i = 0; i < kSlices * kOwnTerms; ++i) {
             const unsigned slice = place + i * kSliceBytes<kKeys>;
             if constexpr (kHeadDim == kTileDims) {
-              copy(slice, 0, 0, panel + i * kSlicePanels, in_page / 8, page);
+              copy(slice, 0, 0, panel + i % kSlices * kSlicePanels, in_page / 8,
+                   page + i / kSlices * pages_a_term);
             } else {  // the copy engine adds the zeros
               copy(slice, i * kPanelDims, 0, in_page / 8, page, head);
             }

@@ -12,6 +12,10 @@ inline constexpr int kSlots = 4;       // pieces of work, taken ahead
 inline constexpr int kPanelDims = 64;  // head dimensions in 128 bytes, what the swizzle spans
 inline constexpr int kBoxPanels = 4;   // of a box of the copy engine, at most
 
+// What keys and values are made of: elements of the cache, bytes of fp8, which become f16 here, or
+// terms of f32 numbers (terms.cuh).
+enum class Source { kElements, kBytes, kTerms };
+
 // Warps that load, besides two warpgroups that compute.
 constexpr int PrefillLoadWarps(long long head_dim, bool converts) {
   return converts && head_dim > 64 ? 8 : 4;
@@ -31,8 +35,8 @@ constexpr int PrefillHalves(long long head_dim) { return head_dim > 256 ? 2 : 1;
 constexpr int PrefillRows(long long head_dim) { return 128 / PrefillHalves(head_dim); }
 
 // Keys of a stage: as many as leave room for the sums in registers, and for the stages.
-constexpr int PrefillKeys(long long head_dim) {
-  return head_dim > 256 ? 64 : head_dim > 128 ? 80 : 128;
+constexpr int PrefillKeys(long long head_dim, Source source = Source::kElements) {
+  return head_dim > 256 || source == Source::kTerms ? 64 : head_dim > 128 ? 80 : 128;
 }
 // Stages of keys, and of values.
 constexpr int PrefillStages(long long head_dim) { return head_dim > 256 ? 1 : 2; }
@@ -40,28 +44,32 @@ constexpr int PrefillStages(long long head_dim) { return head_dim > 256 ? 1 : 2;
 // A tile of rows (queries, keys or values) lies as [slice][row / 8][panel][row % 8], 128 bytes
 // each, whose 16-byte pieces are swizzled: piece c of row r at place c ^ (r % 8). A slice is what a
 // box of the copy engine holds of a row: up to kBoxPanels; one where the head's dimensions do not
-// fill them, since only the innermost dimension of a box is filled up with zeros.
-//
-// `kConverts`: from a cache of fp8, whose bytes come here before they become f16.
-template <int kTileDims, bool kConverts>
+// fill them, since only the innermost dimension of a box is filled up with zeros. Terms lie one
+// after the other, a slice each.
+template <int kTileDims, Source kSource>
 struct alignas(1024) PrefillShared {
   static_assert(kTileDims % kPanelDims == 0);
+  static constexpr bool kConverts = kSource == Source::kBytes, kTerms = kSource == Source::kTerms;
+  static constexpr int kDotTerms = kTerms ? kTermsOfDots : 1;  // of queries, and of keys
+  static constexpr int kValueTerms = kTerms ? kTermsOfValues : 1;
   // Tiles of queries: one computes, and where there is room another one waits.
-  static constexpr int kQueries = kTileDims > 192 ? 1 : 2;
+  static constexpr int kQueries = kTileDims * kDotTerms > 192 ? 1 : 2;
   static constexpr int kRows = PrefillRows(kTileDims);
   // Of a tile of queries each warpgroup that computes waits for its own rows.
   static constexpr int kQueryParts = kConverts ? 1 : 2 / PrefillHalves(kTileDims);
   static constexpr int kStages = PrefillStages(kTileDims);
-  static constexpr int kQueryBytes = kRows * kTileDims * 2;
-  static constexpr int kTileBytes = PrefillKeys(kTileDims) * kTileDims * 2;  // of keys, or values
+  static constexpr int kQueryBytes = kRows * kTileDims * 2 * kDotTerms;
+  static constexpr int kTileBytes = PrefillKeys(kTileDims, kSource) * kTileDims * 2;  // of a term
+  static constexpr int kKeyBytes = kTileBytes * kDotTerms;
+  static constexpr int kValueBytes = kTileBytes * kValueTerms;
 
   static constexpr int kRawBytes = kConverts ? 32768 : 0;
 
   char query[kQueries][kQueryBytes];  // and the results, on their way out
-  char keys[kStages][kTileBytes];
-  char values[kStages][kTileBytes];
+  char keys[kStages][kKeyBytes];
+  char values[kStages][kValueBytes];
   char raw[kConverts ? kRawBytes : 16];
-  float row_scale[kQueries][kConverts ? kRows : 1];  // of queries: RowScale::up
+  float row_scale[kQueries][kConverts || kTerms ? kRows : 1];  // of queries: what undoes it
   struct Slot {
     Tile tile;  // this block's rows of the piece
     unsigned piece;

@@ -10,13 +10,16 @@ namespace xla_gpu::paged_attention::sm90 {
 using Logits = float[kKeys / 8][4];
 using Sums = float[kSumTiles][4];
 using Products = float[kPanelDims / 8][4];  // a panel of a tile's sums, if kRoundedPrefill
-using Weights = unsigned[kKeys / 16][4];
+using Weights = unsigned[kValueTerms][kKeys / 16][4];
 
 // A maximum that rises by less leaves the weights' reference where it is: they stay below 2^8.
 inline constexpr float kLazyRise = 8.0f;
 // So many tiles are added up in registers, whose sums lose a little every time, those of tensor
 // cores' accumulators more, before they go to a second level.
-inline constexpr int kLevelTiles = (kRoundedPrefill ? 32768 : 8192 * kLevelTimes) / kKeys;
+inline constexpr int kLevelTiles = (kTerms            ? kF32CarryKeys
+                                    : kRoundedPrefill ? 32768
+                                                      : 8192 * kLevelTimes) /
+                                   kKeys;
 
 // A row's weights are 2^((logit - max) * factor), where `max` follows the maximum from afar, so
 // that sums need be rescaled only now and then. Those of a thread's two rows, lane / 4 and 8 more.
@@ -131,8 +134,15 @@ __device__ __forceinline__ bool WeighByLastMaximum(Logits& s, const float (&fact
 __device__ __forceinline__ void PackWeights(Weights& weights, const Logits& s) {
 #pragma unroll
   for (int i = 0; i < kKeys / 8; ++i) {
-    weights[i / 2][i % 2 * 2] = Pack2<Operand>(s[i][0], s[i][1]);
-    weights[i / 2][i % 2 * 2 + 1] = Pack2<Operand>(s[i][2], s[i][3]);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      unsigned terms[kValueTerms];
+      SplitPair<Operand>(s[i][2 * h], s[i][2 * h + 1], terms);
+#pragma unroll
+      for (int term = 0; term < kValueTerms; ++term) {
+        weights[term][i / 2][i % 2 * 2 + h] = terms[term];
+      }
+    }
   }
 }
 

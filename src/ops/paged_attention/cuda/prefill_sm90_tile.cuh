@@ -6,23 +6,38 @@
 #include "src/cuda/wgmma.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_shared.cuh"
 #include "src/ops/paged_attention/cuda/softmax.cuh"
+#include "src/ops/paged_attention/cuda/terms.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
 
-inline constexpr int kRows = PrefillRows(kHeadDim);
-inline constexpr int kKeys = PrefillKeys(kHeadDim);  // of a stage
-static_assert(kTileRows == kRows && kTileKeys == kKeys);
-
-// Keys and values of fp8 become f16 on their way (prefill_sm90_convert.cuh).
+// Keys and values of fp8 become f16 on their way (prefill_sm90_convert.cuh); queries of f32 become
+// terms as those of the copy are (terms.cuh).
 inline constexpr bool kConverts = kOneByte;
-static_assert(kConverts || kSameType<Query, Cache>);
+inline constexpr bool kTerms = kSameType<Query, float>;
+inline constexpr Source kSource = kConverts ? Source::kBytes
+                                  : kTerms  ? Source::kTerms
+                                            : Source::kElements;
+static_assert(kConverts || kTerms || kSameType<Query, Cache>);
+template <bool kOfTerms>
+struct DotOperandOf {
+  using Type = Operand;
+};
+template <>
+struct DotOperandOf<true> {
+  using Type = F16;
+};
+using DotOperand = DotOperandOf<kTerms>::Type;  // of queries and keys
+
+inline constexpr int kRows = PrefillRows(kHeadDim);
+inline constexpr int kKeys = PrefillKeys(kHeadDim, kSource);  // of a stage
+static_assert(kTileRows == kRows && kTileKeys == kKeys);
 
 inline constexpr int kTileDims = PrefillDims(kHeadDim);
 inline constexpr int kHalves = PrefillHalves(kHeadDim);
 inline constexpr int kHalfDims = kTileDims / kHalves;
 inline constexpr int kSumTiles =
     (kRoundedPrefill ? kHalfDims : (kHeadDim / kHalves + 15) / 16 * 16) / 8;
-using Shared = PrefillShared<kTileDims, kConverts>;
+using Shared = PrefillShared<kTileDims, kSource>;
 using Slot = Shared::Slot;
 inline constexpr int kPanels = kHalfDims / kPanelDims;  // of a half
 inline constexpr int kSlicePanels = kHeadDim % kPanelDims == 0 ? kPanels : 1;
@@ -30,7 +45,9 @@ inline constexpr int kSlices = kHalves * kPanels / kSlicePanels;
 inline constexpr int kGroupBytes = kSlicePanels * 1024;  // eight rows of a slice
 template <int kOfRows>
 inline constexpr int kSliceBytes = kOfRows / 8 * kGroupBytes;
-inline constexpr int kTileBytes = Shared::kTileBytes;
+inline constexpr int kDotTerms = Shared::kDotTerms;
+inline constexpr int kValueTerms = Shared::kValueTerms;
+static_assert(!kTerms || kSlices == 1);  // of a term
 inline constexpr int kQueries = Shared::kQueries;
 inline constexpr int kQueryParts = Shared::kQueryParts;
 inline constexpr int kStages = Shared::kStages;

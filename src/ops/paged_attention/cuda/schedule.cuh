@@ -256,7 +256,8 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
                                : (decode ? done.decode_items : done.prefill_items) + in_list;
       p.items[place] = item;
       if (item.splits > 1 && item.split == 0) {  // one of the tile's items for all of them
-        if (!decode) p.merges[atomicAdd(&num_merges, 1)] = place;
+        const bool behind = copied || (!decode && p.copied_only == 0);  // attend merges it
+        if (behind) p.merges[atomicAdd(&num_merges, 1)] = place;
         unsigned* arrivals = p.arrivals + item.partial_begin + item.first_row;
 #pragma unroll 1
         for (int head = 0; head < p.kv_heads; ++head) {
@@ -340,7 +341,8 @@ __device__ __forceinline__ void Schedule(const Params& p) {
   } else if constexpr (!kLineOnly) {
     if (p.copy_capacity > 0) copied_tokens = totals.line;
     const int workers = copied_tokens > 0 ? p.copied_workers : shares.prefill_workers;
-    const Splits chosen = ChooseSplits(p, totals, workers, num_seqs, chunk.infos, counts);
+    const bool launch = p.prefill_launch != 0 && (p.copied_only == 0 || copied_tokens > 0);
+    const Splits chosen = ChooseSplits(p, totals, launch, workers, num_seqs, chunk.infos, counts);
     num_items =
         WriteItems(p, totals, chosen, num_seqs, warp_demands, chunk, num_merges, num_copied);
     num_prefill_items = static_cast<unsigned>(chosen.prefill.items);

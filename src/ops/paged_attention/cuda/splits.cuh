@@ -79,11 +79,11 @@ __device__ __forceinline__ int AddUpTo(int a, long long b) {
 // The candidate that ends soonest, one a lane; each warp counts the items of some sequences.
 // `room`: for partial rows of all heads. The unit of the estimate is what a worker does with one
 // token; workers share their SM's bandwidth, and one alone has all of it.
-__device__ __forceinline__ Split ChooseSplit(const Params& p, bool decode, const Work& work,
-                                             int of_workers, int num_seqs, int room,
-                                             const SequenceInfo* infos, Counts& counts) {
+__device__ __forceinline__ Split ChooseSplit(const Params& p, bool decode, bool launch,
+                                             const Work& work, int of_workers, int num_seqs,
+                                             int room, const SequenceInfo* infos, Counts& counts) {
   constexpr float kImpossible = 3.0e38f;
-  const Cut cut = CutOf(p, decode, of_workers);
+  const Cut cut = CutOf(p, decode, launch, of_workers);
   if (AreWhole(p, decode, cut, work)) return {kMostInt, work.tiles, 0};
 
   // What it costs if the longest item has so many tokens.
@@ -140,7 +140,7 @@ __device__ __forceinline__ Split ChooseSplit(const Params& p, bool decode, const
 }
 
 // Of both kinds, one after the other by the same code: what runs once waits for its code.
-__device__ __forceinline__ Splits ChooseSplits(const Params& p, const Totals& totals,
+__device__ __forceinline__ Splits ChooseSplits(const Params& p, const Totals& totals, bool launch,
                                                int prefill_workers, int num_seqs,
                                                const SequenceInfo* infos, Counts& counts) {
   Splits chosen;
@@ -148,8 +148,8 @@ __device__ __forceinline__ Splits ChooseSplits(const Params& p, const Totals& to
 #pragma unroll 1
   for (int decode = 0;; decode = 1) {
     const Work work = decode ? totals.decode : totals.prefill;
-    const Split split = ChooseSplit(p, decode, work, decode ? p.workers : prefill_workers, num_seqs,
-                                    room, infos, counts);
+    const Split split = ChooseSplit(p, decode, launch, work, decode ? p.workers : prefill_workers,
+                                    num_seqs, room, infos, counts);
     if (decode) {
       chosen.decode = split;
       return chosen;

@@ -8,8 +8,8 @@ namespace {
 
 // Room for this many split items at least; more would not fill a device better.
 constexpr int64_t kPartialItems = 2048;
-// Of the copy of fp8 keys and values at most: 65536 tokens of 8 heads of 128.
-constexpr int64_t kMostCopyBytes = 256 << 20;
+// Of the copy of keys and values at most, each: 65536 tokens of 8 heads of 128.
+constexpr int64_t kMostCopyElements = 64 << 20;
 // And for this many split prefill tiles: as many as a large device runs at once.
 constexpr int64_t kPartialPrefillTiles = 384;
 
@@ -30,23 +30,27 @@ int64_t CarryBytes(const Problem& problem) {
 
 }  // namespace
 
+int LeastCopyRows(const Problem& problem) { return IsSplit(problem) ? 129 : 257; }
+
 int64_t CopyTokens(const Problem& problem) {
-  const bool takes = IsFloat8(problem.cache_dtype) && IsNarrow(problem.query_dtype) &&
-                     IsNarrow(problem.out_dtype) && HasPrefill(problem) && !problem.batch_invariant;
-  if (!takes || (problem.head_dim != 64 && problem.head_dim != 128)) return 0;
+  const bool fp8 =
+      IsFloat8(problem.cache_dtype) && IsNarrow(problem.query_dtype) && IsNarrow(problem.out_dtype);
+  const bool f32 = IsSplit(problem) && TensorCoresTake(problem) && problem.out_dtype == DType::kF32;
+  if (!(fp8 || f32) || !HasPrefill(problem) || problem.batch_invariant) return 0;
+  if (problem.head_dim != 64 && problem.head_dim != 128) return 0;
   // No sequence has fewer rows.
   const int64_t sequences =
-      std::min(problem.max_seqs, problem.tokens * problem.group_size() / kLeastCopyRows);
+      std::min(problem.max_seqs, problem.tokens * problem.group_size() / LeastCopyRows(problem));
   const int64_t context = RoundUp(std::min(problem.max_context(), kMaxInt), kCopyTokens);
-  const int64_t token_bytes = 2 * std::max<int64_t>(problem.kv_heads, 1) * problem.head_dim * 2;
-  return std::min(sequences * context, kMostCopyBytes / token_bytes / kCopyTokens * kCopyTokens);
+  const int64_t elements = std::max<int64_t>(problem.kv_heads, 1) * problem.head_dim;
+  return std::min(sequences * context, kMostCopyElements / elements / kCopyTokens * kCopyTokens);
 }
 
 Problem CopyOf(const Problem& problem, int64_t tokens) {
   Problem copy = problem;
-  copy.cache_dtype = problem.query_dtype;
+  copy.cache_dtype = IsSplit(problem) ? DType::kBF16 : problem.query_dtype;
   copy.page_size = kCopyTokens;
-  copy.num_pages = tokens / kCopyTokens;
+  copy.num_pages = tokens / kCopyTokens * (IsSplit(problem) ? kTermsOfValues : 1);
   copy.k = copy.v = {.offset = 0,
                      .page_stride = problem.kv_heads * kCopyTokens * problem.head_dim,
                      .token_stride = problem.head_dim,
@@ -109,8 +113,8 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
   layout.partial_out = take(layout.partial_capacity * problem.head_dim * 4);
   layout.arrivals = take(layout.partial_capacity * 4);
   const int64_t copied = CopyTokens(problem) * problem.kv_heads * problem.head_dim * 2;
-  layout.copied_keys = take(copied);
-  layout.copied_values = take(copied);
+  layout.copied_keys = take(copied * (IsSplit(problem) ? kTermsOfDots : 1));
+  layout.copied_values = take(copied * (IsSplit(problem) ? kTermsOfValues : 1));
   layout.carry = take(CarryBytes(problem));
   layout.total_bytes = end;
   return layout;
