@@ -370,14 +370,6 @@ def quantized_models_are_torchax() -> None:
     )
 
 
-def _from_a_copy(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def to_jax(t: Any, use_dlpack: bool = False) -> Any:
-        return original(t.detach().clone(), use_dlpack=use_dlpack)
-
-    return to_jax
-
-
 def _blocks_keep_their_scales(original: Callable[..., None]) -> Callable[..., None]:
     name = "DISABLE_WEIGHT_REQUANTIZATION"  # read in the call
 
@@ -421,16 +413,6 @@ def float32_beside_4_bits() -> None:
     _replace(f"{module}.mxfp4:VllmMxfp4Config", name, "", _and_float32)
     _replace(f"{module}.awq:VllmAWQConfig", name, "self", _and_float32)
     _replace(f"{module}.nvfp4:VllmNvfp4Config", name, "self", _and_float32)
-
-
-def weights_are_converted_from_copies() -> None:
-    """A weight's memory is freed after its conversion by resizing its storage to nothing.
-
-    Torch refuses that for a storage of which numpy has had a view, and float32 weights are
-    converted through such a view (bfloat16, the usual type on TPUs, is converted otherwise).
-    """
-    module = "tpu_inference.layers.vllm.quantization.unquantized"
-    _replace(module, "t2j", "t, use_dlpack", _from_a_copy)
 
 
 def _equal_types_are_not_promoted(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -495,7 +477,7 @@ def before_the_platform() -> None:
 
 def before_the_model() -> None:
     """What the modules of models, layers and the runner hold."""
-    from xla_gpu.vllm_xla import _inputs, _start, _step
+    from xla_gpu.vllm_xla import _inputs, _start, _step, _weights
 
     _start.models_are_looked_at_here()
     _start.programs_side_by_side()
@@ -512,6 +494,6 @@ def before_the_model() -> None:
     resumed_requests_get_their_tokens()
     quantized_models_are_torchax()
     float32_beside_4_bits()
-    weights_are_converted_from_copies()
+    _weights.loaded_onto_the_device()
     if not _IS_0_31:
         layer_norms()

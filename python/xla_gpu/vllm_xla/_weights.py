@@ -1,0 +1,204 @@
+"""Weights go to the device as they lie in the file, and are turned there.
+
+tpu-inference turns them on the host: from numpy's copy, or by way of float32, in XLA's programs for
+the CPU. Over several devices that stays, as each takes its part of what was turned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import torchax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from tpu_inference.utils import to_jax_dtype
+
+from xla_gpu.vllm_xla._replace import _IS_0_31, _replace
+
+_turning = threading.Semaphore(4)  # files are read by up to 64 threads: so many have two copies
+
+
+def sent(tensor: torch.Tensor, sharding: Sharding | None) -> jax.Array:
+    """A tensor of the host on devices, bit for bit; None: the default one, uncommitted.
+
+    Its memory may be freed when this returns, even by resizing its storage, which torch refuses
+    once `Tensor.numpy` has had a view of it.
+    """
+    octets = np.from_dlpack(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
+    host = octets.view(to_jax_dtype(tensor.dtype)).reshape(tensor.shape)
+    devices: Any = sharding.device_set if sharding else jax.devices("cpu")
+    if any(device.platform == "cpu" for device in devices):
+        host = host.copy()  # JAX's CPU may take the memory itself
+    array: jax.Array = jax.block_until_ready(jax.device_put(host, sharding))
+    return array
+
+
+# ---- Flax models ---------------------------------------------------------------------------------
+
+
+def _as_views(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def tensors(
+        weights_file: str, framework: str, filter_regex: str | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from original(weights_file, "pt", filter_regex)  # of the mapped file; "flax" copies
+
+    return tensors
+
+
+def _from_the_device(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def load(
+        vllm_config: Any,
+        params: Any,
+        shardings: Any,
+        metadata_map: Any,
+        mesh: jax.sharding.Mesh,
+        hf_key: str,
+        hf_weight: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        one = mesh.size == 1
+        with _turning if one else contextlib.nullcontext():
+            if isinstance(hf_weight, torch.Tensor):
+                hf_weight = sent(hf_weight, NamedSharding(mesh, PartitionSpec()) if one else None)
+            before = vllm_config, params, shardings, metadata_map, mesh, hf_key
+            original(*before, hf_weight, *args, **kwargs)
+
+    return load
+
+
+def _turn(array: jax.Array, shape: tuple[int, ...], order: tuple[int, ...]) -> jax.Array:
+    return jnp.transpose(array.reshape(shape), order)
+
+
+@functools.cache
+def _compiled_turn(like: jax.ShapeDtypeStruct, *how: tuple[int, ...]) -> Callable[..., jax.Array]:
+    # Held here, as tpu-inference clears JAX's caches after each layer that it has loaded.
+    return jax.jit(_turn, static_argnums=(1, 2)).lower(like, *how).compile()
+
+
+def _turned_on_the_device(original: Callable[..., None]) -> Callable[..., None]:
+    from tpu_inference.models.jax.utils.weight_utils import assign_and_shard_param
+
+    @functools.wraps(original)
+    def load(
+        jax_param: Any,
+        torch_weight: torch.Tensor,
+        _shard_id: int = -1,
+        *,
+        reshape_dims: tuple[int, ...] | None = None,
+        permute_dims: tuple[int, ...] | None = None,
+        param_name: str = "Unknown",
+    ) -> None:
+        shape = tuple(reshape_dims or torch_weight.shape)
+        order = permute_dims or tuple(range(len(shape)))[:: -1 if len(shape) == 2 else 1]
+        mesh = jax.sharding.get_mesh()
+        fits = tuple(shape[i] for i in order) == jax_param.get_value().shape
+        if mesh.empty or mesh.size > 1 or not fits:  # padded, or refused, by the original
+            dims: Any = dict(reshape_dims=reshape_dims, permute_dims=permute_dims)
+            original(jax_param, torch_weight, _shard_id, param_name=param_name, **dims)
+            return
+        array = sent(torch_weight, NamedSharding(mesh, PartitionSpec()))
+        if shape != array.shape or list(order) != sorted(order):
+            like = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+            array = _compiled_turn(like, shape, order)(array)
+        assign_and_shard_param(jax_param, array, param_name)
+
+    return load
+
+
+# ---- torchax models ------------------------------------------------------------------------------
+
+
+def _sent_as_it_is(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load(
+        layer: Any, param_name: str, sharding: NamedSharding, stage_on_host: bool = False
+    ) -> Any:
+        tensor, one = getattr(layer, param_name), sharding.mesh.size == 1
+        on_host = not isinstance(tensor, torchax.tensor.Tensor) and tensor.device.type == "cpu"
+        if not on_host or (stage_on_host and not one):
+            return original(layer, param_name, sharding, stage_on_host)
+        # What is short, such as scales, is computed with on the CPU, where programs compile sooner.
+        return sent(tensor, sharding if one and tensor.ndim > 1 else None)
+
+    return load
+
+
+def _not_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def build(self: Any, layer: Any, weight: Any, bias: Any) -> Any:
+        with jax.disable_jit():
+            return original(self, layer, weight, bias)
+
+    return build
+
+
+def _one_shard_stays(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def reorder(concatenated_tensor: Any, split_sizes: Any, n_shards: int, dim: int) -> Any:
+        if n_shards == 1:
+            return concatenated_tensor
+        return original(concatenated_tensor, split_sizes, n_shards, dim)
+
+    return reorder
+
+
+def loaded_onto_the_device() -> None:
+    """A weight was copied two to five times on the host before it went to the device.
+
+    Flax models' were copied by safetensors and by JAX, reshaped and transposed, each a copy; the
+    newer ones' (Qwen3), and torchax models', went by way of float32. A torchax model's were then
+    cut into their projections and joined again, where there is nothing to reorder between, in a
+    program compiled anew for each layer.
+    """
+    flax = "tpu_inference.models.jax.utils.weight_utils"
+    _replace(
+        flax,
+        "model_weights_single_file_generator",
+        "weights_file, framework, filter_regex",
+        _as_views,
+    )
+    _replace(
+        flax,
+        "_load_and_shard_weight",
+        "vllm_config, params, shardings, metadata_map, mesh, hf_key, hf_weight, "
+        "keep_hf_weight_suffix_when_match, keep_original_dtype_keys_regex, pp_missing_layers"
+        + ("" if _IS_0_31 else ", num_hidden_layers"),
+        _from_the_device,
+    )
+    _replace(
+        flax,
+        "load_nnx_param_from_reshaped_torch",
+        "jax_param, torch_weight, _shard_id, reshape_dims, permute_dims, param_name",
+        _turned_on_the_device,
+    )
+    torchax_models = "tpu_inference.layers.vllm.quantization"
+    for module in ("unquantized", "fp8"):
+        _replace(
+            f"{torchax_models}.{module}",
+            "_load_weight_for_layer",
+            "layer, param_name, sharding, stage_on_host",
+            _sent_as_it_is,
+        )
+    _replace(
+        f"{torchax_models}.unquantized:VllmUnquantizedLinearMethod",
+        "_build_linear_weights",
+        "self, layer, weight, bias",
+        _not_compiled,
+    )
+    _replace(
+        "tpu_inference.layers.common.process_weights.linear_weights",
+        "reorder_concatenated_tensor_for_sharding",
+        "concatenated_tensor, split_sizes, n_shards, dim",
+        _one_shard_stays,
+    )

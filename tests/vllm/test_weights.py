@@ -1,0 +1,180 @@
+"""How weights come from a file to the device; without a server."""
+
+from __future__ import annotations
+
+import inspect
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+from safetensors.torch import save_file
+from tpu_inference.layers.common import utils
+from tpu_inference.models.jax.utils import weight_utils
+from xla_gpu.vllm_xla import _weights
+
+MESH = jax.make_mesh((1,), ("model",), devices=jax.devices("cpu")[:1])
+ON_ONE = NamedSharding(MESH, PartitionSpec(None, "model"))
+OVER_TWO = types.SimpleNamespace(mesh=types.SimpleNamespace(size=2))
+
+
+def octets(array: jax.Array) -> bytes:
+    return np.asarray(array).tobytes()
+
+
+def some(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return (torch.arange(np.prod(shape)) % 100).reshape(shape).to(dtype)
+
+
+# ---- One tensor ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sharding", [None, ON_ONE])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bool,
+        torch.uint8,
+        torch.int32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+    ],
+)
+def test_a_tensor_is_sent_bit_for_bit(dtype, sharding):
+    tensor = some(32, 64, dtype=dtype)
+    expected = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    array = _weights.sent(tensor.clone(), sharding)
+    assert octets(array) == expected
+    assert array.dtype.name == str(dtype).removeprefix("torch.")
+    assert array.shape == (32, 64)
+    assert array.committed == (sharding is not None)
+
+
+def test_scalars_and_views_are_sent():
+    assert _weights.sent(torch.tensor(2.5), None) == 2.5
+    turned = some(4, 6).T
+    assert octets(_weights.sent(turned, None)) == octets(_weights.sent(turned.contiguous(), None))
+
+
+@pytest.mark.parametrize("sharding", [None, ON_ONE])
+def test_a_tensors_memory_may_go(sharding):
+    tensor = some(1000, 1000)
+    array = _weights.sent(torch.nn.Parameter(tensor), sharding)
+    tensor.zero_()
+    tensor.untyped_storage().resize_(0)
+    np.testing.assert_array_equal(array, np.arange(10**6).reshape(1000, 1000) % 100)
+
+
+# ---- Flax models ---------------------------------------------------------------------------------
+
+
+def test_a_file_is_read_as_it_is(tmp_path):
+    file = tmp_path / "model.safetensors"
+    tensors = {"a.weight": some(4, 6), "b.weight": some(3, dtype=torch.float32)}
+    save_file(tensors, file)
+    read = _weights._as_views(inspect.unwrap(weight_utils.model_weights_single_file_generator))
+    found = dict(read(str(file), framework="flax"))
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    assert [name for name, _ in read(str(file), "flax", "b")] == ["b.weight"]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_weight_of_a_file_is_turned_where_it_is_used(devices):
+    mesh = MESH if devices == 1 else types.SimpleNamespace(size=2)
+    loaded = []
+
+    def original(*args, **kwargs):
+        loaded.append((args, kwargs))
+
+    load = _weights._from_the_device(original)
+    load("config", "params", "shardings", "maps", mesh, "key", some(4, 6), [], pp_missing_layers=3)
+    (((*before, array, suffixes), kwargs),) = loaded
+    assert before == ["config", "params", "shardings", "maps", mesh, "key"]
+    assert (suffixes, kwargs) == ([], {"pp_missing_layers": 3})
+    assert octets(array) == octets(_weights.sent(some(4, 6), None))
+    assert array.committed == (devices == 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [
+        ((6, 4), {}),
+        ((6,), {}),
+        ((2, 3, 4), {}),
+        ((6, 4), dict(permute_dims=(0, 1))),
+        ((6, 4), dict(reshape_dims=(2, 3, 4), permute_dims=(2, 0, 1))),
+        ((6, 4), dict(reshape_dims=(2, 3, 4), permute_dims=(0, 2, 1))),
+        ((6, 4), dict(reshape_dims=(6, 2, 2), permute_dims=(1, 2, 0))),
+        ((6,), dict(reshape_dims=(2, 3), permute_dims=(0, 1))),
+    ],
+)
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_torch_weight_is_turned_as_by_tpu_inference(shape, dims, padded):
+    original = inspect.unwrap(weight_utils.load_nnx_param_from_reshaped_torch)
+    weight = some(*shape)
+    turned = weight_utils.jax_array_from_reshaped_torch(weight, **dims)
+    size = (turned.shape[0] + 2, *turned.shape[1:]) if padded else turned.shape
+    loaded = []
+    for load in (original, _weights._turned_on_the_device(original)):
+        param = nnx.Param(jax.ShapeDtypeStruct(size, jnp.bfloat16))
+        with jax.set_mesh(MESH):
+            load(param, weight, **dims, param_name="lm_head.weight")
+        loaded.append(param.get_value())
+        assert param.get_metadata()["_is_loaded"]
+    before, now = loaded
+    assert (now.shape, now.dtype, now.sharding) == (before.shape, before.dtype, before.sharding)
+    assert octets(now) == octets(before)
+
+
+def test_a_torch_weight_that_does_not_fit_is_refused():
+    original = inspect.unwrap(weight_utils.load_nnx_param_from_reshaped_torch)
+    param = nnx.Param(jax.ShapeDtypeStruct((4, 7), jnp.bfloat16))
+    with jax.set_mesh(MESH), pytest.raises(ValueError, match="Shape mismatch"):
+        _weights._turned_on_the_device(original)(param, some(6, 4), param_name="some.weight")
+
+
+# ---- torchax models ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage_on_host", [False, True])
+def test_a_layers_matrix_goes_to_its_device(stage_on_host):
+    load = _weights._sent_as_it_is(lambda *args: args)
+    layer = types.SimpleNamespace(weight=some(4, 6), scale=some(4))
+    array = load(layer, "weight", ON_ONE, stage_on_host)
+    assert (array.sharding, octets(array)) == (ON_ONE, octets(_weights.sent(some(4, 6), None)))
+    assert not load(layer, "scale", ON_ONE, stage_on_host).committed
+
+
+def test_a_layers_matrix_of_several_devices_is_turned_on_the_host_first():
+    load = _weights._sent_as_it_is(lambda *args: args)
+    layer = types.SimpleNamespace(weight=some(4, 6))
+    assert not load(layer, "weight", OVER_TWO).committed
+    assert load(layer, "weight", OVER_TWO, stage_on_host=True) == (layer, "weight", OVER_TWO, True)
+    layer.weight = layer.weight.to("meta")
+    assert load(layer, "weight", ON_ONE) == (layer, "weight", ON_ONE, False)
+
+
+def test_a_layers_weights_are_put_together_without_a_program():
+    @_weights._not_compiled
+    def build(self, layer, weight, bias):
+        compiled = jax.jit(lambda x: isinstance(x, jax.core.Tracer))
+        return layer, bool(compiled(weight)), bias
+
+    assert build(None, "layer", jnp.ones(3), None) == ("layer", False, None)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_projections_are_reordered_for_several_shards_alone(shards):
+    original = inspect.unwrap(utils.reorder_concatenated_tensor_for_sharding)
+    weight = jnp.arange(48).reshape(4, 12)
+    now = _weights._one_shard_stays(original)(weight, [8, 4], shards, -1)
+    assert (now is weight) == (shards == 1)
+    np.testing.assert_array_equal(now, original(weight, [8, 4], shards, -1))
