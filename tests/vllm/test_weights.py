@@ -14,6 +14,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.torch import save_file
 from tpu_inference.layers.common import utils
+from tpu_inference.layers.common.process_weights import linear_weights
 from tpu_inference.models.jax.utils import weight_utils
 from xla_gpu.vllm_xla import _weights
 
@@ -178,3 +179,26 @@ def test_projections_are_reordered_for_several_shards_alone(shards):
     now = _weights._one_shard_stays(original)(weight, [8, 4], shards, -1)
     assert (now is weight) == (shards == 1)
     np.testing.assert_array_equal(now, original(weight, [8, 4], shards, -1))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "order"),
+    [
+        ("float8_e4m3fn", (4, 6), (1, 0)),
+        ("float8_e5m2", (4, 6), (1, 0)),
+        ("float8_e4m3fn", (6,), (0,)),
+        ("int8", (4, 6), (0, 1)),
+        ("bfloat16", (4, 6), (0, 1)),
+    ],
+)
+@pytest.mark.parametrize("split", [False, True])
+def test_fp8_weights_lie_column_by_column(dtype, shape, order, split):
+    put = _weights._fp8_column_by_column(inspect.unwrap(linear_weights.general_device_put))
+    weight = jnp.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    (array,) = jax.tree.leaves(
+        put([weight] if split else weight, NamedSharding(MESH, PartitionSpec()))
+    )
+    assert array.format.layout.major_to_minor == order
+    np.testing.assert_array_equal(array.astype("float32"), weight.astype("float32"))
+    product = jax.jit(lambda x, w: x @ w.astype("float32"))(jnp.ones(shape[0]), array)
+    np.testing.assert_array_equal(product, jnp.ones(shape[0]) @ weight.astype("float32"))

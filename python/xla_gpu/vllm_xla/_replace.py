@@ -495,5 +495,6 @@ def before_the_model() -> None:
     quantized_models_are_torchax()
     float32_beside_4_bits()
     _weights.loaded_onto_the_device()
+    _weights.fp8_products_take_weights_as_they_are()
     if not _IS_0_31:
         layer_norms()

@@ -17,11 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import torchax
+from jax.experimental.layout import Layout
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from tpu_inference.utils import to_jax_dtype
 
 from xla_gpu.vllm_xla._replace import _IS_0_31, _replace
 
+_FP8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 _turning = threading.Semaphore(4)  # files are read by up to 64 threads: so many have two copies
 
 
@@ -151,6 +153,30 @@ def _one_shard_stays(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(concatenated_tensor, split_sizes, n_shards, dim)
 
     return reorder
+
+
+def _fp8_column_by_column(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def put(tensor: Any, sharding: Any, *, layout: Any = None, source_mesh: Any = None) -> Any:
+        arrays = jax.tree.leaves(tensor)
+        if layout is None and all(x.ndim == 2 and x.dtype in _FP8 for x in arrays):
+            layout = Layout((1, 0))
+        return original(tensor, sharding, layout=layout, source_mesh=source_mesh)
+
+    return put
+
+
+def fp8_products_take_weights_as_they_are() -> None:
+    """Of fp8, cuBLASLt multiplies with columns of weights alone, before Blackwell.
+
+    A weight of inputs x outputs whose rows follow one another is transposed by XLA in each step.
+    """
+    _replace(
+        "tpu_inference.layers.common.process_weights.linear_weights",
+        "general_device_put",
+        "tensor, sharding, layout, source_mesh",
+        _fp8_column_by_column,
+    )
 
 
 def loaded_onto_the_device() -> None:
