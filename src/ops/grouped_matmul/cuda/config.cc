@@ -38,11 +38,12 @@ struct HopperTile {
   int splits = 1;  // of the inner dimension: 2 for a pair of blocks, a cluster
 
   int all_panels() const { return groups * panels; }
-  int columns(const Problem& p) const {
-    return all_panels() * sm90::PanelColumns(static_cast<int>(DTypeSize(p.rhs_dtype)));
+  int panel_columns(const Problem& p) const {
+    return sm90::PanelColumns(static_cast<int>(DTypeSize(p.rhs_dtype)));
   }
+  int columns(const Problem& p) const { return all_panels() * panel_columns(p); }
   int shared_bytes(const Problem& p) const {
-    return sm90::SharedBytes(rows, all_panels(), columns(p), stages, splits);
+    return sm90::SharedBytes(rows, all_panels(), panel_columns(p), stages, splits);
   }
 };
 

@@ -110,6 +110,8 @@ TEST(ChooseConfig, TwoBlocksShareEachOfFewTiles) {
     EXPECT_EQ(config.launch.grid[0], rows > 32 ? 64u : 128u) << rows;
     EXPECT_LE(config.launch.dynamic_shared_bytes, Device(9).max_shared_memory_per_block);
   }
+  problem.rhs_dtype = problem.lhs_dtype;  // the largest tile, and half of the other block's
+  EXPECT_THAT(ChooseConfig(problem, Device(9)).kernel.defines, Contains("STAGES=3"));
   problem.columns = 14336;
   EXPECT_EQ(ChooseConfig(problem, Device(9)).launch.cluster[0], 1u);
 }
