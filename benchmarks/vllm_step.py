@@ -1,6 +1,6 @@
 """What a decode step of vLLM on XLA is made of: its kernels, and the host's work on CUDA graphs.
 
-    python benchmarks/vllm_step.py [--tiny] [--experts LAYERS] [--requests CxWORDS]
+    python benchmarks/vllm_step.py [--tiny] [--experts LAYERS] [--weights fp8] [--requests CxWORDS]
                                    [--attention xla_gpu jnp none] [--devices N]
 
 The engine of benchmarks/vllm_serve.py without its HTTP server, in a process of its own for each
@@ -187,6 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="a small model in float32, for a CPU")
     parser.add_argument("--experts", type=int, metavar="LAYERS", help="a mixture of experts")
+    parser.add_argument("--weights", choices=("bfloat16", "fp8"), default="bfloat16")
     parser.add_argument("--requests", type=load_size, metavar="CxWORDS", default=(1, 256))
     parser.add_argument("--attention", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
     parser.add_argument("--longest", type=int, default=2048, help="--max-model-len")
@@ -202,7 +203,7 @@ def main() -> None:
         os._exit(0)  # the engine's threads do not end by themselves
     results = {}
     with tempfile.TemporaryDirectory(prefix="vllm-step-model-") as model:
-        write_checkpoint(pathlib.Path(model), sizes(args), args.longest)
+        write_checkpoint(pathlib.Path(model), sizes(args), args.longest, args.weights)
         for attention in args.attention:
             results[attention] = measure_in_process(attention, model)
             print(attention, json.dumps(results[attention]), flush=True)
