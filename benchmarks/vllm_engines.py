@@ -9,12 +9,14 @@
 `xla-several` takes up to 10 decode steps in one program, and waits for it (enable_continue_decode).
 `xla-tfrt` has XLA's other client for GPUs, which launches in threads of its own.
 `cuda` has the attention that vLLM chooses, `custom` is the same engine with ours (CUSTOM). -tp2,
--dp2 and -ep2 are over two devices: heads, sequences, or heads and experts split. `before` and
-`before-tp2` have the package in FOLDER (another commit's python/): a change measured by turns.
+-dp2 and -ep2 are over two devices: heads, sequences (each device has half of the requests, and
+batches of its own), or heads and experts split. `before` and `before-tp2` have the package in
+FOLDER (another commit's python/): a change measured by turns.
 
 Each engine is vllm.LLM in a process of its own, with the model of benchmarks/vllm_serve.py and
-nothing compiled before. They start together and are asked in turn, each round in another order:
-C requests of WORDS words at once, answered with 1 token and with --output more.
+nothing compiled before, and takes at most an equal part of each GPU's memory. They start together
+and are asked in turn, each round in another order: C requests of WORDS words at once, answered with
+1 token and with --output more.
 
   start  seconds until the engine can be asked, all of them starting side by side; by parts, each
          in the engine's thread: `imports` of vLLM, `settings` made, then the worker's calls by
@@ -66,7 +68,8 @@ OPTIONS = {
 OPTIONS["before-tp2"] = OPTIONS["xla-tp2"]
 CALLS = ("init_device", "load_model", "determine_available_memory", "initialize_from_config")
 CALLS += ("compile_or_warm_up_model",)  # the worker's, in this order
-ENGINES = ("xla", *OPTIONS, "before", "cuda", "custom")
+CUDA = ("cuda", "custom")
+ENGINES = ("xla", *OPTIONS, "before", *CUDA)
 
 
 class Start:
@@ -148,22 +151,24 @@ def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
 
     start.part("imports")
     start.watch()
-    most = max(concurrency for concurrency, _ in args.requests)
-    pages = max((c + 1) * -(-(words + args.output + 1) // 32) for c, words in args.requests)
+    options = OPTIONS.get(args.engines[0], {})
+    parts = options.get("data_parallel_size", 1)  # of the requests, and of the pages
+    each = [(-(-concurrency // parts), words) for concurrency, words in args.requests]
+    pages = max((c + 1) * -(-(words + args.output + 1) // 32) for c, words in each)
     engine = LLM(
         args.model,
         skip_tokenizer_init=True,
         dtype="float32" if args.tiny and args.weights != "fp8" else "bfloat16",
         max_model_len=args.longest,
-        max_num_seqs=most,
+        max_num_seqs=max(concurrency for concurrency, _ in each),
         max_num_batched_tokens=64 if args.tiny else 1024,
         enable_prefix_caching=False,
-        num_gpu_blocks_override=max(args.longest // 32 + 1, pages),
+        num_gpu_blocks_override=parts * max(args.longest // 32 + 1, pages),
         block_size=32,
-        gpu_memory_utilization=0.3,
+        gpu_memory_utilization=args.share if args.engines[0] in CUDA else 0.95,  # or of XLA's pool
         kv_cache_dtype=args.cache,
         **({"attention_backend": "CUSTOM"} if args.engines == ["custom"] else {}),
-        **OPTIONS.get(args.engines[0], {}),
+        **options,
     )
     print("RESULT", json.dumps(start.result()), flush=True)
     for line in sys.stdin:
@@ -241,26 +246,36 @@ class Engine:
 
         caches = str(log.with_suffix(""))  # vLLM's, XLA's and ours: all empty
         env = environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", XDG_CACHE_HOME=caches)
+        # A pool takes up to twice what it needs, and leaves nothing to the others and to NCCL.
+        share = str(0.9 / len(args.engines))
+        env["XLA_PYTHON_CLIENT_MEM_FRACTION"] = share
         packages = args.before if name.startswith("before") else None
         if name == "xla-tfrt":
             env["XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT"] = "1"
-        if name in ("cuda", "custom"):
+        if name in CUDA:
             env["VLLM_PLUGINS"], packages = "xla_gpu_cuda", args.cuda_packages
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (packages, env["PYTHONPATH"])))
         self.name, self.log, self.patience = name, log, args.patience
+        own = ["--engines", name, "--model", model, "--share", share]
         with log.open("w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, __file__, *sys.argv[1:], "--model", model, "--engines", name],
+                [sys.executable, __file__, *sys.argv[1:], *own],
                 env=env,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
                 text=True,
+                start_new_session=True,
             )
+
+    def kill(self) -> None:
+        """Ends the engine and the schedulers that it has forked, which keep its GPUs' memory."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def answer(self):
         """The next number that it sends; None if it ends, or takes longer than --patience."""
-        timer = threading.Timer(self.patience, self.process.kill)
+        timer = threading.Timer(self.patience, self.kill)
         timer.start()
         with self.log.open("a") as log:
             for line in self.process.stdout:
@@ -304,7 +319,8 @@ def main() -> None:
     parser.add_argument("--start", action="store_true", help="measure the start alone")
     parser.add_argument("--profile", type=load_size, metavar="CxWORDS", help="of the host's part")
     parser.add_argument("--json", type=pathlib.Path, help="keep all times")
-    parser.add_argument("--model", help=argparse.SUPPRESS)  # of a process that is an engine
+    parser.add_argument("--model", help=argparse.SUPPRESS)  # of a process that is an engine,
+    parser.add_argument("--share", type=float, help=argparse.SUPPRESS)  # and its GPU memory's part
     args = parser.parse_args()
     sizes = TINY if args.tiny else EIGHT_B
     if args.experts:
@@ -314,8 +330,11 @@ def main() -> None:
             sizes |= dict(num_hidden_layers=args.experts)
     if args.model:
         serve_standard_input(args, sizes)
-        os._exit(0)  # the engine's threads do not end by themselves
-    with tempfile.TemporaryDirectory(prefix="vllm-engines-") as folder:
+        os.killpg(0, signal.SIGKILL)  # its threads and schedulers do not end by themselves
+    with (
+        tempfile.TemporaryDirectory(prefix="vllm-engines-") as folder,
+        contextlib.ExitStack() as running,
+    ):
         model = pathlib.Path(folder, "model")
         model.mkdir()
         write_checkpoint(model, sizes, args.longest, args.weights)
@@ -323,6 +342,8 @@ def main() -> None:
             Engine(name, args, str(model), pathlib.Path(folder, f"{name}.log"))
             for name in args.engines
         ]
+        for engine in engines:
+            running.callback(engine.kill)
         starts = {engine.name: engine.answer() for engine in engines}
         engines = [engine for engine in engines if starts[engine.name] is not None]
         for engine in engines:
@@ -356,8 +377,6 @@ def main() -> None:
                 cells = f"{1e3 * first:.1f} | {1e3 * step:.2f} | {1e3 * host:.2f}"
                 cells += f" | {load[0] / step:.0f}"
                 print("| {}x{} | {} | {} |".format(*load, name, cells), flush=True)
-        for engine in engines:
-            engine.process.kill()
     if args.json:
         args.json.write_text(json.dumps(dict(starts=starts, times=times)))
 

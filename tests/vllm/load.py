@@ -5,11 +5,26 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable
+from typing import Any
 
-from completions import Client
+from completions import Client, greedy
 from tiny_models import Reference, random_prompt
 
 Request = tuple[list[int], int]  # prompt, tokens wanted
+
+MALFORMED = {
+    "no JSON": '{"prompt": [5',
+    "no prompt": "{}",
+    "prompt of text and numbers": {"prompt": ["t5", 7]},
+    "empty prompt": greedy([], 4),
+    "unknown word": greedy([5, 9_999], 4),
+    "negative word": greedy([5, -7], 4),
+    "negative length": greedy([5], -1),
+    "length that is no number": greedy([5], "many"),
+    "another model": greedy([5], 4, model="elsewhere"),
+    "temperature below zero": greedy([5], 4, temperature=-1),
+    "too long": greedy(random_prompt(300, 0), 4),
+}
 
 
 def mixed_requests(
@@ -26,15 +41,17 @@ def mixed_requests(
     return requests
 
 
+async def answer(server: Client, request: Request, stream: bool, **more: Any) -> list[int]:
+    """The tokens of a request, read at once or as a stream."""
+    if not stream:
+        return await server.tokens(*request, **more)
+    return [token async for piece in server.stream(*request, **more) for token in piece]
+
+
 async def answers(server: Client, requests: Iterable[Request]) -> list[list[int]]:
     """The tokens of all requests, sent together; every third is read as a stream."""
-
-    async def one(i: int, prompt: list[int], count: int) -> list[int]:
-        if i % 3:
-            return await server.tokens(prompt, count)
-        return [token async for piece in server.stream(prompt, count) for token in piece]
-
-    return await asyncio.gather(*(one(i, *request) for i, request in enumerate(requests)))
+    together = (answer(server, request, i % 3 == 0) for i, request in enumerate(requests))
+    return await asyncio.gather(*together)
 
 
 def wrong(reference: Reference, requests: list[Request], tokens: list[list[int]]) -> list[str]:

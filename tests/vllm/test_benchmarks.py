@@ -81,6 +81,18 @@ def test_an_engine_is_asked():
     assert all(float(row[4]) > 0 for row in rows[1:])
 
 
+def test_engines_over_two_devices():
+    engines = ["xla-tp2", "xla-dp2", "xla-ep2"]
+    options = ["--tiny", "--experts", "1", "--engines", *engines, "--requests", "1x8", "3x8"]
+    options += ["--longest", "64", "--output", "8", "--rounds", "1"]
+    two = dict(JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    done = run(sys.executable, ROOT / "benchmarks/vllm_engines.py", *options, **two)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith("| ")][1:]
+    assert [row[2].strip() for row in rows] == 2 * engines
+    assert all(float(row[4]) > 0 for row in rows)
+
+
 def test_a_start_is_told_by_parts():
     options = ["--tiny", "--engines", "xla", "--requests", "1x8", "--longest", "256", "--start"]
     done = run(sys.executable, ROOT / "benchmarks/vllm_engines.py", *options)

@@ -8,7 +8,6 @@ import time
 
 import load
 import pytest
-from completions import greedy
 from server import serve
 from tiny_models import random_prompt
 
@@ -81,30 +80,15 @@ def test_200_requests_with_prefix_caching_chunks_and_preemption(qwen3, reference
     assert counted["vllm:prefix_cache_hits_total"] > 0
 
 
-MALFORMED = {
-    "no JSON": '{"prompt": [5',
-    "no prompt": "{}",
-    "prompt of text and numbers": {"prompt": ["t5", 7]},
-    "empty prompt": greedy([], 4),
-    "unknown word": greedy([5, 9_999], 4),
-    "negative word": greedy([5, -7], 4),
-    "negative length": greedy([5], -1),
-    "length that is no number": greedy([5], "many"),
-    "another model": greedy([5], 4, model="elsewhere"),
-    "temperature below zero": greedy([5], 4, temperature=-1),
-    "too long": greedy(random_prompt(300, 0), 4),
-}
-
-
 def test_bad_requests_get_errors_and_change_no_other(llama, reference):
     requests = load.mixed_requests(40, seed=3)
 
     async def all_together():
-        bad = [llama.post(body) for body in MALFORMED.values()]
+        bad = [llama.post(body) for body in load.MALFORMED.values()]
         return await asyncio.gather(load.answers(llama, requests), *bad)
 
     tokens, *replies = asyncio.run(all_together())
-    for name, (status, answer) in zip(MALFORMED, replies, strict=True):
+    for name, (status, answer) in zip(load.MALFORMED, replies, strict=True):
         assert 400 <= status < 500, (name, status, answer)
         assert answer["error"]["message"], name
     assert load.wrong(reference("llama"), requests, tokens) == []

@@ -214,8 +214,8 @@ class Reference:
     def __init__(self, folder: pathlib.Path):
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
 
-    def gaps(self, requests: list[tuple[list[int], list[int]]]) -> list[torch.Tensor]:
-        """For each token of requests (prompt, tokens): how far its logit is below the greatest.
+    def ranks(self, requests: list[tuple[list[int], list[int]]]) -> list[torch.Tensor]:
+        """For each token of requests (prompt, tokens): how many are likelier, by more than TIE.
 
         One run over all of them, each token after those that the request has before it.
         """
@@ -228,8 +228,8 @@ class Reference:
                 logits = self.model(ids).logits
             for row, (prompt, tokens) in zip(logits, some, strict=True):
                 row = row[len(prompt) - 1 : len(prompt) - 1 + len(tokens)]
-                own = row.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-                found.append(row.max(-1).values - own)
+                own = row.gather(1, torch.tensor(tokens)[:, None])
+                found.append((row > own + TIE).sum(-1))
         return found
 
     def first_differences(self, requests: list[tuple[list[int], list[int]]]) -> list[int | None]:
@@ -238,5 +238,5 @@ class Reference:
         As long as the tokens before it are transformers' own, each must be what the model takes for
         the likeliest after them (or as likely, to within TIE).
         """
-        places = [(gaps > TIE).nonzero() for gaps in self.gaps(requests)]
+        places = [ranks.nonzero() for ranks in self.ranks(requests)]
         return [int(place[0]) if len(place) else None for place in places]
