@@ -163,28 +163,27 @@ void ExpectSameBits(Case& c, ThreadPool& pool, const std::vector<char>& out,
 TEST(PagedAttentionHost, SameBitsWhateverTheThreads) {
   std::unique_ptr<ThreadPool> one = MakeThreadPool(1);
   std::unique_ptr<ThreadPool> many[] = {MakeThreadPool(2), MakeThreadPool(8), MakeThreadPool(64)};
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
-    for (int64_t window : {0, 700}) {
-      std::mt19937_64 rng(7);
-      CaseSpec spec = LongSpec();
-      spec.query_dtype = spec.cache_dtype = dtype;
-      spec.out_dtype = dtype == DType::kF32 ? "f32" : "bf16";
-      spec.sliding_window = window;
-      spec.max_pages = 192;
-      spec.query_lens = {1, 100, 3, 1};
-      spec.context_lens = {1900, 2500, 1100, 5};
-      Case c(spec, rng);
-      const Expected expected(c);
-      ForEachTarget([&](const char* target) {
-        ASSERT_TRUE(c.Run(*one).ok());
-        ASSERT_TRUE(Check(c, expected, nullptr)) << target << ", window " << window;
-        const std::vector<char> out = Bytes(c.out), lse = Bytes(c.lse);
-        for (const std::unique_ptr<ThreadPool>& pool : many) {
-          ExpectSameBits(c, *pool, out, lse);
-          ASSERT_FALSE(HasFailure()) << target << ", " << pool->num_threads() << " threads";
-        }
-      });
-    }
+  // Two of the four combinations: under TSan each takes a minute.
+  for (const auto& [dtype, window] : {std::pair{DType::kF32, 0}, {DType::kBF16, 700}}) {
+    std::mt19937_64 rng(7);
+    CaseSpec spec = LongSpec();
+    spec.query_dtype = spec.cache_dtype = dtype;
+    spec.out_dtype = dtype == DType::kF32 ? "f32" : "bf16";
+    spec.sliding_window = window;
+    spec.max_pages = 192;
+    spec.query_lens = {1, 100, 3, 1};
+    spec.context_lens = {1900, 2500, 1100, 5};
+    Case c(spec, rng);
+    const Expected expected(c);
+    ForEachTarget([&](const char* target) {
+      ASSERT_TRUE(c.Run(*one).ok());
+      ASSERT_TRUE(Check(c, expected, nullptr)) << target << ", window " << spec.sliding_window;
+      const std::vector<char> out = Bytes(c.out), lse = Bytes(c.lse);
+      for (const std::unique_ptr<ThreadPool>& pool : many) {
+        ExpectSameBits(c, *pool, out, lse);
+        ASSERT_FALSE(HasFailure()) << target << ", " << pool->num_threads() << " threads";
+      }
+    });
   }
 }
 
