@@ -20,7 +20,8 @@ and are asked in turn, each round in another order: C requests of WORDS words at
 
   start  seconds until the engine can be asked, all of them starting side by side; by parts, each
          in the engine's thread: `imports` of vLLM, `settings` made, then the worker's calls by
-         name, the rest; `programs`: XLA's, seconds added up over threads
+         name, the rest; `programs`: XLA's, seconds added up over threads; `host`: the process's
+         memory at its most, without files' pages
   first  ms until the answers of one token are there, all prompts being sent together
   step   ms a decode step: (time of 1 + output tokens - time of 1) / output; tokens/s are of it
   host   of these ms, the processor time of the engine's thread
@@ -72,13 +73,26 @@ CUDA = ("cuda", "custom")
 ENGINES = ("xla", *OPTIONS, "before", *CUDA)
 
 
+def own_memory() -> int:
+    """Of this process, octets: written pages that are no file's."""
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    sizes = dict(line.split(":") for line in lines if line.startswith(("RssAnon", "RssShmem")))
+    return sum(1024 * int(size.split()[0]) for size in sizes.values())
+
+
 class Start:
     """What an engine's start is made of."""
 
     def __init__(self) -> None:
+        self.memory, self.over = 0, threading.Event()
+        threading.Thread(target=self._sample, daemon=True).start()
         self.began = self.last = time.perf_counter()
         self.parts: collections.defaultdict[str, float] = collections.defaultdict(float)
         self.programs: collections.defaultdict[str, list] = collections.defaultdict(lambda: [0, 0])
+
+    def _sample(self) -> None:
+        while not self.over.wait(0.05):
+            self.memory = max(self.memory, own_memory())
 
     def part(self, name: str) -> None:
         """Ends here; it began where the last one ended."""
@@ -123,8 +137,12 @@ class Start:
 
     def result(self) -> dict:
         self.part("rest")
+        self.over.set()
         return dict(
-            seconds=self.last - self.began, parts=dict(self.parts), programs=dict(self.programs)
+            seconds=self.last - self.began,
+            parts=dict(self.parts),
+            programs=dict(self.programs),
+            memory=self.memory,
         )
 
 
@@ -136,6 +154,7 @@ def told(start: dict, every_program: bool) -> str:
     if programs:
         count, seconds = (sum(both[i] for _, both in programs) for i in range(2))
         text += f"; {count} programs {seconds:.1f}"
+    text += f"; host {start['memory'] / 2**30:.1f} GiB"
     if every_program:
         text += "".join(f"\n{s:8.1f} s {n:4d} {name}" for name, (n, s) in programs)
     return text

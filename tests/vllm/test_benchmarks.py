@@ -99,7 +99,7 @@ def test_a_start_is_told_by_parts():
     assert done.returncode == 0, done.stdout + done.stderr
     first, *programs = done.stdout.splitlines()
     total, parts = re.fullmatch(
-        r"xla: started in ([\d.]+) s: (.*); \d+ programs [\d.]+", first
+        r"xla: started in ([\d.]+) s: (.*); \d+ programs [\d.]+; host [\d.]+ GiB", first
     ).groups()
     parts = {name: float(seconds) for name, seconds in (part.split() for part in parts.split(", "))}
     assert sum(parts.values()) == pytest.approx(float(total), abs=0.1 * len(parts))

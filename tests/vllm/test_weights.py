@@ -15,8 +15,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.torch import save_file
 from tpu_inference.layers.common import utils
 from tpu_inference.layers.common.process_weights import linear_weights
+from tpu_inference.layers.vllm.quantization import awq, fp8, mxfp4, unquantized
 from tpu_inference.models.jax.utils import weight_utils
-from xla_gpu.vllm_xla import _weights
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from xla_gpu.vllm_xla import _mxfp4, _weights
+from xla_gpu.vllm_xla._versions import UnsupportedError
 
 MESH = jax.make_mesh((1,), ("model",), devices=jax.devices("cpu")[:1])
 ON_ONE = NamedSharding(MESH, PartitionSpec(None, "model"))
@@ -202,3 +205,117 @@ def test_fp8_weights_lie_column_by_column(dtype, shape, order, split):
     np.testing.assert_array_equal(array.astype("float32"), weight.astype("float32"))
     product = jax.jit(lambda x, w: x @ w.astype("float32"))(jnp.ones(shape[0]), array)
     np.testing.assert_array_equal(product, jnp.ones(shape[0]) @ weight.astype("float32"))
+
+
+# ---- torchax models' experts ---------------------------------------------------------------------
+
+
+def a_layer(dtype=torch.bfloat16, method=unquantized.VllmUnquantizedFusedMoEMethod, mesh=MESH):
+    """A layer of three experts that nothing was loaded into: w13 [3, 8, 6], w2 [3, 6, 4]."""
+    layer, quant_method = RoutedExperts.__new__(RoutedExperts), method.__new__(method)
+    for module in (layer, quant_method):
+        if isinstance(module, torch.nn.Module):
+            torch.nn.Module.__init__(module)
+    quant_method.mesh = mesh
+    layer.quant_method = quant_method
+    for name, shape in (("w13_weight", (3, 8, 6)), ("w2_weight", (3, 6, 4))):
+        room = torch.nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=False)
+        layer.register_parameter(name, room)
+    return layer
+
+
+def by_expert(layer):
+    """As vLLM loads a file with tensors of each expert: halves of one weight, types converted."""
+    for expert in (2, 0, 1):
+        place = layer.w13_weight.data[expert]
+        for half in range(2):
+            place.narrow(0, 4 * half, 4).copy_(some(4, 6, dtype=torch.float32) + expert + half)
+        layer.w2_weight.data[expert].copy_(some(6, 4) + expert)
+
+
+def turned(layer):
+    """A file that has each expert's inputs first."""
+    for expert in range(3):
+        layer.w13_weight.data[expert].copy_((some(6, 8) + expert).T)
+        layer.w2_weight.data[expert].copy_((some(4, 12) + expert)[:, ::2].T)
+
+
+def all_at_once(layer):
+    """Smaller than the room for them."""
+    layer.w13_weight.data[:, :5, :4].copy_(some(3, 5, 4))
+    layer.w2_weight.data[:, :1].copy_(some(1))
+    layer.w2_weight.data[1, 2].copy_(some(4))
+
+
+@pytest.mark.parametrize("under_way", [0, 1 << 20])
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [
+        (unquantized.VllmUnquantizedFusedMoEMethod, torch.bfloat16),
+        (unquantized.VllmUnquantizedFusedMoEMethod, torch.float32),
+        (fp8.VllmFp8MoEMethod, torch.float8_e4m3fn),
+        (mxfp4.VllmMxfp4MoEMethod, torch.uint8),
+    ],
+)
+@pytest.mark.parametrize("load", [by_expert, turned, all_at_once])
+def test_experts_go_to_the_device(load, method, dtype, under_way, monkeypatch):
+    monkeypatch.setattr(_weights, "_UNDER_WAY", under_way)
+    on_host, layer = a_layer(dtype, method), a_layer(dtype, method)
+    load(on_host)
+    with _weights.ExpertsOnTheDevice(torch.nn.ModuleList([layer])):
+        load(layer)
+    take = _weights._sent_as_it_is(lambda *args: args)
+    for name in ("w13_weight", "w2_weight"):
+        assert not getattr(layer, name).float().any()  # its memory was not touched
+        array, expected = (take(one, name, ON_ONE) for one in (layer, on_host))
+        assert (array.sharding, array.dtype) == (expected.sharding, expected.dtype)
+        assert octets(array) == octets(expected)
+        assert _weights.taken(getattr(layer, name)) is None
+
+
+@pytest.mark.parametrize(
+    "how", [dict(mesh=OVER_TWO.mesh), dict(method=awq.VllmAWQMoEMethod), dict(entered=False)]
+)
+def test_other_experts_are_loaded_on_the_host(how):
+    entered = how.pop("entered", True)
+    expected, layer, other = a_layer(), a_layer(**how), torch.zeros(2)
+    mode = _weights.ExpertsOnTheDevice(torch.nn.ModuleList([layer]))
+    if entered:
+        with mode:
+            by_expert(layer)
+            other.copy_(torch.ones(2))
+        assert other.all()
+    else:
+        by_expert(layer)
+    by_expert(expected)
+    for name in ("w13_weight", "w2_weight"):
+        assert torch.equal(getattr(layer, name), getattr(expected, name))
+        assert _weights.taken(getattr(layer, name)) is None
+
+
+def test_experts_loaded_in_another_order_are_refused():
+    layer = a_layer()
+    with (
+        _weights.ExpertsOnTheDevice(layer),
+        pytest.raises(
+            UnsupportedError, match=r"\(3, 8, 6\) are loaded in parts of strides \(1, 6\)"
+        ),
+    ):
+        layer.w13_weight.data[0].T.copy_(some(6, 8))
+
+
+def test_the_loader_sends_experts():
+    layer = a_layer()
+    load = _weights._experts_to_the_device(lambda self, model, config: by_expert(model))
+    load("loader", layer, "config")
+    assert _weights.taken(layer.w13_weight) is not None
+
+
+def test_rooms_for_mxfp4_are_pages_that_nothing_has_written():
+    @_mxfp4.room_untouched
+    def create_weights():
+        return torch.zeros(2, 3, dtype=torch.uint8), torch.zeros(4, dtype=torch.bfloat16)
+
+    octets_, floats = create_weights()
+    assert (octets_.shape, octets_.dtype, octets_.any()) == ((2, 3), torch.uint8, False)
+    assert (floats.shape, floats.dtype, floats.any()) == ((4,), torch.bfloat16, False)

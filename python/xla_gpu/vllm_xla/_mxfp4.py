@@ -13,7 +13,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import torch
 from torch.nn import Parameter
+from torch.overrides import TorchFunctionMode
 from torchax.interop import torch_view
 from tpu_inference.layers.common.process_weights import moe_weights
 from tpu_inference.layers.common.sharding import ShardingAxisName
@@ -21,6 +24,7 @@ from tpu_inference.utils import get_mesh_shape_product, t2j
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 
 from xla_gpu.vllm_xla._versions import UnsupportedError
+from xla_gpu.vllm_xla._weights import taken
 
 BLOCK = 32  # values that share a power of two
 STAGE = 64  # of the inner dimension: the kernel for Hopper takes blocks of its multiples
@@ -89,6 +93,29 @@ def float8(packed: jax.Array, powers: jax.Array, shards: int = 1) -> tuple[jax.A
     )
 
 
+class _ZerosFromTheKernel(TorchFunctionMode):  # type: ignore[misc]
+    """While it is entered, torch.zeros of bytes are pages that nothing has written yet."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function is torch.zeros and kwargs.get("dtype") is torch.uint8:
+            return torch.from_numpy(np.zeros(args, np.uint8))
+        return function(*args, **kwargs)
+
+
+def room_untouched(original: Callable[..., None]) -> Callable[..., None]:
+    """In the place of VllmMxfp4MoEMethod.create_weights, which writes zeros for the whole model."""
+
+    @functools.wraps(original)
+    def create_weights(*args: Any, **kwargs: Any) -> Any:
+        with _ZerosFromTheKernel():
+            return original(*args, **kwargs)
+
+    return create_weights
+
+
 def loaded(original: Callable[..., None]) -> Callable[..., None]:
     """In the place of VllmMxfp4MoEMethod.process_weights_after_loading."""
 
@@ -97,8 +124,11 @@ def loaded(original: Callable[..., None]) -> Callable[..., None]:
         shards = get_mesh_shape_product(self.mesh, ShardingAxisName.MLP_TENSOR)
 
         def take(name: str) -> jax.Array:
-            array: jax.Array = t2j(getattr(layer, name), use_dlpack=False)
+            param = getattr(layer, name)
             delattr(layer, name)
+            array = taken(param)
+            if array is None:  # of scales and biases, or of several devices
+                array = t2j(param, use_dlpack=False)
             return array
 
         def weights(name: str, shards: int) -> dict[str, jax.Array | None]:

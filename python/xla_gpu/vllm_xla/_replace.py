@@ -294,14 +294,20 @@ def routing() -> None:
 
 
 def mxfp4() -> None:
-    """tpu-inference rounds mxfp4 weights a second time, to blocks of 512."""
+    """tpu-inference rounds mxfp4 weights a second time, to blocks of 512.
+
+    vLLM writes zeros where they will be loaded: of all layers, before the first is.
+    """
     from xla_gpu.vllm_xla import _mxfp4
 
+    method = "tpu_inference.layers.vllm.quantization.mxfp4:VllmMxfp4MoEMethod"
+    _replace(method, "process_weights_after_loading", "self, layer", _mxfp4.loaded)
     _replace(
-        "tpu_inference.layers.vllm.quantization.mxfp4:VllmMxfp4MoEMethod",
-        "process_weights_after_loading",
-        "self, layer",
-        _mxfp4.loaded,
+        method,
+        "create_weights",
+        "self, layer, num_experts, hidden_size, intermediate_size_per_partition, params_dtype, "
+        "extra_weight_attrs",
+        _mxfp4.room_untouched,
     )
 
 

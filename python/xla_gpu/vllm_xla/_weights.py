@@ -6,6 +6,7 @@ the CPU. Over several devices that stays, as each takes its part of what was tur
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import threading
@@ -19,12 +20,25 @@ import torch
 import torchax
 from jax.experimental.layout import Layout
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from torch.overrides import TorchFunctionMode
 from tpu_inference.utils import to_jax_dtype
 
 from xla_gpu.vllm_xla._replace import _IS_0_31, _replace
+from xla_gpu.vllm_xla._versions import UnsupportedError
 
 _FP8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 _turning = threading.Semaphore(4)  # files are read by up to 64 threads: so many have two copies
+
+
+def _sending(tensor: torch.Tensor, sharding: Sharding | None) -> jax.Array:
+    """What `sent` returns, while the tensor may still be read."""
+    octets = np.from_dlpack(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
+    host = octets.view(to_jax_dtype(tensor.dtype)).reshape(tensor.shape)
+    devices: Any = sharding.device_set if sharding else jax.devices("cpu")
+    if any(device.platform == "cpu" for device in devices):
+        host = host.copy()  # JAX's CPU may take the memory itself
+    array: jax.Array = jax.device_put(host, sharding)
+    return array
 
 
 def sent(tensor: torch.Tensor, sharding: Sharding | None) -> jax.Array:
@@ -33,12 +47,7 @@ def sent(tensor: torch.Tensor, sharding: Sharding | None) -> jax.Array:
     Its memory may be freed when this returns, even by resizing its storage, which torch refuses
     once `Tensor.numpy` has had a view of it.
     """
-    octets = np.from_dlpack(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
-    host = octets.view(to_jax_dtype(tensor.dtype)).reshape(tensor.shape)
-    devices: Any = sharding.device_set if sharding else jax.devices("cpu")
-    if any(device.platform == "cpu" for device in devices):
-        host = host.copy()  # JAX's CPU may take the memory itself
-    array: jax.Array = jax.block_until_ready(jax.device_put(host, sharding))
+    array: jax.Array = jax.block_until_ready(_sending(tensor, sharding))
     return array
 
 
@@ -127,6 +136,8 @@ def _sent_as_it_is(original: Callable[..., Any]) -> Callable[..., Any]:
         layer: Any, param_name: str, sharding: NamedSharding, stage_on_host: bool = False
     ) -> Any:
         tensor, one = getattr(layer, param_name), sharding.mesh.size == 1
+        if (array := taken(tensor)) is not None:
+            return jax.device_put(array, sharding)
         on_host = not isinstance(tensor, torchax.tensor.Tensor) and tensor.device.type == "cpu"
         if not on_host or (stage_on_host and not one):
             return original(layer, param_name, sharding, stage_on_host)
@@ -166,6 +177,104 @@ def _fp8_column_by_column(original: Callable[..., Any]) -> Callable[..., Any]:
     return put
 
 
+# ---- torchax models' experts ---------------------------------------------------------------------
+
+_ARRAY = "_xla_gpu_array"  # the attribute of a parameter whose values are on the device
+_UNDER_WAY = 64 << 20  # octets of a file that are being sent: XLA has as many again, pinned
+
+
+def taken(param: torch.Tensor) -> jax.Array | None:
+    """The values of an experts' parameter if they went to the device; once."""
+    array: jax.Array | None = vars(param).pop(_ARRAY, None)
+    return array
+
+
+@functools.partial(jax.jit, static_argnames="turned", donate_argnames="whole")
+def _placed(whole: jax.Array, part: jax.Array, start: jax.Array, turned: bool) -> jax.Array:
+    part = jnp.matrix_transpose(part) if turned else part
+    part = jnp.expand_dims(part, range(whole.ndim - part.ndim))
+    return jax.lax.dynamic_update_slice(whole, part, list(start))
+
+
+class ExpertsOnTheDevice(TorchFunctionMode):  # type: ignore[misc]
+    """While it is entered, what is copied into a model's experts' weights goes to their device.
+
+    vLLM gives a layer's weights, [experts, outputs, inputs], room on the host and copies each
+    expert's tensors of the file into it. That memory is not touched here.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        from tpu_inference.layers.vllm.quantization import fp8, mxfp4, unquantized
+        from vllm.model_executor.layers.fused_moe import RoutedExperts
+
+        super().__init__()
+        methods = (  # these themselves: others take weights from the host in their own ways
+            unquantized.VllmUnquantizedFusedMoEMethod,
+            fp8.VllmFp8MoEMethod,
+            mxfp4.VllmMxfp4MoEMethod,
+        )
+        self.weights: dict[int, tuple[torch.Tensor, NamedSharding]] = {}  # by their address
+        self.parts: collections.deque[jax.Array] = collections.deque()  # that are under way
+        self.octets = 0  # of these
+        for layer in model.modules():
+            if not isinstance(layer, RoutedExperts) or type(layer.quant_method) not in methods:
+                continue
+            mesh = layer.quant_method.mesh
+            if mesh.size > 1:  # its devices take their parts of what was turned on the host
+                continue
+            for param in (layer.w13_weight, layer.w2_weight):
+                address = param.untyped_storage().data_ptr()
+                self.weights[address] = param, NamedSharding(mesh, PartitionSpec())
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.Tensor.copy_:
+            place, values = args[:2]
+            if place.untyped_storage().data_ptr() in self.weights:
+                self._place(place, values)
+                return place
+        return function(*args, **(kwargs or {}))
+
+    def _place(self, place: torch.Tensor, values: torch.Tensor) -> None:
+        param, sharding = self.weights[place.untyped_storage().data_ptr()]
+        if place.stride() != param.stride()[param.ndim - place.ndim :]:
+            raise UnsupportedError(
+                f"xla_gpu.vllm_xla: experts' weights {tuple(param.shape)} are loaded in parts of "
+                f"strides {place.stride()}; this vLLM is not the release that pip installed"
+            )
+        whole = taken(param)
+        if whole is None:
+            whole = jnp.zeros(param.shape, to_jax_dtype(param.dtype), device=sharding)
+        values = values.to(place.dtype).expand_as(place)
+        turned = not values.is_contiguous() and values.mT.is_contiguous()
+        values = values.mT if turned else values.contiguous()
+        part = _sending(values, sharding)
+        self.parts.append(part)
+        self.octets += part.nbytes
+        while self.octets > _UNDER_WAY:
+            self.octets -= self.parts.popleft().block_until_ready().nbytes
+        start = np.unravel_index(place.storage_offset() - param.storage_offset(), param.shape)
+        setattr(param, _ARRAY, _placed(whole, part, np.array(start, np.int32), turned))
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        jax.block_until_ready(list(self.parts))
+        self.parts.clear()
+
+
+def _experts_to_the_device(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def load_weights(self: Any, model: torch.nn.Module, model_config: Any) -> None:
+        with ExpertsOnTheDevice(model):
+            original(self, model, model_config)
+
+    return load_weights
+
+
+# ---- All of them ---------------------------------------------------------------------------------
+
+
 def fp8_products_take_weights_as_they_are() -> None:
     """Of fp8, cuBLASLt multiplies with columns of weights alone, before Blackwell.
 
@@ -185,7 +294,8 @@ def loaded_onto_the_device() -> None:
     Flax models' were copied by safetensors and by JAX, reshaped and transposed, each a copy; the
     newer ones' (Qwen3), and torchax models', went by way of float32. A torchax model's were then
     cut into their projections and joined again, where there is nothing to reorder between, in a
-    program compiled anew for each layer.
+    program compiled anew for each layer. Experts' weights of all layers were put together in host
+    memory, before the first went to the device.
     """
     flax = "tpu_inference.models.jax.utils.weight_utils"
     _replace(
@@ -227,4 +337,10 @@ def loaded_onto_the_device() -> None:
         "reorder_concatenated_tensor_for_sharding",
         "concatenated_tensor, split_sizes, n_shards, dim",
         _one_shard_stays,
+    )
+    _replace(
+        "vllm.model_executor.model_loader.default_loader:DefaultModelLoader",
+        "load_weights",
+        "self, model, model_config",
+        _experts_to_the_device,
     )
