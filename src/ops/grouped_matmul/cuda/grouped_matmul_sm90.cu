@@ -46,7 +46,7 @@ __device__ __forceinline__ int Rank() { return static_cast<int>(blockIdx.x % SPL
 using Sums = float[kSums][kTiles][4];
 
 // Of a pair of blocks that share a tile: what the other one has summed of this one's half.
-template <int kSplits>
+template <int kSplits, bool kPairs = (kSplits > 1)>
 struct Exchange {
   static_assert(kSplits == 2 && kShare % 4 == 0);
 
@@ -88,8 +88,8 @@ struct Exchange {
   unsigned long long here;   // they are
   unsigned long long taken;  // are those that this block has stored in the other one
 };
-template <>
-struct Exchange<1> {
+template <int kSplits>
+struct Exchange<kSplits, false> {
   __device__ __forceinline__ void Init() {}
   __device__ __forceinline__ void AddUp(Sums&, unsigned) {}
 };
