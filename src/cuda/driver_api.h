@@ -59,7 +59,11 @@ struct CUlaunchConfig {
 };
 static_assert(sizeof(CUlaunchConfig) == 56);
 
-enum FunctionAttribute : int { kMaxDynamicSharedSize = 8, kNonPortableClusterSize = 14 };
+enum FunctionAttribute : int {
+  kMaxDynamicSharedSize = 8,
+  kPreferredSharedCarveout = 9,
+  kNonPortableClusterSize = 14,
+};
 
 struct DriverApi {
   int version = 0;  // 12080 is 12.8: the newest CUDA whose programs this driver runs

@@ -32,6 +32,9 @@ class LoadedKernel final : public Kernel {
     // Clusters of more than 8 blocks, for kernels that have them: the launch says if they cannot
     // be.
     if (has_clusters_) (void)Set(kNonPortableClusterSize, 1);
+    // Launches overlap there, but not on a multiprocessor that must first be idle to become more
+    // shared memory or more L1: all kernels ask for the same, as most of it as can be shared.
+    if (has_clusters_) (void)Set(kPreferredSharedCarveout, 100);
     return OkStatus();
   }
 

@@ -100,6 +100,7 @@ TEST_F(FakeDriverTest, ANewDriverLoadsEverythingBeforeTheFirstLaunch) {
                             "\n"
                             "cuLibraryGetKernel simple_add\ncuKernelGetFunction context=2\n"
                             "cuKernelSetAttribute 14=1 device=1\n"
+                            "cuKernelSetAttribute 9=100 device=1\n"
                             "cuKernelSetAttribute 8=100000 device=1\n") &&
            Launch(**kernel, 50'000).ok() &&
            Equal(Log(), StrCat("cuLaunchKernel function=", 0x201,
@@ -123,6 +124,7 @@ TEST_F(FakeDriverTest, AnOldDriverLoadsAModuleIntoThePrimaryContext) {
                                Image(),
                                " context=2\ncuModuleGetFunction simple_add\n"
                                "cuFuncSetAttribute 14=1 context=2\n"
+                               "cuFuncSetAttribute 9=100 context=2\n"
                                "cuFuncSetAttribute 8=100000 context=2\ncuLaunchKernel function=",
                                0x101, " grid=7 block=256 shared=0 stream=99\n"));
   });
