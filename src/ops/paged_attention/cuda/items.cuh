@@ -1,5 +1,5 @@
-// From a sequence's lengths to its items, and whether those of all sequences are whole: for the
-// schedule, and for prefill's blocks, which find their first piece beside it.
+// From a sequence's lengths to its items, and how those of all sequences are cut: for the schedule,
+// and for prefill's blocks, which find their first piece beside it.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_ITEMS_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_ITEMS_CUH_
 
@@ -114,6 +114,91 @@ __device__ __forceinline__ bool AreWhole(const Params& p, bool decode, const Cut
   return __fmul_rn(tokens, idle) <= __fmul_rn(merge, static_cast<float>(pieces)) &&
          __fmul_rn(static_cast<float>(least + besides), workers) <=
              __fmul_rn(tokens, static_cast<float>(per_sm));
+}
+
+constexpr int kMostInt = 0x7fffffff;
+constexpr int kCandidates = 32;  // for the length of items, one a lane
+
+__device__ __forceinline__ int AddUpTo(int a, long long b) {
+  const long long sum = a + b;
+  return sum < kMostInt ? static_cast<int>(sum) : kMostInt;
+}
+
+// How the key ranges of one kind of items are cut, and what that asks for in each kv head: at most
+// kMostInt, which is more than fit.
+struct KeySplit {
+  int tokens;  // most of one item
+  int items;
+  int partial_rows;
+
+  // Of a sequence.
+  __device__ __forceinline__ void Add(int rows, int tiles, int visible_keys) {
+    const long long splits = CeilDiv(visible_keys, tokens);
+    items = AddUpTo(items, splits * tiles);
+    if (splits > 1) partial_rows = AddUpTo(partial_rows, splits * rows);
+  }
+};
+
+__device__ __forceinline__ int SplitsOf(const Params& p, const Shape& shape, int split_tokens) {
+  if (p.batch_invariant && shape.decode) {
+    return Min(kInvariantMaxSplits, CeilDiv(shape.visible_keys, kInvariantSplitTokens));
+  }
+  if (shape.visible_keys <= split_tokens) return 1;  // without a division
+  return CeilDiv(shape.visible_keys, split_tokens);
+}
+
+// A candidate for the length of items. All are guesses, so that f32 is good enough; but whatever is
+// rounded is so by itself, since all who ask have to agree, as in AreWhole.
+__device__ __forceinline__ int CandidateLength(const Params& p, const Cut& cut, const Work& work,
+                                               int candidate) {
+  const float kv_heads = static_cast<float>(p.kv_heads);
+  const float workers = static_cast<float>(cut.workers);
+  const float max_keys = static_cast<float>(work.max_keys);
+  float of = max_keys, parts;
+  if (candidate < 8) {  // so many splits of the longest sequence
+    parts = static_cast<float>(candidate + 1);
+  } else if (candidate < 16) {  // so many full waves, if all are of one length
+    const float pieces = static_cast<float>(work.tiles) * kv_heads;
+    const float waves = static_cast<float>(candidate - 7);
+    parts = fmaxf(floorf(__fdiv_rn(waves * workers, pieces)), 1.0f);
+  } else {  // so many items a worker
+    of = static_cast<float>(work.tokens) * kv_heads;
+    parts = static_cast<float>(candidate - 15) * workers;
+  }
+  const int tokens = static_cast<int>(fminf(__fdiv_rn(of, parts), max_keys)) + 1;
+  const int longest = Min(tokens, work.max_keys);
+  return Max(CeilDiv(longest, cut.block), cut.least_blocks) * cut.block;
+}
+
+// The candidate that ends soonest, of one a lane. `room`: for partial rows of all heads. The unit
+// of the estimate is what a worker does with one token; workers share their SM's bandwidth, and one
+// alone has all of it. All who ask have to agree, as in AreWhole.
+__device__ __forceinline__ KeySplit Cheapest(const Params& p, const Cut& cut, const Work& work,
+                                             int room, const KeySplit& candidate) {
+  constexpr float kImpossible = 3.0e38f;
+  const float kv_heads = static_cast<float>(p.kv_heads);
+  const float workers = static_cast<float>(cut.workers);
+  const float share = 1.0f / static_cast<float>(cut.workers_per_sm);
+  const float item_tokens = static_cast<float>(cut.item_tokens);
+  const float tokens = __fmul_rn(static_cast<float>(work.tokens), kv_heads);
+  const float pieces = __fmul_rn(static_cast<float>(candidate.items), kv_heads);
+  const float turns = ceilf(__fdiv_rn(pieces, __fmul_rn(workers, share)));
+  const float reading = __fmul_rn(__fmul_rn(turns, __fdiv_rn(tokens, pieces)), share);
+  float cost = fmaxf(__fmaf_rn(ceilf(__fdiv_rn(pieces, workers)), item_tokens, reading),
+                     __fmaf_rn(static_cast<float>(candidate.tokens), share, item_tokens));
+  if (candidate.partial_rows > 0) {
+    const float rows = __fmul_rn(static_cast<float>(candidate.partial_rows), kv_heads);
+    cost = __fadd_rn(cost, __fmaf_rn(cut.row_tokens, rows, static_cast<float>(cut.merge_tokens)));
+  }
+  // Without any split nothing is merged, so that the first candidate always fits.
+  if (static_cast<long long>(candidate.partial_rows) * p.kv_heads > room) cost = kImpossible;
+
+  // Costs are positive: their bits are in their order.
+  const float least = __uint_as_float(__reduce_min_sync(kAllLanes, __float_as_uint(cost)));
+  const int best = __ffs(static_cast<int>(__ballot_sync(kAllLanes, cost == least))) - 1;
+  return {__shfl_sync(kAllLanes, candidate.tokens, best),
+          __shfl_sync(kAllLanes, candidate.items, best),
+          __shfl_sync(kAllLanes, candidate.partial_rows, best)};
 }
 
 // Item `from_end` of a sequence, counted from its last: the last tile sees most keys.

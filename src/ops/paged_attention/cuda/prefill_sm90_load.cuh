@@ -58,8 +58,35 @@ __device__ __forceinline__ void FillSlot(Slot& slot, unsigned piece, unsigned he
   slot.stop = stop;
 }
 
-// The first piece of this block: the one that it has on the schedule's list, if that is proper and
-// of whole items. Puts it into the first slot, or is false. All lanes of a warp, a sequence each.
+// Of more sequences the schedule, which has a warp for each of several, finds how items are cut
+// before a warp would.
+inline constexpr int kMostCutSequences = 4;
+
+// How the prefill items are cut, by the schedule's choice. False if a warp does not find that. All
+// lanes, a sequence each; `own`: its work, `shape`: what it asks for.
+__device__ __forceinline__ bool FindCut(const Params& p, const Work& own, const Shape& shape,
+                                        int& split_tokens) {
+  split_tokens = kMostInt;
+  const Work work = {WarpSum(own.tokens), WarpSum(own.tiles), WarpMax(own.max_keys)};
+  const Cut cut = CutOf(p, false, true, p.prefill_workers);
+  if (AreWhole(p, false, cut, work)) return true;
+  unsigned sequences = __ballot_sync(kAllLanes, own.tiles > 0);
+  // Those of attend may be cut too, and take some of the room for partial results.
+  const bool decodes = __any_sync(kAllLanes, shape.tiles > own.tiles);
+  if (decodes || __popc(static_cast<int>(sequences)) > kMostCutSequences) return false;
+  KeySplit candidate = {CandidateLength(p, cut, work, static_cast<int>(threadIdx.x % 32)), 0, 0};
+#pragma unroll 1
+  for (; sequences != 0; sequences &= sequences - 1) {
+    const int s = __ffs(static_cast<int>(sequences)) - 1;
+    candidate.Add(__shfl_sync(kAllLanes, shape.rows, s), __shfl_sync(kAllLanes, shape.tiles, s),
+                  __shfl_sync(kAllLanes, shape.visible_keys, s));
+  }
+  split_tokens = Cheapest(p, cut, work, p.partial_capacity, candidate).tokens;
+  return true;
+}
+
+// The first piece of this block: the one that it has on the schedule's list, if that is proper.
+// Puts it into the first slot, or is false. All lanes of a warp, a sequence each.
 __device__ __forceinline__ bool FindFirst(const Params& p, Shared& shared) {
   const int lane = threadIdx.x % 32;
   int begin = 0, end = 0, context = 0;
@@ -74,14 +101,19 @@ __device__ __forceinline__ bool FindFirst(const Params& p, Shared& shared) {
   if (valid) info = {begin, end - begin, context, 0};
   const Shape shape = ShapeOf<false>(p, info);
   const Work own = shape.decode ? Work{} : WorkOf(p, info, shape);
+  int split_tokens;
+  if (!FindCut(p, own, shape, split_tokens)) return false;
+  const int splits = own.tiles > 0 ? SplitsOf(p, shape, split_tokens) : 1;
 
-  // Of all sequences up to this one: the items; of those before: the greatest end.
-  int items = own.tiles, last = valid ? end : 0, before = 0;
-  if (p.max_seqs > 1) before = ScanLanes(last, items);
-  const bool contested = __any_sync(kAllLanes, info.query_len > 0 && before > begin);
-  const Work work = {WarpSum(own.tokens), WarpSum(own.tiles), WarpMax(own.max_keys)};
-  if (contested || !AreWhole(p, false, CutOf(p, false, true, p.prefill_workers), work))
-    return false;
+  // Of all sequences up to this one: the items, and the partial rows; of those before: the greatest
+  // end.
+  const int own_rows = splits > 1 ? shape.rows * p.kv_heads * splits : 0;
+  int items = own.tiles * splits, rows = own_rows, last = valid ? end : 0, before = 0;
+  if (p.max_seqs > 1) {
+    before = ScanLanes(last, items);
+    if (split_tokens != kMostInt) ScanLanes(last, rows);
+  }
+  if (__any_sync(kAllLanes, info.query_len > 0 && before > begin)) return false;  // contested
 
   const unsigned piece = blockIdx.x / kBlocks, kv_heads = static_cast<unsigned>(p.kv_heads);
   const unsigned index = piece / kv_heads;
@@ -90,7 +122,7 @@ __device__ __forceinline__ bool FindFirst(const Params& p, Shared& shared) {
   if (lane == seq) {
     Slot& slot = shared.slots[0];
     static_cast<WorkItem&>(slot.tile) =
-        MakeItem(p, seq, info, shape, items - 1 - static_cast<int>(index), 1, 0);
+        MakeItem(p, seq, info, shape, items - 1 - static_cast<int>(index), splits, rows - own_rows);
     FillSlot(slot, piece, piece - index * kv_heads, behind == 0);
   }
   return true;
