@@ -38,8 +38,9 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
     int again;
   } next[2];  // while one is read the other may be written: one barrier an item is enough
   if (kBehindPrefill) TouchParams(p);
-  WaitForLaunchesBefore();
+  // Whatever stands behind this launch waits for its end, which is that of all before it, too.
   LetNextLaunchBegin();
+  WaitForLaunchesBefore();
   const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
   Pieces pieces = {};
   // Where there is nothing to do no block can meet a bad page.

@@ -15,6 +15,8 @@ namespace {
 
 constexpr int kLeastScheduleThreads = 128;
 constexpr int64_t kMostScheduleThreads = 1024;
+// One multiprocessor of so many is left to the blocks of prefill that end last.
+constexpr int kLastEnders = 32;
 // What the runtime reserves of an SM's shared memory for each block, and our kernels' static part.
 constexpr int64_t kReservedSharedBytes = 1024 + 2560;
 
@@ -209,6 +211,8 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
       config.prefill_blocks = PrefillBlocks(problem, config.boxes);
       config.prefill_workers = device.num_sms / config.prefill_blocks;
       config.decode_max_rows = kDecodeTileRows;
+      // So that all blocks of attend have begun, and wait, when prefill's last ones end.
+      config.workers -= config.blocks_per_sm * (device.num_sms / kLastEnders);
     }
   }
   if (config.decode_sm90) {
