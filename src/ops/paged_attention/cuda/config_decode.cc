@@ -60,8 +60,9 @@ int LineRows(const Problem& problem) {
   if (problem.head_dim > 128) return few ? kDecodeTileRows / 2 : kDecodeTileRows;
   if (few || IsFloat8(problem.cache_dtype)) return kDecodeTileRows;
   // Where sequences have few tokens each, drafts perhaps, all of them are one tile; beside prompts
-  // a sequence has one token.
-  const bool drafts = problem.tokens * group <= problem.max_seqs * kDecodeTileRows * 2;
+  // a sequence has one token. In a batch of drafts all have equally many.
+  const bool equal = !IsMixed(problem) || problem.tokens % problem.max_seqs == 0;
+  const bool drafts = equal && problem.tokens * group <= problem.max_seqs * kDecodeTileRows * 2;
   return drafts || group > kDecodeTileRows ? 2 * kDecodeTileRows : kDecodeTileRows;
 }
 

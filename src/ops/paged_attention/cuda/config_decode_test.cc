@@ -78,6 +78,18 @@ TEST(ConfigDecode, TilesOfDecodeHoldTheRowsOfASequence) {
   }
 }
 
+// Room for as many tokens as drafts would have, but not for equally many of each sequence.
+TEST(ConfigDecode, BesideAShortPromptASequenceHasOneToken) {
+  Problem problem = MakeProblem();
+  problem.max_seqs = 128;
+  for (const auto& [tokens, rows] : {std::pair{3 * 128, 32}, {256 + 127, 16}}) {
+    problem.tokens = tokens;
+    const Config config = Choose(problem, kH200);
+    EXPECT_TRUE(config.prefill_sm90);
+    EXPECT_EQ(config.decode_max_rows, rows);
+  }
+}
+
 // Where pages hold no boxes warps of their own copy rows, for which there is room at all shapes.
 TEST(ConfigDecode, PagesMayHaveAnySize) {
   for (const DType cache : {DType::kBF16, DType::kF8E4M3FN}) {
