@@ -50,6 +50,11 @@ __device__ __forceinline__ void TouchParams(const T& params) {
   asm volatile("{.reg .pred p; setp.eq.u32 p, %0, 0; @p nanosleep.u32 0;}" ::"r"(any));
 }
 
+// Has the L2 read a line of global memory.
+__device__ __forceinline__ void PrefetchLine(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 // Copies kBytes from global to shared memory in the background; writes zeros and reads nothing if
 // `read` is false.
 template <int kBytes>

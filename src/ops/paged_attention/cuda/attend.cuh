@@ -37,7 +37,15 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
     int head;
     int again;
   } next[2];  // while one is read the other may be written: one barrier an item is enough
-  if (kBehindPrefill) TouchParams(p);
+  if (kBehindPrefill) {
+    TouchParams(p);
+    // Keys and values may have driven the list out of the L2; items of 48 bytes, lines of 128.
+    const int item = static_cast<int>(threadIdx.x) * 2;
+    if (blockIdx.x == 0 && item < p.item_capacity) {
+      PrefetchLine(p.items + item);
+      PrefetchLine(p.merges + item);
+    }
+  }
   // Whatever stands behind this launch waits for its end, which is that of all before it, too.
   LetNextLaunchBegin();
   WaitForLaunchesBefore();

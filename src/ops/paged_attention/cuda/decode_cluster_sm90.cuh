@@ -344,7 +344,7 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
     constexpr int kLine = 32;
     const long long at = static_cast<long long>(threadIdx.x - 64) * kLine;
     if (at < static_cast<long long>(p.max_seqs) * p.max_pages) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(p.block_tables + at));
+      PrefetchLine(p.block_tables + at);
     }
   }
   __syncthreads();
