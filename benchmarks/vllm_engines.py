@@ -156,7 +156,7 @@ def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
         dtype="float32" if args.tiny and args.weights != "fp8" else "bfloat16",
         max_model_len=args.longest,
         max_num_seqs=most,
-        max_num_batched_tokens=64 if args.tiny else 1024,
+        max_num_batched_tokens=max(64, most) if args.tiny else 1024,
         enable_prefix_caching=False,
         num_gpu_blocks_override=max(args.longest // 32 + 1, pages),
         block_size=32,
