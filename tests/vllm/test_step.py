@@ -454,26 +454,43 @@ def one_had_none(runner):
     del results.request_seq_lens[1]
 
 
+def original(name):
+    """tpu-inference's method of the runner."""
+    runner = importlib.import_module("tpu_inference.runner.tpu_runner").TPUModelRunner
+    method = getattr(runner, name)
+    return getattr(method, "__wrapped__", method)
+
+
 @pytest.mark.parametrize("change", [None, changed_place, one_has_left, one_is_new, one_had_none])
 def test_the_last_steps_tokens_are_written(change):
-    """As tpu-inference writes them, which is asked where the batch has changed."""
-    runner = importlib.import_module("tpu_inference.runner.tpu_runner").TPUModelRunner
-    original = getattr(runner._modify_prev_results, "__wrapped__", runner._modify_prev_results)
-    asked, kept = [], []
-    for way in (original, _step._written_at_once(lambda self: (asked.append(1), original(self)))):
+    kept = []
+    for way in (original("_modify_prev_results"), _step._written_at_once(refused)):
         sampled = Sampled()
         if change:
             change(sampled)
         way(sampled)
         kept.append(sampled.kept())
     assert kept[0] == kept[1]
-    assert bool(asked) == (change is not None)
     assert kept[0][0]["a"] == [1, 7]
 
 
-def test_a_request_of_the_same_name_is_not_written_to():
-    """tpu-inference stops there."""
-    sampled, asked = Sampled(), []
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"spec_decode_metadata": "some"},
+        {"is_continue_decode": True},
+        {"logits_indices_selector": [1, 0]},
+    ],
+)
+def test_other_tokens_are_written_as_before(other):
+    asked = []
+    _step._written_at_once(asked.append)(Sampled(**other))
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("way", [original("_modify_prev_results"), _step._written_at_once(refused)])
+def test_a_request_of_the_same_name_is_not_written_to(way):
+    sampled = Sampled()
     sampled.requests["b"] = types.SimpleNamespace(output_token_ids=[])
-    _step._written_at_once(asked.append)(sampled)
-    assert asked == [sampled]
+    with pytest.raises(AssertionError):
+        way(sampled)

@@ -347,22 +347,21 @@ def _as_one_array(original: Callable[..., Any]) -> Callable[..., Any]:
 def _written_at_once(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def modify_prev_results(self: Any) -> None:
-        before, batch, requests = self._pre_async_results, self.input_batch, self.requests
-        names, count = before.req_ids, len(before.req_ids)
-        states = [state for _, state, _ in before.request_seq_lens]
+        before, batch = self._pre_async_results, self.input_batch
         if (
             before.spec_decode_metadata is not None
             or before.is_continue_decode
             or before.logits_indices_selector is not None
-            or batch.req_ids[:count] != names
-            or len(states) != count
-            or any(requests[name] is not state for name, state in zip(names, states, strict=True))
         ):
             original(self)
             return
-        tokens = np.asarray(before.next_tokens)[:count]
-        batch.token_ids_cpu[np.arange(count), batch.num_tokens_no_spec[:count] - 1] = tokens
-        for state, token in zip(states, tokens.tolist(), strict=True):
+        rows = batch.req_id_to_index
+        kept = [(i, state) for i, state, _ in before.request_seq_lens if state.req_id in rows]
+        assert all(self.requests[state.req_id] is state for _, state in kept)
+        at = [rows[state.req_id] for _, state in kept]
+        tokens = np.asarray(before.next_tokens)[[i for i, _ in kept]]
+        batch.token_ids_cpu[at, batch.num_tokens_no_spec[at] - 1] = tokens
+        for (_, state), token in zip(kept, tokens.tolist(), strict=True):
             state.output_token_ids[-1] = token
 
     return modify_prev_results
@@ -371,8 +370,8 @@ def _written_at_once(original: Callable[..., None]) -> Callable[..., None]:
 def tokens_in_short_calls() -> None:
     """Around the tokens are eager casts, a key split and taken apart, and a copy seen as a tree.
 
-    With asynchronous scheduling those of the step before take the place of zeros, one by one; where
-    each request of the batch has one, they are written in one assignment.
+    With asynchronous scheduling those of the step before take the place of zeros, request by
+    request; now in one assignment.
     """
     runner = "tpu_inference.runner.tpu_runner"
     _replace(
