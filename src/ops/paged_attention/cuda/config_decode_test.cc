@@ -59,10 +59,10 @@ TEST(ConfigDecode, TilesOfDecodeHoldTheRowsOfASequence) {
     uint32_t threads;
   };
   for (const Case& c : {Case{"a group", DType::kBF16, 8, 64, 64, "LINE_ROWS=16", 416},
-                        {"a large group", DType::kBF16, 9, 64, 64, "LINE_ROWS=32", 384},
+                        {"a large group", DType::kBF16, 9, 64, 64, "LINE_ROWS=32", 512},
                         {"two tokens", DType::kBF16, 4, 32, 16, "LINE_ROWS=16", 416},
                         {"three tokens", DType::kBF16, 2, 60, 20, "LINE_ROWS=16", 416},
-                        {"four tokens", DType::kBF16, 4, 32, 8, "LINE_ROWS=32", 384},
+                        {"four tokens", DType::kBF16, 4, 32, 8, "LINE_ROWS=32", 512},
                         {"fp8", DType::kF8E5M2, 32, 64, 64, "LINE_ROWS=16", 416}}) {
     SCOPED_TRACE(c.what);
     Problem problem = MakeProblem(DType::kF16, c.cache);

@@ -109,8 +109,8 @@ TEST(Config, BlocksOfFewSequencesFindTheirFirstWork) {
   EXPECT_EQ(finds(4, 128), 1);
   // Decode is beside them, a thread of it a sequence.
   EXPECT_EQ(finds(16, 128), 1);
-  EXPECT_EQ(finds(384, 128), 1);
-  EXPECT_EQ(finds(500, 128), 0);
+  EXPECT_EQ(finds(512, 128), 1);
+  EXPECT_EQ(finds(513, 128), 0);
   EXPECT_EQ(finds(32, 80), 1);
   EXPECT_EQ(finds(33, 80), 0);
   EXPECT_EQ(finds(4, 128, DType::kF8E4M3FN), 0);

@@ -25,11 +25,13 @@ constexpr bool IsWide(int rows) { return rows > kDecodeTileRows; }
 inline constexpr int kGroupWarps = 4;  // of a warpgroup
 inline constexpr int kGroups = kDecodeWarps / kGroupWarps;
 // One warp finds the pieces, and loads keys and values by boxes; where those do not fit the pages
-// others copy single rows. The rest write. 13 to 16 warps leave 128 registers a thread, 12 leave
-// 168.
+// others copy single rows. The rest write: of as many warps as leave 128 registers a thread, 16,
+// where tiles have many rows or others copy.
 inline constexpr int kRowWarps = 4;
 constexpr int FirstWriteWarp(bool boxes) { return kDecodeWarps + 1 + (boxes ? 0 : kRowWarps); }
-constexpr int WriteWarps(int rows, bool boxes) { return IsWide(rows) || !boxes ? 3 : 4; }
+constexpr int WriteWarps(int rows, bool boxes) {
+  return IsWide(rows) || !boxes ? 16 - FirstWriteWarp(boxes) : 4;
+}
 constexpr int DecodeThreads(int rows, bool boxes) {
   return 32 * (FirstWriteWarp(boxes) + WriteWarps(rows, boxes));
 }
