@@ -276,7 +276,7 @@ struct Loader {
     work.blocks = static_cast<unsigned>(p.decode_workers);
     work.has_fills = p.line_only != 0 && __reduce_add_sync(kAllLanes, of.tokens) < p.tokens;
     first_seq = -1;
-    is_first = own && !kWide;
+    is_first = own;
     return own;
   }
 
