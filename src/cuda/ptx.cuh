@@ -50,6 +50,11 @@ __device__ __forceinline__ void TouchParams(const T& params) {
   asm volatile("{.reg .pred p; setp.eq.u32 p, %0, 0; @p nanosleep.u32 0;}" ::"r"(any));
 }
 
+// Releases to the device what this thread, and those it has synchronised with, did before an atomic
+// access behind the fence; acquires, behind such an access, what others released. __threadfence()
+// also puts all fences in one order, which takes longer.
+__device__ __forceinline__ void FenceDevice() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 // Copies kBytes from global to shared memory in the background; writes zeros and reads nothing if
 // `read` is false.
 template <int kBytes>

@@ -18,9 +18,9 @@ __device__ __forceinline__ bool ArriveLast(unsigned* counter, unsigned step, IsL
   __shared__ bool last;
   sync();
   if (leader) {
-    __threadfence();
+    FenceDevice();
     last = is_last(atomicAdd(counter, step) + step);
-    __threadfence();
+    FenceDevice();
   }
   sync();
   return last;
