@@ -215,7 +215,6 @@ class ExpertsOnTheDevice(TorchFunctionMode):  # type: ignore[misc]
         )
         self.weights: dict[int, tuple[torch.Tensor, NamedSharding]] = {}  # by their address
         self.parts: collections.deque[jax.Array] = collections.deque()  # that are under way
-        self.octets = 0  # of these
         for layer in model.modules():
             if not isinstance(layer, RoutedExperts) or type(layer.quant_method) not in methods:
                 continue
@@ -231,13 +230,18 @@ class ExpertsOnTheDevice(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         if function is torch.Tensor.copy_:
             place, values = args[:2]
-            if place.untyped_storage().data_ptr() in self.weights:
-                self._place(place, values)
+            if weight := self.weights.get(place.untyped_storage().data_ptr()):
+                self._place(*weight, place, values)
                 return place
         return function(*args, **(kwargs or {}))
 
-    def _place(self, place: torch.Tensor, values: torch.Tensor) -> None:
-        param, sharding = self.weights[place.untyped_storage().data_ptr()]
+    def _place(
+        self,
+        param: torch.Tensor,
+        sharding: NamedSharding,
+        place: torch.Tensor,
+        values: torch.Tensor,
+    ) -> None:
         if place.stride() != param.stride()[param.ndim - place.ndim :]:
             raise UnsupportedError(
                 f"xla_gpu.vllm_xla: experts' weights {tuple(param.shape)} are loaded in parts of "
@@ -251,9 +255,8 @@ class ExpertsOnTheDevice(TorchFunctionMode):  # type: ignore[misc]
         values = values.mT if turned else values.contiguous()
         part = _sending(values, sharding)
         self.parts.append(part)
-        self.octets += part.nbytes
-        while self.octets > _UNDER_WAY:
-            self.octets -= self.parts.popleft().block_until_ready().nbytes
+        while sum(one.nbytes for one in self.parts) > _UNDER_WAY:
+            self.parts.popleft().block_until_ready()
         start = np.unravel_index(place.storage_offset() - param.storage_offset(), param.shape)
         setattr(param, _ARRAY, _placed(whole, part, np.array(start, np.int32), turned))
 

@@ -65,8 +65,8 @@ HopperTile TileOfRows(const Problem& p) {
   return {128, 2, 2, 4, 1};
 }
 
-// Where there are few tiles, two blocks share one, and a block has a multiprocessor to itself, with
-// as many stages as there is room for.
+// Where there are few tiles, two blocks share one, and a block whose tile has few stages gets a
+// multiprocessor to itself and more of them.
 HopperTile ChooseTile(const Problem& p, const cuda::DeviceInfo& device) {
   HopperTile tile = TileOfRows(p);
   const int64_t tiles = MostTiles(p, tile.rows, tile.columns(p));

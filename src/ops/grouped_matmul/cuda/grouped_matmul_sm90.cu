@@ -155,7 +155,7 @@ __device__ __forceinline__ void Load(const Params& p, const TensorMap& lhs, cons
 // Of the tile from its first stage on; `at` is then past its last. Leaves every stage read but the
 // last one, `before`.
 __device__ __forceinline__ void MultiplyPanels(const Params& p, Shared& shared, Place& at,
-                                               float (&sums)[kSums][kTiles][4], int& before) {
+                                               Sums& sums, int& before) {
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
   const Inner inner(p);
   for (int k = inner.begin; k < inner.end; k += kStageInner, at.Next()) {
@@ -186,8 +186,7 @@ __device__ __forceinline__ int FirstColumn(const Tile& tile) {
 }
 
 // Multiplies the sums by the scales of their columns.
-__device__ __forceinline__ void Scale(const Params& p, const Tile& tile, int block,
-                                      float (&sums)[kSums][kTiles][4]) {
+__device__ __forceinline__ void Scale(const Params& p, const Tile& tile, int block, Sums& sums) {
   const int column = FirstColumn(tile);
   if (column >= p.columns) return;
   const float* const scales =
@@ -206,8 +205,7 @@ __device__ __forceinline__ void Scale(const Params& p, const Tile& tile, int blo
 
 // The same of 8 bits: operands are made while the products of those before are computed.
 __device__ __forceinline__ void MultiplyConverted(const Params& p, const Tile& tile, Shared& shared,
-                                                  Place& at, float (&sums)[kSums][kTiles][4],
-                                                  int& before) {
+                                                  Place& at, Sums& sums, int& before) {
   constexpr bool kFolds = SCALE_BLOCKS > 1;
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
   const int block_inner = p.inner / max(p.scale_blocks, 1);
@@ -277,7 +275,7 @@ __device__ __forceinline__ void Multiply(const Params& p, Shared& shared) {
   unsigned parity = 0;  // of the tile
   for (long long number = blockIdx.x / SPLITS; tiles.Find(number, tile);
        number += gridDim.x / SPLITS) {
-    float sums[kSums][kTiles][4];
+    Sums sums;
     int before = -1;  // the stage that is being read still
     if constexpr (kConverts) {
       MultiplyConverted(p, tile, shared, at, sums, before);
@@ -338,12 +336,12 @@ extern "C" __global__ void __launch_bounds__(Threads(GROUPS, BLOCKS), BLOCKS)
   } else {
     __syncthreads();
   }
-  if (threadIdx.x < GROUPS * 128) {
+  if (threadIdx.x < kThreads) {
     if constexpr (BLOCKS == 1) TakeRegisters<232>();
     Multiply(p, shared);
   } else {
     if constexpr (BLOCKS == 1) KeepRegisters<40>();
-    if (threadIdx.x < GROUPS * 128 + 32) Load(p, lhs, rhs, shared);
+    if (threadIdx.x < kThreads + 32) Load(p, lhs, rhs, shared);
   }
   if constexpr (SPLITS > 1) SyncCluster();  // others reach into this block's memory until here
 }

@@ -203,9 +203,9 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
       config.copied_blocks = PrefillBlocks(problem, true);
       config.copied_workers = device.num_sms / config.copied_blocks;
     }
-    // Tiles of fp8 are converted on their way, which the copy engine cannot do.
-    config.boxes = IsSplit(problem) || (!IsFloat8(problem.cache_dtype) && boxes);
     if (!IsSplit(problem)) {  // else all that has no copy is left to attend
+      // Tiles of fp8 are converted on their way, which the copy engine cannot do.
+      config.boxes = !IsFloat8(problem.cache_dtype) && boxes;
       config.prefill_blocks = PrefillBlocks(problem, config.boxes);
       config.prefill_workers = device.num_sms / config.prefill_blocks;
       config.decode_max_rows = kDecodeTileRows;

@@ -43,13 +43,13 @@ std::string Describe(const Problem& problem, const Config& config) {
   } else {
     text += StrCat("no decode launch: ", config.why_not_line);
   }
-  if ((config.decode_sm90 || config.prefill_sm90) && !config.boxes) {
+  const bool terms = problem.cache_dtype == DType::kF32;  // attend takes what has no copy
+  if ((config.decode_sm90 || config.prefill_sm90) && !config.boxes && !terms) {
     text += "; keys by 16 bytes, not by boxes";
   }
   if (!config.prefill_sm90) return StrCat(text, "; no prefill launch: ", config.why_not_prefill);
   if (config.prefill_blocks > 1) text += "; pairs of blocks share keys of prefill";
   if (config.copy_tokens > 0) {
-    const bool terms = problem.query_dtype == DType::kF32;
     text += StrCat(
         "; of sequences with many rows ",
         terms ? "copies of 16-bit terms" : StrCat(InfoOf(problem.query_dtype).name, " copies"),

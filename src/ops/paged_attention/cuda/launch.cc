@@ -60,7 +60,7 @@ StatusOr<Attention> Attention::Load(const Problem& problem, const Config& config
   if (config.copy_tokens > 0) {
     attention.boxes_ =
         std::make_unique<cuda::TensorMaps>(MakeBoxes(CopyOf(problem, config.copy_tokens)));
-  } else if (config.boxes && !IsSplit(problem) && (config.prefill_sm90 || !pairs)) {
+  } else if (config.boxes && (config.prefill_sm90 || !pairs)) {
     attention.boxes_ = std::make_unique<cuda::TensorMaps>(MakeBoxes(problem));
   }
   if (pairs) attention.pairs_ = std::make_unique<cuda::TensorMaps>(MakeBoxes(problem, true));
