@@ -92,8 +92,8 @@ struct ClusterLoader : Loader {
   __device__ __forceinline__ void RunToken(int context, int rank, int head) {
     const SequenceInfo info = {0, 1, context, 0};
     const LinePart part = LinePartOf(p, info);
-    const int length = RangeBlocks(p, kClusterBlocks, part.tile_length);
-    if (rank * length < max(part.blocks, 1)) LoadTile(info, part, 0, 0, 0, rank, length, head);
+    const LineCuts cuts(RangesOf(p, kClusterBlocks, part.tile_length));
+    if (rank < cuts.ranges) LoadTile(info, part, 0, 0, 0, rank, cuts, head);
     LoadKeys();
     Stop();
   }
@@ -113,14 +113,11 @@ struct ClusterLoader : Loader {
     const bool contested = found.contested;
     const int line = __shfl_sync(kAllLanes, info.line_end, 31);
     const int rows = __reduce_add_sync(kAllLanes, info.query_len);
-    // A tile without keys is where another's end is, which nobody waits for.
-    const bool ends_empty =
-        __any_sync(kAllLanes, part.tiles > 0 && part.blocks == 0 && info.line_end == line);
-    const int length = RangeBlocks(p, kClusterBlocks, line + (ends_empty ? p.tile_blocks : 0));
+    const LineCuts cuts(RangesOf(p, kClusterBlocks, line));
     if (contested) {
       LoadContested(rank, head, num_seqs, valid);
-    } else if (rank * length < line) {
-      LoadRange(rank, length, num_seqs, head);
+    } else if (line > 0 && rank < cuts.ranges) {
+      LoadRange(rank, cuts, num_seqs, head);
     }
     LoadKeys();
     if (contested || rows < p.tokens) {

@@ -150,9 +150,10 @@ struct Loader {
     part = LinePartOf(p, info);
   }
 
-  // All tiles, or parts of them, that lie in one of the line's ranges of this length.
-  __device__ __forceinline__ void LoadRange(int range, int length, int num_seqs, int head) {
-    const int begin = range * length;
+  // All tiles, or parts of them, that lie in one of the line's ranges.
+  __device__ __forceinline__ void LoadRange(int range, const LineCuts& cuts, int num_seqs,
+                                            int head) {
+    const int begin = cuts.Begin(range), end = cuts.End(range);
     // The sequence at the range's begin: the first that ends behind it.
     int low = 0, count = num_seqs;
     if (own) {
@@ -164,13 +165,12 @@ struct Loader {
       const int last = min(low + (lane + 1) * step, low + count) - 1;
       const unsigned behind = __ballot_sync(kAllLanes, p.sequences[last].line_end > begin);
       const int of = __ffs(static_cast<int>(behind)) - 1;
-      const int end = low + count;
+      const int last_end = low + count;
       low += of * step;
-      count = min(step, end - low);
+      count = min(step, last_end - low);
     }
     if (low != first_seq) LookAt(low, Sequence(low, num_seqs));
     int at = __ffs(static_cast<int>(__ballot_sync(kAllLanes, info.line_end > begin))) - 1;
-    const int end = begin + length;
     const auto from = [&](int x) { return __shfl_sync(kAllLanes, x, at); };
     while (first_seq + at < num_seqs) {
       const LinePart of = {from(part.tiles), from(part.first_block), from(part.blocks),
@@ -183,7 +183,7 @@ struct Loader {
       for (; tile < of.tiles; ++tile) {
         const int place = first + tile * of.tile_length;
         if (place >= end) return;
-        LoadTile(seq, of, first_seq + at, tile, place, range, length, head);
+        LoadTile(seq, of, first_seq + at, tile, place, range, cuts, head);
       }
       if (++at == 32) {
         LookAt(first_seq + 32, Sequence(first_seq + 32, num_seqs));
@@ -194,9 +194,10 @@ struct Loader {
 
   // The part of a tile, which begins at `place`, in the range.
   __device__ __forceinline__ void LoadTile(const SequenceInfo& info, const LinePart& of, int seq,
-                                           int index, int place, int range, int length, int head) {
-    const int begin = range * length;
-    const int from = max(begin - place, 0), to = min(begin + length - place, of.blocks);
+                                           int index, int place, int range, const LineCuts& cuts,
+                                           int head) {
+    const int begin = cuts.Begin(range), end = cuts.End(range);
+    const int from = max(begin - place, 0), to = min(end - place, of.blocks);
     if (from > 0 && from >= to) return;  // of the tile only its end
     Tile tile;
     tile.kind = kDecodeItem;
@@ -210,14 +211,11 @@ struct Loader {
     tile.key_begin = max(keys.begin, (of.first_block + from) * kSplitTokens);
     tile.key_end = max(tile.key_begin, min(keys.end, (of.first_block + to) * kSplitTokens));
     const auto range_of = [&](int place) {
-      if (place >= begin && place < begin + length) return range;
+      if (place >= begin && place < end) return range;
       if constexpr (kClusterBlocks > 0) {  // no more than 32
-        return __popc(__ballot_sync(kAllLanes, place >= (lane + 1) * length));
+        return __popc(__ballot_sync(kAllLanes, place >= cuts.End(lane)));
       }
-      // There are so few that the quotient is right but for its rounding.
-      const int at =
-          static_cast<int>(__fdividef(static_cast<float>(place), static_cast<float>(length)));
-      return at + (place >= (at + 1) * length ? 1 : place < at * length ? -1 : 0);
+      return cuts.Of(place);
     };
     const int first = range_of(place);
     tile.split = range - first;
@@ -256,7 +254,7 @@ struct Loader {
   struct Work {
     int num_seqs;
     int line;  // its length, 0: there are items
-    int range_blocks;
+    LineRanges ranges;
     unsigned items;
     unsigned blocks;
     int has_fills;
@@ -274,7 +272,7 @@ struct Loader {
     // Launches behind this one may begin when it has waited for the schedule, so some block must.
     own = !__any_sync(kAllLanes, before > of.begin) && (p.line_only != 0 || work.line > 0);
     work.num_seqs = min(max(LoadIndex(p.num_seqs), 0), p.max_seqs);
-    work.range_blocks = RangeBlocks(p, max(p.decode_ranges, 1), work.line);
+    work.ranges = RangesOf(p, max(p.decode_ranges, 1), work.line, work.num_seqs);
     work.blocks = static_cast<unsigned>(p.decode_workers);
     work.has_fills = p.line_only != 0 && __reduce_add_sync(kAllLanes, of.tokens) < p.tokens;
     first_seq = -1;
@@ -290,7 +288,7 @@ struct Loader {
     const WorkHeader header = *p.header;
     work = {.num_seqs = static_cast<int>(header.num_seqs),
             .line = header.line,
-            .range_blocks = header.range_blocks,
+            .ranges = header.ranges,
             .items = p.line_only != 0 ? header.num_items : 0,
             .blocks = header.decode_blocks,
             .has_fills = header.has_fills};
@@ -307,12 +305,13 @@ struct Loader {
     if (lane == 0) shared.has_fills = work.has_fills;
     const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
     const bool works = blockIdx.x < work.blocks;
+    const LineCuts cuts(work.ranges);
     for (unsigned unit = blockIdx.x; works;) {
       const unsigned at = unit / kv_heads;
       const int head = static_cast<int>(unit - at * kv_heads);
       if (work.line > 0) {
-        if (static_cast<long long>(at) * work.range_blocks >= work.line) break;
-        LoadRange(static_cast<int>(at), work.range_blocks, work.num_seqs, head);
+        if (at >= static_cast<unsigned>(cuts.ranges)) break;
+        LoadRange(static_cast<int>(at), cuts, work.num_seqs, head);
       } else if (at >= work.items) {
         break;
       } else if (p.items[at].kind == kDecodeItem) {

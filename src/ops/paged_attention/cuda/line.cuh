@@ -1,7 +1,7 @@
 // The line of decode work: all tiles of all sequences one after the other, each as long as its
 // keys, in blocks of kSplitTokens, and Params::tile_blocks more for its start and end. Cut into
-// ranges of one length, it keeps equal workers busy to the same moment, whatever the lengths; a
-// tile that a cut goes through is split there.
+// ranges of one length, to within a block, it keeps equal workers busy to the same moment, whatever
+// the lengths; a tile that a cut goes through is split there.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_LINE_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_LINE_CUH_
 
@@ -95,13 +95,64 @@ __device__ __forceinline__ LaneSequence FindSequences(const Params& p, bool vali
   return found;
 }
 
-// The length of each of `ranges` ranges at most. Shorter ones would cost more for their start and
-// end than they save.
-__device__ __forceinline__ int RangeBlocks(const Params& p, int ranges, int line) {
+// How a line is cut, into `most` ranges at most. The last tile's end is not waited for.
+__device__ __forceinline__ LineRanges RangesOf(const Params& p, int most, int line) {
+  // Shorter ones would cost more for their start and end than they save.
   constexpr int kLeast = 2;
-  // The last tile's end is not waited for.
-  return max((max(line - p.tile_blocks, 0) + ranges - 1) / ranges, kLeast);
+  const int blocks = max(line - p.tile_blocks, 0);
+  return {max(min(most, (blocks + kLeast - 1) / kLeast), 1), blocks, 0};
 }
+// The same where the line is of `num_seqs` sequences. If those are equally long, cuts go where they
+// begin, and into equal parts of each, or between them alone, unless that makes ranges longer by
+// more than a piece's start and end, or a sixteenth: then no range has an end and a start.
+__device__ __forceinline__ LineRanges RangesOf(const Params& p, int most, int line, int num_seqs) {
+  const LineRanges ranges = RangesOf(p, most, line);
+  // Halves are added so that quotients are right but for their rounding.
+  const auto quotient = [](int x, int y) {
+    return static_cast<int>(__fdividef(static_cast<float>(x) + 0.5f, static_cast<float>(y)));
+  };
+  const int seqs = max(num_seqs, 1);
+  const int together = quotient(seqs - 1, ranges.count) + 1, groups = quotient(seqs, together);
+  const int aligned = groups * quotient(ranges.count, groups);
+  if (groups * together != seqs || quotient(line, seqs) * seqs != line) return ranges;
+  const float blocks = static_cast<float>(line);
+  const float most_blocks = 1.0625f * __fdividef(blocks, static_cast<float>(ranges.count)) +
+                            2.0f * static_cast<float>(p.tile_blocks);
+  if (blocks > most_blocks * static_cast<float>(aligned)) return ranges;
+  return {aligned, line, p.tile_blocks / 2};  // in the middle of a tile's end
+}
+
+// Where the ranges begin: in proportion, so that those of tiles of one length keep their distance
+// from the tiles.
+struct LineCuts {
+  int ranges;
+  int base, rest;  // each has `base` blocks, and all together `rest` more
+  float share;     // of each in the rest
+  int before;
+
+  __device__ __forceinline__ explicit LineCuts(const LineRanges& of)
+      : ranges(of.count),
+        base(of.blocks / of.count),
+        rest(of.blocks - base * of.count),
+        share(__fdividef(1.0f, static_cast<float>(of.count))),
+        before(of.before) {}
+
+  // There are so few that the quotient is right but for its rounding, for which a half is added.
+  __device__ __forceinline__ int Begin(int range) const {
+    const float of_rest = static_cast<float>(range * rest) + 0.5f;
+    return range > 0 ? range * base + static_cast<int>(of_rest * share) - before : 0;
+  }
+  __device__ __forceinline__ int End(int range) const {
+    return range + 1 < ranges ? Begin(range + 1) : 0x7fffffff;
+  }
+  // The range that a place lies in.
+  __device__ __forceinline__ int Of(int place) const {
+    const float length = static_cast<float>(base) + static_cast<float>(rest) * share;
+    const auto from = static_cast<float>(place + before);
+    const int at = min(static_cast<int>(__fdividef(from, length)), ranges - 1);
+    return at + (place >= End(at) ? 1 : place < Begin(at) ? -1 : 0);
+  }
+};
 
 // Rows of the partial results of one part of a tile.
 __device__ __forceinline__ int PartRows(const Params& p) {

@@ -87,6 +87,14 @@ struct alignas(16) SequenceInfo {
   int line_end;
 };
 
+// Of the line of decode work: so many, which share so many blocks equally, and, but for the first,
+// begin so many blocks before their shares.
+struct LineRanges {
+  int count;
+  int blocks;
+  int before;
+};
+
 // What is worst among the sequences.
 enum Order : int {
   kProper = 0,
@@ -112,7 +120,7 @@ struct WorkHeader {
   int copied_tokens;     // of the copy, that are in use
   // For a decode launch.
   int line;                // the length of the line of decode work, 0 if there is none
-  int range_blocks;        // of one of its ranges
+  LineRanges ranges;       // that it is cut into
   unsigned decode_blocks;  // the first so many work, the others leave their room to prefill
   unsigned next_unit;      // the next (range, kv head), or (item, kv head), that nobody has taken
   int has_fills;           // 1: some rows belong to no sequence, and no item fills them

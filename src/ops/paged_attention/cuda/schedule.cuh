@@ -372,7 +372,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
         .next_copied = static_cast<unsigned>(p.copied_workers),
         .copied_tokens = copied_tokens,
         .line = line,
-        .range_blocks = line > 0 ? RangeBlocks(p, shares.decode_ranges, line) : 0,
+        .ranges = RangesOf(p, shares.decode_ranges, line, num_seqs),
         .decode_blocks = static_cast<unsigned>(shares.decode_blocks),
         .next_unit = static_cast<unsigned>(shares.decode_blocks),
         .has_fills = kLineOnly && (totals.order == kContested || totals.owned_tokens < p.tokens)};
