@@ -80,8 +80,7 @@ struct DecodeBarriers {
   Barrier begun[kSlots];  // of single rows: the first are being copied
   Barrier full[kStages], empty[kStages];
   Barrier sums_full[1], sums_empty[1];
-  Barrier half_full[1];  // of wide tiles: the first warpgroup's sums
-  int has_fills;         // some rows belong to no sequence
+  int has_fills;  // some rows belong to no sequence
 };
 
 template <int kHeadDim, int kElement>
@@ -111,8 +110,7 @@ struct alignas(1024) DecodeSharedOf
 };
 
 // Of wide tiles: the warpgroups take stages of 64 keys in turn. Queries and weights lie as operands
-// of the matrix instructions, as keys do, and the second warpgroup adds its sums to those of the
-// first.
+// of the matrix instructions, as keys do.
 template <int kHeadDim, int kRows, bool kBoxes>
 struct alignas(1024) WideDecodeShared : DecodeStages<kHeadDim * 2, 64>,
                                         DecodeBarriers<DecodeStages<kHeadDim * 2, 64>::kStages, 4> {
@@ -121,14 +119,12 @@ struct alignas(1024) WideDecodeShared : DecodeStages<kHeadDim * 2, 64>,
   alignas(1024) char queries[kSlots][kRows * kQueryStride];
   alignas(1024) char weights[kGroups][kRows * 128];  // of 64 keys
   static constexpr int kSumsStride = kHeadDim + 4;
-  static constexpr int kParts = 1;
+  static constexpr int kParts = kGroups;
   static constexpr int kSumRows = kRows;
   alignas(16) float sums[kParts][kSumRows][kSumsStride];
   float max[kRows][kParts];
   float sum[kRows][kParts];
-  // Within and between warpgroups.
   float of_warps[kGroups][kRows][kGroupWarps];
-  float first_max[kRows], first_sum[kRows];
   int seen_begin[kGroups][kRows], seen_end[kGroups][kRows];  // the keys that each row sees
   DecodeSlot slots[kSlots];
   OwnLine<DecodeThreads(kRows, kBoxes)> own;

@@ -73,9 +73,7 @@ __device__ __forceinline__ void InitDecodeBarriers(DecodeMemory& shared) {
   if (!kBoxes) init(shared.begun, 1);
   init(shared.full, kBoxes ? 1 : kRowWarps * 32);
   init(shared.empty, kWide ? kGroupWarps : kDecodeWarps);
-  // Of wide tiles the last warpgroup has added the others' sums to its own.
-  init(shared.sums_full, (kWide ? kGroupWarps : kDecodeWarps) * 32);
-  init(shared.half_full, kGroupWarps * 32);
+  init(shared.sums_full, kDecodeWarps * 32);
   init(shared.sums_empty, kWriteThreads);
   FenceBarrierInit();
 }

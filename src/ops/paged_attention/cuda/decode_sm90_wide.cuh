@@ -3,7 +3,7 @@
 // decode_sm90_compute.cuh keys and values are the first operands of the products, here read from
 // shared memory by the matrix instructions themselves; so are the weights, which a warpgroup's
 // warps put there. They are relative to the same maxima in all four, and of the sums each warp has
-// 16 head dimensions of 64. In the end the second warpgroup adds its sums to those of the first.
+// 16 head dimensions of 64.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_WIDE_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM90_WIDE_CUH_
 
@@ -260,43 +260,26 @@ __device__ __forceinline__ void ComputeWidePiece(const Params& p, DecodeMemory& 
   }
 
   // Hand the sums over.
-  const bool first = group == 0;
-  if (first) {
-    Wait(At(shared.sums_empty, sums), sums.parity ^ 1);
-  } else {
-    Wait(At(shared.half_full, sums), sums.parity);
-  }
+  Wait(At(shared.sums_empty, sums), sums.parity ^ 1);
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = i * 8 + lane % 4 * 2 + h;
-      if (row >= tile.num_rows) continue;
-      float max = softmax.max[i][h], sum = softmax.sum[i][h], keep = 0.0f, own = 1.0f;
-      if (!first) {
-        const float most = fmaxf(max, shared.first_max[row]);
-        const float base = most == -Infinity() ? 0.0f : most;
-        keep = Exp2((shared.first_max[row] - base) * logit.factor);
-        own = Exp2((max - base) * logit.factor);
-        max = most;
-        sum = shared.first_sum[row] * keep + sum * own;
-      }
       if (warp == 0 && lane < 4) {
-        (first ? shared.first_max[row] : shared.max[row][0]) = max;
-        (first ? shared.first_sum[row] : shared.sum[row][0]) = sum;
+        shared.max[row][group] = softmax.max[i][h];
+        shared.sum[row][group] = softmax.sum[i][h];
       }
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
 #pragma unroll
         for (int j = h; j < 4; j += 2) {
-          float& to = shared.sums[0][row][dim_of(panel, j)];
-          const float x = softmax.o[panel][i][j];
-          to = first ? x : to * keep + x * own;
+          shared.sums[group][row][dim_of(panel, j)] = softmax.o[panel][i][j];
         }
       }
     }
   }
-  Arrive(first ? At(shared.half_full, sums) : At(shared.sums_full, sums));
+  Arrive(At(shared.sums_full, sums));
   sums.Next();
 }
 
