@@ -88,11 +88,17 @@ __device__ __forceinline__ RowVector LoadPartial(const float* row, int piece) {
   }
 }
 
+template <int kCount>
+struct Count {
+  static constexpr int value = kCount;
+};
+
 // Merges a piece of each row of the parts of a tile, always in the same order. Loads do not wait
-// for each other: a lane looks at what parts say of a row, and then a warp takes all of its rows at
-// once. There are no more parts than a few a multiprocessor: sums of them need no second level.
+// for each other: a warp takes all of its rows, of two parts, at once, and a lane looks at what the
+// parts say of a row. There are no more parts than a few a multiprocessor: sums of them need no
+// second level.
 __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, int piece, int warp) {
-  constexpr int kRows = (kLineRows + kWriteWarps - 1) / kWriteWarps, kAtOnce = 4;
+  constexpr int kRows = (kLineRows + kWriteWarps - 1) / kWriteWarps;
   const int lane = threadIdx.x % 32;
   const float factor = MakeLogitFactor(p, tile.head).factor;
   const long long first = PartialRow(p, tile, 0, 0);
@@ -100,23 +106,28 @@ __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, in
   const auto row_of = [&](int r) { return min(warp * kRows + r, tile.num_rows - 1); };
   float max = -Infinity(), sum = 0.0f;
   RowVector values[kRows] = {};
-  for (int from = 0; from < tile.splits; from += kAtOnce) {
-    float of_max[kAtOnce], of_sum[kAtOnce];
+  const auto add = [&](int part, auto count) {
+    constexpr int kParts = decltype(count)::value;
+    float of_max[kParts], of_sum[kParts];
+    RowVector x[kParts][kRows];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int part = min(from + i, tile.splits - 1);
-      const long long at = first + static_cast<long long>(part) * tile.rows + own;
-      of_max[i] = from + i < tile.splits ? __ldcg(p.partial_max + at) : -Infinity();
-      of_sum[i] = from + i < tile.splits ? __ldcg(p.partial_sum + at) : 0.0f;
+    for (int i = 0; i < kParts; ++i) {
+      const long long at = first + static_cast<long long>(part + i) * tile.rows;
+      of_max[i] = __ldcg(p.partial_max + at + own);
+      of_sum[i] = __ldcg(p.partial_sum + at + own);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        x[i][r] = LoadPartial(p.partial_out + (at + row_of(r)) * kHeadDim, piece);
+      }
     }
     const float before = max;
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) max = fmaxf(max, of_max[i]);
+    for (int i = 0; i < kParts; ++i) max = fmaxf(max, of_max[i]);
     const float base = max == -Infinity() ? 0.0f : max;
     const float keep = Exp2((before - base) * factor);
     sum *= keep;
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < kParts; ++i) {
       of_max[i] = Exp2((of_max[i] - base) * factor);  // now its weight
       sum += of_sum[i] * of_max[i];
     }
@@ -125,24 +136,18 @@ __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, in
       const float of_row = __shfl_sync(kAllLanes, keep, row_of(r));
 #pragma unroll
       for (int j = 0; j < kRowVector; ++j) values[r].x[j] *= of_row;
-    }
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (from + i >= tile.splits) break;
-      RowVector x[kRows];
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const long long at = first + static_cast<long long>(from + i) * tile.rows + row_of(r);
-        x[r] = LoadPartial(p.partial_out + at * kHeadDim, piece);
-      }
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
+      for (int i = 0; i < kParts; ++i) {
         const float weight = __shfl_sync(kAllLanes, of_max[i], row_of(r));
 #pragma unroll
-        for (int j = 0; j < kRowVector; ++j) values[r].x[j] += x[r].x[j] * weight;
+        for (int j = 0; j < kRowVector; ++j) values[r].x[j] += x[i][r].x[j] * weight;
       }
     }
-  }
+  };
+  int part = 0;
+#pragma unroll 1
+  for (; part + 2 <= tile.splits; part += 2) add(part, Count<2>());
+  if (part < tile.splits) add(part, Count<1>());
 
   const long long own_place = QueryRow(p, tile, own);
   const RowEnd end = FinishRow(p, tile, own_place, factor, max, sum);
