@@ -55,13 +55,14 @@ bool IsDecode(const Problem& problem) {
 }
 
 int LineRows(const Problem& problem) {
-  const int64_t group = problem.group_size();
-  const bool few = HalfTiles(problem);
-  if (problem.head_dim > 128) return few ? kDecodeTileRows / 2 : kDecodeTileRows;
-  if (few || IsFloat8(problem.cache_dtype)) return kDecodeTileRows;
-  // Where sequences have few tokens each, drafts perhaps, all of them are one tile; beside prompts
-  // a sequence has one token.
-  const bool drafts = problem.tokens * group <= problem.max_seqs * kDecodeTileRows * 2;
+  constexpr int kHalf = kDecodeTileRows / 2;
+  if (problem.head_dim > 128) return HalfTiles(problem) ? kHalf : kDecodeTileRows;
+  // Half a narrow tile costs less than a wide one. Where sequences have few tokens each, drafts
+  // perhaps, all of them are one tile; beside prompts a sequence has one token.
+  const int64_t group = problem.group_size(), rows = problem.tokens * group;
+  const bool narrow = group <= kHalf && rows <= problem.max_seqs * kHalf;
+  if (narrow || IsFloat8(problem.cache_dtype)) return kDecodeTileRows;
+  const bool drafts = rows <= problem.max_seqs * kDecodeTileRows * 2;
   return drafts || group > kDecodeTileRows ? 2 * kDecodeTileRows : kDecodeTileRows;
 }
 

@@ -60,7 +60,9 @@ TEST(ConfigDecode, TilesOfDecodeHoldTheRowsOfASequence) {
   };
   for (const Case& c : {Case{"a group", DType::kBF16, 8, 64, 64, "LINE_ROWS=16", 416},
                         {"a large group", DType::kBF16, 9, 64, 64, "LINE_ROWS=32", 384},
-                        {"two tokens", DType::kBF16, 4, 32, 16, "LINE_ROWS=32", 384},
+                        {"two tokens", DType::kBF16, 4, 32, 16, "LINE_ROWS=16", 416},
+                        {"three tokens", DType::kBF16, 2, 60, 20, "LINE_ROWS=16", 416},
+                        {"four tokens", DType::kBF16, 4, 32, 8, "LINE_ROWS=32", 384},
                         {"fp8", DType::kF8E5M2, 32, 64, 64, "LINE_ROWS=16", 416}}) {
     SCOPED_TRACE(c.what);
     Problem problem = MakeProblem(DType::kF16, c.cache);

@@ -31,7 +31,7 @@ TEST(Config, TilesFillAMultiprocessor) {
 }
 
 TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
-  for (const auto& [problem, workers] : {std::pair{MakeChunks(), 264},
+  for (const auto& [problem, workers] : {std::pair{MakeChunks(4), 264},
                                          {MakePrefill(), 264},
                                          {MakePrefill(DType::kF16, 64), 264},
                                          {MakePrefill(DType::kBF16, 96), 264},
@@ -50,7 +50,7 @@ TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
     // Decode has a launch beside it, whose tiles hold drafts of several tokens where that is what
     // sequences have room for.
     const bool decodes = problem.head_dim % 64 == 0 && problem.head_dim != 192;
-    const bool drafts = problem.tokens == 2 * problem.max_seqs;
+    const bool drafts = problem.tokens == 4 * problem.max_seqs;
     EXPECT_EQ(config.decode_sm90, decodes);
     EXPECT_FALSE(config.line_only);
     EXPECT_EQ(config.decode_max_rows, drafts ? 32 : 16);

@@ -51,9 +51,9 @@ inline Config Choose(const Problem& problem, const cuda::DeviceInfo& device) {
 }
 
 // With room for more than decode.
-inline Problem MakeChunks() {
+inline Problem MakeChunks(int64_t tokens_of_each = 2) {
   Problem problem = MakeProblem();
-  problem.tokens = 2 * problem.max_seqs;
+  problem.tokens = tokens_of_each * problem.max_seqs;
   return problem;
 }
 
