@@ -5,6 +5,7 @@
 // XLA_GPU_TEST_GUARDS=0 tensors have no guard bytes around them, for compute-sanitizer.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -206,6 +207,10 @@ TEST_F(PagedAttentionGpuTest, DecodeOfManyPagesAgreesWithReference) {
       }
       spec.max_seqs = std::max<int64_t>(spec.max_seqs, 1);
       spec.max_pages = longest / spec.page_size + 1;
+      if (in(0, 2) == 0) {  // of one length: ranges then begin where sequences do
+        std::ranges::fill(spec.query_lens, 1);
+        std::ranges::fill(spec.context_lens, in(1, longest));
+      }
       // No jumps where weights are of f16.
       if (!IsFloat8(kind.cache) && in(0, 3) == 0) JumpLogits(kind, spec);
       Case c(spec, rng);
@@ -243,6 +248,10 @@ TEST_P(ManyRowsGpuTest, AgreeWithReference) {
     for (int64_t i = many ? in(6, 10) : in(1, 3); i > 0; --i) {
       spec.query_lens.push_back(in(0, 1) == 0 ? most : in(0, most));
       spec.context_lens.push_back(in(0, 9) == 0 ? in(0, most) : in(1, longest));
+    }
+    if (in(0, 2) == 0) {  // of one length
+      std::ranges::fill(spec.query_lens, most);
+      std::ranges::fill(spec.context_lens, in(most, longest));
     }
     if (in(0, 4) == 0) spec.query_lens[0] = in(20, 40);
     spec.max_seqs = std::max<int64_t>(static_cast<int64_t>(spec.query_lens.size()), many ? 8 : 1);
