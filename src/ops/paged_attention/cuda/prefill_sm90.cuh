@@ -556,10 +556,10 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     // What was written before the schedule, without having waited for it.
     if (threadIdx.x == 64) __threadfence();
   }
-  if constexpr (kBlocks == 1) {
-    __syncthreads();
-  } else {
-    SyncCluster();
+  __syncthreads();
+  if constexpr (kBlocks > 1) {
+    ArriveCluster();
+    WaitForCluster();
   }
   if (!kBesideDecode && !finds_first) WaitForLaunchesBefore();
   LetNextLaunchBegin();
