@@ -136,6 +136,13 @@ __device__ __forceinline__ int Quotient(int x, const Divisor& d) {
   return static_cast<int>(__umulhi(static_cast<unsigned>(x), d.magic) >> d.shift);
 }
 
+// 1 / x to within a rounding, of an x that is not subnormal.
+__device__ __forceinline__ float Reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 __device__ __forceinline__ int LoadIndex(const int* pointer) {
   int value;
   asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(value) : "l"(pointer));

@@ -53,8 +53,9 @@ __device__ __forceinline__ void FindOwnLine(const Params& p, DecodeMemory& share
     const int begin = __ldcg(p.query_start_loc + at);
     const int end = __ldcg(p.query_start_loc + at + 1);
     const int context = __ldcg(p.context_lens + at);
-    const bool valid =
-        seq < min(__ldcg(p.num_seqs), p.max_seqs) && AreValid(p, begin, end, context);
+    const int num_seqs = min(max(__ldcg(p.num_seqs), 0), p.max_seqs);
+    if (seq == 0) shared.own.num_seqs = num_seqs;
+    const bool valid = seq < num_seqs && AreValid(p, begin, end, context);
     const LaneSequence found = FindSequences(p, valid, begin, end, context);
     shared.own.infos[seq] = found.info;
     of_warp = {__shfl_sync(kAllLanes, found.info.line_end, 31),
@@ -271,7 +272,7 @@ struct Loader {
     work.line = __shfl_sync(kAllLanes, own_end, 31);
     // Launches behind this one may begin when it has waited for the schedule, so some block must.
     own = !__any_sync(kAllLanes, before > of.begin) && (p.line_only != 0 || work.line > 0);
-    work.num_seqs = min(max(LoadIndex(p.num_seqs), 0), p.max_seqs);
+    work.num_seqs = shared.own.num_seqs;
     work.ranges = RangesOf(p, max(p.decode_ranges, 1), work.line, work.num_seqs);
     work.blocks = static_cast<unsigned>(p.decode_workers);
     work.has_fills = p.line_only != 0 && __reduce_add_sync(kAllLanes, of.tokens) < p.tokens;

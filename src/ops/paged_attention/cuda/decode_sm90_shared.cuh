@@ -71,6 +71,7 @@ struct OwnLine {
   static constexpr int kRoom = kSeqs > 0 ? kSeqs : 1;
   SequenceInfo infos[kRoom];  // line_end: from the warp's first sequence on
   WarpSequences warps[(kRoom + 31) / 32];
+  int num_seqs;
 };
 
 template <int kStages, int kSlots>

@@ -108,48 +108,47 @@ __device__ __forceinline__ LineRanges RangesOf(const Params& p, int most, int li
 __device__ __forceinline__ LineRanges RangesOf(const Params& p, int most, int line, int num_seqs) {
   const LineRanges ranges = RangesOf(p, most, line);
   // Halves are added so that quotients are right but for their rounding.
-  const auto quotient = [](int x, int y) {
-    return static_cast<int>(__fdividef(static_cast<float>(x) + 0.5f, static_cast<float>(y)));
+  const auto half_more = [](int x) { return static_cast<float>(x) + 0.5f; };
+  const auto quotient = [&](int x, int y) {
+    return static_cast<int>(half_more(x) * Reciprocal(static_cast<float>(y)));
   };
   const int seqs = max(num_seqs, 1);
-  const int together = quotient(seqs - 1, ranges.count) + 1, groups = quotient(seqs, together);
-  const int aligned = groups * quotient(ranges.count, groups);
-  if (groups * together != seqs || quotient(line, seqs) * seqs != line) return ranges;
-  const float blocks = static_cast<float>(line);
-  const float most_blocks = 1.0625f * __fdividef(blocks, static_cast<float>(ranges.count)) +
-                            2.0f * static_cast<float>(p.tile_blocks);
-  if (blocks > most_blocks * static_cast<float>(aligned)) return ranges;
+  const float by_seqs = Reciprocal(static_cast<float>(seqs));  // beside what finds the line
+  if (static_cast<int>(half_more(line) * by_seqs) * seqs != line) return ranges;
+  int aligned = seqs * static_cast<int>(half_more(ranges.count) * by_seqs);
+  if (aligned == 0) {
+    const int together = quotient(seqs - 1, ranges.count) + 1;
+    aligned = quotient(seqs, together);
+    if (aligned * together != seqs) return ranges;
+  }
+  const auto blocks = static_cast<float>(line), count = static_cast<float>(ranges.count);
+  const float most_blocks = 1.0625f * blocks + static_cast<float>(2 * p.tile_blocks) * count;
+  if (blocks * count > most_blocks * static_cast<float>(aligned)) return ranges;
   return {aligned, line, p.tile_blocks / 2};  // in the middle of a tile's end
 }
 
 // Where the ranges begin: in proportion, so that those of tiles of one length keep their distance
-// from the tiles.
+// from the tiles. Blocks have to agree on it, no more: f32 does.
 struct LineCuts {
   int ranges;
-  int base, rest;  // each has `base` blocks, and all together `rest` more
-  float share;     // of each in the rest
+  float length;
   int before;
 
   __device__ __forceinline__ explicit LineCuts(const LineRanges& of)
       : ranges(of.count),
-        base(of.blocks / of.count),
-        rest(of.blocks - base * of.count),
-        share(__fdividef(1.0f, static_cast<float>(of.count))),
+        length(static_cast<float>(of.blocks) * Reciprocal(static_cast<float>(of.count))),
         before(of.before) {}
 
-  // There are so few that the quotient is right but for its rounding, for which a half is added.
   __device__ __forceinline__ int Begin(int range) const {
-    const float of_rest = static_cast<float>(range * rest) + 0.5f;
-    return range > 0 ? range * base + static_cast<int>(of_rest * share) - before : 0;
+    return range > 0 ? __float2int_rn(static_cast<float>(range) * length) - before : 0;
   }
   __device__ __forceinline__ int End(int range) const {
     return range + 1 < ranges ? Begin(range + 1) : 0x7fffffff;
   }
   // The range that a place lies in.
   __device__ __forceinline__ int Of(int place) const {
-    const float length = static_cast<float>(base) + static_cast<float>(rest) * share;
     const auto from = static_cast<float>(place + before);
-    const int at = min(static_cast<int>(__fdividef(from, length)), ranges - 1);
+    const int at = min(static_cast<int>(from * Reciprocal(length)), ranges - 1);
     return at + (place >= End(at) ? 1 : place < Begin(at) ? -1 : 0);
   }
 };

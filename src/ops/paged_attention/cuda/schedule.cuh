@@ -372,7 +372,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
         .next_copied = static_cast<unsigned>(p.copied_workers),
         .copied_tokens = copied_tokens,
         .line = line,
-        .ranges = RangesOf(p, shares.decode_ranges, line, num_seqs),
+        .ranges = line > 0 ? RangesOf(p, shares.decode_ranges, line, num_seqs) : LineRanges{},
         .decode_blocks = static_cast<unsigned>(shares.decode_blocks),
         .next_unit = static_cast<unsigned>(shares.decode_blocks),
         .has_fills = kLineOnly && (totals.order == kContested || totals.owned_tokens < p.tokens)};
