@@ -94,7 +94,8 @@ def _attend(inputs: Inputs, caches: list[Any]) -> Call:
     case = inputs.case
     count = torch.full((1,), len(case.contexts), dtype=torch.int32, device=inputs.device)
     rest = (inputs.lens, inputs.tables, inputs.starts, count, case.scale, case.window)
-    return _kept(lambda copy: paged_attention(inputs.q, caches[copy], *rest), "ours")
+    promise = {"max_query_len": inputs.max_query}
+    return _kept(lambda copy: paged_attention(inputs.q, caches[copy], *rest, **promise), "ours")
 
 
 def _interleaved(inputs: Inputs) -> list[torch.Tensor]:

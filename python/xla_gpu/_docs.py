@@ -74,6 +74,9 @@ PAGED_ATTENTION = """
       v_scale: as k_scale, of the stored values.
       causal: False lets every query see the whole context.
       return_lse: also return the log-sum-exp of each row's logits.
+      max_query_len: query rows that a sequence has at most, an int, 0 for unknown: a promise that
+        makes decode of several tokens a sequence faster on a GPU. Where a sequence has more,
+        results are right and the call is slow.
       out_dtype: float32, bfloat16 or float16; None for query's.
       batch_invariant: a sequence's bits do not depend on what else is in the batch; None for what
         the environment variable XLA_GPU_BATCH_INVARIANT says when the call is traced (in eager

@@ -14,6 +14,7 @@ class _Options(TypedDict, Generic[_Number, _DType], total=False):
     k_scale: _Number | None
     v_scale: _Number | None
     causal: bool
+    max_query_len: int
     out_dtype: _DType | None
     batch_invariant: bool | None
 

@@ -72,6 +72,7 @@ class DeviceCall {
     };
     for (const TensorSpec& type : arg_types_) args_.push_back({nullptr, type.dtype, type.shape});
     Attributes attributes;
+    XLA_GPU_RETURN_IF_ERROR(attributes.Add("max_query_len", shape_.max_query_len));
     if (shape_.window > 0) {
       XLA_GPU_RETURN_IF_ERROR(attributes.Add("sliding_window", shape_.window));
     }

@@ -30,6 +30,7 @@ struct TuneShape {
   DType cache_dtype = DType::kBF16;
   int64_t window = 0;
   int64_t soft_cap = 0;
+  int64_t max_query_len = 0;
   int64_t max_seqs = 0;  // room, as the tensors have it; 0: as much as is needed
   int64_t max_tokens = 0;
   int64_t max_context = 0;

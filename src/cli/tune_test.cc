@@ -73,7 +73,8 @@ TEST_F(TuneCommand, ADryRunKeepsNothing) {
   UseFakes();
   for (const std::vector<std::string>& args : std::vector<std::vector<std::string>>{
            {"--chunk", "40", "--context", "30", "--chunk-context", "64"},
-           {"--cache-dtype", "f8e4m3fn", "--context", "64", "--window", "8", "--soft-cap", "5"},
+           {"--cache-dtype", "f8e4m3fn", "--context", "64", "--window", "8", "--soft-cap", "5",
+            "--max-query-len", "1"},
            {"--dtype", "f32", "--context", "70", "--max-tokens", "20", "--head-dim", "7"}}) {
     std::vector<std::string> all = args;
     all.push_back("--dry-run");

@@ -173,6 +173,11 @@ JAX_TABLE = {
     "v2 num_seqs": (lambda: ragged(num_seqs=3), "num_seqs is 3; it must be 0 to 2"),
     "causal text": (lambda: attend(causal="yes"), "causal is str 'yes'; allowed are True and"),
     "return_lse int": (lambda: attend(return_lse=1), "return_lse is int 1; allowed are True and"),
+    "queries negative": (
+        lambda: attend(max_query_len=-1),
+        "'max_query_len' is -1; it must be at least 1, or 0 where it is unknown",
+    ),
+    "queries bool": (lambda: attend(max_query_len=True), "max_query_len is bool True; allowed"),
     "out_dtype int": (
         lambda: attend(out_dtype=jnp.int32),
         "'out_dtype' is \"i32\"; it must be f32",

@@ -81,7 +81,7 @@ def test_the_schemas_functions_are_the_hand_written_ones():
     sinks = jnp.arange(SMALL.q_heads, dtype=jnp.bfloat16)
     rest = {"sinks": sinks, "k_scale": jnp.bfloat16(0.5), "v_scale": 2, "scale": 0.25}
     rest |= {"sliding_window": 3, "soft_cap": 2.0, "causal": False, "return_lse": True}
-    rest |= {"out_dtype": jnp.float16, "batch_invariant": True}
+    rest |= {"max_query_len": 2, "out_dtype": jnp.float16, "batch_invariant": True}
     cache = args.pop("kv_cache")
     pair = {"kv_cache": cache[:, :, 0::2], "v_cache": cache[:, :, 1::2]}
     assert_same_program("paged_attention", args | rest, pair)

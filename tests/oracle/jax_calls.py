@@ -36,6 +36,7 @@ def attention(static: Static, args: Mapping[str, Any]) -> tuple[jax.Array, jax.A
         static.soft_cap or None,
         causal=static.causal,
         return_lse=static.return_lse,
+        max_query_len=static.max_query_len,
         out_dtype=static.out_dtype or None,
         **args,
     )

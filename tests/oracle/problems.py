@@ -45,6 +45,7 @@ class Static:
     k_scale: int = 0  # elements; 0 for none
     v_scale: int = 0
     return_lse: bool = False
+    max_query_len: int = 0  # whether sequences keep it or not
     out_dtype: str = ""  # "" for dtype
 
     @property
@@ -54,6 +55,7 @@ class Static:
     def attrs(self) -> dict[str, Any]:
         """The op's attributes by name, except out_dtype and optional_args."""
         given = {"scale": self.scale, "causal": self.causal, "return_lse": self.return_lse}
+        given["max_query_len"] = self.max_query_len
         caps = {"sliding_window": self.sliding_window, "soft_cap": self.soft_cap}
         return given | {name: value for name, value in caps.items() if value}
 
@@ -120,6 +122,7 @@ def random_static(rng: np.random.Generator) -> Static:
         v_scale=int(pick(scales)),
         return_lse=bool(rng.random() < 0.5),
         out_dtype=str(pick(["", "", "", *FLOATS])),
+        max_query_len=int(pick([0, 0, 1, 4])),
     )
 
 

@@ -58,6 +58,7 @@ def attention_op(static, args):
         static.sliding_window or None,
         static.soft_cap or None,
         causal=static.causal,
+        max_query_len=static.max_query_len,
         out_dtype=getattr(torch, static.out_dtype) if static.out_dtype else None,
         **args,
     )
@@ -78,6 +79,7 @@ def attention_function(static, args):
         static.sliding_window or None,
         static.soft_cap or None,
         causal=static.causal,
+        max_query_len=static.max_query_len,
         return_lse=static.return_lse,
         out_dtype=getattr(torch, static.out_dtype) if static.out_dtype else None,
         **args,

@@ -21,7 +21,7 @@ ATTENTION = (
     "(Tensor query, Tensor kv_cache, Tensor context_lens, Tensor block_tables, "
     "Tensor query_start_loc, Tensor num_seqs, float? scale=None, int? sliding_window=None, "
     "float? soft_cap=None, *, Tensor? v_cache=None, Tensor? sinks=None, Tensor? k_scale=None, "
-    "Tensor? v_scale=None, bool causal=True, ScalarType? out_dtype=None, "
+    "Tensor? v_scale=None, bool causal=True, int max_query_len=0, ScalarType? out_dtype=None, "
     "bool? batch_invariant=None)"
 )
 V3 = (

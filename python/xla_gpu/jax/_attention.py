@@ -67,6 +67,7 @@ def paged_attention(
     v_scale: ArrayLike | None = None,
     causal: bool = True,
     return_lse: bool = False,
+    max_query_len: int = 0,
     out_dtype: DTypeLike | None = None,
     batch_invariant: bool | None = None,
 ) -> Any:
@@ -76,8 +77,10 @@ def paged_attention(
     cache, v_cache = _split_cache("paged_attention", kv_cache)
     count = _count(num_seqs, context_lens)
     args = (query, cache, context_lens, block_tables, query_start_loc, count)
-    attrs = (scale, sliding_window, soft_cap, causal, return_lse, out_dtype, batch_invariant)
-    return invoke("paged_attention", (*args, v_cache, sinks, k_scale, v_scale), attrs)
+    attrs = (scale, sliding_window, soft_cap, causal, return_lse, max_query_len, out_dtype)
+    return invoke(
+        "paged_attention", (*args, v_cache, sinks, k_scale, v_scale), (*attrs, batch_invariant)
+    )
 
 
 @at_callers_line

@@ -141,6 +141,7 @@ def paged_attention(
     v_scale: Scalar | None = None,
     causal: bool = True,
     return_lse: bool = False,
+    max_query_len: int = 0,
     out_dtype: torch.dtype | None = None,
     batch_invariant: bool | None = None,
 ) -> Any:
@@ -158,17 +159,18 @@ def paged_attention(
         and (sliding_window is None or type(sliding_window) is int)
         and (soft_cap is None or type(soft_cap) is float)
         and causal is True
+        and type(max_query_len) is int
         and out_dtype is None
         and batch_invariant is None
         and not _is_compiling()
         and _is_ordinary(_attention, args)
     ):
-        options = (scale, sliding_window, soft_cap, *_DEFAULTS)
+        options = (scale, sliding_window, soft_cap, True, max_query_len, None, None)
         return (_attention_lse if return_lse else _attention)(args, options)
     names = (*_attention.form.required, "sinks", "k_scale", "v_scale")
     given = dict(zip(names, (*args, sinks, k_scale, v_scale)))
-    attrs = (scale, sliding_window, soft_cap, causal, return_lse, out_dtype, batch_invariant)
-    return _checked_attention(given, dict(zip(_ATTRIBUTES, attrs)))
+    attrs = (scale, sliding_window, soft_cap, causal, return_lse, max_query_len, out_dtype)
+    return _checked_attention(given, dict(zip(_ATTRIBUTES, (*attrs, batch_invariant))))
 
 
 def _checked_attention(given: dict[str, Any], attrs: dict[str, Any]) -> Any:
@@ -190,12 +192,6 @@ def _checked_attention(given: dict[str, Any], attrs: dict[str, Any]) -> Any:
 _attention = _kernels.kernel(_schema.FORMS["paged_attention"], ())
 _attention_lse = _kernels.kernel(_schema.FORMS["paged_attention_with_lse"], ())
 _ATTRIBUTES = tuple(attr.name for attr in _attention.form.op.attrs)
-# Of the attributes that are given by name only.
-_DEFAULTS = tuple(
-    None if attr.none_is_default else attr.default
-    for attr in _attention.form.attrs
-    if attr.keyword_only
-)
 
 
 _Cache = TypeVar("_Cache", torch.Tensor, tuple[torch.Tensor, torch.Tensor])

@@ -33,6 +33,7 @@ from xla_gpu.vllm_cuda import KNOWN
 
 _attention = INPUTS["paged_attention"]
 _MAX_HEAD_SIZE = 512
+_MOST_QUERIES = 32  # the rows of the widest tile of decode
 _FP8 = {
     "fp8": torch.float8_e4m3fn,
     "fp8_e4m3": torch.float8_e4m3fn,
@@ -166,6 +167,8 @@ class XlaGpuMetadata:
       seq_lens: [seqs], tokens in the cache, the new ones included.
       block_table: [seqs, max_blocks].
       num_seqs: [1], always all of them: those that pad a CUDA graph's batch have no rows.
+      max_query_len: of a sequence at most, of a CUDA graph in each of its replays; 0 where that is
+        too many for the op to choose other kernels.
       causal: False where queries see later keys too.
     """
 
@@ -173,6 +176,7 @@ class XlaGpuMetadata:
     seq_lens: torch.Tensor
     block_table: torch.Tensor
     num_seqs: torch.Tensor
+    max_query_len: int
     causal: bool
 
 
@@ -185,8 +189,9 @@ def _count(number: int, device: torch.device) -> torch.Tensor:
 class XlaGpuMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
     """Batches for the op. It copies nothing, so a CUDA graph reads what vLLM writes for each step.
 
-    The op plans by shapes alone and reads starts, lengths and tables on the device: a graph serves
-    every batch of its shapes, decode, prefill or both.
+    The op plans by shapes and max_query_len, and reads starts, lengths and tables on the device: a
+    graph serves every batch of its shapes, decode, prefill or both. vLLM captures those of uniform
+    decode with the queries of each, and others with all of a batch's tokens, as max_query_len.
     """
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
@@ -226,6 +231,7 @@ class XlaGpuMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
             seq_lens=common.seq_lens[:seqs],
             block_table=common.block_table_tensor[:seqs],
             num_seqs=_count(seqs, common.seq_lens.device),
+            max_query_len=common.max_query_len if common.max_query_len <= _MOST_QUERIES else 0,
             causal=common.causal,
         )
 
@@ -352,6 +358,7 @@ class XlaGpuImpl(AttentionImpl):  # type: ignore[misc]
             k_scale=k_scale,
             v_scale=v_scale,
             causal=attn_metadata.causal,
+            max_query_len=attn_metadata.max_query_len,
             batch_invariant=self.batch_invariant,
         )
         run(tensors, options, output)

@@ -15,6 +15,7 @@ namespace paged_attention {
 namespace {
 
 constexpr char kName[] = "paged_attention";
+constexpr char kMaxQueryLen[] = "max_query_len";
 
 // Positions in the schema.
 enum Arg {
@@ -73,11 +74,18 @@ Op MakeOp() {
                    .rank = 2,
                    .dtype = "f32"},
                   Workspace()},
-      .attrs = AttentionAttrs(kNames, {{.name = "return_lse",
-                                        .type = AttrType::kBool,
-                                        .doc = "also give lse",
-                                        .default_value = false,
-                                        .keyword_only = true}}),
+      .attrs = AttentionAttrs(
+          kNames, {{.name = "return_lse",
+                    .type = AttrType::kBool,
+                    .doc = "also give lse",
+                    .default_value = false,
+                    .keyword_only = true},
+                   {.name = kMaxQueryLen,
+                    .type = AttrType::kInt,
+                    .doc = "query rows that a sequence has at most, a promise that makes decode of "
+                           "few faster; 0: unknown. Longer ones are slow but right",
+                    .default_value = int64_t{0},
+                    .keyword_only = true}}),
       .instead_of_gradient = "it is an op for inference",
       .instead_of_batching =
           "a call already takes a batch of sequences: give each its row of "
@@ -155,6 +163,12 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   XLA_GPU_RETURN_IF_ERROR(ParseIndices(args, problem));
   XLA_GPU_RETURN_IF_ERROR(ParseOptions(kNames, args, attributes, problem));
   problem.return_lse = attributes.GetBool("return_lse");
+  const int64_t max_query_len = attributes.GetInt(kMaxQueryLen);
+  if (max_query_len < 0) {
+    return InvalidArgument(kName, ": attribute '", kMaxQueryLen, "' is ", max_query_len,
+                           "; it must be at least 1, or 0 where it is unknown");
+  }
+  if (problem.batch_invariant == 0) problem.max_query_len = std::min(max_query_len, kMaxIndex);
   return problem;
 }
 

@@ -76,6 +76,15 @@ TEST(PagedAttention, AttributesMayBeLeftOut) {
   EXPECT_EQ(problem.soft_cap, 0.0f);
 }
 
+TEST(PagedAttention, BatchInvariantCallsKnowNoPromise) {
+  TypedCall call = MakeCall();
+  EXPECT_EQ(call.With(ProblemFromCall)->max_query_len, 0);
+  call.attrs["max_query_len"] = int64_t{3};
+  EXPECT_EQ(call.With(ProblemFromCall)->max_query_len, 3);
+  call.attrs["batch_invariant"] = true;
+  EXPECT_EQ(call.With(ProblemFromCall)->max_query_len, 0);
+}
+
 TEST(PagedAttention, AttributesReachTheProblem) {
   TypedCall call = MakeCall();
   call.attrs["scale"] = int64_t{2};  // an int stands for a float
@@ -230,6 +239,8 @@ const BadInput kBadInputs[] = {
      "attribute 'sliding_window' is -1; it must be at least 1, or left out for no window"},
     {"WindowZero", [](TypedCall& c) { c.attrs["sliding_window"] = int64_t{0}; },
      "attribute 'sliding_window' is 0; it must be at least 1, or left out for no window"},
+    {"QueriesNegative", [](TypedCall& c) { c.attrs["max_query_len"] = int64_t{-1}; },
+     "attribute 'max_query_len' is -1; it must be at least 1, or 0 where it is unknown"},
     {"WindowFloat", [](TypedCall& c) { c.attrs["sliding_window"] = 4.0; },
      "attribute 'sliding_window' is float 4; it must be int"},
     {"SoftCapNegative", [](TypedCall& c) { c.attrs["soft_cap"] = -1.0; },

@@ -29,6 +29,10 @@ struct Problem : paged_cache::CacheShape, Options {
   int64_t max_seqs = 0;
   int64_t max_pages_per_seq = 0;  // columns of block_tables
 
+  // Of a sequence at most, as the caller promises: a matter of speed alone. 0: unknown, as always
+  // in batch_invariant calls, whose bits must not depend on it.
+  int64_t max_query_len = 0;
+
   // Features.
   int64_t sliding_window = 0;  // 0: none
   bool has_sinks = false;      // f32 [q_heads]

@@ -54,6 +54,7 @@ struct CaseSpec {
   double soft_cap = 0;
   bool causal = true;
   bool return_lse = true;
+  int64_t max_query_len = 0;  // whether sequences keep it or not
   bool sinks = false;
   int64_t k_scale_size = 0;
   int64_t v_scale_size = 0;
@@ -69,7 +70,7 @@ struct CaseSpec {
                   " context_lens ", StrJoin(context_lens, ","), " scale ", scale, " window ",
                   sliding_window, " cap ", soft_cap, " causal ", causal, " sinks ", sinks,
                   " k_scale ", k_scale_size, " v_scale ", v_scale_size, " non_finite ", non_finite,
-                  " disorder ", disorder, " shift ", shift);
+                  " disorder ", disorder, " shift ", shift, " max_query_len ", max_query_len);
   }
 };
 
@@ -273,6 +274,7 @@ class Case {
     if (spec_.soft_cap != 0) Add("soft_cap", spec_.soft_cap);
     Add("causal", spec_.causal);
     Add("return_lse", spec_.return_lse);
+    Add("max_query_len", spec_.max_query_len);
     Add("out_dtype", std::string_view(spec_.out_dtype));
     Add("optional_args", std::string_view(optional_args_));
   }
@@ -351,6 +353,7 @@ inline CaseSpec RandomSpec(std::mt19937_64& rng) {
   if (chance(fp8 ? 80 : 10)) s.v_scale_size = chance(50) ? 1 : s.kv_heads;
   if (chance(25)) s.non_finite = in(1, 4);
   s.disorder = chance(15);
+  if (chance(20)) s.max_query_len = in(1, 6);
   return s;
 }
 

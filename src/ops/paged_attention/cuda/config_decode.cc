@@ -40,9 +40,13 @@ const char* WhyNotSm90Decode(const Problem& problem, const cuda::DeviceInfo& dev
   return whole ? nullptr : "head_dim of an fp8 cache";
 }
 
-// A token of each sequence at most, whose rows are half a tile at most.
+constexpr int kHalfTile = kDecodeTileRows / 2;
+
+// A token of each sequence at most, or several by promise, whose rows are half a tile at most.
 bool HalfTiles(const Problem& problem) {
-  return problem.tokens <= problem.max_seqs && problem.group_size() <= kDecodeTileRows / 2;
+  const int64_t promised = PromisedRows(problem);
+  if (promised > 0) return promised <= kHalfTile;
+  return problem.tokens <= problem.max_seqs && problem.group_size() <= kHalfTile;
 }
 
 }  // namespace
@@ -51,18 +55,21 @@ bool IsDecode(const Problem& problem) {
   const int64_t most_rows = IsFloat8(problem.cache_dtype) || problem.head_dim > 128 ? 32 : 128;
   const int64_t few_rows = std::min(most_rows, int64_t{2} * kDecodeTileRows * problem.max_seqs);
   return problem.tokens > 0 && problem.max_seqs > 0 &&
-         (problem.tokens <= problem.max_seqs || problem.tokens * problem.group_size() <= few_rows);
+         (PromisedRows(problem) > 0 || problem.tokens <= problem.max_seqs ||
+          problem.tokens * problem.group_size() <= few_rows);
 }
 
 int LineRows(const Problem& problem) {
-  constexpr int kHalf = kDecodeTileRows / 2;
-  if (problem.head_dim > 128) return HalfTiles(problem) ? kHalf : kDecodeTileRows;
+  if (problem.head_dim > 128) return HalfTiles(problem) ? kHalfTile : kDecodeTileRows;
   // Half a narrow tile costs less than a wide one. Where sequences have few tokens each, drafts
   // perhaps, all of them are one tile; beside prompts a sequence has one token.
-  const int64_t group = problem.group_size(), rows = problem.tokens * group;
-  const bool narrow = group <= kHalf && rows <= problem.max_seqs * kHalf;
+  const int64_t group = problem.group_size(), promised = PromisedRows(problem);
+  const int64_t rows =
+      promised > 0 ? promised
+                   : CeilDiv(problem.tokens * group, std::max(problem.max_seqs, int64_t{1}));
+  const bool narrow = group <= kHalfTile && rows <= kHalfTile;
   if (narrow || IsFloat8(problem.cache_dtype)) return kDecodeTileRows;
-  const bool drafts = rows <= problem.max_seqs * kDecodeTileRows * 2;
+  const bool drafts = rows <= 2 * kDecodeTileRows;
   return drafts || group > kDecodeTileRows ? 2 * kDecodeTileRows : kDecodeTileRows;
 }
 

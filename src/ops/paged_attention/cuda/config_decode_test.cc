@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "src/core/strings.h"
 #include "src/ops/paged_attention/cuda/config_testing.h"
@@ -77,6 +78,52 @@ TEST(ConfigDecode, TilesOfDecodeHoldTheRowsOfASequence) {
     EXPECT_THAT(l.attend[0].spec.defines, Contains(c.define));
     EXPECT_EQ(l.attend[0].config.block[0], c.threads);
     EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
+  }
+}
+
+// A promise that sequences have no more rows than a tile, or one token each, leaves out the
+// launches of longer ones, and the room that those would take.
+TEST(ConfigDecode, APromiseLeavesDecodeAlone) {
+  struct Case {
+    const char* what;
+    DType query, cache;
+    int64_t head_dim, group, queries;
+    const char* launches;
+    const char* define;
+  };
+  constexpr DType kBF16 = DType::kBF16, kF8 = DType::kF8E4M3FN, kF32 = DType::kF32;
+  for (const Case& c :
+       {Case{"a token, padding", kBF16, kBF16, 128, 4, 1, "decode", "LINE_ROWS=16"},
+        {"a token of a large group", kBF16, kBF16, 128, 40, 1, "decode", "LINE_ROWS=32"},
+        {"half a tile", kBF16, kBF16, 128, 4, 2, "decode", "LINE_ROWS=16"},
+        {"a tile", kBF16, kBF16, 128, 4, 8, "decode", "LINE_ROWS=32"},
+        {"more", kBF16, kBF16, 128, 4, 9, "prefill+attend+decode", "LINE_ROWS=16"},
+        {"a tile of fp8", kBF16, kF8, 128, 4, 4, "decode", "LINE_ROWS=16"},
+        {"more of fp8", kBF16, kF8, 128, 4, 5, "prefill+attend", nullptr},
+        {"half a tile of wide heads", kBF16, kBF16, 256, 4, 2, "decode", "LINE_ROWS=8"},
+        {"a tile of wide heads", kBF16, kBF16, 256, 4, 4, "decode", "LINE_ROWS=16"},
+        {"more of wide heads", kBF16, kBF16, 256, 4, 5, "prefill+attend+decode", "LINE_ROWS=16"},
+        {"f32", kF32, kF32, 128, 4, 4, "attend", nullptr}}) {
+    SCOPED_TRACE(c.what);
+    Problem problem = MakeProblem(c.query, c.cache, c.head_dim);
+    problem.q_heads = c.group * problem.kv_heads;
+    problem.tokens = 16 * problem.max_seqs;
+    const int64_t bytes = WorkspaceBytes(problem);
+    EXPECT_THAT(NameOf(Choose(problem, kH200)), testing::StartsWith("prefill+"));
+    problem.max_query_len = c.queries;
+    const Config config = Choose(problem, kH200);
+    EXPECT_EQ(NameOf(config), c.launches);
+    EXPECT_LE(WorkspaceBytes(problem), bytes);
+    EXPECT_EQ(NameOf(Choose(problem, kB200)), "attend");
+    const Launches l = MakeLaunches(problem, config);
+    if (c.define == nullptr) continue;
+    EXPECT_THAT(l.attend[0].spec.defines, Contains(c.define));
+    const PlannedParams planned = PlanParams(problem, config);
+    const Params& p = planned.params;
+    EXPECT_LE(p.line_partials + 2 * p.decode_ranges * p.kv_heads * p.line_rows,
+              planned.workspace.partial_capacity);
+    // Longer sequences are work of the line, too.
+    if (config.line_only) EXPECT_EQ(p.decode_max_rows, std::numeric_limits<int>::max());
   }
 }
 

@@ -44,12 +44,26 @@ inline int WidestTile(const Problem& problem) {
 // Blocks of the attend launch at most: more than the largest devices hold.
 inline int64_t MostWorkers(const Problem& problem) { return TensorCoresTake(problem) ? 320 : 640; }
 
+// The most rows that a decode kernel's tile can have.
+inline int64_t MostLineRows(const Problem& problem) {
+  const bool wide = !IsFloat8(problem.cache_dtype) && problem.head_dim <= 128;
+  return (wide ? 2 : 1) * int64_t{kDecodeTileRows};
+}
+
+// Rows of a sequence at most, where the call promises that, and one tile holds them or they are of
+// one token; else 0: unknown.
+inline int64_t PromisedRows(const Problem& problem) {
+  const int64_t rows = problem.max_query_len * problem.group_size();
+  return problem.max_query_len == 1 || rows <= MostLineRows(problem) ? rows : 0;
+}
+
 // Whether a prefill launch could pay, whatever the device: a batch with as many sequences as the
 // problem has room for would decode more than two tokens of each; or so many more than one of each
 // that an empty launch hardly shows beside them.
 inline bool HasPrefill(const Problem& problem) {
   constexpr int64_t kFewTokens = 32;
-  return problem.tokens - problem.max_seqs > std::min(problem.max_seqs, kFewTokens);
+  return PromisedRows(problem) == 0 &&
+         problem.tokens - problem.max_seqs > std::min(problem.max_seqs, kFewTokens);
 }
 
 // Tokens that the copy of keys and values of fp8 or f32 has room for (copy.cuh), 0 where there is
@@ -88,8 +102,9 @@ bool BoxesFit(const Problem& problem, const cuda::DeviceInfo& device);
 // Whether a head's values lie right behind its keys, so that decode's boxes bring both.
 bool ReadsPairs(const Problem& problem);
 
-// Whether the decode kernels do well whatever the batch is: there is at most a token of each
-// sequence that there is room for, or so few that no sequence has many rows.
+// Whether the decode kernels do well whatever the batch is: sequences have few rows by promise, or
+// there is at most a token of each sequence that there is room for, or so few that no sequence has
+// many rows.
 bool IsDecode(const Problem& problem);
 // Whether they are worth a launch of their own, beside the one that takes longer sequences.
 bool IsMixed(const Problem& problem);

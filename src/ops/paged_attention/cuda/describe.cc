@@ -2,7 +2,7 @@
 #include <string>
 
 #include "src/core/strings.h"
-#include "src/ops/paged_attention/cuda/config.h"
+#include "src/ops/paged_attention/cuda/config_parts.h"
 
 namespace xla_gpu::paged_attention {
 namespace {
@@ -20,14 +20,18 @@ std::string DescribeLaunch(const KernelLaunch& launch) {
 
 std::string Describe(const Problem& problem) {
   const bool same = problem.out_dtype == problem.query_dtype;
-  return StrCat(
-      InfoOf(problem.query_dtype).name, "[", problem.tokens, ",", problem.q_heads, ",",
-      problem.head_dim, "]", same ? "" : StrCat(" to ", InfoOf(problem.out_dtype).name), ", ",
-      InfoOf(problem.cache_dtype).name, " cache of ", problem.kv_heads, " kv heads, pages of ",
-      problem.page_size, ", room for ", problem.max_seqs, " sequences of ", problem.max_context(),
-      " keys", problem.sliding_window > 0 ? StrCat(", window ", problem.sliding_window) : "",
-      problem.soft_cap != 0 ? ", soft cap" : "", problem.causal != 0 ? "" : ", not causal",
-      problem.batch_invariant != 0 ? ", batch invariant" : "");
+  return StrCat(InfoOf(problem.query_dtype).name, "[", problem.tokens, ",", problem.q_heads, ",",
+                problem.head_dim, "]", same ? "" : StrCat(" to ", InfoOf(problem.out_dtype).name),
+                ", ", InfoOf(problem.cache_dtype).name, " cache of ", problem.kv_heads,
+                " kv heads, pages of ", problem.page_size, ", room for ", problem.max_seqs,
+                " sequences of ", problem.max_context(), " keys",
+                PromisedRows(problem) > 0
+                    ? StrCat(", of at most ", problem.max_query_len, " queries a sequence")
+                    : "",
+                problem.sliding_window > 0 ? StrCat(", window ", problem.sliding_window) : "",
+                problem.soft_cap != 0 ? ", soft cap" : "",
+                problem.causal != 0 ? "" : ", not causal",
+                problem.batch_invariant != 0 ? ", batch invariant" : "");
 }
 
 std::string Describe(const Problem& problem, const Config& config) {

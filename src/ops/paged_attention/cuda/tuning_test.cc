@@ -150,6 +150,7 @@ TEST(Describe, TellsProblemsApart) {
   expect_new([](Problem& p) { p.page_size = 32; });
   expect_new([](Problem& p) { p.max_seqs = 2; });
   expect_new([](Problem& p) { p.max_pages_per_seq = 7; });
+  expect_new([](Problem& p) { p.max_query_len = 1; });
   expect_new([](Problem& p) { p.sliding_window = 128; });
   expect_new([](Problem& p) { p.soft_cap = 30; });
   expect_new([](Problem& p) { p.causal = 0; });
