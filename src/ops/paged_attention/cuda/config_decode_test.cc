@@ -123,7 +123,9 @@ TEST(ConfigDecode, APromiseLeavesDecodeAlone) {
     EXPECT_LE(p.line_partials + 2 * p.decode_ranges * p.kv_heads * p.line_rows,
               planned.workspace.partial_capacity);
     // Longer sequences are work of the line, too.
-    if (config.line_only) EXPECT_EQ(p.decode_max_rows, std::numeric_limits<int>::max());
+    if (config.line_only) {
+      EXPECT_EQ(p.decode_max_rows, std::numeric_limits<int>::max());
+    }
   }
 }
 
