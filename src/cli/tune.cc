@@ -100,7 +100,7 @@ int RunTune(const Invocation& invocation) {
           {"--max-query-len",
            "N",
            &shape.max_query_len,
-           "new tokens of a sequence that calls promise not to exceed, 0 for no promise",
+           "most new tokens of a sequence, as promised, 0: no promise",
            {},
            0},
           {"--max-seqs", "N", &shape.max_seqs, "sequences that there is room for", {}, 0},
