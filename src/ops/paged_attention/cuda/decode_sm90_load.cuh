@@ -308,11 +308,10 @@ struct Loader {
     const bool works = blockIdx.x < work.blocks;
     const LineCuts cuts(work.ranges);
     if constexpr (kBoxes) {
-      // One unit a block, and tiles whose ends are little beside their keys.
+      // No prefill beside them, a unit each, and tiles whose ends are little beside their keys.
       const unsigned units = static_cast<unsigned>(cuts.ranges) * kv_heads;
-      if (p.line_only != 0 && units <= work.blocks && work.line / 16 >= work.num_seqs) {
-        boxes.paced = units;
-      }
+      const bool alone = work.blocks == static_cast<unsigned>(p.decode_workers);
+      if (alone && units <= work.blocks && work.line / 16 >= work.num_seqs) boxes.paced = units;
     }
     for (unsigned unit = blockIdx.x; works;) {
       const unsigned at = unit / kv_heads;
