@@ -88,10 +88,10 @@ __device__ __forceinline__ RowVector LoadPartial(const float* row, int piece) {
   }
 }
 
-// Merges a piece of each row of the parts of a tile, always in the same order; a warp has kRows rows
-// at most. Loads do not wait for each other: a warp takes all of its rows, of as many parts as there
-// is room for, at once, and a lane looks at what the parts say of a row. There are no more parts
-// than a few a multiprocessor: sums of them need no second level.
+// Merges a piece of each row of the parts of a tile, always in the same order; a warp has kRows
+// rows at most. Loads do not wait for each other: a warp takes all of its rows, of as many parts as
+// there is room for, at once, and a lane looks at what the parts say of a row. There are no more
+// parts than a few a multiprocessor: sums of them need no second level.
 template <int kRows>
 __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, int piece, int warp) {
   constexpr int kParts = kRows < 4 ? 8 / kRows : 2;
