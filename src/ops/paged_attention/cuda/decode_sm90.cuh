@@ -102,8 +102,7 @@ __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, in
   const auto row_of = [&](int r) { return min(warp * kRows + r, tile.num_rows - 1); };
   float max = -Infinity(), sum = 0.0f;
   RowVector values[kRows] = {};
-#pragma unroll 1
-  for (int part = 0; part < tile.splits; part += kParts) {
+  const auto add = [&](int part, int count) {
     float of_max[kParts], of_sum[kParts];
     RowVector x[kParts][kRows];
 #pragma unroll
@@ -111,7 +110,7 @@ __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, in
       of_max[i] = -Infinity(), of_sum[i] = 0.0f;
 #pragma unroll
       for (int r = 0; r < kRows; ++r) x[i][r] = {};
-      if (part + i >= tile.splits) continue;
+      if (i >= count) continue;
       const long long at = first + static_cast<long long>(part + i) * tile.rows;
       of_max[i] = __ldcg(p.partial_max + at + own);
       of_sum[i] = __ldcg(p.partial_sum + at + own);
@@ -143,7 +142,11 @@ __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, in
         for (int j = 0; j < kRowVector; ++j) values[r].x[j] += x[i][r].x[j] * weight;
       }
     }
-  }
+  };
+  int part = 0;
+#pragma unroll 1
+  for (; part + kParts <= tile.splits; part += kParts) add(part, kParts);
+  if (part < tile.splits) add(part, tile.splits - part);
 
   const long long own_place = QueryRow(p, tile, own);
   const RowEnd end = FinishRow(p, tile, own_place, factor, max, sum);
