@@ -88,17 +88,13 @@ __device__ __forceinline__ RowVector LoadPartial(const float* row, int piece) {
   }
 }
 
-template <int kCount>
-struct Count {
-  static constexpr int value = kCount;
-};
-
-// Merges a piece of each row of the parts of a tile, always in the same order. Loads do not wait
-// for each other: a warp takes all of its rows, of two parts, at once, and a lane looks at what the
-// parts say of a row. There are no more parts than a few a multiprocessor: sums of them need no
-// second level.
+// Merges a piece of each row of the parts of a tile, always in the same order; a warp has kRows
+// rows at most. Loads do not wait for each other: a warp takes all of its rows, of as many parts as
+// there is room for, at once, and a lane looks at what the parts say of a row. There are no more
+// parts than a few a multiprocessor: sums of them need no second level.
+template <int kRows>
 __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, int piece, int warp) {
-  constexpr int kRows = (kLineRows + kWriteWarps - 1) / kWriteWarps;
+  constexpr int kParts = kRows < 4 ? 8 / kRows : 2;
   const int lane = threadIdx.x % 32;
   const float factor = MakeLogitFactor(p, tile.head).factor;
   const long long first = PartialRow(p, tile, 0, 0);
@@ -106,12 +102,15 @@ __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, in
   const auto row_of = [&](int r) { return min(warp * kRows + r, tile.num_rows - 1); };
   float max = -Infinity(), sum = 0.0f;
   RowVector values[kRows] = {};
-  const auto add = [&](int part, auto count) {
-    constexpr int kParts = decltype(count)::value;
+  const auto add = [&](int part, int count) {
     float of_max[kParts], of_sum[kParts];
     RowVector x[kParts][kRows];
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
+      of_max[i] = -Infinity(), of_sum[i] = 0.0f;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) x[i][r] = {};
+      if (i >= count) continue;
       const long long at = first + static_cast<long long>(part + i) * tile.rows;
       of_max[i] = __ldcg(p.partial_max + at + own);
       of_sum[i] = __ldcg(p.partial_sum + at + own);
@@ -146,8 +145,8 @@ __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, in
   };
   int part = 0;
 #pragma unroll 1
-  for (; part + 2 <= tile.splits; part += 2) add(part, Count<2>());
-  if (part < tile.splits) add(part, Count<1>());
+  for (; part + kParts <= tile.splits; part += kParts) add(part, kParts);
+  if (part < tile.splits) add(part, tile.splits - part);
 
   const long long own_place = QueryRow(p, tile, own);
   const RowEnd end = FinishRow(p, tile, own_place, factor, max, sum);
@@ -191,8 +190,15 @@ __device__ __forceinline__ void WritePieces(const Params& p, DecodeMemory& share
     }
     Arrive(At(shared.slot_empty, at));
     if (tile.splits > 1 && ArriveLast(arrivals, tile.splits, leader, sync)) {
+      constexpr int kRows = (kLineRows + kWriteWarps - 1) / kWriteWarps;
 #pragma unroll 1
-      for (int piece = 0; piece < kRowPieces; ++piece) MergeParts(p, tile, piece, warp);
+      for (int piece = 0; piece < kRowPieces; ++piece) {
+        if (tile.num_rows <= kWriteWarps) {
+          MergeParts<1>(p, tile, piece, warp);
+        } else {
+          MergeParts<kRows>(p, tile, piece, warp);
+        }
+      }
     }
   }
 }

@@ -67,6 +67,30 @@ struct KeyBoxes {
   const int panels_a_head = static_cast<int>(p.head_stride / 128);
   Place<DecodeMemory::kStages> stage = {};
 
+  // Blocks with equal work end together if those that memory serves best ask for less: one that has
+  // turned its ring half a turn more than the mean fills the rest of it as its other half comes.
+  // What they leave to others is no bandwidth lost as long as requests queue.
+  unsigned paced = 0;  // blocks that keep pace
+  unsigned turns = 0;  // of the ring, the one under way included
+  unsigned of_all = 0;
+  bool ahead = false;
+  __device__ __forceinline__ void KeepPace() {
+    constexpr int kHalf = DecodeMemory::kStages / 2;
+    if (stage.index == 0) {
+      if (turns++ == 0) return;
+      WaitForLaunchesBefore();  // the schedule sets the counter
+      if (lane == 0) of_all = atomicAdd(&p.header->turns, 1u) + 1;
+      return;
+    }
+    if (stage.index == 1) {
+      ahead = (turns - 1) * paced > __shfl_sync(kAllLanes, of_all, 0) + paced / 2;
+    }
+    if (!ahead) return;
+    const bool same_turn = stage.index >= kHalf;
+    Wait(At(shared.full, {same_turn ? stage.index - kHalf : stage.index + kHalf, 0}),
+         same_turn ? stage.parity : stage.parity ^ 1);
+  }
+
   // The piece that was handed over last, as long as its keys are not under way: the lane's first
   // key of the next stage. Pages are looked up for 32 boxes at a time, a lane one: those of the
   // next stage begin at `box`, and others behind them are on their way.
@@ -136,6 +160,7 @@ struct KeyBoxes {
       if (__any_sync(kAllLanes, bad) && lane == 0) shared.slots[piece.slot].bad = 1;
       const int group = GroupInPage(piece.key);
       const int bytes = __popc(__ballot_sync(kAllLanes, read)) * p.box_tokens * kBoxTokenBytes;
+      if (paced > 0) KeepPace();
       Wait(At(shared.empty, stage), stage.parity ^ 1);
       const unsigned full = At(shared.full, stage);
       if (lane == 0) ArriveExpecting(full, bytes);

@@ -307,6 +307,12 @@ struct Loader {
     const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
     const bool works = blockIdx.x < work.blocks;
     const LineCuts cuts(work.ranges);
+    if constexpr (kBoxes) {
+      // No prefill beside them, a unit each, and tiles whose ends are little beside their keys.
+      const unsigned units = static_cast<unsigned>(cuts.ranges) * kv_heads;
+      const bool alone = work.blocks == static_cast<unsigned>(p.decode_workers);
+      if (alone && units <= work.blocks && work.line / 16 >= work.num_seqs) boxes.paced = units;
+    }
     for (unsigned unit = blockIdx.x; works;) {
       const unsigned at = unit / kv_heads;
       const int head = static_cast<int>(unit - at * kv_heads);

@@ -221,6 +221,28 @@ TEST_F(PagedAttentionGpuTest, DecodeOfManyPagesAgreesWithReference) {
   std::printf("worst error %.2f half ulps\n", errors.worst);
 }
 
+// So many keys a multiprocessor that blocks on Hopper keep pace with each other.
+TEST_F(PagedAttentionGpuTest, DecodeOfManyKeysAgreesWithReference) {
+  Errors errors;
+  for (const Kind& kind : {kKinds[0], kKinds[6]}) {
+    std::mt19937_64 rng(1);
+    const auto in = IntegersOf(rng);
+    CaseSpec spec = SpecOf(kind, rng);
+    spec.kv_heads = 1;
+    spec.group_size = 4;
+    spec.page_size = 16;
+    spec.k_scale_size = spec.v_scale_size = 1;
+    spec.query_lens.assign(16, 1);
+    spec.context_lens.clear();
+    for (int i = 0; i < 16; ++i) spec.context_lens.push_back(in(6000, 10000));
+    spec.max_seqs = 16;
+    spec.max_pages = 10000 / spec.page_size;
+    Case c(spec, rng);
+    ExpectReference(kind, c, errors);
+  }
+  std::printf("worst error %.2f half ulps\n", errors.worst);
+}
+
 // Several tokens of each sequence, or large groups: on Hopper up to 32 rows of a sequence go over
 // its keys at once, and sequences of more go several times, or have a launch of their own where
 // the call does not promise that there are none.

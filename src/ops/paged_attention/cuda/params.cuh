@@ -123,6 +123,7 @@ struct WorkHeader {
   LineRanges ranges;       // that it is cut into
   unsigned decode_blocks;  // the first so many work, the others leave their room to prefill
   unsigned next_unit;      // the next (range, kv head), or (item, kv head), that nobody has taken
+  unsigned turns;          // of the rings of all its blocks
   int has_fills;           // 1: some rows belong to no sequence, and no item fills them
 };
 

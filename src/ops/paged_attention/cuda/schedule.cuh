@@ -375,6 +375,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
         .ranges = line > 0 ? RangesOf(p, shares.decode_ranges, line, num_seqs) : LineRanges{},
         .decode_blocks = static_cast<unsigned>(shares.decode_blocks),
         .next_unit = static_cast<unsigned>(shares.decode_blocks),
+        .turns = 0,
         .has_fills = kLineOnly && (totals.order == kContested || totals.owned_tokens < p.tokens)};
   }
 }
