@@ -42,11 +42,11 @@ def prepare(original):
         positions = device_array(MESH, self.positions, sharding="its own")
         distribution, blob = device_array(MESH, (self.distribution, self.blob))
         parts = unpack(blob, LAYOUT)
-        attention = {"positions": positions, "lengths": parts["lengths"]}
+        attention = Attention(parts["lengths"], positions)
         ids = substitute(self, parts["ids"], self.last, *scheduler_output.substitution)
         logits = parts["lengths"]
         rest = (None, 7, "r", 8, "t", 9, {"positions": positions})
-        return (ids, attention, distribution, self.temperatures, logits, *rest)
+        return (ids, distribution, attention, self.temperatures, logits, *rest)
 
     return _inputs._prepared_at_once(prepare_inputs)
 
@@ -72,7 +72,10 @@ def scheduled(at, of, tokens=9, **more):
     substitution = np.array(at, int), np.array(of, int)
     more = dict(scheduled_new_reqs=[], finished_req_ids=set()) | more
     return types.SimpleNamespace(
-        total_num_scheduled_tokens=tokens, substitution=substitution, **more
+        total_num_scheduled_tokens=tokens,
+        num_scheduled_tokens={"a": tokens},
+        substitution=substitution,
+        **more,
     )
 
 
@@ -87,9 +90,9 @@ def test_a_steps_inputs_go_to_the_device_in_one_array_and_the_batchs_in_another(
     runner.blob[:], runner.positions[:] = 99, 99  # the runner prepares the next step
     assert [isinstance(x, jax.Array) for x in jax.tree.leaves(done)].count(True) == 7
     assert done[0].tolist() == ids
-    assert done[1]["positions"].tolist() == done[11]["positions"].tolist() == [10, 11, 12, 13]
-    assert done[1]["lengths"].tolist() == done[4].tolist() == [4, 5]
-    assert done[2].tolist() == [1, 2, 3]
+    assert done[2].block_tables.tolist() == done[11]["positions"].tolist() == [10, 11, 12, 13]
+    assert done[2].seq_lens.tolist() == done[4].tolist() == [4, 5]
+    assert done[1].tolist() == [1, 2, 3]
     assert done[3].tolist() == [0.5, -1.0]
     assert done[5:11] == (None, 7, "r", 8, "t", 9)
 

@@ -80,11 +80,13 @@ class Packed:
             tuple(places[id(leaf)] for leaf in leaves),
             treedef,
         )
-        arrays.append(np.full(arrays[0].size, -1, np.int32))
+        self.tokens: int = arrays[0].size
+        arrays.append(np.full(self.tokens, -1, np.int32))
         self.words: np.ndarray[Any, Any] = np.concatenate(
             [array.ravel().view(np.int32) for array in arrays]
         )
         self.last: jax.Array | None = None
+        self.query_lens: dict[str, int] = {}
         self._source = self.words[start:]
 
     def view(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -232,12 +234,17 @@ def _prepared_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def prepare(self: Any, scheduler_output: Any) -> Any:
         if computes_with_inputs(self):
-            return original(self, scheduler_output)
-        inputs: Inputs | None = vars(self).get("inputs_of_last_step")
-        if not (inputs and inputs.next(self, scheduler_output)):
-            prepared = on_the_host(original, self, scheduler_output)
-            inputs = self.inputs_of_last_step = Inputs(self, scheduler_output, *prepared)
-        return inputs.to_device(self)
+            prepared = original(self, scheduler_output)
+        else:
+            inputs: Inputs | None = vars(self).get("inputs_of_last_step")
+            if not (inputs and inputs.next(self, scheduler_output)):
+                of_the_step = on_the_host(original, self, scheduler_output)
+                inputs = self.inputs_of_last_step = Inputs(self, scheduler_output, *of_the_step)
+            prepared = inputs.to_device(self)
+        ids, _, attention, *_ = prepared
+        lengths_in = ids if isinstance(ids, Packed) else attention
+        lengths_in.query_lens = scheduler_output.num_scheduled_tokens  # which the lengths are of
+        return prepared
 
     return prepare
 

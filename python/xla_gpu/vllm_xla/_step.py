@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from xla_gpu.vllm_xla._attention import max_query_len
 from xla_gpu.vllm_xla._inputs import Form, Packed, computes_with_inputs
 from xla_gpu.vllm_xla._replace import _replace
 from xla_gpu.vllm_xla._versions import UnsupportedError
@@ -33,6 +34,21 @@ def _padded_on(mesh: jax.sharding.Mesh) -> Callable[..., Any]:
 
 def _padded(tokens: Any, size: int) -> jax.Array:
     return jnp.pad(tokens, (0, size - len(tokens)))
+
+
+@dataclasses.dataclass
+class _Lowered:
+    """What is compiled, in another thread perhaps, with the promise that it was lowered with.
+
+    JAX keeps it by that, and would compile it again for a call with the promise.
+    """
+
+    lowered: jax.stages.Lowered
+    promise: int
+
+    def compile(self) -> jax.stages.Compiled:
+        with max_query_len(self.promise):
+            return self.lowered.compile()
 
 
 class Step:
@@ -70,6 +86,33 @@ class Step:
             or runner.enable_continue_decode
             or not (runner.is_first_rank and runner.is_last_rank)
         )
+
+    @functools.cached_property
+    def promises(self) -> dict[int, int]:
+        """By padded tokens, how many of a request a step has at most that only decodes.
+
+        Without the sizes that it cannot have, and those in which there is room for a token of each
+        request: the op takes these for decode by their shapes.
+        """
+        runner = self._runner
+        sizes, room = runner.num_tokens_paddings, runner.max_num_reqs
+        speculation = runner.speculative_config
+        most = 1 + (speculation.num_speculative_tokens if speculation else 0)
+        return {
+            size: most
+            for smaller, size in zip([0, *sizes], sizes, strict=False)
+            if smaller < room * most and room < size
+        }
+
+    def _promise(self, args: tuple[Any, ...]) -> int:
+        """What attention may be promised of this step's queries; 0: nothing, as of made-up ones."""
+        inputs, attention, _, positions = args[2:6]
+        packed = isinstance(inputs, Packed)
+        lengths = getattr(inputs if packed else attention, "query_lens", None)
+        if not lengths:
+            return 0
+        promise = self.promises.get(inputs.tokens if packed else positions.shape[-1], 0)
+        return promise if promise and max(lengths.values()) <= promise else 0
 
     def _compile(self, weights: Any, caches: Any, shared: bool) -> None:
         function = self._function or self._resolve(caches, True)
@@ -121,13 +164,28 @@ class Step:
         return (self._weights(weights), caches, words, last, inputs.form, tuple(rest)), {}
 
     def __call__(self, *args: Any, shared_attention_metadata: Any = None) -> Any:
+        promise = self._promise(args)
         args, kwargs = self._call(args, shared_attention_metadata)
-        return self._compiled(*args, **kwargs)
+        if not promise:
+            return self._compiled(*args, **kwargs)
+        with max_query_len(promise):
+            return self._compiled(*args, **kwargs)
 
     def lower(self, *args: Any, shared_attention_metadata: Any = None) -> Any:
         """For its compilation ahead of time."""
         args, kwargs = self._call(args, shared_attention_metadata)
-        return self._compiled.lower(*args, **kwargs)
+        return _Lowered(self._compiled.lower(*args, **kwargs), max_query_len.value)
+
+
+def _of_a_token_each(step: Callable[..., Any]) -> Callable[..., Any]:
+    """`step` as a program of several decode steps calls it, while it is traced."""
+
+    @functools.wraps(step)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with max_query_len(1):
+            return step(*args, **kwargs)
+
+    return call
 
 
 # ---- Logits and tokens ---------------------------------------------------------------------------
@@ -239,6 +297,8 @@ def _with_short_calls(original: Callable[..., Any]) -> Callable[..., Any]:
     def load_model(self: Any) -> None:
         original(self)
         self.model_fn = Step(self.model_fn, self)
+        if self.enable_continue_decode and not self.speculative_config:
+            self.model.step_fn_no_options = _of_a_token_each(self.model.step_fn_no_options)
         if hasattr(self.compute_logits_fn, "trace"):
             self.compute_logits_fn = OnlyWhatItReads(self.compute_logits_fn)
             if not (computes_with_inputs(self) or self.lora_config):
