@@ -10,7 +10,10 @@ import pytest
 if importlib.util.find_spec("tpu_inference") is None:
     collect_ignore_glob = ["test_*.py"]
 else:
+    import jax
     import tiny_models
+
+    jax.config.update("jax_num_cpu_devices", 2)  # of this process, not of those that tests start
 
 
 @pytest.fixture(scope="session")
