@@ -4,6 +4,7 @@ On a machine with an NVIDIA GPU and JAX's CUDA plugin the servers run there, els
 """
 
 import importlib.util
+import os
 
 import pytest
 
@@ -13,7 +14,9 @@ else:
     import jax
     import tiny_models
 
-    jax.config.update("jax_num_cpu_devices", 2)  # of this process, not of those that tests start
+    # Of this process, not of those that tests start.
+    if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", 2)
 
 
 @pytest.fixture(scope="session")
