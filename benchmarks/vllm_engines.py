@@ -2,7 +2,8 @@
 
     python benchmarks/vllm_engines.py [--tiny] [--experts LAYERS] [--requests CxWORDS...]
                                       [--engines xla xla-several xla-tfrt xla-ngram xla-tp2
-                                       xla-dp2 xla-ep2 before before-ngram before-tp2 cuda custom]
+                                       xla-dp2 xla-ep2 before before-ngram before-tp2 before-dp2
+                                       cuda custom]
                                       [--cuda-packages FOLDER] [--before FOLDER]
                                       [--weights fp8] [--cache fp8] [--profile CxWORDS] [--start]
 
@@ -75,7 +76,7 @@ OPTIONS = {
     "xla-dp2": {"data_parallel_size": 2},
     "xla-ep2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
 }
-OPTIONS |= {f"before-{kind}": OPTIONS[f"xla-{kind}"] for kind in ("ngram", "tp2")}
+OPTIONS |= {f"before-{kind}": OPTIONS[f"xla-{kind}"] for kind in ("ngram", "tp2", "dp2")}
 CALLS = ("init_device", "load_model", "determine_available_memory", "initialize_from_config")
 CALLS += ("compile_or_warm_up_model",)  # the worker's, in this order
 CUDA = ("cuda", "custom")

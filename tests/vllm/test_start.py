@@ -314,3 +314,17 @@ def test_programs_are_compiled_at_once(monkeypatch):
         monkeypatch.setattr("os.environ", {"NUM_PRECOMPILE_WORKERS": given} if given else {})
         xla_gpu.vllm_xla.prepare_environment()
         assert os.environ["NUM_PRECOMPILE_WORKERS"] == used
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        (None, "--xla_gpu_enable_command_buffer=+COLLECTIVES"),
+        ("--one", "--one --xla_gpu_enable_command_buffer=+COLLECTIVES"),
+        ("--xla_gpu_enable_command_buffer=", "--xla_gpu_enable_command_buffer="),
+    ],
+)
+def test_collectives_are_in_cuda_graphs_unless_told_otherwise(monkeypatch, given, used):
+    monkeypatch.setattr("os.environ", {"XLA_FLAGS": given} if given is not None else {})
+    xla_gpu.vllm_xla.prepare_environment()
+    assert os.environ["XLA_FLAGS"] == used

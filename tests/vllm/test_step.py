@@ -15,6 +15,7 @@ from xla_gpu.vllm_xla import _inputs, _step
 # ---- A step's inputs -----------------------------------------------------------------------------
 
 MESH = jax.make_mesh((1,), ("data",), devices=jax.devices("cpu")[:1])
+EVERYWHERE = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec())
 LAYOUT = types.SimpleNamespace(keys=("ids", "lengths"), sizes=(4, 2))
 
 
@@ -102,7 +103,7 @@ def test_a_steps_inputs_go_to_the_device_in_one_array_and_the_batchs_in_another(
     [
         {"speculative_config": "ngram"},
         {"pcp_preprocessor": "one"},
-        {"dp_size": 2},
+        {"dp_size": 2, "uses_mrope": True},
     ],
 )
 def test_a_step_that_computes_with_its_inputs_keeps_its_transfers(runner, other):
@@ -144,7 +145,7 @@ class Decoding:
         ids, positions, attention, _, logits, *_ = prepared
         assert isinstance(logits, jax.Array)
         if isinstance(ids, _inputs.Packed):
-            ids, positions, attention, _ = ids.to_device(MESH)
+            ids, positions, attention, _ = ids.to_device(EVERYWHERE)
         assert isinstance(positions, jax.Array)
         return [x.tolist() for x in (ids, positions, attention.seq_lens, attention.block_tables)]
 
@@ -218,7 +219,7 @@ def test_another_batch_is_prepared_anew(change, more):
 
 def test_int64_becomes_int32_on_the_device():
     packed = _inputs.Packed((np.array([[1, -2]], np.int64),))
-    (array,) = packed.to_device(MESH)
+    (array,) = packed.to_device(EVERYWHERE)
     assert (array.dtype, array.tolist()) == (np.int32, [[1, -2]])
 
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from tpu_inference.layers.common.sharding import ShardingAxisName
 
 from xla_gpu.vllm_xla._replace import _replace
 
@@ -31,8 +32,12 @@ class Form:
     def __init__(self, layout: _Layout, places: tuple[int, ...], treedef: Any) -> None:
         self._layout, self._places, self._treedef = layout, places, treedef
 
-    def tree(self, words: jax.Array, last: jax.Array | None) -> Any:
-        """The tree, its first array with tokens of `last` where the last words say which."""
+    def tree(self, words: jax.Array, last: jax.Array | None, sharding: NamedSharding) -> Any:
+        """The tree, its first array with tokens of `last` where the last words say which.
+
+        Each device cuts its parts of the arrays out of all words, or they would be sent about.
+        """
+        everywhere = NamedSharding(sharding.mesh, PartitionSpec())
         arrays, end = [], 0
         for shape, dtype in self._layout:
             start, end = end, end + math.prod(shape)
@@ -40,20 +45,27 @@ class Form:
             arrays.append(jax.lax.bitcast_convert_type(array, dtype))
         if last is not None:
             arrays[0] = jnp.where(words[end:] < 0, arrays[0], last[words[end:]])
+        arrays = jax.lax.with_sharding_constraint(arrays, everywhere)
+        arrays = jax.lax.with_sharding_constraint(arrays, sharding)
         return jax.tree.unflatten(self._treedef, [arrays[place] for place in self._places])
 
 
 _form = functools.cache(Form)
 
 
+def placing(runner: Any) -> NamedSharding:
+    """Where arrays of all tokens or requests are: with data parallelism each device has its own."""
+    spec = PartitionSpec(ShardingAxisName.ATTN_DATA) if runner.dp_size > 1 else PartitionSpec()
+    return NamedSharding(runner.mesh, spec)
+
+
 @functools.cache
-def _unpacked_on(mesh: jax.sharding.Mesh) -> Callable[..., Any]:
-    sharding = NamedSharding(mesh, PartitionSpec())
-    return jax.jit(_unpack, static_argnames="form", out_shardings=sharding)
+def _unpacked(sharding: NamedSharding) -> Callable[..., Any]:
+    return jax.jit(functools.partial(_unpack, sharding), static_argnames="form")
 
 
-def _unpack(words: jax.Array, last: jax.Array | None, form: Form) -> Any:
-    return form.tree(words, last)
+def _unpack(sharding: NamedSharding, words: jax.Array, last: jax.Array | None, form: Form) -> Any:
+    return form.tree(words, last, sharding)
 
 
 class Packed:
@@ -109,21 +121,23 @@ class Packed:
         if last is not None:
             self._source[at] = of
 
-    def placed(self, mesh: jax.sharding.Mesh) -> Any:
+    def placed(self, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> Any:
         """A copy of the words that a call takes to each device of the mesh."""
         words = self.words.copy()
         if mesh.size > 1:  # for several devices a call takes longer to place what it is given
             return jax.device_put(words, NamedSharding(mesh, PartitionSpec()))
         return words
 
-    def to_device(self, mesh: jax.sharding.Mesh) -> Any:
-        """The tree, of arrays on each device of the mesh, sent there as one new array."""
-        return _unpacked_on(mesh)(self.placed(mesh), self.last, form=self.form)
+    def to_device(self, sharding: NamedSharding) -> Any:
+        """The tree, of arrays so placed, sent to each device of the mesh as one new array."""
+        return _unpacked(sharding)(self.placed(sharding.mesh), self.last, form=self.form)
 
 
 def computes_with_inputs(runner: Any) -> bool:
     return bool(
-        runner.dp_size > 1 or runner.speculative_config or runner.pcp_preprocessor is not None
+        runner.speculative_config
+        or runner.pcp_preprocessor is not None
+        or (runner.dp_size > 1 and runner.uses_mrope)  # its positions are split otherwise
     )
 
 
@@ -146,10 +160,11 @@ class Inputs:
         self.packed = packed = Packed([prepared[i] for i in STEP])
         packed.take(*substitution)
         self.prepared = list(prepared)
-        self._put(BATCH, Packed([prepared[i] for i in BATCH]).to_device(runner.mesh))
+        self._put(BATCH, Packed([prepared[i] for i in BATCH]).to_device(placing(runner)))
         batch = runner.input_batch
         self._stays = not (
             scheduler_output.total_num_scheduled_tokens != batch.num_reqs
+            or runner.dp_size > 1  # requests are in the order of their devices
             or runner.uses_mrope  # the others do more in each step
             or runner.lora_config is not None
             or runner.phase_based_profiler
@@ -216,7 +231,7 @@ class Inputs:
         if runner.model_fn.takes_words:
             self._put(STEP, (self.packed, None, None, None))
         else:
-            self._put(STEP, self.packed.to_device(runner.mesh))
+            self._put(STEP, self.packed.to_device(placing(runner)))
         return tuple(self.prepared)
 
 
@@ -297,7 +312,7 @@ def inputs_in_one_transfer() -> None:
 
     While they are prepared, what would go to the device stays on the host (all of it was written
     there), and then goes in one array, which one compiled function takes apart. The old way stays
-    for data parallelism, whose arrays are split over devices, and speculation, which computes.
+    for speculation, which computes with them.
     """
     runner, sampling = "tpu_inference.runner.tpu_runner", "tpu_inference.layers.jax.sample"
     for module in (runner, f"{sampling}.sampling_metadata"):

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from xla_gpu.vllm_xla._attention import max_query_len
-from xla_gpu.vllm_xla._inputs import Form, Packed, computes_with_inputs
+from xla_gpu.vllm_xla._inputs import Form, Packed, computes_with_inputs, placing
 from xla_gpu.vllm_xla._replace import _replace
 from xla_gpu.vllm_xla._versions import UnsupportedError
 
@@ -120,7 +120,7 @@ class Step:
             self._compiled = function
             return
         runner = self._runner
-        replicated = NamedSharding(runner.mesh, PartitionSpec())
+        places = placing(runner)
         names = tuple(weights) if isinstance(weights, dict) else ()
         self._weights = operator.itemgetter(*names) if names else tuple
         as_kept = jax.tree.map(lambda cache: cache.sharding, caches)
@@ -132,8 +132,7 @@ class Step:
             out_shardings=(as_kept, None, None, None),
         )
         def step(weights: Any, caches: Any, words: Any, last: Any, form: Form, rest: Any) -> Any:
-            inputs = jax.lax.with_sharding_constraint(form.tree(words, last), replicated)
-            ids, positions, attention, shared_attention = inputs
+            ids, positions, attention, shared_attention = form.tree(words, last, places)
             more = {"shared_attention_metadata": shared_attention} if shared else {}
             weights = dict(zip(names, weights, strict=True)) if names else weights
             return function(weights, caches, ids, attention, None, positions, *rest, **more)
@@ -266,7 +265,11 @@ class LogitsOfRows:
 
         @jax.jit
         def logits_of_rows(weights: Any, array: Any, indices: Any) -> tuple[Any, Any]:
-            logits = function(weights, array[indices], None)
+            if runner.dp_size > 1:  # indices are of each device's own rows
+                chosen = self._select(array, indices, runner.mesh)
+            else:
+                chosen = array[indices]
+            logits = function(weights, chosen, None)
             tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
             tokens = _padded(tokens, runner.num_reqs_paddings[-1])  # as the next step takes them
             return logits, jax.lax.with_sharding_constraint(tokens, replicated)
