@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import types
 
@@ -384,64 +383,6 @@ def test_rows_logits_and_tokens_are_one_call_with_the_weights_they_read():
     assert runner._select_from_array_fn.tokens.tolist() == [0, 0, 0, 0]
 
 
-@pytest.fixture
-def sampled():
-    """sampled(runner, metadata, logits): the logits and metadata that are sampled from, and key."""
-
-    def sample(rng, mesh, logits, tpu_sampling_metadata, allow_distributed_sampling=True):
-        return (logits, tpu_sampling_metadata, rng), logits
-
-    sample = _step._of_waiting_logits(sample)
-
-    def sample_from_logits(self, *args):
-        metadata, logits = args[2], args[5]
-        if metadata.do_sampling:
-            self.rng_params_for_sampling, rng = jax.random.split(self.rng_params_for_sampling)
-        else:
-            rng = self.rng_params_for_sampling
-        if args[7] is None:
-            logits = logits.astype(np.float32)
-        tokens, _ = sample(rng, self.mesh, logits, metadata, allow_distributed_sampling=False)
-        logits.astype(np.float32)
-        return tokens
-
-    def call(how, runner, metadata, logits, speculation=None):
-        return how(sample_from_logits)(runner, 0, 1, metadata, 3, 4, logits, 6, speculation, 8)
-
-    return call
-
-
-@dataclasses.dataclass
-class Metadata:
-    do_sampling: bool = False
-    logprobs: bool = False
-
-
-def test_greedy_tokens_are_those_of_the_logits_call(sampled):
-    runner = loaded()
-    logits = logits_of(runner)
-    assert sampled(_step._sampled_at_once, runner, Metadata(), logits).tolist() == [0, 0, 0, 0]
-    assert runner._select_from_array_fn.logits is None
-
-
-@pytest.mark.parametrize("do_sampling", [True, False])
-@pytest.mark.parametrize("logprobs", [True, False])
-@pytest.mark.parametrize("speculation", [None, "some"])
-def test_sampling_is_as_before(sampled, do_sampling, logprobs, speculation):
-    """From other logits than those (masked by a grammar), or as the metadata asks."""
-    wanted = Metadata(do_sampling, logprobs)
-    logits = jax.numpy.ones((2, 3), jax.numpy.bfloat16)
-    runners = loaded(), loaded()
-    before, now = (
-        sampled(how, runner, wanted, logits, speculation)
-        for how, runner in zip((lambda f: f, _step._sampled_at_once), runners, strict=True)
-    )
-    assert now[0].dtype == before[0].dtype
-    assert now[1] == before[1] == wanted
-    assert now[2] == before[2]
-    assert runners[0].rng_params_for_sampling == runners[1].rng_params_for_sampling
-
-
 @pytest.mark.parametrize(
     ("speculation", "selector", "tokens"),
     [
@@ -513,24 +454,23 @@ def one_had_none(runner):
 
 @pytest.mark.parametrize("change", [None, changed_place, one_has_left, one_is_new, one_had_none])
 def test_the_last_steps_tokens_are_written(change):
-    """As tpu-inference writes them, which is asked where the batch has changed."""
+    """As tpu-inference writes them."""
     runner = importlib.import_module("tpu_inference.runner.tpu_runner").TPUModelRunner
     original = getattr(runner._modify_prev_results, "__wrapped__", runner._modify_prev_results)
-    asked, kept = [], []
-    for way in (original, _step._written_at_once(lambda self: (asked.append(1), original(self)))):
+    kept = []
+    for way in (original, _step._written_at_once(refused)):
         sampled = Sampled()
         if change:
             change(sampled)
         way(sampled)
         kept.append(sampled.kept())
     assert kept[0] == kept[1]
-    assert bool(asked) == (change is not None)
     assert kept[0][0]["a"] == [1, 7]
 
 
 def test_a_request_of_the_same_name_is_not_written_to():
-    """tpu-inference stops there."""
-    sampled, asked = Sampled(), []
+    """tpu-inference stops there as well."""
+    sampled = Sampled()
     sampled.requests["b"] = types.SimpleNamespace(output_token_ids=[])
-    _step._written_at_once(asked.append)(sampled)
-    assert asked == [sampled]
+    with pytest.raises(AssertionError):
+        _step._written_at_once(refused)(sampled)
