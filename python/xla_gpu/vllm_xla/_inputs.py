@@ -6,9 +6,11 @@ all of those that it had.
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -106,9 +108,7 @@ class Packed:
         start, shape = self._starts[id(array)]
         return self.words[start : start + array.size].reshape(shape)
 
-    def take(
-        self, last: jax.Array | None, at: Sequence[int] | slice = (), of: Sequence[int] = ()
-    ) -> None:
+    def take(self, last: jax.Array | None, at: Any = (), of: Any = ()) -> None:
         """Which tokens the first array takes of the step before.
 
         Args:
@@ -143,30 +143,30 @@ def computes_with_inputs(runner: Any) -> bool:
 
 # Of what _prepare_inputs returns: the token ids first; positions, attention, attention once more.
 STEP = (0, 1, 2, 11)
-BATCH = (3, 4)  # sampling, which logits: they stay as long as the batch does
+BATCH = SAMPLING, LOGITS = (3, 4)  # how tokens are sampled, of which rows: they often stay
+REQUESTS = 8
 
 
 class Inputs:
-    """What _prepare_inputs returns for a step, kept for the steps after it.
+    """What _prepare_inputs returns for steps of one padded size, made for the first of them.
 
-    While the batch stays as it is, a token for each request, a step's inputs differ from those of
-    the step before in tokens, positions, lengths and pages alone. They are written into its words:
-    the original takes some 60 calls of numpy.
+    The original takes some 60 calls of numpy and half a dozen loops over the requests. Tokens,
+    positions, lengths and pages of a step after it are written into its words; the rest only where
+    the requests have other numbers of tokens.
     """
 
-    def __init__(
-        self, runner: Any, scheduler_output: Any, prepared: Sequence[Any], substitution: Any
-    ) -> None:
+    def __init__(self, runner: Any, prepared: Sequence[Any], substitution: Any) -> None:
         self.packed = packed = Packed([prepared[i] for i in STEP])
         packed.take(*substitution)
         self.prepared = list(prepared)
+        self._scheduled = self._sampling = b""
         self._put(BATCH, Packed([prepared[i] for i in BATCH]).to_device(placing(runner)))
-        batch = runner.input_batch
         self._stays = not (
-            scheduler_output.total_num_scheduled_tokens != batch.num_reqs
-            or runner.dp_size > 1  # requests are in the order of their devices
+            runner.dp_size > 1  # requests are in the order of their devices
             or runner.uses_mrope  # the others do more in each step
             or runner.lora_config is not None
+            or runner.is_pooling_model
+            or runner.enable_continue_decode
             or runner.phase_based_profiler
             or runner.aggregated_stats_logger
             or runner.kv_cache_config.has_mamba_layers
@@ -174,57 +174,89 @@ class Inputs:
         )
         if not self._stays:
             return
-        ids, positions, attention = prepared[:3]
+        ids, positions, attention, _, logits = prepared[:5]
         groups = getattr(attention, "groups", (attention,))
-        count = batch.num_reqs
-        self._requests = list(batch.req_ids[:count])
-        self._rows = np.arange(count)
-        self._computed = batch.num_computed_tokens_cpu[:count].copy()
-        self._ids = packed.view(ids)[:count]
-        self._positions = packed.view(positions)[:count]
-        self._lengths = packed.view(groups[0].seq_lens)[:count]
-        self._pages = []
-        for i, group in enumerate(groups):
-            pages = batch.block_table[i].get_cpu_tensor()
-            here = packed.view(group.block_tables).reshape(-1, pages.shape[1])
-            self._pages.append((pages[:count], here[:count]))
+        self._rows_of_logits = Packed(logits)
+        self._logits = self._rows_of_logits.view(logits)
+        self._ids = packed.view(ids)
+        self._positions = packed.view(positions)
+        self._lengths = packed.view(groups[0].seq_lens)
+        self._starts = packed.view(groups[0].query_start_loc)
+        self._distribution = packed.view(groups[0].request_distribution)
+        self._pages = [
+            packed.view(group.block_tables).reshape(len(groups[0].seq_lens), -1) for group in groups
+        ]
 
     def _put(self, places: Sequence[int], values: Sequence[Any]) -> None:
         for place, value in zip(places, values, strict=True):
             self.prepared[place] = value
 
     def next(self, runner: Any, scheduler_output: Any) -> bool:
-        """Makes `packed` the next step's; False for another kind of step."""
+        """Makes `packed` and `prepared` the next step's; False for another kind of step."""
         if not self._stays:
             return False
-        batch, count = runner.input_batch, len(self._requests)
+        batch = runner.input_batch
+        count = batch.num_reqs
+        names = batch.req_ids[:count]
+        tokens = map(scheduler_output.num_scheduled_tokens.__getitem__, names)
+        scheduled = np.fromiter(tokens, np.int32, count)
+        if scheduled.tobytes() != self._scheduled:
+            self._divide(runner, scheduled)
         computed = batch.num_computed_tokens_cpu[:count]
-        self._computed += 1
-        if (
-            scheduler_output.total_num_scheduled_tokens != count
-            or batch.num_reqs != count
-            or scheduler_output.scheduled_new_reqs
-            or scheduler_output.finished_req_ids
-            or batch.req_ids[:count] != self._requests
-            or (computed != self._computed).any()
-        ):
-            return False
-        substitution: list[Any] = [None]
         before = runner._pre_async_results if runner.scheduler_config.async_scheduling else None
+        self.packed.take(None)
         if before is not None:
-            prompts = batch.num_prompt_tokens[:count]
-            if (computed < prompts).any() or before.next_tokens_in_tpu is not None:
+            if before.next_tokens_in_tpu is not None:
                 return False
-            of = [before.placeholder_req_id_to_index.get(name, -1) for name in self._requests]
-            if max(of) >= 0:
-                substitution = [before.next_tokens, slice(count), of]
-        self.packed.take(*substitution)
-        self._positions[:] = computed
-        np.add(computed, 1, out=self._lengths)
-        self._ids[:] = batch.token_ids_cpu[self._rows, computed]
-        for pages, here in self._pages:
-            here[:] = pages
+            of = before.placeholder_req_id_to_index
+            of = np.fromiter((of.get(name, -1) for name in names), np.int32, count)
+            of[computed < batch.num_prompt_tokens[:count]] = -1
+            if (scheduled[of >= 0] != 1).any():
+                return False
+            if of.max() >= 0:
+                self.packed.take(before.next_tokens, self._starts[1 : count + 1] - 1, of)
+        total = len(self._rows)
+        positions = np.add(computed[self._rows], self._offsets, out=self._positions[:total])
+        self._ids[:total] = batch.token_ids_cpu[self._rows, positions]
+        np.add(computed, scheduled, out=self._lengths[:count])
+        for i, pages in enumerate(self._pages):
+            pages[:count] = batch.block_table[i].get_cpu_tensor()[:count]
+        self._send_sampling(runner, count)
+        self.prepared[REQUESTS] = {0: names}
         return True
+
+    def _divide(self, runner: Any, scheduled: np.ndarray[Any, Any]) -> None:
+        """Writes what follows from so many tokens of each request."""
+        self._scheduled, count, starts = scheduled.tobytes(), len(scheduled), self._starts
+        np.cumsum(scheduled, out=starts[1 : count + 1])
+        total = starts[count]
+        starts[count + 1 :] = total
+        self._rows = np.repeat(np.arange(count), scheduled)
+        self._offsets = np.arange(total) - starts[self._rows]
+        decoding = np.count_nonzero(scheduled <= runner.input_batch.max_decode_tokens)
+        self._distribution[:] = decoding, decoding, count
+        for array, end in (self._ids, total), (self._positions, total), (self._lengths, count):
+            array[end:] = 0
+        for pages in self._pages:
+            pages[count:] = 0
+        self._logits[:count] = starts[1 : count + 1] - 1
+        self._logits[count:] = -1
+        self.prepared[LOGITS] = self._rows_of_logits.to_device(placing(runner))
+
+    def _send_sampling(self, runner: Any, count: int) -> None:
+        """Sends to the device how tokens are sampled, where that has changed."""
+        batch = runner.input_batch
+        sampling = b"%d" % bool(batch.max_num_logprobs)
+        if not batch.all_greedy:
+            arrays = batch.temperature_cpu, batch.top_p_cpu, batch.top_k_cpu
+            sampling += b"".join(array[:count].tobytes() for array in arrays)
+        if sampling != self._sampling:
+            self._sampling = sampling
+            make = type(self.prepared[SAMPLING]).from_input_batch
+            rows = {0: list(range(count))}
+            with _nothing_sent():
+                new = make(runner.mesh, batch, len(self._logits), req_indices_dp=rows)
+            self.prepared[SAMPLING] = Packed(new).to_device(placing(runner))
 
     def to_device(self, runner: Any) -> tuple[Any, ...]:
         """What _prepare_inputs would return; for a step that takes words, these."""
@@ -235,14 +267,21 @@ class Inputs:
         return tuple(self.prepared)
 
 
-def on_the_host(original: Callable[..., Any], runner: Any, scheduler_output: Any) -> Any:
-    """What _prepare_inputs returns, nothing of it sent, and the arguments of `Packed.take`."""
+@contextlib.contextmanager
+def _nothing_sent() -> Iterator[list[Any]]:
+    """What would go to the device stays on the host; the list becomes arguments of Packed.take."""
     substitution: list[Any] = [None]
     token = _later.set(substitution)
     try:
-        return list(original(runner, scheduler_output)), substitution
+        yield substitution
     finally:
         _later.reset(token)
+
+
+def on_the_host(original: Callable[..., Any], runner: Any, scheduler_output: Any) -> Any:
+    """What _prepare_inputs returns, nothing of it sent, and the arguments of `Packed.take`."""
+    with _nothing_sent() as substitution:
+        return list(original(runner, scheduler_output)), substitution
 
 
 def _prepared_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -251,10 +290,11 @@ def _prepared_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
         if computes_with_inputs(self):
             prepared = original(self, scheduler_output)
         else:
-            inputs: Inputs | None = vars(self).get("inputs_of_last_step")
+            kept = vars(self).setdefault("inputs_of_padded_sizes", {})
+            size = _padded_sizes(self, scheduler_output)
+            inputs: Inputs | None = kept.get(size)
             if not (inputs and inputs.next(self, scheduler_output)):
-                of_the_step = on_the_host(original, self, scheduler_output)
-                inputs = self.inputs_of_last_step = Inputs(self, scheduler_output, *of_the_step)
+                inputs = kept[size] = Inputs(self, *on_the_host(original, self, scheduler_output))
             prepared = inputs.to_device(self)
         ids, _, attention, *_ = prepared
         lengths_in = ids if isinstance(ids, Packed) else attention
@@ -262,6 +302,17 @@ def _prepared_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
         return prepared
 
     return prepare
+
+
+def _padded_sizes(runner: Any, scheduler_output: Any) -> tuple[int, ...]:
+    """Of tokens, of requests in logits and in attention: all that arrays' shapes follow from."""
+    count = runner.input_batch.num_reqs
+    sizes = (
+        (runner.num_tokens_paddings, scheduler_output.total_num_scheduled_tokens),
+        (runner.num_reqs_paddings, count),
+        (runner.attn_num_reqs_paddings, count),
+    )
+    return tuple(bisect.bisect_left(paddings, number) for paddings, number in sizes)
 
 
 def _not_yet(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,6 @@ the device less than all of them.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import operator
@@ -325,63 +324,83 @@ _as_float32 = jax.jit(lambda logits: logits.astype(jnp.float32))
 _split = jax.jit(lambda key: tuple(jax.random.split(key)))
 
 
-class _Logits:
-    """Logits that are sampled from, and nothing else: what is done to them waits for that."""
-
-    def __init__(self, logits: jax.Array, tokens: jax.Array | None, metadata: Any) -> None:
-        self.logits, self.tokens, self.metadata = logits, tokens, metadata
-
-    def astype(self, _: Any) -> _Logits:
-        return self
+def _next_tokens(runner: Any, metadata: Any, logits: jax.Array, sample: Any) -> jax.Array:
+    """Those of the logits' rows, sampled as the metadata asks."""
+    rows = runner._select_from_array_fn
+    tokens: jax.Array | None = None
+    if isinstance(rows, LogitsOfRows) and rows.logits is logits:
+        tokens = rows.tokens
+        rows.logits = rows.tokens = None
+    key = runner.rng_params_for_sampling
+    if metadata.do_sampling:
+        runner.rng_params_for_sampling, key = _split(key)
+    elif tokens is not None:
+        return tokens
+    logits = _as_float32(logits)
+    tokens, _ = sample(key, runner.mesh, logits, metadata, allow_distributed_sampling=True)
+    return tokens
 
 
 def _sampled_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    from tpu_inference.runner import tpu_runner
+
     @functools.wraps(original)
     def sample_from_logits(self: Any, *args: Any, **kwargs: Any) -> Any:
-        metadata, logits, spec_decode_metadata = args[2], args[5], args[7]
+        scheduler_output, metadata, logits, batch = args[0], args[2], args[5], self.input_batch
+        spec_decode_metadata, kv_connector_output, selector = args[7:10]
         if spec_decode_metadata is not None:
             return original(self, *args, **kwargs)
-        if metadata.logprobs:
+        if (
+            metadata.logprobs
+            or batch.num_prompt_logprobs
+            or batch.generators
+            or selector is not None
+            or self.speculative_config
+            or self.aux_output_worker is not None
+        ):
             return original(self, *args[:5], _as_float32(logits), *args[6:], **kwargs)
-        rows = self._select_from_array_fn
-        greedy = isinstance(rows, LogitsOfRows) and rows.logits is logits
-        waiting = _Logits(logits, rows.tokens if greedy else None, metadata)
-        if greedy:
-            rows.logits = rows.tokens = None
-        if metadata.do_sampling:  # as if not: the original takes apart the keys of two eagerly
-            key, self.rng_params_for_sampling = _split(self.rng_params_for_sampling)
-            metadata = dataclasses.replace(metadata, do_sampling=False)
-        output = original(self, *args[:2], metadata, *args[3:5], waiting, *args[6:], **kwargs)
-        if waiting.metadata.do_sampling:
-            self.rng_params_for_sampling = key
-        return output
+        tokens = _next_tokens(self, metadata, logits, tpu_runner.sample)
+        tokens.copy_to_host_async()
+        if self._pre_async_results is not None:
+            self._modify_prev_results()
+        count, scheduled = batch.num_reqs, scheduler_output.num_scheduled_tokens
+        names = batch.req_ids[:count]
+        partial, of, rows = [], [], {}
+        for row, name in enumerate(names):
+            state = self.requests[name]
+            made = state.output_token_ids
+            length = state.num_prompt_tokens + len(made)
+            if state.num_computed_tokens + scheduled[name] < length:
+                partial.append(row)  # the prompt is not computed to its end
+                continue
+            assert length < self.max_model_len
+            made.append(0)  # in the place of the token until it is here
+            of.append((row, state, length))
+            rows[name] = row
+        known = batch.num_tokens_no_spec[:count]
+        known[list(rows.values()) if partial else slice(None)] += 1
+        batch.num_tokens[:count] = known
+        self._pre_async_results = tpu_runner.AsyncPreResults(
+            req_ids=names,
+            next_tokens=tokens,
+            request_seq_lens=of,
+            discard_sampled_tokens_req_indices=partial,
+            placeholder_req_id_to_index=rows,
+            scheduler_output=scheduler_output,
+        )
+        output = tpu_runner.ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index=batch.req_id_to_index.copy(),
+            kv_connector_output=kv_connector_output,
+        )
+        result = tpu_runner.AsyncTPUModelRunnerOutput(output, tokens, count, partial, runner=self)
+        if self.scheduler_config.async_scheduling:
+            return result
+        self._modify_prev_results()
+        self._pre_async_results = None
+        return result.get_output()
 
     return sample_from_logits
-
-
-def _of_waiting_logits(original: Any) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def sample(
-        rng: Any,
-        mesh: Any,
-        logits: Any,
-        tpu_sampling_metadata: Any,
-        allow_distributed_sampling: bool = True,
-    ) -> Any:
-        if isinstance(logits, _Logits):
-            tpu_sampling_metadata = logits.metadata
-            if not tpu_sampling_metadata.do_sampling and logits.tokens is not None:
-                return logits.tokens, logits
-            logits = _as_float32(logits.logits)
-        return original(
-            rng,
-            mesh,
-            logits,
-            tpu_sampling_metadata,
-            allow_distributed_sampling=allow_distributed_sampling,
-        )
-
-    return sample
 
 
 def _as_one_array(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -410,23 +429,25 @@ def _as_one_array(original: Callable[..., Any]) -> Callable[..., Any]:
 def _written_at_once(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def modify_prev_results(self: Any) -> None:
-        before, batch, requests = self._pre_async_results, self.input_batch, self.requests
-        names, count = before.req_ids, len(before.req_ids)
-        states = [state for _, state, _ in before.request_seq_lens]
+        before, batch = self._pre_async_results, self.input_batch
         if (
             before.spec_decode_metadata is not None
             or before.is_continue_decode
             or before.logits_indices_selector is not None
-            or batch.req_ids[:count] != names
-            or len(states) != count
-            or any(requests[name] is not state for name, state in zip(names, states, strict=True))
         ):
             original(self)
             return
-        tokens = np.asarray(before.next_tokens)[:count]
-        batch.token_ids_cpu[np.arange(count), batch.num_tokens_no_spec[:count] - 1] = tokens
-        for state, token in zip(states, tokens.tolist(), strict=True):
-            state.output_token_ids[-1] = token
+        tokens = np.asarray(before.next_tokens)[: len(before.req_ids)].tolist()
+        rows, theirs = [], []
+        for i, state, _ in before.request_seq_lens:
+            name = before.req_ids[i]
+            row = batch.req_id_to_index.get(name)
+            if row is not None:  # else it has left the batch
+                assert state is self.requests[name]
+                state.output_token_ids[-1] = tokens[i]
+                rows.append(row)
+                theirs.append(tokens[i])
+        batch.token_ids_cpu[rows, batch.num_tokens_no_spec[rows] - 1] = theirs
 
     return modify_prev_results
 
@@ -446,12 +467,6 @@ def tokens_in_short_calls() -> None:
         "logits_indices_selector, padded_num_reqs, expert_indices, full_hidden_states, "
         "full_logits, req_ids_dp, padded_num_scheduled_tokens_per_dp_rank",
         _sampled_at_once,
-    )
-    _replace(
-        runner,
-        "sample",
-        "rng, mesh, logits, tpu_sampling_metadata, allow_distributed_sampling",
-        _of_waiting_logits,
     )
     _replace(
         "tpu_inference.runner.utils",
