@@ -6,6 +6,7 @@ the device less than all of them.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import operator
