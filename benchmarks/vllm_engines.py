@@ -1,16 +1,18 @@
 """vLLM's engines side by side: on XLA with our attention, and its own on torch CUDA.
 
     python benchmarks/vllm_engines.py [--tiny] [--experts LAYERS] [--requests CxWORDS...]
-                                      [--engines xla xla-several xla-tfrt xla-tp2 xla-dp2 xla-ep2
-                                       before before-tp2 cuda custom]
+                                      [--engines xla xla-several xla-tfrt xla-ngram xla-tp2
+                                       xla-dp2 xla-ep2 before before-ngram before-tp2 before-dp2
+                                       cuda custom]
                                       [--cuda-packages FOLDER] [--before FOLDER]
                                       [--weights fp8] [--cache fp8] [--profile CxWORDS] [--start]
 
 `xla-several` takes up to 10 decode steps in one program, and waits for it (enable_continue_decode).
 `xla-tfrt` has XLA's other client for GPUs, which launches in threads of its own.
+-ngram lets three drafts follow what followed the last token before.
 `cuda` has the attention that vLLM chooses, `custom` is the same engine with ours (CUSTOM). -tp2,
 -dp2 and -ep2 are over two devices: heads, sequences (each device has half of the requests, and
-batches of its own), or heads and experts split. `before` and `before-tp2` have the package in
+batches of its own), or heads and experts split. `before`, -ngram and -tp2 too, has the package in
 FOLDER (another commit's python/): a change measured by turns.
 
 Each engine is vllm.LLM in a process of its own, with the model of benchmarks/vllm_serve.py and
@@ -62,11 +64,19 @@ OPTIONS = {
         "additional_config": {"enable_continue_decode": True},
     },
     "xla-tfrt": {},
+    "xla-ngram": {
+        "speculative_config": {
+            "method": "ngram",
+            "num_speculative_tokens": 3,
+            "prompt_lookup_min": 1,
+            "prompt_lookup_max": 2,
+        },
+    },
     "xla-tp2": {"tensor_parallel_size": 2},
     "xla-dp2": {"data_parallel_size": 2},
     "xla-ep2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
 }
-OPTIONS["before-tp2"] = OPTIONS["xla-tp2"]
+OPTIONS |= {f"before-{kind}": OPTIONS[f"xla-{kind}"] for kind in ("ngram", "tp2", "dp2")}
 CALLS = ("init_device", "load_model", "determine_available_memory", "initialize_from_config")
 CALLS += ("compile_or_warm_up_model",)  # the worker's, in this order
 CUDA = ("cuda", "custom")

@@ -171,6 +171,7 @@ class CallBuilder {
     if (Chance(3)) call.attrs.push_back({"sliding_window", Int(0, 9)});
     if (Chance(3)) call.attrs.push_back({"use_causal_mask", Chance(2)});
     if (Chance(3)) call.attrs.push_back({"update_kv_cache", Chance(2)});
+    if (Chance(3)) call.attrs.push_back({"max_query_len", Int(0, 9)});
     if (Chance(3)) {
       call.args.push_back({DType::kF32, {q_heads}});
       call.attrs.push_back({"optional_args", std::string("attention_sink")});

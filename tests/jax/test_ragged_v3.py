@@ -418,6 +418,12 @@ WRONG = {
         "skip_kv_mask is True with use_causal_mask True",
     ),
     "flag": (lambda: v3(update_kv_cache=1), "update_kv_cache is int 1; allowed are True and"),
+    "queries negative": (
+        lambda: v3(max_query_len=-1),
+        "'max_query_len' is -1; it must be at least 1, or 0 where it is unknown",
+    ),
+    "queries bool": (lambda: v3(max_query_len=True), "max_query_len is bool True; allowed"),
+    "hd64 queries": (lambda: hd64(max_query_len=1.0), "max_query_len is float 1.0; allowed"),
     "hd64 head_dim": (
         lambda: v3(ragged_paged_attention_hd64, 128),
         "queries is f32[4,4,128]; with cache_layout side_by_side (the head_dim-64 variant) its "

@@ -48,6 +48,7 @@ class V3Static:
             sm_scale=s.scale,
             sliding_window=s.sliding_window or None,
             soft_cap=s.soft_cap or None,
+            max_query_len=s.max_query_len,
         )
         if not self.hd64:
             kwargs |= dict(
@@ -181,6 +182,7 @@ def random_v3_static(rng: np.random.Generator) -> V3Static:
         causal=causal,
         sinks=hd64 and bool(rng.random() < 0.6),
         out_dtype="" if hd64 else str(pick(["", "", "", *FLOATS])),
+        max_query_len=int(pick([0, 0, 1, 4])),
     )
     return V3Static(
         base,

@@ -118,6 +118,7 @@ def v3_op(static: V3Static, args, in_place: bool):
         use_causal_mask=s.causal,
         update_kv_cache=static.update_kv_cache,
         cache_layout="side_by_side" if static.hd64 else "interleaved",
+        max_query_len=s.max_query_len,
         out_dtype=getattr(torch, s.out_dtype) if s.out_dtype else None,
     )
     if in_place:

@@ -29,8 +29,8 @@ V3 = (
     "Tensor page_indices, Tensor cu_q_lens, Tensor distribution, float? sm_scale=None, "
     "int? sliding_window=None, float? soft_cap=None, *, Tensor? attention_sink=None, "
     "Tensor? k_scale=None, Tensor? v_scale=None, bool use_causal_mask=True, "
-    'bool update_kv_cache=True, str cache_layout="interleaved", ScalarType? out_dtype=None, '
-    "bool? batch_invariant=None)"
+    'bool update_kv_cache=True, str cache_layout="interleaved", int max_query_len=0, '
+    "ScalarType? out_dtype=None, bool? batch_invariant=None)"
 )
 SIGNATURES = {
     "simple_add": "(Tensor a, Tensor b) -> Tensor",

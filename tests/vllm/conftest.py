@@ -4,13 +4,19 @@ On a machine with an NVIDIA GPU and JAX's CUDA plugin the servers run there, els
 """
 
 import importlib.util
+import os
 
 import pytest
 
 if importlib.util.find_spec("tpu_inference") is None:
     collect_ignore_glob = ["test_*.py"]
 else:
+    import jax
     import tiny_models
+
+    # Of this process, not of those that tests start.
+    if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", 2)
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,8 @@ from vllm import LLM, SamplingParams  # noqa: I001  first: it chooses the platfo
 from vllm.engine.arg_utils import EngineArgs
 
 import jax
-import numpy as np
 import plain_attention
+import same_inputs
 import tiny_images
 import tiny_models
 from xla_gpu.vllm_xla import _attention, _inputs
@@ -39,27 +39,17 @@ def zeroed(kernel):
 
 
 def checked(next_inputs):
-    """Inputs.next, held against what _prepare_inputs makes of the same step."""
-
     def call(self, runner, scheduler_output):
-        same_batch = next_inputs(self, runner, scheduler_output)
-        STEPS[same_batch] += 1
-        if same_batch:
-            original = type(runner)._prepare_inputs.__wrapped__
-            prepared, substitution = _inputs.on_the_host(original, runner, scheduler_output)
-            want = _inputs.Packed([prepared[i] for i in _inputs.STEP])
-            want.take(*substitution)
-            np.testing.assert_array_equal(self.packed.words, want.words)
-            assert self.packed.form is want.form
-            assert self.packed.last is want.last
-            kept, wanted = ([x[i] for i in _inputs.BATCH] for x in (self.prepared, prepared))
-            jax.tree.map(np.testing.assert_array_equal, kept, wanted)
-        return same_batch
+        written = next_inputs(self, runner, scheduler_output)
+        STEPS[written] += 1
+        if written:
+            same_inputs.check(self, runner, scheduler_output)
+        return written
 
     return call
 
 
-STEPS = [0, 0]  # others, and those whose inputs are the last one's
+STEPS = [0, 0]  # others, and those whose inputs were written into those of a step before
 _inputs.Inputs.next = checked(_inputs.Inputs.next)
 
 OURS = [getattr(_attention, name) for name in KERNELS]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +37,38 @@ def test_200_requests_at_once(server, reference):
     assert programs
     for program in programs:
         assert program.count(TARGET) == 2  # one a layer
+
+
+# ---- Over two devices ----------------------------------------------------------------------------
+
+MOVED = re.compile(
+    r" = \(?\w+\[([\d,]*)\].* (?:all-(?:reduce|gather|to-all)(?:-start)?|reduce-scatter|"
+    r"collective-permute(?:-start)?|copy(?:-start)?|transpose)\("
+)
+
+
+@pytest.mark.parametrize("how", [(), ("--enable-expert-parallel",)], ids=["heads", "experts"])
+def test_a_step_over_two_devices_leaves_experts_where_they_are(
+    checkpoint, reference, how, tmp_path, monkeypatch
+):
+    if jax.default_backend() != "cpu" and jax.device_count() < 2:
+        pytest.skip("there is one device")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")  # of the CPU
+    options = [*OPTIONS, "--tensor-parallel-size", "2", *how]
+    variables = {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "SKIP_JAX_PRECOMPILE": "1"}
+    requests = load.mixed_requests(8, seed=5, longest=60)
+    with serve(checkpoint("qwen3moe"), tmp_path, *options, **variables) as server:
+        server.wait()
+        tokens = asyncio.run(load.answers(server, requests))
+        programs = server.step_programs()
+    if not how:  # else each device's sum is rounded to bfloat16
+        assert load.wrong(reference("qwen3moe"), requests, tokens) == []
+    assert programs
+    for program in programs:
+        assert program.count(TARGET) == 2
+        moved = [math.prod(map(int, dims.split(","))) for dims in MOVED.findall(program) if dims]
+        assert moved  # sums over devices
+        assert max(moved) <= 64 * 256  # hidden states; experts' smallest part is 8 * 64 * 256
 
 
 # ---- The product ---------------------------------------------------------------------------------

@@ -118,12 +118,12 @@ def test_options_that_are_not_the_tpus_are_refused(module, options):
         _replace._without_options(other.options)
 
 
-def test_our_signatures_are_the_tpu_kernels():
+def test_our_signatures_are_the_tpu_kernels_and_a_promise():
     from xla_gpu.vllm_xla import _attention
 
     ours = sys.modules["xla_gpu.vllm_xla._attention"]
-    _replace._expect(ours, "ragged_paged_attention", _replace._V3)
-    _replace._expect(ours, "ragged_paged_attention_hd64", _replace._HD64)
+    _replace._expect(ours, "ragged_paged_attention", f"{_replace._V3}, max_query_len")
+    _replace._expect(ours, "ragged_paged_attention_hd64", f"{_replace._HD64}, max_query_len")
     assert _attention.__all__
 
 

@@ -8,10 +8,9 @@ import time
 
 import load
 import pytest
-from server import serve
+from server import TARGET, serve
 from tiny_models import random_prompt
 
-TARGET = 'custom_call_target="xla_gpu_ragged_paged_attention_v3"'
 SMALL = ("--dtype", "float32", "--max-model-len", "256")
 EXACT = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}  # GPUs round float32 products otherwise
 
@@ -21,7 +20,8 @@ def servers(checkpoint, tmp_path_factory):
     """Two servers that start together: Llama by its flax model, Qwen3 by its torchax model."""
     folder = tmp_path_factory.mktemp("servers")
     plain = [*SMALL, "--max-num-batched-tokens", "128", "--no-enable-prefix-caching"]
-    plain += ["--num-gpu-blocks-override", "640", "--max-num-seqs", "32", "--async-scheduling"]
+    # Steps that only decode have up to 24 tokens, which are padded to 32.
+    plain += ["--num-gpu-blocks-override", "640", "--max-num-seqs", "24", "--async-scheduling"]
     # A third of what 16 sequences need, and prompts in chunks of at most 16 tokens.
     tight = [*SMALL, "--max-num-batched-tokens", "16", "--enable-prefix-caching"]
     tight += ["--num-gpu-blocks-override", "32", "--max-num-seqs", "16", "--async-scheduling"]
@@ -111,6 +111,12 @@ def test_clients_that_go_away_change_no_other(llama, qwen3, reference):
         while server.metrics()["vllm:num_requests_running"]:
             assert time.monotonic() < deadline
             time.sleep(0.2)
+
+
+def test_steps_that_only_decode_promise_it_where_shapes_do_not(llama, qwen3):
+    """And after all those requests there is none that was compiled later."""
+    assert llama.promises() == [(16, 0), (32, 0), (32, 1), (64, 0), (128, 0)]
+    assert qwen3.promises() == [(16, 0)]
 
 
 def test_memory_does_not_grow(llama):

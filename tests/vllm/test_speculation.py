@@ -32,3 +32,5 @@ def test_200_requests_at_once(server, reference):
         counted[f"vllm:spec_decode_num_{what}_tokens_total"] for what in ("draft", "accepted")
     )
     assert drafted > accepted > 0
+    # Steps that only verify drafts have up to 16 * 4 tokens, and none was compiled later.
+    assert server.promises() == [(16, 0), (32, 0), (32, 4), (64, 0), (64, 4)]

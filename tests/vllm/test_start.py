@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import types
@@ -12,6 +13,7 @@ import pytest
 import torch
 import xla_gpu.vllm_xla
 from xla_gpu.vllm_xla import _inputs, _start, _step
+from xla_gpu.vllm_xla._attention import max_query_len
 from xla_gpu.vllm_xla._versions import UnsupportedError
 
 MESH = jax.make_mesh((1,), ("data",), devices=jax.devices("cpu")[:1])
@@ -21,11 +23,13 @@ def runner_of(**other):
     plain = dict(dp_size=1, speculative_config=None, pcp_preprocessor=None, lora_config=None)
     plain |= dict(is_multimodal_model=False, is_pooling_model=False, enable_continue_decode=False)
     plain |= dict(is_first_rank=True, is_last_rank=True, num_reqs_paddings=[2, 4])
+    plain |= dict(num_tokens_paddings=[2, 4, 8], max_num_reqs=3)
     return types.SimpleNamespace(mesh=MESH, **plain | other)
 
 
+DRAFTS = types.SimpleNamespace(num_speculative_tokens=1)
 OTHERS = [
-    {"speculative_config": "ngram"},
+    {"speculative_config": DRAFTS},
     {"lora_config": "some"},
     {"is_multimodal_model": True},
     {"is_pooling_model": True},
@@ -109,6 +113,67 @@ def test_a_step_takes_its_inputs_in_one_array(kind):
     assert traced == [kind == "torchax"]  # once
 
 
+@pytest.mark.parametrize(
+    ("sizes", "room", "drafts", "promises"),
+    [
+        ([16, 32, 64], 32, 0, {}),  # a token of each, by the shapes
+        ([16, 32, 64], 24, 0, {32: 1}),
+        ([16, 32, 64, 128, 256], 32, 3, {64: 4, 128: 4}),
+        ([16, 32, 48], 40, 1, {48: 2}),  # no step is padded further
+        ([16, 32], 8, 0, {16: 1}),
+    ],
+)
+def test_promises_are_of_sizes_that_decode_can_have(sizes, room, drafts, promises):
+    speculation = types.SimpleNamespace(num_speculative_tokens=drafts) if drafts else None
+    runner = runner_of(num_tokens_paddings=sizes, max_num_reqs=room, speculative_config=speculation)
+    assert _step.Step(jax.jit(lambda: None), runner).promises == promises
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Attention:
+    seq_lens: np.ndarray
+
+
+@pytest.mark.parametrize("other", [{}, {"is_multimodal_model": True}])
+def test_a_step_that_only_decodes_promises_it(other):
+    """To functions within the step too, which JAX would not trace again for equal arguments."""
+    traced = []
+
+    @jax.jit
+    def attend(positions):
+        traced.append(max_query_len.value)
+        return 0 * positions + max_query_len.value
+
+    @functools.partial(jax.jit, static_argnums=6)
+    def model_fn(weights, caches, ids, attention, embeds, positions, layers, **more):
+        return [caches[0] + 0], attend(positions), [], None
+
+    step = _step.Step(model_fn, runner_of(**other))
+    everywhere = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec())
+
+    def hidden(size, query_lens):
+        caches = [jax.device_put(np.zeros(4, np.int32), everywhere)]
+        ids, positions = np.ones((2, size), np.int32)
+        attention = Attention(np.ones(3, np.int32))
+        if query_lens is not None and step.takes_words:
+            ids = _inputs.Packed([ids, positions, attention, attention])
+            ids.query_lens, positions, attention = query_lens, None, None
+        elif query_lens is not None:
+            attention.query_lens = query_lens
+        return step((), caches, ids, attention, None, positions, ())[1].tolist()
+
+    for size, query_lens, promised in (
+        (4, None, 0),  # made-up
+        (4, {"a": 1, "b": 1}, 1),
+        (4, {"a": 1, "b": 2}, 0),
+        (2, {"a": 1, "b": 1}, 0),  # the shapes say it
+        (8, {"a": 1, "b": 1}, 0),  # which cannot be
+    ):
+        assert hidden(size, query_lens) == [promised] * size
+    assert traced == [0, 1, 0, 0]
+
+
 def test_a_step_made_otherwise_is_refused():
     with pytest.raises(UnsupportedError, match="should call _resolve_step_fn"):
         _step.Step(lambda *args: args, runner_of())
@@ -118,7 +183,7 @@ class Manager:
     """A CompilationManager that writes down what it is told to do."""
 
     def __init__(self, speculative_config=None, executor="threads"):
-        self.told, self._compile_executor = [], executor
+        self.told, self.promises, self._compile_executor = [], [], executor
         self.runner = types.SimpleNamespace(
             mesh=MESH,
             dp_size=1,
@@ -154,6 +219,7 @@ class Manager:
 
     def _run_compilation(self, name, fn, *args, call_kwargs, **kwargs):
         self.told.append((name, args, call_kwargs, kwargs))
+        self.promises.append(max_query_len.value)
 
 
 def test_programs_are_waited_for_once():
@@ -204,6 +270,21 @@ def test_a_step_is_lowered_with_the_arguments_of_its_calls(call_kwargs):
     assert manager.told[0][3]["size"] == 3
 
 
+def test_a_step_is_compiled_with_its_promise_as_well():
+    manager, warm = Manager(), []
+    step = _step.Step(jax.jit(lambda: None), runner_of())
+    run = _start._with_all_arguments(Manager._run_compilation)
+    for size in (2, 4, 8):
+        handler = functools.partial(lambda *args: warm.append((args, max_query_len.value)))
+        run(manager, "step", step, size, num_tokens=size, warmup_handler=handler)
+    told = [(args, kwargs.get("max_query_len", 0)) for _, args, _, kwargs in manager.told]
+    assert told == [((2,), 0), ((4,), 0), ((4,), 1), ((8,), 0)]
+    assert manager.promises == [0, 0, 1, 0]
+    for *_, kwargs in manager.told:  # later
+        kwargs["warmup_handler"]("fn", "args")
+    assert warm == [(("fn", "args"), promise) for promise in manager.promises]
+
+
 @pytest.mark.parametrize("speculative_config", [None, "some"])
 def test_tokens_are_put_in_by_tpu_inference_only_where_it_is_called(speculative_config):
     manager = Manager(speculative_config)
@@ -233,3 +314,17 @@ def test_programs_are_compiled_at_once(monkeypatch):
         monkeypatch.setattr("os.environ", {"NUM_PRECOMPILE_WORKERS": given} if given else {})
         xla_gpu.vllm_xla.prepare_environment()
         assert os.environ["NUM_PRECOMPILE_WORKERS"] == used
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        (None, "--xla_gpu_enable_command_buffer=+COLLECTIVES"),
+        ("--one", "--one --xla_gpu_enable_command_buffer=+COLLECTIVES"),
+        ("--xla_gpu_enable_command_buffer=", "--xla_gpu_enable_command_buffer="),
+    ],
+)
+def test_collectives_are_in_cuda_graphs_unless_told_otherwise(monkeypatch, given, used):
+    monkeypatch.setattr("os.environ", {"XLA_FLAGS": given} if given is not None else {})
+    xla_gpu.vllm_xla.prepare_environment()
+    assert os.environ["XLA_FLAGS"] == used

@@ -23,7 +23,8 @@ from xla_gpu.vllm_xla._versions import UnsupportedError
 
 MESH = jax.make_mesh((1,), ("model",), devices=jax.devices("cpu")[:1])
 ON_ONE = NamedSharding(MESH, PartitionSpec(None, "model"))
-OVER_TWO = types.SimpleNamespace(mesh=types.SimpleNamespace(size=2))
+TWO = jax.make_mesh((2,), ("model",), devices=jax.devices("cpu"))
+OVER_TWO = NamedSharding(TWO, PartitionSpec(None, "model"))
 
 
 def octets(array: jax.Array) -> bytes:
@@ -92,7 +93,7 @@ def test_a_file_is_read_as_it_is(tmp_path):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_weight_of_a_file_is_turned_where_it_is_used(devices):
-    mesh = MESH if devices == 1 else types.SimpleNamespace(size=2)
+    mesh = MESH if devices == 1 else TWO
     loaded = []
 
     def original(*args, **kwargs):
@@ -210,15 +211,20 @@ def test_fp8_weights_lie_column_by_column(dtype, shape, order, split):
 # ---- torchax models' experts ---------------------------------------------------------------------
 
 
-def a_layer(dtype=torch.bfloat16, method=unquantized.VllmUnquantizedFusedMoEMethod, mesh=MESH):
-    """A layer of three experts that nothing was loaded into: w13 [3, 8, 6], w2 [3, 6, 4]."""
+def a_layer(
+    dtype=torch.bfloat16,
+    method=unquantized.VllmUnquantizedFusedMoEMethod,
+    mesh=MESH,
+    experts=4,
+):
+    """A layer that nothing was loaded into: w13 [experts, 8, 6], w2 [experts, 6, 4]."""
     layer, quant_method = RoutedExperts.__new__(RoutedExperts), method.__new__(method)
     for module in (layer, quant_method):
         if isinstance(module, torch.nn.Module):
             torch.nn.Module.__init__(module)
     quant_method.mesh = mesh
     layer.quant_method = quant_method
-    for name, shape in (("w13_weight", (3, 8, 6)), ("w2_weight", (3, 6, 4))):
+    for name, shape in (("w13_weight", (experts, 8, 6)), ("w2_weight", (experts, 6, 4))):
         room = torch.nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=False)
         layer.register_parameter(name, room)
     return layer
@@ -226,7 +232,7 @@ def a_layer(dtype=torch.bfloat16, method=unquantized.VllmUnquantizedFusedMoEMeth
 
 def by_expert(layer):
     """As vLLM loads a file with tensors of each expert: halves of one weight, types converted."""
-    for expert in (2, 0, 1):
+    for expert in reversed(range(len(layer.w2_weight))):
         place = layer.w13_weight.data[expert]
         for half in range(2):
             place.narrow(0, 4 * half, 4).copy_(some(4, 6, dtype=torch.float32) + expert + half)
@@ -235,14 +241,14 @@ def by_expert(layer):
 
 def turned(layer):
     """A file that has each expert's inputs first."""
-    for expert in range(3):
+    for expert in range(4):
         layer.w13_weight.data[expert].copy_((some(6, 8) + expert).T)
         layer.w2_weight.data[expert].copy_((some(4, 12) + expert)[:, ::2].T)
 
 
 def all_at_once(layer):
     """Smaller than the room for them."""
-    layer.w13_weight.data[:, :5, :4].copy_(some(3, 5, 4))
+    layer.w13_weight.data[:, :5, :4].copy_(some(4, 5, 4))
     layer.w2_weight.data[:, :1].copy_(some(1))
     layer.w2_weight.data[1, 2].copy_(some(4))
 
@@ -258,27 +264,31 @@ def all_at_once(layer):
     ],
 )
 @pytest.mark.parametrize("load", [by_expert, turned, all_at_once])
-def test_experts_go_to_the_device(load, method, dtype, under_way, monkeypatch):
+@pytest.mark.parametrize("mesh", [MESH, TWO], ids=["one", "two"])
+def test_experts_go_to_their_devices(load, method, dtype, under_way, mesh, monkeypatch):
     monkeypatch.setattr(_weights, "_UNDER_WAY", under_way)
-    on_host, layer = a_layer(dtype, method), a_layer(dtype, method)
+    on_host, layer = a_layer(dtype, method), a_layer(dtype, method, mesh)
     load(on_host)
     with _weights.ExpertsOnTheDevice(torch.nn.ModuleList([layer])):
         load(layer)
     take = _weights._sent_as_it_is(lambda *args: args)
     for name in ("w13_weight", "w2_weight"):
         assert not getattr(layer, name).float().any()  # its memory was not touched
-        array, expected = (take(one, name, ON_ONE) for one in (layer, on_host))
-        assert (array.sharding, array.dtype) == (expected.sharding, expected.dtype)
+        split = NamedSharding(mesh, PartitionSpec("model"))
+        array, expected = take(layer, name, split), take(on_host, name, ON_ONE)
+        assert (array.sharding, array.dtype) == (split, expected.dtype)
         assert octets(array) == octets(expected)
         assert _weights.taken(getattr(layer, name)) is None
 
 
 @pytest.mark.parametrize(
-    "how", [dict(mesh=OVER_TWO.mesh), dict(method=awq.VllmAWQMoEMethod), dict(entered=False)]
+    "how",
+    [dict(mesh=TWO, experts=3), dict(method=awq.VllmAWQMoEMethod), dict(entered=False)],
 )
 def test_other_experts_are_loaded_on_the_host(how):
     entered = how.pop("entered", True)
-    expected, layer, other = a_layer(), a_layer(**how), torch.zeros(2)
+    layer, other = a_layer(**how), torch.zeros(2)
+    expected = a_layer(experts=how.get("experts", 4))
     mode = _weights.ExpertsOnTheDevice(torch.nn.ModuleList([layer]))
     if entered:
         with mode:
@@ -298,7 +308,7 @@ def test_experts_loaded_in_another_order_are_refused():
     with (
         _weights.ExpertsOnTheDevice(layer),
         pytest.raises(
-            UnsupportedError, match=r"\(3, 8, 6\) are loaded in parts of strides \(1, 6\)"
+            UnsupportedError, match=r"\(4, 8, 6\) are loaded in parts of strides \(1, 6\)"
         ),
     ):
         layer.w13_weight.data[0].T.copy_(some(6, 8))

@@ -7,17 +7,22 @@ import inspect
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+import jax
 import jax.numpy as jnp
 
 from xla_gpu.jax import ragged_paged_attention_hd64, ragged_paged_attention_v3
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+# While a step is traced, lowered or called: what its calls promise. Every cache of JAX's keeps
+# programs of other promises apart, those of functions within the step too.
+max_query_len = jax.make_user_context(0)
+
 _OF_A_STEP = ("kv_lens", "page_indices", "cu_q_lens", "distribution")
 
 
-def _with_copies(attention: Callable[_P, _R]) -> Callable[_P, _R]:
-    """`attention` of copies of lengths, pages and counts.
+def _of_a_step(attention: Callable[_P, _R]) -> Callable[_P, _R]:
+    """`attention` with the step's promise, of copies of lengths, pages and counts.
 
     vLLM brings them in new tensors for each step. XLA records each command that reads a tensor that
     has moved into its CUDA graph anew, and a custom call takes longest of all. The copies, made
@@ -31,12 +36,13 @@ def _with_copies(attention: Callable[_P, _R]) -> Callable[_P, _R]:
         bound = signature.bind(*args, **kwargs)
         for name in _OF_A_STEP:
             bound.arguments[name] = jnp.maximum(bound.arguments[name], -1)
+        bound.arguments["max_query_len"] = max_query_len.value
         return attention(*bound.args, **bound.kwargs)
 
     return attend
 
 
-ragged_paged_attention = _with_copies(ragged_paged_attention_v3)
-ragged_paged_attention_hd64 = _with_copies(ragged_paged_attention_hd64)
+ragged_paged_attention = _of_a_step(ragged_paged_attention_v3)
+ragged_paged_attention_hd64 = _of_a_step(ragged_paged_attention_hd64)
 
 __all__ = ["ragged_paged_attention", "ragged_paged_attention_hd64"]

@@ -6,9 +6,11 @@ all of those that it had.
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -16,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from tpu_inference.layers.common.sharding import ShardingAxisName
 
 from xla_gpu.vllm_xla._replace import _replace
 
@@ -31,8 +34,12 @@ class Form:
     def __init__(self, layout: _Layout, places: tuple[int, ...], treedef: Any) -> None:
         self._layout, self._places, self._treedef = layout, places, treedef
 
-    def tree(self, words: jax.Array, last: jax.Array | None) -> Any:
-        """The tree, its first array with tokens of `last` where the last words say which."""
+    def tree(self, words: jax.Array, last: jax.Array | None, sharding: NamedSharding) -> Any:
+        """The tree, its first array with tokens of `last` where the last words say which.
+
+        Each device cuts its parts of the arrays out of all words, or they would be sent about.
+        """
+        everywhere = NamedSharding(sharding.mesh, PartitionSpec())
         arrays, end = [], 0
         for shape, dtype in self._layout:
             start, end = end, end + math.prod(shape)
@@ -40,20 +47,27 @@ class Form:
             arrays.append(jax.lax.bitcast_convert_type(array, dtype))
         if last is not None:
             arrays[0] = jnp.where(words[end:] < 0, arrays[0], last[words[end:]])
+        arrays = jax.lax.with_sharding_constraint(arrays, everywhere)
+        arrays = jax.lax.with_sharding_constraint(arrays, sharding)
         return jax.tree.unflatten(self._treedef, [arrays[place] for place in self._places])
 
 
 _form = functools.cache(Form)
 
 
+def placing(runner: Any) -> NamedSharding:
+    """Where arrays of all tokens or requests are: with data parallelism each device has its own."""
+    spec = PartitionSpec(ShardingAxisName.ATTN_DATA) if runner.dp_size > 1 else PartitionSpec()
+    return NamedSharding(runner.mesh, spec)
+
+
 @functools.cache
-def _unpacked_on(mesh: jax.sharding.Mesh) -> Callable[..., Any]:
-    sharding = NamedSharding(mesh, PartitionSpec())
-    return jax.jit(_unpack, static_argnames="form", out_shardings=sharding)
+def _unpacked(sharding: NamedSharding) -> Callable[..., Any]:
+    return jax.jit(functools.partial(_unpack, sharding), static_argnames="form")
 
 
-def _unpack(words: jax.Array, last: jax.Array | None, form: Form) -> Any:
-    return form.tree(words, last)
+def _unpack(sharding: NamedSharding, words: jax.Array, last: jax.Array | None, form: Form) -> Any:
+    return form.tree(words, last, sharding)
 
 
 class Packed:
@@ -80,11 +94,13 @@ class Packed:
             tuple(places[id(leaf)] for leaf in leaves),
             treedef,
         )
-        arrays.append(np.full(arrays[0].size, -1, np.int32))
+        self.tokens: int = arrays[0].size
+        arrays.append(np.full(self.tokens, -1, np.int32))
         self.words: np.ndarray[Any, Any] = np.concatenate(
             [array.ravel().view(np.int32) for array in arrays]
         )
         self.last: jax.Array | None = None
+        self.query_lens: dict[str, int] = {}
         self._source = self.words[start:]
 
     def view(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -92,9 +108,7 @@ class Packed:
         start, shape = self._starts[id(array)]
         return self.words[start : start + array.size].reshape(shape)
 
-    def take(
-        self, last: jax.Array | None, at: Sequence[int] | slice = (), of: Sequence[int] = ()
-    ) -> None:
+    def take(self, last: jax.Array | None, at: Any = (), of: Any = ()) -> None:
         """Which tokens the first array takes of the step before.
 
         Args:
@@ -107,49 +121,52 @@ class Packed:
         if last is not None:
             self._source[at] = of
 
-    def placed(self, mesh: jax.sharding.Mesh) -> Any:
+    def placed(self, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> Any:
         """A copy of the words that a call takes to each device of the mesh."""
         words = self.words.copy()
         if mesh.size > 1:  # for several devices a call takes longer to place what it is given
             return jax.device_put(words, NamedSharding(mesh, PartitionSpec()))
         return words
 
-    def to_device(self, mesh: jax.sharding.Mesh) -> Any:
-        """The tree, of arrays on each device of the mesh, sent there as one new array."""
-        return _unpacked_on(mesh)(self.placed(mesh), self.last, form=self.form)
+    def to_device(self, sharding: NamedSharding) -> Any:
+        """The tree, of arrays so placed, sent to each device of the mesh as one new array."""
+        return _unpacked(sharding)(self.placed(sharding.mesh), self.last, form=self.form)
 
 
 def computes_with_inputs(runner: Any) -> bool:
     return bool(
-        runner.dp_size > 1 or runner.speculative_config or runner.pcp_preprocessor is not None
+        runner.speculative_config
+        or runner.pcp_preprocessor is not None
+        or (runner.dp_size > 1 and runner.uses_mrope)  # its positions are split otherwise
     )
 
 
 # Of what _prepare_inputs returns: the token ids first; positions, attention, attention once more.
 STEP = (0, 1, 2, 11)
-BATCH = (3, 4)  # sampling, which logits: they stay as long as the batch does
+BATCH = SAMPLING, LOGITS = (3, 4)  # how tokens are sampled, of which rows: they often stay
+REQUESTS = 8
 
 
 class Inputs:
-    """What _prepare_inputs returns for a step, kept for the steps after it.
+    """What _prepare_inputs returns for steps of one padded size, made for the first of them.
 
-    While the batch stays as it is, a token for each request, a step's inputs differ from those of
-    the step before in tokens, positions, lengths and pages alone. They are written into its words:
-    the original takes some 60 calls of numpy.
+    The original takes some 60 calls of numpy and half a dozen loops over the requests. Tokens,
+    positions, lengths and pages of a step after it are written into its words; the rest only where
+    the requests have other numbers of tokens.
     """
 
-    def __init__(
-        self, runner: Any, scheduler_output: Any, prepared: Sequence[Any], substitution: Any
-    ) -> None:
+    def __init__(self, runner: Any, prepared: Sequence[Any], substitution: Any) -> None:
         self.packed = packed = Packed([prepared[i] for i in STEP])
         packed.take(*substitution)
         self.prepared = list(prepared)
-        self._put(BATCH, Packed([prepared[i] for i in BATCH]).to_device(runner.mesh))
-        batch = runner.input_batch
+        self._scheduled = self._sampling = b""
+        self._put(BATCH, Packed([prepared[i] for i in BATCH]).to_device(placing(runner)))
         self._stays = not (
-            scheduler_output.total_num_scheduled_tokens != batch.num_reqs
+            runner.dp_size > 1  # requests are in the order of their devices
             or runner.uses_mrope  # the others do more in each step
             or runner.lora_config is not None
+            or runner.is_pooling_model
+            or runner.enable_continue_decode
             or runner.phase_based_profiler
             or runner.aggregated_stats_logger
             or runner.kv_cache_config.has_mamba_layers
@@ -157,89 +174,145 @@ class Inputs:
         )
         if not self._stays:
             return
-        ids, positions, attention = prepared[:3]
+        ids, positions, attention, _, logits = prepared[:5]
         groups = getattr(attention, "groups", (attention,))
-        count = batch.num_reqs
-        self._requests = list(batch.req_ids[:count])
-        self._rows = np.arange(count)
-        self._computed = batch.num_computed_tokens_cpu[:count].copy()
-        self._ids = packed.view(ids)[:count]
-        self._positions = packed.view(positions)[:count]
-        self._lengths = packed.view(groups[0].seq_lens)[:count]
-        self._pages = []
-        for i, group in enumerate(groups):
-            pages = batch.block_table[i].get_cpu_tensor()
-            here = packed.view(group.block_tables).reshape(-1, pages.shape[1])
-            self._pages.append((pages[:count], here[:count]))
+        self._rows_of_logits = Packed(logits)
+        self._logits = self._rows_of_logits.view(logits)
+        self._ids = packed.view(ids)
+        self._positions = packed.view(positions)
+        self._lengths = packed.view(groups[0].seq_lens)
+        self._starts = packed.view(groups[0].query_start_loc)
+        self._distribution = packed.view(groups[0].request_distribution)
+        self._pages = [
+            packed.view(group.block_tables).reshape(len(groups[0].seq_lens), -1) for group in groups
+        ]
 
     def _put(self, places: Sequence[int], values: Sequence[Any]) -> None:
         for place, value in zip(places, values, strict=True):
             self.prepared[place] = value
 
     def next(self, runner: Any, scheduler_output: Any) -> bool:
-        """Makes `packed` the next step's; False for another kind of step."""
+        """Makes `packed` and `prepared` the next step's; False for another kind of step."""
         if not self._stays:
             return False
-        batch, count = runner.input_batch, len(self._requests)
+        batch = runner.input_batch
+        count = batch.num_reqs
+        names = batch.req_ids[:count]
+        tokens = map(scheduler_output.num_scheduled_tokens.__getitem__, names)
+        scheduled = np.fromiter(tokens, np.int32, count)
+        if scheduled.tobytes() != self._scheduled:
+            self._divide(runner, scheduled)
         computed = batch.num_computed_tokens_cpu[:count]
-        self._computed += 1
-        if (
-            scheduler_output.total_num_scheduled_tokens != count
-            or batch.num_reqs != count
-            or scheduler_output.scheduled_new_reqs
-            or scheduler_output.finished_req_ids
-            or batch.req_ids[:count] != self._requests
-            or (computed != self._computed).any()
-        ):
-            return False
-        substitution: list[Any] = [None]
         before = runner._pre_async_results if runner.scheduler_config.async_scheduling else None
+        self.packed.take(None)
         if before is not None:
-            prompts = batch.num_prompt_tokens[:count]
-            if (computed < prompts).any() or before.next_tokens_in_tpu is not None:
+            if before.next_tokens_in_tpu is not None:
                 return False
-            of = [before.placeholder_req_id_to_index.get(name, -1) for name in self._requests]
-            if max(of) >= 0:
-                substitution = [before.next_tokens, slice(count), of]
-        self.packed.take(*substitution)
-        self._positions[:] = computed
-        np.add(computed, 1, out=self._lengths)
-        self._ids[:] = batch.token_ids_cpu[self._rows, computed]
-        for pages, here in self._pages:
-            here[:] = pages
+            of = before.placeholder_req_id_to_index
+            of = np.fromiter((of.get(name, -1) for name in names), np.int32, count)
+            of[computed < batch.num_prompt_tokens[:count]] = -1
+            if (scheduled[of >= 0] != 1).any():
+                return False
+            if of.max() >= 0:
+                self.packed.take(before.next_tokens, self._starts[1 : count + 1] - 1, of)
+        total = len(self._rows)
+        positions = np.add(computed[self._rows], self._offsets, out=self._positions[:total])
+        self._ids[:total] = batch.token_ids_cpu[self._rows, positions]
+        np.add(computed, scheduled, out=self._lengths[:count])
+        for i, pages in enumerate(self._pages):
+            pages[:count] = batch.block_table[i].get_cpu_tensor()[:count]
+        self._send_sampling(runner, count)
+        self.prepared[REQUESTS] = {0: names}
         return True
+
+    def _divide(self, runner: Any, scheduled: np.ndarray[Any, Any]) -> None:
+        """Writes what follows from so many tokens of each request."""
+        self._scheduled, count, starts = scheduled.tobytes(), len(scheduled), self._starts
+        np.cumsum(scheduled, out=starts[1 : count + 1])
+        total = starts[count]
+        starts[count + 1 :] = total
+        self._rows = np.repeat(np.arange(count), scheduled)
+        self._offsets = np.arange(total) - starts[self._rows]
+        decoding = np.count_nonzero(scheduled <= runner.input_batch.max_decode_tokens)
+        self._distribution[:] = decoding, decoding, count
+        for array, end in (self._ids, total), (self._positions, total), (self._lengths, count):
+            array[end:] = 0
+        for pages in self._pages:
+            pages[count:] = 0
+        self._logits[:count] = starts[1 : count + 1] - 1
+        self._logits[count:] = -1
+        self.prepared[LOGITS] = self._rows_of_logits.to_device(placing(runner))
+
+    def _send_sampling(self, runner: Any, count: int) -> None:
+        """Sends to the device how tokens are sampled, where that has changed."""
+        batch = runner.input_batch
+        sampling = b"%d" % bool(batch.max_num_logprobs)
+        if not batch.all_greedy:
+            arrays = batch.temperature_cpu, batch.top_p_cpu, batch.top_k_cpu
+            sampling += b"".join(array[:count].tobytes() for array in arrays)
+        if sampling != self._sampling:
+            self._sampling = sampling
+            make = type(self.prepared[SAMPLING]).from_input_batch
+            rows = {0: list(range(count))}
+            with _nothing_sent():
+                new = make(runner.mesh, batch, len(self._logits), req_indices_dp=rows)
+            self.prepared[SAMPLING] = Packed(new).to_device(placing(runner))
 
     def to_device(self, runner: Any) -> tuple[Any, ...]:
         """What _prepare_inputs would return; for a step that takes words, these."""
         if runner.model_fn.takes_words:
             self._put(STEP, (self.packed, None, None, None))
         else:
-            self._put(STEP, self.packed.to_device(runner.mesh))
+            self._put(STEP, self.packed.to_device(placing(runner)))
         return tuple(self.prepared)
+
+
+@contextlib.contextmanager
+def _nothing_sent() -> Iterator[list[Any]]:
+    """What would go to the device stays on the host; the list becomes arguments of Packed.take."""
+    substitution: list[Any] = [None]
+    token = _later.set(substitution)
+    try:
+        yield substitution
+    finally:
+        _later.reset(token)
 
 
 def on_the_host(original: Callable[..., Any], runner: Any, scheduler_output: Any) -> Any:
     """What _prepare_inputs returns, nothing of it sent, and the arguments of `Packed.take`."""
-    substitution: list[Any] = [None]
-    token = _later.set(substitution)
-    try:
+    with _nothing_sent() as substitution:
         return list(original(runner, scheduler_output)), substitution
-    finally:
-        _later.reset(token)
 
 
 def _prepared_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def prepare(self: Any, scheduler_output: Any) -> Any:
         if computes_with_inputs(self):
-            return original(self, scheduler_output)
-        inputs: Inputs | None = vars(self).get("inputs_of_last_step")
-        if not (inputs and inputs.next(self, scheduler_output)):
-            prepared = on_the_host(original, self, scheduler_output)
-            inputs = self.inputs_of_last_step = Inputs(self, scheduler_output, *prepared)
-        return inputs.to_device(self)
+            prepared = original(self, scheduler_output)
+        else:
+            kept = vars(self).setdefault("inputs_of_padded_sizes", {})
+            size = _padded_sizes(self, scheduler_output)
+            inputs: Inputs | None = kept.get(size)
+            if not (inputs and inputs.next(self, scheduler_output)):
+                inputs = kept[size] = Inputs(self, *on_the_host(original, self, scheduler_output))
+            prepared = inputs.to_device(self)
+        ids, _, attention, *_ = prepared
+        lengths_in = ids if isinstance(ids, Packed) else attention
+        lengths_in.query_lens = scheduler_output.num_scheduled_tokens  # which the lengths are of
+        return prepared
 
     return prepare
+
+
+def _padded_sizes(runner: Any, scheduler_output: Any) -> tuple[int, ...]:
+    """Of tokens, of requests in logits and in attention: all that arrays' shapes follow from."""
+    count = runner.input_batch.num_reqs
+    sizes = (
+        (runner.num_tokens_paddings, scheduler_output.total_num_scheduled_tokens),
+        (runner.num_reqs_paddings, count),
+        (runner.attn_num_reqs_paddings, count),
+    )
+    return tuple(bisect.bisect_left(paddings, number) for paddings, number in sizes)
 
 
 def _not_yet(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -290,7 +363,7 @@ def inputs_in_one_transfer() -> None:
 
     While they are prepared, what would go to the device stays on the host (all of it was written
     there), and then goes in one array, which one compiled function takes apart. The old way stays
-    for data parallelism, whose arrays are split over devices, and speculation, which computes.
+    for speculation, which computes with them.
     """
     runner, sampling = "tpu_inference.runner.tpu_runner", "tpu_inference.layers.jax.sample"
     for module in (runner, f"{sampling}.sampling_metadata"):

@@ -127,7 +127,7 @@ def loaded(original: Callable[..., None]) -> Callable[..., None]:
             param = getattr(layer, name)
             delattr(layer, name)
             array = taken(param)
-            if array is None:  # of scales and biases, or of several devices
+            if array is None:  # of scales and biases, or where devices cannot share the experts
                 array = t2j(param, use_dlpack=False)
             return array
 

@@ -483,13 +483,14 @@ def before_the_platform() -> None:
 
 def before_the_model() -> None:
     """What the modules of models, layers and the runner hold."""
-    from xla_gpu.vllm_xla import _inputs, _start, _step, _weights
+    from xla_gpu.vllm_xla import _inputs, _scheduler, _start, _step, _weights
 
     _start.models_are_looked_at_here()
     _start.programs_side_by_side()
     _inputs.inputs_in_one_transfer()
     _step.logits_in_one_call()
     _step.tokens_in_short_calls()
+    _scheduler.requests_with_room_take_no_time()
     attention()
     encoder_attention()
     experts()

@@ -15,8 +15,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from tpu_inference.utils import device_array, to_jax_dtype
 
+from xla_gpu.vllm_xla._attention import max_query_len
 from xla_gpu.vllm_xla._inputs import computes_with_inputs
 from xla_gpu.vllm_xla._replace import _replace
+from xla_gpu.vllm_xla._step import Step
 
 _MANAGER = "tpu_inference.runner.compilation_manager:CompilationManager"
 
@@ -90,6 +92,17 @@ def _with_all_arguments(original: Callable[..., Any]) -> Callable[..., Any]:
         if shared in kwargs:
             call_kwargs[shared] = kwargs[shared]
         original(self, name, fn, *args, call_kwargs=call_kwargs, **kwargs)
+        if not (isinstance(fn, Step) and (promise := fn.promises.get(kwargs["num_tokens"]))):
+            return
+        warm_up = kwargs.pop("warmup_handler")
+
+        def with_the_promise(*args: Any) -> Any:
+            with max_query_len(promise):
+                return warm_up(*args)
+
+        kwargs |= dict(max_query_len=promise, warmup_handler=with_the_promise)
+        with max_query_len(promise):
+            original(self, name, fn, *args, call_kwargs=call_kwargs, **kwargs)
 
     return run_compilation
 

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from xla_gpu.vllm_xla._inputs import Form, Packed, computes_with_inputs
+from xla_gpu.vllm_xla._attention import max_query_len
+from xla_gpu.vllm_xla._inputs import Form, Packed, computes_with_inputs, placing
 from xla_gpu.vllm_xla._replace import _replace
 from xla_gpu.vllm_xla._versions import UnsupportedError
 
@@ -33,6 +34,21 @@ def _padded_on(mesh: jax.sharding.Mesh) -> Callable[..., Any]:
 
 def _padded(tokens: Any, size: int) -> jax.Array:
     return jnp.pad(tokens, (0, size - len(tokens)))
+
+
+@dataclasses.dataclass
+class _Lowered:
+    """What is compiled, in another thread perhaps, with the promise that it was lowered with.
+
+    JAX keeps it by that, and would compile it again for a call with the promise.
+    """
+
+    lowered: jax.stages.Lowered
+    promise: int
+
+    def compile(self) -> jax.stages.Compiled:
+        with max_query_len(self.promise):
+            return self.lowered.compile()
 
 
 class Step:
@@ -71,13 +87,40 @@ class Step:
             or not (runner.is_first_rank and runner.is_last_rank)
         )
 
+    @functools.cached_property
+    def promises(self) -> dict[int, int]:
+        """By padded tokens, how many of a request a step has at most that only decodes.
+
+        Without the sizes that it cannot have, and those in which there is room for a token of each
+        request: the op takes these for decode by their shapes.
+        """
+        runner = self._runner
+        sizes, room = runner.num_tokens_paddings, runner.max_num_reqs
+        speculation = runner.speculative_config
+        most = 1 + (speculation.num_speculative_tokens if speculation else 0)
+        return {
+            size: most
+            for smaller, size in zip([0, *sizes], sizes, strict=False)
+            if smaller < room * most and room < size
+        }
+
+    def _promise(self, args: tuple[Any, ...]) -> int:
+        """What attention may be promised of this step's queries; 0: nothing, as of made-up ones."""
+        inputs, attention, _, positions = args[2:6]
+        packed = isinstance(inputs, Packed)
+        lengths = getattr(inputs if packed else attention, "query_lens", None)
+        if not lengths:
+            return 0
+        promise = self.promises.get(inputs.tokens if packed else positions.shape[-1], 0)
+        return promise if promise and max(lengths.values()) <= promise else 0
+
     def _compile(self, weights: Any, caches: Any, shared: bool) -> None:
         function = self._function or self._resolve(caches, True)
         if not self.takes_words:
             self._compiled = function
             return
         runner = self._runner
-        replicated = NamedSharding(runner.mesh, PartitionSpec())
+        places = placing(runner)
         names = tuple(weights) if isinstance(weights, dict) else ()
         self._weights = operator.itemgetter(*names) if names else tuple
         as_kept = jax.tree.map(lambda cache: cache.sharding, caches)
@@ -89,8 +132,7 @@ class Step:
             out_shardings=(as_kept, None, None, None),
         )
         def step(weights: Any, caches: Any, words: Any, last: Any, form: Form, rest: Any) -> Any:
-            inputs = jax.lax.with_sharding_constraint(form.tree(words, last), replicated)
-            ids, positions, attention, shared_attention = inputs
+            ids, positions, attention, shared_attention = form.tree(words, last, places)
             more = {"shared_attention_metadata": shared_attention} if shared else {}
             weights = dict(zip(names, weights, strict=True)) if names else weights
             return function(weights, caches, ids, attention, None, positions, *rest, **more)
@@ -121,13 +163,28 @@ class Step:
         return (self._weights(weights), caches, words, last, inputs.form, tuple(rest)), {}
 
     def __call__(self, *args: Any, shared_attention_metadata: Any = None) -> Any:
+        promise = self._promise(args)
         args, kwargs = self._call(args, shared_attention_metadata)
-        return self._compiled(*args, **kwargs)
+        if not promise:
+            return self._compiled(*args, **kwargs)
+        with max_query_len(promise):
+            return self._compiled(*args, **kwargs)
 
     def lower(self, *args: Any, shared_attention_metadata: Any = None) -> Any:
         """For its compilation ahead of time."""
         args, kwargs = self._call(args, shared_attention_metadata)
-        return self._compiled.lower(*args, **kwargs)
+        return _Lowered(self._compiled.lower(*args, **kwargs), max_query_len.value)
+
+
+def _of_a_token_each(step: Callable[..., Any]) -> Callable[..., Any]:
+    """`step` as a program of several decode steps calls it, while it is traced."""
+
+    @functools.wraps(step)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with max_query_len(1):
+            return step(*args, **kwargs)
+
+    return call
 
 
 # ---- Logits and tokens ---------------------------------------------------------------------------
@@ -208,7 +265,11 @@ class LogitsOfRows:
 
         @jax.jit
         def logits_of_rows(weights: Any, array: Any, indices: Any) -> tuple[Any, Any]:
-            logits = function(weights, array[indices], None)
+            if runner.dp_size > 1:  # indices are of each device's own rows
+                chosen = self._select(array, indices, runner.mesh)
+            else:
+                chosen = array[indices]
+            logits = function(weights, chosen, None)
             tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
             tokens = _padded(tokens, runner.num_reqs_paddings[-1])  # as the next step takes them
             return logits, jax.lax.with_sharding_constraint(tokens, replicated)
@@ -239,6 +300,8 @@ def _with_short_calls(original: Callable[..., Any]) -> Callable[..., Any]:
     def load_model(self: Any) -> None:
         original(self)
         self.model_fn = Step(self.model_fn, self)
+        if self.enable_continue_decode and not self.speculative_config:
+            self.model.step_fn_no_options = _of_a_token_each(self.model.step_fn_no_options)
         if hasattr(self.compute_logits_fn, "trace"):
             self.compute_logits_fn = OnlyWhatItReads(self.compute_logits_fn)
             if not (computes_with_inputs(self) or self.lora_config):
@@ -262,63 +325,83 @@ _as_float32 = jax.jit(lambda logits: logits.astype(jnp.float32))
 _split = jax.jit(lambda key: tuple(jax.random.split(key)))
 
 
-class _Logits:
-    """Logits that are sampled from, and nothing else: what is done to them waits for that."""
-
-    def __init__(self, logits: jax.Array, tokens: jax.Array | None, metadata: Any) -> None:
-        self.logits, self.tokens, self.metadata = logits, tokens, metadata
-
-    def astype(self, _: Any) -> _Logits:
-        return self
+def _next_tokens(runner: Any, metadata: Any, logits: jax.Array, sample: Any) -> jax.Array:
+    """Those of the logits' rows, sampled as the metadata asks."""
+    rows = runner._select_from_array_fn
+    tokens: jax.Array | None = None
+    if isinstance(rows, LogitsOfRows) and rows.logits is logits:
+        tokens = rows.tokens
+        rows.logits = rows.tokens = None
+    key = runner.rng_params_for_sampling
+    if metadata.do_sampling:
+        runner.rng_params_for_sampling, key = _split(key)
+    elif tokens is not None:
+        return tokens
+    logits = _as_float32(logits)
+    tokens, _ = sample(key, runner.mesh, logits, metadata, allow_distributed_sampling=True)
+    return tokens
 
 
 def _sampled_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    from tpu_inference.runner import tpu_runner
+
     @functools.wraps(original)
     def sample_from_logits(self: Any, *args: Any, **kwargs: Any) -> Any:
-        metadata, logits, spec_decode_metadata = args[2], args[5], args[7]
+        scheduler_output, metadata, logits, batch = args[0], args[2], args[5], self.input_batch
+        spec_decode_metadata, kv_connector_output, selector = args[7:10]
         if spec_decode_metadata is not None:
             return original(self, *args, **kwargs)
-        if metadata.logprobs:
+        if (
+            metadata.logprobs
+            or batch.num_prompt_logprobs
+            or batch.generators
+            or selector is not None
+            or self.speculative_config
+            or self.aux_output_worker is not None
+        ):
             return original(self, *args[:5], _as_float32(logits), *args[6:], **kwargs)
-        rows = self._select_from_array_fn
-        greedy = isinstance(rows, LogitsOfRows) and rows.logits is logits
-        waiting = _Logits(logits, rows.tokens if greedy else None, metadata)
-        if greedy:
-            rows.logits = rows.tokens = None
-        if metadata.do_sampling:  # as if not: the original takes apart the keys of two eagerly
-            key, self.rng_params_for_sampling = _split(self.rng_params_for_sampling)
-            metadata = dataclasses.replace(metadata, do_sampling=False)
-        output = original(self, *args[:2], metadata, *args[3:5], waiting, *args[6:], **kwargs)
-        if waiting.metadata.do_sampling:
-            self.rng_params_for_sampling = key
-        return output
+        tokens = _next_tokens(self, metadata, logits, tpu_runner.sample)
+        tokens.copy_to_host_async()
+        if self._pre_async_results is not None:
+            self._modify_prev_results()
+        count, scheduled = batch.num_reqs, scheduler_output.num_scheduled_tokens
+        names = batch.req_ids[:count]
+        partial, of, rows = [], [], {}
+        for row, name in enumerate(names):
+            state = self.requests[name]
+            made = state.output_token_ids
+            length = state.num_prompt_tokens + len(made)
+            if state.num_computed_tokens + scheduled[name] < length:
+                partial.append(row)  # the prompt is not computed to its end
+                continue
+            assert length < self.max_model_len
+            made.append(0)  # in the place of the token until it is here
+            of.append((row, state, length))
+            rows[name] = row
+        known = batch.num_tokens_no_spec[:count]
+        known[list(rows.values()) if partial else slice(None)] += 1
+        batch.num_tokens[:count] = known
+        self._pre_async_results = tpu_runner.AsyncPreResults(
+            req_ids=names,
+            next_tokens=tokens,
+            request_seq_lens=of,
+            discard_sampled_tokens_req_indices=partial,
+            placeholder_req_id_to_index=rows,
+            scheduler_output=scheduler_output,
+        )
+        output = tpu_runner.ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index=batch.req_id_to_index.copy(),
+            kv_connector_output=kv_connector_output,
+        )
+        result = tpu_runner.AsyncTPUModelRunnerOutput(output, tokens, count, partial, runner=self)
+        if self.scheduler_config.async_scheduling:
+            return result
+        self._modify_prev_results()
+        self._pre_async_results = None
+        return result.get_output()
 
     return sample_from_logits
-
-
-def _of_waiting_logits(original: Any) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def sample(
-        rng: Any,
-        mesh: Any,
-        logits: Any,
-        tpu_sampling_metadata: Any,
-        allow_distributed_sampling: bool = True,
-    ) -> Any:
-        if isinstance(logits, _Logits):
-            tpu_sampling_metadata = logits.metadata
-            if not tpu_sampling_metadata.do_sampling and logits.tokens is not None:
-                return logits.tokens, logits
-            logits = _as_float32(logits.logits)
-        return original(
-            rng,
-            mesh,
-            logits,
-            tpu_sampling_metadata,
-            allow_distributed_sampling=allow_distributed_sampling,
-        )
-
-    return sample
 
 
 def _as_one_array(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -347,23 +430,25 @@ def _as_one_array(original: Callable[..., Any]) -> Callable[..., Any]:
 def _written_at_once(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def modify_prev_results(self: Any) -> None:
-        before, batch, requests = self._pre_async_results, self.input_batch, self.requests
-        names, count = before.req_ids, len(before.req_ids)
-        states = [state for _, state, _ in before.request_seq_lens]
+        before, batch = self._pre_async_results, self.input_batch
         if (
             before.spec_decode_metadata is not None
             or before.is_continue_decode
             or before.logits_indices_selector is not None
-            or batch.req_ids[:count] != names
-            or len(states) != count
-            or any(requests[name] is not state for name, state in zip(names, states, strict=True))
         ):
             original(self)
             return
-        tokens = np.asarray(before.next_tokens)[:count]
-        batch.token_ids_cpu[np.arange(count), batch.num_tokens_no_spec[:count] - 1] = tokens
-        for state, token in zip(states, tokens.tolist(), strict=True):
-            state.output_token_ids[-1] = token
+        tokens = np.asarray(before.next_tokens)[: len(before.req_ids)].tolist()
+        rows, theirs = [], []
+        for i, state, _ in before.request_seq_lens:
+            name = before.req_ids[i]
+            row = batch.req_id_to_index.get(name)
+            if row is not None:  # else it has left the batch
+                assert state is self.requests[name]
+                state.output_token_ids[-1] = tokens[i]
+                rows.append(row)
+                theirs.append(tokens[i])
+        batch.token_ids_cpu[rows, batch.num_tokens_no_spec[rows] - 1] = theirs
 
     return modify_prev_results
 
@@ -383,12 +468,6 @@ def tokens_in_short_calls() -> None:
         "logits_indices_selector, padded_num_reqs, expert_indices, full_hidden_states, "
         "full_logits, req_ids_dp, padded_num_scheduled_tokens_per_dp_rank",
         _sampled_at_once,
-    )
-    _replace(
-        runner,
-        "sample",
-        "rng, mesh, logits, tpu_sampling_metadata, allow_distributed_sampling",
-        _of_waiting_logits,
     )
     _replace(
         "tpu_inference.runner.utils",

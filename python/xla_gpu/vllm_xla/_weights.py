@@ -1,7 +1,8 @@
 """Weights go to the device as they lie in the file, and are turned there.
 
 tpu-inference turns them on the host: from numpy's copy, or by way of float32, in XLA's programs for
-the CPU. Over several devices that stays, as each takes its part of what was turned.
+the CPU. Over several devices that stays, as each takes its part of what was turned; but experts go
+to their devices, each to its own.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import numpy as np
 import torch
 import torchax
 from jax.experimental.layout import Layout
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from torch.overrides import TorchFunctionMode
-from tpu_inference.utils import to_jax_dtype
+from tpu_inference.layers.common.sharding import ShardingAxisName
+from tpu_inference.utils import get_mesh_shape_product, to_jax_dtype
 
 from xla_gpu.vllm_xla._replace import _IS_0_31, _replace
 from xla_gpu.vllm_xla._versions import UnsupportedError
@@ -179,14 +181,33 @@ def _fp8_column_by_column(original: Callable[..., Any]) -> Callable[..., Any]:
 
 # ---- torchax models' experts ---------------------------------------------------------------------
 
-_ARRAY = "_xla_gpu_array"  # the attribute of a parameter whose values are on the device
+_SHARDS = "_xla_gpu_shards"  # the attribute of a parameter whose values are on devices
 _UNDER_WAY = 64 << 20  # octets of a file that are being sent: XLA has as many again, pinned
 
 
+class _Shards:
+    """An experts' weight on its devices, of which each has some of the experts, from `first` on."""
+
+    def __init__(self, param: torch.Tensor, sharding: NamedSharding) -> None:
+        self.sharding, dtype = sharding, to_jax_dtype(param.dtype)
+        self.first: dict[Sharding, int] = {}
+        self.arrays: dict[Sharding, jax.Array] = {}
+        for device, (experts, *_) in sharding.devices_indices_map(tuple(param.shape)).items():
+            one = SingleDeviceSharding(device)
+            self.first[one] = experts.indices(len(param))[0]
+            self.arrays[one] = jnp.zeros(sharding.shard_shape(param.shape), dtype, device=one)
+
+
 def taken(param: torch.Tensor) -> jax.Array | None:
-    """The values of an experts' parameter if they went to the device; once."""
-    array: jax.Array | None = vars(param).pop(_ARRAY, None)
-    return array
+    """The values of an experts' parameter if they went to its devices, split by experts; once."""
+    shards: _Shards | None = vars(param).pop(_SHARDS, None)
+    if shards is None:
+        return None
+    arrays = list(shards.arrays.values())
+    whole: jax.Array = jax.make_array_from_single_device_arrays(
+        tuple(param.shape), shards.sharding, arrays
+    )
+    return whole
 
 
 @functools.partial(jax.jit, static_argnames="turned", donate_argnames="whole")
@@ -197,7 +218,7 @@ def _placed(whole: jax.Array, part: jax.Array, start: jax.Array, turned: bool) -
 
 
 class ExpertsOnTheDevice(TorchFunctionMode):  # type: ignore[misc]
-    """While it is entered, what is copied into a model's experts' weights goes to their device.
+    """While it is entered, what is copied into a model's experts' weights goes to their devices.
 
     vLLM gives a layer's weights, [experts, outputs, inputs], room on the host and copies each
     expert's tensors of the file into it. That memory is not touched here.
@@ -219,11 +240,11 @@ class ExpertsOnTheDevice(TorchFunctionMode):  # type: ignore[misc]
             if not isinstance(layer, RoutedExperts) or type(layer.quant_method) not in methods:
                 continue
             mesh = layer.quant_method.mesh
-            if mesh.size > 1:  # its devices take their parts of what was turned on the host
-                continue
+            sharding = NamedSharding(mesh, PartitionSpec(ShardingAxisName.EXPERT))
+            if len(layer.w2_weight) % get_mesh_shape_product(mesh, ShardingAxisName.EXPERT):
+                continue  # they are turned on the host
             for param in (layer.w13_weight, layer.w2_weight):
-                address = param.untyped_storage().data_ptr()
-                self.weights[address] = param, NamedSharding(mesh, PartitionSpec())
+                self.weights[param.untyped_storage().data_ptr()] = param, sharding
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -247,18 +268,30 @@ class ExpertsOnTheDevice(TorchFunctionMode):  # type: ignore[misc]
                 f"xla_gpu.vllm_xla: experts' weights {tuple(param.shape)} are loaded in parts of "
                 f"strides {place.stride()}; this vLLM is not the release that pip installed"
             )
-        whole = taken(param)
-        if whole is None:
-            whole = jnp.zeros(param.shape, to_jax_dtype(param.dtype), device=sharding)
+        shards: _Shards = vars(param).get(_SHARDS) or _Shards(param, sharding)
+        setattr(param, _SHARDS, shards)
         values = values.to(place.dtype).expand_as(place)
+        offset = place.storage_offset() - param.storage_offset()
+        expert, *start = np.unravel_index(offset, param.shape)
+        several = values.ndim == param.ndim
+        end = expert + (len(values) if several else 1)
+        for one, array in shards.arrays.items():
+            first = shards.first[one]
+            low, high = max(expert, first), min(end, first + len(array))
+            if low < high:
+                part = values[low - expert : high - expert] if several else values
+                shards.arrays[one] = self._placed(array, part, (low - first, *start), one)
+
+    def _placed(
+        self, whole: jax.Array, values: torch.Tensor, start: tuple[Any, ...], one: Sharding
+    ) -> jax.Array:
         turned = not values.is_contiguous() and values.mT.is_contiguous()
-        values = values.mT if turned else values.contiguous()
-        part = _sending(values, sharding)
+        part = _sending(values.mT if turned else values, one)
         self.parts.append(part)
-        while sum(one.nbytes for one in self.parts) > _UNDER_WAY:
+        while sum(sent.nbytes for sent in self.parts) > _UNDER_WAY:
             self.parts.popleft().block_until_ready()
-        start = np.unravel_index(place.storage_offset() - param.storage_offset(), param.shape)
-        setattr(param, _ARRAY, _placed(whole, part, np.array(start, np.int32), turned))
+        array: jax.Array = _placed(whole, part, np.array(start, np.int32), turned)
+        return array
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)

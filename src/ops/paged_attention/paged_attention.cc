@@ -74,18 +74,11 @@ Op MakeOp() {
                    .rank = 2,
                    .dtype = "f32"},
                   Workspace()},
-      .attrs = AttentionAttrs(
-          kNames, {{.name = "return_lse",
-                    .type = AttrType::kBool,
-                    .doc = "also give lse",
-                    .default_value = false,
-                    .keyword_only = true},
-                   {.name = kMaxQueryLen,
-                    .type = AttrType::kInt,
-                    .doc = "query rows that a sequence has at most, a promise that makes decode of "
-                           "few faster; 0: unknown. Longer ones are slow but right",
-                    .default_value = int64_t{0},
-                    .keyword_only = true}}),
+      .attrs = AttentionAttrs(kNames, {{.name = "return_lse",
+                                        .type = AttrType::kBool,
+                                        .doc = "also give lse",
+                                        .default_value = false,
+                                        .keyword_only = true}}),
       .instead_of_gradient = "it is an op for inference",
       .instead_of_batching =
           "a call already takes a batch of sequences: give each its row of "
@@ -163,12 +156,6 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   XLA_GPU_RETURN_IF_ERROR(ParseIndices(args, problem));
   XLA_GPU_RETURN_IF_ERROR(ParseOptions(kNames, args, attributes, problem));
   problem.return_lse = attributes.GetBool("return_lse");
-  const int64_t max_query_len = attributes.GetInt(kMaxQueryLen);
-  if (max_query_len < 0) {
-    return InvalidArgument(kName, ": attribute '", kMaxQueryLen, "' is ", max_query_len,
-                           "; it must be at least 1, or 0 where it is unknown");
-  }
-  if (problem.batch_invariant == 0) problem.max_query_len = std::min(max_query_len, kMaxIndex);
   return problem;
 }
 
@@ -203,6 +190,12 @@ std::vector<AttrSpec> AttentionAttrs(const OptionNames& names, std::vector<AttrS
        .default_value = true,
        .keyword_only = true}};
   attrs.insert(attrs.end(), more.begin(), more.end());
+  attrs.push_back({.name = kMaxQueryLen,
+                   .type = AttrType::kInt,
+                   .doc = "query rows that a sequence has at most, a promise that makes decode of "
+                          "few faster; 0: unknown. Longer ones are slow but right",
+                   .default_value = int64_t{0},
+                   .keyword_only = true});
   attrs.push_back({.name = "out_dtype",
                    .type = AttrType::kDType,
                    .doc = "empty for the query's",
@@ -272,6 +265,12 @@ Status ParseOptions(const OptionNames& names, std::span<const TensorView* const>
   problem.out_dtype =
       DTypeFromName(attributes.GetString("out_dtype")).value_or(problem.query_dtype);
   problem.batch_invariant = attributes.GetBool("batch_invariant");
+  const int64_t max_query_len = attributes.GetInt(kMaxQueryLen);
+  if (max_query_len < 0) {
+    return InvalidArgument(op, ": attribute '", kMaxQueryLen, "' is ", max_query_len,
+                           "; it must be at least 1, or 0 where it is unknown");
+  }
+  if (problem.batch_invariant == 0) problem.max_query_len = std::min(max_query_len, kMaxIndex);
   return OkStatus();
 }
 

@@ -67,6 +67,16 @@ TEST(RaggedPagedAttentionV3, WrongIndicesAreNeverFollowed) {
   }
 }
 
+TEST(RaggedPagedAttentionV3, APromiseReachesItsAttention) {
+  std::mt19937_64 rng(7);
+  CaseSpec spec;
+  spec.query_lens = {1, 3};
+  spec.context_lens = {4, 40};
+  EXPECT_EQ(Case(spec, false, true, rng).problem().attention.max_query_len, 0);
+  spec.max_query_len = 3;
+  EXPECT_EQ(Case(spec, false, true, rng).problem().attention.max_query_len, 3);
+}
+
 TEST(RaggedPagedAttentionV3, PaddingOfHeadsAndHeadDimStaysAsItWas) {
   std::mt19937_64 rng(7);
   CaseSpec spec;

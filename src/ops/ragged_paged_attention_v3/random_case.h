@@ -137,6 +137,7 @@ class Case {
     Add("use_causal_mask", spec_.causal);
     Add("update_kv_cache", update_);
     Add("cache_layout", std::string_view(side_by_side_ ? "side_by_side" : "interleaved"));
+    Add("max_query_len", spec_.max_query_len);
     Add("out_dtype", std::string_view(spec_.out_dtype));
     Add("optional_args", std::string_view(optional_args_));
   }
