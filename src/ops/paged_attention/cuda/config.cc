@@ -192,6 +192,7 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
     config.line_only = IsDecode(problem);
   }
   const bool boxes = BoxesFit(problem, device);
+  config.attends = !config.line_only;
   config.why_not_prefill = !choice.aligned    ? kUnaligned
                            : config.line_only ? "decode takes all"
                            : !choice.prefill  ? kNotChosen
@@ -208,7 +209,9 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
       config.boxes = !IsFloat8(problem.cache_dtype) && boxes;
       config.prefill_blocks = PrefillBlocks(problem, config.boxes);
       config.prefill_workers = device.num_sms / config.prefill_blocks;
-      config.decode_max_rows = kDecodeTileRows;
+      // Sequences of few rows of batch_invariant calls are cut in a way of their own.
+      config.attends = IsFloat8(problem.cache_dtype) || problem.batch_invariant;
+      config.decode_max_rows = config.attends ? kDecodeTileRows : 0;
     }
   }
   if (config.decode_sm90) {
@@ -295,7 +298,8 @@ StatusOr<std::vector<Config>> Alternatives(const Problem& problem, const cuda::D
 std::string NameOf(const Config& config) {
   if (config.decode_cluster > 0) return StrCat("cluster", config.decode_cluster);
   if (config.line_only) return "decode";
-  return StrCat(config.prefill_sm90 ? "prefill+" : "", "attend",
+  return StrCat(config.prefill_sm90 ? "prefill" : "",
+                config.prefill_sm90 && config.attends ? "+" : "", config.attends ? "attend" : "",
                 config.decode_sm90 ? "+decode" : "");
 }
 
@@ -313,7 +317,8 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
                             uint32_t block, int64_t shared_bytes,
                             const std::vector<std::string>& own) {
     std::vector<std::string> defines = TypeDefines(of, config);
-    defines.push_back(StrCat("TILE_ROWS=", sm90::PrefillRows(problem.head_dim)));
+    defines.push_back(StrCat("TILE_ROWS=", sm90::AgainRows(of.head_dim)));
+    defines.push_back(StrCat("TILE_KEYS=", sm90::kAgainKeys));
     defines.insert(defines.end(), own.begin(), own.end());
     launches.attend.push_back({{folder + source, entry, std::move(defines)},
                                {.grid = {blocks(grid), 1, 1},
@@ -325,8 +330,7 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
     add_sm90(problem, "decode_cluster_sm90.cu", "paged_attention_decode_cluster",
              config.decode_workers, sm90::DecodeThreads(ClusterRows(problem), config.boxes),
              ClusterSharedBytes(problem),
-             {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
-              StrCat("CLUSTER=", config.decode_cluster), StrCat("LINE_ROWS=", ClusterRows(problem)),
+             {StrCat("CLUSTER=", config.decode_cluster), StrCat("LINE_ROWS=", ClusterRows(problem)),
               StrCat("BOXES=", config.boxes ? 1 : 0), StrCat("PAIRS=", pairs ? 1 : 0)});
     launches.attend.back().pairs = pairs;
     return launches;
@@ -335,8 +339,7 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
     add_sm90(problem, "decode_sm90.cu", "paged_attention_decode", config.decode_workers,
              sm90::DecodeThreads(LineRows(problem), config.boxes),
              DecodeSharedBytes(problem, config.boxes),
-             {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
-              StrCat("LINE_ROWS=", LineRows(problem)), StrCat("BOXES=", config.boxes ? 1 : 0),
+             {StrCat("LINE_ROWS=", LineRows(problem)), StrCat("BOXES=", config.boxes ? 1 : 0),
               StrCat("PAIRS=", pairs ? 1 : 0)});
     launches.attend.back().pairs = pairs;
   }
@@ -346,9 +349,9 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
         of, "prefill_sm90.cu", "paged_attention_prefill", workers * cluster,
         static_cast<uint32_t>(sm90::PrefillThreads(of.head_dim, IsFloat8(of.cache_dtype))),
         PrefillSharedBytes(of),
-        {StrCat("TILE_KEYS=", sm90::PrefillKeys(of.head_dim, SourceOf(of))),
-         StrCat("BOXES=", boxes ? 1 : 0), StrCat("CLUSTER=", cluster),
-         StrCat("BESIDE_DECODE=", config.decode_sm90 ? 1 : 0), StrCat("COPIED=", copied ? 1 : 0)});
+        {"BEHIND_PREFILL=1", StrCat("BOXES=", boxes ? 1 : 0), StrCat("CLUSTER=", cluster),
+         StrCat("BESIDE_DECODE=", config.decode_sm90 ? 1 : 0), StrCat("COPIED=", copied ? 1 : 0),
+         StrCat("ATTENDS=", config.attends ? 1 : 0)});
   };
   if (config.prefill_sm90 && IsSplit(problem)) {
     launches.attend.push_back(
@@ -364,7 +367,7 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
     add_prefill(CopyOf(problem, config.copy_tokens), config.copied_workers, true,
                 config.copied_blocks, true);
   }
-  if (!config.line_only) {
+  if (config.attends) {
     const bool mma = config.family == Family::kTensorCore;
     launches.attend.push_back(
         {{folder + (mma ? "attend_mma.cu" : "attend_simt.cu"), "paged_attention_attend",
@@ -458,6 +461,7 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
                       : 1;
   p.line_partials = static_cast<int>(planned.workspace.line_partials);
   p.line_only = config.line_only ? 1 : 0;
+  p.attends = config.attends ? 1 : 0;
   p.decode_workers = config.decode_workers;
   // item_capacity is for no more, also where no launch takes the line.
   p.partial_capacity =

@@ -34,6 +34,7 @@ struct Config {
   int copied_workers = 0;     // as prefill_workers, of that
   bool decode_sm90 = false;   // a launch of its own for the line of decode work (decode_sm90.cuh)
   bool line_only = false;     // it takes everything
+  bool attends = false;       // a last launch takes what those leave
   int decode_workers = 0;     // its blocks
   bool boxes = false;         // the copy engine loads keys and values for these launches
   int decode_ranges = 0;      // of the line of decode work, at most

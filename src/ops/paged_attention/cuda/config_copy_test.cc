@@ -61,7 +61,7 @@ TEST(Config, HopperCopiesTermsOfF32) {
   ASSERT_EQ(launches.attend.size(), 3u);
   EXPECT_EQ(launches.attend[0].spec.entry, "paged_attention_copy_terms");
   for (const char* define :
-       {"QUERY_TYPE=float", "CACHE_TYPE=BF16", "TILE_KEYS=64", "CLUSTER=2", "COPIED=1"}) {
+       {"QUERY_TYPE=float", "CACHE_TYPE=BF16", "CLUSTER=2", "COPIED=1"}) {
     EXPECT_THAT(launches.attend[1].spec.defines, Contains(define));
   }
   EXPECT_LE(launches.attend[1].config.dynamic_shared_bytes + 1024,

@@ -97,19 +97,19 @@ TEST(ConfigDecode, APromiseLeavesDecodeAlone) {
         {"a token of a large group", kBF16, kBF16, 128, 40, 1, "decode", "LINE_ROWS=32"},
         {"half a tile", kBF16, kBF16, 128, 4, 2, "decode", "LINE_ROWS=16"},
         {"a tile", kBF16, kBF16, 128, 4, 8, "decode", "LINE_ROWS=32"},
-        {"more", kBF16, kBF16, 128, 4, 9, "prefill+attend+decode", "LINE_ROWS=16"},
+        {"more", kBF16, kBF16, 128, 4, 9, "prefill+decode", "LINE_ROWS=16"},
         {"a tile of fp8", kBF16, kF8, 128, 4, 4, "decode", "LINE_ROWS=16"},
         {"more of fp8", kBF16, kF8, 128, 4, 5, "prefill+attend", nullptr},
         {"half a tile of wide heads", kBF16, kBF16, 256, 4, 2, "decode", "LINE_ROWS=8"},
         {"a tile of wide heads", kBF16, kBF16, 256, 4, 4, "decode", "LINE_ROWS=16"},
-        {"more of wide heads", kBF16, kBF16, 256, 4, 5, "prefill+attend+decode", "LINE_ROWS=16"},
+        {"more of wide heads", kBF16, kBF16, 256, 4, 5, "prefill+decode", "LINE_ROWS=16"},
         {"f32", kF32, kF32, 128, 4, 4, "attend", nullptr}}) {
     SCOPED_TRACE(c.what);
     Problem problem = MakeProblem(c.query, c.cache, c.head_dim);
     problem.q_heads = c.group * problem.kv_heads;
     problem.tokens = 16 * problem.max_seqs;
     const int64_t bytes = WorkspaceBytes(problem);
-    EXPECT_THAT(NameOf(Choose(problem, kH200)), testing::StartsWith("prefill+"));
+    EXPECT_THAT(NameOf(Choose(problem, kH200)), testing::StartsWith("prefill"));
     problem.max_query_len = c.queries;
     const Config config = Choose(problem, kH200);
     EXPECT_EQ(NameOf(config), c.launches);
@@ -164,7 +164,7 @@ TEST(ConfigDecode, PagesMayHaveAnySize) {
   Problem mixed = MakeChunks();
   mixed.page_size = 12;
   const Config config = Choose(mixed, kH200);
-  EXPECT_EQ(NameOf(config), "prefill+attend+decode");
+  EXPECT_EQ(NameOf(config), "prefill+decode");
   for (const KernelLaunch& launch : MakeLaunches(mixed, config).attend) {
     if (launch.spec.source.ends_with("_sm90.cu")) {
       EXPECT_THAT(launch.spec.defines, Contains("BOXES=0"));

@@ -31,31 +31,27 @@ TEST(Config, TilesFillAMultiprocessor) {
 }
 
 TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
-  for (const auto& [problem, workers] : {std::pair{MakeChunks(4), 264},
-                                         {MakePrefill(), 264},
-                                         {MakePrefill(DType::kF16, 64), 264},
-                                         {MakePrefill(DType::kBF16, 96), 264},
-                                         {MakePrefill(DType::kBF16, 192), 264},
-                                         {MakePrefill(DType::kBF16, 256), 132},
-                                         {MakePrefill(DType::kBF16, 512), 132}}) {
+  for (const Problem& problem :
+       {MakeChunks(4), MakePrefill(), MakePrefill(DType::kF16, 64), MakePrefill(DType::kBF16, 96),
+        MakePrefill(DType::kBF16, 192), MakePrefill(DType::kBF16, 256),
+        MakePrefill(DType::kBF16, 512)}) {
     const Config config = Choose(problem, kH200);
     EXPECT_TRUE(config.prefill_sm90);
     EXPECT_TRUE(config.boxes);
     EXPECT_EQ(config.prefill_workers, 132);
-    EXPECT_EQ(config.workers, workers);
-    // Of both launches: attend takes what prefill leaves.
-    const int rows = problem.head_dim == 512 ? 64 : 128;
-    EXPECT_EQ(PlanParams(problem, config).params.prefill_tile_rows, rows);
-    EXPECT_EQ(rows % config.tile_rows, 0);
+    EXPECT_EQ(PlanParams(problem, config).params.prefill_tile_rows,
+              problem.head_dim == 512 ? 64 : 128);
     // Decode has a launch beside it, whose tiles hold drafts of several tokens where that is what
     // sequences have room for.
     const bool decodes = problem.head_dim % 64 == 0 && problem.head_dim != 192;
     const bool drafts = problem.tokens == 4 * problem.max_seqs;
     EXPECT_EQ(config.decode_sm90, decodes);
     EXPECT_FALSE(config.line_only);
-    EXPECT_EQ(config.decode_max_rows, drafts ? 32 : 16);
+    // Sequences of few rows are prefill's where nothing else is there for them.
+    EXPECT_EQ(config.decode_max_rows, !decodes ? 0 : drafts ? 32 : 16);
+    EXPECT_FALSE(config.attends);
     const Launches l = MakeLaunches(problem, config);
-    ASSERT_EQ(l.attend.size(), decodes ? 3u : 2u);
+    ASSERT_EQ(l.attend.size(), decodes ? 2u : 1u);
     if (decodes) {
       EXPECT_EQ(l.attend[0].spec.source, "src/ops/paged_attention/cuda/decode_sm90.cu");
       EXPECT_THAT(l.attend[0].spec.defines, Contains(drafts ? "LINE_ROWS=32" : "LINE_ROWS=16"));
@@ -66,9 +62,27 @@ TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
     EXPECT_EQ(prefill.config.grid[0], 132u);
     EXPECT_EQ(prefill.config.block[0], 384u);
     EXPECT_LE(prefill.config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
-    EXPECT_THAT(l.attend.back().spec.defines, Contains("BEHIND_PREFILL=1"));
+    EXPECT_THAT(prefill.spec.defines, Contains("ATTENDS=0"));
     EXPECT_TRUE(l.schedule.config.programmatic);
     for (const KernelLaunch& launch : l.attend) EXPECT_TRUE(launch.config.programmatic);
+  }
+}
+
+// Behind prefill where its blocks do not end a call themselves.
+TEST(Config, AttendTakesWhatPrefillLeaves) {
+  for (Problem problem : {MakePrefill(), MakePrefill(DType::kBF16, 256),
+                          MakePrefill(DType::kBF16, 512)}) {
+    problem.batch_invariant = true;
+    const Config config = Choose(problem, kH200);
+    EXPECT_EQ(NameOf(config), "prefill+attend");
+    EXPECT_EQ(config.workers, problem.head_dim > 128 ? 132 : 264);
+    EXPECT_EQ(config.decode_max_rows, 16);
+    EXPECT_EQ(PlanParams(problem, config).params.prefill_tile_rows % config.tile_rows, 0);
+    const Launches l = MakeLaunches(problem, config);
+    ASSERT_EQ(l.attend.size(), 2u);
+    EXPECT_THAT(l.attend[0].spec.defines, Contains("ATTENDS=1"));
+    EXPECT_THAT(l.attend[1].spec.defines, Contains("BEHIND_PREFILL=1"));
+    EXPECT_TRUE(l.attend[1].config.programmatic);
   }
 }
 
@@ -463,6 +477,7 @@ TEST(Launches, LargeSoftCapsTakeTheExactTanh) {
 
 TEST(Launches, NamesWhatShapesTheCodeAndNothingElse) {
   Problem problem = MakeChunks();
+  problem.batch_invariant = true;
   const Launches a = MakeLaunches(problem, Choose(problem, kH200));
   const cuda::KernelSpec& attend = a.attend.back().spec;
   EXPECT_EQ(attend.source, "src/ops/paged_attention/cuda/attend_mma.cu");
@@ -488,7 +503,7 @@ TEST(Launches, GridsDependOnShapesAlone) {
     problem.tokens = tokens;
     const Launches l = MakeLaunches(problem, Choose(problem, kH200));
     EXPECT_EQ(l.schedule.config.grid[0], 1u);
-    EXPECT_EQ(l.attend.back().config.grid[0], tokens <= 64 ? 132u : 264u);
+    EXPECT_EQ(l.attend.back().config.grid[0], 132u);
   }
 }
 

@@ -47,8 +47,8 @@ __device__ __forceinline__ void CheckPages(const Params& p, int num_seqs) {
   __syncthreads();
 }
 
-// Writes the items of a contested batch; gives their number.
-__device__ __forceinline__ unsigned WriteContested(const Params& p, int num_seqs) {
+// Writes the items of a contested batch, but for fill items; gives their number.
+__device__ __forceinline__ int WriteContested(const Params& p, int num_seqs) {
   __shared__ int count;
   if (threadIdx.x == 0) count = 0;
   __syncthreads();  // the sequences are written
@@ -80,7 +80,7 @@ __device__ __forceinline__ unsigned WriteContested(const Params& p, int num_seqs
     }
   }
   __syncthreads();
-  return static_cast<unsigned>(WriteFills(p, count));
+  return count;
 }
 
 }  // namespace

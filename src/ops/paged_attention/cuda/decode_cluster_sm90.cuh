@@ -38,7 +38,7 @@ struct ClusterLoader : Loader {
       const SequenceInfo of = Of(s);
       if (of.query_len == 0) continue;
       const Keys keys = KeysOf(p, of, 0, of.query_len * p.group_size);
-      if (HasBadPage(s, keys.begin, keys.end) && lane == s) valid = false, info.query_len = 0;
+      if (HasBadPage(p, s, keys.begin, keys.end) && lane == s) valid = false, info.query_len = 0;
     }
 #pragma unroll 1
     for (int token = rank; token < p.tokens; token += kClusterBlocks) {

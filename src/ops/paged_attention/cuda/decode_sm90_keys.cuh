@@ -46,10 +46,6 @@ __device__ __forceinline__ unsigned PlaceOfKey(int key, int piece) {
   return key / 8 * kKeyGroupBytes + piece / 8 * 1024 + SwizzledChunk(key % 8, piece % 8);
 }
 
-__device__ __forceinline__ bool IsPage(const Params& p, int page) {
-  return static_cast<unsigned>(page) < static_cast<unsigned>(p.num_pages);
-}
-
 // Loads the boxes of all pieces; one warp.
 struct KeyBoxes {
   const Params& p;

@@ -230,25 +230,14 @@ struct Loader {
     bool bad = false;
     if (of.tiles > 1) {
       const int seen = p.window == 0 ? 0 : max(0, tile.first_pos - p.window + 1);
-      bad = HasBadPage(seq, max(seen, (of.first_block + from) * kSplitTokens), tile.key_begin) ||
-            HasBadPage(seq, tile.key_end,
+      bad = HasBadPage(p, seq, max(seen, (of.first_block + from) * kSplitTokens), tile.key_begin) ||
+            HasBadPage(p, seq, tile.key_end,
                        min(info.context_len, (of.first_block + to) * kSplitTokens));
     }
     unsigned* arrivals = nullptr;
     if constexpr (kClusterBlocks == 0)
       arrivals = p.arrivals + p.line_partials + first * p.kv_heads + head;
     Take(tile, arrivals, bad);
-  }
-
-  // Whether a page of keys [begin, end) of a sequence is out of range.
-  __device__ __forceinline__ bool HasBadPage(int seq, int begin, int end) const {
-    bool bad = false;
-    const int pages = end > begin ? PageIndex(p, end - 1) + 1 : 0;
-#pragma unroll 1
-    for (int i = PageIndex(p, begin) + lane; i < pages; i += 32) {
-      bad |= !IsPage(p, LoadIndex(p.block_tables + static_cast<long long>(seq) * p.max_pages + i));
-    }
-    return __any_sync(kAllLanes, bad);
   }
 
   // The work of all blocks.
@@ -292,7 +281,7 @@ struct Loader {
             .ranges = header.ranges,
             .items = p.line_only != 0 ? header.num_items : 0,
             .blocks = header.decode_blocks,
-            .has_fills = header.has_fills};
+            .has_fills = p.line_only != 0 ? header.has_fills : 0};
     LookAt(0, lane < work.num_seqs ? early : Sequence(0, 0));
   }
 
@@ -315,7 +304,7 @@ struct Loader {
         LoadRange(static_cast<int>(at), cuts, work.num_seqs, head);
       } else if (at >= work.items) {
         break;
-      } else if (p.items[at].kind == kDecodeItem) {
+      } else {
         Take(Tile{p.items[at], head, 0}, nullptr);
       }
       WaitForLaunchesBefore();  // the schedule sets the counter

@@ -123,7 +123,8 @@ struct WorkHeader {
   LineRanges ranges;       // that it is cut into
   unsigned decode_blocks;  // the first so many work, the others leave their room to prefill
   unsigned next_unit;      // the next (range, kv head), or (item, kv head), that nobody has taken
-  int has_fills;           // 1: some rows belong to no sequence, and no item fills them
+  int has_fills;           // 1: some rows belong to no sequence, and no item fills them: the
+                           // blocks of the last launch do
 };
 
 // x / d for 0 <= x < 2^31 is (x * magic) >> (32 + shift), if d is not 1: then magic is 0.
@@ -154,7 +155,7 @@ struct Params : Options {
   int* state;               // [max_seqs]: SequenceState
   WorkItem* items;          // [item_capacity]
   unsigned* redo;           // [item_capacity * kv_heads]: (item, kv head) pairs that the prefill
-                            // launch leaves to attend
+                            // launch leaves to attend; [.. * 2] without attend, see LeavePiece
   int* merges;              // [item_capacity]: the first items of prefill tiles that are split
   float* partial_max;       // [partial_capacity], natural logarithm units
   float* partial_sum;       // [partial_capacity]
@@ -208,6 +209,7 @@ struct Params : Options {
   int tile_blocks;       // that a tile's start and end take on the line
   int line_partials;     // first row of the line's partial results
   int line_only;         // 1: the decode launch does all work, also such as is in items
+  int attends;           // 1: an attend launch ends the call; 0: what is before it does all
   int decode_workers;    // blocks of that launch
   int partial_capacity;  // of items
   int item_capacity;

@@ -19,9 +19,9 @@
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_CUH_
 
-#include "src/ops/paged_attention/cuda/finish.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_convert.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_copy.cuh"
+#include "src/ops/paged_attention/cuda/prefill_sm90_finish.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_softmax.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_terms.cuh"
 
@@ -329,7 +329,9 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       if constexpr (kBlocks == 1) return atomicExch(&slot.redo, 1u) == 0;
       return ExchangeInBlock(InBlock(SharedAddress(&slot.redo), 0), 1u) == 0;
     };
-    if (!(done && slot.zeroed == 0) && lane == 0 && first()) {
+    if constexpr (kFinishes) {
+      if (!done && lane == 0) slot.redo = 1;
+    } else if (!(done && slot.zeroed == 0) && lane == 0 && first()) {
       WaitForSchedule();
       p.redo[atomicAdd(&p.header->num_redo, 1u)] = slot.piece;  // attend does it again
       const int row = kBlocks == 1 ? 0 : slot.first_row - slot.tile.first_row;  // the piece's first
@@ -551,8 +553,14 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
   TouchParams(p);
   const bool finds_first = FindsFirst(p);
   bool found = false;
+  if (kFinishes && warp == kComputeWarps) {
+    const int lane = threadIdx.x % 32;
+    if (lane < kSlots) shared.slots[lane].stop = 1;  // no piece yet
+    if (lane == 0) shared.left = 0;
+    __syncwarp();
+  }
   if (finds_first) {
-    if (warp == 0) found = FindFirst(p, shared);
+    if (warp == kComputeWarps) found = FindFirst(p, shared);
     // What was written before the schedule, without having waited for it.
     if (threadIdx.x == 64) __threadfence();
   }
@@ -566,26 +574,37 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
   if constexpr (kCopiesKeys) CopyKeys(p);
 
   // Each warp's part.
-  if (warp < kLoadWarps) {
+  const auto meet = [&] {
+    // So that the end of this launch is that of decode too.
+    if (kBesideDecode && warp == kComputeWarps) WaitForLaunchesBefore();
+    if constexpr (kBlocks > 1) {
+      SyncCluster();  // no block leaves while others write or arrive there
+    } else if constexpr (kFinishes) {
+      __syncthreads();
+    }
+  };
+  if (warp >= kComputeWarps) {
     KeepRegisters<kLoadRegisters>();
     if constexpr (kConverts) {
       LoadConverted(p, shared);
-    } else if (warp == 0) {
+    } else if (warp == kComputeWarps) {
       TakePieces(p, shared, found);
-    } else if (warp == 1) {
+    } else if (warp == kComputeWarps + 1) {
       LoadKeys<false>(p, key_boxes, shared);
-    } else if (warp == 2) {
+    } else if (warp == kComputeWarps + 2) {
       LoadKeys<true>(p, value_boxes, shared);
     } else {
       LoadQueries(p, shared);
     }
+    meet();
   } else {
     TakeRegisters<kComputeRegisters>();
-    Compute(p, shared, warp - kLoadWarps);
+    Compute(p, shared, warp);
+    meet();
+    if constexpr (kFinishes) {
+      if (HasLeft(shared)) FinishBlock(p, shared);
+    }
   }
-  // So that the end of this launch is that of decode too.
-  if (kBesideDecode && warp == 0) WaitForLaunchesBefore();
-  if constexpr (kBlocks > 1) SyncCluster();  // no block leaves while others write or arrive there
 }
 
 }  // namespace xla_gpu::paged_attention::sm90

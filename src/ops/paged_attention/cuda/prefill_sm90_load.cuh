@@ -38,21 +38,46 @@ __device__ __forceinline__ void WaitForSchedule() {
   if constexpr (kMayFindFirst) WaitForLaunchesBefore();
 }
 
+// No launch is behind this one: its blocks do again what has to be, merge, and fill.
+inline constexpr bool kFinishes = ATTENDS == 0;
+static_assert(!kFinishes || !(kConverts || kCopied));
+
 // The warp that loads keys wants another piece before it loads the last tiles of one: early enough
 // for the next queries and keys to be there in time, and so late that the blocks that end first
 // take the last pieces.
 inline constexpr int kTakeAhead = 2;  // tiles
 
+// Of a cluster each block has half of a piece's rows, as whole warpgroups have them.
+__device__ __forceinline__ void CutForBlock(WorkItem& tile) {
+  if constexpr (kBlocks > 1) {
+    const int half = min(((tile.num_rows + 1) / 2 + 63) / 64 * 64, tile.num_rows);
+    tile.first_row += BlockRank() * half;
+    tile.num_rows = BlockRank() == 0 ? half : tile.num_rows - half;
+  }
+}
+
+// Whether this block comes back to the piece of a slot.
+__device__ __forceinline__ bool IsLeft(const Slot& slot) {
+  return slot.stop == 0 && slot.tile.num_rows > 0 &&
+         ((slot.redo | slot.zeroed) != 0 || slot.tile.splits > 1);
+}
+// Notes it: twice the piece's number and one, and one more if rows have to be done again. In
+// Params::redo lies what was noted before.
+__device__ __forceinline__ unsigned LeftPlace(unsigned piece) {
+  return piece * kBlocks + static_cast<unsigned>(BlockRank());
+}
+__device__ __forceinline__ void LeavePiece(const Params& p, Shared& shared, const Slot& slot) {
+  if (!IsLeft(slot)) return;
+  p.redo[LeftPlace(slot.piece)] = shared.left;
+  shared.left = (slot.piece + 1) * 2 + ((slot.redo | slot.zeroed) != 0 ? 1 : 0);
+}
+
 // One lane completes a slot whose item is there.
 __device__ __forceinline__ void FillSlot(Slot& slot, unsigned piece, unsigned head, bool stop) {
   slot.tile.head = static_cast<int>(head);
-  if constexpr (kBlocks > 1) {  // half of the rows, as whole warpgroups have them
-    slot.first_row = slot.tile.first_row;
-    slot.num_rows = slot.tile.num_rows;
-    const int half = min(((slot.num_rows + 1) / 2 + 63) / 64 * 64, slot.num_rows);
-    slot.tile.first_row += BlockRank() * half;
-    slot.tile.num_rows = BlockRank() == 0 ? half : slot.num_rows - half;
-  }
+  slot.first_row = slot.tile.first_row;
+  slot.num_rows = slot.tile.num_rows;
+  CutForBlock(slot.tile);
   slot.piece = piece;
   slot.redo = slot.zeroed = 0;
   slot.stop = stop;
@@ -113,7 +138,7 @@ struct Pieces {
 
   // Asks for the one that the next Take puts.
   __device__ __forceinline__ void Ask(const Params& p) {
-    if (BlockRank() == 0 && threadIdx.x == 0) next = atomicAdd(Counter(p), 1u);
+    if (BlockRank() == 0 && threadIdx.x == kComputeWarps * 32) next = atomicAdd(Counter(p), 1u);
   }
 
   // The next one. Of a cluster the first block takes it, and tells the other, whose warp says when
@@ -164,6 +189,10 @@ struct Pieces {
     }
     Wait(At(shared.slot_empty, at), at.parity ^ 1);
     Slot& slot = shared.slots[at.index];
+    if constexpr (kFinishes) {
+      if (lane == 0) LeavePiece(p, shared, slot);
+      __syncwarp();
+    }
     if (lane < kWords) reinterpret_cast<uint4*>(&slot.tile)[lane] = words;
     if constexpr (kBlocks > 1) __syncwarp();
     if (lane == 0) FillSlot(slot, piece, piece % kv_heads, stop);
@@ -215,6 +244,7 @@ __device__ __forceinline__ void TakePieces(const Params& p, Shared& shared, bool
     WaitForSchedule();
     if (!found) more = pieces.Take(p, shared);
     found = false;
+    if (kFinishes && !more && threadIdx.x % 32 == 0) shared.has_fills = p.header->has_fills;
     if (!more) return;
     if (BlockRank() == 0) Wait(At(shared.piece_wanted, wanted), wanted.parity);
     pieces.Ask(p);
@@ -229,9 +259,15 @@ __device__ __forceinline__ void LoadQueries(const Params& p, Shared& shared) {
   Place<kSlots> at;
   for (Place<kQueries> to;; at.Next(), to.Next()) {
     Wait(At(shared.slot_full, at), at.parity);
-    const Slot& slot = shared.slots[at.index];
+    Slot& slot = shared.slots[at.index];
     if (slot.stop != 0) break;
-    const int rows = slot.tile.num_rows;
+    const int rows = slot.tile.num_rows, seq = slot.tile.seq;
+    Keys seen = {};  // by some row of the sequence
+    if constexpr (kFinishes) {
+      const int first_pos = slot.tile.first_pos;
+      seen.begin = p.window == 0 ? 0 : max(0, first_pos - p.window + 1);
+      seen.end = first_pos + Quotient(slot.tile.rows, p.by_group);
+    }
     unsigned long long from[kQueryParts][kPartRows / 32];
 #pragma unroll
     for (int j = 0; j < kRows / 32; ++j) {
@@ -243,7 +279,7 @@ __device__ __forceinline__ void LoadQueries(const Params& p, Shared& shared) {
               : 0;
     }
     const bool negate = !kTerms && MakeLogitFactor(p, slot.tile.head).negate;
-    Arrive(At(shared.slot_empty, at));
+    if constexpr (!kFinishes) Arrive(At(shared.slot_empty, at));
 
     char* const tile = shared.query[to.index];
 #pragma unroll
@@ -268,6 +304,14 @@ __device__ __forceinline__ void LoadQueries(const Params& p, Shared& shared) {
         }
       }
       Arrive(full);
+    }
+    if constexpr (kFinishes) {  // other pieces may see keys that this one does not
+      if (HasBadPage<4>(p, seq, seen.begin, seen.end)) {
+        WaitForSchedule();
+        p.state[seq] = kInvalid;
+        slot.redo = 1;
+      }
+      Arrive(At(shared.slot_empty, at));
     }
   }
   CommitCopies();
@@ -391,7 +435,7 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
         const char* const row = base + page * p.page_stride + in_page * p.token_stride;
         rows[j] = page < 0 ? 0 : reinterpret_cast<unsigned long long>(row);
       }
-      if (!kValues && bad) {
+      if (!kFinishes && !kValues && bad) {
         WaitForSchedule();
         p.state[seq] = kInvalid;
         p.header->any_bad_page = 1;

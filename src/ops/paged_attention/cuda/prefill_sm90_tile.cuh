@@ -30,7 +30,7 @@ using DotOperand = DotOperandOf<kTerms>::Type;  // of queries and keys
 
 inline constexpr int kRows = PrefillRows(kHeadDim);
 inline constexpr int kKeys = PrefillKeys(kHeadDim, kSource);  // of a stage
-static_assert(kTileRows == kRows && kTileKeys == kKeys);
+static_assert(kTileRows == AgainRows(kHeadDim) && kTileKeys == kAgainKeys);
 
 inline constexpr int kTileDims = PrefillDims(kHeadDim);
 inline constexpr int kHalves = PrefillHalves(kHeadDim);
@@ -54,7 +54,7 @@ inline constexpr int kStages = Shared::kStages;
 inline constexpr int kPieces = kHalfDims / 8;              // of 16 bytes in a half of a row
 inline constexpr int kOwnPieces = kHeadDim / 8 / kHalves;  // those of the head
 inline constexpr int kLoadWarps = PrefillLoadWarps(kHeadDim, kConverts);
-inline constexpr int kComputeWarps = 8;
+inline constexpr int kComputeWarps = 8;  // the first ones
 
 // Which of a ring's places is next, and the parity of its phase.
 template <int kCount>

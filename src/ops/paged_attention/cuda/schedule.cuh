@@ -188,10 +188,9 @@ __device__ __forceinline__ Demand WarpSum(const Demand& x) {
 }
 
 // Gives each sequence its splits and its place among the partial results, and writes the items.
-__device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& totals,
-                                               const Splits& chosen, int num_seqs, Demand* of_warps,
-                                               Chunk& chunk, int& num_merges,
-                                               unsigned& num_copied) {
+__device__ __forceinline__ int WriteItems(const Params& p, const Splits& chosen, int num_seqs,
+                                          Demand* of_warps, Chunk& chunk, int& num_merges,
+                                          unsigned& num_copied) {
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const int prefill_items = chosen.prefill.items;
   Demand done = {prefill_items, 0, 0, 0};  // decode items come last
@@ -261,15 +260,18 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
         unsigned* arrivals = p.arrivals + item.partial_begin + item.first_row;
 #pragma unroll 1
         for (int head = 0; head < p.kv_heads; ++head) {
-          arrivals[static_cast<long long>(head) * item.splits * item.rows] = 0;
+          // Of a cluster each block has a counter, at its first row.
+#pragma unroll 1
+          for (int row = 0; row < item.num_rows; row += 64) {
+            arrivals[static_cast<long long>(head) * item.splits * item.rows + row] = 0;
+          }
         }
       }
     }
     done = done + total;
   }
   num_copied = static_cast<unsigned>(done.copied_items);
-  return static_cast<unsigned>(totals.owned_tokens < p.tokens ? WriteFills(p, done.decode_items)
-                                                              : done.decode_items);
+  return done.decode_items;
 }
 
 // Who does what. Beside prefill decode has its share of the multiprocessors, so that both end
@@ -334,20 +336,23 @@ __device__ __forceinline__ void Schedule(const Params& p) {
 
   // Share out the work.
   const Shares shares = ShareOut(p, totals);
-  unsigned num_items = 0, num_prefill_items = 0, num_copied = 0;
-  int line = 0, copied_tokens = 0;
+  unsigned num_prefill_items = 0, num_copied = 0;
+  int num_items = 0, line = 0, copied_tokens = 0;
+  const bool attends = !kLineOnly && p.attends != 0;
+  const bool has_fills = totals.order == kContested || totals.owned_tokens < p.tokens;
   if (totals.order == kContested) {
     num_items = WriteContested(p, num_seqs);
+    if (!attends) num_prefill_items = static_cast<unsigned>(num_items);
   } else if constexpr (!kLineOnly) {
     if (p.copy_capacity > 0) copied_tokens = totals.line;
     const int workers = copied_tokens > 0 ? p.copied_workers : shares.prefill_workers;
     const bool launch = p.prefill_launch != 0 && (p.copied_only == 0 || copied_tokens > 0);
     const Splits chosen = ChooseSplits(p, totals, launch, workers, num_seqs, chunk.infos, counts);
-    num_items =
-        WriteItems(p, totals, chosen, num_seqs, warp_demands, chunk, num_merges, num_copied);
+    num_items = WriteItems(p, chosen, num_seqs, warp_demands, chunk, num_merges, num_copied);
     num_prefill_items = static_cast<unsigned>(chosen.prefill.items);
     __syncthreads();  // all merges are counted
   }
+  if (attends && has_fills) num_items = WriteFills(p, num_items);
 
   if (p.decode_ranges > 0 && totals.order != kContested) {
     line = totals.line;
@@ -358,7 +363,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
 
   if (threadIdx.x == 0) {
     *p.header = {
-        .num_items = num_items,
+        .num_items = static_cast<unsigned>(num_items),
         .next_item = static_cast<unsigned>(p.workers),
         .num_seqs = static_cast<unsigned>(num_seqs),
         .order = totals.order,
@@ -375,7 +380,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
         .ranges = line > 0 ? RangesOf(p, shares.decode_ranges, line, num_seqs) : LineRanges{},
         .decode_blocks = static_cast<unsigned>(shares.decode_blocks),
         .next_unit = static_cast<unsigned>(shares.decode_blocks),
-        .has_fills = kLineOnly && (totals.order == kContested || totals.owned_tokens < p.tokens)};
+        .has_fills = !attends && has_fills};
   }
 }
 

@@ -39,6 +39,25 @@ __device__ __forceinline__ int PageIndex(const Params& p, int key) {
   return Quotient(key, p.by_page);
 }
 
+// Whether a table's entry names a page.
+__device__ __forceinline__ bool IsPage(const Params& p, int page) {
+  return static_cast<unsigned>(page) < static_cast<unsigned>(p.num_pages);
+}
+
+// Whether a page of keys [begin, end) of a sequence is out of range; all lanes of a warp, which
+// read kTogether entries each at once.
+template <int kTogether = 1>
+__device__ __forceinline__ bool HasBadPage(const Params& p, int seq, int begin, int end) {
+  const int* const table = p.block_tables + static_cast<long long>(seq) * p.max_pages;
+  bool bad = false;
+  const int pages = end > begin ? PageIndex(p, end - 1) + 1 : 0;
+#pragma unroll kTogether
+  for (int i = PageIndex(p, begin) + static_cast<int>(threadIdx.x) % 32; i < pages; i += 32) {
+    bad |= !IsPage(p, LoadIndex(table + i));
+  }
+  return __any_sync(kAllLanes, bad);
+}
+
 // The page of key `key` as the table says (unchecked), or -1 if the tile does not read the key.
 __device__ __forceinline__ int PageOf(const Params& p, const Tile& tile, int key) {
   if (key < tile.key_begin || key >= tile.key_end) return -1;
@@ -51,7 +70,7 @@ __device__ __forceinline__ int PageOf(const Params& p, const Tile& tile, int key
 __device__ __forceinline__ long long KeyOffset(const Params& p, const Tile& tile, int key,
                                                int page) {
   if (key < tile.key_begin || key >= tile.key_end) return -1;
-  if (static_cast<unsigned>(page) >= static_cast<unsigned>(p.num_pages)) {
+  if (!IsPage(p, page)) {
     p.state[tile.seq] = kInvalid;
     p.header->any_bad_page = 1;
     return -1;

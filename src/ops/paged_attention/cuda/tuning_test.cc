@@ -35,10 +35,10 @@ TEST(Alternatives, AreWhatTheDeviceHasKernelsFor) {
   EXPECT_THAT(Names(MakeOne()),
               ElementsAre("cluster8", "cluster4", "cluster2", "decode", "attend"));
   EXPECT_THAT(Names(MakeChunks()),
-              ElementsAre("prefill+attend+decode", "attend+decode", "prefill+attend", "attend"));
+              ElementsAre("prefill+decode", "attend+decode", "prefill", "attend"));
   Problem prompts = MakePrefill();
   prompts.max_seqs = 4;
-  EXPECT_THAT(Names(prompts), ElementsAre("prefill+attend", "attend"));
+  EXPECT_THAT(Names(prompts), ElementsAre("prefill", "attend"));
   EXPECT_THAT(Names(MakeOne(), kA100), ElementsAre("attend"));
   Problem long_one = MakeOne();  // which the model gives to all multiprocessors
   long_one.max_pages_per_seq = 1 << 14;
