@@ -62,7 +62,23 @@ __device__ __forceinline__ void CopyBox(unsigned shared, const void* map, unsign
       : "memory");
 }
 
-// Brings one to the L2.
+// Ordinary accesses before it, of this thread and of those that it has waited for, come before
+// copies by the engine after it.
+__device__ __forceinline__ void FenceForCopies() {
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+// Copies bytes, a multiple of 16, that lie in a row in global memory.
+__device__ __forceinline__ void CopyBytes(unsigned shared, const void* global, int bytes,
+                                          unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// Brings a box to the L2.
 __device__ __forceinline__ void PrefetchBox(const void* map, int x0, int x1, int x2, int x3,
                                             int x4) {
   asm volatile(

@@ -544,6 +544,7 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     init(shared.values_full, kConverts ? kLoadWarps : 1);
     init(shared.values_empty, kComputeWarps * kBlocks);
     init(shared.values_raw, 1);
+    if (kFinishes) init(shared.parts_full, 1);
     init(shared.taken_full, 1);
     init(shared.taken_empty, 1);
     init(shared.piece_wanted, 1);

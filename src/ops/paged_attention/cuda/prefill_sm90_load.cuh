@@ -56,12 +56,14 @@ __device__ __forceinline__ void CutForBlock(WorkItem& tile) {
   }
 }
 
-// Whether this block comes back to the piece of a slot.
-__device__ __forceinline__ bool IsLeft(const Slot& slot) {
-  return slot.stop == 0 && slot.tile.num_rows > 0 &&
-         ((slot.redo | slot.zeroed) != 0 || slot.tile.splits > 1);
+// Whether this block comes back to the piece of a slot, and does rows again.
+__device__ __forceinline__ bool HasAgain(const Slot& slot) {
+  return (slot.redo | slot.zeroed) != 0;
 }
-// Notes it: twice the piece's number and one, and one more if rows have to be done again. In
+__device__ __forceinline__ bool IsLeft(const Slot& slot) {
+  return slot.stop == 0 && slot.tile.num_rows > 0 && (HasAgain(slot) || slot.tile.splits > 1);
+}
+// Notes it before its slot is another's: twice the piece's number and one, and one more if rows have to be done again. In
 // Params::redo lies what was noted before.
 __device__ __forceinline__ unsigned LeftPlace(unsigned piece) {
   return piece * kBlocks + static_cast<unsigned>(BlockRank());
@@ -69,7 +71,7 @@ __device__ __forceinline__ unsigned LeftPlace(unsigned piece) {
 __device__ __forceinline__ void LeavePiece(const Params& p, Shared& shared, const Slot& slot) {
   if (!IsLeft(slot)) return;
   p.redo[LeftPlace(slot.piece)] = shared.left;
-  shared.left = (slot.piece + 1) * 2 + ((slot.redo | slot.zeroed) != 0 ? 1 : 0);
+  shared.left = (slot.piece + 1) * 2 + (HasAgain(slot) ? 1 : 0);
 }
 
 // One lane completes a slot whose item is there.

@@ -45,6 +45,9 @@ inline constexpr int kAgainKeys = 32;
 // Stages of keys, and of values.
 constexpr int PrefillStages(long long head_dim) { return head_dim > 256 ? 1 : 2; }
 
+// Splits whose partial results are on their way to a warp that merges them.
+inline constexpr int kMergeStages = 3;
+
 // A tile of rows (queries, keys or values) lies as [slice][row / 8][panel][row % 8], 128 bytes
 // each, whose 16-byte pieces are swizzled: piece c of row r at place c ^ (r % 8). A slice is what a
 // box of the copy engine holds of a row: up to kBoxPanels; one where the head's dimensions do not
@@ -94,6 +97,7 @@ struct alignas(1024) PrefillShared {
   Barrier keys_full[kStages], keys_empty[kStages];
   Barrier values_full[kStages], values_empty[kStages];
   Barrier values_raw[kStages];  // values that have still to be cut
+  Barrier parts_full[8 * kMergeStages];  // of each warp that computes
 };
 
 }  // namespace xla_gpu::paged_attention::sm90
