@@ -96,7 +96,7 @@ struct KernelLaunch {
   bool pairs = false;  // its tensor map is that of ReadsPairs
 };
 // The launches of a call, in order: the schedule, then decode and prefill where they are launches
-// of their own, and attend, unless decode takes all. Each takes Params; prefill and decode also the
+// of their own, and attend, unless those take all. Each takes Params; prefill and decode also the
 // tensor maps of the keys and of the values, or of their copy, where there is one.
 struct Launches {
   KernelLaunch schedule;  // not for clusters

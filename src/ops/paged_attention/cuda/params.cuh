@@ -9,7 +9,8 @@
 //   prefill   where there is a kernel for it: it takes the prefill items (prefill_sm90.cuh), beside
 //             decode, which leaves it multiprocessors; over a cache of fp8 or f32 it may be two:
 //             one copies keys and values, the next one reads the copy (copy.cuh)
-//   attend    as many blocks as the device holds take items from the list until it is empty
+//   attend    unless prefill ends the call itself (prefill_sm90_finish.cuh): as many blocks as the
+//             device holds take items from the list until it is empty
 // or, for decode alone, two:
 //   schedule  the same, but for the list
 //   decode    takes everything
@@ -154,8 +155,8 @@ struct Params : Options {
   int* owner_end;           // [max_seqs]: rows of valid sequences end here; not if contested
   int* state;               // [max_seqs]: SequenceState
   WorkItem* items;          // [item_capacity]
-  unsigned* redo;           // [item_capacity * kv_heads]: (item, kv head) pairs that the prefill
-                            // launch leaves to attend; [.. * 2] without attend, see LeavePiece
+  unsigned* redo;           // [item_capacity * kv_heads * 2]: (item, kv head) pairs that the
+                            // prefill launch leaves to attend, or to its own end (LeavePiece)
   int* merges;              // [item_capacity]: the first items of prefill tiles that are split
   float* partial_max;       // [partial_capacity], natural logarithm units
   float* partial_sum;       // [partial_capacity]

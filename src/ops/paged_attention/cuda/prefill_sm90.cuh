@@ -15,7 +15,8 @@
 //
 // A row whose result is not finite may have met a jump of its logits that weights do not hold, and
 // values that are not finite lie here as zeros where some row does not see them: such a piece is
-// left to the attend launch, which does those rows again (Tile::again).
+// left to the end of the block (prefill_sm90_finish.cuh), or to the attend launch, where there is
+// one, which does those rows again (Tile::again).
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_CUH_
 

@@ -255,7 +255,8 @@ __device__ __forceinline__ int WriteItems(const Params& p, const Splits& chosen,
                                : (decode ? done.decode_items : done.prefill_items) + in_list;
       p.items[place] = item;
       if (item.splits > 1 && item.split == 0) {  // one of the tile's items for all of them
-        const bool behind = copied || (!decode && p.copied_only == 0);  // attend merges it
+        // Attend merges it.
+        const bool behind = p.attends != 0 && (copied || (!decode && p.copied_only == 0));
         if (behind) p.merges[atomicAdd(&num_merges, 1)] = place;
         unsigned* arrivals = p.arrivals + item.partial_begin + item.first_row;
 #pragma unroll 1
