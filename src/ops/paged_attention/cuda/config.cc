@@ -345,13 +345,12 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   }
   const auto add_prefill = [&](const Problem& of, int workers, bool boxes, int cluster,
                                bool copied) {
-    add_sm90(
-        of, "prefill_sm90.cu", "paged_attention_prefill", workers * cluster,
-        static_cast<uint32_t>(sm90::PrefillThreads(of.head_dim, IsFloat8(of.cache_dtype))),
-        PrefillSharedBytes(of),
-        {"BEHIND_PREFILL=1", StrCat("BOXES=", boxes ? 1 : 0), StrCat("CLUSTER=", cluster),
-         StrCat("BESIDE_DECODE=", config.decode_sm90 ? 1 : 0), StrCat("COPIED=", copied ? 1 : 0),
-         StrCat("ATTENDS=", config.attends ? 1 : 0)});
+    add_sm90(of, "prefill_sm90.cu", "paged_attention_prefill", workers * cluster,
+             static_cast<uint32_t>(sm90::PrefillThreads(of.head_dim, IsFloat8(of.cache_dtype))),
+             PrefillSharedBytes(of),
+             {"BEHIND_PREFILL=1", StrCat("BOXES=", boxes ? 1 : 0), StrCat("CLUSTER=", cluster),
+              StrCat("BESIDE_DECODE=", config.decode_sm90 ? 1 : 0),
+              StrCat("COPIED=", copied ? 1 : 0), StrCat("ATTENDS=", config.attends ? 1 : 0)});
   };
   if (config.prefill_sm90 && IsSplit(problem)) {
     launches.attend.push_back(

@@ -1,4 +1,4 @@
-// When prefill over fp8 or f32 reads a copy, and how large that may be.
+// When prefill over fp8 or f32 reads a copy, and how large that may be; where attend is behind it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -43,6 +43,24 @@ TEST(Config, HopperCopiesCachesOfFp8) {
   EXPECT_EQ(PlanParams(problem, Choose(problem, kH200)).params.copied_tile_rows, 256);
 }
 
+// Behind prefill where its blocks do not end a call themselves.
+TEST(Config, AttendTakesWhatPrefillLeaves) {
+  for (Problem problem :
+       {MakePrefill(), MakePrefill(DType::kBF16, 256), MakePrefill(DType::kBF16, 512)}) {
+    problem.batch_invariant = true;
+    const Config config = Choose(problem, kH200);
+    EXPECT_EQ(NameOf(config), "prefill+attend");
+    EXPECT_EQ(config.workers, problem.head_dim > 128 ? 132 : 264);
+    EXPECT_EQ(config.decode_max_rows, 16);
+    EXPECT_EQ(PlanParams(problem, config).params.prefill_tile_rows % config.tile_rows, 0);
+    const Launches l = MakeLaunches(problem, config);
+    ASSERT_EQ(l.attend.size(), 2u);
+    EXPECT_THAT(l.attend[0].spec.defines, Contains("ATTENDS=1"));
+    EXPECT_THAT(l.attend[1].spec.defines, Contains("BEHIND_PREFILL=1"));
+    EXPECT_TRUE(l.attend[1].config.programmatic);
+  }
+}
+
 // Of f32 the copy is of terms, and what has none is left to attend.
 TEST(Config, HopperCopiesTermsOfF32) {
   Problem problem = MakePrefill(DType::kF32);
@@ -60,8 +78,7 @@ TEST(Config, HopperCopiesTermsOfF32) {
   const Launches launches = MakeLaunches(problem, config);
   ASSERT_EQ(launches.attend.size(), 3u);
   EXPECT_EQ(launches.attend[0].spec.entry, "paged_attention_copy_terms");
-  for (const char* define :
-       {"QUERY_TYPE=float", "CACHE_TYPE=BF16", "CLUSTER=2", "COPIED=1"}) {
+  for (const char* define : {"QUERY_TYPE=float", "CACHE_TYPE=BF16", "CLUSTER=2", "COPIED=1"}) {
     EXPECT_THAT(launches.attend[1].spec.defines, Contains(define));
   }
   EXPECT_LE(launches.attend[1].config.dynamic_shared_bytes + 1024,

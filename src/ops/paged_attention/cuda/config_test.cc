@@ -31,10 +31,9 @@ TEST(Config, TilesFillAMultiprocessor) {
 }
 
 TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
-  for (const Problem& problem :
-       {MakeChunks(4), MakePrefill(), MakePrefill(DType::kF16, 64), MakePrefill(DType::kBF16, 96),
-        MakePrefill(DType::kBF16, 192), MakePrefill(DType::kBF16, 256),
-        MakePrefill(DType::kBF16, 512)}) {
+  for (const Problem& problem : {MakeChunks(4), MakePrefill(), MakePrefill(DType::kF16, 64),
+                                 MakePrefill(DType::kBF16, 96), MakePrefill(DType::kBF16, 192),
+                                 MakePrefill(DType::kBF16, 256), MakePrefill(DType::kBF16, 512)}) {
     const Config config = Choose(problem, kH200);
     EXPECT_TRUE(config.prefill_sm90);
     EXPECT_TRUE(config.boxes);
@@ -65,24 +64,6 @@ TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
     EXPECT_THAT(prefill.spec.defines, Contains("ATTENDS=0"));
     EXPECT_TRUE(l.schedule.config.programmatic);
     for (const KernelLaunch& launch : l.attend) EXPECT_TRUE(launch.config.programmatic);
-  }
-}
-
-// Behind prefill where its blocks do not end a call themselves.
-TEST(Config, AttendTakesWhatPrefillLeaves) {
-  for (Problem problem : {MakePrefill(), MakePrefill(DType::kBF16, 256),
-                          MakePrefill(DType::kBF16, 512)}) {
-    problem.batch_invariant = true;
-    const Config config = Choose(problem, kH200);
-    EXPECT_EQ(NameOf(config), "prefill+attend");
-    EXPECT_EQ(config.workers, problem.head_dim > 128 ? 132 : 264);
-    EXPECT_EQ(config.decode_max_rows, 16);
-    EXPECT_EQ(PlanParams(problem, config).params.prefill_tile_rows % config.tile_rows, 0);
-    const Launches l = MakeLaunches(problem, config);
-    ASSERT_EQ(l.attend.size(), 2u);
-    EXPECT_THAT(l.attend[0].spec.defines, Contains("ATTENDS=1"));
-    EXPECT_THAT(l.attend[1].spec.defines, Contains("BEHIND_PREFILL=1"));
-    EXPECT_TRUE(l.attend[1].config.programmatic);
   }
 }
 

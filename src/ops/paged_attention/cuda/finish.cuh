@@ -281,8 +281,7 @@ __device__ __forceinline__ void FillUnowned(const Params& p, int begin, int head
 // The same for all threads of the block.
 template <typename Out, int kHeadDim>
 __device__ __forceinline__ void FillUnowned(const Params& p, int begin, int head) {
-  FillUnowned<Out, kHeadDim>(p, begin, head, static_cast<int>(blockDim.x),
-                             [] { __syncthreads(); });
+  FillUnowned<Out, kHeadDim>(p, begin, head, static_cast<int>(blockDim.x), [] { __syncthreads(); });
 }
 
 // NaN to all rows of the sequences in which an item met a page out of range: by the last block, as

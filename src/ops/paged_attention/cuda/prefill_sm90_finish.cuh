@@ -34,8 +34,8 @@ __device__ __forceinline__ void WriteInvalid(const Params& p, const Tile& tile) 
 // Does a tile's rows again that are marked or come out not finite (Tile::again); a warpgroup.
 __device__ __forceinline__ void RunAgain(const Params& p, const Tile& tile, char* memory) {
   using Extra = paged_attention::PrefillShared;
-  constexpr int kExchangeBytes = kParts > 1 ? kExchangeTile * (kTileKeys / 8 > 4 ? kTileKeys / 8 : 4)
-                                            : 0;
+  constexpr int kExchangeBytes =
+      kParts > 1 ? kExchangeTile * (kTileKeys / 8 > 4 ? kTileKeys / 8 : 4) : 0;
   constexpr int kExtraPlace = (kTilesBytes + kExchangeBytes + 15) / 16 * 16;
   static_assert(!kFinishes || kExtraPlace + sizeof(Extra) <= kTileMemory);
   auto& extra = *reinterpret_cast<Extra*>(memory + kExtraPlace);
@@ -46,7 +46,8 @@ __device__ __forceinline__ void RunAgain(const Params& p, const Tile& tile, char
     Tile part = tile;
     part.first_row += row;
     part.num_rows = min(tile.num_rows - row, kTileRows);
-    RunPrefill(p, part, false, [] {}, memory, extra);
+    RunPrefill(
+        p, part, false, [] {}, memory, extra);
   }
   FenceForCopies();
 }
@@ -98,9 +99,7 @@ __device__ __forceinline__ void MergeTile(const Params& p, const Tile& tile, Sha
     look(1, 1);
     float max = -Infinity(), sum = 0.0f;
     Vector<float, 4> values[kMergeRows][kRowVectors] = {};
-    const auto has = [&](int v) {
-      return kHeadDim % 128 == 0 || v * 128 + lane * 4 < kHeadDim;
-    };
+    const auto has = [&](int v) { return kHeadDim % 128 == 0 || v * 128 + lane * 4 < kHeadDim; };
 #pragma unroll 1
     for (int split = 0; split < tile.splits; ++split, at.Next()) {
       const float of_max = next_max[0], of_sum = next_sum[0], before = max;

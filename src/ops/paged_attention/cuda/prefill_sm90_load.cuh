@@ -63,8 +63,8 @@ __device__ __forceinline__ bool HasAgain(const Slot& slot) {
 __device__ __forceinline__ bool IsLeft(const Slot& slot) {
   return slot.stop == 0 && slot.tile.num_rows > 0 && (HasAgain(slot) || slot.tile.splits > 1);
 }
-// Notes it before its slot is another's: twice the piece's number and one, and one more if rows have to be done again. In
-// Params::redo lies what was noted before.
+// Notes it before its slot is another's: twice the piece's number and one, and one more if rows
+// have to be done again. In Params::redo lies what was noted before.
 __device__ __forceinline__ unsigned LeftPlace(unsigned piece) {
   return piece * kBlocks + static_cast<unsigned>(BlockRank());
 }

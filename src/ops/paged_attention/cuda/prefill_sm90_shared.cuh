@@ -96,7 +96,7 @@ struct alignas(1024) PrefillShared {
   Barrier query_full[kQueryParts][kQueries], query_empty[kQueryParts][kQueries];
   Barrier keys_full[kStages], keys_empty[kStages];
   Barrier values_full[kStages], values_empty[kStages];
-  Barrier values_raw[kStages];  // values that have still to be cut
+  Barrier values_raw[kStages];           // values that have still to be cut
   Barrier parts_full[8 * kMergeStages];  // of each warp that computes
 };
 
