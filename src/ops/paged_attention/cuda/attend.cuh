@@ -37,7 +37,16 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
     int head;
     int again;
   } next[2];  // while one is read the other may be written: one barrier an item is enough
-  if (kBehindPrefill) TouchParams(p);
+  if (kBehindPrefill) {
+    // Prefill has let this launch begin when the schedule's results were there.
+    if (p.prefill_may_end != 0 && __ldcg(&p.header->prefill_ends) != 0) {
+      LetNextLaunchBegin();
+      if (blockIdx.x > 0) return;
+      WaitForLaunchesBefore();  // so that the end of this launch is that of prefill too
+      return OverwriteBadPages<Out, kHeadDim>(p);
+    }
+    TouchParams(p);
+  }
   WaitForLaunchesBefore();
   LetNextLaunchBegin();
   const unsigned kv_heads = static_cast<unsigned>(p.kv_heads);
@@ -99,7 +108,7 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
     MergePrefill<Out, kHeadDim>(p);
     if (nothing_to_do()) return;
   }
-  OverwriteBadPages<Out, kHeadDim>(p);
+  if (ArriveLast(&p.header->blocks_done, gridDim.x)) OverwriteBadPages<Out, kHeadDim>(p);
 }
 
 }  // namespace xla_gpu::paged_attention

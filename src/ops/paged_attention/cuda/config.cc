@@ -313,7 +313,8 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
                             uint32_t block, int64_t shared_bytes,
                             const std::vector<std::string>& own) {
     std::vector<std::string> defines = TypeDefines(of, config);
-    defines.push_back(StrCat("TILE_ROWS=", sm90::PrefillRows(problem.head_dim)));
+    defines.push_back(StrCat("TILE_ROWS=", sm90::AgainRows(of.head_dim)));
+    defines.push_back(StrCat("TILE_KEYS=", sm90::kAgainKeys));
     defines.insert(defines.end(), own.begin(), own.end());
     launches.attend.push_back({{folder + source, entry, std::move(defines)},
                                {.grid = {blocks(grid), 1, 1},
@@ -325,8 +326,7 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
     add_sm90(problem, "decode_cluster_sm90.cu", "paged_attention_decode_cluster",
              config.decode_workers, sm90::DecodeThreads(ClusterRows(problem), config.boxes),
              ClusterSharedBytes(problem),
-             {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
-              StrCat("CLUSTER=", config.decode_cluster), StrCat("LINE_ROWS=", ClusterRows(problem)),
+             {StrCat("CLUSTER=", config.decode_cluster), StrCat("LINE_ROWS=", ClusterRows(problem)),
               StrCat("BOXES=", config.boxes ? 1 : 0), StrCat("PAIRS=", pairs ? 1 : 0)});
     launches.attend.back().pairs = pairs;
     return launches;
@@ -335,8 +335,7 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
     add_sm90(problem, "decode_sm90.cu", "paged_attention_decode", config.decode_workers,
              sm90::DecodeThreads(LineRows(problem), config.boxes),
              DecodeSharedBytes(problem, config.boxes),
-             {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
-              StrCat("LINE_ROWS=", LineRows(problem)), StrCat("BOXES=", config.boxes ? 1 : 0),
+             {StrCat("LINE_ROWS=", LineRows(problem)), StrCat("BOXES=", config.boxes ? 1 : 0),
               StrCat("PAIRS=", pairs ? 1 : 0)});
     launches.attend.back().pairs = pairs;
   }
@@ -346,8 +345,7 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
         of, "prefill_sm90.cu", "paged_attention_prefill", workers * cluster,
         static_cast<uint32_t>(sm90::PrefillThreads(of.head_dim, IsFloat8(of.cache_dtype))),
         PrefillSharedBytes(of),
-        {StrCat("TILE_KEYS=", sm90::PrefillKeys(of.head_dim, SourceOf(of))),
-         StrCat("BOXES=", boxes ? 1 : 0), StrCat("CLUSTER=", cluster),
+        {"BEHIND_PREFILL=1", StrCat("BOXES=", boxes ? 1 : 0), StrCat("CLUSTER=", cluster),
          StrCat("BESIDE_DECODE=", config.decode_sm90 ? 1 : 0), StrCat("COPIED=", copied ? 1 : 0)});
   };
   if (config.prefill_sm90 && IsSplit(problem)) {
@@ -433,6 +431,9 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.prefill_workers = config.prefill_workers;
   p.prefill_launch = config.prefill_sm90 ? 1 : 0;
   p.copied_only = config.prefill_sm90 && IsSplit(problem) ? 1 : 0;
+  // What is done again has other bits there than in attend.
+  p.prefill_may_end =
+      config.prefill_sm90 && IsNarrow(problem.cache_dtype) && !problem.batch_invariant ? 1 : 0;
   p.workers_per_sm = config.blocks_per_sm;
   p.prefill_tile_rows = config.prefill_sm90 && p.copied_only == 0
                             ? config.prefill_blocks * sm90::PrefillRows(problem.head_dim)

@@ -1,4 +1,4 @@
-// When prefill over fp8 or f32 reads a copy, and how large that may be.
+// When prefill over fp8 or f32 reads a copy, and how large that may be; what ends a call.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -43,6 +43,24 @@ TEST(Config, HopperCopiesCachesOfFp8) {
   EXPECT_EQ(PlanParams(problem, Choose(problem, kH200)).params.copied_tile_rows, 256);
 }
 
+// Where it does rows again as attend would, and no bits depend on who does.
+TEST(Config, PrefillMayEndACall) {
+  const auto may_end = [](Problem problem, const cuda::DeviceInfo& device) {
+    return PlanParams(problem, Choose(problem, device)).params.prefill_may_end;
+  };
+  for (const int64_t head_dim : {64, 128, 184, 256, 512}) {
+    Problem problem = MakePrefill(DType::kBF16, head_dim);
+    EXPECT_EQ(may_end(problem, kH200), 1);
+    EXPECT_EQ(may_end(problem, kA100), 0);
+    problem.batch_invariant = true;
+    EXPECT_EQ(may_end(problem, kH200), 0);
+  }
+  Problem problem = MakePrefill();
+  problem.cache_dtype = DType::kF8E4M3FN;
+  EXPECT_EQ(may_end(problem, kH200), 0);
+  EXPECT_EQ(may_end(MakePrefill(DType::kF32), kH200), 0);
+}
+
 // Of f32 the copy is of terms, and what has none is left to attend.
 TEST(Config, HopperCopiesTermsOfF32) {
   Problem problem = MakePrefill(DType::kF32);
@@ -60,8 +78,7 @@ TEST(Config, HopperCopiesTermsOfF32) {
   const Launches launches = MakeLaunches(problem, config);
   ASSERT_EQ(launches.attend.size(), 3u);
   EXPECT_EQ(launches.attend[0].spec.entry, "paged_attention_copy_terms");
-  for (const char* define :
-       {"QUERY_TYPE=float", "CACHE_TYPE=BF16", "TILE_KEYS=64", "CLUSTER=2", "COPIED=1"}) {
+  for (const char* define : {"QUERY_TYPE=float", "CACHE_TYPE=BF16", "CLUSTER=2", "COPIED=1"}) {
     EXPECT_THAT(launches.attend[1].spec.defines, Contains(define));
   }
   EXPECT_LE(launches.attend[1].config.dynamic_shared_bytes + 1024,

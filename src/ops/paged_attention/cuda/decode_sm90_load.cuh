@@ -292,7 +292,7 @@ struct Loader {
             .ranges = header.ranges,
             .items = p.line_only != 0 ? header.num_items : 0,
             .blocks = header.decode_blocks,
-            .has_fills = header.has_fills};
+            .has_fills = p.line_only != 0 ? header.has_fills : 0};
     LookAt(0, lane < work.num_seqs ? early : Sequence(0, 0));
   }
 

@@ -193,10 +193,12 @@ __device__ __forceinline__ void MergePrefill(const Params& p) {
   }
 }
 
-// Sets `heads` query heads of a token from `first_head`, and their lse. All threads.
+// Sets `heads` query heads of a token from `first_head`, and their lse. The first `threads` threads
+// of the block.
 template <typename Out, int kHeadDim>
 __device__ __forceinline__ void FillHeads(const Params& p, int token, int first_head, int heads,
-                                          float out, float lse) {
+                                          float out, float lse,
+                                          int threads = static_cast<int>(blockDim.x)) {
   const long long first_row = static_cast<long long>(token) * p.q_heads + first_head;
   Out* to = static_cast<Out*>(p.out) + first_row * kHeadDim;
   const int count = heads * kHeadDim;
@@ -205,14 +207,14 @@ __device__ __forceinline__ void FillHeads(const Params& p, int token, int first_
     Vector<Out, kVector> value;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) value.x[i] = FromFloat<Out>(out);
-    for (int i = threadIdx.x; i < count / kVector; i += blockDim.x) {
+    for (int i = threadIdx.x; i < count / kVector; i += threads) {
       reinterpret_cast<Vector<Out, kVector>*>(to)[i] = value;
     }
   } else {
-    for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = FromFloat<Out>(out);
+    for (int i = threadIdx.x; i < count; i += threads) to[i] = FromFloat<Out>(out);
   }
   if (p.lse == nullptr) return;
-  for (int i = threadIdx.x; i < heads; i += blockDim.x) p.lse[first_row + i] = lse;
+  for (int i = threadIdx.x; i < heads; i += threads) p.lse[first_row + i] = lse;
 }
 
 // Whether some sequence owns the row of query `token`.
@@ -251,14 +253,16 @@ __device__ inline bool IsClaimed(const Params& p, int num_seqs, int token) {
 }
 
 // A fill item: the query heads of kv head `head` in kFillTokens tokens from `begin`, as far as no
-// sequence owns them: NaN where an invalid sequence claims the row, else zeros. All threads.
+// sequence owns them: NaN where an invalid sequence claims the row, else zeros. The first `threads`
+// threads of the block.
 template <typename Out, int kHeadDim>
-__device__ __forceinline__ void FillUnowned(const Params& p, int begin, int head) {
+__device__ __forceinline__ void FillUnowned(const Params& p, int begin, int head,
+                                            int threads = static_cast<int>(blockDim.x)) {
   enum Verdict : char { kOwned, kPadding, kClaimed };
   __shared__ Verdict verdicts[kFillTokens];
   const int count = min(kFillTokens, p.tokens - begin);
   const int num_seqs = static_cast<int>(p.header->num_seqs);
-  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+  for (int i = threadIdx.x; i < count; i += threads) {
     Verdict verdict = kOwned;
     if (!IsOwned(p, num_seqs, begin + i)) {
       const bool claimed = p.header->order != kProper && IsClaimed(p, num_seqs, begin + i);
@@ -266,20 +270,19 @@ __device__ __forceinline__ void FillUnowned(const Params& p, int begin, int head
     }
     verdicts[i] = verdict;
   }
-  __syncthreads();
+  SyncThreads(0, threads);
   for (int i = 0; i < count; ++i) {
     if (verdicts[i] == kOwned) continue;
     const bool claimed = verdicts[i] == kClaimed;
     FillHeads<Out, kHeadDim>(p, begin + i, head * p.group_size, p.group_size,
-                             claimed ? NaN() : 0.0f, claimed ? NaN() : -Infinity());
+                             claimed ? NaN() : 0.0f, claimed ? NaN() : -Infinity(), threads);
   }
 }
 
-// NaN to all rows of the sequences in which an item met a page out of range: by the last block, as
-// other items of the sequence may have written rows since.
+// NaN to all rows of the sequences in which an item met a page out of range: by one block, behind
+// all items of the sequence, which write rows.
 template <typename Out, int kHeadDim>
 __device__ __forceinline__ void OverwriteBadPages(const Params& p) {
-  if (!ArriveLast(&p.header->blocks_done, gridDim.x)) return;
   if (__ldcg(&p.header->any_bad_page) == 0) return;
   for (unsigned s = 0; s < p.header->num_seqs; ++s) {
     if (__ldcg(p.state + s) != kInvalid) continue;

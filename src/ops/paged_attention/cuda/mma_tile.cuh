@@ -97,6 +97,9 @@ inline constexpr int kChunk = kRowBytes % 16 == 0  ? 16
                                                    : static_cast<int>(sizeof(Cache));
 inline constexpr int kChunks = kRowBytes / kChunk;
 
+// A barrier of the threads of an attend block, or of those that do its work in a block of prefill.
+__device__ __forceinline__ void SyncAttend() { SyncThreads(0, kAttendThreads); }
+
 // A barrier of the warps that share rows and keys.
 __device__ __forceinline__ void SyncParts() {
   if constexpr (kParts > 1) SyncThreads(1 + Group(), 32 * kParts);

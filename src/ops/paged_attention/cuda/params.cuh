@@ -9,7 +9,8 @@
 //   prefill   where there is a kernel for it: it takes the prefill items (prefill_sm90.cuh), beside
 //             decode, which leaves it multiprocessors; over a cache of fp8 or f32 it may be two:
 //             one copies keys and values, the next one reads the copy (copy.cuh)
-//   attend    as many blocks as the device holds take items from the list until it is empty
+//   attend    as many blocks as the device holds take items from the list until it is empty; where
+//             prefill has all of it, whole, it ends the call itself (WorkHeader::prefill_ends)
 // or, for decode alone, two:
 //   schedule  the same, but for the list
 //   decode    takes everything
@@ -124,7 +125,9 @@ struct WorkHeader {
   unsigned decode_blocks;  // the first so many work, the others leave their room to prefill
   unsigned next_unit;      // the next (range, kv head), or (item, kv head), that nobody has taken
   unsigned turns;          // of the rings of all its blocks
-  int has_fills;           // 1: some rows belong to no sequence, and no item fills them
+  int has_fills;           // 1: some rows belong to no sequence, and no item fills them: the
+                           // blocks of decode do if it is line_only, else those of prefill
+  int prefill_ends;        // 1: prefill does rows again and fills; attend merely ends behind it
 };
 
 // x / d for 0 <= x < 2^31 is (x * magic) >> (32 + shift), if d is not 1: then magic is 0.
@@ -154,8 +157,8 @@ struct Params : Options {
   int* owner_end;           // [max_seqs]: rows of valid sequences end here; not if contested
   int* state;               // [max_seqs]: SequenceState
   WorkItem* items;          // [item_capacity]
-  unsigned* redo;           // [item_capacity * kv_heads]: (item, kv head) pairs that the prefill
-                            // launch leaves to attend
+  unsigned* redo;           // [item_capacity * kv_heads * 2]: (item, kv head) pairs that the
+                            // prefill launch leaves to attend, or to the ends of its own blocks
   int* merges;              // [item_capacity]: the first items of prefill tiles that are split
   float* partial_max;       // [partial_capacity], natural logarithm units
   float* partial_sum;       // [partial_capacity]
@@ -194,6 +197,7 @@ struct Params : Options {
   int prefill_workers;    // blocks of the launch that takes the prefill items
   int prefill_launch;     // 1: there is such a launch, 0: they are of attend
   int copied_only;        // 1: it takes those that read the copy, attend the others
+  int prefill_may_end;    // 1: a call whose items are all its own, and whole (prefill_ends)
   int prefill_tile_rows;  // a power of two
   int own_work;  // 1: the launch behind the schedule finds its first work from the lengths, if it
                  // can

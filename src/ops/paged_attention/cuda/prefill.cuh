@@ -191,7 +191,7 @@ __device__ __forceinline__ bool RunPrefill(const Params& p, const Tile& tile, bo
   extra.found = false;
   extra.all = SeenByAll(p, tile);
   put_offsets(first, page_of(first));
-  __syncthreads();
+  SyncAttend();
   if (first < end) copy(first);
   int page = page_of(first + 1);
   fetch_next();
@@ -227,7 +227,7 @@ __device__ __forceinline__ bool RunPrefill(const Params& p, const Tile& tile, bo
     // Wait for the tile, and start loading the next.
     put_offsets(t + 1, page);
     WaitCopies<0>();
-    __syncthreads();  // tile t is here for all, and nobody still computes on tile t - 1
+    SyncAttend();  // tile t is here for all, and nobody still computes on tile t - 1
     if (t + 1 < end) copy(t + 1);
     page = page_of(t + 2);
     const unsigned tile_keys = cache_tiles + t % 2 * (2 * kKeysBytes);
@@ -236,7 +236,7 @@ __device__ __forceinline__ bool RunPrefill(const Params& p, const Tile& tile, bo
                                                                           tid, kAttendThreads)) {
         extra.found = true;
       }
-      __syncthreads();
+      SyncAttend();
     }
 
     const int key0 = t * kTileKeys;

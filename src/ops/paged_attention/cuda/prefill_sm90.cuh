@@ -15,13 +15,14 @@
 //
 // A row whose result is not finite may have met a jump of its logits that weights do not hold, and
 // values that are not finite lie here as zeros where some row does not see them: such a piece is
-// left to the attend launch, which does those rows again (Tile::again).
+// left to the attend launch, which does those rows again (Tile::again), or, where this launch ends
+// the call, to the end of the block (prefill_sm90_end.cuh).
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_CUH_
 
-#include "src/ops/paged_attention/cuda/finish.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_convert.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_copy.cuh"
+#include "src/ops/paged_attention/cuda/prefill_sm90_end.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_softmax.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_terms.cuh"
 
@@ -325,16 +326,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     if (!kFreesQueries) SyncThreads(kGroupDone + first_row / 64, 128 * kHalves);  // they are read
     const bool done = WriteRows(p, slot.tile, warp_row, half, o, ends,
                                 shared.query[last_query] + half * kSliceBytes<kRows>);
-    const auto first = [&] {  // to say so, of all blocks of a cluster
-      if constexpr (kBlocks == 1) return atomicExch(&slot.redo, 1u) == 0;
-      return ExchangeInBlock(InBlock(SharedAddress(&slot.redo), 0), 1u) == 0;
-    };
-    if (!(done && slot.zeroed == 0) && lane == 0 && first()) {
-      WaitForSchedule();
-      p.redo[atomicAdd(&p.header->num_redo, 1u)] = slot.piece;  // attend does it again
-      const int row = kBlocks == 1 ? 0 : slot.first_row - slot.tile.first_row;  // the piece's first
-      if (slot.tile.splits > 1) atomicAdd(p.arrivals + PartialRow(p, slot.tile, 0, row), 1u);
-    }
+    if (!(done && slot.zeroed == 0) && lane == 0) LeavePiece(p, shared, slot);
     if (!kFreesQueries) Arrive(SharedAddress(&shared.query_empty[part][last_query]));
     Arrive(SharedAddress(&shared.slot_empty[last_slot]));
   };
@@ -546,6 +538,7 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     init(shared.taken_empty, 1);
     init(shared.piece_wanted, 1);
     FenceBarrierInit();
+    shared.left = 0;
     if (BOXES) PrefetchMap(&key_boxes), PrefetchMap(&value_boxes);
   }
   TouchParams(p);
@@ -562,7 +555,7 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
     WaitForCluster();
   }
   if (!kBesideDecode && !finds_first) WaitForLaunchesBefore();
-  LetNextLaunchBegin();
+  if (!finds_first) LetNextLaunchBegin();
   if constexpr (kCopiesKeys) CopyKeys(p);
 
   // Each warp's part.
@@ -585,7 +578,20 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
   }
   // So that the end of this launch is that of decode too.
   if (kBesideDecode && warp == 0) WaitForLaunchesBefore();
-  if constexpr (kBlocks > 1) SyncCluster();  // no block leaves while others write or arrive there
+  if constexpr (kBlocks > 1) {
+    SyncCluster();  // no block leaves while others write or arrive there
+  } else if constexpr (kMayEnd) {
+    __syncthreads();
+  }
+  if constexpr (kMayEnd) {
+    if (!HasLeft(shared)) return;
+    if (warp < kLoadWarps) {
+      TakeRegisters<kComputeRegisters>();  // as soon as the others have given theirs back
+      EndBlock(p, shared);
+    } else {
+      KeepRegisters<kLoadRegisters>();
+    }
+  }
 }
 
 }  // namespace xla_gpu::paged_attention::sm90

@@ -38,20 +38,30 @@ __device__ __forceinline__ void WaitForSchedule() {
   if constexpr (kMayFindFirst) WaitForLaunchesBefore();
 }
 
+// In a call that it ends (WorkHeader::prefill_ends) this launch does rows again itself, and fills.
+inline constexpr bool kMayEnd = !kConverts && !kCopied;
+
 // The warp that loads keys wants another piece before it loads the last tiles of one: early enough
 // for the next queries and keys to be there in time, and so late that the blocks that end first
 // take the last pieces.
 inline constexpr int kTakeAhead = 2;  // tiles
 
+// Of a cluster each block has half of a piece's rows, as whole warpgroups have them.
+__device__ __forceinline__ void CutForBlock(WorkItem& tile) {
+  if constexpr (kBlocks > 1) {
+    const int half = min(((tile.num_rows + 1) / 2 + 63) / 64 * 64, tile.num_rows);
+    tile.first_row += BlockRank() * half;
+    tile.num_rows = BlockRank() == 0 ? half : tile.num_rows - half;
+  }
+}
+
 // One lane completes a slot whose item is there.
 __device__ __forceinline__ void FillSlot(Slot& slot, unsigned piece, unsigned head, bool stop) {
   slot.tile.head = static_cast<int>(head);
-  if constexpr (kBlocks > 1) {  // half of the rows, as whole warpgroups have them
+  if constexpr (kBlocks > 1) {
     slot.first_row = slot.tile.first_row;
     slot.num_rows = slot.tile.num_rows;
-    const int half = min(((slot.num_rows + 1) / 2 + 63) / 64 * 64, slot.num_rows);
-    slot.tile.first_row += BlockRank() * half;
-    slot.tile.num_rows = BlockRank() == 0 ? half : slot.num_rows - half;
+    CutForBlock(slot.tile);
   }
   slot.piece = piece;
   slot.redo = slot.zeroed = 0;
@@ -213,8 +223,10 @@ __device__ __forceinline__ void TakePieces(const Params& p, Shared& shared, bool
     bool more = found && pieces.TakeFound(shared);
     // Also where no other piece follows: this launch does not end before the schedule.
     WaitForSchedule();
+    LetNextLaunchBegin();  // not before: attend reads the schedule's results
     if (!found) more = pieces.Take(p, shared);
     found = false;
+    if (kMayEnd && !more && threadIdx.x == 0) shared.has_fills = p.header->has_fills;
     if (!more) return;
     if (BlockRank() == 0) Wait(At(shared.piece_wanted, wanted), wanted.parity);
     pieces.Ask(p);

@@ -38,6 +38,9 @@ constexpr int PrefillRows(long long head_dim) { return 128 / PrefillHalves(head_
 constexpr int PrefillKeys(long long head_dim, Source source = Source::kElements) {
   return head_dim > 256 || source == Source::kTerms ? 64 : head_dim > 128 ? 80 : 128;
 }
+// Of the tiles of prefill.cuh in which rows are done again: few, so that they take few registers.
+constexpr int AgainRows(long long head_dim) { return head_dim > 256 ? 32 : 64; }
+inline constexpr int kAgainKeys = 32;
 // Stages of keys, and of values.
 constexpr int PrefillStages(long long head_dim) { return head_dim > 256 ? 1 : 2; }
 
@@ -73,11 +76,14 @@ struct alignas(1024) PrefillShared {
   struct Slot {
     Tile tile;  // this block's rows of the piece
     unsigned piece;
-    unsigned redo;    // some row of it has to be done again; of a cluster that of its first block
+    unsigned redo;    // some row of it has to be done again; where attend does that, of a cluster
+                      // that of its first block
     unsigned zeroed;  // 1: some row sees a value that is not finite and that lies here as 0
     int stop;         // no piece: the end
     int first_row, num_rows;  // of the piece
   } slots[kSlots];
+  unsigned left;           // pieces whose rows the end of this block does again: LeavePiece
+  int has_fills;           // 1: it fills
   unsigned taken[kSlots];  // pieces that the cluster's first block has taken
   using Barrier = unsigned long long;
   Barrier slot_full[kSlots], slot_empty[kSlots];

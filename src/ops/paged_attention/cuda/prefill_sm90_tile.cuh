@@ -30,7 +30,7 @@ using DotOperand = DotOperandOf<kTerms>::Type;  // of queries and keys
 
 inline constexpr int kRows = PrefillRows(kHeadDim);
 inline constexpr int kKeys = PrefillKeys(kHeadDim, kSource);  // of a stage
-static_assert(kTileRows == kRows && kTileKeys == kKeys);
+static_assert(kTileRows == AgainRows(kHeadDim) && kTileKeys == kAgainKeys);
 
 inline constexpr int kTileDims = PrefillDims(kHeadDim);
 inline constexpr int kHalves = PrefillHalves(kHeadDim);

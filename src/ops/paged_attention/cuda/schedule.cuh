@@ -187,11 +187,11 @@ __device__ __forceinline__ Demand WarpSum(const Demand& x) {
           WarpSum(x.partial_rows)};
 }
 
-// Gives each sequence its splits and its place among the partial results, and writes the items.
-__device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& totals,
-                                               const Splits& chosen, int num_seqs, Demand* of_warps,
-                                               Chunk& chunk, int& num_merges,
-                                               unsigned& num_copied) {
+// Gives each sequence its splits and its place among the partial results, and writes the items, if
+// `fills` also such.
+__device__ __forceinline__ unsigned WriteItems(const Params& p, const Splits& chosen, bool fills,
+                                               int num_seqs, Demand* of_warps, Chunk& chunk,
+                                               int& num_merges, unsigned& num_copied) {
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const int prefill_items = chosen.prefill.items;
   Demand done = {prefill_items, 0, 0, 0};  // decode items come last
@@ -268,8 +268,7 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Totals& to
     done = done + total;
   }
   num_copied = static_cast<unsigned>(done.copied_items);
-  return static_cast<unsigned>(totals.owned_tokens < p.tokens ? WriteFills(p, done.decode_items)
-                                                              : done.decode_items);
+  return static_cast<unsigned>(fills ? WriteFills(p, done.decode_items) : done.decode_items);
 }
 
 // Who does what. Beside prefill decode has its share of the multiprocessors, so that both end
@@ -336,6 +335,8 @@ __device__ __forceinline__ void Schedule(const Params& p) {
   const Shares shares = ShareOut(p, totals);
   unsigned num_items = 0, num_prefill_items = 0, num_copied = 0;
   int line = 0, copied_tokens = 0;
+  const bool has_padding = totals.order == kContested || totals.owned_tokens < p.tokens;
+  bool prefill_ends = false;
   if (totals.order == kContested) {
     num_items = WriteContested(p, num_seqs);
   } else if constexpr (!kLineOnly) {
@@ -343,8 +344,10 @@ __device__ __forceinline__ void Schedule(const Params& p) {
     const int workers = copied_tokens > 0 ? p.copied_workers : shares.prefill_workers;
     const bool launch = p.prefill_launch != 0 && (p.copied_only == 0 || copied_tokens > 0);
     const Splits chosen = ChooseSplits(p, totals, launch, workers, num_seqs, chunk.infos, counts);
-    num_items =
-        WriteItems(p, totals, chosen, num_seqs, warp_demands, chunk, num_merges, num_copied);
+    prefill_ends = p.prefill_may_end != 0 && chosen.prefill.partial_rows == 0 &&
+                   (totals.decode.tiles | totals.line) == 0;
+    num_items = WriteItems(p, chosen, has_padding && !prefill_ends, num_seqs, warp_demands, chunk,
+                           num_merges, num_copied);
     num_prefill_items = static_cast<unsigned>(chosen.prefill.items);
     __syncthreads();  // all merges are counted
   }
@@ -376,7 +379,8 @@ __device__ __forceinline__ void Schedule(const Params& p) {
         .decode_blocks = static_cast<unsigned>(shares.decode_blocks),
         .next_unit = static_cast<unsigned>(shares.decode_blocks),
         .turns = 0,
-        .has_fills = kLineOnly && (totals.order == kContested || totals.owned_tokens < p.tokens)};
+        .has_fills = (kLineOnly || prefill_ends) && has_padding,
+        .prefill_ends = prefill_ends};
   }
 }
 

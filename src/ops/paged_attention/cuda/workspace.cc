@@ -106,7 +106,7 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
   layout.state = take(problem.max_seqs * 4);
   layout.item_capacity = items;
   layout.items = take(items * static_cast<int64_t>(sizeof(WorkItem)));
-  layout.redo = take(HasPrefill(problem) ? items * problem.kv_heads * 4 : 0);
+  layout.redo = take(HasPrefill(problem) ? items * problem.kv_heads * 2 * 4 : 0);
   layout.merges = take(items * 4);
   layout.partial_max = take(layout.partial_capacity * 4);
   layout.partial_sum = take(layout.partial_capacity * 4);
