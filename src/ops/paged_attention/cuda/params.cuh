@@ -10,7 +10,7 @@
 //             decode, which leaves it multiprocessors; over a cache of fp8 or f32 it may be two:
 //             one copies keys and values, the next one reads the copy (copy.cuh)
 //   attend    as many blocks as the device holds take items from the list until it is empty; where
-//             prefill has all of it, whole, it ends the call itself (WorkHeader::prefill_ends)
+//             prefill has all of it, it ends the call itself (WorkHeader::prefill_ends)
 // or, for decode alone, two:
 //   schedule  the same, but for the list
 //   decode    takes everything
@@ -127,7 +127,7 @@ struct WorkHeader {
   unsigned turns;          // of the rings of all its blocks
   int has_fills;           // 1: some rows belong to no sequence, and no item fills them: the
                            // blocks of decode do if it is line_only, else those of prefill
-  int prefill_ends;        // 1: prefill does rows again and fills; attend merely ends behind it
+  int prefill_ends;  // 1: prefill does rows again, merges and fills; attend merely ends behind it
 };
 
 // x / d for 0 <= x < 2^31 is (x * magic) >> (32 + shift), if d is not 1: then magic is 0.
@@ -167,7 +167,8 @@ struct Params : Options {
   char* copied_keys;        // [terms, copy_capacity / kCopyTokens, kv_heads, kCopyTokens, head_dim]
   char* copied_values;      // of the query's type, or the terms'
   unsigned* arrivals;       // [partial_capacity]: splits done, at the tile's first row of split 0;
-                            // behind a prefill launch those to be done again (kAgainDone)
+                            // behind a prefill launch those to be done again (kAgainDone); where
+                            // prefill ends the call also shares of the merge (kShareTaken)
 
   // Cache strides in bytes, the same for K and V.
   long long page_stride;
@@ -197,7 +198,7 @@ struct Params : Options {
   int prefill_workers;    // blocks of the launch that takes the prefill items
   int prefill_launch;     // 1: there is such a launch, 0: they are of attend
   int copied_only;        // 1: it takes those that read the copy, attend the others
-  int prefill_may_end;    // 1: a call whose items are all its own, and whole (prefill_ends)
+  int prefill_may_end;    // 1: a call whose items are all its own (prefill_ends)
   int prefill_tile_rows;  // a power of two
   int own_work;  // 1: the launch behind the schedule finds its first work from the lengths, if it
                  // can

@@ -55,6 +55,16 @@ __device__ __forceinline__ void CutForBlock(WorkItem& tile) {
   }
 }
 
+// Where it is noted which piece this block comes back to after this one: its number and 1, or 0;
+// and kAgain, if rows of this one are done again, as they are of all that are whole.
+inline constexpr unsigned kAgain = 1u << 31;
+__device__ __forceinline__ unsigned* LeftBefore(const Params& p, unsigned piece) {
+  return p.redo + piece * kBlocks + BlockRank();
+}
+__device__ __forceinline__ void NoteLeft(const Params& p, Shared& shared, unsigned piece) {
+  *LeftBefore(p, piece) = atomicExch(&shared.left, piece + 1);
+}
+
 // One lane completes a slot whose item is there.
 __device__ __forceinline__ void FillSlot(Slot& slot, unsigned piece, unsigned head, bool stop) {
   slot.tile.head = static_cast<int>(head);
@@ -176,7 +186,12 @@ struct Pieces {
     Slot& slot = shared.slots[at.index];
     if (lane < kWords) reinterpret_cast<uint4*>(&slot.tile)[lane] = words;
     if constexpr (kBlocks > 1) __syncwarp();
-    if (lane == 0) FillSlot(slot, piece, piece % kv_heads, stop);
+    if (lane == 0) {
+      FillSlot(slot, piece, piece % kv_heads, stop);
+      if (kMayEnd && !stop && slot.tile.splits > 1 && p.header->prefill_ends != 0) {
+        NoteLeft(p, shared, piece);
+      }
+    }
     Arrive(At(shared.slot_full, at));
     at.Next();
     return !stop;

@@ -82,7 +82,7 @@ struct alignas(1024) PrefillShared {
     int stop;         // no piece: the end
     int first_row, num_rows;  // of the piece
   } slots[kSlots];
-  unsigned left;           // pieces whose rows the end of this block does again: LeavePiece
+  unsigned left;           // the first piece that the end of this block comes back to: NoteLeft
   int has_fills;           // 1: it fills
   unsigned taken[kSlots];  // pieces that the cluster's first block has taken
   using Barrier = unsigned long long;

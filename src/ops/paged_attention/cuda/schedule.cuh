@@ -261,7 +261,11 @@ __device__ __forceinline__ unsigned WriteItems(const Params& p, const Splits& ch
         unsigned* arrivals = p.arrivals + item.partial_begin + item.first_row;
 #pragma unroll 1
         for (int head = 0; head < p.kv_heads; ++head) {
-          arrivals[static_cast<long long>(head) * item.splits * item.rows] = 0;
+          // Where prefill merges the tile, of a cluster each block has its own, at its first row.
+#pragma unroll 1
+          for (int row = 0; row < item.num_rows; row += 64) {
+            arrivals[static_cast<long long>(head) * item.splits * item.rows + row] = 0;
+          }
         }
       }
     }
@@ -344,8 +348,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
     const int workers = copied_tokens > 0 ? p.copied_workers : shares.prefill_workers;
     const bool launch = p.prefill_launch != 0 && (p.copied_only == 0 || copied_tokens > 0);
     const Splits chosen = ChooseSplits(p, totals, launch, workers, num_seqs, chunk.infos, counts);
-    prefill_ends = p.prefill_may_end != 0 && chosen.prefill.partial_rows == 0 &&
-                   (totals.decode.tiles | totals.line) == 0;
+    prefill_ends = p.prefill_may_end != 0 && (totals.decode.tiles | totals.line) == 0;
     num_items = WriteItems(p, chosen, has_padding && !prefill_ends, num_seqs, warp_demands, chunk,
                            num_merges, num_copied);
     num_prefill_items = static_cast<unsigned>(chosen.prefill.items);
