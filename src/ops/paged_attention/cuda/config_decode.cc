@@ -69,7 +69,7 @@ int LineRows(const Problem& problem) {
                    : CeilDiv(problem.tokens * group, std::max(problem.max_seqs, int64_t{1}));
   const bool narrow = group <= kHalfTile && rows <= kHalfTile;
   if (narrow || IsFloat8(problem.cache_dtype)) return kDecodeTileRows;
-  const bool drafts = rows <= 2 * kDecodeTileRows;
+  const bool drafts = rows <= int64_t{2} * kDecodeTileRows;
   return drafts || group > kDecodeTileRows ? 2 * kDecodeTileRows : kDecodeTileRows;
 }
 
