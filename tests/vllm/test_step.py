@@ -20,7 +20,14 @@ EVERYWHERE = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec())
 LAYOUT = types.SimpleNamespace(keys=("ids", "lengths"), sizes=(4, 2))
 
 
+# Of a runner on one device that does nothing special.
 PLAIN = dict(
+    mesh=MESH,
+    dp_size=1,
+    speculative_config=None,
+    pcp_preprocessor=None,
+    is_pooling_model=False,
+    enable_continue_decode=False,
     uses_mrope=False,
     lora_config=None,
     phase_based_profiler=None,
@@ -63,10 +70,6 @@ def prepare(original):
 @pytest.fixture
 def runner():
     return types.SimpleNamespace(
-        mesh=MESH,
-        dp_size=1,
-        speculative_config=None,
-        pcp_preprocessor=None,
         positions=on_a_boundary(4),
         distribution=np.array([1, 2, 3], np.int32),
         blob=on_a_boundary(6),
@@ -132,12 +135,6 @@ def decoding(groups=1, **other):
     vars(runner).update(
         PLAIN
         | dict(
-            mesh=MESH,
-            dp_size=1,
-            speculative_config=None,
-            pcp_preprocessor=None,
-            enable_continue_decode=False,
-            is_pooling_model=False,
             scheduler_config=types.SimpleNamespace(async_scheduling=True),
             max_num_reqs=4,
             attn_max_num_seqs=4,
@@ -327,14 +324,8 @@ def test_logits_are_asked_with_the_weights_they_read(kind):
 def loaded(compiled=True, **other):
     """A runner after load_model, whose logits are hidden states and a weight added."""
     runner = types.SimpleNamespace(
-        mesh=MESH,
-        dp_size=1,
-        speculative_config=None,
-        pcp_preprocessor=None,
-        lora_config=None,
+        **PLAIN,
         is_multimodal_model=False,
-        is_pooling_model=False,
-        enable_continue_decode=False,
         is_first_rank=True,
         is_last_rank=True,
         num_reqs_paddings=[2, 4],
