@@ -187,3 +187,21 @@ def test_encoders_attend_within_segments(monkeypatch, parts, causal, biased):
     weights = np.where(mask & np.tri(tokens, dtype=bool) if causal else mask, np.exp(logits), 0)
     want = np.einsum("bhts,bhsd->bhtd", weights / weights.sum(-1, keepdims=True), v)
     np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+# ---- Devices -------------------------------------------------------------------------------------
+
+
+def test_each_part_of_the_requests_has_gpus_of_its_own(monkeypatch):
+    from xla_gpu.vllm_xla.worker import XlaWorker
+
+    worker = object.__new__(XlaWorker)
+    worker.vllm_config = types.SimpleNamespace(
+        sharding_config=types.SimpleNamespace(total_devices=2),
+        parallel_config=types.SimpleNamespace(data_parallel_index=1),
+    )
+    updated = {}
+    monkeypatch.setattr(type(jax.config), "update", lambda self, *args: updated.update([args]))
+    worker._setup_dp_chip_isolation()
+    assert updated == {"jax_cuda_visible_devices": "2,3"}
+    assert isinstance(jax.config.values["jax_cuda_visible_devices"], str)  # JAX has it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import jax
+from tpu_inference import envs
 from tpu_inference.worker.tpu_worker import TPUWorker
 from vllm.logger import init_logger
 
@@ -27,10 +28,24 @@ class XlaWorker(TPUWorker):  # type: ignore[misc]
         """
         # Also where VLLM_PLUGINS keeps our general plugin from being called.
         _replace.before_the_model()
+        if getattr(envs, "TPU_MULTIPROCESS_DP", False):  # not in 0.31
+            self._setup_dp_chip_isolation()
         device = _device()
         _replace.no_sparse_core(device.device_kind)
         logger.info("xla_gpu: vLLM on XLA:%s, %s", device.platform.upper(), device.device_kind)
         super().init_device(*args, **kwargs)
+
+    def _setup_dp_chip_isolation(self) -> None:
+        """Leaves JAX the GPUs of this process's part of the requests.
+
+        Under `vllm serve --data-parallel-size` each part has a process of its own. tpu-inference
+        parts TPUs by variables that libtpu reads; all processes would share the first GPU.
+        """
+        config = self.vllm_config
+        count = config.sharding_config.total_devices
+        first = config.parallel_config.data_parallel_index * count
+        visible = ",".join(map(str, range(first, first + count)))
+        jax.config.update("jax_cuda_visible_devices", visible)
 
 
 def _device() -> jax.Device:
