@@ -1,7 +1,7 @@
 """vLLM on XLA on an NVIDIA GPU, offline, in one command; each step in a process of its own.
 
-    python tests/gpu/vllm_suite.py [serving] [engine] [devices] [load] [--seconds N] [--kind llama]
-    python tests/gpu/vllm_suite.py families [--only NAME,NAME]
+    python tests/gpu/vllm_suite.py [serving] [engine] [load] [--seconds N] [--kind llama]
+    python tests/gpu/vllm_suite.py http [FORM...] [--at-once N]
 
 For a Python 3.12 with tpu-inference 0.32.0, vllm-tpu 0.32.0, JAX's CUDA plugin 0.11.2 and pytest
 (on PYTHONPATH, if they are a folder); the package itself need not be installed. Without a GPU the
@@ -9,10 +9,9 @@ same steps run on the CPU.
 
   serving  `vllm serve` over HTTP, every greedy token against transformers' (tests/vllm)
   engine   head_dim 64, a sliding window, fp8 caches, bfloat16, our output zeroed (tests/vllm)
-  devices  heads, sequences and experts over two devices, 60 requests each, against transformers;
-           where there are two
-  families each model of tests/vllm in the engine alone, 200 requests, against transformers; not
-           unless named, as it takes five minutes on two cores
+  http     each model and form of parallelism of tests/vllm/forms.py, or those named: 200 requests
+           at once, tokens against transformers', the HLO of a step, our output zeroed; those over
+           two devices where there are two
   load     --seconds of mixed load with a small cache, so that requests are preempted: greedy and
            sampled, streams, malformed requests, clients that go away (tests/vllm/soak.py); every
            token is checked, and that neither the host's memory nor the device's grows
@@ -33,7 +32,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests/vllm", "tests/oracle", "python")]
-STEPS = ("serving", "engine", "devices", "load", "families")
+STEPS = ("serving", "engine", "load")
 
 
 def run_pytest(file: str) -> bool:
@@ -41,87 +40,32 @@ def run_pytest(file: str) -> bool:
     return subprocess.run([*command, f"tests/vllm/{file}"], cwd=ROOT, check=False).returncode == 0
 
 
-# Of tests/vllm/engine_program.py: the case, its model, and how many of the tokens must be
-# transformers' own; experts' sums are rounded to bfloat16 between devices.
-TWO_DEVICES = {
-    "two devices": ("llama", 1.0),
-    "torchax, two devices": ("qwen3", 1.0),
-    "sequences on two devices": ("llama", 1.0),
-    "qwen3-moe, experts on two devices": ("qwen3moe", 0.95),
-}
+def run_http(names: list[str], at_once: int) -> bool:
+    """Serves these forms, or all, side by side; a line for each."""
+    from checkpoints import Checkpoints
+    from forms import FORMS, TWO_OF_THE_CPU, devices, served
 
-
-# Cases of the same program that are not named as their models.
-NAMED = {
-    "gemma2": "gemma 2",
-    "gemma3": "gemma",
-    "gemma4": "gemma 4",
-    "llama4": "llama 4",
-    "glm4moe": "glm 4",
-    "gptoss": "gpt-oss",
-    "mixtral": "mixtral",
-}
-
-
-def run_families(only: list[str]) -> bool:
-    import tiny_models
-
-    cases = {NAMED.get(kind, kind): kind for kind in (*NAMED, *tiny_models.FAMILIES)}
-    if unknown := set(only) - set(cases.values()):
-        sys.exit(f"unknown {', '.join(sorted(unknown))}; there are {', '.join(cases.values())}")
-    wanted = {case: (kind, 1.0) for case, kind in cases.items() if not only or kind in only}
-    return run_cases("families", wanted, number=200, at_once=2)
-
-
-def run_cases(step: str, cases: dict[str, tuple[str, float]], number: int, at_once: int) -> bool:
-    """`cases`, as TWO_DEVICES, side by side, each in a process of its own; a line for each."""
-    import load
-    import tiny_models
-    import torch
-    from server import run
-
-    folder = pathlib.Path(tempfile.mkdtemp(prefix=f"vllm-{step}-"))
-    for kind in {kind for kind, _ in cases.values()}:
-        tiny_models.make(kind, folder / kind)
-    requests = load.mixed_requests(number, seed=9, longest=70, most=24)
-    program = ROOT / "tests/vllm/engine_program.py"
-
-    def one(case: str) -> tuple[bool, str]:
-        start = time.monotonic()
-        kind, least = cases[case]
-        env = dict(JAX_DEFAULT_MATMUL_PRECISION="highest")
-        env["XLA_FLAGS"] = (
-            f"--xla_force_host_platform_device_count=2 {os.environ.get('XLA_FLAGS', '')}"
-        )
-        command = [sys.executable, program, folder, json.dumps(requests), case]
-        try:
-            done = run(*command, seconds=280, **env)
-        except subprocess.TimeoutExpired as e:
-            (folder / f"{case}.log").write_bytes((e.stdout or b"") + (e.stderr or b""))
-            return False, "not done in 280 s"
-        (folder / f"{case}.log").write_text(done.stdout + done.stderr)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("CASE ")]
-        if not lines:
-            return False, f"ended with {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}"
-        _, tokens = json.loads(lines[0].removeprefix("CASE "))
-        reference = tiny_models.Reference(folder / kind)
-        pairs = [(prompt, got) for (prompt, _), got in zip(requests, tokens, strict=True)]
-        own = float((torch.cat(reference.ranks(pairs)) == 0).float().mean())
-        wrong = len(load.wrong(reference, requests, tokens))
-        taken = f"{time.monotonic() - start:.0f} s"
-        count = sum(map(len, tokens))
-        return (
-            own >= least,
-            f"{100 * own:.1f}% of {count} tokens, {wrong} of {number} differ, {taken}",
-        )
-
+    if unknown := set(names) - set(FORMS):
+        sys.exit(f"unknown {', '.join(sorted(unknown))}; there are {', '.join(FORMS)}")
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="vllm-http-"))
+    checkpoints = Checkpoints(folder / "checkpoints")
+    os.environ["XLA_FLAGS"] = f"{TWO_OF_THE_CPU} {os.environ.get('XLA_FLAGS', '')}"
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
-        futures = {pool.submit(one, case): case for case in cases}
-        results = []
+        futures, results = {}, []
+        for name in names or FORMS:
+            if FORMS[name].devices > devices():
+                print(f"http: {name}: left out: there is one device", flush=True)
+                continue
+            checkpoints.reference(FORMS[name].checkpoint)
+            futures[pool.submit(served, name, checkpoints, folder)] = name
         for future in concurrent.futures.as_completed(futures):
-            ok, said = future.result()
+            try:
+                found = future.result()
+                ok, said = not found.faults, str(found)
+            except Exception as e:
+                ok, said = False, f"{e!r:.4000}"
             results.append(ok)
-            print(f"{step}: {futures[future]}: {'ok' if ok else 'FAILED'}: {said}", flush=True)
+            print(f"http: {futures[future]}: {'ok' if ok else 'FAILED'}: {said}", flush=True)
     return all(results)
 
 
@@ -169,21 +113,24 @@ def run_load(kind: str, seconds: float) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("steps", nargs="*", help=", ".join(STEPS))
+    parser.add_argument("steps", nargs="*", help=f"{', '.join(STEPS)}; or http and its forms")
     parser.add_argument("--seconds", type=float, default=60, help="of step load")
-    parser.add_argument("--only", default="", help="models of step families")
     parser.add_argument("--kind", default="llama", help="the model of step load")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--at-once", type=int, default=cores, help="servers of step http")
     args = parser.parse_args()
-    steps = args.steps or STEPS[:-1]
-    if unknown := set(steps) - set(STEPS):
+    names: list[str] = []
+    steps = args.steps or STEPS
+    if steps[0] == "http":
+        steps, names = steps[:1], steps[1:]
+    elif unknown := set(steps) - set(STEPS):
         parser.error(f"unknown step {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}")
     failed = []
     for step in steps:
         start = time.monotonic()
         own = {
             "load": lambda: run_load(args.kind, args.seconds),
-            "devices": lambda: run_cases("devices", TWO_DEVICES, number=60, at_once=4),
-            "families": lambda: run_families([name for name in args.only.split(",") if name]),
+            "http": lambda: run_http(names, args.at_once),
         }
         ok = own[step]() if step in own else run_pytest(f"test_{step}.py")
         verdict = "ok" if ok else "FAILED"

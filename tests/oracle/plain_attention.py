@@ -133,6 +133,31 @@ def take(v3: Callable, hd64: Callable) -> None:
         setattr(attention_interface, name, replacement)
 
 
+def zeroed(kernel: Callable) -> Callable:
+    """The kernel with its output zeroed."""
+
+    @functools.wraps(kernel)
+    def call(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.Array]:
+        out, kv_cache = kernel(*args, **kwargs)
+        return out * 0, kv_cache
+
+    return call
+
+
+class Zeroing:
+    """An extension of vLLM's worker: attention that can be made to return zeros while it serves."""
+
+    def zero_attention(self) -> None:
+        """From now on ours writes the cache and returns zeros; every step is compiled anew."""
+        from xla_gpu.vllm_xla import _attention
+
+        take(
+            zeroed(_attention.ragged_paged_attention),
+            zeroed(_attention.ragged_paged_attention_hd64),
+        )
+        jax.clear_caches()
+
+
 def plugin() -> None:
     """Entry point of vllm.general_plugins: the attention that OTHER_ATTENTION names."""
     from vllm.platforms import current_platform

@@ -12,7 +12,7 @@ if importlib.util.find_spec("tpu_inference") is None:
     collect_ignore_glob = ["test_*.py"]
 else:
     import jax
-    import tiny_models
+    from checkpoints import Checkpoints
 
     # Of this process, not of those that tests start.
     if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
@@ -21,25 +21,11 @@ else:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
-    """checkpoint(kind): the folder of a tiny random model."""
-    folders = {}
-
-    def get(kind):
-        if kind not in folders:
-            folders[kind] = tiny_models.make(kind, tmp_path_factory.mktemp(kind))
-        return folders[kind]
-
-    return get
+    """checkpoint(name): the folder of a tiny random checkpoint."""
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.fixture(scope="session")
 def reference(checkpoint):
-    """reference(kind): transformers' model of it."""
-    models = {}
-
-    def get(kind):
-        if kind not in models:
-            models[kind] = tiny_models.Reference(checkpoint(kind))
-        return models[kind]
-
-    return get
+    """reference(name): transformers' model of it."""
+    return checkpoint.reference

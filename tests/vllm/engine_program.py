@@ -1,9 +1,8 @@
 """Runs vLLM's engine on tiny checkpoints without a server; prints the tokens of each case as JSON.
 
-    python engine_program.py FOLDER_OF_CHECKPOINTS REQUESTS.json [CASE...]
+    python engine_program.py FOLDER_OF_CHECKPOINTS REQUESTS.json
 
-One process for all cases: importing vLLM takes longer than all of them. With cases named, for those
-alone; the families of tiny_models are cases too, but only by name.
+One process for all cases: importing vLLM takes longer than all of them.
 """
 
 from __future__ import annotations
@@ -22,20 +21,11 @@ import jax
 import plain_attention
 import same_inputs
 import tiny_images
-import tiny_models
+from checkpoints import Checkpoints
+from forms import FORMS, IN_THE_ENGINE, Form
 from xla_gpu.vllm_xla import _attention, _inputs
 
 KERNELS = ("ragged_paged_attention", "ragged_paged_attention_hd64")
-
-
-def zeroed(kernel):
-    """Our kernel with its output zeroed."""
-
-    def call(*args, **kwargs):
-        out, cache = kernel(*args, **kwargs)
-        return out * 0, cache
-
-    return call
 
 
 def checked(next_inputs):
@@ -54,94 +44,50 @@ _inputs.Inputs.next = checked(_inputs.Inputs.next)
 
 OURS = [getattr(_attention, name) for name in KERNELS]
 PLAIN = [getattr(plain_attention, name) for name in KERNELS]
-ZEROED = [zeroed(kernel) for kernel in OURS]
+ZEROED = [plain_attention.zeroed(kernel) for kernel in OURS]
 
-# Proposes what followed the last token before.
-NGRAM = dict(method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, prompt_lookup_max=2)
-DRAFT = dict(method="eagle3", num_speculative_tokens=2)  # and the model
-IMAGES = {"limit_mm_per_prompt": {"image": 2, "video": 0}, "max_num_batched_tokens": 128}
-TWO = {"tensor_parallel_size": 2}
+FP8_CACHE = Form("llama", options={"kv_cache_dtype": "fp8"})
 SEVERAL = {"enable_continue_decode": True, "max_decode_steps": 4}
 
-# name: kernels, checkpoint, MODEL_IMPL_TYPE, dtype, options. Mixtures of experts come first: vLLM
-# makes their groups of processes with the first engine, if it has one.
-CASES = {
-    "mixtral": (OURS, "mixtral", "auto", "float32", {}),
-    "gpt-oss": (OURS, "gptoss", "auto", "float32", {}),
-    "gpt-oss mxfp4": (OURS, "gptoss mxfp4", "auto", "float32", {}),
-    "gpt-oss mxfp4, two devices": (OURS, "gptoss mxfp4", "auto", "float32", TWO),
-    "gemma 4": (OURS, "gemma4", "vllm", "float32", {}),
-    "llama 4": (OURS, "llama4", "vllm", "float32", {}),
-    "glm 4": (OURS, "glm4moe", "vllm", "float32", {}),
-    "qwen3-moe, experts on two devices": (
-        OURS,
-        "qwen3moe",
-        "auto",
-        "float32",
-        TWO | {"enable_expert_parallel": True},
-    ),
-    "qwen3moe awq": (OURS, "qwen3moe awq", "auto", "float32", {}),
-    "qwen3moe nvfp4": (OURS, "qwen3moe nvfp4", "auto", "float32", {}),
-    "llama nvfp4": (OURS, "llama nvfp4", "auto", "float32", {}),
-    "llama awq": (OURS, "llama awq", "auto", "float32", {}),
-    "qwen3moe fp8": (OURS, "qwen3moe fp8", "auto", "bfloat16", {}),
-    "qwen3moe fp8 blocks": (OURS, "qwen3moe fp8 blocks", "auto", "bfloat16", {}),
-    "qwen3moe compressed fp8": (OURS, "qwen3moe compressed fp8", "auto", "float32", {}),
-    "llama compressed int8": (OURS, "llama compressed int8", "auto", "float32", {}),
-    "ours": (None, "llama64", "auto", "float32", {}),
-    "zeroed": (ZEROED, "llama64", "auto", "float32", {}),
-    "plain hd64": (PLAIN, "llama64", "auto", "float32", {}),
-    "plain": (PLAIN, "llama", "auto", "float32", {}),
-    "window": (OURS, "mistral", "vllm", "float32", {}),
-    "fp8 cache": (OURS, "llama", "auto", "float32", {"kv_cache_dtype": "fp8"}),
-    "fp8 cache, plain": (PLAIN, "llama", "auto", "float32", {"kv_cache_dtype": "fp8"}),
-    "two devices": (OURS, "llama", "auto", "float32", TWO),
-    "torchax, two devices": (OURS, "qwen3", "vllm", "float32", TWO),
-    "sequences on two devices": (OURS, "llama", "auto", "float32", {"data_parallel_size": 2}),
-    "bfloat16": (OURS, "qwen3", "vllm", "bfloat16", {}),
-    "gemma 2": (OURS, "gemma2", "vllm", "float32", {}),
-    "gemma": (OURS, "gemma3", "vllm", "float32", {}),
-    "speculation": (OURS, "llama", "auto", "float32", {"speculative_config": NGRAM}),
-    "speculation, torchax": (OURS, "qwen3", "vllm", "float32", {"speculative_config": NGRAM}),
-    "images": (OURS, "qwen2_5_vl", "auto", "float32", IMAGES),
-    "images, torchax": (OURS, "qwen3_vl", "vllm", "float32", IMAGES),
-    "draft model": (OURS, "llama3", "vllm", "float32", {"speculative_config": DRAFT}),
+CASES = {name: (OURS, FORMS[name]) for name in IN_THE_ENGINE} | {
+    "ours": (None, FORMS["llama64"]),
+    "zeroed": (ZEROED, FORMS["llama64"]),
+    "plain hd64": (PLAIN, FORMS["llama64"]),
+    "plain": (PLAIN, FORMS["llama"]),
+    "fp8 cache": (OURS, FP8_CACHE),
+    "fp8 cache, plain": (PLAIN, FP8_CACHE),
     # The last: for it tpu-inference changes vLLM's scheduler in the whole process.
     "several steps": (
         OURS,
-        "qwen3moe",
-        "auto",
-        "float32",
-        {"async_scheduling": False, "additional_config": SEVERAL},
+        Form("qwen3moe", options={"async_scheduling": False, "additional_config": SEVERAL}),
     ),
 }
-FAMILIES = {name: (OURS, name, "vllm", "float32", {}) for name in tiny_models.FAMILIES}
-MANY = ("mixtral", "gpt-oss", "gpt-oss mxfp4")  # with all requests, as cases named; else a dozen
+MANY = ("mixtral", "gptoss")  # with all requests, else a dozen
 
 
-def run(folder: pathlib.Path, requests, kernels, kind, model_impl, dtype, options):
+def run(checkpoints: Checkpoints, requests, kernels, form):
     """The tokens of each request."""
-    os.environ["MODEL_IMPL_TYPE"] = os.environ["DRAFT_MODEL_IMPL_TYPE"] = model_impl
-    if options.get("speculative_config") is DRAFT:
-        options = {"speculative_config": DRAFT | {"model": str(folder / "draft")}}
+    os.environ["MODEL_IMPL_TYPE"] = os.environ["DRAFT_MODEL_IMPL_TYPE"] = form.impl
+    options = form.options_with(checkpoints)
     sizes = dict(max_num_seqs=8, max_num_batched_tokens=32, num_gpu_blocks_override=128)
     engine = LLM(
-        str(folder / kind),
-        dtype=dtype,
+        str(checkpoints(form.checkpoint)),
+        dtype=form.dtype,
         max_model_len=256,
         disable_log_stats=False,
         **sizes | options,
     )
     if kernels is not None:  # else those that the plugin put there
         plain_attention.take(*kernels)
-    prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests]
-    counts = [count for _, count in requests]
-    if kind in tiny_images.KINDS:
+    if form.checkpoint in tiny_images.KINDS:
+        requests = tiny_images.requests(6)
         prompts = [
             {"prompt_token_ids": prompt, "multi_modal_data": {"image": images}}
-            for prompt, images in tiny_images.requests()
+            for (prompt, images), _ in requests
         ]
-        counts = [tiny_images.TOKENS] * len(prompts)
+    else:
+        prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests]
+    counts = [count for _, count in requests]
     limits = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in counts]
     outputs = engine.generate(prompts, limits, use_tqdm=False)
     if "speculative_config" in options:
@@ -154,7 +100,8 @@ def run(folder: pathlib.Path, requests, kernels, kind, model_impl, dtype, option
 def refusals(folder: pathlib.Path) -> dict[str, str]:
     """What vLLM says to configurations that would reach other TPU kernels."""
     model = str(folder / "llama")
-    draft = DRAFT | {"model": model, "method": "draft_model"}
+    draft = FORMS["llama3 eagle3"].options["speculative_config"]
+    draft = draft | {"model": model, "method": "draft_model"}
     asked = {
         "chunks": dict(model=str(folder / "llama4"), hf_overrides={"attention_chunk_size": 64}),
         "images": dict(model=str(folder / "gemma3 images"), skip_tokenizer_init=True),
@@ -173,15 +120,14 @@ def refusals(folder: pathlib.Path) -> dict[str, str]:
 
 def main() -> None:
     folder, requests = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
-    named = sys.argv[3:]
-    for name, case in (CASES | (FAMILIES if named else {})).items():
-        if (named and name not in named) or ("two devices" in name and jax.device_count() < 2):
+    for name, (kernels, form) in CASES.items():
+        if form.devices > jax.device_count():
             continue
-        some = requests if named or name in MANY else requests[:12]
-        print("CASE", json.dumps([name, run(folder, some, *case)]), flush=True)
-    if not named:
-        assert STEPS[1] > 0, STEPS
-        print("SAID", json.dumps(refusals(folder)), flush=True)
+        some = requests if name in MANY else requests[:12]
+        tokens = run(Checkpoints(folder), some, kernels, form)
+        print("CASE", json.dumps([name, tokens]), flush=True)
+    assert STEPS[1] > 0, STEPS
+    print("SAID", json.dumps(refusals(folder)), flush=True)
     os._exit(0)  # vLLM's cleaning up expects torch models
 
 

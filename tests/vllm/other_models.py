@@ -91,20 +91,32 @@ def round_activations(model: torch.nn.Module, scheme: str) -> None:
             module.register_forward_pre_hook(rounded)
 
 
-def make(plain: pathlib.Path, folder: pathlib.Path, scheme: str) -> None:
-    """Writes folder / "quantized" of the checkpoint `plain`, and what it stands for: "floats"."""
+def floats(folder: pathlib.Path) -> pathlib.Path:
+    """Beside a checkpoint with quantized weights: the same in the floats that they stand for."""
+    return folder.with_name(folder.name + " floats")
+
+
+def make(plain: pathlib.Path, folder: pathlib.Path, form: str) -> None:
+    """Writes to `folder` what the form makes of the checkpoint `plain`, and its floats."""
+    if form in SCHEMES:
+        _make_of_8_bits(plain, folder, form)
+    else:
+        MAKERS[form](plain, folder)
+
+
+def _make_of_8_bits(plain: pathlib.Path, folder: pathlib.Path, scheme: str) -> None:
     tensors = safetensors.torch.load_file(plain / "model.safetensors")
-    quantized, floats = dict(tensors), dict(tensors)
+    quantized, as_floats = dict(tensors), dict(tensors)
     for name in [name for name in tensors if "proj" in name]:
         values, scale = _quantize(tensors[name].float(), scheme)
-        quantized[name], floats[name] = values, as_served(values, scale, name, scheme)
+        quantized[name], as_floats[name] = values, as_served(values, scale, name, scheme)
         suffix = "_scale_inv" if scheme == "fp8 blocks" else "_scale"
         quantized[name + suffix] = scale.reshape(()) if scheme == "fp8" else scale.contiguous()
-    _write_both(plain, folder, quantized, floats, SCHEMES[scheme])
+    _write_both(plain, folder, quantized, as_floats, SCHEMES[scheme])
 
 
-def make_draft(plain: pathlib.Path, folder: pathlib.Path) -> None:
-    """Writes an eagle3 model that drafts for `plain`: every other word, from three layers."""
+def _make_draft(plain: pathlib.Path, folder: pathlib.Path) -> None:
+    """An eagle3 model that drafts for `plain`: every other word, from three layers."""
     tensors = safetensors.torch.load_file(plain / "model.safetensors")
     words, hidden = tensors["lm_head.weight"].shape
     layer = {
@@ -148,8 +160,8 @@ def mxfp4_floats(packed: torch.Tensor, powers: torch.Tensor) -> torch.Tensor:
     return (values.reshape(*powers.shape, 32) * scale[..., None]).flatten(-2)
 
 
-def make_mxfp4(plain: pathlib.Path, folder: pathlib.Path) -> None:
-    """Writes folder / "quantized" of a gpt-oss, as it is published, and its "floats".
+def _make_mxfp4(plain: pathlib.Path, folder: pathlib.Path) -> None:
+    """A gpt-oss as it is published.
 
     Every nibble as likely, the powers of two of neighbouring blocks 2 apart at most; the first
     column's are far from each other.
@@ -162,7 +174,7 @@ def make_mxfp4(plain: pathlib.Path, folder: pathlib.Path) -> None:
 
     for name in [name for name in tensors if name.endswith("bias") and ".experts." in name]:
         tensors[name] = tensors[name].bfloat16().float()
-    quantized, floats = dict(tensors), dict(tensors)
+    quantized, as_floats = dict(tensors), dict(tensors)
     for name in [name for name in tensors if name.endswith("_proj") and ".experts." in name]:
         experts, inner, columns = tensors[name].shape
         packed = random(256, experts, columns, inner // 2)
@@ -171,22 +183,22 @@ def make_mxfp4(plain: pathlib.Path, folder: pathlib.Path) -> None:
         del quantized[name]
         quantized[name + "_blocks"] = packed.reshape(experts, columns, inner // 32, 16)
         quantized[name + "_scales"] = powers
-        floats[name] = mxfp4_floats(packed, powers).mT.contiguous()
+        as_floats[name] = mxfp4_floats(packed, powers).mT.contiguous()
     config = {
         "quant_method": "mxfp4",
         "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
     }
-    _write_both(plain, folder, quantized, floats, config)
+    _write_both(plain, folder, quantized, as_floats, config)
 
 
 AWQ_BLOCK = 32
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of eight neighbouring columns in a word
 
 
-def make_awq(plain: pathlib.Path, folder: pathlib.Path) -> None:
-    """Writes folder / "quantized" of the checkpoint `plain`, in AWQ's 4 bits, and "floats"."""
+def _make_awq(plain: pathlib.Path, folder: pathlib.Path) -> None:
+    """In AWQ's 4 bits."""
     tensors = safetensors.torch.load_file(plain / "model.safetensors")
-    quantized, floats = dict(tensors), dict(tensors)
+    quantized, as_floats = dict(tensors), dict(tensors)
 
     def pack(bits: torch.Tensor) -> torch.Tensor:
         shifts = 4 * torch.tensor(AWQ_PLACES)
@@ -200,7 +212,7 @@ def make_awq(plain: pathlib.Path, folder: pathlib.Path) -> None:
         scale = ((most - least) / 15).half().float()
         zero = (-least / scale).round().clamp(0, 15)
         bits = (tiles / scale + zero).round().clamp(0, 15)
-        floats[name] = ((bits - zero) * scale).reshape(weight.shape).mT.contiguous()
+        as_floats[name] = ((bits - zero) * scale).reshape(weight.shape).mT.contiguous()
         start = name.removesuffix("weight")
         del quantized[name]
         quantized[start + "qweight"] = pack(bits.reshape(weight.shape))
@@ -214,19 +226,19 @@ def make_awq(plain: pathlib.Path, folder: pathlib.Path) -> None:
         "version": "gemm",
         "modules_to_not_convert": PLAIN,
     }
-    _write_both(plain, folder, quantized, floats, config)
+    _write_both(plain, folder, quantized, as_floats, config)
 
 
 MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-def make_nvfp4(plain: pathlib.Path, folder: pathlib.Path) -> None:
-    """Writes folder / "quantized" of the checkpoint `plain`, in NVFP4 as ModelOpt writes it.
+def _make_nvfp4(plain: pathlib.Path, folder: pathlib.Path) -> None:
+    """In NVFP4, as ModelOpt writes it.
 
-    And "floats". Blocks of 16 have a scale of e4m3 times one that merged projections share.
+    Blocks of 16 have a scale of e4m3 times one that merged projections share.
     """
     tensors = safetensors.torch.load_file(plain / "model.safetensors")
-    quantized, floats = dict(tensors), dict(tensors)
+    quantized, as_floats = dict(tensors), dict(tensors)
 
     def scale_of(name: str) -> torch.Tensor:
         own = name.split(".")[-2]
@@ -240,7 +252,7 @@ def make_nvfp4(plain: pathlib.Path, folder: pathlib.Path) -> None:
         scale = (tiles.abs().amax(-1, keepdim=True) / 6 / all_blocks).to(FP8)
         step = scale.float() * all_blocks
         nearest = ((tiles / step).abs()[..., None] - _E2M1).abs().argmin(-1)
-        floats[name] = (_E2M1[nearest] * tiles.sign() * step).reshape(weight.shape)
+        as_floats[name] = (_E2M1[nearest] * tiles.sign() * step).reshape(weight.shape)
         bits = (nearest + 8 * (tiles < 0)).to(torch.uint8).reshape(weight.shape)
         start = name.removesuffix("weight")
         quantized[name] = bits[:, ::2] | bits[:, 1::2] << 4
@@ -254,14 +266,14 @@ def make_nvfp4(plain: pathlib.Path, folder: pathlib.Path) -> None:
         # Others would match parts of names: ".gate_proj" has ".gate".
         "ignore": [name for name in PLAIN if name + ".weight" in tensors],
     }
-    _write_both(plain, folder, quantized, floats, config)
+    _write_both(plain, folder, quantized, as_floats, config)
 
 
 def _write_both(
-    plain: pathlib.Path, folder: pathlib.Path, quantized: dict, floats: dict, config: dict
+    plain: pathlib.Path, folder: pathlib.Path, quantized: dict, as_floats: dict, config: dict
 ) -> None:
-    _write(plain, folder / "quantized", quantized, {"quantization_config": config})
-    _write(plain, folder / "floats", floats, {})
+    _write(plain, folder, quantized, {"quantization_config": config})
+    _write(plain, floats(folder), as_floats, {})
 
 
 def _write(plain: pathlib.Path, folder: pathlib.Path, tensors: dict, more: dict) -> None:
@@ -269,3 +281,6 @@ def _write(plain: pathlib.Path, folder: pathlib.Path, tensors: dict, more: dict)
     config = json.loads((plain / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | more))
     safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+MAKERS = {"draft": _make_draft, "mxfp4": _make_mxfp4, "awq": _make_awq, "nvfp4": _make_nvfp4}

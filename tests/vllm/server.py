@@ -22,7 +22,6 @@ from completions import Client
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ATTENTIONS = ["xla_gpu", "jnp", "none"]  # ours, and those of tests/oracle/plain_attention.py
 STEP = re.compile(r"jit_(step|run_model)")  # the step's program; a flax model's over sequences
-TARGET = 'custom_call_target="xla_gpu_ragged_paged_attention_v3"'
 
 
 OURS = """\
@@ -145,19 +144,12 @@ class Server(Client):
                 self.process.wait(20)
 
     def step_programs(self) -> list[str]:
-        """The optimized HLO of the model's step, one text a size, and one for each promise."""
+        """The optimized HLO of the model's step, one text a size, and one for each promise.
+
+        See step_program.py.
+        """
         files = sorted(self.dump.glob("*after_optimizations.txt"))
         return [file.read_text() for file in files if STEP.search(file.name)]
-
-    def promises(self) -> list[tuple[int, int]]:
-        """Of each of these the padded tokens, and what its calls of ours say of max_query_len."""
-        found = []
-        for program in self.step_programs():
-            calls = "".join(line for line in program.splitlines() if TARGET in line)
-            (tokens,) = set(re.findall(r" = \(\w+\[(\d+),", calls))
-            (promise,) = set(re.findall(r"max_query_len = (\d+)", calls))
-            found.append((int(tokens), int(promise)))
-        return sorted(found)
 
     def metrics(self) -> dict[str, float]:
         """Prometheus' counters and gauges, summed over labels."""

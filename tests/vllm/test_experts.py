@@ -1,77 +1,14 @@
-"""A mixture of experts: over HTTP, every greedy token transformers' own; and its product alone."""
+"""The product of rows with their experts' weights."""
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import math
-import re
 
 import jax
 import jax.numpy as jnp
-import load
 import numpy as np
 import pytest
-from server import serve
 from xla_gpu.vllm_xla import _experts, _replace
-
-TARGET = 'custom_call_target="xla_gpu_ragged_paged_attention_v3"'
-OPTIONS = ["--dtype", "float32", "--max-model-len", "256", "--max-num-batched-tokens", "64"]
-OPTIONS += ["--num-gpu-blocks-override", "192", "--max-num-seqs", "16", "--async-scheduling"]
-
-
-@pytest.fixture(scope="module")
-def server(checkpoint, tmp_path_factory):
-    variables = {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "SKIP_JAX_PRECOMPILE": "1"}
-    folder = tmp_path_factory.mktemp("server")
-    with serve(checkpoint("qwen3moe"), folder, *OPTIONS, **variables) as running:
-        running.wait()
-        yield running
-
-
-def test_200_requests_at_once(server, reference):
-    requests = load.mixed_requests(200, seed=5, longest=60)
-    tokens = asyncio.run(load.answers(server, requests))
-    assert load.wrong(reference("qwen3moe"), requests, tokens) == []
-    programs = server.step_programs()
-    assert programs
-    for program in programs:
-        assert program.count(TARGET) == 2  # one a layer
-
-
-# ---- Over two devices ----------------------------------------------------------------------------
-
-MOVED = re.compile(
-    r" = \(?\w+\[([\d,]*)\].* (?:all-(?:reduce|gather|to-all)(?:-start)?|reduce-scatter|"
-    r"collective-permute(?:-start)?|copy(?:-start)?|transpose)\("
-)
-
-
-@pytest.mark.parametrize("how", [(), ("--enable-expert-parallel",)], ids=["heads", "experts"])
-def test_a_step_over_two_devices_leaves_experts_where_they_are(
-    checkpoint, reference, how, tmp_path, monkeypatch
-):
-    if jax.default_backend() != "cpu" and jax.device_count() < 2:
-        pytest.skip("there is one device")
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")  # of the CPU
-    options = [*OPTIONS, "--tensor-parallel-size", "2", *how]
-    variables = {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "SKIP_JAX_PRECOMPILE": "1"}
-    requests = load.mixed_requests(8, seed=5, longest=60)
-    with serve(checkpoint("qwen3moe"), tmp_path, *options, **variables) as server:
-        server.wait()
-        tokens = asyncio.run(load.answers(server, requests))
-        programs = server.step_programs()
-    if not how:  # else each device's sum is rounded to bfloat16
-        assert load.wrong(reference("qwen3moe"), requests, tokens) == []
-    assert programs
-    for program in programs:
-        assert program.count(TARGET) == 2
-        moved = [math.prod(map(int, dims.split(","))) for dims in MOVED.findall(program) if dims]
-        assert moved  # sums over devices
-        assert max(moved) <= 64 * 256  # hidden states; experts' smallest part is 8 * 64 * 256
-
-
-# ---- The product ---------------------------------------------------------------------------------
 
 SIZES = np.array([0, 30, 1, 0, 39, 0], np.int32)  # of the groups
 

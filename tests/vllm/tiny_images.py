@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import io
 import pathlib
 from typing import Any
 
 import numpy as np
+import tiny_models
 import torch
 import transformers
+from completions import Client, greedy
 from PIL import Image
 from tiny_models import SIZES, VOCABULARY, WIDE
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 TOKENS = 12  # of each answer
-FIRST, LAST = 5, 240  # plain words
+FIRST, LAST = 30, 100  # words in whose text no special one is found, as t1 is in t17
 START, END, IMAGE, VIDEO = range(VOCABULARY - 4, VOCABULARY)
 SPECIAL = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+TEMPLATE = (
+    "{% for message in messages %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<|vision_start|> <|image_pad|> <|vision_end|>"
+    "{% else %}{{ part.text }}{% endif %}{{ ' ' }}{% endfor %}{% endfor %}"
+)
 TEXT = SIZES | WIDE
 VISION = dict(
     depth=4,
@@ -81,7 +91,7 @@ def make(kind: str, folder: pathlib.Path) -> pathlib.Path:
     video = "Qwen2VL" if kind == "qwen2_5_vl" else "Qwen3VL"
     videos = getattr(transformers, f"{video}VideoProcessor")(**sizes)
     processor = getattr(transformers, f"{name}Processor")(
-        images, tokenizer, videos, chat_template="{{ messages }}"
+        images, tokenizer, videos, chat_template=TEMPLATE
     )
     processor.save_pretrained(folder)
     return folder
@@ -98,35 +108,74 @@ def make_gemma3_config(folder: pathlib.Path) -> None:
     ).save_pretrained(folder)
 
 
-def requests() -> list[tuple[list[int], list[Image.Image]]]:
-    """Prompts with none, one and two images of two sizes; a word stands for each image."""
+Prompt = tuple[list[int], list[Image.Image]]  # a word stands for each image
+Request = tuple[Prompt, int]  # and the tokens wanted
+
+
+def requests(number: int, sizes: int = 2) -> list[Request]:
+    """Prompts with none, one and two images of so many sizes."""
     rng = np.random.default_rng(0)
 
     def words(count: int) -> list[int]:
         return rng.integers(FIRST, LAST, count).tolist()
 
     found = []
-    for i in range(6):
-        prompt, images = words(5 + i), []
+    for i in range(number):
+        prompt, images = words(5 + i % 6), []
         for j in range(i % 3):
-            size = ((64, 120), (112, 90))[(i + j) % 2]
+            size = ((64, 120), (112, 90))[(i + j) % sizes]
             pixels = rng.integers(0, 255, (*size, 3), dtype=np.uint8)
             images.append(Image.fromarray(pixels))
             prompt += [START, IMAGE, END, *words(3)]
-        found.append((prompt, images))
+        found.append(((prompt, images), TOKENS))
     return found
 
 
-class Reference:
-    """transformers' own model of a checkpoint."""
+async def answers(server: Client, requests: list[Request]) -> list[list[int]]:
+    """The greedy tokens of all requests, sent together as chats."""
+    return await asyncio.gather(*(_answer(server, *request) for request in requests))
+
+
+async def _answer(server: Client, prompt: Prompt, count: int) -> list[int]:
+    left, content, words = iter(prompt[1]), [], []
+
+    def say() -> None:
+        if words:
+            content.append({"type": "text", "text": " ".join(words)})
+            words.clear()
+
+    for word in prompt[0]:
+        if word == IMAGE:
+            say()
+            png = io.BytesIO()
+            next(left).save(png, "PNG")
+            url = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
+            content.append({"type": "image_url", "image_url": {"url": url}})
+        elif word not in (START, END):  # which the template puts around an image
+            words.append(f"t{word}")
+    say()
+    body = greedy([], count) | {"messages": [{"role": "user", "content": content}]}
+    del body["prompt"]
+    status, answered = await server.post(body, "/v1/chat/completions")
+    assert status == 200, answered
+    return answered["choices"][0]["token_ids"]
+
+
+class Reference(tiny_models.Reference):
+    """transformers' own model of a checkpoint, for prompts with images."""
 
     def __init__(self, folder: pathlib.Path):
         auto = transformers.AutoModelForImageTextToText
         self.model = auto.from_pretrained(folder).float().eval()
         self.images = transformers.AutoImageProcessor.from_pretrained(folder)
 
-    def gap(self, prompt: list[int], images: list[Image.Image], tokens: list[int]) -> float:
-        """How far a token's logit is below the greatest after those before it, at most."""
+    def ranks(self, requests: list[tuple[Prompt, list[int]]]) -> list[torch.Tensor]:
+        """As for words alone."""
+        return [self._ranks(*prompt, tokens) for prompt, tokens in requests]
+
+    def _ranks(
+        self, prompt: list[int], images: list[Image.Image], tokens: list[int]
+    ) -> torch.Tensor:
         seen: dict[str, Any] = {}
         counts = iter(())
         if images:
@@ -139,6 +188,4 @@ class Reference:
         with torch.inference_mode():
             mask = torch.ones_like(ids)
             logits = self.model(input_ids=ids, attention_mask=mask, **seen).logits[0]
-        logits = logits[-len(tokens) :]
-        own = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-        return float((logits.max(-1).values - own).max())
+        return tiny_models.ranks(logits[-len(tokens) :], tokens)

@@ -117,7 +117,7 @@ KINDS = {
         {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 64, "sliding_window": 24},
     ),
 }
-# What CI leaves out: `tests/gpu/vllm_suite.py families`.
+# What CI leaves out: `tests/gpu/vllm_suite.py http`.
 WIDE = {"hidden_size": 512}  # where head_dim is hidden_size / num_attention_heads
 FOUR_LAYERS = {"num_hidden_layers": 4}  # where each fourth differs
 MULTIPLIERS = {
@@ -208,6 +208,12 @@ def random_prompt(length: int, seed: int) -> list[int]:
     return torch.randint(FIRST_WORD, VOCABULARY, (length,), generator=generator).tolist()
 
 
+def ranks(logits: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+    """For each token, how many of its logits [tokens, words] are greater than its own, by TIE."""
+    own = logits.gather(1, torch.tensor(tokens)[:, None])
+    return (logits > own + TIE).sum(-1)
+
+
 class Reference:
     """transformers' own model of a checkpoint."""
 
@@ -215,7 +221,7 @@ class Reference:
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
 
     def ranks(self, requests: list[tuple[list[int], list[int]]]) -> list[torch.Tensor]:
-        """For each token of requests (prompt, tokens): how many are likelier, by more than TIE.
+        """As `ranks`, for each of the requests (prompt, tokens).
 
         One run over all of them, each token after those that the request has before it.
         """
@@ -228,8 +234,7 @@ class Reference:
                 logits = self.model(ids).logits
             for row, (prompt, tokens) in zip(logits, some, strict=True):
                 row = row[len(prompt) - 1 : len(prompt) - 1 + len(tokens)]
-                own = row.gather(1, torch.tensor(tokens)[:, None])
-                found.append((row > own + TIE).sum(-1))
+                found.append(ranks(row, tokens))
         return found
 
     def first_differences(self, requests: list[tuple[list[int], list[int]]]) -> list[int | None]:
