@@ -72,6 +72,8 @@ def make(kind: str, folder: pathlib.Path) -> pathlib.Path:
     for parameter, value in model.named_parameters():
         if parameter.endswith("bias"):
             torch.nn.init.normal_(value, std=0.1)
+    with torch.no_grad():  # an image that the model itself names would have no pixels
+        model.lm_head.weight[START:] = 0
     model.save_pretrained(folder)
     words = {f"t{i}": i for i in range(START)} | {s: START + i for i, s in enumerate(SPECIAL)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="t3"))
