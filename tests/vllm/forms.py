@@ -248,14 +248,11 @@ def compared(
 ) -> tuple[float, list[str]]:
     """The part of the tokens that are transformers' own, and what is wrong with the answers."""
     pairs = [(prompt, got) for (prompt, _), got in zip(requests, tokens, strict=True)]
-    own = float((torch.cat(reference.ranks(pairs)) == 0).float().mean())
+    ranks = reference.ranks(pairs)
+    own = float((torch.cat(ranks) == 0).float().mean())
     if form.least == 1:
-        return own, load.wrong(reference, requests, tokens)
-    faults = [
-        f"request {i}: {len(got)} tokens, {count} were asked for"
-        for i, ((_, count), got) in enumerate(zip(requests, tokens, strict=True))
-        if len(got) != count
-    ]
+        return own, load.unlike(requests, ranks)
+    faults = load.unlike(requests, [0 * rank for rank in ranks])  # their number alone
     if own <= form.least:
         faults.append(f"{own:.3f} of the tokens are transformers' own, not {form.least}")
     return own, faults

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from completions import Client, greedy
 from tiny_models import Reference, random_prompt
 
@@ -56,12 +57,16 @@ async def answers(server: Client, requests: Iterable[Request]) -> list[list[int]
 
 def wrong(reference: Reference, requests: list[Request], tokens: list[list[int]]) -> list[str]:
     """A line for each request whose answer is not transformers' own."""
-    prompts = [prompt for prompt, _ in requests]
-    places = reference.first_differences(list(zip(prompts, tokens, strict=True)))
+    pairs = [(prompt, got) for (prompt, _), got in zip(requests, tokens, strict=True)]
+    return unlike(requests, reference.ranks(pairs))
+
+
+def unlike(requests: list[Request], ranks: list[torch.Tensor]) -> list[str]:
+    """The same, of the tokens' ranks."""
     lines = []
-    for i, ((_, count), got, at) in enumerate(zip(requests, tokens, places, strict=True)):
-        if len(got) != count:
-            lines.append(f"request {i}: {len(got)} tokens, {count} were asked for")
-        elif at is not None:
-            lines.append(f"request {i}: token {at} of {count} differs")
+    for i, ((_, count), rank) in enumerate(zip(requests, ranks, strict=True)):
+        if len(rank) != count:
+            lines.append(f"request {i}: {len(rank)} tokens, {count} were asked for")
+        elif len(at := rank.nonzero()):
+            lines.append(f"request {i}: token {int(at[0])} of {count} differs")
     return lines
