@@ -2,8 +2,8 @@
 
     python benchmarks/vllm_engines.py [--tiny] [--experts LAYERS] [--requests CxWORDS...]
                                       [--engines xla xla-several xla-tfrt xla-ngram xla-tp2
-                                       xla-dp2 xla-ep2 before before-ngram before-tp2 before-dp2
-                                       cuda custom]
+                                       xla-tp4 xla-dp2 xla-ep2 before cuda cuda-tp2 cuda-tp4
+                                       cuda-ep2 custom]
                                       [--cuda-packages FOLDER] [--before FOLDER]
                                       [--weights fp8] [--cache fp8] [--profile CxWORDS] [--start]
 
@@ -12,8 +12,8 @@
 -ngram lets three drafts follow what followed the last token before.
 `cuda` has the attention that vLLM chooses, `custom` is the same engine with ours (CUSTOM). -tp2,
 -dp2 and -ep2 are over two devices: heads, sequences (each device has half of the requests, and
-batches of its own), or heads and experts split. `before`, -ngram and -tp2 too, has the package in
-FOLDER (another commit's python/): a change measured by turns.
+batches of its own), or heads and experts split; -tp4 over four. `before`, with xla's endings too,
+has the package in FOLDER (another commit's python/): a change measured by turns.
 
 Each engine is vllm.LLM in a process of its own, with the model of benchmarks/vllm_serve.py and
 nothing compiled before, and takes at most an equal part of each GPU's memory. They start together
@@ -58,13 +58,13 @@ from collections.abc import Callable
 
 from vllm_serve import EIGHT_B, EXPERTS, TINY, load_size, random_prompts, write_checkpoint
 
-OPTIONS = {
-    "xla-several": {
+OPTIONS = {  # by the ending of an engine's name
+    "several": {
         "async_scheduling": False,
         "additional_config": {"enable_continue_decode": True},
     },
-    "xla-tfrt": {},
-    "xla-ngram": {
+    "tfrt": {},
+    "ngram": {
         "speculative_config": {
             "method": "ngram",
             "num_speculative_tokens": 3,
@@ -72,15 +72,16 @@ OPTIONS = {
             "prompt_lookup_max": 2,
         },
     },
-    "xla-tp2": {"tensor_parallel_size": 2},
-    "xla-dp2": {"data_parallel_size": 2},
-    "xla-ep2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    "tp2": {"tensor_parallel_size": 2},
+    "tp4": {"tensor_parallel_size": 4},
+    "dp2": {"data_parallel_size": 2},
+    "ep2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
 }
-OPTIONS |= {f"before-{kind}": OPTIONS[f"xla-{kind}"] for kind in ("ngram", "tp2", "dp2")}
 CALLS = ("init_device", "load_model", "determine_available_memory", "initialize_from_config")
 CALLS += ("compile_or_warm_up_model",)  # the worker's, in this order
-CUDA = ("cuda", "custom")
-ENGINES = ("xla", *OPTIONS, "before", *CUDA)
+CUDA = ("cuda", "cuda-tp2", "cuda-tp4", "cuda-ep2", "custom")
+XLA = ("xla", "before")
+ENGINES = (*XLA, *(f"{name}-{ending}" for name in XLA for ending in OPTIONS), *CUDA)
 
 
 def own_memory() -> int:
@@ -180,7 +181,8 @@ def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
 
     start.part("imports")
     start.watch()
-    options = OPTIONS.get(args.engines[0], {})
+    (name,) = args.engines
+    options = OPTIONS.get(name.partition("-")[2], {})
     parts = options.get("data_parallel_size", 1)  # of the requests, and of the pages
     each = [(-(-concurrency // parts), words) for concurrency, words in args.requests]
     pages = max((c + 1) * -(-(words + args.output + 1) // 32) for c, words in each)
@@ -194,9 +196,9 @@ def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
         enable_prefix_caching=False,
         num_gpu_blocks_override=parts * max(args.longest // 32 + 1, pages),
         block_size=32,
-        gpu_memory_utilization=args.share if args.engines[0] in CUDA else 0.95,  # or of XLA's pool
+        gpu_memory_utilization=args.share if name in CUDA else 0.95,  # or of XLA's pool
         kv_cache_dtype=args.cache,
-        **({"attention_backend": "CUSTOM"} if args.engines == ["custom"] else {}),
+        **({"attention_backend": "CUSTOM"} if name == "custom" else {}),
         **options,
     )
     print("RESULT", json.dumps(start.result()), flush=True)
@@ -279,7 +281,7 @@ class Engine:
         share = str(0.9 / len(args.engines))
         env["XLA_PYTHON_CLIENT_MEM_FRACTION"] = share
         packages = args.before if name.startswith("before") else None
-        if name == "xla-tfrt":
+        if name.endswith("-tfrt"):
             env["XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT"] = "1"
         if name in CUDA:
             env["VLLM_PLUGINS"], packages = "xla_gpu_cuda", args.cuda_packages
