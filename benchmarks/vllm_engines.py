@@ -22,8 +22,8 @@ and are asked in turn, each round in another order: C requests of WORDS words at
 
   start  seconds until the engine can be asked, all of them starting side by side; by parts, each
          in the engine's thread: `imports` of vLLM, `settings` made, then the worker's calls by
-         name, the rest; `programs`: XLA's, seconds added up over threads; `host`: the process's
-         memory at its most, without files' pages
+         name, the rest; `programs`: XLA's, seconds added up over threads; `host`: the memory of
+         its processes at its most, without files' pages
   first  ms until the answers of one token are there, all prompts being sent together
   step   ms a decode step: (time of 1 + output tokens - time of 1) / output; tokens/s are of it
   host   of these ms, the processor time of the engine's thread
@@ -54,6 +54,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from vllm_serve import EIGHT_B, EXPERTS, TINY, load_size, random_prompts, write_checkpoint
@@ -85,10 +86,16 @@ ENGINES = (*XLA, *(f"{name}-{ending}" for name in XLA for ending in OPTIONS), *C
 
 
 def own_memory() -> int:
-    """Of this process, octets: written pages that are no file's."""
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    sizes = dict(line.split(":") for line in lines if line.startswith(("RssAnon", "RssShmem")))
-    return sum(1024 * int(size.split()[0]) for size in sizes.values())
+    """Of this process group, octets: written pages that are no file's."""
+    kib = 0
+    for status in pathlib.Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):  # it may have ended
+            if os.getpgid(int(status.parent.name)) == os.getpgrp():
+                lines = status.read_text().splitlines()
+                kib += sum(
+                    int(x.split()[1]) for x in lines if x.startswith(("RssAnon", "RssShmem"))
+                )
+    return 1024 * kib
 
 
 class Start:
@@ -102,7 +109,7 @@ class Start:
         self.programs: collections.defaultdict[str, list] = collections.defaultdict(lambda: [0, 0])
 
     def _sample(self) -> None:
-        while not self.over.wait(0.05):
+        while not self.over.wait(0.1):
             self.memory = max(self.memory, own_memory())
 
     def part(self, name: str) -> None:
@@ -360,8 +367,13 @@ def main() -> None:
             sizes |= TINY | dict(hidden_size=64, moe_intermediate_size=64, num_experts=16)
             sizes |= dict(num_hidden_layers=args.experts)
     if args.model:
-        serve_standard_input(args, sizes)
+        try:
+            serve_standard_input(args, sizes)
+        except Exception:  # a log without it is that of an engine that was killed
+            traceback.print_exc()
         os.killpg(0, signal.SIGKILL)  # its threads and schedulers do not end by themselves
+    # Of a time limit, as `timeout` has it: the engines, in groups of their own, end too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     with (
         tempfile.TemporaryDirectory(prefix="vllm-engines-") as folder,
         contextlib.ExitStack() as running,
