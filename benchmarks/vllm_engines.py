@@ -5,7 +5,8 @@
                                        xla-tp4 xla-dp2 xla-ep2 before cuda cuda-tp2 cuda-tp4
                                        cuda-ep2 custom]
                                       [--cuda-packages FOLDER] [--before FOLDER]
-                                      [--weights fp8] [--cache fp8] [--profile CxWORDS] [--start]
+                                      [--weights fp8] [--cache fp8] [--profile CxWORDS] [--trace]
+                                      [--start]
 
 `xla-several` takes up to 10 decode steps in one program, and waits for it (enable_continue_decode).
 `xla-tfrt` has XLA's other client for GPUs, which launches in threads of its own.
@@ -30,7 +31,10 @@ and are asked in turn, each round in another order: C requests of WORDS words at
 
 --start ends there, and tells each program by name. --profile tells first what the host does in a
 decode step of so many requests: which functions the engine's thread is found in each 0.5 ms, and
-how often each is called.
+how often each is called. --trace tells last, of each CxWORDS, how long a step takes in
+which all C decode (NaN: --output is too short for them to), which the steps of many requests above
+are not, and what the device does in it: its kernels by name. Of several devices it is the first;
+those of `cuda-` are other processes', and not told of.
 
 Medians over --rounds. Where vLLM's CUDA build is not that of this Python (it and vllm-tpu have one
 name), --cuda-packages is the folder that holds it. VLLM_... variables are passed on.
@@ -55,9 +59,10 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from vllm_serve import EIGHT_B, EXPERTS, TINY, load_size, random_prompts, write_checkpoint
+from vllm_step import kernel_times, trace
 
 OPTIONS = {  # by the ending of an engine's name
     "several": {
@@ -83,6 +88,8 @@ CALLS += ("compile_or_warm_up_model",)  # the worker's, in this order
 CUDA = ("cuda", "cuda-tp2", "cuda-tp4", "cuda-ep2", "custom")
 XLA = ("xla", "before")
 ENGINES = (*XLA, *(f"{name}-{ending}" for name in XLA for ending in OPTIONS), *CUDA)
+STEPS = 32  # that --trace looks at,
+MOST = 40  # and kernels that it names
 
 
 def own_memory() -> int:
@@ -226,9 +233,102 @@ def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
 
         if what == "profile":
             result = profile(lambda tokens: generate(tokens)[0], args.output)
+        elif what == "decode":
+            runs = [
+                decode(engine.llm_engine, prompts, args.output, contextlib.nullcontext())
+                for _ in range(args.rounds)
+            ]
+            result = 1e3 * statistics.median(seconds / steps for seconds, steps in runs)
+        elif what == "trace":
+            result = {}
+            around = traced(name in CUDA, result)
+            result["steps"] = decode(engine.llm_engine, prompts, args.output, around)[1]
         else:
             result = [generate(tokens) for tokens in (1, 1 + args.output)]
         print("RESULT", json.dumps(result), flush=True)
+
+
+def decode(
+    engine, prompts: list, output: int, around: contextlib.AbstractContextManager
+) -> tuple[float, float]:
+    """Seconds that STEPS steps or more take in which all prompts are answered on, and how many.
+
+    NaN of them if --output is so short that the first answer ends before. They run in `around`.
+    """
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    for i, prompt in enumerate(prompts):
+        last = i == len(prompts) - 1  # told of in each step; the others when they end
+        wanted = SamplingParams(
+            max_tokens=1 + output,
+            temperature=0,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.CUMULATIVE if last else RequestOutputKind.FINAL_ONLY,
+        )
+        engine.add_request(str(i), prompt, wanted)
+
+    def advance(tokens: int) -> int:
+        while engine.has_unfinished_requests():
+            for answer in engine.step():
+                if (length := len(answer.outputs[0].token_ids)) >= tokens:
+                    return length
+        return 0
+
+    begin = advance(1)
+    with around:
+        start = time.perf_counter()
+        end = advance(begin + STEPS)
+        seconds = time.perf_counter() - start
+    while engine.has_unfinished_requests():
+        engine.step()
+    return seconds, end - begin if begin < end <= output else math.nan
+
+
+@contextlib.contextmanager
+def traced(cuda: bool, result: dict) -> Iterator[None]:
+    """`kernel_times` of what is begun within, to `result`."""
+    if cuda:
+        import torch
+
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            yield
+            torch.cuda.synchronize()
+        result["kernels"], result["busy"] = kernel_times(
+            (event.name, event.time_range.start / 1e6, event.time_range.end / 1e6)
+            for event in profiler.events()
+            if event.device_type == torch.autograd.DeviceType.CUDA
+        )
+        return
+    import jax
+
+    def synchronize() -> None:
+        jax.block_until_ready([jax.device_put(0, device) + 1 for device in jax.local_devices()])
+
+    synchronize()
+    with trace() as totals:
+        yield
+        synchronize()
+    result["kernels"], result["busy"] = totals[0].kernels, totals[0].busy
+
+
+def told_step(step: dict, layers: int) -> str:
+    """Results of "decode" and, where there is one, of "trace", in words."""
+    text = f"{step['ms']:.3f} ms a step"
+    if "kernels" not in step:
+        return text
+    steps = step["steps"]
+    text += f", the device busy (traced) for {1e3 * step['busy'] / steps:.3f}"
+    text += "\nus a step, a layer, times a layer:"
+    rows = sorted(step["kernels"].items(), key=lambda item: -item[1][0])
+    if rest := rows[MOST:]:
+        sums = [sum(values[i] for _, values in rest) for i in range(2)]
+        rows[MOST:] = [(f"{len(rest)} more", sums)]
+    for name, (seconds, count) in rows:
+        us = 1e6 * seconds / steps
+        text += f"\n{us:9.1f} {us / layers:8.2f} {count / steps / layers:8.2f}  {name[:120]}"
+    return text
 
 
 def profile(generate: Callable[[int], float], tokens: int) -> str:
@@ -356,6 +456,7 @@ def main() -> None:
     )
     parser.add_argument("--start", action="store_true", help="measure the start alone")
     parser.add_argument("--profile", type=load_size, metavar="CxWORDS", help="of the host's part")
+    parser.add_argument("--trace", action="store_true", help="of the device's part")
     parser.add_argument("--json", type=pathlib.Path, help="keep all times")
     parser.add_argument("--model", help=argparse.SUPPRESS)  # of a process that is an engine,
     parser.add_argument("--share", type=float, help=argparse.SUPPRESS)  # and its GPU memory's part
@@ -420,8 +521,21 @@ def main() -> None:
                 cells = f"{1e3 * first:.1f} | {1e3 * step:.2f} | {1e3 * host:.2f}"
                 cells += f" | {load[0] / step:.0f}"
                 print("| {}x{} | {} | {} |".format(*load, name, cells), flush=True)
+        steps: dict[str, dict[str, dict]] = {load: {} for load in times if args.trace}
+        for load, of_load in steps.items():  # before a profiler, which may slow what follows it
+            for engine in engines:
+                engine.send(*load_size(load), "decode")
+                of_load[engine.name] = {"ms": engine.answer() or math.nan}
+        for load, of_load in steps.items():
+            for engine in engines:
+                step = of_load[engine.name]
+                if not engine.name.startswith("cuda-"):
+                    engine.send(*load_size(load), "trace")
+                    step |= engine.answer() or {}
+                text = told_step(step, sizes["num_hidden_layers"])
+                print(f"\n{load}, {engine.name}: {text}", flush=True)
     if args.json:
-        args.json.write_text(json.dumps(dict(starts=starts, times=times)))
+        args.json.write_text(json.dumps(dict(starts=starts, times=times, steps=steps)))
 
 
 if __name__ == "__main__":
