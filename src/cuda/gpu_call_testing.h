@@ -39,10 +39,10 @@ inline Bytes HostBytes(const TensorView& view) {
   return {data, data + view.size_bytes()};
 }
 
-// Runs a call of Host tensors on the GPU: arguments are copied there, results, but for scratch, come
-// back as bytes.
-// `aliases[i]`: the argument whose buffer result i shares, or -1. `plan`: in place of the op's own.
-// With `shifts` tensors start at random multiples of their element size, but for scratch.
+// Runs a call of Host tensors on the GPU: arguments are copied there, results, but for scratch,
+// come back as bytes. `aliases[i]`: the argument whose buffer result i shares, or -1. `plan`: in
+// place of the op's own. With `shifts` tensors start at random multiples of their element size, but
+// for scratch.
 inline StatusOr<std::vector<Bytes>> RunOnGpu(const Op& op, const Call& host,
                                              std::vector<int> aliases, const Plan* plan = nullptr,
                                              std::mt19937_64* shifts = nullptr) {

@@ -36,9 +36,9 @@ inline void SynchronizeDevice() {
 enum class Guards { kOn, kOff };
 
 // Owns device memory that holds `size` elements, with guard bytes on both sides to catch writes
-// outside of it. Without guard bytes an access outside is one outside of the allocation, and what is
-// read before it is written was never written: compute-sanitizer reports both. The elements begin `shift` bytes past an address that is a multiple of
-// 256.
+// outside of it. Without guard bytes an access outside is one outside of the allocation, and what
+// is read before it is written was never written: compute-sanitizer reports both. The elements
+// begin `shift` bytes past an address that is a multiple of 256.
 template <typename T>
 class DeviceBuffer {
  public:

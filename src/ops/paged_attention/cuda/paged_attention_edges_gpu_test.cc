@@ -293,7 +293,8 @@ TEST_P(EdgesOfAKindGpuTest, ManySequencesOfWhichSomeAreWrong) {
   }
 }
 
-// Factors and sinks at the ends of what is allowed; logits of 1e10: each kind compiles a dozen kernels.
+// Factors and sinks at the ends of what is allowed; logits of 1e10: each kind compiles a dozen
+// kernels.
 TEST_P(EdgesOfAKindGpuTest, ExtremesAreRight) {
   struct Extreme {
     double scale, soft_cap;
