@@ -78,15 +78,16 @@ class Session:
 
         self.options, self.results, self.path = options, results, path
         self.device, self.start = options.device, time.monotonic()
+        self.peers = []
         for peer in kernels.PEERS:
             if not peer.own and not options.peers.search(peer.name):
-                results.peers[peer.name] = {"missing": "left out by --peers"}
+                results.peers.setdefault(peer.name, {"missing": "left out by --peers"})
                 continue
             try:
                 results.peers[peer.name] = {"version": peer.find()}
+                self.peers.append(peer)
             except Exception as e:
                 results.peers[peer.name] = {"missing": _short(e)}
-        self.peers = [p for p in kernels.PEERS if "version" in results.peers.get(p.name, {})]
         if results.trying is not None:
             results.killers.append(results.trying)
         results.runs.append({"ceilings": self.ceilings()})

@@ -497,7 +497,7 @@ def _triton(inputs: Inputs) -> Call:
     attend = _import(*_TRITON).unified_attention
     out = _blank(inputs.q)
     few, segments = 128 // case.kv_heads, 16  # as vLLM's backend chooses them
-    size = (few, case.q_heads, segments)
+    size = (few * min(inputs.max_query, 8), case.q_heads, segments)
     padded = 1 << (case.head_dim - 1).bit_length()
     ones = torch.ones(1, device=inputs.device).expand(len(case.queries), case.kv_heads)
     given = {

@@ -9,21 +9,21 @@ from typing import Any
 import torch
 
 THREADS = 256
-PART = THREADS * 8 * 4  # numbers that a block has under way: 8 loads of 16 bytes a thread
+PART = THREADS * 4 * 4  # numbers that a block has under way: 4 loads of 16 bytes a thread
 WARPS = THREADS // 32
 
 SOURCE = """
 __global__ void __launch_bounds__(256) sum_of(const int* data, int* sums, long n) {
   const uint4* from = reinterpret_cast<const uint4*>(data);
-  const long end = n / 4, step = gridDim.x * 2048L;
+  const long end = n / 4, step = gridDim.x * 1024L;
   unsigned sum = 0;
-  long at = blockIdx.x * 2048L + threadIdx.x;
-  for (; at + 7 * 256 < end; at += step) {
-    uint4 part[8];
+  long at = blockIdx.x * 1024L + threadIdx.x;
+  for (; at + 3 * 256 < end; at += step) {
+    uint4 part[4];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) part[i] = __ldcs(from + at + i * 256);
+    for (int i = 0; i < 4; ++i) part[i] = __ldcs(from + at + i * 256);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sum += part[i].x + part[i].y + part[i].z + part[i].w;
+    for (int i = 0; i < 4; ++i) sum += part[i].x + part[i].y + part[i].z + part[i].w;
   }
   for (; at < end; at += 256) {  // the rest, less than a part
     const uint4 last = from[at];
