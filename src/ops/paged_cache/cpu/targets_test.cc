@@ -1,4 +1,5 @@
-// A form of the Host kernels that was not compiled in would only make them slow: nothing else tells.
+// A form of the Host kernels that was not compiled in would only make them slow: nothing else
+// tells.
 #include "src/ops/paged_cache/cpu/targets.h"
 
 #include "gtest/gtest.h"
