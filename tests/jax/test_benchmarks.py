@@ -14,6 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks
 
 import bench_gpu
 import cpu
+import cpu_page
 import decode_layer
 import gpu
 import own_kernels
@@ -47,9 +48,10 @@ def chart_of(path):
 def test_cpu_results_are_saved_and_made_again(problem, tmp_path):
     row = cpu.measure(problem, budget=0.001, shrink=64)
     assert row["rates"]["ours, paged"] > 0
-    (limit,) = row["ceilings"].values()
+    assert len(row["ceilings"]) == (1 if problem.prefill else 2)
+    limit = min(row["ceilings"].values())
     assert limit > 0
-    facts = {"machine": "a test", "jax": "0", "torch": "none", "how": "so"}
+    facts = {"machine": "a test", "cores": 1, "jax": "0", "torch": "none", "how": "so"}
     facts["overhead_us"] = {"empty": 1.0}
     facts["scaling"] = [{"cores": 1, "decode": 2.0}, {"cores": 4, "decode": 6.0}]
     cpu.save(tmp_path, facts, [row])
@@ -68,8 +70,46 @@ def test_cpu_measures_a_prompt_beside_decodes(tmp_path):
     problem = Mixed(3, 24, "float32", prompt=9, **SIZES)
     row = cpu.measure(problem, budget=0.001, shrink=64)
     assert all(error < 1e-5 for error in row["errors"].values())
-    cpu.save(tmp_path, {"machine": "", "jax": "", "torch": "", "how": "", "overhead_us": {}}, [row])
+    facts = {"machine": "", "cores": 1, "jax": "", "torch": "", "how": "", "overhead_us": {}}
+    cpu.save(tmp_path, facts, [row])
     assert cpu.load(tmp_path / "cpu.json")[1][0]["problem"] == problem
+
+
+def test_cpu_page_says_what_is_asked_and_what_binds():
+    def row(problem, ours, read=0.0, arithmetic=0.0, **peers):
+        limits = (
+            {cpu_page.READ: read, cpu_page.ARITHMETIC: arithmetic} if read else {"product": 1.0}
+        )
+        rates = {"ours, paged": ours} | peers
+        return {
+            "problem": problem,
+            "rates": rates,
+            "errors": dict.fromkeys(rates, 0.0),
+            "ceilings": limits,
+        }
+
+    wide, narrow = (Problem(8, 4096, dtype) for dtype in ("bfloat16", "float8_e5m2"))
+    prompt = Problem(1, 2048, "bfloat16", prefill=True)
+    rows = [
+        *(row(wide, 40.0, 50.0, 60.0), row(narrow, 36.0, 50.0, 40.0)),
+        row(prompt, 300.0, **{"torch SDPA, gathered": 100.0, "torch SDPA, head-major": 150.0}),
+        *(row(wide, 45.0, 50.0, 60.0), row(narrow, 41.0, 50.0, 40.0)),
+        row(prompt, 300.0, **{"torch SDPA, gathered": 100.0, "torch SDPA, head-major": 160.0}),
+    ]
+    assert (
+        "| decode 8x4096 bfloat16 | **40, 45**, error 0e+00 | 50, 50 (ours: 80%, 90%) |"
+        in "".join(cpu_page.table(rows))
+    )
+    assert cpu_page.asked_table(rows, "AMD (avx512_bf16)", cores=2)[3:] == [
+        "| decode 8x4096 bfloat16, of the read bandwidth | 85% | 80%, 90% | 1 of 2 |"
+        " memory, read (ours: 80%, 90%) |",
+        "| decode 8x4096 float8_e5m2, GB/s a core | 20 | 18, 20.5 | 1 of 2 |"
+        " arithmetic, pages in L2 (ours: 90%, 102%) |",
+        "| decode 8x4096 float8_e5m2, of bfloat16's tokens a second | 1.60x | 1.80x, 1.82x |"
+        " 2 of 2 | arithmetic, pages in L2 (ours: 90%, 102%) |",
+        "| prefill 1x2048 bfloat16, of torch SDPA's speed | 2.00x | 2.00x, 1.88x | 1 of 2 | - |",
+    ]
+    assert "| 1.10x |" in cpu_page.asked_table(rows, "Intel (avx512_bf16, amx_bf16)", cores=2)[-1]
 
 
 @pytest.mark.parametrize("module", [cpu, gpu], ids=["cpu", "gpu"])
