@@ -116,7 +116,8 @@ CASES = {
     ),
 }
 FAMILIES = {name: (OURS, name, "vllm", "float32", {}) for name in tiny_models.FAMILIES}
-MANY = ("mixtral", "gpt-oss", "gpt-oss mxfp4")  # with all requests, as cases named; else a dozen
+# With all requests, as cases named; else a dozen.
+MANY = ("mixtral", "gpt-oss", "gpt-oss mxfp4", "qwen3-moe, experts on two devices")
 
 
 def run(folder: pathlib.Path, requests, kernels, kind, model_impl, dtype, options):

@@ -132,6 +132,7 @@ def tokens(printed):
         ("gpt-oss", "gptoss"),
         ("llama 4", "llama4"),
         ("glm 4", "glm4moe"),
+        ("qwen3-moe, experts on two devices", "qwen3moe"),
         ("several steps", "qwen3moe"),
     ],
 )
@@ -153,14 +154,6 @@ def same_tokens(reference, tokens):
     pairs = zip([prompt for prompt, _ in DOZEN], tokens, strict=True)
     ranks = torch.cat(reference.ranks(list(pairs)))
     return float((ranks == 0).float().mean())
-
-
-def test_experts_on_two_devices(tokens, reference):
-    """Their sums are rounded to bfloat16 before they are added."""
-    case = "qwen3-moe, experts on two devices"
-    if case not in tokens:
-        pytest.skip("there is one device")
-    assert same_tokens(reference("qwen3moe"), tokens[case]) > 0.95
 
 
 @pytest.mark.parametrize(("kind", "scheme"), QUANTIZED)

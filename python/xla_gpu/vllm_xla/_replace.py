@@ -293,6 +293,31 @@ def routing() -> None:
     )
 
 
+def _sums_of_chosen_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def gather_reduce(
+        x: Any, indices: Any, topk_weights: Any, valid_rows_mask: Any, reduce_group_size: int
+    ) -> Any:
+        rows = x[indices] * topk_weights[:, None].astype(jnp.float32)
+        rows = jnp.where(valid_rows_mask[:, None], rows, 0)
+        return rows.reshape(-1, reduce_group_size, x.shape[-1]).sum(1).astype(x.dtype)
+
+    return gather_reduce
+
+
+def sums_of_experts() -> None:
+    """Each device's sum of its experts is rounded to bfloat16, float32 too, before they are added.
+
+    The TPU's kernel, and the sums where each device has a part of every expert, keep x's type.
+    """
+    _replace(
+        "tpu_inference.kernels.sparse_core.ragged_gather_reduce_v2",
+        "_fallback_implementation",
+        "x, indices, topk_weights, valid_rows_mask, reduce_group_size",
+        _sums_of_chosen_rows,
+    )
+
+
 def mxfp4() -> None:
     """tpu-inference rounds mxfp4 weights a second time, to blocks of 512.
 
@@ -495,6 +520,7 @@ def before_the_model() -> None:
     encoder_attention()
     experts()
     routing()
+    sums_of_experts()
     mxfp4()
     nvfp4()
     draft_model()
