@@ -92,6 +92,7 @@ CASES = {
     "zeroed": (ZEROED, "llama64", "auto", "float32", {}),
     "plain hd64": (PLAIN, "llama64", "auto", "float32", {}),
     "plain": (PLAIN, "llama", "auto", "float32", {}),
+    "flax, by vLLM's loader": (OURS, "qwen3", "auto", "float32", {}),
     "window": (OURS, "mistral", "vllm", "float32", {}),
     "fp8 cache": (OURS, "llama", "auto", "float32", {"kv_cache_dtype": "fp8"}),
     "fp8 cache, plain": (PLAIN, "llama", "auto", "float32", {"kv_cache_dtype": "fp8"}),

@@ -118,6 +118,7 @@ def tokens(printed):
         ("ours", "llama64"),
         ("plain hd64", "llama64"),
         ("plain", "llama"),
+        ("flax, by vLLM's loader", "qwen3"),
         ("window", "mistral"),
         ("two devices", "llama"),
         ("torchax, two devices", "qwen3"),
