@@ -67,7 +67,8 @@ KINDS = {
         {
             "sliding_window": 24,
             "num_hidden_layers": 6,
-            "global_head_dim": 256,
+            "head_dim": 256,
+            "global_head_dim": 512,
             "vocab_size_per_layer_input": VOCABULARY,
             "hidden_size_per_layer_input": 32,
             "enable_moe_block": True,
