@@ -37,6 +37,11 @@ KINDS = {
     "llama3": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"num_hidden_layers": 3}),
     "llama64": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"head_dim": 64}),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {}),
+    "qwen3tied": (
+        transformers.Qwen3Config,
+        transformers.Qwen3ForCausalLM,
+        {"tie_word_embeddings": True},
+    ),
     "mistral": (
         transformers.MistralConfig,
         transformers.MistralForCausalLM,

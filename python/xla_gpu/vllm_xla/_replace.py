@@ -349,11 +349,15 @@ def no_sparse_core(device_kind: str) -> None:
 # ---- Draft models --------------------------------------------------------------------------------
 
 
+_STATIC = ("self", "num_speculative_tokens", "layer_name_to_kvcache_index")
+
+
 def _compiled_plainly(original: Any) -> Callable[..., Any]:
+    names = inspect.signature(original).parameters
     propose = jax.jit(
         original.__wrapped__,
         donate_argnames="kv_caches",
-        static_argnames=("self", "num_speculative_tokens", "layer_name_to_kvcache_index"),
+        static_argnames=[name for name in _STATIC if name in names],
     )
 
     @functools.wraps(original.__wrapped__)
@@ -365,11 +369,18 @@ def _compiled_plainly(original: Any) -> Callable[..., Any]:
 
 def draft_model() -> None:
     """The draft model's step names its compiler options itself, and they are the TPU's."""
+    proposers, first = "tpu_inference.spec_decode.jax", "self, state_leaves, kv_caches, input_ids"
     _replace(
-        "tpu_inference.spec_decode.jax.eagle3:Eagle3Proposer",
+        f"{proposers}.eagle3:Eagle3Proposer",
         "_propose",
-        "self, state_leaves, kv_caches, input_ids, attn_metadata, last_token_indices, "
-        "target_hidden_states, num_speculative_tokens, layer_name_to_kvcache_index",
+        f"{first}, attn_metadata, last_token_indices, target_hidden_states, "
+        "num_speculative_tokens, layer_name_to_kvcache_index",
+        _compiled_plainly,
+    )
+    _replace(
+        f"{proposers}.dflash:DFlashProposer",
+        "_propose",
+        f"{first}, attn_metadata, target_hidden_states",
         _compiled_plainly,
     )
 
