@@ -23,6 +23,7 @@ import plain_attention
 import same_inputs
 import tiny_images
 import tiny_models
+import transformers
 from xla_gpu.vllm_xla import _attention, _inputs
 
 KERNELS = ("ragged_paged_attention", "ragged_paged_attention_hd64")
@@ -58,9 +59,17 @@ ZEROED = [zeroed(kernel) for kernel in OURS]
 
 # Proposes what followed the last token before.
 NGRAM = dict(method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, prompt_lookup_max=2)
-DRAFT = dict(method="eagle3", num_speculative_tokens=2)  # and the model
+DRAFT = dict(method="eagle3", num_speculative_tokens=2)  # and the model, which is named as that
+DFLASH = DRAFT | {"method": "dflash"}
 IMAGES = {"limit_mm_per_prompt": {"image": 2, "video": 0}, "max_num_batched_tokens": 128}
 TWO = {"tensor_parallel_size": 2}
+GPTQ = dict(quant_method="gptq", bits=4, group_size=128, desc_act=False, sym=True)
+GROUPS = dict(num_bits=4, type="int", strategy="group", group_size=128, symmetric=True)
+FOUR_BITS = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": GROUPS}},
+}
 SEVERAL = {"enable_continue_decode": True, "max_decode_steps": 4}
 
 # name: kernels, checkpoint, MODEL_IMPL_TYPE, dtype, options. Mixtures of experts come first: vLLM
@@ -92,6 +101,7 @@ CASES = {
     "zeroed": (ZEROED, "llama64", "auto", "float32", {}),
     "plain hd64": (PLAIN, "llama64", "auto", "float32", {}),
     "plain": (PLAIN, "llama", "auto", "float32", {}),
+    "flax, by vLLM's loader": (OURS, "qwen3", "auto", "float32", {}),
     "window": (OURS, "mistral", "vllm", "float32", {}),
     "fp8 cache": (OURS, "llama", "auto", "float32", {"kv_cache_dtype": "fp8"}),
     "fp8 cache, plain": (PLAIN, "llama", "auto", "float32", {"kv_cache_dtype": "fp8"}),
@@ -106,6 +116,7 @@ CASES = {
     "images": (OURS, "qwen2_5_vl", "auto", "float32", IMAGES),
     "images, torchax": (OURS, "qwen3_vl", "vllm", "float32", IMAGES),
     "draft model": (OURS, "llama3", "vllm", "float32", {"speculative_config": DRAFT}),
+    "dflash": (OURS, "qwen3tied", "auto", "float32", {"speculative_config": DFLASH}),
     # The last: for it tpu-inference changes vLLM's scheduler in the whole process.
     "several steps": (
         OURS,
@@ -116,14 +127,16 @@ CASES = {
     ),
 }
 FAMILIES = {name: (OURS, name, "vllm", "float32", {}) for name in tiny_models.FAMILIES}
-MANY = ("mixtral", "gpt-oss", "gpt-oss mxfp4")  # with all requests, as cases named; else a dozen
+# With all requests, as cases named; else a dozen.
+MANY = ("mixtral", "gpt-oss", "gpt-oss mxfp4", "qwen3-moe, experts on two devices")
 
 
 def run(folder: pathlib.Path, requests, kernels, kind, model_impl, dtype, options):
     """The tokens of each request."""
     os.environ["MODEL_IMPL_TYPE"] = os.environ["DRAFT_MODEL_IMPL_TYPE"] = model_impl
-    if options.get("speculative_config") is DRAFT:
-        options = {"speculative_config": DRAFT | {"model": str(folder / "draft")}}
+    draft = options.get("speculative_config")
+    if draft in (DRAFT, DFLASH):
+        options = {"speculative_config": draft | {"model": str(folder / draft["method"])}}
     sizes = dict(max_num_seqs=8, max_num_batched_tokens=32, num_gpu_blocks_override=128)
     engine = LLM(
         str(folder / kind),
@@ -154,12 +167,20 @@ def run(folder: pathlib.Path, requests, kernels, kind, model_impl, dtype, option
 def refusals(folder: pathlib.Path) -> dict[str, str]:
     """What vLLM says to configurations that would reach other TPU kernels."""
     model = str(folder / "llama")
+    latent, delta = str(folder / "latent"), str(folder / "delta")
+    transformers.DeepseekV3Config(architectures=["DeepseekV3ForCausalLM"]).save_pretrained(latent)
+    transformers.Qwen3NextConfig(architectures=["Qwen3NextForCausalLM"]).save_pretrained(delta)
     draft = DRAFT | {"model": model, "method": "draft_model"}
     asked = {
         "chunks": dict(model=str(folder / "llama4"), hf_overrides={"attention_chunk_size": 64}),
         "images": dict(model=str(folder / "gemma3 images"), skip_tokenizer_init=True),
+        "latent attention": dict(model=latent, skip_tokenizer_init=True),
+        "delta nets": dict(model=delta, skip_tokenizer_init=True),
         "quantization": dict(model=model, quantization="fp8"),
+        "gptq": dict(model=model, hf_overrides={"quantization_config": GPTQ}),
+        "4 bits": dict(model=model, hf_overrides={"quantization_config": FOUR_BITS}),
         "speculation": dict(model=model, speculative_config=draft),
+        "dflash": dict(model=model, speculative_config=DFLASH | {"model": str(folder / "dflash")}),
         "several steps": dict(model=model, additional_config=SEVERAL),
     }
     said = {}

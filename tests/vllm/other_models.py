@@ -138,6 +138,44 @@ def make_draft(plain: pathlib.Path, folder: pathlib.Path) -> None:
     _write(plain, folder, draft, more)
 
 
+def make_dflash(plain: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes a dflash model that drafts for `plain`, from two layers.
+
+    Its layer adds little to its mask's embedding, so it drafts that word, which is often right.
+    """
+    hidden, size = 256, 128
+    layer = {
+        "self_attn.q_proj": (2 * size, hidden),
+        "self_attn.k_proj": (size, hidden),
+        "self_attn.v_proj": (size, hidden),
+        "self_attn.o_proj": (hidden, 2 * size),
+        "self_attn.q_norm": (size,),
+        "self_attn.k_norm": (size,),
+        "mlp.gate_proj": (hidden, hidden),
+        "mlp.up_proj": (hidden, hidden),
+        "mlp.down_proj": (hidden, hidden),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    torch.manual_seed(1)
+    draft = {f"layers.0.{name}.weight": torch.randn(size) * 0.03 for name, size in layer.items()}
+    draft |= {
+        "fc.weight": torch.randn(hidden, 2 * hidden) * 0.08,
+        "hidden_norm.weight": torch.ones(hidden),
+        "norm.weight": torch.ones(hidden),
+    }
+    more = {
+        "architectures": ["DFlashDraftModel"],
+        "num_hidden_layers": 1,
+        "layer_types": ["full_attention"],
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "block_size": 3,
+        "dflash_config": {"mask_token_id": 17, "target_layer_ids": [0, 1]},
+    }
+    _write(plain, folder, draft, more)
+
+
 _E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
