@@ -69,8 +69,8 @@ library: configure
 demo: library $(STAMPS)/gpu  ## Paged attention as a custom call inside real XLA, from C++ and from JAX
 	@scripts/demo.sh
 
-bench: build $(STAMPS)/gpu  ## Speed on this machine, to build/bench; UPDATE=1: over docs/benchmarks
-	@scripts/bench.sh $(if $(UPDATE),--update)
+bench: build $(STAMPS)/gpu  ## Speed on this machine, to build/bench; UPDATE=1: over docs/benchmarks; RUNS=3: the CPU's thrice
+	@RUNS=$(RUNS) scripts/bench.sh $(if $(UPDATE),--update)
 
 bench-gpu: build $(STAMPS)/gpu .venv-torch/.complete  ## Beside every installed peer, a grid of shapes; BENCH="--shapes REGEX"
 	@scripts/bench_gpu.sh $(if $(UPDATE),--update) $(BENCH)

@@ -36,6 +36,11 @@ ALLOWED_16, ALLOWED_FP8 = 1e-2, 8e-2
 PEER_SECONDS = 90.0  # a peer that takes longer on one case ends the process
 STEP_SECONDS = 150.0
 KILLED = 3
+# Inside XLA: an attention of decode_step_jax.py, and whether its calls alone.
+STEPS = [
+    ("ours", True),
+    *((name, False) for name in ("ours", "cudnn", "flash-attn3-jax", "pallas")),
+]
 
 
 def options_of(argv: list[str] | None) -> argparse.Namespace:
@@ -73,14 +78,16 @@ class Session:
 
         self.options, self.results, self.path = options, results, path
         self.device, self.start = options.device, time.monotonic()
+        self.peers = []
         for peer in kernels.PEERS:
-            if peer.name != "ours" and not options.peers.search(peer.name):
+            if not peer.own and not options.peers.search(peer.name):
+                results.peers.setdefault(peer.name, {"missing": "left out by --peers"})
                 continue
             try:
                 results.peers[peer.name] = {"version": peer.find()}
+                self.peers.append(peer)
             except Exception as e:
                 results.peers[peer.name] = {"missing": _short(e)}
-        self.peers = [p for p in kernels.PEERS if "version" in results.peers.get(p.name, {})]
         if results.trying is not None:
             results.killers.append(results.trying)
         results.runs.append({"ceilings": self.ceilings()})
@@ -138,6 +145,8 @@ class Session:
             return row
         chains: dict[str, timing.Chain] = {}
         for peer in self.peers:
+            if case.own and not peer.own:
+                continue
             found = row.measured[peer.name] = Measured()
             what = [case.name, peer.name]
             ended = [of for _, of in self.results.killers].count(peer.name)
@@ -166,7 +175,7 @@ class Session:
             call = peer.prepare(given)
             found.group = call.group
             call.run(0)
-            found.error = given.error(call.result())
+            found.error = given.error(call.result()) if call.result else 0.0
             allowed = ALLOWED.get(given.case.dtype, ALLOWED_16)
             allowed = ALLOWED_FP8 if call.group == "rounded" else allowed
             if not found.error <= allowed:
@@ -179,12 +188,16 @@ class Session:
         except Exception as e:
             found.failed = _short(e)
 
-    def step(self, attention: str) -> None:
-        """A decode step inside XLA, in a process of its own."""
+    def step(self, attention: str, calls: bool) -> None:
+        """A decode step inside XLA, or its attention alone, in a process of its own."""
         command = [self.options.jax_python, str(ROOT / "benchmarks/decode_step_jax.py")]
         command += ["--attention", attention, *(["--small"] if self.options.quick else [])]
-        env = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        found: dict[str, object] = {"attention": attention}
+        command += ["--calls", "--steps", "200"] if calls else []
+        env = os.environ | {
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            "JAX_TRACEBACK_FILTERING": "off",  # so that the error is the last line
+        }
+        found: dict[str, object] = {"attention": attention, "calls": calls}
         try:
             done = subprocess.run(
                 command, env=env, capture_output=True, text=True, timeout=STEP_SECONDS
@@ -192,11 +205,44 @@ class Session:
             if done.returncode:
                 raise RuntimeError((done.stderr.strip().splitlines() or ["no words"])[-1])
             found |= json.loads(done.stdout.strip().splitlines()[-1])
+            if calls:
+                found["kernels_ms"] = self.kernels_ms()
         except Exception as e:
             found["failed"] = _short(e)
         self.results.steps.append(found)
         self.save()
-        print(f"decode step, {attention}: {found.get('failed') or found['ms']}", flush=True)
+        what = f"{'calls' if calls else 'decode step'}, {attention}"
+        print(f"{what}: {found.get('failed') or found['ms']}", flush=True)
+
+    def kernels_ms(self) -> float:
+        """Milliseconds of the same calls of ours in a CUDA graph of torch's, back to back."""
+        import decode_step
+        import torch
+        from peers import timing
+        from xla_gpu.torch import paged_attention
+
+        sizes = decode_step.SMALL if self.options.quick else decode_step.Sizes()
+        index = {
+            name: torch.as_tensor(array, device=self.device)
+            for name, array in decode_step.inputs(sizes).items()
+        }
+        shape = (sizes.batch, sizes.q_heads, sizes.head_dim)
+        first = index["x"].to(torch.bfloat16).view(shape)
+        caches = [
+            torch.randn(sizes.cache_shape, dtype=torch.bfloat16, device=self.device)
+            for _ in range(sizes.layers)
+        ]
+        names = ("context_lens", "block_tables", "query_start_loc", "num_seqs")
+        rest = [index[name] for name in names]
+
+        def calls(_: int) -> None:
+            q = first
+            for cache in caches:
+                q = paged_attention(q, cache, *rest, sizes.head_dim**-0.5)
+
+        return (
+            timing.Chain(calls, 1, self.device).sustained(0.01 if self.options.quick else 0.5) * 1e3
+        )
 
 
 def machine(device: str) -> dict[str, str]:
@@ -269,10 +315,10 @@ def main(argv: list[str] | None = None) -> int:
             return KILLED
         done += 1
         print(f"{options.seconds - session.seconds_left():4.0f} s  {_line(row)}", flush=True)
-    have = {step["attention"] for step in results.steps}
-    for attention in ("ours", "cudnn"):
-        if not options.no_steps and attention not in have and session.seconds_left() > 0:
-            session.step(attention)
+    have = {(step["attention"], step.get("calls", False)) for step in results.steps}
+    for step in STEPS:
+        if not options.no_steps and step not in have and session.seconds_left() > 0:
+            session.step(*step)
     session.save()
     report.write(folder, results)
     left = len(todo) - done

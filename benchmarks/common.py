@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 import platform
+import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -29,7 +30,9 @@ def folder_of(parser: argparse.ArgumentParser, argv: list[str] | None) -> argpar
 
 
 def cpu_name() -> str:
-    """The processor's name as Linux gives it, and what its speed hangs on most."""
+    """The processor's name as Linux gives it, on x86 its family and model, for the name may tell
+    little, and what its speed hangs on most.
+    """
     facts = dict(
         map(str.strip, line.split(":", 1))
         for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
@@ -38,4 +41,15 @@ def cpu_name() -> str:
     flags = set(facts.get("flags", "").split())
     named = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
     name = facts.get("model name", platform.processor())
+    if "cpu family" in facts:
+        name = f"{name}, family {facts['cpu family']}, model {facts['model']}"
     return f"{name} ({', '.join(named)})" if named else name
+
+
+def commit() -> str:
+    """The checkout's commit, "+" behind it where files differ; "unknown" without git."""
+    described = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=+"]
+    try:
+        return subprocess.run(described, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -1,6 +1,8 @@
 """Paged attention on the CPU beside torch's SDPA, the jnp gather and the memory's bandwidth.
 
     python benchmarks/cpu.py [--out FOLDER]         # measures, ten minutes; torch where installed
+    python benchmarks/cpu.py --runs 3               # all problems, then again, and again
+    python benchmarks/cpu.py --problems 'decode.* bfloat16'  # those alone
     python benchmarks/cpu.py --name cpu-amx --cores 1,16  # other files, other numbers of cores
     python benchmarks/cpu.py --no-peers --seconds 0.3     # ours alone, two minutes
     python benchmarks/cpu.py --from FOLDER/cpu.json # makes table and chart again
@@ -30,8 +32,11 @@ decodes, whose times are added up.
 
 The ceilings: for decode, what all cores together read from memory (they search 1 GiB for a byte
 that it does not hold), right before and right after ours, since neighbours on a shared machine
-change it from minute to minute; for prefill, XLA's product of two 2048 x 2048 matrices of f32,
-likewise, which products of bf16 may exceed.
+change it from minute to minute, and ours where all entries of the block tables are one page, which
+lies in each core's L2, so that the arithmetic alone counts: the lower of the two binds. For
+prefill, XLA's product of two 2048 x 2048 matrices of f32, before and after, which products of bf16
+may exceed. Of several runs ours, the ceilings and ours' shares of them are given run by run, of the
+others the medians.
 """
 
 from __future__ import annotations
@@ -41,25 +46,22 @@ import concurrent.futures
 import ctypes
 import dataclasses
 import importlib.util
-import json
 import os
-import pathlib
+import re
 import statistics
 import time
 from collections.abc import Callable
 
-import chart
 import cpu_scaling
 import jax
 import jax.numpy as jnp
 import numpy as np
 import overhead
-from common import cpu_name, folder_of
+from common import commit, cpu_name, folder_of
+from cpu_page import ARITHMETIC, FLEX, JNP, OURS, PRODUCT, READ, TORCH, load, save, unit
 from workloads import Mixed, Problem, jnp_gather, joined
 from xla_gpu.jax import paged_attention
 
-OURS, TORCH, FLEX = "ours, paged", "torch SDPA", "torch flex_attention"
-JNP = "jnp, paged"
 MOST_LOGITS = 4096**2  # of a head: the jnp form holds all heads' at once, and flex is slow
 
 
@@ -207,7 +209,7 @@ def product(dtype: str, n: int) -> float:
 def measure(
     p: Problem, budget: float, shrink: int = 1, flex: bool = True, peers: bool = True
 ) -> dict[str, object]:
-    """Rates by name in the problem's unit, errors and the ceiling, where there is one."""
+    """Rates by name in the problem's unit, errors and the ceilings, where there are any."""
 
     def ceiling() -> float:
         return product("float32", 2048 // shrink) if p.prefill else read_bandwidth(1.0 / shrink)
@@ -224,7 +226,10 @@ def measure(
     else:
         before = ceiling()
         ours = time_ours(p, *args, budget)
-        limits["XLA's f32 product" if p.prefill else "memory, read"] = (before + ceiling()) / 2
+        limits[PRODUCT if p.prefill else READ] = (before + ceiling()) / 2
+        if not p.prefill:
+            one_page = args[0] | {"block_tables": jnp.zeros_like(args[0]["block_tables"])}
+            limits[ARITHMETIC] = p.kv_bytes() / time_ours(p, one_page, budget).seconds / 1e9
     seconds = {OURS: ours.seconds}
     for name in others[-1]:
         if all(name in timed for timed in others):
@@ -244,88 +249,6 @@ def measure(
     }
 
 
-def _unit(p: Problem) -> str:
-    if isinstance(p, Mixed):
-        return "calls a second"
-    return "GFLOP/s" if p.prefill else "GB/s of keys and values"
-
-
-def table(rows: list[dict[str, object]]) -> list[str]:
-    """A line a problem, a column a competitor: its rate, how many times as fast ours is, errors."""
-    lines = []
-    for unit in dict.fromkeys(_unit(row["problem"]) for row in rows):
-        chosen = [row for row in rows if _unit(row["problem"]) == unit]
-        names = list(dict.fromkeys(name for row in chosen for name in row["rates"]))
-        limits = list(chosen[0]["ceilings"])
-        header = [unit, *names, *(f"ceiling: {name}" for name in limits)]
-        lines += ["", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-        for row in chosen:
-            cells = [str(row["problem"]), *(_cell(row, name) for name in names)]
-            for limit in row["ceilings"].values():
-                cells.append(f"{limit:.3g} (ours: {100 * row['rates'][OURS] / limit:.0f}%)")
-            lines.append("| " + " | ".join(cells) + " |")
-    return lines
-
-
-def _cell(row: dict[str, object], name: str) -> str:
-    if name not in row["rates"]:
-        return "-"
-    rate, error = row["rates"][name], f"error {row['errors'][name]:.0e}"
-    ours = row["rates"][OURS] / rate
-    return (
-        f"**{rate:.3g}**, {error}" if name == OURS else f"{rate:.3g} (ours: {ours:.1f}x), {error}"
-    )
-
-
-def save(
-    folder: pathlib.Path, facts: dict[str, object], rows: list[dict[str, object]], name: str = "cpu"
-) -> None:
-    """JSON, table and chart."""
-    plain = [row | {"problem": dataclasses.asdict(row["problem"])} for row in rows]
-    (folder / f"{name}.json").write_text(json.dumps(facts | {"rows": plain}, indent=1) + "\n")
-    lines = [
-        "# Speed on the CPU",
-        "",
-        "Made by `make bench`. 32 query heads, 8 kv heads, head_dim 128, pages of 16 tokens in "
-        "random order.",
-        f"Machine: {facts['machine']}; jax {facts['jax']}, torch {facts['torch']}.",
-        "",
-        f"![speed on the CPU]({name}.svg)",
-        *table(rows),
-        *cpu_scaling.table(facts.get("scaling", [])),
-        "",
-        facts["how"],
-        "",
-        *_overhead(facts["overhead_us"]),
-    ]
-    (folder / f"{name}.md").write_text("\n".join(lines))
-    # To be read at a glance: the last problem of each kind and of three types.
-    shown = {
-        (row["problem"].prefill, row["problem"].dtype): row
-        for row in rows
-        if row["problem"].dtype in ("float32", "bfloat16", "float8_e4m3fn")
-        and not isinstance(row["problem"], Mixed)
-    }
-    panels = [
-        chart.Panel(row["problem"].title(), _unit(row["problem"]), row["rates"], row["ceilings"])
-        for row in shown.values()
-    ]
-    chart.write(folder / f"{name}.svg", panels)
-
-
-def _overhead(found: dict[str, float]) -> list[str]:
-    rows = [f"| {name} | {us:.2f} |" for name, us in found.items()]
-    return ["| call overhead | median, us |", "|---|---|", *rows, ""] if rows else []
-
-
-def load(path: pathlib.Path) -> tuple[dict[str, object], list[dict[str, object]]]:
-    facts = json.loads(path.read_text())
-    rows = facts.pop("rows")
-    for row in rows:
-        row["problem"] = (Mixed if "prompt" in row["problem"] else Problem)(**row["problem"])
-    return facts, rows
-
-
 def core_counts(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
@@ -336,6 +259,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="that each form is called for")
     parser.add_argument("--no-flex", action="store_true", help="which takes long to compile")
     parser.add_argument("--no-peers", action="store_true", help="ours alone, and the ceilings")
+    parser.add_argument("--runs", type=int, default=1, help="of all problems, one after the other")
+    parser.add_argument(
+        "--problems", default="", metavar="REGEX", help="those alone, and no call overhead"
+    )
     parser.add_argument(
         "--cores", type=core_counts, help="numbers of them, with commas between; else 1, 2, 4, ..."
     )
@@ -347,6 +274,8 @@ def main(argv: list[str] | None = None) -> None:
     shrink, budget = (64, 0.1) if options.quick else (1, options.seconds)
     facts = {
         "machine": f"{cpu_name()}, {cores} cores",
+        "cores": cores,
+        "commit": commit(),
         "jax": jax.__version__,
         "torch": "not installed",
         "how": __doc__[__doc__.index("Medians of") :].strip(),
@@ -357,7 +286,7 @@ def main(argv: list[str] | None = None) -> None:
         facts["torch"] = torch.__version__
 
     powers = [] if options.quick else [1 << i for i in range(cores.bit_length())]
-    facts["scaling"] = cpu_scaling.in_children(options.cores or powers)
+    facts["scaling"] = cpu_scaling.in_children(options.cores or powers, options.problems)
     with jax.default_device(jax.devices("cpu")[0]):
         problems = (
             [
@@ -375,6 +304,7 @@ def main(argv: list[str] | None = None) -> None:
                 for dtype in ("float32", "bfloat16", "float8_e4m3fn")
             ]
         )
+        problems = [p for p in problems if re.search(options.problems, str(p))] * options.runs
         print(
             f"{facts['machine']}: {len(problems)} problems, to {options.out}/{options.name}.md",
             flush=True,
@@ -384,9 +314,9 @@ def main(argv: list[str] | None = None) -> None:
             row = measure(problem, budget, shrink, not options.no_flex, not options.no_peers)
             rows.append(row)
             found = "; ".join(f"{n}: {r:.3g}" for n, r in (row["rates"] | row["ceilings"]).items())
-            print(f"{number}/{len(problems)} {problem}, {_unit(problem)}: {found}", flush=True)
+            print(f"{number}/{len(problems)} {problem}, {unit(problem)}: {found}", flush=True)
             save(options.out, facts | {"overhead_us": {}}, rows, options.name)  # if it is cut off
-        facts["overhead_us"] = overhead.measure()
+        facts["overhead_us"] = {} if options.problems else overhead.measure()
     save(options.out, facts, rows, options.name)
     print(f"wrote {options.out}/{options.name}.md")
 

@@ -1,7 +1,7 @@
 """What more cores give on the CPU: cpu.py's problems, each number of cores in a process of its own.
 
 python benchmarks/cpu.py --cores 1,2,4,8
-python benchmarks/cpu_scaling.py 4   # one of them: prints its row as JSON
+python benchmarks/cpu_scaling.py 4 REGEX  # one of them, those problems: prints its row as JSON
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -28,8 +29,10 @@ def one_thread_a_core() -> list[int]:
     return first + others
 
 
-def measure(cores: int) -> dict[str, float]:
-    """Rates of this process, pinned to so many cores; GFLOP/s of prefill, GB/s of decode."""
+def measure(cores: int, pattern: str) -> dict[str, float]:
+    """Rates of this process, pinned to so many cores, of the problems that `pattern` is found in:
+    GFLOP/s of prefill, GB/s of decode.
+    """
     os.sched_setaffinity(0, one_thread_a_core()[:cores])  # before JAX counts them
     import cpu
     import jax
@@ -44,23 +47,26 @@ def measure(cores: int) -> dict[str, float]:
     ]
     row = {"cores": cores}
     with jax.default_device(jax.devices("cpu")[0]):
-        for p in prefill + decode:
+        for p in (p for p in prefill + decode if re.search(pattern, str(p))):
             args = p.make()
             amount = p.flops() if p.prefill else p.kv_bytes()
             row[str(p)] = amount / cpu.time_ours(p, args, 0.5).seconds / 1e9
-            if p.prefill and p.context < 8192:
+            if p.prefill:
                 for name, timed in cpu.time_torch(p, args, 0.5, flex=False).items():
                     row[f"{p}: {name}"] = amount / timed.seconds / 1e9
     row["memory, read"] = cpu.read_bandwidth()
     return row
 
 
-def in_children(counts: list[int]) -> list[dict[str, float]]:
-    """A row for each number of cores that this process may use."""
+def in_children(counts: list[int], pattern: str) -> list[dict[str, float]]:
+    """A row of `measure` for each number of cores that this process may use."""
     rows = []
     for cores in (n for n in counts if n <= len(os.sched_getaffinity(0))):
         out = subprocess.run(
-            [sys.executable, __file__, str(cores)], check=True, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, str(cores), pattern],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
         ).stdout
         rows.append(json.loads(out.splitlines()[-1]))
         print(f"{cores} cores: {rows[-1]}", flush=True)
@@ -83,4 +89,4 @@ def table(rows: list[dict[str, float]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(int(sys.argv[1]))))
+    print(json.dumps(measure(int(sys.argv[1]), sys.argv[2])))

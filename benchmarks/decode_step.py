@@ -109,14 +109,17 @@ def time_steps(step: Callable[[], None], wait: Callable[[], None], steps: int) -
     return times
 
 
-def parse(description: str, attentions: tuple[str, ...] = ("ours",)) -> tuple[Sizes, int, str]:
-    """The sizes, the steps to time, and which attention of these to time them with."""
+def parse(
+    description: str, attentions: tuple[str, ...] = ("ours",)
+) -> tuple[Sizes, int, str, bool]:
+    """The sizes, the steps to time, which attention of these, and whether its calls alone."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--small", action="store_true", help="a model for a test on the CPU")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--attention", choices=attentions, default=attentions[0])
+    parser.add_argument("--calls", action="store_true", help="the attention alone, where it can")
     options = parser.parse_args()
-    return (SMALL if options.small else Sizes()), options.steps, options.attention
+    return (SMALL if options.small else Sizes()), options.steps, options.attention, options.calls
 
 
 def report(

@@ -1,10 +1,17 @@
-"""decode_step.py's step in JAX: with our attention, or with JAX's own of cuDNN on pages.
+"""decode_step.py's step in JAX: with our attention, or with others on pages.
 
---attention cudnn: jax._src.cudnn.fused_attention_stablehlo.paged_attention (not public), on caches
-with K and V apart; the new tokens are written by our update_kv_cache in both.
+--attention cudnn: jax._src.cudnn.fused_attention_stablehlo.paged_attention (not public);
+flash-attn3-jax: the package's flash_mha_with_kvcache, of Hopper's FlashAttention-3; both on caches
+with K and V apart, which our update_kv_cache writes. pallas: jax.experimental.pallas.ops.gpu's
+paged_attention, on caches [kv_heads, pages, page, head_dim], which XLA's scatter writes.
+
+--calls: in place of a step its attention alone, a call a layer, each with the layer's cache and
+with the result before it as queries.
 """
 
 from __future__ import annotations
+
+import math
 
 import decode_step
 import jax
@@ -52,23 +59,79 @@ def attend_cudnn(q, cache, index, scale):
     ).reshape(q.shape)
 
 
-ATTENTIONS = {"ours": attend_ours, "cudnn": attend_cudnn}
+def attend_flash_attn3(q, cache, index, scale):
+    from flash_attn3_jax import flash_mha_with_kvcache
+
+    return flash_mha_with_kvcache(
+        q[:, None],
+        *cache,
+        cache_seqlens=index["context_lens"],
+        page_table=index["block_tables"],
+        softmax_scale=scale,
+    ).reshape(q.shape)
+
+
+def attend_pallas(q, cache, index, scale):
+    from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention
+
+    tables = index["block_tables"]
+    parts = math.gcd(16, tables.shape[1])
+    return paged_attention(
+        q * jnp.asarray(scale, q.dtype),  # it scales nothing
+        *cache,
+        tables,
+        index["context_lens"],
+        k_splits=parts,
+        pages_per_compute_block=math.gcd(8, tables.shape[1] // parts),
+        interpret=jax.default_backend() == "cpu",
+    )
+
+
+ATTENTIONS = {
+    "ours": attend_ours,
+    "cudnn": attend_cudnn,
+    "flash-attn3-jax": attend_flash_attn3,
+    "pallas": attend_pallas,
+}
+
+
+def formed(cache: jax.Array, attention: str):
+    """The cache, K on even heads, as the attention takes it."""
+    if attention == "ours":
+        return cache
+    apart = cache[:, :, 0::2], cache[:, :, 1::2]
+    return tuple(x.transpose(2, 0, 1, 3) for x in apart) if attention == "pallas" else apart
+
+
+def append(k, v, cache, index, attention: str):
+    if attention != "pallas":
+        return update_kv_cache(k, v, cache, index["slots"])
+    page, token = jnp.divmod(index["slots"], cache[0].shape[2])
+    return tuple(
+        x.at[:, page, token].set(new.swapaxes(0, 1)) for x, new in zip(cache, (k, v), strict=True)
+    )
 
 
 def main() -> None:
-    sizes, steps, attention = decode_step.parse(__doc__, tuple(ATTENTIONS))
+    sizes, steps, attention, calls = decode_step.parse(__doc__, tuple(ATTENTIONS))
     attend = ATTENTIONS[attention]
     bf16 = lambda array: jnp.asarray(array).astype(jnp.bfloat16)  # noqa: E731
-    w = {name: bf16(array) for name, array in decode_step.weights(sizes).items()}
     given = decode_step.inputs(sizes)
     x = bf16(given.pop("x"))
     index = {name: jnp.asarray(array) for name, array in given.items()}
     angles = jnp.asarray(decode_step.angles(sizes))
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     start = bf16(decode_step.cache(sizes))
-    form = start if attention == "ours" else (start[:, :, 0::2], start[:, :, 1::2])
+    form = formed(start, attention)
     caches = [jax.tree.map(lambda part: part + 0, form) for _ in range(sizes.layers)]
     batch, head_dim = sizes.batch, sizes.head_dim
+    w = {} if calls else {n: bf16(array) for n, array in decode_step.weights(sizes).items()}
+
+    def alone(x, w, caches, cos, sin, index):
+        q = x.reshape(batch, sizes.q_heads, head_dim)
+        for cache in caches:
+            q = attend(q, cache, index, head_dim**-0.5)
+        return q.reshape(x.shape)
 
     def step(x, w, caches, cos, sin, index):
         updated = []
@@ -77,7 +140,7 @@ def main() -> None:
             q = rotate((y @ w["q"]).reshape(batch, sizes.q_heads, head_dim), cos, sin)
             k = rotate((y @ w["k"]).reshape(batch, sizes.kv_heads, head_dim), cos, sin)
             v = (y @ w["v"]).reshape(batch, sizes.kv_heads, head_dim)
-            cache = update_kv_cache(k, v, cache, index["slots"])
+            cache = append(k, v, cache, index, attention)
             updated.append(cache)
             out = attend(q, cache, index, head_dim**-0.5)
             x = x + out.reshape(batch, sizes.hidden) @ w["o"]
@@ -85,17 +148,24 @@ def main() -> None:
             x = x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"]
         return norm(x), updated
 
-    step = jax.jit(step, donate_argnums=2)
-    first, caches = step(x, w, caches, cos, sin, index)
-    state = [first, caches]
+    if calls:
+        run = jax.jit(alone)
+        state = [run(x, w, caches, cos, sin, index)]
+    else:
+        run = jax.jit(step, donate_argnums=2)
+        state = [*run(x, w, caches, cos, sin, index)]
+    first = state[0]
 
     def one() -> None:
-        state[:] = step(state[0], w, state[1], cos, sin, index)
+        if calls:
+            state[0] = run(x, w, caches, cos, sin, index)
+        else:
+            state[:] = run(state[0], w, state[1], cos, sin, index)
 
     times = decode_step.time_steps(one, lambda: jax.block_until_ready(state), steps)
     shown = np.asarray(first.astype(jnp.float32))
     device = str(jax.devices()[0])
-    decode_step.report("jax", sizes, times, shown, attention=attention, device=device)
+    decode_step.report("jax", sizes, times, shown, attention=attention, calls=calls, device=device)
 
 
 if __name__ == "__main__":

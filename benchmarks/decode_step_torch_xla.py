@@ -24,7 +24,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def main() -> None:
-    sizes, steps, _ = decode_step.parse(__doc__)
+    sizes, steps, *_ = decode_step.parse(__doc__)
     to = torch_xla.device()
     bf16 = lambda array: torch.from_numpy(array).to(torch.bfloat16).to(to)  # noqa: E731
     w = {name: bf16(array) for name, array in decode_step.weights(sizes).items()}

@@ -2,18 +2,19 @@
 
     python benchmarks/vllm_engines.py [--tiny] [--experts LAYERS] [--requests CxWORDS...]
                                       [--engines xla xla-several xla-tfrt xla-ngram xla-tp2
-                                       xla-dp2 xla-ep2 before before-ngram before-tp2 before-dp2
-                                       cuda custom]
+                                       xla-tp4 xla-dp2 xla-ep2 before cuda cuda-tp2 cuda-tp4
+                                       cuda-ep2 custom]
                                       [--cuda-packages FOLDER] [--before FOLDER]
-                                      [--weights fp8] [--cache fp8] [--profile CxWORDS] [--start]
+                                      [--weights fp8] [--cache fp8] [--profile CxWORDS] [--trace]
+                                      [--start]
 
 `xla-several` takes up to 10 decode steps in one program, and waits for it (enable_continue_decode).
 `xla-tfrt` has XLA's other client for GPUs, which launches in threads of its own.
 -ngram lets three drafts follow what followed the last token before.
 `cuda` has the attention that vLLM chooses, `custom` is the same engine with ours (CUSTOM). -tp2,
 -dp2 and -ep2 are over two devices: heads, sequences (each device has half of the requests, and
-batches of its own), or heads and experts split. `before`, -ngram and -tp2 too, has the package in
-FOLDER (another commit's python/): a change measured by turns.
+batches of its own), or heads and experts split; -tp4 over four. `before`, with xla's endings too,
+has the package in FOLDER (another commit's python/): a change measured by turns.
 
 Each engine is vllm.LLM in a process of its own, with the model of benchmarks/vllm_serve.py and
 nothing compiled before, and takes at most an equal part of each GPU's memory. They start together
@@ -22,15 +23,18 @@ and are asked in turn, each round in another order: C requests of WORDS words at
 
   start  seconds until the engine can be asked, all of them starting side by side; by parts, each
          in the engine's thread: `imports` of vLLM, `settings` made, then the worker's calls by
-         name, the rest; `programs`: XLA's, seconds added up over threads; `host`: the process's
-         memory at its most, without files' pages
+         name, the rest; `programs`: XLA's, seconds added up over threads; `host`: the memory of
+         its processes at its most, without files' pages
   first  ms until the answers of one token are there, all prompts being sent together
   step   ms a decode step: (time of 1 + output tokens - time of 1) / output; tokens/s are of it
   host   of these ms, the processor time of the engine's thread
 
 --start ends there, and tells each program by name. --profile tells first what the host does in a
 decode step of so many requests: which functions the engine's thread is found in each 0.5 ms, and
-how often each is called.
+how often each is called. --trace tells last, of each CxWORDS, how long a step takes in
+which all C decode (NaN: --output is too short for them to), which the steps of many requests above
+are not, and what the device does in it: its kernels by name. Of several devices it is the first;
+those of `cuda-` are other processes', and not told of.
 
 Medians over --rounds. Where vLLM's CUDA build is not that of this Python (it and vllm-tpu have one
 name), --cuda-packages is the folder that holds it. VLLM_... variables are passed on.
@@ -54,17 +58,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 
 from vllm_serve import EIGHT_B, EXPERTS, TINY, load_size, random_prompts, write_checkpoint
+from vllm_step import kernel_times, trace
 
-OPTIONS = {
-    "xla-several": {
+OPTIONS = {  # by the ending of an engine's name
+    "several": {
         "async_scheduling": False,
         "additional_config": {"enable_continue_decode": True},
     },
-    "xla-tfrt": {},
-    "xla-ngram": {
+    "tfrt": {},
+    "ngram": {
         "speculative_config": {
             "method": "ngram",
             "num_speculative_tokens": 3,
@@ -72,22 +78,31 @@ OPTIONS = {
             "prompt_lookup_max": 2,
         },
     },
-    "xla-tp2": {"tensor_parallel_size": 2},
-    "xla-dp2": {"data_parallel_size": 2},
-    "xla-ep2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    "tp2": {"tensor_parallel_size": 2},
+    "tp4": {"tensor_parallel_size": 4},
+    "dp2": {"data_parallel_size": 2},
+    "ep2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
 }
-OPTIONS |= {f"before-{kind}": OPTIONS[f"xla-{kind}"] for kind in ("ngram", "tp2", "dp2")}
 CALLS = ("init_device", "load_model", "determine_available_memory", "initialize_from_config")
 CALLS += ("compile_or_warm_up_model",)  # the worker's, in this order
-CUDA = ("cuda", "custom")
-ENGINES = ("xla", *OPTIONS, "before", *CUDA)
+CUDA = ("cuda", "cuda-tp2", "cuda-tp4", "cuda-ep2", "custom")
+XLA = ("xla", "before")
+ENGINES = (*XLA, *(f"{name}-{ending}" for name in XLA for ending in OPTIONS), *CUDA)
+STEPS = 32  # that --trace looks at,
+MOST = 40  # and kernels that it names
 
 
 def own_memory() -> int:
-    """Of this process, octets: written pages that are no file's."""
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    sizes = dict(line.split(":") for line in lines if line.startswith(("RssAnon", "RssShmem")))
-    return sum(1024 * int(size.split()[0]) for size in sizes.values())
+    """Of this process group, octets: written pages that are no file's."""
+    kib = 0
+    for status in pathlib.Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):  # it may have ended
+            if os.getpgid(int(status.parent.name)) == os.getpgrp():
+                lines = status.read_text().splitlines()
+                kib += sum(
+                    int(x.split()[1]) for x in lines if x.startswith(("RssAnon", "RssShmem"))
+                )
+    return 1024 * kib
 
 
 class Start:
@@ -101,7 +116,7 @@ class Start:
         self.programs: collections.defaultdict[str, list] = collections.defaultdict(lambda: [0, 0])
 
     def _sample(self) -> None:
-        while not self.over.wait(0.05):
+        while not self.over.wait(0.1):
             self.memory = max(self.memory, own_memory())
 
     def part(self, name: str) -> None:
@@ -180,7 +195,8 @@ def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
 
     start.part("imports")
     start.watch()
-    options = OPTIONS.get(args.engines[0], {})
+    (name,) = args.engines
+    options = OPTIONS.get(name.partition("-")[2], {})
     parts = options.get("data_parallel_size", 1)  # of the requests, and of the pages
     each = [(-(-concurrency // parts), words) for concurrency, words in args.requests]
     pages = max((c + 1) * -(-(words + args.output + 1) // 32) for c, words in each)
@@ -194,9 +210,9 @@ def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
         enable_prefix_caching=False,
         num_gpu_blocks_override=parts * max(args.longest // 32 + 1, pages),
         block_size=32,
-        gpu_memory_utilization=args.share if args.engines[0] in CUDA else 0.95,  # or of XLA's pool
+        gpu_memory_utilization=args.share if name in CUDA else 0.95,  # or of XLA's pool
         kv_cache_dtype=args.cache,
-        **({"attention_backend": "CUSTOM"} if args.engines == ["custom"] else {}),
+        **({"attention_backend": "CUSTOM"} if name == "custom" else {}),
         **options,
     )
     print("RESULT", json.dumps(start.result()), flush=True)
@@ -217,9 +233,102 @@ def serve_standard_input(args: argparse.Namespace, sizes: dict) -> None:
 
         if what == "profile":
             result = profile(lambda tokens: generate(tokens)[0], args.output)
+        elif what == "decode":
+            runs = [
+                decode(engine.llm_engine, prompts, args.output, contextlib.nullcontext())
+                for _ in range(args.rounds)
+            ]
+            result = 1e3 * statistics.median(seconds / steps for seconds, steps in runs)
+        elif what == "trace":
+            result = {}
+            around = traced(name in CUDA, result)
+            result["steps"] = decode(engine.llm_engine, prompts, args.output, around)[1]
         else:
             result = [generate(tokens) for tokens in (1, 1 + args.output)]
         print("RESULT", json.dumps(result), flush=True)
+
+
+def decode(
+    engine, prompts: list, output: int, around: contextlib.AbstractContextManager
+) -> tuple[float, float]:
+    """Seconds that STEPS steps or more take in which all prompts are answered on, and how many.
+
+    NaN of them if --output is so short that the first answer ends before. They run in `around`.
+    """
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    for i, prompt in enumerate(prompts):
+        last = i == len(prompts) - 1  # told of in each step; the others when they end
+        wanted = SamplingParams(
+            max_tokens=1 + output,
+            temperature=0,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.CUMULATIVE if last else RequestOutputKind.FINAL_ONLY,
+        )
+        engine.add_request(str(i), prompt, wanted)
+
+    def advance(tokens: int) -> int:
+        while engine.has_unfinished_requests():
+            for answer in engine.step():
+                if (length := len(answer.outputs[0].token_ids)) >= tokens:
+                    return length
+        return 0
+
+    begin = advance(1)
+    with around:
+        start = time.perf_counter()
+        end = advance(begin + STEPS)
+        seconds = time.perf_counter() - start
+    while engine.has_unfinished_requests():
+        engine.step()
+    return seconds, end - begin if begin < end <= output else math.nan
+
+
+@contextlib.contextmanager
+def traced(cuda: bool, result: dict) -> Iterator[None]:
+    """`kernel_times` of what is begun within, to `result`."""
+    if cuda:
+        import torch
+
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            yield
+            torch.cuda.synchronize()
+        result["kernels"], result["busy"] = kernel_times(
+            (event.name, event.time_range.start / 1e6, event.time_range.end / 1e6)
+            for event in profiler.events()
+            if event.device_type == torch.autograd.DeviceType.CUDA
+        )
+        return
+    import jax
+
+    def synchronize() -> None:
+        jax.block_until_ready([jax.device_put(0, device) + 1 for device in jax.local_devices()])
+
+    synchronize()
+    with trace() as totals:
+        yield
+        synchronize()
+    result["kernels"], result["busy"] = totals[0].kernels, totals[0].busy
+
+
+def told_step(step: dict, layers: int) -> str:
+    """Results of "decode" and, where there is one, of "trace", in words."""
+    text = f"{step['ms']:.3f} ms a step"
+    if "kernels" not in step:
+        return text
+    steps = step["steps"]
+    text += f", the device busy (traced) for {1e3 * step['busy'] / steps:.3f}"
+    text += "\nus a step, a layer, times a layer:"
+    rows = sorted(step["kernels"].items(), key=lambda item: -item[1][0])
+    if rest := rows[MOST:]:
+        sums = [sum(values[i] for _, values in rest) for i in range(2)]
+        rows[MOST:] = [(f"{len(rest)} more", sums)]
+    for name, (seconds, count) in rows:
+        us = 1e6 * seconds / steps
+        text += f"\n{us:9.1f} {us / layers:8.2f} {count / steps / layers:8.2f}  {name[:120]}"
+    return text
 
 
 def profile(generate: Callable[[int], float], tokens: int) -> str:
@@ -279,7 +388,7 @@ class Engine:
         share = str(0.9 / len(args.engines))
         env["XLA_PYTHON_CLIENT_MEM_FRACTION"] = share
         packages = args.before if name.startswith("before") else None
-        if name == "xla-tfrt":
+        if name.endswith("-tfrt"):
             env["XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT"] = "1"
         if name in CUDA:
             env["VLLM_PLUGINS"], packages = "xla_gpu_cuda", args.cuda_packages
@@ -347,6 +456,7 @@ def main() -> None:
     )
     parser.add_argument("--start", action="store_true", help="measure the start alone")
     parser.add_argument("--profile", type=load_size, metavar="CxWORDS", help="of the host's part")
+    parser.add_argument("--trace", action="store_true", help="of the device's part")
     parser.add_argument("--json", type=pathlib.Path, help="keep all times")
     parser.add_argument("--model", help=argparse.SUPPRESS)  # of a process that is an engine,
     parser.add_argument("--share", type=float, help=argparse.SUPPRESS)  # and its GPU memory's part
@@ -358,8 +468,13 @@ def main() -> None:
             sizes |= TINY | dict(hidden_size=64, moe_intermediate_size=64, num_experts=16)
             sizes |= dict(num_hidden_layers=args.experts)
     if args.model:
-        serve_standard_input(args, sizes)
+        try:
+            serve_standard_input(args, sizes)
+        except Exception:  # a log without it is that of an engine that was killed
+            traceback.print_exc()
         os.killpg(0, signal.SIGKILL)  # its threads and schedulers do not end by themselves
+    # Of a time limit, as `timeout` has it: the engines, in groups of their own, end too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     with (
         tempfile.TemporaryDirectory(prefix="vllm-engines-") as folder,
         contextlib.ExitStack() as running,
@@ -406,8 +521,21 @@ def main() -> None:
                 cells = f"{1e3 * first:.1f} | {1e3 * step:.2f} | {1e3 * host:.2f}"
                 cells += f" | {load[0] / step:.0f}"
                 print("| {}x{} | {} | {} |".format(*load, name, cells), flush=True)
+        steps: dict[str, dict[str, dict]] = {load: {} for load in times if args.trace}
+        for load, of_load in steps.items():  # before a profiler, which may slow what follows it
+            for engine in engines:
+                engine.send(*load_size(load), "decode")
+                of_load[engine.name] = {"ms": engine.answer() or math.nan}
+        for load, of_load in steps.items():
+            for engine in engines:
+                step = of_load[engine.name]
+                if not engine.name.startswith("cuda-"):
+                    engine.send(*load_size(load), "trace")
+                    step |= engine.answer() or {}
+                text = told_step(step, sizes["num_hidden_layers"])
+                print(f"\n{load}, {engine.name}: {text}", flush=True)
     if args.json:
-        args.json.write_text(json.dumps(dict(starts=starts, times=times)))
+        args.json.write_text(json.dumps(dict(starts=starts, times=times, steps=steps)))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import pathlib
@@ -31,7 +32,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 
 from vllm_serve import (
     ATTENTIONS,
@@ -63,6 +64,18 @@ def own_seconds(events: list, totals: dict[str, list[float]]) -> None:
         around.append(event)
 
 
+def kernel_times(spans: Iterable[tuple[str, float, float]]) -> tuple[dict[str, list[float]], float]:
+    """Each kernel's seconds and count, and the device's busy seconds; of names, begins and ends."""
+    kernels: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0])
+    busy, until = 0.0, 0.0
+    for name, begin, end in sorted(spans, key=lambda span: span[1:]):  # kernels may overlap
+        kernels[name][0] += end - begin
+        kernels[name][1] += 1
+        busy += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return kernels, busy
+
+
 def totals(folder: pathlib.Path) -> Totals:
     """Of a trace: each kernel's seconds and count, the device's busy seconds, those of updates.
 
@@ -74,7 +87,6 @@ def totals(folder: pathlib.Path) -> Totals:
     from jax.profiler import ProfileData
 
     (file,) = folder.rglob("*.xplane.pb")
-    kernels: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0])
     host: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0])
     calls: dict[str, int] = collections.Counter()
     spans, update = [], 0.0
@@ -85,28 +97,26 @@ def totals(folder: pathlib.Path) -> Totals:
                 calls.update(e.name[13:-1] for e in line.events if "PjitFunction(" in e.name)
                 own_seconds(list(line.events), host)
             elif line.name.startswith("Stream") and plane.name.endswith("GPU:0"):
-                for event in line.events:
-                    kernels[event.name][0] += event.duration_ns / 1e9
-                    kernels[event.name][1] += 1
-                    spans.append((event.start_ns, event.start_ns + event.duration_ns))
-    busy, until = 0.0, 0.0
-    for begin, end in sorted(spans):  # kernels may overlap
-        busy += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return Totals(kernels, busy / 1e9, update / 1e9, calls, host)
+                spans += [
+                    (e.name, e.start_ns / 1e9, (e.start_ns + e.duration_ns) / 1e9)
+                    for e in line.events
+                ]
+    return Totals(*kernel_times(spans), update / 1e9, calls, host)
 
 
-def trace(generate: Callable[[int], float], tokens: int) -> Totals:
-    """`totals` of answers of so many tokens."""
+@contextlib.contextmanager
+def trace() -> Iterator[list[Totals]]:
+    """Ends with `totals` of what JAX does within, in the list."""
     import jax
 
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
+    found: list[Totals] = []
     with tempfile.TemporaryDirectory(prefix="vllm-step-") as folder:
         jax.profiler.start_trace(folder, profiler_options=options)
-        generate(tokens)
+        yield found
         jax.profiler.stop_trace()
-        return totals(pathlib.Path(folder))
+        found.append(totals(pathlib.Path(folder)))
 
 
 def sizes(args: argparse.Namespace) -> dict:
@@ -151,7 +161,12 @@ def measure(args: argparse.Namespace) -> dict:
     steps = [
         (generate(long) - generate(short)) / (long - short) for _ in range(3 if args.tiny else 5)
     ]
-    few, many = (trace(generate, n) for n in TRACED)
+    traces = []
+    for tokens in TRACED:
+        with trace() as found:
+            generate(tokens)
+        traces += found
+    few, many = traces
     count = TRACED[1] - TRACED[0]
 
     def most(few: dict, many: dict) -> list:

@@ -98,10 +98,12 @@ sanitize() {
 }
 step_memcheck() { sanitize memcheck; }
 step_racecheck() { sanitize racecheck; }
+step_initcheck() { sanitize initcheck; }
+step_synccheck() { sanitize synccheck; }
 
 failed=()
 steps=("$@")
-((${#steps[@]})) || steps=(doctor probe cpp host jax torch torchax torch_xla vllm demo memcheck racecheck)
+((${#steps[@]})) || steps=(doctor probe cpp host jax torch torchax torch_xla vllm demo memcheck racecheck initcheck synccheck)
 for step in "${steps[@]}"; do
   start=$SECONDS verdict=ok
   echo "==== $step"

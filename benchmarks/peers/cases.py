@@ -8,13 +8,18 @@ from collections.abc import Sequence
 
 # Whom a ratio is against: peers that read pages and round as little as we do; those and others that
 # round queries or weights to fp8; keys and values that lay contiguous beforehand; a copy of as many
-# bytes. A ratio of None is shown and asks nothing.
+# bytes; our own call without what the case has besides (an fp8 cache, a soft cap, ...). A ratio of
+# None is shown and asks nothing.
 AGAINST = {
     "paged": ("paged",),
     "any": ("paged", "rounded"),
     "contiguous": ("contiguous",),
     "copy": ("copy",),
+    "own": ("own",),
 }
+# What else is asked, of our rate alone: a share of the bytes a second that this machine reads at
+# most, and TFLOP/s.
+RATES = ("ceiling", "TFLOP/s")
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 FP8 = "float8_e4m3fn"
 
@@ -34,13 +39,26 @@ class Case:
     dtype: str = "bfloat16"
     cache: str = "bfloat16"
     window: int | None = None
-    asked: dict[str, float | None] = dataclasses.field(default_factory=dict)  # see AGAINST
+    soft_cap: float | None = None
+    invariant: bool = False  # batch_invariant
+    unaligned: bool = False  # the cache begins an element past a multiple of 16 bytes
+    asked: dict[str, float | None] = dataclasses.field(default_factory=dict)  # AGAINST, RATES
     sustained: bool = False  # also back to back, at the power limit
     update: bool = False
 
     @property
     def decode(self) -> bool:
         return not self.update and max(self.queries) == 1
+
+    @property
+    def reads(self) -> bool:
+        """Whether it is memory that bounds it: under 150 FLOP a byte; Hopper does some 170."""
+        return not self.update and self.flops() < 150 * self.bytes()
+
+    @property
+    def own(self) -> bool:
+        """Whether it is beside our own calls alone: of an option that peers do not have."""
+        return self.invariant or self.unaligned
 
     @property
     def uniform(self) -> bool:
@@ -81,8 +99,11 @@ def _with(name: str, more: dict) -> str:
         f"head_dim {more['head_dim']}" if "head_dim" in more else "",
         f"page {more['page']}" if "page" in more else "",
         f"window {more['window']}" if more.get("window") else "",
+        f"soft cap {more['soft_cap']:g}" if more.get("soft_cap") else "",
         "f32" if more.get("dtype") == "float32" else "",
         "fp8 cache" if more.get("cache") == FP8 else "",
+        "batch-invariant" if more.get("invariant") else "",
+        "unaligned" if more.get("unaligned") else "",
     ]
     return ", ".join([name, *(word for word in words if word)])
 
@@ -124,10 +145,15 @@ def _table() -> list[Case]:
     several, eight, windows = "Several queries, one kv head", "fp8 cache", "Sliding windows"
     odd, mixed = "Pages of any size", "Mixed batches"
     prompts, others, rest = "Prefill, head_dim 128", "Prefill, other shapes", "f32, head_dim 512"
+    options, updates = "Options, beside none", "update_kv_cache"
     ragged = _lengths(64, 8192)
     paged = {"sustained": True, "asked": {"paged": 1.18, "contiguous": 1.08}}
     both = {"cache": FP8, "asked": {"paged": 1.6, "any": 1.05}}
-    f32 = {"dtype": "float32", "cache": "float32"}
+    full = {"paged": 1.04, "ceiling": 0.97}  # of large decode
+    nearly = {"paged": 1.02, "ceiling": 0.97}
+    single = {"dtype": "float32", "cache": "float32"}
+    f32 = {**single, "asked": {"paged": None, "TFLOP/s": 120}}
+    option = {"asked": {"own": None}}
     short = _lengths(1024, 256)
     return [
         _decode(latency, 1, 1024, asked=1.4),
@@ -139,14 +165,14 @@ def _table() -> list[Case]:
         _case("decode 64 of U[1,8192]", middling, [1] * 64, ragged, asked=1.08),
         _case("decode 131072, 63x512", middling, [1] * 64, [131072] + [512] * 63, asked=1.08),
         _case("decode 1024 of U[1,256]", middling, [1] * 1024, short, asked=1.05),
-        *(_decode(large, b, c, asked=1.04) for b, c in ((64, 4096), (128, 4096), (256, 2048))),
-        _decode(large, 8, 32768, asked=1.04),
-        _decode(large, 64, 4096, page=1, asked=1.02),
-        *(_decode(large, 64, 4096, page=page, asked=1.04) for page in (8, 64, 256)),
-        _decode(large, 64, 4096, q_heads=64, asked=1.04),
-        _decode(large, 64, 4096, kv_heads=32, asked=1.04),
-        _decode(large, 64, 4096, head_dim=64, asked=1.04),
-        _decode(large, 64, 4096, head_dim=256, asked=1.02),
+        *(_decode(large, b, c, asked=full) for b, c in ((64, 4096), (128, 4096), (256, 2048))),
+        _decode(large, 8, 32768, asked=full),
+        _decode(large, 64, 4096, page=1, asked=nearly),
+        *(_decode(large, 64, 4096, page=page, asked=full) for page in (8, 64, 256)),
+        _decode(large, 64, 4096, q_heads=64, asked=full),
+        _decode(large, 64, 4096, kv_heads=32, asked=full),
+        _decode(large, 64, 4096, head_dim=64, asked=full),
+        _decode(large, 64, 4096, head_dim=256, asked=nearly),
         *(
             _decode(odd, b, c, page=page)
             for page in (1, 20)
@@ -163,7 +189,7 @@ def _table() -> list[Case]:
         *(_decode(several, 64, 4096, q_heads=h, kv_heads=1, asked=1.05) for h in (8, 16, 32)),
         *(_decode(eight, b, c, **both) for b, c in ((1, 8192), (8, 32768), (64, 4096))),
         _decode(eight, 128, 4096, **both),
-        _prefill(eight, 4, 4096, cache=FP8, asked={"any": None}),
+        _prefill(eight, 4, 4096, cache=FP8, asked={"any": None, "own": 1.0}),
         _decode(windows, 64, 4096, window=128, asked=1.1),
         *(_decode(windows, 8, 32768, window=w, asked=1.1) for w in (128, 1024, 4096)),
         _decode(windows, 1, 131072, window=4096, asked=1.1),
@@ -179,22 +205,28 @@ def _table() -> list[Case]:
         *(_chunk(others, queries, 32768, asked=1.05) for queries in (16, 64, 512)),
         _mixed(mixed, 2048, 8192, 63, 4096, asked=1.25),
         _mixed(mixed, 256, 16384, 127, 1024, asked=1.25),
-        _decode(rest, 64, 4096, head_dim=512),
-        _prefill(rest, 4, 4096, head_dim=512),
-        _decode(rest, 64, 4096, **f32),
+        _decode(rest, 64, 4096, head_dim=512, asked=1.5),
+        _prefill(rest, 4, 4096, head_dim=512, asked=1.5),
+        _decode(rest, 64, 4096, **single, asked={"paged": None, "ceiling": 0.8}),
         *(_prefill(rest, b, s, **f32) for b, s in ((4, 4096), (1, 1024), (16, 1024))),
         *(_chunk(rest, queries, 32768, **f32) for queries in (64, 512)),
         _prefill(rest, 2, 4096, head_dim=64, **f32),
+        _prefill(options, 4, 4096, soft_cap=50.0, asked={"paged": None, "own": None}),
+        _decode(options, 1, 131072, invariant=True, **option),
+        _decode(options, 64, 4096, invariant=True, **option),
+        _chunk(options, 64, 32768, invariant=True, **option),
+        _prefill(options, 4, 4096, invariant=True, **option),
+        _decode(options, 64, 1024, unaligned=True, **option),
         *(
             _case(
                 f"update {n}",
-                "update_kv_cache",
+                updates,
                 [n],
                 [n],
                 update=True,
-                asked={"paged": None, "copy": None},
+                asked={"paged": None, "copy": 0.8 if n >= 4096 else None},
             )
-            for n in (128, 1024, 8192, 32768)
+            for n in (128, 1024, 4096, 8192, 32768)
         ),
     ]
 

@@ -103,6 +103,8 @@ class Inputs:
             q = self.q[[start + r for r in picked]].double()
             q = q.view(len(picked), case.kv_heads, group, case.head_dim)
             logits = torch.einsum("rhgd,khd->rhgk", q, k) * case.scale
+            if case.soft_cap:
+                logits = case.soft_cap * (logits / case.soft_cap).tanh()
             at = torch.tensor([context - queries + r for r in picked], device=self.device)
             key, at = torch.arange(context, device=self.device), at[:, None]
             seen = key <= at

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from peers import reads
+from peers.cases import Case
 from peers.inputs import Inputs
 
 
@@ -23,11 +25,14 @@ class UnsupportedError(Exception):
 
 @dataclasses.dataclass
 class Call:
-    """`run` calls on one copy of the inputs; `result` is what the last call on copy 0 made."""
+    """`run` calls on one copy of the inputs; `result` is what the last call on copy 0 made.
+
+    A call without `result` was compared when it was prepared.
+    """
 
     run: Callable[[int], Any]
-    result: Callable[[], torch.Tensor]
-    group: str = "paged"  # of cases.AGAINST
+    result: Callable[[], torch.Tensor] | None
+    group: str = "paged"  # of cases.AGAINST; "ours", "read"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Peer:
     name: str
     find: Callable[[], str]
     prepare: Callable[[Inputs], Call]
+    own: bool = False  # ours, or what any call of ours is beside
 
 
 def need(condition: bool, words: str) -> None:
@@ -88,14 +94,16 @@ def _find_ours() -> str:
     return _version(xla_gpu)
 
 
-def _attend(inputs: Inputs, caches: list[Any]) -> Call:
+def _attend(inputs: Inputs, caches: list[Any], case: Case, group: str = "ours") -> Call:
+    """Our call as `case` has it: its window, soft cap and batch_invariant."""
     from xla_gpu.torch import paged_attention
 
-    case = inputs.case
     count = torch.full((1,), len(case.contexts), dtype=torch.int32, device=inputs.device)
     rest = (inputs.lens, inputs.tables, inputs.starts, count, case.scale, case.window)
-    promise = {"max_query_len": inputs.max_query}
-    return _kept(lambda copy: paged_attention(inputs.q, caches[copy], *rest, **promise), "ours")
+    more = {"soft_cap": case.soft_cap, "max_query_len": inputs.max_query}
+    if case.invariant:
+        more["batch_invariant"] = True
+    return _kept(lambda copy: paged_attention(inputs.q, caches[copy], *rest, **more), group)
 
 
 def _interleaved(inputs: Inputs) -> list[torch.Tensor]:
@@ -106,14 +114,44 @@ def _interleaved(inputs: Inputs) -> list[torch.Tensor]:
     return [torch.stack(pair, dim=3).flatten(2, 3).view(both.dtype) for pair in caches]
 
 
+def _unaligned(cache: torch.Tensor) -> torch.Tensor:
+    """The same, in memory that begins an element past a multiple of 16 bytes."""
+    moved = cache.new_empty(cache.numel() + 1)[1:].view(cache.shape)
+    return moved.copy_(cache)
+
+
 def _ours(inputs: Inputs) -> Call:
-    return _update(inputs) if inputs.case.update else _attend(inputs, _interleaved(inputs))
+    if inputs.case.update:
+        return _update(inputs)
+    caches = _interleaved(inputs)
+    if inputs.case.unaligned:
+        caches = [_unaligned(cache) for cache in caches]
+    return _attend(inputs, caches, inputs.case)
+
+
+def _ours_plain(inputs: Inputs) -> Call:
+    """Our call without what the case has besides, over a cache of the query's dtype."""
+    need("own" in inputs.case.asked, "what has something besides only")
+    caches = [cache.to(inputs.dtype) for cache in _interleaved(inputs)]
+    plain = dataclasses.replace(inputs.case, soft_cap=None, invariant=False)
+    return _attend(inputs, caches, plain, "own")
 
 
 def _ours_apart(inputs: Inputs) -> Call:
     need(not inputs.case.update, "attention only")
     pairs = list(zip(inputs.keys, inputs.values, strict=True))
-    return _attend(inputs, pairs)
+    return _attend(inputs, pairs, inputs.case)
+
+
+def _read(blocks: str) -> Callable[[Inputs], Call]:
+    def prepare(inputs: Inputs) -> Call:
+        need(inputs.case.reads, "what memory bounds only")
+        numbers = inputs.both.view(-1).view(torch.int32)
+        size = inputs.case.bytes() // 16 * 4
+        parts = [numbers[copy * size : (copy + 1) * size] for copy in range(inputs.copies)]
+        return Call(reads.reader(parts, blocks), None, "read")
+
+    return prepare
 
 
 def _empty_cache(inputs: Inputs, heads: int) -> torch.Tensor:
@@ -203,6 +241,8 @@ def _fa3_part(inputs: Inputs, first: int, last: int) -> tuple[Callable[[int], An
     usual = {
         **_FA3_USUAL,
         "is_causal": max(queries) > 1,
+        "softcap": case.soft_cap or 0.0,
+        "has_softcap": case.soft_cap is not None,
         "window_size_left": case.window - 1 if case.window else -1,
         "window_size_right": 0 if case.window else -1,
         "cu_seqlens_q": (inputs.starts[first : last + 1] - start).contiguous(),
@@ -259,7 +299,7 @@ def _fa3_contiguous(inputs: Inputs) -> Call:
     case = inputs.case
     need(not case.update and not case.decode, "prompts only")
     need(case.cache == case.dtype and case.dtype != "float32", "bf16 and f16 only")
-    need(case.window is None, "windows from pages only")
+    need(case.window is None and case.soft_cap is None, "windows and soft caps from pages only")
     dense = [inputs.contiguous(copy) for copy in range(inputs.copies)]
     lens = torch.nn.functional.pad(inputs.lens.cumsum(0), (1, 0)).int()
     out = _blank(inputs.q)
@@ -302,6 +342,7 @@ def _planned(inputs: Inputs, wrapper: Any, *indices: Any, **more: Any) -> Call:
         case.head_dim,
         case.page,
         window_left=case.window - 1 if case.window else -1,
+        logits_soft_cap=case.soft_cap,
         sm_scale=case.scale,
         q_data_type=inputs.dtype,
         kv_data_type=inputs.cache_dtype,
@@ -339,6 +380,7 @@ def _xqa(inputs: Inputs) -> Call:
     """On pages [kv_heads, page, head_dim], where it is at its fastest."""
     case = inputs.case
     need(case.decode, "decode only")
+    need(case.soft_cap is None, "no soft cap")
     need(case.page in (16, 32, 64, 128), "pages of 16, 32, 64 or 128 only")
     need(case.dtype != "float32", "no f32")
     from flashinfer.decode import xqa_batch_decode_with_kv_cache as decode
@@ -384,7 +426,7 @@ def _cudnn_pages(inputs: Inputs) -> Call:
     case = inputs.case
     need(not case.update, "attention only")
     need(case.cache == case.dtype and case.dtype != "float32", "bf16 and f16 only")
-    need(case.window is None, "no window")
+    need(case.window is None and case.soft_cap is None, "no window and no soft cap")
     from flashinfer import cudnn
 
     workspace, out = _workspace(256, inputs), _blank(inputs.q)
@@ -417,7 +459,7 @@ def _sdpa(inputs: Inputs) -> Call:
     case = inputs.case
     need(not case.update, "attention only")
     need(case.cache == case.dtype, "no fp8 cache")
-    need(case.window is None, "no window")
+    need(case.window is None and case.soft_cap is None, "no window and no soft cap")
     need(case.uniform, "sequences of one length only")
     need(case.decode or case.queries == case.contexts, "decode and whole prompts only")
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -455,7 +497,7 @@ def _triton(inputs: Inputs) -> Call:
     attend = _import(*_TRITON).unified_attention
     out = _blank(inputs.q)
     few, segments = 128 // case.kv_heads, 16  # as vLLM's backend chooses them
-    size = (few, case.q_heads, segments)
+    size = (few * min(inputs.max_query, 8), case.q_heads, segments)
     padded = 1 << (case.head_dim - 1).bit_length()
     ones = torch.ones(1, device=inputs.device).expand(len(case.queries), case.kv_heads)
     given = {
@@ -469,7 +511,7 @@ def _triton(inputs: Inputs) -> Call:
         "causal": True,
         "window_size": (case.window - 1, 0) if case.window else (-1, -1),
         "block_table": inputs.tables,
-        "softcap": 0.0,
+        "softcap": case.soft_cap or 0.0,
         "q_descale": None,
         "k_descale": ones,
         "v_descale": ones,
@@ -503,8 +545,11 @@ def _vllm_cache(inputs: Inputs) -> Call:
 
 
 PEERS = [
-    Peer("ours", _find_ours, _ours),
+    Peer("ours", _find_ours, _ours, own=True),
     Peer("ours, K and V apart", _find_ours, _ours_apart),
+    Peer("ours, plain", _find_ours, _ours_plain, own=True),
+    Peer("read, one wave", _find_ours, _read("wave"), own=True),
+    Peer("read, a block a part", _find_ours, _read("part"), own=True),
     Peer("FA3", lambda: str(_fa3().fwd), _fa3_pages),
     Peer("FA3, two calls", lambda: str(_fa3().fwd), _fa3_two_calls),
     Peer("FA3, contiguous", lambda: str(_fa3().fwd), _fa3_contiguous),

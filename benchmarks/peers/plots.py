@@ -7,6 +7,7 @@ import math
 
 import chart
 
+from peers.cases import AGAINST
 from peers.results import OURS, Results, Row
 
 COLUMNS, CELL, HEIGHT, LEFT = 5, 172, 40, 12
@@ -35,9 +36,9 @@ def _short(name: str) -> str:
     return name if len(name) <= 28 else name[:27] + "…"
 
 
-def _cell(row: Row, against: str, x: float, y: float) -> list[str]:
-    ratio = row.ratio(against)
-    asked, verdict = row.case.asked[against], row.verdict(against)
+def _cell(results: Results, row: Row, against: str, x: float, y: float) -> list[str]:
+    ratio, asked = results.ratio(row, against), row.case.asked[against]
+    verdict = results.verdict(row, against)
     words = "-" if ratio is None else f"{ratio:.2f}"
     if asked is not None:
         words += f" of {asked:.2f}"
@@ -68,10 +69,11 @@ def ratios(results: Results) -> str:
             for row in results.rows
             if row.case.regime == regime
             for against in row.case.asked
+            if against in AGAINST
         ]
         for number, (row, against) in enumerate(cells):
             column, line = number % COLUMNS, number // COLUMNS
-            elements += _cell(row, against, LEFT + column * CELL, y + line * HEIGHT)
+            elements += _cell(results, row, against, LEFT + column * CELL, y + line * HEIGHT)
         y += -(-len(cells) // COLUMNS) * HEIGHT + 8
     return chart.document(WIDTH, y + 8, elements, STYLE)
 
@@ -111,8 +113,9 @@ def roofline(results: Results) -> str:
     points = []
     for row in results.rows:
         amount = row.case.flops()
-        best = row.best("paged", False)
-        for kind, m in (("peer", best[1] if best else None), ("ours", row.measured.get(OURS))):
+        best = row.best("paged")
+        for kind, name in (("peer", best[1] if best else ""), ("ours", OURS)):
+            m = row.measured.get(name)
             if amount and m is not None and m.median is not None:
                 rate = amount / m.median / 1e12
                 points.append((amount / row.case.bytes(), rate, kind, row.case.name, m.median))

@@ -22,6 +22,12 @@ inline int CasesPerKind() {
   return text == nullptr ? 40 : std::max(1, std::atoi(text));
 }
 
+// Of random problems the first one's, so that processes can share a kind's.
+inline uint64_t FirstSeed() {
+  const char* text = std::getenv("XLA_GPU_TEST_SEED");
+  return text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
+}
+
 inline Guards TestGuards() {
   const char* text = std::getenv("XLA_GPU_TEST_GUARDS");
   const bool off = text != nullptr && std::strcmp(text, "0") == 0;
@@ -33,9 +39,10 @@ inline Bytes HostBytes(const TensorView& view) {
   return {data, data + view.size_bytes()};
 }
 
-// Runs a call of Host tensors on the GPU: arguments are copied there, results come back as bytes.
-// `aliases[i]`: the argument whose buffer result i shares, or -1. `plan`: in place of the op's own.
-// With `shifts` tensors start at random multiples of their element size, but for scratch.
+// Runs a call of Host tensors on the GPU: arguments are copied there, results, but for scratch,
+// come back as bytes. `aliases[i]`: the argument whose buffer result i shares, or -1. `plan`: in
+// place of the op's own. With `shifts` tensors start at random multiples of their element size, but
+// for scratch.
 inline StatusOr<std::vector<Bytes>> RunOnGpu(const Op& op, const Call& host,
                                              std::vector<int> aliases, const Plan* plan = nullptr,
                                              std::mt19937_64* shifts = nullptr) {
@@ -51,19 +58,22 @@ inline StatusOr<std::vector<Bytes>> RunOnGpu(const Op& op, const Call& host,
         std::make_unique<DeviceBuffer<char>>(HostBytes(arg), TestGuards(), shift(arg.dtype)));
     args.push_back({memory.back()->data(), arg.dtype, arg.shape});
   }
-  std::vector<DeviceBuffer<char>*> outputs;
+  std::vector<DeviceBuffer<char>*> outputs;  // null: scratch
   for (size_t i = 0; i < inferred.size(); ++i) {
     const int alias = i < aliases.size() ? aliases[i] : -1;
+    const bool scratch = inferred[i].spec->kind == ResultKind::kScratch;
     const TensorSpec& type = inferred[i].type;
     TensorView view{nullptr, type.dtype, type.shape};
     if (alias < 0) {
-      const bool scratch = inferred[i].spec->kind == ResultKind::kScratch;
-      memory.push_back(std::make_unique<DeviceBuffer<char>>(
-          Bytes(static_cast<size_t>(view.size_bytes()), '\xff'), TestGuards(),
-          scratch ? 0 : shift(view.dtype)));
+      const auto size = static_cast<size_t>(view.size_bytes());
+      memory.push_back(std::make_unique<DeviceBuffer<char>>(size, TestGuards(),
+                                                            scratch ? 0 : shift(view.dtype)));
+      if (TestGuards() == Guards::kOn) memory.back()->CopyFrom(Bytes(size, '\xff'));
     }
-    outputs.push_back(alias < 0 ? memory.back().get() : memory[static_cast<size_t>(alias)].get());
-    view.data = outputs.back()->data();
+    DeviceBuffer<char>* const output =
+        alias < 0 ? memory.back().get() : memory[static_cast<size_t>(alias)].get();
+    outputs.push_back(scratch ? nullptr : output);
+    view.data = output->data();
     results.push_back(view);
   }
   Stream stream;
@@ -80,7 +90,9 @@ inline StatusOr<std::vector<Bytes>> RunOnGpu(const Op& op, const Call& host,
     XLA_GPU_RETURN_IF_ERROR(RunOp(op, Platform::kHost, {args, results, host.attributes}, {}));
   }
   std::vector<Bytes> bytes;
-  for (const auto* output : outputs) bytes.push_back(output->ToHost());
+  for (const auto* output : outputs) {
+    bytes.push_back(output == nullptr ? Bytes{} : output->ToHost());
+  }
   for (const auto& buffer : memory) {
     if (!buffer->GuardsIntact()) return Internal("a write outside of a tensor");
   }

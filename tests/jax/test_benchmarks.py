@@ -14,6 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks
 
 import bench_gpu
 import cpu
+import cpu_page
 import decode_layer
 import gpu
 import own_kernels
@@ -47,9 +48,10 @@ def chart_of(path):
 def test_cpu_results_are_saved_and_made_again(problem, tmp_path):
     row = cpu.measure(problem, budget=0.001, shrink=64)
     assert row["rates"]["ours, paged"] > 0
-    (limit,) = row["ceilings"].values()
+    assert len(row["ceilings"]) == (1 if problem.prefill else 2)
+    limit = min(row["ceilings"].values())
     assert limit > 0
-    facts = {"machine": "a test", "jax": "0", "torch": "none", "how": "so"}
+    facts = {"machine": "a test", "cores": 1, "jax": "0", "torch": "none", "how": "so"}
     facts["overhead_us"] = {"empty": 1.0}
     facts["scaling"] = [{"cores": 1, "decode": 2.0}, {"cores": 4, "decode": 6.0}]
     cpu.save(tmp_path, facts, [row])
@@ -68,8 +70,46 @@ def test_cpu_measures_a_prompt_beside_decodes(tmp_path):
     problem = Mixed(3, 24, "float32", prompt=9, **SIZES)
     row = cpu.measure(problem, budget=0.001, shrink=64)
     assert all(error < 1e-5 for error in row["errors"].values())
-    cpu.save(tmp_path, {"machine": "", "jax": "", "torch": "", "how": "", "overhead_us": {}}, [row])
+    facts = {"machine": "", "cores": 1, "jax": "", "torch": "", "how": "", "overhead_us": {}}
+    cpu.save(tmp_path, facts, [row])
     assert cpu.load(tmp_path / "cpu.json")[1][0]["problem"] == problem
+
+
+def test_cpu_page_says_what_is_asked_and_what_binds():
+    def row(problem, ours, read=0.0, arithmetic=0.0, **peers):
+        limits = (
+            {cpu_page.READ: read, cpu_page.ARITHMETIC: arithmetic} if read else {"product": 1.0}
+        )
+        rates = {"ours, paged": ours} | peers
+        return {
+            "problem": problem,
+            "rates": rates,
+            "errors": dict.fromkeys(rates, 0.0),
+            "ceilings": limits,
+        }
+
+    wide, narrow = (Problem(8, 4096, dtype) for dtype in ("bfloat16", "float8_e5m2"))
+    prompt = Problem(1, 2048, "bfloat16", prefill=True)
+    rows = [
+        *(row(wide, 40.0, 50.0, 60.0), row(narrow, 36.0, 50.0, 40.0)),
+        row(prompt, 300.0, **{"torch SDPA, gathered": 100.0, "torch SDPA, head-major": 150.0}),
+        *(row(wide, 45.0, 50.0, 60.0), row(narrow, 41.0, 50.0, 40.0)),
+        row(prompt, 300.0, **{"torch SDPA, gathered": 100.0, "torch SDPA, head-major": 160.0}),
+    ]
+    assert (
+        "| decode 8x4096 bfloat16 | **40, 45**, error 0e+00 | 50, 50 (ours: 80%, 90%) |"
+        in "".join(cpu_page.table(rows))
+    )
+    assert cpu_page.asked_table(rows, "AMD (avx512_bf16)", cores=2)[3:] == [
+        "| decode 8x4096 bfloat16, of the read bandwidth | 85% | 80%, 90% | 1 of 2 |"
+        " memory, read (ours: 80%, 90%) |",
+        "| decode 8x4096 float8_e5m2, GB/s a core | 20 | 18, 20.5 | 1 of 2 |"
+        " arithmetic, pages in L2 (ours: 90%, 102%) |",
+        "| decode 8x4096 float8_e5m2, of bfloat16's tokens a second | 1.60x | 1.80x, 1.82x |"
+        " 2 of 2 | arithmetic, pages in L2 (ours: 90%, 102%) |",
+        "| prefill 1x2048 bfloat16, of torch SDPA's speed | 2.00x | 2.00x, 1.88x | 1 of 2 | - |",
+    ]
+    assert "| 1.10x |" in cpu_page.asked_table(rows, "Intel (avx512_bf16, amx_bf16)", cores=2)[-1]
 
 
 @pytest.mark.parametrize("module", [cpu, gpu], ids=["cpu", "gpu"])
@@ -118,11 +158,17 @@ def test_gpu_stops_at_its_deadline(problem):
 
 
 def recorded():
-    """A run of three cases; the figures are round numbers, of no machine."""
+    """A run of five cases; the figures are round numbers, of no machine."""
     us = 1e-6
-    decode, prefill, update = (
+    decode, prefill, update, bound, single = (
         next(case for case in cases.CASES if case.name == name)
-        for name in ("decode 64x4096", "prefill 4x4096", "update 8192")
+        for name in (
+            "decode 64x4096",
+            "prefill 4x4096",
+            "update 8192",
+            "decode 128x4096",
+            "prefill 4x4096, f32",
+        )
     )
     ours = Measured("ours", 240 * us, 239 * us, 242 * us, None, 2e-3)
     peer = Measured("paged", 252 * us, 250 * us, 255 * us, None, 2e-3)
@@ -140,30 +186,59 @@ def recorded():
             },
         ),
         Row(update, 0, {"ours": Measured(failed="Error: a | b"), "copy": Measured("copy", us)}),
+        Row(
+            bound,
+            0,
+            {
+                "ours": Measured("ours", 500 * us, 490 * us, 510 * us),
+                "FA3": Measured("paged", 505 * us),
+                "cuDNN": Measured("paged", 510 * us),
+                "read, one wave": Measured("read", 500 * us),
+                "read, a block a part": Measured("read", 490 * us),
+                "broken": wrong,
+            },
+        ),
+        Row(single, 0, {"ours": Measured("ours", 4000 * us, 4000 * us, 4000 * us)}),
     ]
     found = {"FA3": {"version": "3"}, "XQA": {"missing": "ImportError: none"}}
     ceilings = {"read": 4.5e12, "copy": 4.2e12, "product": 7.5e14, "product, sustained": 6.8e14}
-    return Results({"device": "a test"}, found, [{"ceilings": ceilings}], rows)
+    steps = [
+        {"attention": "ours", "calls": True, "layers": 32, "ms": 1.03, "kernels_ms": 1.0},
+        {"attention": "ours", "layers": 32, "ms": 5.4, "first": [3.0, 4.0]},
+        {"attention": "pallas", "layers": 32, "ms": 7.5, "first": [3.0, 4.1]},
+        {"attention": "cudnn", "calls": False, "failed": "Error: a | b"},
+    ]
+    return Results({"device": "a test"}, found, [{"ceilings": ceilings}], rows, steps)
 
 
 def test_peers_table_says_met_missing_and_failed(tmp_path):
     results = recorded()
-    decode, prefill, update = results.rows
-    assert decode.ratio("paged") == pytest.approx(252 / 240)
-    assert decode.verdict("paged") == "met"  # 1.04 is asked
-    assert prefill.ratio("paged") == pytest.approx(1.1)  # of sustained times
-    assert prefill.verdict("paged") == "not met"
-    assert prefill.verdict("contiguous") == "met"
-    assert update.verdict("copy") == "-"
+    decode, prefill, update, bound, single = results.rows
+    assert results.ratio(decode, "paged") == pytest.approx(252 / 240)
+    assert results.verdict(decode, "paged") == "met"  # 1.04 is asked
+    assert results.ratio(decode, "ceiling") == pytest.approx(decode.case.bytes() / 240e-6 / 4.5e12)
+    assert results.ratio(prefill, "paged") == pytest.approx(1.1)  # of sustained times
+    assert results.verdict(prefill, "paged") == "not met"
+    assert results.verdict(prefill, "contiguous") == "met"
+    assert results.verdict(update, "copy") == "not measured"
+    assert results.verdict(update, "paged") == "-"
+    assert results.verdict(bound, "paged") == "not met: at the speed of a plain read"
+    assert results.verdict(single, "TFLOP/s") == "met"  # 120 is asked
     page = report.page(results)
-    assert "2 of the 3 lines that ask for a ratio reach it." in page
-    assert (
-        "| FA3 | 252.0 | 240.0 | 239.0 to 242.0 | **1.05** | 1.04 | met | 4.47 TB/s (99%) |" in page
-    )
+    assert "4 of the 8 lines that ask for a ratio reach it." in page
+    assert "Of the others 2 run at the speed of a plain read" in page
+    whole = "| FA3 | 252.0 | 240.0 | 239.0 to 242.0 | **1.05** | 1.04 | met | - | 4.47 TB/s (99%) |"
+    assert whole in page
+    assert "| 1.01 | 1.04 | not met: at the speed of a plain read | 490.0 (98%, 1.03) |" in page
+    assert "| TFLOP/s | - | - | 4000.0 |" in page
+    assert "| cuDNN 510.0 |" in page  # neither ours nor the best
     assert "| SDPA | 1090.0 | 1000.0 | 890.0 to 950.0 | **1.09** | 1.08 | met |" in page
     assert "- XQA: missing: ImportError: none" in page
-    assert "- decode 64x4096: broken: wrong: differs by 0.5" in page
+    assert "- broken, 2 cases: wrong: differs by 0.5" in page
     assert "takes decode only" not in page
+    assert "| pallas | 32 | 7.500 | 0.02 |" in page
+    assert "| cudnn | - | Error: a / b | - |" in page
+    assert "graph of torch's 1.000: 1.030 of their kernels, 1.03 is asked." in page
     assert "Error: a / b" in page  # in a cell
     path = tmp_path / "results.json"
     results.save(path)
@@ -172,10 +247,10 @@ def test_peers_table_says_met_missing_and_failed(tmp_path):
     assert (tmp_path / "README.md").read_text() == page
     words, bars = chart_of(tmp_path / "ratio.svg")
     assert "1.05 of 1.04" in words and "1.09 of 1.08, contiguous" in words
-    assert bars.count("met") == 2 and bars.count("unmet") == 3
+    assert bars.count("met") == 2 and bars.count("unmet") == 5
     root = xml.etree.ElementTree.parse(tmp_path / "roofline.svg").getroot()
     points = [e.get("class") for e in root.iter("{http://www.w3.org/2000/svg}circle")]
-    assert sorted(points) == ["point-ours", "point-ours", "point-peer", "point-peer"]
+    assert sorted(points) == ["point-ours"] * 4 + ["point-peer"] * 3
 
 
 def test_plots_of_a_run_without_results():
@@ -187,7 +262,7 @@ def test_cases_are_distinct_and_count_their_work():
     names = [case.name for case in cases.CASES]
     assert len(set(names)) == len(names)
     for case in cases.CASES:
-        assert set(case.asked) <= set(cases.AGAINST), case.name
+        assert set(case.asked) <= {*cases.AGAINST, *cases.RATES}, case.name
         assert len(case.queries) == len(case.contexts)
         assert case.update or all(q <= c for q, c in zip(case.queries, case.contexts, strict=True))
     by_name = {case.name: case for case in cases.CASES}

@@ -20,6 +20,9 @@ TINY = [
     cases._prefill("Prefill", 2, 24, **SIZES, sustained=True, asked={"contiguous": 1.1}),
     cases._decode("fp8", 3, 40, **SIZES, cache=cases.FP8, asked={"paged": 1.6, "any": 1.05}),
     cases._chunk("Window", 5, 40, **SIZES, window=7),
+    cases._prefill("Options", 2, 24, **SIZES, soft_cap=50.0, asked={"own": None}),
+    cases._decode("Options", 2, 20, **SIZES, invariant=True, asked={"own": None}),
+    cases._decode("Options", 3, 20, **SIZES, unaligned=True, asked={"own": None}),
     cases._case("update 12", "Update", [12], [12], update=True, asked={"copy": None}),
 ]
 
@@ -41,6 +44,9 @@ def test_ours_is_right_and_timed_on_every_tiny_case(run, tmp_path, capsys):
     assert [row.case for row in results.rows] == TINY
     for row in results.rows:
         for name in ("ours", "ours, K and V apart"):
+            if row.case.own and name != "ours":
+                assert name not in row.measured
+                continue
             found = row.measured[name]
             if row.case.update and name != "ours":
                 assert found.unsupported
@@ -52,6 +58,10 @@ def test_ours_is_right_and_timed_on_every_tiny_case(run, tmp_path, capsys):
     update = results.rows[-1]
     assert update.measured["copy"].median > 0
     assert update.measured["ours"].error == 0.0
+    for row in results.rows:
+        plain, reads = row.measured["ours, plain"], row.ranked("read")
+        assert (plain.median is not None) == ("own" in row.case.asked), plain.failed
+        assert len(reads) == (2 if row.case.reads else 0)
     dense = results.rows[2].measured["SDPA, contiguous"]
     assert dense.group == "contiguous" and dense.median > 0
     page = (tmp_path / "README.md").read_text()
@@ -61,7 +71,7 @@ def test_ours_is_right_and_timed_on_every_tiny_case(run, tmp_path, capsys):
     # Again: nothing is left; the page is made again from the results alone.
     capsys.readouterr()
     assert run() == 0
-    assert "0 of 6 cases" in capsys.readouterr().out
+    assert "0 of 9 cases" in capsys.readouterr().out
     again = tmp_path / "again"
     again.mkdir()
     assert bench_gpu.main(["--from", str(tmp_path), "--out", str(again)]) == 0
@@ -73,7 +83,7 @@ def test_shapes_seconds_and_another_machine(run, tmp_path, capsys):
     assert run("--shapes", "^Mixed", "--peers", "SDPA") == 0
     assert "1 of 1 cases" in capsys.readouterr().out
     assert run("--seconds", "-1") == 0
-    assert "5 cases left: run again" in capsys.readouterr().out
+    assert "8 cases left: run again" in capsys.readouterr().out
     file = tmp_path / "results.json"
     plain = json.loads(file.read_text())
     plain["facts"]["device"] = "another"
@@ -110,10 +120,10 @@ def test_failures_are_listed_and_the_next_run_leaves_out_who_killed_it(run, tmp_
     assert row.measured["raises"].failed == "RuntimeError: no kernel | for this"
     assert row.measured["kills"].failed.startswith("ended the process")
     assert row.measured["ours"].median > 0
-    assert row.best("paged", False) is None
+    assert row.best("paged") is None
     page = (tmp_path / "README.md").read_text()
     assert "- absent: missing: ImportError: no such package" in page
-    assert "mixed, 4/2 heads, head_dim 16, page 4: kills: ended the process" in page
+    assert "- kills, mixed, 4/2 heads, head_dim 16, page 4: ended the process" in page
 
 
 def test_bench_without_ours_fails(run, monkeypatch, capsys):

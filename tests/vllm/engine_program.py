@@ -21,8 +21,9 @@ import jax
 import plain_attention
 import same_inputs
 import tiny_images
+import transformers
 from checkpoints import Checkpoints
-from forms import FORMS, IN_THE_ENGINE, Form
+from forms import EAGLE3, FORMS, IN_THE_ENGINE, Form
 from xla_gpu.vllm_xla import _attention, _inputs
 
 KERNELS = ("ragged_paged_attention", "ragged_paged_attention_hd64")
@@ -47,6 +48,13 @@ PLAIN = [getattr(plain_attention, name) for name in KERNELS]
 ZEROED = [plain_attention.zeroed(kernel) for kernel in OURS]
 
 FP8_CACHE = Form("llama", options={"kv_cache_dtype": "fp8"})
+GPTQ = dict(quant_method="gptq", bits=4, group_size=128, desc_act=False, sym=True)
+GROUPS = dict(num_bits=4, type="int", strategy="group", group_size=128, symmetric=True)
+FOUR_BITS = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": GROUPS}},
+}
 SEVERAL = {"enable_continue_decode": True, "max_decode_steps": 4}
 
 CASES = {name: (OURS, FORMS[name]) for name in IN_THE_ENGINE} | {
@@ -100,13 +108,21 @@ def run(checkpoints: Checkpoints, requests, kernels, form):
 def refusals(folder: pathlib.Path) -> dict[str, str]:
     """What vLLM says to configurations that would reach other TPU kernels."""
     model = str(folder / "llama")
-    draft = FORMS["llama3 eagle3"].options["speculative_config"]
-    draft = draft | {"model": model, "method": "draft_model"}
+    latent, delta = str(folder / "latent"), str(folder / "delta")
+    transformers.DeepseekV3Config(architectures=["DeepseekV3ForCausalLM"]).save_pretrained(latent)
+    transformers.Qwen3NextConfig(architectures=["Qwen3NextForCausalLM"]).save_pretrained(delta)
+    draft = EAGLE3["speculative_config"] | {"model": model, "method": "draft_model"}
+    dflash = FORMS["qwen3tied dflash"].options_with(Checkpoints(folder))
     asked = {
         "chunks": dict(model=str(folder / "llama4"), hf_overrides={"attention_chunk_size": 64}),
         "images": dict(model=str(folder / "gemma3 images"), skip_tokenizer_init=True),
+        "latent attention": dict(model=latent, skip_tokenizer_init=True),
+        "delta nets": dict(model=delta, skip_tokenizer_init=True),
         "quantization": dict(model=model, quantization="fp8"),
+        "gptq": dict(model=model, hf_overrides={"quantization_config": GPTQ}),
+        "4 bits": dict(model=model, hf_overrides={"quantization_config": FOUR_BITS}),
         "speculation": dict(model=model, speculative_config=draft),
+        "dflash": dict(model=model, **dflash),
         "several steps": dict(model=model, additional_config=SEVERAL),
     }
     said = {}

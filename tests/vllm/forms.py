@@ -33,6 +33,13 @@ NGRAM = {
     ),
     "async_scheduling": False,
 }
+# Draft models, checkpoints by name.
+EAGLE3 = {
+    "speculative_config": dict(method="eagle3", num_speculative_tokens=2, model="llama3 eagle3")
+}
+DFLASH = {
+    "speculative_config": dict(method="dflash", num_speculative_tokens=2, model="qwen3tied dflash")
+}
 # Through torchax a step with images compiles some 70 small programs anew: all prompts in few steps.
 IMAGES = dict(limit_mm_per_prompt={"image": 2, "video": 0}, max_num_batched_tokens=2048)
 IMAGES |= dict(max_num_seqs=200, num_gpu_blocks_override=1006)
@@ -48,7 +55,7 @@ class Form:
       options: vLLM's, as `LLM` has them; of a draft model its checkpoint's name.
       least: the part of the tokens that must be transformers' own. All, but where activations are
         rounded as well, which a rounding before that may turn: in float32 95%, in bfloat16, which
-        no float32 can follow, 75%; and 95% where each device's sum of experts is bfloat16.
+        no float32 can follow, 75%.
     """
 
     checkpoint: str
@@ -83,7 +90,7 @@ FORMS = {
     "glm4moe": Form("glm4moe", "vllm"),
     "qwen3moe": Form("qwen3moe"),
     "qwen3moe tp2": Form("qwen3moe", options=TWO),
-    "qwen3moe ep2": Form("qwen3moe", options=TWO | EXPERTS, least=0.95),
+    "qwen3moe ep2": Form("qwen3moe", options=TWO | EXPERTS),
     "qwen3moe awq": Form("qwen3moe awq"),
     "qwen3moe nvfp4": Form("qwen3moe nvfp4"),
     "qwen3moe fp8": Form("qwen3moe fp8", **ROUNDED),
@@ -97,16 +104,9 @@ FORMS = {
     "llama dp2": Form("llama", options={"data_parallel_size": 2}),
     "llama ngram": Form("llama", options=NGRAM),
     "llama64": Form("llama64"),
-    "llama3 eagle3": Form(
-        "llama3",
-        "vllm",
-        {
-            "speculative_config": dict(
-                method="eagle3", num_speculative_tokens=2, model="llama3 draft"
-            )
-        },
-    ),
+    "llama3 eagle3": Form("llama3", "vllm", EAGLE3),
     "qwen3 flax": Form("qwen3"),
+    "qwen3tied dflash": Form("qwen3tied", options=DFLASH),
     "qwen3": Form("qwen3", "vllm"),
     "qwen3 tp2": Form("qwen3", "vllm", TWO),
     "qwen3 ngram": Form("qwen3", "vllm", NGRAM),
@@ -137,12 +137,14 @@ IN_THE_ENGINE = (
     "mistral",
     "llama tp2",
     "llama dp2",  # one engine over both devices, where a server has one for each
+    "qwen3 flax",
     "qwen3 tp2",
     "qwen3 bfloat16",
     "gemma2",
     "llama ngram",
     "qwen3 ngram",
     "llama3 eagle3",
+    "qwen3tied dflash",
     "qwen2_5_vl",
     "qwen3_vl",
 )

@@ -115,7 +115,7 @@ def _make_of_8_bits(plain: pathlib.Path, folder: pathlib.Path, scheme: str) -> N
     _write_both(plain, folder, quantized, as_floats, SCHEMES[scheme])
 
 
-def _make_draft(plain: pathlib.Path, folder: pathlib.Path) -> None:
+def _make_eagle3(plain: pathlib.Path, folder: pathlib.Path) -> None:
     """An eagle3 model that drafts for `plain`: every other word, from three layers."""
     tensors = safetensors.torch.load_file(plain / "model.safetensors")
     words, hidden = tensors["lm_head.weight"].shape
@@ -146,6 +146,44 @@ def _make_draft(plain: pathlib.Path, folder: pathlib.Path) -> None:
         "num_attention_heads": 2,
         "draft_vocab_size": words // 2,
         "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+    }
+    _write(plain, folder, draft, more)
+
+
+def _make_dflash(plain: pathlib.Path, folder: pathlib.Path) -> None:
+    """A dflash model that drafts for `plain`, from two layers.
+
+    Its layer adds little to its mask's embedding, so it drafts that word, which is often right.
+    """
+    hidden, size = 256, 128
+    layer = {
+        "self_attn.q_proj": (2 * size, hidden),
+        "self_attn.k_proj": (size, hidden),
+        "self_attn.v_proj": (size, hidden),
+        "self_attn.o_proj": (hidden, 2 * size),
+        "self_attn.q_norm": (size,),
+        "self_attn.k_norm": (size,),
+        "mlp.gate_proj": (hidden, hidden),
+        "mlp.up_proj": (hidden, hidden),
+        "mlp.down_proj": (hidden, hidden),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    torch.manual_seed(1)
+    draft = {f"layers.0.{name}.weight": torch.randn(size) * 0.03 for name, size in layer.items()}
+    draft |= {
+        "fc.weight": torch.randn(hidden, 2 * hidden) * 0.08,
+        "hidden_norm.weight": torch.ones(hidden),
+        "norm.weight": torch.ones(hidden),
+    }
+    more = {
+        "architectures": ["DFlashDraftModel"],
+        "num_hidden_layers": 1,
+        "layer_types": ["full_attention"],
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "block_size": 3,
+        "dflash_config": {"mask_token_id": 17, "target_layer_ids": [0, 1]},
     }
     _write(plain, folder, draft, more)
 
@@ -283,4 +321,10 @@ def _write(plain: pathlib.Path, folder: pathlib.Path, tensors: dict, more: dict)
     safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-MAKERS = {"draft": _make_draft, "mxfp4": _make_mxfp4, "awq": _make_awq, "nvfp4": _make_nvfp4}
+MAKERS = {
+    "eagle3": _make_eagle3,
+    "dflash": _make_dflash,
+    "mxfp4": _make_mxfp4,
+    "awq": _make_awq,
+    "nvfp4": _make_nvfp4,
+}

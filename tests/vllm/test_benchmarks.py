@@ -1,5 +1,6 @@
 """benchmarks/vllm_step.py and vllm_engines.py, with sizes that measure nothing."""
 
+import contextlib
 import pathlib
 import re
 import sys
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 
 import jax.profiler
 import pytest
+import torch
 from server import ROOT, run
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -70,7 +72,7 @@ def test_a_step_is_measured():
 def test_an_engine_is_asked():
     options = ["--tiny", "--engines", "xla", "--requests", "1x8", "2x8", "--longest", "256"]
     program = ROOT / "benchmarks/vllm_engines.py"
-    options += ["--output", "8", "--rounds", "1", "--profile", "1x8"]
+    options += ["--output", "40", "--rounds", "1", "--profile", "1x8", "--trace"]
     done = run(sys.executable, program, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "xla, 1x8: ms a step " in done.stdout
@@ -79,6 +81,48 @@ def test_an_engine_is_asked():
     rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith("| ")]
     assert [row[1].strip() for row in rows] == ["CxWORDS", "1x8", "2x8"]
     assert all(float(row[4]) > 0 for row in rows[1:])
+    # A CPU has no device in XLA's traces.
+    steps = re.findall(
+        r"(\dx8), xla: ([\d.]+) ms a step, .* busy \(traced\) for 0.000", done.stdout
+    )
+    assert [load for load, _ in steps] == ["1x8", "2x8"]
+    assert all(float(ms) > 0 for _, ms in steps)
+
+
+def test_torchs_trace_is_added_up(monkeypatch):
+    import vllm_engines
+
+    def of_torch(name: str, start: float, end: float) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=name,
+            device_type=getattr(torch.autograd.DeviceType, "CPU" if "cuda" in name else "CUDA"),
+            time_range=SimpleNamespace(start=1e6 * start, end=1e6 * end),
+        )
+
+    events = [of_torch("cudaGraphLaunch", 0, 9), of_torch("gemm", 1, 3), of_torch("gemm", 2, 5)]
+    profiler = contextlib.nullcontext(SimpleNamespace(events=lambda: events))
+    monkeypatch.setattr(torch.profiler, "profile", lambda activities: profiler)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    result: dict = {}
+    with vllm_engines.traced(cuda=True, result=result):
+        pass
+    assert result == {"kernels": {"gemm": [pytest.approx(5), 2]}, "busy": pytest.approx(4)}
+
+
+def test_kernels_are_told_by_layer():
+    from vllm_engines import told_step
+
+    kernels = {"norm": [20e-6, 8], "gemm": [400e-6, 4]}
+    kernels |= {f"small {i}": [2e-6, 4] for i in range(40)}
+    step = dict(ms=1.5, steps=2, busy=2.5e-3, kernels=kernels)
+    first, _, *rows = told_step(step, layers=2).splitlines()
+    assert first == "1.500 ms a step, the device busy (traced) for 1.250"
+    assert [row.split(maxsplit=3) for row in rows[:2]] == [
+        ["200.0", "100.00", "1.00", "gemm"],
+        ["10.0", "5.00", "2.00", "norm"],
+    ]
+    assert rows[-1].split() == ["2.0", "1.00", "2.00", "2", "more"]
+    assert told_step(dict(ms=1.5), layers=2) == "1.500 ms a step"
 
 
 def test_engines_over_two_devices():

@@ -21,7 +21,7 @@ DOZEN = REQUESTS[:12]
 def printed(checkpoint):
     """What engine_program.py prints: the tokens of each case, and what vLLM says to others."""
     names = {form.checkpoint for form in FORMS.values()} - set(tiny_models.FAMILIES)
-    for name in (*names, "llama3 draft", *tiny_images.KINDS):
+    for name in (*names, "llama3 eagle3", "qwen3tied dflash"):
         checkpoint(name)
     tiny_images.make_gemma3_config(checkpoint.folder / "gemma3 images")
     program = pathlib.Path(__file__).parent / "engine_program.py"
@@ -90,8 +90,13 @@ def test_fp8_cache(tokens, reference):
     [
         ("chunks", "attention in chunks of 64 tokens is unknown to tpu-inference"),
         ("images", "words of an image that see each other are unknown to tpu-inference"),
+        ("latent attention", "multi-head latent attention (MLA) is a TPU kernel"),
+        ("delta nets", "of state-space and linear-attention layers tpu-inference has gated delta"),
         ("quantization", "quantization 'fp8' of a checkpoint that is not quantized"),
+        ("gptq", "quantization 'auto_gptq' has no class in tpu-inference"),
+        ("4 bits", "compressed-tensors with integer weights and activations of 16 bits"),
         ("speculation", "speculation 'draft_model' is not known to tpu-inference"),
+        ("dflash", "speculation 'dflash' needs tied embeddings and a flax model"),
         ("several steps", "several decode steps in one program"),
     ],
 )

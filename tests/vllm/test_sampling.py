@@ -69,7 +69,7 @@ def sampling(monkeypatch, asynchronous, partial):
     return runner
 
 
-def two_steps(runner, how, metadata, logits, speculation=None):
+def two_steps(runner, how, metadata, logits, selector=None):
     """What _sample_from_logits returns and leaves; between its calls "a" makes way for "d"."""
     batch, kept = runner.input_batch, []
     for step in range(2):
@@ -86,7 +86,7 @@ def two_steps(runner, how, metadata, logits, speculation=None):
             total_num_scheduled_tokens=3,
             scheduled_spec_decode_tokens={},
         )
-        output = how(runner, scheduled, 1, metadata, 3, 4, logits, 6, speculation, "kv", None, 4)
+        output = how(runner, scheduled, 1, metadata, 3, 4, logits, 6, None, "kv", selector, 4)
         if hasattr(output, "get_output"):
             before = runner._pre_async_results
             kept.append([before.placeholder_req_id_to_index, before.req_ids])
@@ -104,14 +104,21 @@ def two_steps(runner, how, metadata, logits, speculation=None):
 @pytest.mark.parametrize("do_sampling", [True, False])
 @pytest.mark.parametrize("partial", [True, False])
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_tokens_are_sampled_as_before(monkeypatch, do_sampling, partial, asynchronous):
+@pytest.mark.parametrize("selector", [None, np.array([2, 0, 3])])  # of several devices' rows
+def test_tokens_are_sampled_as_before(monkeypatch, do_sampling, partial, asynchronous, selector):
     """From other logits than those of the logits' call (masked by a grammar)."""
     _step.tokens_in_short_calls()
     runner = importlib.import_module("tpu_inference.runner.tpu_runner").TPUModelRunner
     original = runner._sample_from_logits.__wrapped__
     logits = jax.numpy.eye(4, dtype=jax.numpy.bfloat16)[::-1]
     kept = [
-        two_steps(sampling(monkeypatch, asynchronous, partial), how, Metadata(do_sampling), logits)
+        two_steps(
+            sampling(monkeypatch, asynchronous, partial),
+            how,
+            Metadata(do_sampling),
+            logits,
+            selector,
+        )
         for how in (original, _step._sampled_at_once(refused))
     ]
     assert kept[0] == kept[1]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
+import re
 import types
 
 import jax
@@ -15,7 +17,7 @@ from xla_gpu.vllm_xla import _inputs, _step
 
 # ---- A step's inputs -----------------------------------------------------------------------------
 
-MESH = jax.make_mesh((1,), ("data",), devices=jax.devices("cpu")[:1])
+MESH = jax.make_mesh((1, 1), ("data", "model"), devices=jax.devices("cpu")[:1])
 EVERYWHERE = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec())
 LAYOUT = types.SimpleNamespace(keys=("ids", "lengths"), sizes=(4, 2))
 
@@ -321,10 +323,16 @@ def test_logits_are_asked_with_the_weights_they_read(kind):
     assert traced.tolist() == [[4, 4]] * 2
 
 
-def loaded(compiled=True, **other):
+def logits_by_a_weight(weights, hidden, lora):
+    return hidden + weights[0]
+
+
+COMPUTES = jax.jit(logits_by_a_weight)
+
+
+def loaded(function=COMPUTES, **other):
     """A runner after load_model, whose logits are hidden states and a weight added."""
     runner = types.SimpleNamespace(
-        **PLAIN,
         is_multimodal_model=False,
         is_first_rank=True,
         is_last_rank=True,
@@ -337,19 +345,16 @@ def loaded(compiled=True, **other):
 
     def load_model(self):
         self.model_fn = jax.jit(lambda weights: weights)
-        self.compute_logits_fn = jax.jit(logits) if compiled else logits
+        self.compute_logits_fn = function
 
-    def logits(weights, hidden, lora):
-        return hidden + weights[0]
-
-    vars(runner).update(other)
+    vars(runner).update(PLAIN | other)
     _step._with_short_calls(load_model)(runner)
     return runner
 
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_models_logits_are_replaced_once_it_is_loaded(compiled):
-    runner = loaded(compiled)
+    runner = loaded(COMPUTES if compiled else logits_by_a_weight)
     assert runner.compute_logits_fn((np.float32(1),), np.ones(1, np.float32), None).tolist() == [2]
     assert isinstance(runner.compute_logits_fn, _step.OnlyWhatItReads) == compiled
     assert isinstance(runner._select_from_array_fn, _step.LogitsOfRows) == compiled
@@ -385,12 +390,53 @@ def test_rows_logits_and_tokens_are_one_call_with_the_weights_they_read():
     assert runner._select_from_array_fn.tokens.tolist() == [0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("over", [("data", "model"), "model"])  # flax models, and torchax
+def test_logits_of_rows_of_several_devices(over):
+    """Each device's rows are in its part of the states; no weight goes to another device."""
+    if len(jax.devices("cpu")) < 2:
+        pytest.skip("there is one device")
+    axes = {"axis_types": (jax.sharding.AxisType.Auto,) * 2, "devices": jax.devices("cpu")[:2]}
+    mesh = jax.make_mesh((2, 1), ("data", "model"), **axes)
+
+    def put(array, *spec):
+        return jax.device_put(array, jax.sharding.NamedSharding(mesh, jax.P(*spec)))
+
+    rng = np.random.default_rng(0)
+    states, head = (rng.normal(size=size).astype(np.float32) for size in ((8, 32), (32, 64)))
+    placed = jax.jit(
+        lambda weights, hidden, lora: hidden @ weights[0],
+        out_shardings=jax.sharding.NamedSharding(mesh, jax.P("data", "model")),
+    )
+    runner = loaded(
+        placed,
+        mesh=mesh,
+        dp_size=2,
+        num_reqs_paddings=[4, 8],
+        state_leaves=(put(head, None, over),),
+    )
+    runner._select_from_array_fn._select = importlib.import_module(
+        "tpu_inference.runner.tpu_runner"
+    ).TPUModelRunner._select_from_array_fn
+    args = put(states, "data"), put(np.array([2, 0, 3, -1], np.int32), "data"), mesh
+    program = runner._select_from_array_fn.lower(*args).compile().as_text()
+    moved = re.findall(r" = \w+\[([\d,]*)\]\S* all-(?:gather|reduce|to-all)", program)
+    assert max(math.prod(map(int, dims.split(","))) for dims in moved) <= 4 * 32
+    rows = runner._select_from_array_fn(*args)
+    want = states[[2, 0, 7, 7]] @ head
+    np.testing.assert_allclose(rows.logits, want, atol=1e-5)
+    read = _step._as_float32(mesh)(rows.logits)
+    assert read.sharding.shard_shape(read.shape) == (2, 64)  # as they are sampled
+    np.testing.assert_allclose(read, want, atol=1e-5)
+    assert rows.tokens.is_fully_replicated
+    assert rows.tokens.tolist() == [*want.argmax(-1), 0, 0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("speculation", "selector", "tokens"),
     [
         (None, None, [[4], [], [6]]),
         ("some", None, "as before"),
-        (None, [0, 1, 2], "as before"),
+        (None, np.array([2, 0, 1]), [[6], [], [5]]),
     ],
 )
 def test_tokens_are_copied_to_the_host(speculation, selector, tokens):
@@ -454,7 +500,14 @@ def one_had_none(runner):
     del results.request_seq_lens[1]
 
 
-@pytest.mark.parametrize("change", [None, changed_place, one_has_left, one_is_new, one_had_none])
+def two_devices(runner):
+    runner._pre_async_results.next_tokens = jax.numpy.array([9, 7, 9, 8])
+    runner._pre_async_results.logits_indices_selector = np.array([1, 3])
+
+
+@pytest.mark.parametrize(
+    "change", [None, changed_place, one_has_left, one_is_new, one_had_none, two_devices]
+)
 def test_the_last_steps_tokens_are_written(change):
     """As tpu-inference writes them."""
     runner = importlib.import_module("tpu_inference.runner.tpu_runner").TPUModelRunner

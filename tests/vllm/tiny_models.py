@@ -37,6 +37,11 @@ KINDS = {
     "llama3": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"num_hidden_layers": 3}),
     "llama64": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"head_dim": 64}),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {}),
+    "qwen3tied": (
+        transformers.Qwen3Config,
+        transformers.Qwen3ForCausalLM,
+        {"tie_word_embeddings": True},
+    ),
     "mistral": (
         transformers.MistralConfig,
         transformers.MistralForCausalLM,
@@ -67,7 +72,8 @@ KINDS = {
         {
             "sliding_window": 24,
             "num_hidden_layers": 6,
-            "global_head_dim": 256,
+            "head_dim": 256,
+            "global_head_dim": 512,
             "vocab_size_per_layer_input": VOCABULARY,
             "hidden_size_per_layer_input": 32,
             "enable_moe_block": True,

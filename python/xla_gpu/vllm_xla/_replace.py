@@ -293,6 +293,31 @@ def routing() -> None:
     )
 
 
+def _sums_of_chosen_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def gather_reduce(
+        x: Any, indices: Any, topk_weights: Any, valid_rows_mask: Any, reduce_group_size: int
+    ) -> Any:
+        rows = x[indices] * topk_weights[:, None].astype(jnp.float32)
+        rows = jnp.where(valid_rows_mask[:, None], rows, 0)
+        return rows.reshape(-1, reduce_group_size, x.shape[-1]).sum(1).astype(x.dtype)
+
+    return gather_reduce
+
+
+def sums_of_experts() -> None:
+    """Each device's sum of its experts is rounded to bfloat16, float32 too, before they are added.
+
+    The TPU's kernel, and the sums where each device has a part of every expert, keep x's type.
+    """
+    _replace(
+        "tpu_inference.kernels.sparse_core.ragged_gather_reduce_v2",
+        "_fallback_implementation",
+        "x, indices, topk_weights, valid_rows_mask, reduce_group_size",
+        _sums_of_chosen_rows,
+    )
+
+
 def mxfp4() -> None:
     """tpu-inference rounds mxfp4 weights a second time, to blocks of 512.
 
@@ -324,11 +349,15 @@ def no_sparse_core(device_kind: str) -> None:
 # ---- Draft models --------------------------------------------------------------------------------
 
 
+_STATIC = ("self", "num_speculative_tokens", "layer_name_to_kvcache_index")
+
+
 def _compiled_plainly(original: Any) -> Callable[..., Any]:
+    names = inspect.signature(original).parameters
     propose = jax.jit(
         original.__wrapped__,
         donate_argnames="kv_caches",
-        static_argnames=("self", "num_speculative_tokens", "layer_name_to_kvcache_index"),
+        static_argnames=[name for name in _STATIC if name in names],
     )
 
     @functools.wraps(original.__wrapped__)
@@ -340,11 +369,18 @@ def _compiled_plainly(original: Any) -> Callable[..., Any]:
 
 def draft_model() -> None:
     """The draft model's step names its compiler options itself, and they are the TPU's."""
+    proposers, first = "tpu_inference.spec_decode.jax", "self, state_leaves, kv_caches, input_ids"
     _replace(
-        "tpu_inference.spec_decode.jax.eagle3:Eagle3Proposer",
+        f"{proposers}.eagle3:Eagle3Proposer",
         "_propose",
-        "self, state_leaves, kv_caches, input_ids, attn_metadata, last_token_indices, "
-        "target_hidden_states, num_speculative_tokens, layer_name_to_kvcache_index",
+        f"{first}, attn_metadata, last_token_indices, target_hidden_states, "
+        "num_speculative_tokens, layer_name_to_kvcache_index",
+        _compiled_plainly,
+    )
+    _replace(
+        f"{proposers}.dflash:DFlashProposer",
+        "_propose",
+        f"{first}, attn_metadata, target_hidden_states",
         _compiled_plainly,
     )
 
@@ -495,6 +531,7 @@ def before_the_model() -> None:
     encoder_attention()
     experts()
     routing()
+    sums_of_experts()
     mxfp4()
     nvfp4()
     draft_model()

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from tpu_inference.layers.common.sharding import ShardingAxisName
 
 from xla_gpu.vllm_xla._attention import max_query_len
 from xla_gpu.vllm_xla._inputs import Form, Packed, computes_with_inputs, placing
@@ -157,7 +158,7 @@ class Step:
         runner, last = self._runner, inputs.last
         if last is None:
             last = self._none
-        elif last.shape != self._none.shape:
+        elif last.shape != self._none.shape or not last.is_fully_replicated:
             last = _padded_on(runner.mesh)(last, self._none.size)
         words = inputs.placed(runner.mesh)
         return (self._weights(weights), caches, words, last, inputs.form, tuple(rest)), {}
@@ -224,6 +225,11 @@ class OnlyWhatItReads:
             self._read, self._of_some = _reads(self._function, weights, (hidden_states, None))
         return self._of_some
 
+    @property
+    def unplaced(self) -> Callable[..., Any]:
+        """The function as it is traced, without where its logits go."""
+        return self._function.__wrapped__  # type: ignore[no-any-return]
+
     def read(self, weights: Any) -> list[Any]:
         """The weights that it reads."""
         return [weights[name] for name in self._read]
@@ -246,6 +252,11 @@ class OnlyWhatItReads:
         return function.lower(*args)
 
 
+def _over_data(weight: Any) -> bool:
+    """Whether devices that have rows of their own share a weight: flax models' of logits."""
+    return ShardingAxisName.MLP_DATA in jax.tree.leaves(tuple(weight.sharding.spec))
+
+
 class LogitsOfRows:
     """The runner's _select_from_array_fn, which computes the rows' logits and greedy tokens too."""
 
@@ -260,8 +271,14 @@ class LogitsOfRows:
     def _compile(self, array: Any, indices: Any) -> None:
         runner = self._runner
         rows = jax.ShapeDtypeStruct((*indices.shape, *array.shape[1:]), array.dtype)
-        function = runner.compute_logits_fn.of_some(runner.state_leaves, rows)
+        ask = runner.compute_logits_fn
+        function, words = ask.of_some(runner.state_leaves, rows), None
         replicated = NamedSharding(runner.mesh, PartitionSpec())
+        if runner.dp_size > 1 and any(map(_over_data, ask.read(runner.state_leaves))):
+            # Each device computes its words' logits of all rows: for all words' of its own rows
+            # XLA would gather the weights.
+            function = OnlyWhatItReads(jax.jit(ask.unplaced)).of_some(runner.state_leaves, rows)
+            words = NamedSharding(runner.mesh, PartitionSpec(None, ShardingAxisName.VOCAB))
 
         @jax.jit
         def logits_of_rows(weights: Any, array: Any, indices: Any) -> tuple[Any, Any]:
@@ -269,7 +286,11 @@ class LogitsOfRows:
                 chosen = self._select(array, indices, runner.mesh)
             else:
                 chosen = array[indices]
+            if words:
+                chosen = jax.lax.with_sharding_constraint(chosen, replicated)
             logits = function(weights, chosen, None)
+            if words:
+                logits = jax.lax.with_sharding_constraint(logits, words)
             tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
             tokens = _padded(tokens, runner.num_reqs_paddings[-1])  # as the next step takes them
             return logits, jax.lax.with_sharding_constraint(tokens, replicated)
@@ -321,7 +342,13 @@ def logits_in_one_call() -> None:
     )
 
 
-_as_float32 = jax.jit(lambda logits: logits.astype(jnp.float32))
+@functools.cache
+def _as_float32(mesh: jax.sharding.Mesh) -> Callable[..., Any]:
+    """Of logits, which it puts where tpu-inference has them."""
+    spec = PartitionSpec(ShardingAxisName.MLP_DATA, ShardingAxisName.MLP_TENSOR)
+    return jax.jit(lambda x: x.astype(jnp.float32), out_shardings=NamedSharding(mesh, spec))
+
+
 _split = jax.jit(lambda key: tuple(jax.random.split(key)))
 
 
@@ -337,7 +364,7 @@ def _next_tokens(runner: Any, metadata: Any, logits: jax.Array, sample: Any) -> 
         runner.rng_params_for_sampling, key = _split(key)
     elif tokens is not None:
         return tokens
-    logits = _as_float32(logits)
+    logits = _as_float32(runner.mesh)(logits)
     tokens, _ = sample(key, runner.mesh, logits, metadata, allow_distributed_sampling=True)
     return tokens
 
@@ -355,18 +382,18 @@ def _sampled_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
             metadata.logprobs
             or batch.num_prompt_logprobs
             or batch.generators
-            or selector is not None
             or self.speculative_config
             or self.aux_output_worker is not None
         ):
-            return original(self, *args[:5], _as_float32(logits), *args[6:], **kwargs)
+            logits = _as_float32(self.mesh)(logits)
+            return original(self, *args[:5], logits, *args[6:], **kwargs)
         tokens = _next_tokens(self, metadata, logits, tpu_runner.sample)
         tokens.copy_to_host_async()
         if self._pre_async_results is not None:
             self._modify_prev_results()
         count, scheduled = batch.num_reqs, scheduler_output.num_scheduled_tokens
         names = batch.req_ids[:count]
-        partial, of, rows = [], [], {}
+        partial, of, places = [], [], {}  # in the tokens, which are in the devices' order
         for row, name in enumerate(names):
             state = self.requests[name]
             made = state.output_token_ids
@@ -377,16 +404,17 @@ def _sampled_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
             assert length < self.max_model_len
             made.append(0)  # in the place of the token until it is here
             of.append((row, state, length))
-            rows[name] = row
+            places[name] = row if selector is None else selector[row]
         known = batch.num_tokens_no_spec[:count]
-        known[list(rows.values()) if partial else slice(None)] += 1
+        known[[row for row, *_ in of] if partial else slice(None)] += 1
         batch.num_tokens[:count] = known
         self._pre_async_results = tpu_runner.AsyncPreResults(
             req_ids=names,
             next_tokens=tokens,
             request_seq_lens=of,
             discard_sampled_tokens_req_indices=partial,
-            placeholder_req_id_to_index=rows,
+            placeholder_req_id_to_index=places,
+            logits_indices_selector=selector,
             scheduler_output=scheduler_output,
         )
         output = tpu_runner.ModelRunnerOutput(
@@ -394,7 +422,9 @@ def _sampled_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
             req_id_to_index=batch.req_id_to_index.copy(),
             kv_connector_output=kv_connector_output,
         )
-        result = tpu_runner.AsyncTPUModelRunnerOutput(output, tokens, count, partial, runner=self)
+        result = tpu_runner.AsyncTPUModelRunnerOutput(
+            output, tokens, count, partial, selector, runner=self
+        )
         if self.scheduler_config.async_scheduling:
             return result
         self._modify_prev_results()
@@ -402,6 +432,11 @@ def _sampled_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
         return result.get_output()
 
     return sample_from_logits
+
+
+def _of_rows(tokens: Any, selector: Any, count: int) -> np.ndarray[Any, Any]:
+    """The tokens of the batch's rows; with data parallelism the selector says where they are."""
+    return np.asarray(tokens)[slice(count) if selector is None else selector]
 
 
 def _as_one_array(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -415,11 +450,11 @@ def _as_one_array(original: Callable[..., Any]) -> Callable[..., Any]:
         num_reqs: int,
     ) -> list[list[int]]:
         discarded = discard_sampled_tokens_req_indices
-        if spec_decode_metadata is not None or logits_indices_selector is not None:
+        if spec_decode_metadata is not None:
             args = spec_decode_metadata, sampled_output, logits_indices_selector
             tokens: list[list[int]] = original(runner, *args, discarded, num_reqs)
             return tokens
-        tokens = np.asarray(sampled_output)[:num_reqs].reshape(-1, 1).tolist()
+        tokens = _of_rows(sampled_output, logits_indices_selector, num_reqs).reshape(-1, 1).tolist()
         for i in discarded:
             tokens[i].clear()
         return tokens
@@ -431,14 +466,11 @@ def _written_at_once(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def modify_prev_results(self: Any) -> None:
         before, batch = self._pre_async_results, self.input_batch
-        if (
-            before.spec_decode_metadata is not None
-            or before.is_continue_decode
-            or before.logits_indices_selector is not None
-        ):
+        if before.spec_decode_metadata is not None or before.is_continue_decode:
             original(self)
             return
-        tokens = np.asarray(before.next_tokens)[: len(before.req_ids)].tolist()
+        selector, count = before.logits_indices_selector, len(before.req_ids)
+        tokens = _of_rows(before.next_tokens, selector, count).tolist()
         rows, theirs = [], []
         for i, state, _ in before.request_seq_lens:
             name = before.req_ids[i]

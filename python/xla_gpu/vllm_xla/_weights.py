@@ -301,8 +301,9 @@ class ExpertsOnTheDevice(TorchFunctionMode):  # type: ignore[misc]
 
 def _experts_to_the_device(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def load_weights(self: Any, model: torch.nn.Module, model_config: Any) -> None:
-        with ExpertsOnTheDevice(model):
+    def load_weights(self: Any, model: Any, model_config: Any) -> None:
+        of_torch = isinstance(model, torch.nn.Module)  # else a flax model: Qwen3's is loaded so too
+        with ExpertsOnTheDevice(model) if of_torch else contextlib.nullcontext():
             original(self, model, model_config)
 
     return load_weights

@@ -32,6 +32,16 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
         return "XLA"
 
     @classmethod
+    def verify_quantization(cls, quant: str) -> None:
+        """Raises UnsupportedError for what tpu-inference has no class for: GPTQ and others."""
+        if quant not in cls.supported_quantization:
+            raise _versions.UnsupportedError(
+                f"xla_gpu.vllm_xla: quantization {quant!r} has no class in tpu-inference "
+                "(get_tpu_quantization_config); there are "
+                f"{', '.join(cls.supported_quantization)}"
+            )
+
+    @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         """tpu-inference's, after a refusal of what only its TPU kernels can run.
 
@@ -53,17 +63,20 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
         vllm_config.parallel_config.worker_cls = "xla_gpu.vllm_xla.worker.XlaWorker"
 
 
-_QUANTIZED = ("fp8", "compressed-tensors", "gpt_oss_mxfp4", "modelopt_fp4", "auto_awq")
-
-
 def _unsupported(vllm_config: VllmConfig) -> list[str]:
     """What of a configuration would reach a TPU kernel that has no stand-in here, or an error."""
     model, found = vllm_config.model_config, []
     if model is not None:
         if model.use_mla:
-            found.append("multi-head latent attention (MLA) is a TPU kernel")
+            found.append(
+                "multi-head latent attention (MLA) is a TPU kernel (mla_ragged_paged_attention), "
+                "whose keys are 576 wide; this library's end at 512"
+            )
         elif model.is_hybrid or model.is_attention_free:
-            found.append("state-space and linear-attention layers are TPU kernels")
+            found.append(
+                "of state-space and linear-attention layers tpu-inference has gated delta nets, a "
+                "TPU kernel (fused_conv1d_gdn)"
+            )
         if model.attention_chunk_size and model.attention_chunk_size < model.max_model_len:
             found.append(
                 f"attention in chunks of {model.attention_chunk_size} tokens is unknown to "
@@ -74,11 +87,21 @@ def _unsupported(vllm_config: VllmConfig) -> list[str]:
                 "words of an image that see each other are unknown to tpu-inference; "
                 "--limit-mm-per-prompt '{\"image\": 0}' serves the model for text"
             )
-        quantization = model.quantization
-        if quantization is not None and quantization not in _QUANTIZED:
-            found.append(f"quantization {quantization!r} was not tried")
-        elif quantization and not getattr(model.hf_config, "quantization_config", None):
-            found.append(f"quantization {quantization!r} of a checkpoint that is not quantized")
+        quantized = getattr(model.hf_config, "quantization_config", None)
+        if model.quantization and not quantized:
+            found.append(
+                f"quantization {model.quantization!r} of a checkpoint that is not quantized ends "
+                "in tpu-inference's VllmVocabParallelEmbedding with \"'OnlineQuantizationConfig' "
+                "object has no attribute 'mesh'\""
+            )
+        elif not model.is_moe and any(
+            (group.get("weights") or {}).get("type") == "int" and not group.get("input_activations")
+            for group in (quantized or {}).get("config_groups", {}).values()
+        ):
+            found.append(
+                "compressed-tensors with integer weights and activations of 16 bits have no scheme "
+                "in tpu-inference (VllmCompressedTensorsConfig.get_scheme)"
+            )
     several = vllm_config.additional_config.get("enable_continue_decode")
     if several and vllm_config.scheduler_config.async_scheduling:
         found.append(
@@ -86,9 +109,16 @@ def _unsupported(vllm_config: VllmConfig) -> list[str]:
             "asynchronous scheduling; --no-async-scheduling serves them"
         )
     speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.method not in ("ngram", "eagle3"):
+    if speculative is not None and speculative.method == "dflash":
+        torchax = os.environ.get("MODEL_IMPL_TYPE") == "vllm" or model.quantization
+        if torchax or not model.hf_config.tie_word_embeddings:
+            found.append(
+                "speculation 'dflash' needs tied embeddings and a flax model: DFlashProposer takes "
+                "a matrix of logits for an array, torchax models give it no hidden states"
+            )
+    elif speculative is not None and speculative.method not in ("ngram", "eagle3"):
         found.append(
             f"speculation {speculative.method!r} is not known to tpu-inference, or not here; "
-            "ngram and eagle3 are"
+            "ngram, eagle3 and dflash are"
         )
     return found

@@ -236,10 +236,8 @@ HWY_INLINE void PairRows(const typename T::Raw* rhs, int64_t row_stride, int64_t
         if (second != none) std::memcpy(ends[1], second, n);
         first = ends[0], second = ends[1];
       }
-      VU32 a[T::kWords], b[T::kWords], pairs[2 * T::kWords];
-      T::LoadWords(first, a);
-      T::LoadWords(second, b);
-      T::PairKeys(a, b, pairs);
+      VU32 pairs[2 * T::kWords];
+      T::LoadPairs(first, second, pairs);
       for (size_t i = 0; i < 2 * T::kWords; ++i) {
         const int64_t panel = column / (2 * kVector) + i / 2;
         hn::Store(pairs[i], U32(), to + panel * kPanel + i % 2 * kLanes);

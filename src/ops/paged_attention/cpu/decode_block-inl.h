@@ -325,20 +325,16 @@ class DecodeTile {
     const int64_t offset = rows.head + static_cast<int64_t>(d);
     const size_t n = end - begin;
     const auto* words = reinterpret_cast<const uint32_t*>(weights);
+    static constexpr Raw kNone[T::kStep] = {};
     // The i-th key of a tile, and if `is_pair` the one after it.
     const auto add = [&](auto i, auto is_pair) XLA_GPU_INLINE_LAMBDA {
       const Raw *const first_row = row[i] + offset, *const second_row = row[i + is_pair] + offset;
       AskFor<kWide * kLanes>(ahead[i] + later.head, d);
       if constexpr (is_pair) AskFor<kWide * kLanes>(ahead[i + 1] + later.head, d);
       Unrolled<kSteps>([&](auto step) XLA_GPU_INLINE_LAMBDA {
-        VU32 first[T::kWords], second[T::kWords], pairs[kPairs];
-        T::LoadWords(first_row + step * T::kStep, first);
-        if constexpr (is_pair) {
-          T::LoadWords(second_row + step * T::kStep, second);
-        } else {
-          std::fill(second, second + T::kWords, hn::Zero(U32()));
-        }
-        T::PairKeys(first, second, pairs);
+        VU32 pairs[kPairs];
+        T::LoadPairs(first_row + step * T::kStep, is_pair ? second_row + step * T::kStep : kNone,
+                     pairs);
         Unrolled<kHeads>([&](auto h) XLA_GPU_INLINE_LAMBDA {
           const VU32 w = hn::Set(U32(), words[(h * kKeys + i) / 2]);
           Unrolled<kPairs>([&](auto pair) XLA_GPU_INLINE_LAMBDA {

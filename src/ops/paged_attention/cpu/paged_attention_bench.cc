@@ -1,6 +1,7 @@
-// Decode and prefill on the Host, and how fast memory can be read at all. Decode of one sequence of
-// 2048 is from the processor's cache; where all sequences' pages are one it is from a core's own,
-// and the arithmetic alone counts:
+// Decode and prefill on the Host, and what bounds decode: how fast memory can be read at all
+// (ReadMemory), how fast in decode's order (ReadPages), and the arithmetic alone, which counts
+// where all sequences' pages are one, in a core's own cache (one_page). One sequence of 2048 is in
+// the cache that cores share:
 //   ninja -C build/release paged_attention_bench && build/release/paged_attention_bench
 #include <benchmark/benchmark.h>
 
@@ -8,6 +9,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -63,9 +65,11 @@ struct Batch {
     return std::uniform_real_distribution<double>(-1, 1)(rng);
   }
 
-  void Run() {
+  void Run(ThreadPool& pool) {
     const Op& op = **OpRegistry::Global().Get("paged_attention");
-    if (!RunOp(op, Platform::kHost, {args, results, &attributes}, {}).ok()) std::abort();
+    ExecutionContext context;
+    context.thread_pool = &pool;
+    if (!RunOp(op, Platform::kHost, {args, results, &attributes}, context).ok()) std::abort();
   }
 
   OwnedTensor query, cache, context_lens, block_tables, starts, num_seqs, out;
@@ -75,19 +79,70 @@ struct Batch {
 
 constexpr double kGiga = 1e9;
 
-void Decode(benchmark::State& state, DType dtype) {
-  Batch batch(state.range(0), 1, state.range(1), IsFloat8(dtype) ? DType::kBF16 : dtype, dtype,
-              state.range(2) != 0);
-  for (auto _ : state) batch.Run();
+void CountCacheBytes(benchmark::State& state, const Batch& batch) {
   state.counters["KV_GB/s"] =
       benchmark::Counter(static_cast<double>(batch.cache.view().size_bytes()) / kGiga,
                          benchmark::Counter::kIsIterationInvariantRate);
 }
 
+void Decode(benchmark::State& state, DType dtype) {
+  Batch batch(state.range(0), 1, state.range(1), IsFloat8(dtype) ? DType::kBF16 : dtype, dtype,
+              state.range(2) != 0);
+  const std::unique_ptr<ThreadPool> pool = MakeThreadPool(static_cast<int>(state.range(3)));
+  for (auto _ : state) batch.Run(*pool);
+  CountCacheBytes(state, batch);
+}
+
+// What decode reads, in its order and with its prefetches (decode-inl.h), without its arithmetic: a
+// word of each line.
+void ReadPages(benchmark::State& state, DType dtype) {
+  constexpr int64_t kSplit = 512, kStreams = 8, kLine = 64;
+  const int64_t context = state.range(1);
+  Batch batch(state.range(0), 1, context, DType::kBF16, dtype);
+  const auto& shape = batch.cache.shape;
+  const int64_t row_bytes = shape[3] * DTypeSize(dtype);
+  const int64_t run = IsFloat8(dtype) ? 2 : 1;  // keys of a stream in a block
+  const int64_t blocks = kSplit / kStreams / run;
+  // The rows of the i-th key of a block.
+  const auto rows_of = [&](int64_t split, int64_t block, int64_t i) {
+    const int64_t key = split * kSplit + (i / run * blocks + block) * run + i % run;
+    const int64_t page = batch.block_tables.ints()[key / shape[1]];
+    return batch.cache.data.get() + (page * shape[1] + key % shape[1]) * shape[2] * row_bytes;
+  };
+  const std::unique_ptr<ThreadPool> pool = MakeThreadPool(static_cast<int>(state.range(2)));
+  std::atomic<uint64_t> sum{0};
+  const auto read_split = [&](int64_t split) {
+    uint64_t total = 0;
+    const char *rows[2 * kStreams], *later[2 * kStreams];
+    for (int64_t block = 0; block < blocks; ++block) {
+      for (int64_t i = 0; i < kStreams * run; ++i) {
+        rows[i] = rows_of(split, block, i);
+        later[i] = rows_of(split, std::min(block + 1, blocks - 1), i);
+      }
+      for (int64_t row = 0; row < shape[2]; ++row) {  // of a kv head its keys, then its values
+        for (int64_t i = 0; i < kStreams * run; ++i) {
+          for (int64_t at = row * row_bytes; at < (row + 1) * row_bytes; at += kLine) {
+            uint64_t word;
+            std::memcpy(&word, rows[i] + at, sizeof(word));
+            total += word;
+            __builtin_prefetch(later[i] + at, 0, 2);
+          }
+        }
+      }
+    }
+    sum.fetch_add(total, std::memory_order_relaxed);
+  };
+  for (auto _ : state) {
+    pool->ParallelFor(state.range(0) * context / kSplit, read_split);
+    benchmark::DoNotOptimize(sum.load());
+  }
+  CountCacheBytes(state, batch);
+}
+
 void Prefill(benchmark::State& state, DType dtype) {
   const int64_t n = state.range(0);
   Batch batch(1, n, n, dtype, dtype);
-  for (auto _ : state) batch.Run();
+  for (auto _ : state) batch.Run(DefaultThreadPool());
   // Two products of n^2/2 x head_dim for each of 32 heads.
   const double flops = 2.0 * static_cast<double>(n) * static_cast<double>(n + 1) * 128 * 32;
   state.counters["GFLOP/s"] =
@@ -116,32 +171,38 @@ void ReadMemory(benchmark::State& state) {
                                               benchmark::Counter::kIsIterationInvariantRate);
 }
 
-BENCHMARK(ReadMemory)->MeasureProcessCPUTime()->UseRealTime()->Unit(benchmark::kMillisecond);
-#define DECODE(name, dtype)                       \
-  BENCHMARK_CAPTURE(Decode, name, dtype)          \
-      ->ArgNames({"seqs", "context", "one_page"}) \
-      ->Args({8, 4096, 0})                        \
-      ->Args({1, 32768, 0})                       \
-      ->Args({1, 2048, 0})                        \
-      ->Args({1, 32768, 1})                       \
-      ->MeasureProcessCPUTime()                   \
-      ->UseRealTime()                             \
-      ->Unit(benchmark::kMillisecond)
-DECODE(f32, DType::kF32);
-DECODE(bf16, DType::kBF16);
-DECODE(f16, DType::kF16);
-DECODE(f8e4m3fn, DType::kF8E4M3FN);
-DECODE(f8e5m2, DType::kF8E5M2);
-BENCHMARK_CAPTURE(Prefill, f32, DType::kF32)
-    ->Arg(2048)
-    ->MeasureProcessCPUTime()
-    ->UseRealTime()
-    ->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(Prefill, bf16, DType::kBF16)
-    ->Arg(2048)
-    ->MeasureProcessCPUTime()
-    ->UseRealTime()
-    ->Unit(benchmark::kMillisecond);
+void Measured(benchmark::internal::Benchmark* benchmark) {
+  benchmark->MeasureProcessCPUTime()->UseRealTime()->Unit(benchmark::kMillisecond);
+}
+BENCHMARK(ReadMemory)->Apply(Measured);
+
+// On one thread and on all.
+void ReadArgs(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgNames({"seqs", "context", "threads"})->Apply(Measured);
+  for (const int64_t threads : {1, DefaultThreadPool().num_threads()}) {
+    benchmark->Args({8, 4096, threads})->Args({1, 32768, threads});
+  }
+}
+BENCHMARK_CAPTURE(ReadPages, f32, DType::kF32)->Apply(ReadArgs);
+BENCHMARK_CAPTURE(ReadPages, bf16, DType::kBF16)->Apply(ReadArgs);
+BENCHMARK_CAPTURE(ReadPages, f8e4m3fn, DType::kF8E4M3FN)->Apply(ReadArgs);
+
+void DecodeArgs(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgNames({"seqs", "context", "one_page", "threads"})->Apply(Measured);
+  for (const int64_t threads : {1, DefaultThreadPool().num_threads()}) {
+    benchmark->Args({8, 4096, 0, threads})
+        ->Args({1, 32768, 0, threads})
+        ->Args({1, 2048, 0, threads})
+        ->Args({1, 32768, 1, threads});
+  }
+}
+BENCHMARK_CAPTURE(Decode, f32, DType::kF32)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(Decode, bf16, DType::kBF16)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(Decode, f16, DType::kF16)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(Decode, f8e4m3fn, DType::kF8E4M3FN)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(Decode, f8e5m2, DType::kF8E5M2)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(Prefill, f32, DType::kF32)->Arg(2048)->Apply(Measured);
+BENCHMARK_CAPTURE(Prefill, bf16, DType::kBF16)->Arg(2048)->Apply(Measured);
 
 }  // namespace
 }  // namespace xla_gpu::paged_attention

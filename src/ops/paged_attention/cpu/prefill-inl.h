@@ -322,10 +322,8 @@ class Prefill {
       first = WholeSteps(first, copies[0]);
       second = WholeSteps(second, copies[1]);
       for (int64_t d = 0; d < padded_v_; d += kRowStep) {
-        VU32 a[T::kWords], b[T::kWords], pairs[2 * T::kWords];
-        T::LoadWords(first + d, a);
-        T::LoadWords(second + d, b);
-        T::PairKeys(a, b, pairs);
+        VU32 pairs[2 * T::kWords];
+        T::LoadPairs(first + d, second + d, pairs);
         for (size_t i = 0; i < 2 * T::kWords; ++i) {
           values_finite_ &= T::AllFinite(pairs[i]);
           hn::Store(hn::BitCast(F32(), pairs[i]), F32(), Values(key / 2, d + i * kLanes));

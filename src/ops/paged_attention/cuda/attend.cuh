@@ -54,7 +54,7 @@ __device__ __forceinline__ void Attend(const Params& p, RunTile run) {
     const unsigned piece = work - pieces.redo;
     return piece < pieces.before ? piece : piece + pieces.skipped;
   };
-  // It may be no item at all if `piece` is past the last.
+  // Also past the last: see WriteReadAhead.
   const auto item_of = [&](unsigned piece) {
     return p.items + min(piece / kv_heads, static_cast<unsigned>(p.item_capacity) - 1u);
   };

@@ -132,37 +132,6 @@ TEST_F(PagedAttentionEdgesGpuTest, AValidSequenceKeepsItsRows) {
   }
 }
 
-// A token of each sequence, of more of them than a warp, or a block, has threads.
-TEST_F(PagedAttentionEdgesGpuTest, ManySequencesOfWhichSomeAreWrong) {
-  enum class Fault { kNone, kNegativeContext, kPastTheEnd, kStartsDescend };
-  for (const Kind& kind : kKinds) {
-    if (kind.query == DType::kF32) continue;  // no other way than fewer have
-    for (const auto& [count, odd_pages] :
-         {std::pair{70, false}, {450, false}, {450, true}, {530, true}}) {
-      std::vector<int64_t> query_lens, context_lens;
-      for (int64_t i = 0; i < count; ++i) {
-        query_lens.push_back(i % 5 == 4 ? 0 : 1);
-        context_lens.push_back(i % 7 == 0 ? 0 : i * 37 % 120);
-      }
-      for (const Fault fault :
-           {Fault::kNone, Fault::kNegativeContext, Fault::kPastTheEnd, Fault::kStartsDescend}) {
-        std::mt19937_64 rng(8);
-        CaseSpec spec = SpecOf(kind, query_lens, context_lens);
-        if (odd_pages) spec = InOddPages(spec);
-        Case c(spec, rng);
-        int32_t* const starts = c.query_start_loc.ints();
-        if (fault == Fault::kNegativeContext) c.context_lens.ints()[count / 2] = -1;
-        if (fault == Fault::kPastTheEnd) starts[count] += 5;
-        if (fault == Fault::kStartsDescend) starts[40] = 3;
-        ExpectRight(c, kind.tolerance,
-                    StrCat(count, " sequences, fault ", static_cast<int>(fault), ", pages of ",
-                           spec.page_size));
-        if (HasFailure()) return;
-      }
-    }
-  }
-}
-
 TEST_F(PagedAttentionEdgesGpuTest, RowsThatSeeNothingAreZero) {
   for (const Kind& kind : kKinds) {
     for (const bool sinks : {false, true}) {
@@ -290,12 +259,43 @@ TEST_F(PagedAttentionEdgesGpuTest, ANonFiniteValueStaysInItsRows) {
   }
 }
 
-// Factors and sinks at the ends of what is allowed; logits of 1e10. A test a kind, since each
-// compiles a dozen kernels.
-class ExtremesGpuTest : public PagedAttentionEdgesGpuTest,
-                        public testing::WithParamInterface<Kind> {};
+// What takes long, a test a kind.
+class EdgesOfAKindGpuTest : public PagedAttentionEdgesGpuTest,
+                            public testing::WithParamInterface<Kind> {};
 
-TEST_P(ExtremesGpuTest, AreRight) {
+// A token of each sequence, of more of them than a warp, or a block, has threads.
+TEST_P(EdgesOfAKindGpuTest, ManySequencesOfWhichSomeAreWrong) {
+  enum class Fault { kNone, kNegativeContext, kPastTheEnd, kStartsDescend };
+  const Kind& kind = GetParam();
+  if (kind.query == DType::kF32) return;  // no other way than fewer have
+  for (const auto& [count, odd_pages] :
+       {std::pair{70, false}, {450, false}, {450, true}, {1030, true}}) {
+    std::vector<int64_t> query_lens, context_lens;
+    for (int64_t i = 0; i < count; ++i) {
+      query_lens.push_back(i % 5 == 4 ? 0 : 1);
+      context_lens.push_back(i % 7 == 0 ? 0 : i * 37 % 120);
+    }
+    for (const Fault fault :
+         {Fault::kNone, Fault::kNegativeContext, Fault::kPastTheEnd, Fault::kStartsDescend}) {
+      std::mt19937_64 rng(8);
+      CaseSpec spec = SpecOf(kind, query_lens, context_lens);
+      if (odd_pages) spec = InOddPages(spec);
+      Case c(spec, rng);
+      int32_t* const starts = c.query_start_loc.ints();
+      if (fault == Fault::kNegativeContext) c.context_lens.ints()[count / 2] = -1;
+      if (fault == Fault::kPastTheEnd) starts[count] += 5;
+      if (fault == Fault::kStartsDescend) starts[40] = 3;
+      ExpectRight(c, kind.tolerance,
+                  StrCat(count, " sequences, fault ", static_cast<int>(fault), ", pages of ",
+                         spec.page_size));
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// Factors and sinks at the ends of what is allowed; logits of 1e10: each kind compiles a dozen
+// kernels.
+TEST_P(EdgesOfAKindGpuTest, ExtremesAreRight) {
   struct Extreme {
     double scale, soft_cap;
     float k_scale, sink;
@@ -328,7 +328,7 @@ TEST_P(ExtremesGpuTest, AreRight) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, ExtremesGpuTest, testing::ValuesIn(kKinds), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(, EdgesOfAKindGpuTest, testing::ValuesIn(kKinds), [](const auto& info) {
   const Kind& kind = info.param;
   return StrCat(DTypeName(kind.query), "_", DTypeName(kind.cache), "_", kind.head_dim);
 });

@@ -1,8 +1,9 @@
 // paged_attention and update_kv_cache on a GPU: random problems against the fp64 reference (the
 // cache update against the Host, bit for bit); skipped where there is no GPU.
 //
-// XLA_GPU_TEST_CASES sets the number of problems a kernel kind gets (40). With
-// XLA_GPU_TEST_GUARDS=0 tensors have no guard bytes around them, for compute-sanitizer.
+// XLA_GPU_TEST_CASES sets the number of problems a kernel kind gets (40), XLA_GPU_TEST_SEED the
+// first of the random ones. With XLA_GPU_TEST_GUARDS=0 tensors have no guard bytes around them, for
+// compute-sanitizer.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -90,10 +91,11 @@ TEST_P(RandomProblemsGpuTest, AgreeWithReference) {
   const Kind& kind = GetParam();
   Errors errors;
   for (int i = 0; i < CasesPerKind(); ++i) {
-    std::mt19937_64 rng(static_cast<uint64_t>(i) + 1);
+    const uint64_t seed = cuda::FirstSeed() + static_cast<uint64_t>(i);
+    std::mt19937_64 rng(seed);
     Case c(SpecOf(kind, rng), rng);
     ExpectReference(kind, c, errors);
-    ASSERT_FALSE(HasFailure()) << "seed " << i + 1 << "\n" << c.spec().ToString();
+    ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
   }
   double total = 0;
   for (int64_t n : errors.bins) total += static_cast<double>(n);

@@ -552,7 +552,7 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
   const bool finds_first = FindsFirst(p);
   bool found = false;
   if (finds_first) {
-    if (warp == 0) found = FindFirst(p, shared);
+    if (warp == kComputeWarps) found = FindFirst(p, shared);
     // What was written before the schedule, without having waited for it.
     if (threadIdx.x == 64) __threadfence();
   }
@@ -566,25 +566,25 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
   if constexpr (kCopiesKeys) CopyKeys(p);
 
   // Each warp's part.
-  if (warp < kLoadWarps) {
+  if (warp < kComputeWarps) {
+    TakeRegisters<kComputeRegisters>();
+    Compute(p, shared, warp);
+  } else {
     KeepRegisters<kLoadRegisters>();
     if constexpr (kConverts) {
       LoadConverted(p, shared);
-    } else if (warp == 0) {
+    } else if (warp == kComputeWarps) {
       TakePieces(p, shared, found);
-    } else if (warp == 1) {
+    } else if (warp == kComputeWarps + 1) {
       LoadKeys<false>(p, key_boxes, shared);
-    } else if (warp == 2) {
+    } else if (warp == kComputeWarps + 2) {
       LoadKeys<true>(p, value_boxes, shared);
     } else {
       LoadQueries(p, shared);
     }
-  } else {
-    TakeRegisters<kComputeRegisters>();
-    Compute(p, shared, warp - kLoadWarps);
   }
   // So that the end of this launch is that of decode too.
-  if (kBesideDecode && warp == 0) WaitForLaunchesBefore();
+  if (kBesideDecode && warp == kComputeWarps) WaitForLaunchesBefore();
   if constexpr (kBlocks > 1) SyncCluster();  // no block leaves while others write or arrive there
 }
 

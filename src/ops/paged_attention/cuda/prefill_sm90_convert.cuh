@@ -23,7 +23,7 @@ inline constexpr int kTilesAhead = Shared::kRawBytes / (2 * kCopies * kCopyStrid
 // Where this lane's copies of some keys or values lie.
 __device__ __forceinline__ unsigned RawPlace(Shared& shared, int ring, bool is_value) {
   return SharedAddress(shared.raw) + (2 * ring + is_value) * kCopies * kCopyStride +
-         threadIdx.x * 16;
+         (threadIdx.x - kComputeWarps * 32) * 16;
 }
 
 // Starts to copy the warp's rows. `offset`: of row lane % kWarpRows from `base`, or -1 for zeros.
@@ -107,7 +107,7 @@ __device__ __forceinline__ void ScaleQueries(unsigned rows, bool negate, float* 
 // A warp of kLoadWarps: brings its rows of queries, keys and values of each piece. The first one
 // also takes the pieces, two ahead.
 __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
-  const int lane = threadIdx.x % 32, warp = Uniform(threadIdx.x / 32);
+  const int lane = threadIdx.x % 32, warp = Uniform(threadIdx.x / 32) - kComputeWarps;
   const unsigned warp_place = warp * (kWarpRows / 8 * kGroupBytes);
   Pieces pieces(p);
   const auto take = [&] {

@@ -113,7 +113,7 @@ struct Pieces {
 
   // Asks for the one that the next Take puts.
   __device__ __forceinline__ void Ask(const Params& p) {
-    if (BlockRank() == 0 && threadIdx.x == 0) next = atomicAdd(Counter(p), 1u);
+    if (BlockRank() == 0 && threadIdx.x == kComputeWarps * 32) next = atomicAdd(Counter(p), 1u);
   }
 
   // The next one. Of a cluster the first block takes it, and tells the other, whose warp says when
@@ -155,7 +155,7 @@ struct Pieces {
     }
     uint4 words = {};
     constexpr int kWords = sizeof(WorkItem) / 16;
-    if (lane < kWords) {  // beside the header, not after it: it may be no item at all
+    if (lane < kWords && !stop) {  // else beside the header, not after it: see WriteReadAhead
       const unsigned item = min(piece / kv_heads, static_cast<unsigned>(p.item_capacity) - 1u);
       words = reinterpret_cast<const uint4*>(p.items + item)[lane];
     }

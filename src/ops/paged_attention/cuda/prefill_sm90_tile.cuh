@@ -54,7 +54,7 @@ inline constexpr int kStages = Shared::kStages;
 inline constexpr int kPieces = kHalfDims / 8;              // of 16 bytes in a half of a row
 inline constexpr int kOwnPieces = kHeadDim / 8 / kHalves;  // those of the head
 inline constexpr int kLoadWarps = PrefillLoadWarps(kHeadDim, kConverts);
-inline constexpr int kComputeWarps = 8;
+inline constexpr int kComputeWarps = 8;  // the first ones
 
 // Which of a ring's places is next, and the parity of its phase.
 template <int kCount>

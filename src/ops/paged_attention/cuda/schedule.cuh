@@ -307,6 +307,19 @@ __device__ __forceinline__ Shares ShareOut(const Params& p, const Totals& totals
   return {Max(left, 1), decode, ranges};
 }
 
+// What blocks read beside the header, which says that it is nothing: a piece each behind the last
+// item, and a warp's sequences.
+__device__ __forceinline__ void WriteReadAhead(const Params& p, int num_items, int num_seqs) {
+  const int tid = threadIdx.x;
+  if constexpr (!kLineOnly) {
+    const int ahead = CeilDiv(Max(p.workers, p.prefill_workers), p.kv_heads);
+    const int end = Min(num_items + ahead, p.item_capacity);
+#pragma unroll 1
+    for (int i = num_items + tid; i < end; i += kScheduleThreads) p.items[i] = {};
+  }
+  if (num_seqs <= tid && tid < Min(p.max_seqs, 32)) p.sequences[tid] = {};
+}
+
 // All of it, by one block of kScheduleThreads.
 __device__ __forceinline__ void Schedule(const Params& p) {
   // Blocks that find their first piece do not wait for this launch, nor for what stands before it.
@@ -356,6 +369,7 @@ __device__ __forceinline__ void Schedule(const Params& p) {
     }
   }
 
+  WriteReadAhead(p, static_cast<int>(num_items), num_seqs);
   if (threadIdx.x == 0) {
     *p.header = {
         .num_items = num_items,

@@ -36,7 +36,7 @@ HWY_INLINE VF32 AddProducts(VF32 sum, VU32 a, VU32 b) {
 
 // What the elements of a cache are that are computed with in bf16: T::LoadWords gives kStep of them
 // as kWords vectors of words, 8 of each 16 bytes of the cache in the first vector, the next 8 in
-// the second.
+// the second; T::LoadPairs kStep of each of two keys, words of both, as 2 * kWords vectors.
 template <class T, size_t kVectors>
 struct InBF16 {
   static constexpr float kFactor = 1.0f;
@@ -52,16 +52,8 @@ struct InBF16 {
     }
   }
 
-  // Words of the values of one key and the next: 2 * kWords vectors.
-  static HWY_INLINE void PairKeys(const VU32* first, const VU32* second, VU32* pairs) {
-    Unrolled<kWords>([&](auto i) XLA_GPU_INLINE_LAMBDA {
-      const auto a = hn::BitCast(D16(), first[i]), b = hn::BitCast(D16(), second[i]);
-      pairs[2 * i] = hn::BitCast(U32(), hn::InterleaveLower(D16(), a, b));
-      pairs[2 * i + 1] = hn::BitCast(U32(), hn::InterleaveUpper(D16(), a, b));
-    });
-  }
-
-  // A row of sums over PairKeys becomes one in the order of the elements; n is a multiple of kStep.
+  // A row of sums over LoadPairs becomes one in the order of the elements; n is a multiple of
+  // kStep.
   static HWY_INLINE void ToElementOrder(float* row, size_t n) {
     InSteps(row, n,
             [](float* row, const float* pairs, size_t element, size_t pair)
@@ -108,6 +100,11 @@ struct DotBF16Cache : InBF16<DotBF16Cache, 1> {
   static HWY_INLINE void LoadWords(const Raw* from, VU32* words) {
     words[0] = hn::BitCast(U32(), hn::LoadU(D16(), from));
   }
+  static HWY_INLINE void LoadPairs(const Raw* first, const Raw* second, VU32* pairs) {
+    const auto a = hn::LoadU(D16(), first), b = hn::LoadU(D16(), second);
+    pairs[0] = hn::BitCast(U32(), hn::InterleaveLower(D16(), a, b));
+    pairs[1] = hn::BitCast(U32(), hn::InterleaveUpper(D16(), a, b));
+  }
 };
 
 // bf16 of the magnitudes of an fp8 type, lower bytes and then upper ones.
@@ -142,8 +139,21 @@ struct DotF8Cache : InBF16<DotF8Cache<kMantissaBits, kHasInf>, 2> {
       MakeF8Table<kMantissaBits, kHasInf>();
 
   static HWY_INLINE void LoadWords(const Raw* from, VU32* words) {
-    const hn::Repartition<uint8_t, U32> d8;
-    const auto bits = hn::LoadU(d8, from);
+    ToBF16(hn::LoadU(D8(), from), words);
+  }
+  // Interleaved as bytes: after the look-ups it would take more shuffles.
+  static HWY_INLINE void LoadPairs(const Raw* first, const Raw* second, VU32* pairs) {
+    const auto a = hn::LoadU(D8(), first), b = hn::LoadU(D8(), second);
+    ToBF16(hn::InterleaveLower(D8(), a, b), pairs);
+    ToBF16(hn::InterleaveUpper(D8(), a, b), pairs + 2);
+  }
+
+ private:
+  using D8 = hn::Repartition<uint8_t, U32>;
+
+  // Of each 16 bytes the first 8 to the first vector, the others to the second.
+  static HWY_INLINE void ToBF16(hn::Vec<D8> bits, VU32* words) {
+    const D8 d8;
     const auto lookup = [&](size_t at) XLA_GPU_INLINE_LAMBDA {
       auto found = bits;  // the index becomes the entry
       const auto low = hn::Load(d8, kTable.data() + at),
