@@ -115,24 +115,29 @@ def _make_of_8_bits(plain: pathlib.Path, folder: pathlib.Path, scheme: str) -> N
     _write_both(plain, folder, quantized, as_floats, SCHEMES[scheme])
 
 
+def _layer(
+    name: str,
+    hidden: int,
+    attention: dict[str, tuple[int, ...]],
+    norms: tuple[str, ...],
+    size: float,
+) -> dict[str, torch.Tensor]:
+    """Random weights, about so large, of a draft's layer with these parts; the seed is set."""
+    shapes = {f"self_attn.{part}": shape for part, shape in attention.items()}
+    shapes |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), (hidden, hidden))
+    shapes |= dict.fromkeys(norms, (hidden,))
+    torch.manual_seed(1)
+    return {f"{name}.{part}.weight": torch.randn(shape) * size for part, shape in shapes.items()}
+
+
 def _make_eagle3(plain: pathlib.Path, folder: pathlib.Path) -> None:
     """An eagle3 model that drafts for `plain`: every other word, from three layers."""
     tensors = safetensors.torch.load_file(plain / "model.safetensors")
     words, hidden = tensors["lm_head.weight"].shape
-    layer = {
-        "self_attn.q_proj": (hidden, 2 * hidden),
-        "self_attn.k_proj": (hidden, 2 * hidden),
-        "self_attn.v_proj": (hidden, 2 * hidden),
-        "self_attn.o_proj": (hidden, hidden),
-        "mlp.gate_proj": (hidden, hidden),
-        "mlp.up_proj": (hidden, hidden),
-        "mlp.down_proj": (hidden, hidden),
-        "input_layernorm": (hidden,),
-        "hidden_norm": (hidden,),
-        "post_attention_layernorm": (hidden,),
-    }
-    torch.manual_seed(1)
-    draft = {f"midlayer.{name}.weight": torch.randn(size) * 0.08 for name, size in layer.items()}
+    attention = dict.fromkeys(("q_proj", "k_proj", "v_proj"), (hidden, 2 * hidden))
+    attention["o_proj"] = (hidden, hidden)
+    norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+    draft = _layer("midlayer", hidden, attention, norms, 0.08)
     draft |= {
         "fc.weight": torch.randn(hidden, 3 * hidden) * 0.08,
         "norm.weight": torch.ones(hidden),
@@ -156,21 +161,16 @@ def _make_dflash(plain: pathlib.Path, folder: pathlib.Path) -> None:
     Its layer adds little to its mask's embedding, so it drafts that word, which is often right.
     """
     hidden, size = 256, 128
-    layer = {
-        "self_attn.q_proj": (2 * size, hidden),
-        "self_attn.k_proj": (size, hidden),
-        "self_attn.v_proj": (size, hidden),
-        "self_attn.o_proj": (hidden, 2 * size),
-        "self_attn.q_norm": (size,),
-        "self_attn.k_norm": (size,),
-        "mlp.gate_proj": (hidden, hidden),
-        "mlp.up_proj": (hidden, hidden),
-        "mlp.down_proj": (hidden, hidden),
-        "input_layernorm": (hidden,),
-        "post_attention_layernorm": (hidden,),
+    attention = {
+        "q_proj": (2 * size, hidden),
+        "k_proj": (size, hidden),
+        "v_proj": (size, hidden),
+        "o_proj": (hidden, 2 * size),
+        "q_norm": (size,),
+        "k_norm": (size,),
     }
-    torch.manual_seed(1)
-    draft = {f"layers.0.{name}.weight": torch.randn(size) * 0.03 for name, size in layer.items()}
+    norms = ("input_layernorm", "post_attention_layernorm")
+    draft = _layer("layers.0", hidden, attention, norms, 0.03)
     draft |= {
         "fc.weight": torch.randn(hidden, 2 * hidden) * 0.08,
         "hidden_norm.weight": torch.ones(hidden),

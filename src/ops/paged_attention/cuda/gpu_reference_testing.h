@@ -106,12 +106,12 @@ inline void ExpectReference(const Kind& kind, Case& c, Errors& errors,
   PagedAttentionReference(p, b, out.data(), lse.data());
   std::vector<std::vector<cuda::Bytes>> all;
   for (size_t i = 0; i < std::max<size_t>(plans.size(), 1); ++i) {
-    auto got = cuda::RunOnGpu(op, c.call(), {}, plans.empty() ? nullptr : plans[i].get(), shifts);
+    const Plan* const plan = plans.empty() ? nullptr : plans[i].get();
+    auto got = cuda::RunOnGpu(op, c.call(), {}, plan, shifts);
     ASSERT_TRUE(got.ok()) << got.status().ToString();
     all.push_back(*std::move(got));
     if (shifts != nullptr) continue;
-    // Once more: the same bits.
-    got = cuda::RunOnGpu(op, c.call(), {}, plans.empty() ? nullptr : plans[i].get());
+    got = cuda::RunOnGpu(op, c.call(), {}, plan);  // once more: the same bits
     ASSERT_TRUE(got.ok()) << got.status().ToString();
     for (size_t j = 0; j <= (p.return_lse ? 1u : 0u); ++j) {
       EXPECT_TRUE(all.back()[j] == (*got)[j]) << "run " << i << ": other bits in result " << j;
