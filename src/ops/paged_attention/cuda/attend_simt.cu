@@ -5,7 +5,7 @@
 // eighth key, and sums every eighth group of four head dimensions of the values.
 //
 // Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (float, BF16, F16, E4M3, E5M2), HEAD_DIM,
-// SOFT_CAP (0: none, 2); UNALIGNED (numeric.cuh) or not.
+// SOFT_CAP (0: none, 2); UNALIGNED (numeric.cuh) or not, TOKEN_SCALES (tile.cuh) or not.
 #include "src/ops/paged_attention/cuda/attend.cuh"
 #include "src/ops/paged_attention/cuda/carry.cuh"
 
@@ -36,12 +36,15 @@ constexpr int kCarryFloats = 1 + 2 * (1 + 4 * kOwnQuads);
 
 struct Extra {
   long long offsets[kKeys];
+  float k_scales[kTokenScales ? kKeys : 1];
+  float v_scales[kTokenScales ? kKeys : 1];
   float weights[kRows][kKeys + 1];
 };
 
-// Loads rows of `kHeadDim` elements as f32, zeros where `row_at` gives null.
-template <typename T, int kCount, typename RowAt>
-__device__ __forceinline__ void LoadRows(float* shared, RowAt row_at) {
+// Loads rows of `kHeadDim` elements as f32, times their `scales` if kScaled, zeros where `row_at`
+// gives null.
+template <typename T, int kCount, bool kScaled, typename RowAt>
+__device__ __forceinline__ void LoadRows(float* shared, RowAt row_at, const float* scales) {
   if constexpr (kHeadDim % 4 == 0) {
 #pragma unroll 4
     for (int i = threadIdx.x; i < kCount * kQuads; i += kAttendThreads) {
@@ -51,6 +54,10 @@ __device__ __forceinline__ void LoadRows(float* shared, RowAt row_at) {
       if (from != nullptr) {
         const auto q = LoadVector<T, 4>(from + quad * 4);
         value = make_float4(ToFloat(q.x[0]), ToFloat(q.x[1]), ToFloat(q.x[2]), ToFloat(q.x[3]));
+        if constexpr (kScaled) {
+          const float scale = scales[row];
+          value.x *= scale, value.y *= scale, value.z *= scale, value.w *= scale;
+        }
       }
       *reinterpret_cast<float4*>(shared + row * kStride + quad * 4) = value;
     }
@@ -58,7 +65,9 @@ __device__ __forceinline__ void LoadRows(float* shared, RowAt row_at) {
     for (int i = threadIdx.x; i < kCount * kPadded; i += kAttendThreads) {
       const int row = i / kPadded, d = i % kPadded;
       const T* from = row_at(row);
-      shared[row * kStride + d] = from != nullptr && d < kHeadDim ? ToFloat(from[d]) : 0.0f;
+      float value = from != nullptr && d < kHeadDim ? ToFloat(from[d]) : 0.0f;
+      if constexpr (kScaled) value *= from != nullptr ? scales[row] : 0.0f;
+      shared[row * kStride + d] = value;
     }
   }
 }
@@ -101,10 +110,11 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
   float* values = keys + kTileFloats;
   const Visible visible = VisibleKeys(p, tile, row);
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
-  LoadRows<Query, kRows>(query, [&](int r) {
+  const auto query_row = [&](int r) {
     return r < tile.num_rows ? static_cast<const Query*>(p.query) + QueryRow(p, tile, r) * kHeadDim
                              : nullptr;
-  });
+  };
+  LoadRows<Query, kRows, false>(query, query_row, nullptr);
   fetch_next();
 
   const int first = tile.key_begin / kKeys;
@@ -117,8 +127,13 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
     // Load keys and values.
     const int key0 = block * kKeys;
     if (threadIdx.x < kKeys) {
-      const int key = key0 + static_cast<int>(threadIdx.x);
-      extra.offsets[threadIdx.x] = KeyOffset(p, tile, key, PageOf(p, tile, key));
+      const int key = key0 + static_cast<int>(threadIdx.x), page = PageOf(p, tile, key);
+      const long long offset = KeyOffset(p, tile, key, page);
+      extra.offsets[threadIdx.x] = offset;
+      if (kTokenScales && offset >= 0) {
+        extra.k_scales[threadIdx.x] = TokenScale(p, tile, p.k_token_scales, key, page);
+        extra.v_scales[threadIdx.x] = TokenScale(p, tile, p.v_token_scales, key, page);
+      }
     }
     __syncthreads();
     const auto row_of = [&](const char* base, int r) {
@@ -126,8 +141,10 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
       return offset < 0 ? nullptr
                         : reinterpret_cast<const Cache*>(base + tile.head * p.head_stride + offset);
     };
-    LoadRows<Cache, kKeys>(keys, [&](int r) { return row_of(p.k_cache, r); });
-    LoadRows<Cache, kKeys>(values, [&](int r) { return row_of(p.v_cache, r); });
+    LoadRows<Cache, kKeys, kTokenScales>(
+        keys, [&](int r) { return row_of(p.k_cache, r); }, extra.k_scales);
+    LoadRows<Cache, kKeys, kTokenScales>(
+        values, [&](int r) { return row_of(p.v_cache, r); }, extra.v_scales);
     __syncthreads();
 
     // Logits.

@@ -118,6 +118,7 @@ std::vector<std::string> AttendDefines(const Problem& problem, const Config& con
     defines.push_back(StrCat("BEHIND_PREFILL=", config.prefill_sm90 ? 1 : 0));
   }
   if (!config.aligned) defines.push_back("UNALIGNED");
+  if (problem.has_token_scales()) defines.push_back("TOKEN_SCALES");
   return defines;
 }
 
@@ -170,7 +171,8 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
   constexpr const char* kNotChosen = "not chosen";
   Config config{.aligned = choice.aligned};
   config.decode_max_rows = problem.batch_invariant ? kDecodeTileRows : 2 * kDecodeTileRows;
-  if (!choice.aligned || !TensorCoresTake(problem) || !FitTensorCore(problem, device, config)) {
+  if (!choice.aligned || problem.has_token_scales() || !TensorCoresTake(problem) ||
+      !FitTensorCore(problem, device, config)) {
     config.family = Family::kSimt;
     config.tile_rows = kDecodeTileRows;
     config.tile_keys = 0;
@@ -243,6 +245,7 @@ const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device, b
                        int64_t shared_bytes) {
   if (device.Arch() != "sm_90a") return "not on Hopper";
   if (!TensorCoresTake(problem)) return "dtypes";
+  if (problem.has_token_scales()) return "scales of tokens";
   if (!takes_head_dim) return "head_dim";
   return shared_bytes <= device.max_shared_memory_per_block ? nullptr : "shared memory";
 }

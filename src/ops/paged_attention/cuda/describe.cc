@@ -31,6 +31,7 @@ std::string Describe(const Problem& problem) {
                 problem.sliding_window > 0 ? StrCat(", window ", problem.sliding_window) : "",
                 problem.soft_cap != 0 ? ", soft cap" : "",
                 problem.causal != 0 ? "" : ", not causal",
+                problem.has_token_scales() ? ", scales of tokens" : "",
                 problem.batch_invariant != 0 ? ", batch invariant" : "");
 }
 

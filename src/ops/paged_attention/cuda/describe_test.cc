@@ -72,6 +72,9 @@ TEST(Describe, SaysWhyNot) {
   Problem gathered = MakePrefill();
   gathered.page_size = 12;
   expect(gathered, "prefill_sm90.cu", "keys by 16 bytes, not by boxes");
+  Problem scaled = MakePrefill();
+  scaled.k_token_scales = true;
+  expect(scaled, "no decode launch: scales of tokens", "no prefill launch: scales of tokens");
 }
 
 TEST(Describe, TensorsThatStartAnywhere) {

@@ -25,6 +25,8 @@ StatusOr<Params> MakeParams(const PlannedParams& planned, const Buffers& buffers
   p.sinks = buffers.sinks;
   p.k_scale = buffers.k_scale;
   p.v_scale = buffers.v_scale;
+  p.k_token_scales = buffers.k_token_scales;
+  p.v_token_scales = buffers.v_token_scales;
   p.out = buffers.out;
   p.lse = buffers.lse;
   p.header = reinterpret_cast<WorkHeader*>(workspace + layout.header);

@@ -330,6 +330,46 @@ TEST_F(PagedAttentionGpuTest, DecodeOfFewSequencesAgreesWithReference) {
   std::printf("worst error %.2f half ulps\n", errors.worst);
 }
 
+// One scale for each token and head, of keys, of values, or of both.
+class TokenScalesGpuTest : public PagedAttentionGpuTest,
+                           public testing::WithParamInterface<Kind> {};
+
+TEST_P(TokenScalesGpuTest, AgreeWithReference) {
+  const Kind& kind = GetParam();
+  Errors errors;
+  for (int seed = 1; seed <= CasesPerKind(); ++seed) {
+    std::mt19937_64 rng(static_cast<uint64_t>(seed));
+    CaseSpec spec = SpecOf(kind, rng);
+    if (seed % 8 == 0) {  // split keys, and sums so long that they are carried
+      spec.kv_heads = 1;
+      spec.group_size = 2;
+      spec.page_size = 16;
+      spec.disorder = false;
+      spec.max_seqs = 3;
+      spec.query_lens = {20, 1, 2};
+      spec.context_lens = {300, 9000, 5000};
+      spec.max_pages = 600;
+    }
+    spec.k_token_scales = seed % 3 != 1;
+    spec.v_token_scales = seed % 3 != 2;
+    Case c(spec, rng);
+    ExpectReference(kind, c, errors, {}, seed % 5 == 0 ? &rng : nullptr);
+    ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
+  }
+  std::printf("worst error %.2f half ulps\n", errors.worst);
+}
+
+INSTANTIATE_TEST_SUITE_P(, TokenScalesGpuTest,
+                         testing::Values(Kind{DType::kBF16, DType::kF8E4M3FN, "", 128, false},
+                                         Kind{DType::kF16, DType::kF8E5M2, "", 64, true},
+                                         Kind{DType::kBF16, DType::kF8E4M3FN, "f32", 256, false},
+                                         Kind{DType::kBF16, DType::kF8E4M3FN, "", 512, false},
+                                         Kind{DType::kBF16, DType::kBF16, "", 128, false},
+                                         Kind{DType::kF16, DType::kF16, "f32", 80, true},
+                                         Kind{DType::kF32, DType::kF32, "", 128, false},
+                                         Kind{DType::kF32, DType::kF8E4M3FN, "bf16", 96, false}),
+                         NameOf);
+
 // Tensors that start at any multiple of their element size have kernels of their own.
 class UnalignedGpuTest : public cuda::GpuTest, public testing::WithParamInterface<Kind> {};
 
@@ -431,7 +471,8 @@ TEST_F(UpdateKvCacheGpuTest, EqualsTheHost) {
       optional = "v_cache";
     }
     if (in(0, 1) == 0) {
-      args.emplace_back(DType::kF32, std::vector<int64_t>{in(0, 1) == 0 ? 1 : heads});
+      const std::vector<int64_t> scales[] = {{1}, {heads}, {pages, page_size, heads}};
+      args.emplace_back(DType::kF32, scales[in(0, 2)]);
       optional += optional.empty() ? "k_scale" : ",k_scale";
     }
     std::normal_distribution<double> normal(0, 100);

@@ -145,6 +145,8 @@ struct Params : Options {
   const float* sinks;
   const float* k_scale;
   const float* v_scale;
+  const float* k_token_scales;  // [num_pages, page_size, kv_heads]
+  const float* v_token_scales;
   void* out;
   float* lse;
 

@@ -60,6 +60,24 @@ __device__ __forceinline__ long long KeyOffset(const Params& p, const Tile& tile
   return page * p.page_stride + in_page * p.token_stride;
 }
 
+// Attend is compiled with TOKEN_SCALES for calls that have such scales.
+#ifdef TOKEN_SCALES
+inline constexpr bool kTokenScales = true;
+#else
+inline constexpr bool kTokenScales = false;
+#endif
+
+// What a key that may be read, or its value, is multiplied by: of Params::k_token_scales or the
+// values'. NaN if the scale is not finite.
+__device__ __forceinline__ float TokenScale(const Params& p, const Tile& tile, const float* scales,
+                                            int key, int page) {
+  if (scales == nullptr) return 1.0f;
+  const int in_page = key - PageIndex(p, key) * p.page_size;
+  const long long slot = static_cast<long long>(page) * p.page_size + in_page;
+  const float scale = scales[slot * p.kv_heads + tile.head];
+  return scale + 0.0f * scale;
+}
+
 // First element of the row in `query` and `out`, divided by head_dim: token * q_heads + q_head.
 __device__ __forceinline__ long long QueryRow(const Params& p, const Tile& tile, int row) {
   const int at = tile.first_row + row;

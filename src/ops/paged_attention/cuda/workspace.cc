@@ -37,6 +37,7 @@ int64_t CopyTokens(const Problem& problem) {
       IsFloat8(problem.cache_dtype) && IsNarrow(problem.query_dtype) && IsNarrow(problem.out_dtype);
   const bool f32 = IsSplit(problem) && TensorCoresTake(problem) && problem.out_dtype == DType::kF32;
   if (!(fp8 || f32) || !HasPrefill(problem) || problem.batch_invariant) return 0;
+  if (problem.has_token_scales()) return 0;
   if (problem.head_dim != 64 && problem.head_dim != 128) return 0;
   // No sequence has fewer rows.
   const int64_t sequences =
