@@ -4,7 +4,7 @@
 // Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (BF16, F16, E4M3, E5M2, float), HEAD_DIM,
 // SOFT_CAP (0: none, 1, 2: with the exact tanh), TILE_ROWS (16 to 128), TILE_KEYS (a multiple of
 // 16, of f32 of 8), MIN_BLOCKS (an SM should hold), BEHIND_PREFILL (1: a launch before this one has
-// taken the prefill items, and left some).
+// taken the prefill items, and left some); TOKEN_SCALES (tile.cuh) or not.
 #include "src/ops/paged_attention/cuda/decode.cuh"
 #include "src/ops/paged_attention/cuda/prefill.cuh"
 

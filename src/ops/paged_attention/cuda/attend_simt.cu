@@ -131,8 +131,9 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
       const long long offset = KeyOffset(p, tile, key, page);
       extra.offsets[threadIdx.x] = offset;
       if (kTokenScales && offset >= 0) {
-        extra.k_scales[threadIdx.x] = TokenScale(p, tile, p.k_token_scales, key, page);
-        extra.v_scales[threadIdx.x] = TokenScale(p, tile, p.v_token_scales, key, page);
+        const long long index = TokenScaleIndex(p, tile, key, page);
+        extra.k_scales[threadIdx.x] = TokenScale(p.k_token_scales, index);
+        extra.v_scales[threadIdx.x] = TokenScale(p.v_token_scales, index);
       }
     }
     __syncthreads();

@@ -171,8 +171,7 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
   constexpr const char* kNotChosen = "not chosen";
   Config config{.aligned = choice.aligned};
   config.decode_max_rows = problem.batch_invariant ? kDecodeTileRows : 2 * kDecodeTileRows;
-  if (!choice.aligned || problem.has_token_scales() || !TensorCoresTake(problem) ||
-      !FitTensorCore(problem, device, config)) {
+  if (!choice.aligned || !TensorCoresTake(problem) || !FitTensorCore(problem, device, config)) {
     config.family = Family::kSimt;
     config.tile_rows = kDecodeTileRows;
     config.tile_keys = 0;

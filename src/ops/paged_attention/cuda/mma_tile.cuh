@@ -38,6 +38,10 @@ using Operand = OperandOf<Cache>::Type;
 // bf16 queries on f16 operands: each row is scaled by a power of two so that its range fits.
 inline constexpr bool kScaledQuery = !kSameType<Query, Operand>;
 
+// Weights times scales of tokens may be any f32: on f16 operands those of a row and a few keys are
+// scaled by a power of two.
+inline constexpr bool kScaledWeights = kTokenScales && kSameType<Operand, F16>;
+
 // Tensor cores truncate what they add to a sum, so that long sums come out too small. Where f32
 // results would show it, they sum the products of a few keys from zero, and those sums are added as
 // f32 is: rounded. Prefill pays for that, and with bf16 weights' own rounding hides what it gains.
@@ -325,17 +329,34 @@ __device__ __forceinline__ void AddLogits(float (&s)[kTiles][4], int n, const Qu
 struct WeightOperand {
   unsigned x[1][4];
   unsigned low[1][4];  // of f32
+  float unit[2];       // of the thread's two rows, if kScaledWeights
 };
 template <int kTiles>
 __device__ __forceinline__ void WeightFragment(WeightOperand& a, const float (&s)[kTiles][4],
                                                int n) {
+  float down[2] = {1.0f, 1.0f};
+  if constexpr (kScaledWeights) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float largest = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        largest = fmaxf(largest, fabsf(s[2 * n + i / 2][2 * h + i % 2]));
+      }
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
+      const RowScale scale = ScaleOfRow(largest);
+      a.unit[h] = scale.up;
+      down[h] = scale.down;
+    }
+  }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if constexpr (kSplit) {
       a.x[0][i] = __float_as_uint(s[n][i % 2 * 2 + i / 2]);
     } else {
       const float(&tile)[4] = s[2 * n + i / 2];
-      a.x[0][i] = Pack2<Operand>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+      a.x[0][i] = Pack2<Operand>(tile[i % 2 * 2] * down[i % 2], tile[i % 2 * 2 + 1] * down[i % 2]);
     }
   }
   if constexpr (kSplit) Split(a.x[0], a.low[0]);
@@ -386,11 +407,17 @@ __device__ __forceinline__ void AddProducts(float (&sums)[4], const unsigned (&a
 template <bool kRounded>
 __device__ __forceinline__ void AddProducts(float (&sums)[4], const WeightOperand& a,
                                             const unsigned (&b)[2]) {
-  if constexpr (kSplit) {
+  if constexpr (kSplit || kScaledWeights) {
     float products[4] = {};
-    MmaSplit(products, a.x, a.low, b);
+    if constexpr (kSplit) {
+      MmaSplit(products, a.x, a.low, b);
+    } else {
+      Mma<Operand>(products, a.x[0], b[0], b[1]);
+    }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] += products[i];
+    for (int i = 0; i < 4; ++i) {
+      sums[i] = kScaledWeights ? fmaf(products[i], a.unit[i / 2], sums[i]) : sums[i] + products[i];
+    }
   } else {
     AddProducts<kRounded>(sums, a.x[0], b);
   }

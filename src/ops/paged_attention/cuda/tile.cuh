@@ -67,15 +67,15 @@ inline constexpr bool kTokenScales = true;
 inline constexpr bool kTokenScales = false;
 #endif
 
-// What a key that may be read, or its value, is multiplied by: of Params::k_token_scales or the
-// values'. NaN if the scale is not finite.
-__device__ __forceinline__ float TokenScale(const Params& p, const Tile& tile, const float* scales,
-                                            int key, int page) {
-  if (scales == nullptr) return 1.0f;
+// Where the scale of a key that may be read lies in Params::k_token_scales, and that of its value.
+__device__ __forceinline__ long long TokenScaleIndex(const Params& p, const Tile& tile, int key,
+                                                     int page) {
   const int in_page = key - PageIndex(p, key) * p.page_size;
-  const long long slot = static_cast<long long>(page) * p.page_size + in_page;
-  const float scale = scales[slot * p.kv_heads + tile.head];
-  return scale + 0.0f * scale;
+  return (static_cast<long long>(page) * p.page_size + in_page) * p.kv_heads + tile.head;
+}
+__device__ __forceinline__ float InfiniteToNaN(float x) { return x + 0.0f * x; }
+__device__ __forceinline__ float TokenScale(const float* scales, long long index) {
+  return scales == nullptr ? 1.0f : InfiniteToNaN(scales[index]);
 }
 
 // First element of the row in `query` and `out`, divided by head_dim: token * q_heads + q_head.
