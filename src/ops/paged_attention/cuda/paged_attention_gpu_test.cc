@@ -349,6 +349,7 @@ TEST_P(TokenScalesGpuTest, AgreeWithReference) {
       spec.query_lens = {20, 1, 2};
       spec.context_lens = {300, 9000, 5000};
       spec.max_pages = 600;
+      spec.k_scale_size = spec.v_scale_size = 1;
     }
     spec.k_token_scales = seed % 3 != 1;
     spec.v_token_scales = seed % 3 != 2;
