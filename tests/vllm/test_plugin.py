@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import types
 
@@ -192,16 +193,16 @@ def test_encoders_attend_within_segments(monkeypatch, parts, causal, biased):
 # ---- Devices -------------------------------------------------------------------------------------
 
 
-def test_each_part_of_the_requests_has_gpus_of_its_own(monkeypatch):
-    from xla_gpu.vllm_xla.worker import XlaWorker
+@pytest.mark.parametrize(("visible", "own"), [(None, "2,3"), ("7,5,3,1,0", "3,1")])
+def test_each_part_of_the_requests_has_gpus_of_its_own(monkeypatch, visible, own):
+    from xla_gpu.vllm_xla.worker import _keep_own_gpus
 
-    worker = object.__new__(XlaWorker)
-    worker.vllm_config = types.SimpleNamespace(
+    config = types.SimpleNamespace(
         sharding_config=types.SimpleNamespace(total_devices=2),
         parallel_config=types.SimpleNamespace(data_parallel_index=1),
     )
-    updated = {}
-    monkeypatch.setattr(type(jax.config), "update", lambda self, *args: updated.update([args]))
-    worker._setup_dp_chip_isolation()
-    assert updated == {"jax_cuda_visible_devices": "2,3"}
-    assert isinstance(jax.config.values["jax_cuda_visible_devices"], str)  # JAX has it
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    _keep_own_gpus(config)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == own
+    with pytest.raises(UnsupportedError, match="2 GPUs from number 2 on, and .* is " + own):
+        _keep_own_gpus(config)

@@ -7,6 +7,7 @@ import os
 import jax
 from tpu_inference import envs
 from tpu_inference.worker.tpu_worker import TPUWorker
+from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from xla_gpu import vllm_xla
@@ -29,23 +30,32 @@ class XlaWorker(TPUWorker):  # type: ignore[misc]
         # Also where VLLM_PLUGINS keeps our general plugin from being called.
         _replace.before_the_model()
         if getattr(envs, "TPU_MULTIPROCESS_DP", False):  # not in 0.31
-            self._setup_dp_chip_isolation()
+            _keep_own_gpus(self.vllm_config)
         device = _device()
         _replace.no_sparse_core(device.device_kind)
         logger.info("xla_gpu: vLLM on XLA:%s, %s", device.platform.upper(), device.device_kind)
         super().init_device(*args, **kwargs)
 
     def _setup_dp_chip_isolation(self) -> None:
-        """Leaves JAX the GPUs of this process's part of the requests.
+        """tpu-inference's, by variables that libtpu reads: init_device has done it."""
 
-        Under `vllm serve --data-parallel-size` each part has a process of its own. tpu-inference
-        parts TPUs by variables that libtpu reads; all processes would share the first GPU.
-        """
-        config = self.vllm_config
-        count = config.sharding_config.total_devices
-        first = config.parallel_config.data_parallel_index * count
-        visible = ",".join(map(str, range(first, first + count)))
-        jax.config.update("jax_cuda_visible_devices", visible)
+
+def _keep_own_gpus(config: VllmConfig) -> None:
+    """Hides the GPUs of other parts of the requests from this process, before its first CUDA call.
+
+    Under `vllm serve --data-parallel-size` each part has a process of its own; all would share the
+    first GPU. Not by jax_cuda_visible_devices: XLA has no device 1 where one is visible.
+    """
+    count = config.sharding_config.total_devices
+    first = config.parallel_config.data_parallel_index * count
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = named.split(",") if named else [str(i) for i in range(first + count)]
+    if len(visible) < first + count:
+        raise UnsupportedError(
+            f"xla_gpu.vllm_xla: data parallelism needs {count} GPUs from number {first} on, and "
+            f"CUDA_VISIBLE_DEVICES is {named}"
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[first : first + count])
 
 
 def _device() -> jax.Device:
