@@ -198,6 +198,8 @@ def make(kind: str, folder: pathlib.Path, **sizes: int) -> pathlib.Path:
             torch.nn.init.normal_(parameter, std=0.3)
         if name.endswith("per_expert_scale"):  # and these one
             torch.nn.init.uniform_(parameter, 0.2, 2)
+        if kind in ("gemma1", "gemma2") and "embed" in name:  # tied, times sqrt(hidden_size): else
+            torch.nn.init.normal_(parameter, std=0.01)  # the likeliest next token is the last one
     made.save_pretrained(folder)
     words = {f"t{i}": i for i in range(sizes["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="t3"))
