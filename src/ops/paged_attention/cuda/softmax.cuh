@@ -155,23 +155,6 @@ __device__ __forceinline__ void TakeCarry(const Carry& carry, int m, RowState (&
 // Applies the soft cap to a tile of dot products.
 template <int kTiles>
 __device__ __forceinline__ void Cap(float (&s)[kTiles][4], const float (&cap_in)[2]) {
-  if constexpr (SOFT_CAP == 1) {
-    float most[2] = {};
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) most[i / 2] = fmaxf(most[i / 2], fabsf(s[tile][i]));
-    }
-    const bool small = fmaxf(most[0] * cap_in[0], most[1] * cap_in[1]) <= 1.0f;
-    if (__all_sync(kAllLanes, small)) {  // the same bits, without Capped's other way
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s[tile][i] = SmallTanh(s[tile][i] * cap_in[i / 2]);
-      }
-      return;
-    }
-  }
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll

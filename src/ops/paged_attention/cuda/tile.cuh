@@ -119,30 +119,17 @@ __device__ __forceinline__ LogitFactor MakeLogitFactor(const Params& p, int head
   const float scale = fabsf(p.scale);
   LogitFactor result;
   result.negate = (p.scale < 0.0f) != (k_scale < 0.0f);
-  result.cap_in = SOFT_CAP ? factor(scale / p.soft_cap) : 0.0f;
+  result.cap_in =
+      SOFT_CAP ? factor(scale / p.soft_cap * (SOFT_CAP == 1 ? 2.0f * kLog2E : 1.0f)) : 0.0f;
   result.factor = SOFT_CAP ? p.soft_cap * kLog2E : factor(scale * kLog2E);
   return result;
-}
-
-// tanh(x) for |x| <= 1 to 3e-7, a minimax polynomial: few logits are beyond a cap, and the units of
-// Exp2, which weights keep busy, take no part.
-__device__ __forceinline__ float SmallTanh(float x) {
-  constexpr float kFactors[] = {0.99999684f,   -0.33324003f, 0.13253525f,
-                                -0.050972864f, 0.016114181f, -0.0028394656f};
-  const float square = x * x;
-  float sum = kFactors[5];
-#pragma unroll
-  for (int i = 4; i >= 0; --i) sum = fmaf(sum, square, kFactors[i]);
-  return x * sum;
 }
 
 // tanh of a logit / soft_cap: 1 - 2 / (exp(2x) + 1) keeps its absolute precision, enough for small
 // caps; large ones need the relative one.
 __device__ __forceinline__ float Capped(float dot, float cap_in) {
-  const float x = dot * cap_in;
-  if constexpr (SOFT_CAP == 2) return tanhf(x);
-  if (fabsf(x) <= 1.0f) return SmallTanh(x);
-  return 1.0f - __fdividef(2.0f, Exp2(x * (2.0f * kLog2E)) + 1.0f);
+  if constexpr (SOFT_CAP == 2) return tanhf(dot * cap_in);
+  return 1.0f - __fdividef(2.0f, Exp2(dot * cap_in) + 1.0f);
 }
 
 // How a row ends, from its maximum (in the units above) and the sum of weights relative to it.
