@@ -217,17 +217,18 @@ def served(
     at = folder / name.replace(" ", "-")  # XLA_FLAGS are parted by spaces
     with serve(checkpoints(form.checkpoint), at, *options, **env) as server:
         server.wait(600)
-        found = _held(server, form, checkpoints)
+        found = _held(server, form, checkpoints, at)
     found.seconds = time.monotonic() - start
     return found
 
 
-def _held(server: Server, form: Form, checkpoints: Checkpoints) -> Served:
+def _held(server: Server, form: Form, checkpoints: Checkpoints, at: pathlib.Path) -> Served:
     reference = checkpoints.reference(form.checkpoint)
     requests, answers = REQUESTS, load.answers
     if form.checkpoint in tiny_images.KINDS:
         requests, answers = tiny_images.requests(len(REQUESTS), sizes=1), tiny_images.answers
     tokens = asyncio.run(answers(server, requests))
+    (at / "answers.json").write_text(json.dumps(tokens))
     own, wrong = compared(form, reference, requests, tokens)
     if "speculative_config" in form.options:
         counted = server.metrics()

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 VOCABULARY = 256
 FIRST_WORD = 3  # 0, 1, 2 begin, end and pad
 
-# Logits (their deviation is 1.2) that are nearer than this are one to float32: the order of its
-# sums decides which is greater. One token in some hundred thousand.
-TIE = 1e-5
+# Logits that are nearer than this, of the deviation of a row's, are one to float32: the order of
+# its sums decides which is greater. One token in some hundred thousand.
+TIE = 8e-6
 
 # hidden_size 256: with less, initializer_range 0.08 gives a model that repeats one token, whatever
 # its attention computes.
@@ -219,7 +219,7 @@ def random_prompt(length: int, seed: int) -> list[int]:
 def ranks(logits: torch.Tensor, tokens: list[int]) -> torch.Tensor:
     """For each token, how many of its logits [tokens, words] are greater than its own, by TIE."""
     own = logits.gather(1, torch.tensor(tokens)[:, None])
-    return (logits > own + TIE).sum(-1)
+    return (logits > own + TIE * logits.std(-1, keepdim=True)).sum(-1)
 
 
 class Reference:
