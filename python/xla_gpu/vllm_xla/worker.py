@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 
 import jax
-from tpu_inference import envs
-from tpu_inference.worker.tpu_worker import TPUWorker
-from vllm.logger import init_logger
 
 from xla_gpu import vllm_xla
-from xla_gpu.vllm_xla import _replace
-from xla_gpu.vllm_xla._versions import UnsupportedError
+from xla_gpu.vllm_xla import _names, _replace
+from xla_gpu.vllm_xla._names import TPUWorker, UnsupportedError, init_logger
 
 logger = init_logger("vllm.xla_gpu")
 
@@ -28,7 +25,7 @@ class XlaWorker(TPUWorker):  # type: ignore[misc]
         """
         # Also where VLLM_PLUGINS keeps our general plugin from being called.
         _replace.before_the_model()
-        if getattr(envs, "TPU_MULTIPROCESS_DP", False):  # not in 0.31
+        if getattr(_names, "TPU_MULTIPROCESS_DP", False):  # not in 0.31
             self._setup_dp_chip_isolation()
         device = _device()
         _replace.no_sparse_core(device.device_kind)
