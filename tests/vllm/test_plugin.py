@@ -234,3 +234,20 @@ def test_each_part_of_the_requests_has_gpus_of_its_own(monkeypatch):
     worker._setup_dp_chip_isolation()
     assert updated == {"jax_cuda_visible_devices": "2,3"}
     assert isinstance(jax.config.values["jax_cuda_visible_devices"], str)  # JAX has it
+
+
+# ---- Steps ---------------------------------------------------------------------------------------
+
+
+def test_a_request_that_comes_back_has_its_tokens(monkeypatch):
+    """Also the one that the runner notes 0 for until it is there."""
+    from xla_gpu.vllm_xla.worker import XlaWorker
+
+    monkeypatch.setattr(XlaWorker.__base__, "execute_model", lambda self, output: output)
+    worker = object.__new__(XlaWorker)
+    state = types.SimpleNamespace(num_prompt_tokens=2, output_token_ids=[7, 0])
+    worker.model_runner = types.SimpleNamespace(requests={"a": state})
+    back = types.SimpleNamespace(all_token_ids={"a": [1, 2, 7, 9]})
+    output = types.SimpleNamespace(scheduled_cached_reqs=back)
+    assert worker.execute_model(output) is output
+    assert state.output_token_ids == [7, 9]

@@ -163,7 +163,6 @@ REPLACED: dict[str, dict[str, _Row]] = {
     },
     "tpu_inference.runner.tpu_runner": {"device_array": "mesh, args, sharding, kwargs"},
     "tpu_inference.runner.tpu_runner:TPUModelRunner": {
-        "load_model": "self",
         "_prepare_inputs": "self, scheduler_output",
         "_apply_async_token_substitution": (
             "self, input, next_tokens_in_tpu, token_in_tpu_cur_input_indices, "
@@ -182,9 +181,6 @@ REPLACED: dict[str, dict[str, _Row]] = {
             "runner, spec_decode_metadata, sampled_output, logits_indices_selector, "
             "discard_sampled_tokens_req_indices, num_reqs"
         ),
-    },
-    "tpu_inference.runner.persistent_batch_manager:PersistentBatchManager": {
-        "update_states": "self, scheduler_output, get_mrope_input_positions_fn",
     },
     "tpu_inference.runner.compilation_manager:CompilationManager": {
         "_precompile_select_from_array": "self",

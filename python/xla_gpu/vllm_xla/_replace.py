@@ -352,31 +352,6 @@ def layer_norms() -> None:
     replace("LayerNorm._compute_dtype", _equal_types_are_not_promoted)
 
 
-# ---- Preemption ----------------------------------------------------------------------------------
-
-
-def _with_their_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def update_states(self: Any, scheduler_output: Any, get_mrope_input_positions_fn: Any) -> Any:
-        for request, tokens in scheduler_output.scheduled_cached_reqs.all_token_ids.items():
-            state = self.requests[request]
-            known = tokens[state.num_prompt_tokens :]
-            state.output_token_ids[: len(known)] = known
-        return original(self, scheduler_output, get_mrope_input_positions_fn)
-
-    return update_states
-
-
-def resumed_requests_get_their_tokens() -> None:
-    """With asynchronous scheduling a preempted request loses the last token it had made.
-
-    The runner notes 0 for it and puts the token there a step later, unless the request has left the
-    batch by then. vLLM therefore sends the tokens of every request that comes back, and its other
-    runners take them; tpu-inference's does not, and goes on after the 0 (on TPUs too).
-    """
-    replace("PersistentBatchManager.update_states", _with_their_tokens)
-
-
 # ---- All of them ---------------------------------------------------------------------------------
 
 
@@ -395,7 +370,6 @@ def before_the_model() -> None:
     _start.models_are_looked_at_here()
     _start.programs_side_by_side()
     _inputs.inputs_in_one_transfer()
-    _step.logits_in_one_call()
     _step.tokens_in_short_calls()
     _scheduler.requests_with_room_take_no_time()
     attention()
@@ -406,7 +380,6 @@ def before_the_model() -> None:
     mxfp4()
     nvfp4()
     draft_model()
-    resumed_requests_get_their_tokens()
     quantized_models_are_torchax()
     float32_beside_4_bits()
     _weights.loaded_onto_the_device()

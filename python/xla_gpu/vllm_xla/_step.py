@@ -313,28 +313,20 @@ class LogitsOfRows:
         return self._compiled.lower(*args)
 
 
-def _with_short_calls(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def load_model(self: Any) -> None:
-        original(self)
-        self.model_fn = Step(self.model_fn, self)
-        if self.enable_continue_decode and not self.speculative_config:
-            self.model.step_fn_no_options = _of_a_token_each(self.model.step_fn_no_options)
-        if hasattr(self.compute_logits_fn, "trace"):
-            self.compute_logits_fn = OnlyWhatItReads(self.compute_logits_fn)
-            if not (computes_with_inputs(self) or self.lora_config):
-                self._select_from_array_fn = LogitsOfRows(self)
+def logits_in_one_call(runner: Any) -> None:
+    """Of a runner that has loaded its model: the step, and what makes its logits, are ours.
 
-    return load_model
-
-
-def logits_in_one_call() -> None:
-    """A call hands over every weight of the model, 0.7 us each, and logits are made of one or two.
-
+    A call hands over every weight of the model, 0.7 us each, and logits are made of one or two.
     Step and logits are compiled functions of their own, and each looks at all of its arguments.
     The rows before them and the greatest after them were two more calls.
     """
-    replace("TPUModelRunner.load_model", _with_short_calls)
+    runner.model_fn = Step(runner.model_fn, runner)
+    if runner.enable_continue_decode and not runner.speculative_config:
+        runner.model.step_fn_no_options = _of_a_token_each(runner.model.step_fn_no_options)
+    if hasattr(runner.compute_logits_fn, "trace"):
+        runner.compute_logits_fn = OnlyWhatItReads(runner.compute_logits_fn)
+        if not (computes_with_inputs(runner) or runner.lora_config):
+            runner._select_from_array_fn = LogitsOfRows(runner)
 
 
 @functools.cache
