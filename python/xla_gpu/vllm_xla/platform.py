@@ -113,9 +113,9 @@ def _unsupported(vllm_config: Any) -> list[str]:
                 "speculation 'dflash' needs tied embeddings and a flax model: DFlashProposer takes "
                 "a matrix of logits for an array, torchax models give it no hidden states"
             )
-    elif speculative is not None and speculative.method not in ("ngram", "eagle3"):
+    elif speculative is not None and speculative.method not in ("ngram", "eagle3", "mtp"):
         found.append(
             f"speculation {speculative.method!r} is not known to tpu-inference, or not here; "
-            "ngram, eagle3 and dflash are"
+            "ngram, eagle3, mtp and dflash are"
         )
     return found
