@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import jax
-from tpu_inference import envs
-from tpu_inference.worker.tpu_worker import TPUWorker
-from vllm.config import VllmConfig
-from vllm.logger import init_logger
 
 from xla_gpu import vllm_xla
-from xla_gpu.vllm_xla import _replace
-from xla_gpu.vllm_xla._versions import UnsupportedError
+from xla_gpu.vllm_xla import _names, _replace, _step
+from xla_gpu.vllm_xla._names import TPUWorker, UnsupportedError, init_logger
 
 logger = init_logger("vllm.xla_gpu")
 
@@ -29,18 +26,37 @@ class XlaWorker(TPUWorker):  # type: ignore[misc]
         """
         # Also where VLLM_PLUGINS keeps our general plugin from being called.
         _replace.before_the_model()
-        if getattr(envs, "TPU_MULTIPROCESS_DP", False):  # not in 0.31
+        if getattr(_names, "TPU_MULTIPROCESS_DP", False):  # not in 0.31
             _keep_own_gpus(self.vllm_config)
         device = _device()
         _replace.no_sparse_core(device.device_kind)
         logger.info("xla_gpu: vLLM on XLA:%s, %s", device.platform.upper(), device.device_kind)
         super().init_device(*args, **kwargs)
 
+    def load_model(self) -> None:
+        """Loads the model, whose step takes its inputs as one array."""
+        super().load_model()
+        _step.logits_in_one_call(self.model_runner)
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """A step, before which requests that come back get their tokens.
+
+        With asynchronous scheduling a preempted request loses the last token it had made. The
+        runner notes 0 for it and puts the token there a step later, unless the request has left the
+        batch by then. vLLM therefore sends the tokens of every request that comes back, and its
+        other runners take them; tpu-inference's does not, and goes on after the 0 (on TPUs too).
+        """
+        for name, tokens in scheduler_output.scheduled_cached_reqs.all_token_ids.items():
+            state = self.model_runner.requests[name]
+            known = tokens[state.num_prompt_tokens :]
+            state.output_token_ids[: len(known)] = known
+        return super().execute_model(scheduler_output)
+
     def _setup_dp_chip_isolation(self) -> None:
         """tpu-inference's, by variables that libtpu reads: init_device has done it."""
 
 
-def _keep_own_gpus(config: VllmConfig) -> None:
+def _keep_own_gpus(config: Any) -> None:
     """Hides the GPUs of other parts of the requests from this process, before its first CUDA call.
 
     Under `vllm serve --data-parallel-size` each part has a process of its own; all would share the
