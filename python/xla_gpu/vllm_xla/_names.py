@@ -97,7 +97,10 @@ REPLACED: dict[str, dict[str, _Row]] = {
     },
     "tpu_inference.kernels.flash_attention.kernel": {"flash_attention": _FLASH},
     "tpu_inference.layers.common.fused_moe_gmm": {"gmm_v2": _GMM},
-    "tpu_inference.layers.common.linear": {"gmm_v2": _GMM},
+    "tpu_inference.layers.common.linear": {
+        "gmm_v2": _GMM,
+        "xla_quantized_matmul": "x, w_q, w_scale, quantize_activation",
+    },
     "tpu_inference.layers.vllm.interface.moe": {
         "moe_apply": "layer, x, gating_output, weights, moe_backend, mesh, extra_backend_kwargs",
     },

@@ -365,7 +365,7 @@ def before_the_platform() -> None:
 
 def before_the_model() -> None:
     """What the modules of models, layers and the runner hold."""
-    from xla_gpu.vllm_xla import _inputs, _scheduler, _start, _step, _weights
+    from xla_gpu.vllm_xla import _inputs, _linear, _scheduler, _start, _step, _weights
 
     _start.models_are_looked_at_here()
     _start.programs_side_by_side()
@@ -384,4 +384,5 @@ def before_the_model() -> None:
     float32_beside_4_bits()
     _weights.loaded_onto_the_device()
     _weights.fp8_products_take_weights_as_they_are()
+    _linear.few_rows_are_not_quantized()
     layer_norms()
