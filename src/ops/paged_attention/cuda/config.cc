@@ -18,28 +18,6 @@ constexpr int64_t kMostScheduleThreads = 1024;
 // What the runtime reserves of an SM's shared memory for each block, and our kernels' static part.
 constexpr int64_t kReservedSharedBytes = 1024 + 2560;
 
-int FragmentKeys(const Problem& problem) { return IsSplit(problem) ? 8 : 16; }
-int64_t LeastDecodeBytes(const Problem& problem) {
-  const int64_t row = OwnDims(problem) * DTypeSize(problem.cache_dtype) + 16;
-  return int64_t{2} * kAttendWarps * 2 * FragmentKeys(problem) * row;
-}
-
-// What mma_tile.cuh takes of it: tiles, and of wide heads an exchange. 0 if decode has no room.
-int64_t TensorCoreSharedBytes(const Problem& problem, int tile_rows, int tile_keys) {
-  const int64_t element = DTypeSize(problem.cache_dtype);
-  const int64_t padded = Parts(problem) * OwnDims(problem);
-  const int64_t prefill = tile_rows * (padded * OperandBytes(problem) + 16) +
-                          int64_t{4} * tile_keys * (padded * element + 16);
-  const int64_t decode = LeastDecodeBytes(problem);
-  if (Parts(problem) == 1) return prefill < decode ? 0 : prefill;
-  return std::max(prefill, decode) + int64_t{std::max(tile_keys / 8, 4)} * 16 * kAttendThreads;
-}
-
-int64_t SimtSharedBytes(const Problem& problem) {
-  const int64_t keys = problem.head_dim > 256 ? 8 : 32;
-  return (kDecodeTileRows + 2 * keys) * (RoundUp(problem.head_dim, 4) + 4) * 4;
-}
-
 int64_t PanelDims(const Problem& problem) {
   return 2 * int64_t{sm90::kPanelDims} / DTypeSize(problem.cache_dtype);
 }
@@ -74,17 +52,21 @@ int64_t PrefillSharedBytes(const Problem& problem) {
 
 // The widest tiles with which as many blocks as registers allow fit an SM.
 bool FitTensorCore(const Problem& problem, const cuda::DeviceInfo& device, Config& config) {
-  config.family = Family::kTensorCore;
-  config.tile_rows = WidestTile(problem);
+  MmaShared shared = MmaOf(problem, MmaOf(problem).widest_tile());
+  const int step = shared.fragment_keys();
   const int64_t per_sm = device.max_shared_memory_per_block + 1024;
   for (const int blocks : {2, 1}) {
-    const int step = FragmentKeys(problem);
-    for (int keys = 64; keys >= (Parts(problem) == 1 ? 2 * step : step); keys -= step) {
-      const int64_t bytes = TensorCoreSharedBytes(problem, config.tile_rows, keys);
-      if (bytes == 0 || blocks * (bytes + kReservedSharedBytes) > per_sm) continue;
-      config.tile_keys = keys;
+    for (shared.tile_keys = 64; shared.tile_keys >= (shared.parts() == 1 ? 2 * step : step);
+         shared.tile_keys -= step) {
+      // Of heads that one warp computes decode is to fit what prefill has.
+      const bool decodes =
+          shared.parts() > 1 || shared.prefill_bytes() >= shared.least_decode_bytes();
+      if (!decodes || blocks * (shared.bytes() + kReservedSharedBytes) > per_sm) continue;
+      config.family = Family::kTensorCore;
+      config.tile_rows = shared.tile_rows;
+      config.tile_keys = shared.tile_keys;
       config.blocks_per_sm = blocks;
-      config.shared_bytes = static_cast<int>(bytes);
+      config.shared_bytes = shared.bytes();
       return true;
     }
   }
@@ -172,10 +154,8 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
   Config config{.aligned = choice.aligned};
   config.decode_max_rows = problem.batch_invariant ? kDecodeTileRows : 2 * kDecodeTileRows;
   if (!choice.aligned || !TensorCoresTake(problem) || !FitTensorCore(problem, device, config)) {
-    config.family = Family::kSimt;
     config.tile_rows = kDecodeTileRows;
-    config.tile_keys = 0;
-    config.shared_bytes = static_cast<int>(SimtSharedBytes(problem));
+    config.shared_bytes = SimtOf(problem).bytes();
     const int64_t per_sm = device.max_shared_memory_per_block + 1024;
     config.blocks_per_sm = static_cast<int>(
         std::clamp<int64_t>(per_sm / (config.shared_bytes + kReservedSharedBytes), 1,

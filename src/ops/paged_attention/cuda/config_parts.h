@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "src/core/ceil_div.h"
+#include "src/ops/paged_attention/cuda/attend_shared.cuh"
 #include "src/ops/paged_attention/cuda/config.h"
 
 namespace xla_gpu::paged_attention {
 
 inline constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
-inline constexpr int kSimtLanes = kAttendThreads / kDecodeTileRows;  // of a row
 
 inline bool IsNarrow(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
 
@@ -22,24 +22,13 @@ inline bool TensorCoresTake(const Problem& problem) {
          (IsNarrow(problem.query_dtype) && IsFloat8(problem.cache_dtype));
 }
 
-// As mma_tile.cuh computes kSplit, kParts, kOwnDims, kFragmentKeys and two stages of decode.
 inline bool IsSplit(const Problem& problem) { return problem.cache_dtype == DType::kF32; }
-inline int64_t OperandBytes(const Problem& problem) { return IsSplit(problem) ? 4 : 2; }
-inline int64_t Parts(const Problem& problem) {
-  const int64_t row = problem.head_dim * OperandBytes(problem);
-  return row > 1024 ? 4 : row > 512 ? 2 : 1;
+// The shared memory of the attend kernels.
+inline MmaShared MmaOf(const Problem& problem, int tile_rows = 0, int tile_keys = 0) {
+  return {static_cast<int>(problem.head_dim), static_cast<int>(DTypeSize(problem.cache_dtype)),
+          tile_rows, tile_keys};
 }
-inline int64_t OwnDims(const Problem& problem) {
-  const int64_t align = IsNarrow(problem.cache_dtype) ? 16 : 32;
-  return RoundUp(problem.head_dim, align * Parts(problem)) / Parts(problem);
-}
-
-// Rows of a tensor-core tile. The sums of the rows' values stay in registers, 128 of them a thread,
-// of f32, which needs more for its operands, 64.
-inline int WidestTile(const Problem& problem) {
-  const int64_t row = problem.head_dim * OperandBytes(problem);
-  return row <= 256 ? 128 : row <= 512 ? 64 : row <= 1024 ? 32 : 16;
-}
+inline SimtShared SimtOf(const Problem& problem) { return {static_cast<int>(problem.head_dim)}; }
 
 // Blocks of the attend launch at most: more than the largest devices hold.
 inline int64_t MostWorkers(const Problem& problem) { return TensorCoresTake(problem) ? 320 : 640; }
