@@ -7,6 +7,7 @@
 // Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (float, BF16, F16, E4M3, E5M2), HEAD_DIM,
 // SOFT_CAP (0: none, 2); UNALIGNED (numeric.cuh) or not, TOKEN_SCALES (tile.cuh) or not.
 #include "src/ops/paged_attention/cuda/attend.cuh"
+#include "src/ops/paged_attention/cuda/attend_shared.cuh"
 #include "src/ops/paged_attention/cuda/carry.cuh"
 
 namespace xla_gpu::paged_attention {
@@ -17,22 +18,19 @@ using Cache = CACHE_TYPE;
 using Out = OUT_TYPE;
 
 constexpr int kRows = kDecodeTileRows;
-constexpr int kLanes = kAttendThreads / kRows;  // of a row
 constexpr int kHeadDim = HEAD_DIM;
-constexpr int kKeys = kHeadDim > 256 ? 8 : 32;
-constexpr int kPadded = (kHeadDim + 3) / 4 * 4;
-constexpr int kStride = kPadded + 4;
-constexpr int kQuads = kPadded / 4;
-constexpr int kOwnQuads = (kQuads + kLanes - 1) / kLanes;
-constexpr int kTileFloats = kKeys * kStride;
-// As CarryBytes of config.cc.
+constexpr SimtShared kShared = {kHeadDim};
+constexpr int kLanes = SimtShared::kLanes;
+constexpr int kKeys = kShared.keys();
+constexpr int kStride = kShared.stride();
+constexpr int kQuads = kShared.quads();
+constexpr int kPadded = 4 * kQuads;
+constexpr int kOwnQuads = kShared.own_quads();
+constexpr int kTileFloats = kShared.tile_floats();
+constexpr int kCarryFloats = kShared.carry_floats();
 constexpr int kCarryBlocks =
-    (sizeof(Query) == 2 && (kSameType<Query, Cache> || sizeof(Cache) == 1) && kHeadDim <= 128
-         ? kCarryKeys
-         : kF32CarryKeys) /
+    kShared.carry_keys(sizeof(Query) == 2 && (kSameType<Query, Cache> || sizeof(Cache) == 1)) /
     kKeys;
-// Of a thread: a maximum and, twice, the sums of weights and values.
-constexpr int kCarryFloats = 1 + 2 * (1 + 4 * kOwnQuads);
 
 struct Extra {
   long long offsets[kKeys];

@@ -20,7 +20,7 @@ TEST(ConfigDecode, HopperDecodesInALaunchOfItsOwn) {
     return Choose(problem, device).line_only;
   };
   const Config config = Choose(problem, kH200);
-  EXPECT_TRUE(config.decode_sm90);
+  EXPECT_TRUE(config.decode_launch);
   EXPECT_TRUE(config.line_only);
   EXPECT_EQ(config.decode_workers, 132);
   EXPECT_EQ(config.decode_ranges, 16);  // times 8 heads: the blocks that fit
@@ -223,7 +223,7 @@ TEST(ConfigDecode, HopperDecodesFewTokensInClusters) {
     for (const int64_t group : {4, 16}) {
       problem.q_heads = group * c.kv_heads;
       const Config config = Choose(problem, kH200);
-      EXPECT_TRUE(config.decode_sm90);
+      EXPECT_TRUE(config.decode_launch);
       EXPECT_EQ(config.decode_cluster, c.blocks);
       if (c.blocks == 0) continue;
       const Launches l = MakeLaunches(problem, config);
@@ -281,7 +281,7 @@ TEST(ConfigDecode, WideHeadsHaveNarrowTiles) {
         problem.tokens = problem.max_seqs = 1;
         const Config few = Choose(problem, kH200);
         EXPECT_EQ(few.decode_cluster, group == 8 ? 8 : 0);
-        EXPECT_TRUE(few.decode_sm90);
+        EXPECT_TRUE(few.decode_launch);
         EXPECT_LE(MakeLaunches(problem, few).attend[0].config.dynamic_shared_bytes +
                       (few.decode_cluster > 0 ? 0 : 1024),
                   kH200.max_shared_memory_per_block);
@@ -293,8 +293,8 @@ TEST(ConfigDecode, WideHeadsHaveNarrowTiles) {
 TEST(ConfigDecode, DecodeKeepsItsTwoLaunches) {
   const Problem problem = MakeProblem(DType::kBF16, DType::kBF16, 192);
   const Config config = Choose(problem, kH200);
-  EXPECT_FALSE(config.prefill_sm90);
-  EXPECT_FALSE(config.decode_sm90);
+  EXPECT_FALSE(config.prefill_launch);
+  EXPECT_FALSE(config.decode_launch);
   EXPECT_FALSE(config.boxes);
   EXPECT_EQ(config.prefill_workers, config.workers);
   const Launches l = MakeLaunches(problem, config);

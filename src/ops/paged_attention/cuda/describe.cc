@@ -43,16 +43,16 @@ std::string Describe(const Problem& problem, const Config& config) {
   for (const KernelLaunch& launch : launches.attend) text += DescribeLaunch(launch) + "; ";
   if (config.decode_cluster > 0) {
     text += StrCat("clusters of ", config.decode_cluster, " share a head");
-  } else if (config.decode_sm90) {
+  } else if (config.decode_launch) {
     text += StrCat(config.decode_ranges, " ranges of decode work");
   } else {
     text += StrCat("no decode launch: ", config.why_not_line);
   }
   const bool terms = problem.cache_dtype == DType::kF32;  // attend takes what has no copy
-  if ((config.decode_sm90 || config.prefill_sm90) && !config.boxes && !terms) {
+  if ((config.decode_launch || config.prefill_launch) && !config.boxes && !terms) {
     text += "; keys by 16 bytes, not by boxes";
   }
-  if (!config.prefill_sm90) return StrCat(text, "; no prefill launch: ", config.why_not_prefill);
+  if (!config.prefill_launch) return StrCat(text, "; no prefill launch: ", config.why_not_prefill);
   if (config.prefill_blocks > 1) text += "; pairs of blocks share keys of prefill";
   if (config.copy_tokens > 0) {
     text += StrCat(

@@ -92,8 +92,8 @@ TEST(Describe, ReasonsAreThereWhereLaunchesAreNot) {
         Problem problem = MakeProblem(cache == DType::kF32 ? cache : DType::kBF16, cache);
         problem.tokens = tokens;
         const Config config = Choose(problem, device);
-        EXPECT_EQ(config.decode_sm90, config.why_not_line == nullptr);
-        EXPECT_EQ(config.prefill_sm90, config.why_not_prefill == nullptr);
+        EXPECT_EQ(config.decode_launch, config.why_not_line == nullptr);
+        EXPECT_EQ(config.prefill_launch, config.why_not_prefill == nullptr);
       }
     }
   }

@@ -13,6 +13,7 @@
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_MMA_TILE_CUH_
 
 #include "src/ops/paged_attention/cuda/attend.cuh"
+#include "src/ops/paged_attention/cuda/attend_shared.cuh"
 #include "src/ops/paged_attention/cuda/split.cuh"
 
 namespace xla_gpu::paged_attention {
@@ -53,45 +54,33 @@ inline constexpr bool kRoundedPrefill =
 inline constexpr int kLevelTimes = kSameType<Out, BF16> ? 4 : 1;
 
 inline constexpr int kHeadDim = HEAD_DIM;
+inline constexpr int kTileRows = TILE_ROWS;
+inline constexpr int kTileKeys = TILE_KEYS;
+inline constexpr MmaShared kShared = {kHeadDim, sizeof(Cache), kTileRows, kTileKeys};
 inline constexpr bool kOneByte = sizeof(Cache) == 1;        // an element of the cache
-inline constexpr bool kSplit = kSameType<Operand, float>;   // operands are two words
+inline constexpr bool kSplit = kShared.split();             // operands are two words
 inline constexpr bool kAdjacentTiles = sizeof(Cache) != 2;  // hold neighbouring dimensions
-inline constexpr int kOperandBytes = sizeof(Operand);
-// Of wider heads a warp's registers do not hold the sums: two neighbours, of f32 also all four,
-// share rows and keys, and each has one part of the head dimensions. Their logits are the sums of
-// the parts.
-inline constexpr int kRowOperandBytes = kHeadDim * kOperandBytes;
-inline constexpr int kParts = kRowOperandBytes > 1024 ? 4 : kRowOperandBytes > 512 ? 2 : 1;
+inline constexpr int kOperandBytes = kShared.operand();
+inline constexpr int kParts = kShared.parts();
 inline constexpr int kGroups = kAttendWarps / kParts;  // of warps, for different rows or keys
-inline constexpr int kAlign = (kAdjacentTiles ? 32 : 16) * kParts;
-inline constexpr int kPadded = (kHeadDim + kAlign - 1) / kAlign * kAlign;
-inline constexpr int kOwnDims = kPadded / kParts;  // of a warp
-inline constexpr int kDimBlocks = kOwnDims / 16;   // of 16 head dimensions, of a warp
+inline constexpr int kPadded = kShared.padded();
+inline constexpr int kOwnDims = kShared.own_dims();
+inline constexpr int kDimBlocks = kOwnDims / 16;  // of 16 head dimensions, of a warp
 __device__ __forceinline__ int Group() { return static_cast<int>(threadIdx.x) / 32 / kParts; }
 __device__ __forceinline__ int OwnPart() { return static_cast<int>(threadIdx.x) / 32 % kParts; }
 __device__ __forceinline__ int FirstDim() { return OwnPart() * kOwnDims; }
 
-inline constexpr int kTileRows = TILE_ROWS;
-inline constexpr int kTileKeys = TILE_KEYS;
-inline constexpr int kRowTiles = kTileRows / (16 * kGroups);  // 16-row tiles of a warp
-
-// 16 bytes more than the data: rows then start in different banks.
-inline constexpr int kQueryStride = kPadded * kOperandBytes + 16;
-inline constexpr int kCacheStride = kPadded * static_cast<int>(sizeof(Cache)) + 16;
-inline constexpr int kQueryBytes = kTileRows * kQueryStride;
-inline constexpr int kKeysBytes = kTileKeys * kCacheStride;
-// Two stages of keys and values of prefill, or of decode, where a warp loads its own dimensions.
-inline constexpr int kFragmentKeys = kSplit ? 8 : 16;  // of an operand
-inline constexpr int kDecodeKeys = kFragmentKeys;      // of one stage of one warp
-inline constexpr int kOwnStride = kOwnDims * static_cast<int>(sizeof(Cache)) + 16;
-inline constexpr int kStageBytes = 2 * kDecodeKeys * kOwnStride;
-inline constexpr int kLeastDecodeBytes = kParts == 1 ? 0 : 2 * kAttendWarps * kStageBytes;
-inline constexpr int kPrefillBytes = kQueryBytes + 4 * kKeysBytes;
-inline constexpr int kTilesBytes =
-    kPrefillBytes > kLeastDecodeBytes ? kPrefillBytes : kLeastDecodeBytes;
-// Behind them, of wide heads: what the warps of a pair tell each other, 16 bytes a thread and eight
-// keys. Decode has two such places of 16 keys, so that one barrier a turn is enough.
-inline constexpr int kExchangeTile = 16 * kAttendThreads;
+inline constexpr int kRowTiles = kShared.row_tiles();  // 16-row tiles of a warp
+inline constexpr int kQueryStride = kShared.query_stride();
+inline constexpr int kCacheStride = kShared.cache_stride();
+inline constexpr int kQueryBytes = kShared.query_bytes();
+inline constexpr int kKeysBytes = kShared.keys_bytes();
+inline constexpr int kFragmentKeys = kShared.fragment_keys();
+inline constexpr int kDecodeKeys = kFragmentKeys;  // of one stage of one warp
+inline constexpr int kOwnStride = kShared.own_stride();
+inline constexpr int kStageBytes = kShared.stage_bytes();
+inline constexpr int kTilesBytes = kShared.tiles_bytes();
+inline constexpr int kExchangeTile = MmaShared::kExchangeTile;
 
 // The widest copy that the rows' size and alignment allow.
 inline constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Cache));

@@ -115,9 +115,8 @@ __device__ __forceinline__ float QuadSum(float x) {
 // sums.
 inline constexpr int kTileCarryKeys = kSplit ? kF32CarryKeys : kCarryKeys;
 
-// Of a thread for each 16-row tile: for two rows a maximum and, twice, sums of weights and values.
-inline constexpr int kTileCarryFloats = 2 + 2 * (2 + 4 * kOutTiles);
-inline constexpr int kCarryFloats = kRowTiles * kTileCarryFloats;
+inline constexpr int kTileCarryFloats = kShared.tile_carry_floats();
+inline constexpr int kCarryFloats = kShared.carry_floats();
 
 // Moves the sums of 16-row tile `m` to the carry, which holds them relative to the rows' maximum.
 __device__ __forceinline__ void PutCarry(const Carry& carry, int m, bool first, RowState (&rows)[2],

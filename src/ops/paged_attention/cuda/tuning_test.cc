@@ -72,11 +72,11 @@ TEST(Alternatives, LeaveOutLaunchesOfTheModelOrReplaceAll) {
           std::set<std::string> names;
           for (const Config& config : *configs) {
             EXPECT_TRUE(names.insert(NameOf(config)).second) << NameOf(config);
-            EXPECT_LE(config.decode_sm90, model.decode_sm90);
+            EXPECT_LE(config.decode_launch, model.decode_launch);
             EXPECT_LE(config.line_only, model.line_only);
-            EXPECT_TRUE(!config.prefill_sm90 || model.prefill_sm90 || model.line_only);
-            EXPECT_EQ(config.decode_sm90, config.why_not_line == nullptr);
-            EXPECT_EQ(config.prefill_sm90, config.why_not_prefill == nullptr);
+            EXPECT_TRUE(!config.prefill_launch || model.prefill_launch || model.line_only);
+            EXPECT_EQ(config.decode_launch, config.why_not_line == nullptr);
+            EXPECT_EQ(config.prefill_launch, config.why_not_prefill == nullptr);
             EXPECT_LE(config.decode_cluster * problem.kv_heads, device.num_sms);
           }
           EXPECT_TRUE(names.contains("attend"));
