@@ -116,6 +116,8 @@ std::vector<std::string> AttendDefines(const Problem& problem, const Config& con
     defines.push_back(StrCat("TILE_KEYS=", config.tile_keys));
     defines.push_back(StrCat("MIN_BLOCKS=", config.blocks_per_sm));
     defines.push_back(StrCat("BEHIND_PREFILL=", config.prefill_sm90 ? 1 : 0));
+    defines.push_back(StrCat("BEHIND_DECODE=", config.decode_sm90 ? 1 : 0));
+    if (config.prefill_sm90 && !IsSplit(problem)) defines.push_back("REDO_ONLY");
   }
   if (!config.aligned) defines.push_back("UNALIGNED");
   if (problem.has_token_scales()) defines.push_back("TOKEN_SCALES");

@@ -71,8 +71,15 @@ __device__ __forceinline__ int Group() { return static_cast<int>(threadIdx.x) / 
 __device__ __forceinline__ int OwnPart() { return static_cast<int>(threadIdx.x) / 32 % kParts; }
 __device__ __forceinline__ int FirstDim() { return OwnPart() * kOwnDims; }
 
+// Of prefill items: small where only those come that are to be done again, as their code compiles
+// faster. Shared memory is what wider ones take: decode items have more stages.
+#ifdef REDO_ONLY
+inline constexpr int kTileRows = 16 * kGroups;
+inline constexpr int kTileKeys = 16;
+#else
 inline constexpr int kTileRows = TILE_ROWS;
 inline constexpr int kTileKeys = TILE_KEYS;
+#endif
 inline constexpr int kRowTiles = kTileRows / (16 * kGroups);  // 16-row tiles of a warp
 
 // 16 bytes more than the data: rows then start in different banks.
@@ -86,7 +93,7 @@ inline constexpr int kDecodeKeys = kFragmentKeys;      // of one stage of one wa
 inline constexpr int kOwnStride = kOwnDims * static_cast<int>(sizeof(Cache)) + 16;
 inline constexpr int kStageBytes = 2 * kDecodeKeys * kOwnStride;
 inline constexpr int kLeastDecodeBytes = kParts == 1 ? 0 : 2 * kAttendWarps * kStageBytes;
-inline constexpr int kPrefillBytes = kQueryBytes + 4 * kKeysBytes;
+inline constexpr int kPrefillBytes = TILE_ROWS * kQueryStride + 4 * TILE_KEYS * kCacheStride;
 inline constexpr int kTilesBytes =
     kPrefillBytes > kLeastDecodeBytes ? kPrefillBytes : kLeastDecodeBytes;
 // Behind them, of wide heads: what the warps of a pair tell each other, 16 bytes a thread and eight
