@@ -91,9 +91,11 @@ __device__ __forceinline__ void PutCarry(const Carry& carry, float factor, bool 
   const float rescale = first ? 0.0f : exp2f((carry[0] - to) * factor);
   carry[0] = max;
   PutCarry(carry, 1, first, rescale, sum);
+  sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < 4 * kOwnQuads; ++i) {
     PutCarry(carry, 3 + 2 * i, first, rescale, o[i / 4][i % 4]);
+    o[i / 4][i % 4] = 0.0f;
   }
 }
 

@@ -10,6 +10,7 @@ namespace xla_gpu::paged_attention {
 namespace {
 
 using testing::Contains;
+using testing::Not;
 
 TEST(Config, HopperCopiesCachesOfFp8) {
   Problem problem = MakePrefill();
@@ -67,6 +68,7 @@ TEST(Config, HopperCopiesTermsOfF32) {
   EXPECT_LE(launches.attend[1].config.dynamic_shared_bytes + 1024,
             kH200.max_shared_memory_per_block);
   EXPECT_THAT(launches.attend[2].spec.defines, Contains("BEHIND_PREFILL=1"));
+  EXPECT_THAT(launches.attend[2].spec.defines, Not(Contains("REDO_ONLY")));  // what has no copy
   EXPECT_THAT(launches.attend[2].spec.defines, Contains("CACHE_TYPE=float"));
 
   const Params p = PlanParams(problem, config).params;

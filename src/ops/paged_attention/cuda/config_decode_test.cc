@@ -300,6 +300,7 @@ TEST(ConfigDecode, DecodeKeepsItsTwoLaunches) {
   const Launches l = MakeLaunches(problem, config);
   ASSERT_EQ(l.attend.size(), 1u);
   EXPECT_THAT(l.attend[0].spec.defines, Contains("BEHIND_PREFILL=0"));
+  EXPECT_THAT(l.attend[0].spec.defines, Contains("BEHIND_DECODE=0"));
 }
 
 }  // namespace

@@ -30,11 +30,13 @@ Share Take(const Problem& problem, const cuda::DeviceInfo& device, const Choice&
 }
 
 void Launch(const Problem& problem, const Config& config, std::vector<KernelLaunch>& launches) {
-  AddAttend(problem, config, "attend_mma.cu",
-            {StrCat("TILE_ROWS=", config.tile_rows), StrCat("TILE_KEYS=", config.tile_keys),
-             StrCat("MIN_BLOCKS=", config.blocks_per_sm),
-             StrCat("BEHIND_PREFILL=", config.prefill_launch ? 1 : 0)},
-            launches);
+  std::vector<std::string> defines = {StrCat("TILE_ROWS=", config.tile_rows),
+                                      StrCat("TILE_KEYS=", config.tile_keys),
+                                      StrCat("MIN_BLOCKS=", config.blocks_per_sm),
+                                      StrCat("BEHIND_PREFILL=", config.prefill_launch ? 1 : 0),
+                                      StrCat("BEHIND_DECODE=", config.decode_launch ? 1 : 0)};
+  if (config.prefill_launch && !IsSplit(problem)) defines.push_back("REDO_ONLY");
+  AddAttend(problem, config, "attend_mma.cu", std::move(defines), launches);
 }
 
 }  // namespace

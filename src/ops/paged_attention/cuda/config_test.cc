@@ -67,6 +67,7 @@ TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
     EXPECT_EQ(prefill.config.block[0], 384u);
     EXPECT_LE(prefill.config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
     EXPECT_THAT(l.attend.back().spec.defines, Contains("BEHIND_PREFILL=1"));
+    EXPECT_THAT(l.attend.back().spec.defines, Contains(decodes ? "BEHIND_DECODE=1" : "REDO_ONLY"));
     EXPECT_TRUE(l.schedule.config.programmatic);
     for (const KernelLaunch& launch : l.attend) EXPECT_TRUE(launch.config.programmatic);
   }

@@ -348,7 +348,7 @@ __device__ __forceinline__ bool RunDecode(const Params& p, const Tile& tile, boo
   bool found = false;
 
   const bool carries = end - first > kCarrySteps;
-  const Carry carry = MakeCarry(p, kAttendThreads, kCarryFloats);
+  const auto carry = [&] { return MakeCarry(p, kAttendThreads, kCarryFloats); };
   float o[kOutTiles][4] = {};
   int stage = 0;
   for (int step = first; step < end; ++step) {
@@ -371,13 +371,13 @@ __device__ __forceinline__ bool RunDecode(const Params& p, const Tile& tile, boo
     __syncwarp();  // before the stage is written again
     stage = stage + 1 == kStages ? 0 : stage + 1;
     if (carries && ((step - first) % kCarrySteps == kCarrySteps - 1 || step + 1 == end)) {
-      PutCarry(carry, 0, step - first < kCarrySteps, rows, o);
+      PutCarry(carry(), 0, step - first < kCarrySteps, rows, o);
     }
   }
 
   // Finish the sums.
   WaitCopies<0>();
-  if (carries) TakeCarry(carry, 0, rows, o);
+  if (carries) TakeCarry(carry(), 0, rows, o);
   if constexpr (kSplit) {
     const bool exists[2] = {lane / 4 < tile.num_rows, lane / 4 + 8 < tile.num_rows};
     if (!careful && __syncthreads_or(InDoubt(o, exists)) != 0) return true;

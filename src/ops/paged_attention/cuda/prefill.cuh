@@ -231,7 +231,7 @@ __device__ __forceinline__ bool RunPrefill(const Params& p, const Tile& tile, bo
            (t + 1) * kTileKeys > extra.all.end;
   };
   const bool carries = end - first > kCarryTiles;
-  const Carry carry = MakeCarry(p, kAttendThreads, kCarryFloats);
+  const auto carry = [&] { return MakeCarry(p, kAttendThreads, kCarryFloats); };
   float o[kRowTiles][kOutTiles][4] = {};
   for (int t = first; t < end; ++t) {
     // Wait for the tile, and start loading the next.
@@ -286,7 +286,7 @@ __device__ __forceinline__ bool RunPrefill(const Params& p, const Tile& tile, bo
     if (carries && ((t - first) % kCarryTiles == kCarryTiles - 1 || t + 1 == end)) {
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        PutCarry(carry, m, t - first < kCarryTiles, rows[m], o[m]);
+        PutCarry(carry(), m, t - first < kCarryTiles, rows[m], o[m]);
       }
     }
   }
@@ -295,7 +295,7 @@ __device__ __forceinline__ bool RunPrefill(const Params& p, const Tile& tile, bo
   WaitCopies<0>();  // the query's, if there was no tile
   if (carries) {
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) TakeCarry(carry, m, rows[m], o[m]);
+    for (int m = 0; m < kRowTiles; ++m) TakeCarry(carry(), m, rows[m], o[m]);
   }
   if constexpr (kSplit) {
     bool in_doubt = false;
