@@ -49,6 +49,12 @@ bool HalfTiles(const Problem& problem) {
   return problem.tokens <= problem.max_seqs && problem.group_size() <= kHalfTile;
 }
 
+// Keys that a token sees at most.
+int64_t SeenKeys(const Problem& problem) {
+  const int64_t window = problem.sliding_window;
+  return window > 0 ? std::min(window, problem.max_context()) : problem.max_context();
+}
+
 }  // namespace
 
 bool IsDecode(const Problem& problem) {
@@ -121,7 +127,7 @@ int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device) {
   const int64_t fast_keys = IsFloat8(problem.cache_dtype) ? 16384 : 131072;
   const int64_t wider = std::max<int64_t>(problem.head_dim / 128, 1);
   const int64_t most_keys = (blocks * problem.kv_heads >= 64 ? fast_keys : 2048 * blocks) / wider;
-  return problem.max_context() <= most_keys / problem.tokens ? sizes[0] : 0;
+  return SeenKeys(problem) <= most_keys / problem.tokens ? sizes[0] : 0;
 }
 
 int64_t PartRows(const Problem& problem) {

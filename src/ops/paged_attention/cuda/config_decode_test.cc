@@ -195,12 +195,15 @@ TEST(ConfigDecode, HopperDecodesFewTokensInClusters) {
     const char* what;
     int64_t tokens, max_seqs, kv_heads, context;
     int blocks;  // of a cluster
+    int64_t window = 0;
   };
   for (const Case& c : {Case{"one", 1, 1, 8, 1024, 8},
                         {"the longest", 1, 1, 8, 131072, 8},
                         {"too long", 1, 1, 8, 131088, 0},
                         {"eight", 8, 32, 8, 16384, 8},
                         {"eight, too long", 8, 8, 8, 16400, 0},
+                        {"eight, a window", 8, 8, 8, 131072, 8, 16384},
+                        {"eight, a long window", 8, 8, 8, 131072, 0, 16400},
                         {"nine", 9, 9, 8, 1024, 0},
                         {"room for too many", 8, 33, 8, 1024, 0},
                         {"two heads", 1, 1, 2, 32768, 16},
@@ -220,6 +223,7 @@ TEST(ConfigDecode, HopperDecodesFewTokensInClusters) {
     problem.max_seqs = c.max_seqs;
     problem.kv_heads = c.kv_heads;
     problem.max_pages_per_seq = c.context / problem.page_size;
+    problem.sliding_window = c.window;
     for (const int64_t group : {4, 16}) {
       problem.q_heads = group * c.kv_heads;
       const Config config = Choose(problem, kH200);
