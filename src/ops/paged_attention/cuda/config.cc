@@ -216,9 +216,10 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
     config.boxes = boxes;
     config.decode_max_rows = config.line_only ? static_cast<int>(kMaxInt) : LineRows(problem);
     if (config.line_only) config.decode_cluster = choice.cluster;
-    config.decode_workers = config.decode_cluster > 0
+    config.decode_workers = config.decode_cluster > 1
                                 ? config.decode_cluster * static_cast<int>(problem.kv_heads)
-                                : device.num_sms;
+                            : config.decode_cluster == 1 ? TokenBlocks(problem, device)
+                                                         : device.num_sms;
   }
   config.overlaps = device.Arch() == "sm_90a" && config.decode_cluster == 0;
   // A thread a sequence, and a prefill item; fewer threads have shorter barriers.
@@ -324,9 +325,12 @@ Launches MakeLaunches(const Problem& problem, const Config& config) {
   };
   const bool pairs = config.boxes && ReadsPairs(problem);
   if (config.decode_cluster > 0) {
-    add_sm90(problem, "decode_cluster_sm90.cu", "paged_attention_decode_cluster",
-             config.decode_workers, sm90::DecodeThreads(ClusterRows(problem), config.boxes),
-             ClusterSharedBytes(problem),
+    const bool whole = config.decode_cluster == 1;
+    add_sm90(problem, whole ? "decode_tokens_sm90.cu" : "decode_cluster_sm90.cu",
+             whole ? "paged_attention_decode_tokens" : "paged_attention_decode_cluster",
+             config.decode_workers,
+             whole ? sm90::kTokenThreads : sm90::DecodeThreads(ClusterRows(problem), config.boxes),
+             ClusterSharedBytes(problem, config.decode_cluster),
              {StrCat("TILE_KEYS=", sm90::PrefillKeys(problem.head_dim)),
               StrCat("CLUSTER=", config.decode_cluster), StrCat("LINE_ROWS=", ClusterRows(problem)),
               StrCat("BOXES=", config.boxes ? 1 : 0), StrCat("PAIRS=", pairs ? 1 : 0)});
@@ -454,7 +458,7 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.line_rows = LineRows(problem);
   // More where warps take long to end a tile, or blocks of keys take less time since fewer
   // multiprocessors share the bandwidth.
-  p.tile_blocks = config.decode_cluster > 0 ? 2
+  p.tile_blocks = config.decode_cluster > 1 ? 2
                   : config.line_only && sm90::IsWide(static_cast<int>(p.line_rows))
                       ? kMostTileBlocks
                       : 1;

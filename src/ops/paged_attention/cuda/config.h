@@ -37,7 +37,8 @@ struct Config {
   int decode_workers = 0;     // its blocks
   bool boxes = false;         // the copy engine loads keys and values for these launches
   int decode_ranges = 0;      // of the line of decode work, at most
-  int decode_cluster = 0;     // blocks that share a head in decode_cluster_sm90.cuh, or 0
+  int decode_cluster = 0;     // blocks that share a head in decode_cluster_sm90.cuh, or 0; 1:
+                              // tokens are taken whole, by decode_tokens_sm90.cuh
   int blocks_per_sm = 1;      // of the attend launch
   int workers = 0;            // its blocks
   int shared_bytes = 0;       // its dynamic shared memory

@@ -14,6 +14,11 @@ struct Decode {
   using Shared = sm90::DecodeShared<kHeadDim, kElement, kRows, kBoxes>;
   template <int kHeadDim>
   using Cluster = sm90::ClusterShared<kHeadDim, kElement, kRows>;
+  template <int kHeadDim>
+  using Tokens = sm90::TokenShared<kHeadDim, kElement, kRows>;
+  static int64_t ClusterBytes(int64_t head_dim, int blocks) {
+    return blocks > 1 ? SharedBytes<Cluster>(head_dim) : SharedBytes<Tokens>(head_dim);
+  }
 };
 
 template <bool kBoxes>
@@ -92,28 +97,44 @@ int64_t DecodeSharedBytes(const Problem& problem, bool boxes) {
 int ClusterRows(const Problem& problem) {
   return HalfTiles(problem) ? kDecodeTileRows / 2 : kDecodeTileRows;
 }
-int64_t ClusterSharedBytes(const Problem& problem) {
+int64_t ClusterSharedBytes(const Problem& problem, int blocks) {
   const bool narrow = ClusterRows(problem) < kDecodeTileRows;
   if (IsFloat8(problem.cache_dtype)) {
-    return narrow ? SharedBytes<Decode<1, 8>::Cluster>(problem.head_dim)
-                  : SharedBytes<Decode<1, 16>::Cluster>(problem.head_dim);
+    return narrow ? Decode<1, 8>::ClusterBytes(problem.head_dim, blocks)
+                  : Decode<1, 16>::ClusterBytes(problem.head_dim, blocks);
   }
-  return narrow ? SharedBytes<Decode<2, 8>::Cluster>(problem.head_dim)
-                : SharedBytes<Decode<2, 16>::Cluster>(problem.head_dim);
+  return narrow ? Decode<2, 8>::ClusterBytes(problem.head_dim, blocks)
+                : Decode<2, 16>::ClusterBytes(problem.head_dim, blocks);
+}
+
+int TokenBlocks(const Problem& problem, const cuda::DeviceInfo& device) {
+  const int64_t of_head = int64_t{2} * device.num_sms / problem.kv_heads;
+  return static_cast<int>(std::min(of_head, problem.tokens) * problem.kv_heads);
 }
 
 std::vector<int> ClusterSizes(const Problem& problem, const cuda::DeviceInfo& device) {
-  if (problem.tokens > 8 || problem.max_seqs > sm90::kClusterSeqs) return {};
-  // Of wide heads there is no room for more rows.
-  if (problem.head_dim > 128 && ClusterRows(problem) == kDecodeTileRows) return {};
   if (WhyNotLine(problem, device) != nullptr || !IsDecode(problem)) return {};
-  if (WhyNotSm90Decode(problem, device, ClusterSharedBytes(problem)) != nullptr) return {};
-  // Clusters do not reach every multiprocessor. One of 16 blocks has a GPC to itself, and some GPCs
-  // lack multiprocessors: of 132 in GPCs of at most 18 five have 16.
   std::vector<int> sizes;
-  for (const int blocks : {16, 8, 4, 2}) {
-    if (blocks == 16 && (device.num_sms < 132 || problem.kv_heads > 4)) continue;
-    if (blocks * problem.kv_heads <= device.num_sms * 3 / 4) sizes.push_back(blocks);
+  const auto add = [&](int blocks, int64_t shared_bytes) {
+    if (WhyNotSm90Decode(problem, device, shared_bytes) == nullptr) sizes.push_back(blocks);
+  };
+  // Of wide heads there is no room for more rows.
+  const bool fits = problem.head_dim <= 128 || ClusterRows(problem) < kDecodeTileRows;
+  if (fits && problem.tokens <= 8 && problem.max_seqs <= sm90::kClusterSeqs) {
+    // Clusters do not reach every multiprocessor. One of 16 blocks has a GPC to itself, and some
+    // GPCs lack multiprocessors: of 132 in GPCs of at most 18 five have 16.
+    for (const int blocks : {16, 8, 4, 2}) {
+      if (blocks == 16 && (device.num_sms < 132 || problem.kv_heads > 4)) continue;
+      if (blocks * problem.kv_heads > device.num_sms * 3 / 4) continue;
+      add(blocks, ClusterSharedBytes(problem, blocks));
+    }
+  }
+  // Of several tokens of a sequence each would read its keys.
+  if (fits && problem.head_dim <= 256 && problem.tokens <= problem.max_seqs &&
+      problem.group_size() <= kDecodeTileRows && TokenBlocks(problem, device) > 0 &&
+      BoxesFit(problem, device)) {
+    constexpr int64_t kReserved = 1024;  // of each block, by the runtime
+    add(1, 2 * ClusterSharedBytes(problem, 1) + kReserved);
   }
   return sizes;
 }
@@ -121,7 +142,12 @@ std::vector<int> ClusterSizes(const Problem& problem, const cuda::DeviceInfo& de
 int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device) {
   const std::vector<int> sizes = ClusterSizes(problem, device);
   if (sizes.empty()) return 0;
+  // A multiprocessor reads 512 keys of 128 bf16 dimensions in 4 us (60 GB/s), for which the others
+  // may have to wait, where decode_sm90.cuh begins as much later.
+  constexpr int64_t kMostElements = int64_t{512} * 128;
+  const bool whole = sizes.back() == 1 && SeenKeys(problem) * problem.head_dim <= kMostElements;
   const int64_t blocks = sizes[0];
+  if (blocks == 1) return whole ? 1 : 0;
   // Half of the multiprocessors read nearly as fast as all of them; of fp8 they compute half as
   // fast.
   const int64_t fast_keys = IsFloat8(problem.cache_dtype) ? 16384 : 131072;

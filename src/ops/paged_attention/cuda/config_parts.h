@@ -122,14 +122,16 @@ int64_t MostLineBlocks(const Problem& problem);
 int DecodeRanges(const Problem& problem, int num_sms);
 
 // How many blocks may share a kv head in decode_cluster_sm90.cuh, so that all run at once: the most
-// first, none where it does not take the problem.
+// first, none where it does not take the problem. At the end 1, where decode_tokens_sm90.cuh does.
 std::vector<int> ClusterSizes(const Problem& problem, const cuda::DeviceInfo& device);
 // The first of them, or 0 where decode_sm90.cuh is likely faster: it begins later, but reads with
 // all multiprocessors.
 int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device);
 // Rows of a tile where clusters share heads: half as many if those of a token fit.
 int ClusterRows(const Problem& problem);
-int64_t ClusterSharedBytes(const Problem& problem);
+int64_t ClusterSharedBytes(const Problem& problem, int blocks);
+// Blocks of decode_tokens_sm90.cuh: as many for each head, two a multiprocessor.
+int TokenBlocks(const Problem& problem, const cuda::DeviceInfo& device);
 
 }  // namespace xla_gpu::paged_attention
 
