@@ -24,8 +24,9 @@ __device__ __forceinline__ TokenSequence ReadSequence(const Params& p, int seq, 
   const int begin = LoadIndex(p.query_start_loc + seq),
             end = LoadIndex(p.query_start_loc + seq + 1);
   const int context = LoadIndex(p.context_lens + seq);
-  const bool valid = seq < num_seqs && AreValid(p, begin, end, context);
-  return {valid ? SequenceInfo{begin, end - begin, context, 0} : SequenceInfo{}, begin, end, valid};
+  TokenSequence of = {{}, begin, end, seq < num_seqs && AreValid(p, begin, end, context)};
+  if (of.valid) of.info = {begin, end - begin, context, 0};
+  return of;
 }
 
 // Sets the block's tokens, those that begin in its range of the line; all threads. True: token t is
