@@ -68,7 +68,7 @@ TEST_P(AlternativesGpuTest, AgreeWithReference) {
   for (const auto& [name, count] : runs) std::printf("%s: %d runs\n", name.c_str(), count);
   std::printf("worst error %.2f half ulps\n", errors.worst);
   if (device.Arch() != "sm_90a" || !device.tensor_maps || cuda::CasesPerKind() < 40) return;
-  for (const char* name : {"cluster2", "cluster8", "decode", "attend", "attend+decode",
+  for (const char* name : {"cluster1", "cluster2", "cluster8", "decode", "attend", "attend+decode",
                            "prefill+attend", "prefill+attend+decode"}) {
     const bool fp8 = IsFloat8(kind.cache);  // which has no launch of its own beside others
     EXPECT_TRUE(runs[name] > 0 || fp8 || kind.head_dim > 128) << name;

@@ -36,7 +36,8 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
     problem.max_seqs = c.max_seqs;
     problem.q_heads = 2;
     problem.kv_heads = 1;
-    problem.num_pages = problem.max_pages_per_seq = 1;
+    problem.num_pages = 1;
+    problem.max_pages_per_seq = 512;
     problem.page_size = 8;
     problem.head_dim = c.head_dim;
     problem.soft_cap = c.soft_cap;
@@ -54,6 +55,11 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
       const Launches launches = MakeLaunches(problem, *ChooseConfig(problem, device));
       add(launches.schedule.spec);
       for (const KernelLaunch& launch : launches.attend) add(launch.spec);
+      if (tokens == c.max_seqs) {  // that see few keys
+        Problem few = problem;
+        few.sliding_window = 64;
+        add(MakeLaunches(few, *ChooseConfig(few, device)).attend[0].spec);
+      }
       if (prefill && c.token_scales) {
         Problem scaled = problem;
         scaled.k_token_scales = scaled.v_token_scales = true;

@@ -1,5 +1,5 @@
-// Hopper: prefill_sm90.cu, decode_sm90.cu and decode_cluster_sm90.cu, each a launch that takes what
-// it is made for and leaves the rest to the next family.
+// Hopper: prefill_sm90.cu, decode_sm90.cu, decode_cluster_sm90.cu and decode_tokens_sm90.cu, each a
+// launch that takes what it is made for and leaves the rest to the next family.
 #include <algorithm>
 #include <utility>
 
@@ -91,6 +91,11 @@ struct Decode {
   using Shared = sm90::DecodeShared<kHeadDim, kElement, kRows, kBoxes>;
   template <int kHeadDim>
   using Cluster = sm90::ClusterShared<kHeadDim, kElement, kRows>;
+  template <int kHeadDim>
+  using Tokens = sm90::TokenShared<kHeadDim, kElement, kRows>;
+  static int64_t ClusterBytes(int64_t head_dim, int blocks) {
+    return blocks > 1 ? SharedBytes<Cluster>(head_dim) : SharedBytes<Tokens>(head_dim);
+  }
 };
 
 template <bool kBoxes>
@@ -111,14 +116,26 @@ int64_t DecodeSharedBytes(const Problem& problem, bool boxes) {
 
 // Rows of a tile where clusters share heads: half as many if those of a token fit.
 int ClusterRows(const Problem& problem) { return HalfTiles(problem) ? kHalfTile : kDecodeTileRows; }
-int64_t ClusterSharedBytes(const Problem& problem) {
+int64_t ClusterSharedBytes(const Problem& problem, int blocks) {
   const bool narrow = ClusterRows(problem) < kDecodeTileRows;
   if (IsFloat8(problem.cache_dtype)) {
-    return narrow ? SharedBytes<Decode<1, 8>::Cluster>(problem.head_dim)
-                  : SharedBytes<Decode<1, 16>::Cluster>(problem.head_dim);
+    return narrow ? Decode<1, 8>::ClusterBytes(problem.head_dim, blocks)
+                  : Decode<1, 16>::ClusterBytes(problem.head_dim, blocks);
   }
-  return narrow ? SharedBytes<Decode<2, 8>::Cluster>(problem.head_dim)
-                : SharedBytes<Decode<2, 16>::Cluster>(problem.head_dim);
+  return narrow ? Decode<2, 8>::ClusterBytes(problem.head_dim, blocks)
+                : Decode<2, 16>::ClusterBytes(problem.head_dim, blocks);
+}
+
+// Blocks of decode_tokens_sm90.cuh: as many for each head, two a multiprocessor.
+int TokenBlocks(const Problem& problem, const cuda::DeviceInfo& device) {
+  const int64_t of_head = int64_t{2} * device.num_sms / problem.kv_heads;
+  return static_cast<int>(std::min(of_head, problem.tokens) * problem.kv_heads);
+}
+
+// Keys that a token sees at most.
+int64_t SeenKeys(const Problem& problem) {
+  const int64_t window = problem.sliding_window;
+  return window > 0 ? std::min(window, problem.max_context()) : problem.max_context();
 }
 
 // As WhyNot, of the decode kernels: a row of keys fills whole panels.
@@ -143,18 +160,30 @@ const char* WhyNotLine(const Problem& problem, const cuda::DeviceInfo& device) {
 }
 
 // How many blocks may share a kv head in decode_cluster_sm90.cuh, so that all run at once: the most
-// first, none where it does not take the problem, of which decode is all.
+// first, none where it does not take the problem, of which decode is all. At the end 1, where
+// decode_tokens_sm90.cuh does.
 std::vector<int> ClusterSizes(const Problem& problem, const cuda::DeviceInfo& device) {
-  if (problem.tokens > 8 || problem.max_seqs > sm90::kClusterSeqs) return {};
-  // Of wide heads there is no room for more rows.
-  if (problem.head_dim > 128 && ClusterRows(problem) == kDecodeTileRows) return {};
-  if (WhyNotDecode(problem, device, ClusterSharedBytes(problem)) != nullptr) return {};
-  // Clusters do not reach every multiprocessor. One of 16 blocks has a GPC to itself, and some GPCs
-  // lack multiprocessors: of 132 in GPCs of at most 18 five have 16.
   std::vector<int> sizes;
-  for (const int blocks : {16, 8, 4, 2}) {
-    if (blocks == 16 && (device.num_sms < 132 || problem.kv_heads > 4)) continue;
-    if (blocks * problem.kv_heads <= device.num_sms * 3 / 4) sizes.push_back(blocks);
+  const auto add = [&](int blocks, int64_t shared_bytes) {
+    if (WhyNotDecode(problem, device, shared_bytes) == nullptr) sizes.push_back(blocks);
+  };
+  // Of wide heads there is no room for more rows.
+  const bool fits = problem.head_dim <= 128 || ClusterRows(problem) < kDecodeTileRows;
+  if (fits && problem.tokens <= 8 && problem.max_seqs <= sm90::kClusterSeqs) {
+    // Clusters do not reach every multiprocessor. One of 16 blocks has a GPC to itself, and some
+    // GPCs lack multiprocessors: of 132 in GPCs of at most 18 five have 16.
+    for (const int blocks : {16, 8, 4, 2}) {
+      if (blocks == 16 && (device.num_sms < 132 || problem.kv_heads > 4)) continue;
+      if (blocks * problem.kv_heads > device.num_sms * 3 / 4) continue;
+      add(blocks, ClusterSharedBytes(problem, blocks));
+    }
+  }
+  // Of several tokens of a sequence each would read its keys.
+  if (fits && problem.head_dim <= 256 && problem.tokens <= problem.max_seqs &&
+      problem.group_size() <= kDecodeTileRows && TokenBlocks(problem, device) > 0 &&
+      BoxesFit(problem, device)) {
+    constexpr int64_t kReserved = 1024;  // of each block, by the runtime
+    add(1, 2 * ClusterSharedBytes(problem, 1) + kReserved);
   }
   return sizes;
 }
@@ -166,13 +195,18 @@ int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device,
   const std::vector<int> sizes = ClusterSizes(problem, device);
   if (asked) return std::ranges::find(sizes, *asked) != sizes.end() ? *asked : 0;
   if (sizes.empty()) return 0;
+  // A multiprocessor reads 512 keys of 128 bf16 dimensions in 4 us (60 GB/s), for which the others
+  // may have to wait, where decode_sm90.cuh begins as much later.
+  constexpr int64_t kMostElements = int64_t{512} * 128;
+  const bool whole = sizes.back() == 1 && SeenKeys(problem) * problem.head_dim <= kMostElements;
   const int64_t blocks = sizes[0];
+  if (blocks == 1) return whole ? 1 : 0;
   // Half of the multiprocessors read nearly as fast as all of them; of fp8 they compute half as
   // fast.
   const int64_t fast_keys = IsFloat8(problem.cache_dtype) ? 16384 : 131072;
   const int64_t wider = std::max<int64_t>(problem.head_dim / 128, 1);
   const int64_t most_keys = (blocks * problem.kv_heads >= 64 ? fast_keys : 2048 * blocks) / wider;
-  return problem.max_context() <= most_keys / problem.tokens ? sizes[0] : 0;
+  return SeenKeys(problem) <= most_keys / problem.tokens ? sizes[0] : 0;
 }
 
 Share Take(const Problem& problem, const cuda::DeviceInfo& device, const Choice& choice,
@@ -217,7 +251,8 @@ Share Take(const Problem& problem, const cuda::DeviceInfo& device, const Choice&
     if (config.line_only && sm90::IsWide(rows)) config.tile_blocks = kMostTileBlocks;
   }
   if (config.line_only) config.decode_cluster = DecodeCluster(problem, device, choice.cluster);
-  if (config.decode_cluster > 0) {
+  if (config.decode_cluster == 1) config.decode_workers = TokenBlocks(problem, device);
+  if (config.decode_cluster > 1) {
     config.decode_workers = config.decode_cluster * static_cast<int>(problem.kv_heads);
     config.tile_blocks = 2;
   }
@@ -245,10 +280,18 @@ void Launch(const Problem& problem, const Config& config, std::vector<KernelLaun
                                     StrCat("BOXES=", config.boxes ? 1 : 0),
                                     StrCat("PAIRS=", pairs ? 1 : 0)};
     if (cluster) own.insert(own.begin(), StrCat("CLUSTER=", config.decode_cluster));
-    add(problem, cluster ? "decode_cluster_sm90.cu" : "decode_sm90.cu",
-        cluster ? "paged_attention_decode_cluster" : "paged_attention_decode",
-        config.decode_workers, sm90::DecodeThreads(rows, config.boxes),
-        cluster ? ClusterSharedBytes(problem) : DecodeSharedBytes(problem, config.boxes),
+    const bool whole = config.decode_cluster == 1;
+    add(problem,
+        whole     ? "decode_tokens_sm90.cu"
+        : cluster ? "decode_cluster_sm90.cu"
+                  : "decode_sm90.cu",
+        whole     ? "paged_attention_decode_tokens"
+        : cluster ? "paged_attention_decode_cluster"
+                  : "paged_attention_decode",
+        config.decode_workers,
+        whole ? sm90::kTokenThreads : sm90::DecodeThreads(rows, config.boxes),
+        cluster ? ClusterSharedBytes(problem, config.decode_cluster)
+                : DecodeSharedBytes(problem, config.boxes),
         sm90::PrefillKeys(problem.head_dim), own);
     launches.back().pairs = pairs;
   }

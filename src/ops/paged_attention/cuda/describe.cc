@@ -41,7 +41,9 @@ std::string Describe(const Problem& problem, const Config& config) {
   const Launches launches = MakeLaunches(problem, config);
   if (config.decode_cluster == 0) text += DescribeLaunch(launches.schedule) + "; ";
   for (const KernelLaunch& launch : launches.attend) text += DescribeLaunch(launch) + "; ";
-  if (config.decode_cluster > 0) {
+  if (config.decode_cluster == 1) {
+    text += "blocks take tokens whole";
+  } else if (config.decode_cluster > 1) {
     text += StrCat("clusters of ", config.decode_cluster, " share a head");
   } else if (config.decode_launch) {
     text += StrCat(config.decode_ranges, " ranges of decode work");
