@@ -50,8 +50,10 @@ OWNED_IMPORTS = {
     "torch_xla": re.compile(r"^(torch_xla|vllm)"),
     "torchax": re.compile(r"^(torchax|vllm_xla)"),
     "triton": re.compile(r"^_triton"),
-    "vllm": re.compile(r"^vllm"),
-    "tpu_inference": re.compile(r"^vllm_xla"),
+    # Of vllm_xla only _names knows theirs, in the tables of its releases.
+    "vllm": re.compile(r"^vllm_cuda"),
+    "tpu_inference": re.compile(r"^vllm_xla/_names"),
+    "tokamax": re.compile(r"^vllm_xla/_names"),
 }
 # The packages of python/xla_gpu for one framework each, and the others that each may import.
 FRAMEWORK_PACKAGES = {

@@ -21,7 +21,6 @@ python=${PYTHON:-}
 [[ -n $python ]] || { has_gpu .venv/bin/python && python=.venv/bin/python; } || python=python3
 VIRTUAL_ENV=$("$python" -c 'import sys; print(sys.prefix)')  # where the program looks for packages
 export VIRTUAL_ENV
-attention_tests=("$release"/tests/ops.*paged_attention*_gpu_test)
 
 [[ -f $XLA_GPU_LIBRARY ]] || { echo "test-gpu: $XLA_GPU_LIBRARY is missing: run make build"; exit 1; }
 "$XLA_GPU_PROGRAM" doctor >"$logs/doctor.log" 2>&1
@@ -87,23 +86,11 @@ step_vllm() {
   "$vllm_python" tests/gpu/vllm_suite.py serving engine
 }
 step_demo() { "$python" -m xla_gpu.demo; }
-sanitize() {
-  command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed"; return 1; }
-  local test
-  for test in "${attention_tests[@]}"; do
-    XLA_GPU_TEST_GUARDS=0 XLA_GPU_TEST_CASES=${SANITIZE_CASES:-4} timeout 300 \
-      compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 5 "$test" --gtest_brief=1 \
-      --gtest_filter='-*SumsDoNotDrift*' || return  # contexts of millions of tokens
-  done
-}
-step_memcheck() { sanitize memcheck; }
-step_racecheck() { sanitize racecheck; }
-step_initcheck() { sanitize initcheck; }
-step_synccheck() { sanitize synccheck; }
+step_sanitize() { "$python" scripts/sanitize_gpu.py --release "$release" --out "$logs/sanitize"; }
 
 failed=()
 steps=("$@")
-((${#steps[@]})) || steps=(doctor probe cpp host jax torch torchax torch_xla vllm demo memcheck racecheck initcheck synccheck)
+((${#steps[@]})) || steps=(doctor probe cpp host jax torch torchax torch_xla vllm demo sanitize)
 for step in "${steps[@]}"; do
   start=$SECONDS verdict=ok
   echo "==== $step"

@@ -70,7 +70,8 @@ PAGED_ATTENTION = """
       sliding_window: keys that a query sees, itself included, at least 1; None for all.
       soft_cap: logits become soft_cap * tanh(logits / soft_cap), 1e-20 to 1e20; None for none.
       sinks: f32 [q_heads] or a number, one more logit a head in the softmax's denominator.
-      k_scale: f32 [1] or [kv_heads], or a number: factor of the stored keys (fp8 caches).
+      k_scale: f32 [1] or [kv_heads], a number, or one for each token and head in the cache, [pages,
+        page_size, kv_heads]: factor of the stored keys (fp8 caches).
       v_scale: as k_scale, of the stored values.
       causal: False lets every query see the whole context.
       return_lse: also return the log-sum-exp of each row's logits.
@@ -97,7 +98,8 @@ UPDATE_KV_CACHE = """
       kv_cache: any layout of paged_attention's; its dtype may differ from key's.
       slot_mapping: i32 or i64 [tokens], page * page_size + offset in the page. A negative slot or
         one past the last is skipped: nothing is written.
-      k_scale: f32 [1] or [kv_heads], or a number: fp8 caches store key / k_scale, saturated.
+      k_scale: f32 [1] or [kv_heads], a number, or [pages, page_size, kv_heads], of which a token
+        takes those of its slot: fp8 caches store key / k_scale, saturated.
       v_scale: as k_scale, of the values.
 
     Returns:

@@ -88,7 +88,7 @@ struct ArgSpec {
   // Optional arguments follow the required ones; which of them a call brings is told by the
   // reserved string attribute `optional_args`, their names joined by commas in schema order.
   bool optional = false;
-  // Of rank 1, often of one element: front ends take a 0-d array for it, and for f32 one of any
+  // Often of one element: front ends take a number or a 0-d array for that, and for f32 any
   // floating dtype.
   bool vector = false;
   // Too large for a copy behind the user's back: front ends refuse what is not dense and row-major.

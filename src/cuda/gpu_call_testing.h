@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -26,6 +27,13 @@ inline int CasesPerKind() {
 inline uint64_t FirstSeed() {
   const char* text = std::getenv("XLA_GPU_TEST_SEED");
   return text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
+}
+
+// From there on.
+inline std::vector<uint64_t> Seeds(int count) {
+  std::vector<uint64_t> seeds(static_cast<size_t>(count));
+  std::iota(seeds.begin(), seeds.end(), FirstSeed());
+  return seeds;
 }
 
 inline Guards TestGuards() {

@@ -19,9 +19,10 @@ namespace {
 
 class LoadedKernel final : public Kernel {
  public:
-  LoadedKernel(const DriverApi& driver, std::string name, const DeviceInfo& device)
+  LoadedKernel(const DriverApi& driver, const KernelSpec& spec, const DeviceInfo& device)
       : driver_(driver),
-        name_(std::move(name)),
+        name_(spec.entry),
+        source_(Describe(spec, device.Arch())),
         ordinal_(device.ordinal),
         has_clusters_(device.compute_major >= 9) {}
 
@@ -67,7 +68,7 @@ class LoadedKernel final : public Kernel {
     };
     if (result != kCudaSuccess) return DriverStatus(driver_, result, named("launching"));
     if (is_watched_) {
-      if (!launched_.exchange(true)) LogInfo(named("first launch of"));
+      if (!launched_.exchange(true)) LogInfo(StrCat(named("first launch of"), ": ", source_));
       if (SyncsLaunches()) return AfterLaunch(stream, named("running"));
     }
     return OkStatus();
@@ -159,7 +160,8 @@ class LoadedKernel final : public Kernel {
   }
 
   const DriverApi& driver_;
-  const std::string name_;  // as it was asked for
+  const std::string name_;    // as it was asked for
+  const std::string source_;  // with the defines
   const int ordinal_;
   const bool has_clusters_;
   const bool is_watched_ = LogsInfo() || SyncsLaunches();
@@ -201,7 +203,7 @@ StatusOr<std::shared_ptr<const Kernel>> GetKernel(const KernelSpec& spec, int de
     for (bool again = false;; again = true) {
       XLA_GPU_ASSIGN_OR_RETURN(std::shared_ptr<const KernelImage> image,
                                GetKernelImage(spec, device->Arch(), driver->version));
-      auto kernel = std::make_shared<LoadedKernel>(*driver, spec.entry, *device);
+      auto kernel = std::make_shared<LoadedKernel>(*driver, spec, *device);
       const Stopwatch watch;
       const Status loaded = kernel->Load(*image);
       if (loaded.ok()) {

@@ -357,15 +357,16 @@ TEST_F(FakeDriverTest, TheLogTellsOfCompilesLoadsAndFirstLaunches) {
     return ReadWhole(file);
   };
   using ::testing::ContainsRegex;
-  const std::string image =
-      "kernel src/ops/simple_add/cuda/simple_add.cu:simple_add "
-      "\\[ELEMENT_F32\\] for sm_90a: ";
+  const std::string source =
+      "src/ops/simple_add/cuda/simple_add.cu:simple_add \\[ELEMENT_F32\\] for sm_90a";
+  const std::string image = "kernel " + source + ": ";
   const std::string rest =
       "in [0-9.]+ ms\nxla_gpu: kernel simple_add: loaded on device 0 in [0-9.]+ ms\n"
       "xla_gpu: first launch of kernel simple_add with grid 7x1x1, block 256x1x1 and 0 bytes of "
-      "dynamic shared memory on device 0\nxla_gpu: " +
-      image + "from memory in [0-9.]+ ms\nxla_gpu: kernel simple_add: loaded on device 1 .*\n" +
-      "xla_gpu: first launch of kernel simple_add .* on device 1\n$";
+      "dynamic shared memory on device 0: " +
+      source + "\nxla_gpu: " + image +
+      "from memory in [0-9.]+ ms\nxla_gpu: kernel simple_add: loaded on device 1 .*\n" +
+      "xla_gpu: first launch of kernel simple_add .* on device 1: " + source + "\n$";
   EXPECT_THAT(lines("info"), ContainsRegex("^xla_gpu: " + image + "compiled " + rest));
   EXPECT_THAT(lines("info"), ContainsRegex("^xla_gpu: " + image + "from disk " + rest));
   EXPECT_EQ(lines("warning"), "");

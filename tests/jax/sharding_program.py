@@ -23,7 +23,7 @@ import numpy as np
 import ragged_v3
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from problems import Static, paged_attention_case, update_case
+from problems import OF_TOKENS, Static, paged_attention_case, update_case
 from xla_gpu.jax import _merge, _rules, grouped_matmul, merge_attention_states, simple_add
 
 try:
@@ -109,6 +109,10 @@ def attention_scenarios(mesh):
         specs = {"query": heads, "kv_cache": cache, "v_cache": cache}
         specs |= {"sinks": P(("x", "y")), "k_scale": P(("x", "y"))}
         add(f"heads/{layout}", static, specs)
+    of_tokens = dataclasses.replace(BASE, k_scale=OF_TOKENS)
+    specs["k_scale"] = P(None, None, ("x", "y"))
+    specs["kv_cache"] = cache_spec(of_tokens, heads=("x", "y"))
+    add("heads/scales_of_tokens", of_tokens, specs)
     # More devices than kv heads: the cache is split over x, whole over y.
     few = dataclasses.replace(BASE, kv_heads=2, k_scale=2)
     heads = {"query": P(None, ("x", "y"), None), "kv_cache": cache_spec(few, heads="x")}
@@ -137,7 +141,9 @@ def attention_scenarios(mesh):
 def update_scenarios(mesh):
     scenarios = {}
     for layout in ("interleaved", "pair", "stacked"):
-        static = dataclasses.replace(BASE, layout=layout, cache_dtype="float8_e4m3fn")
+        static = dataclasses.replace(
+            BASE, layout=layout, cache_dtype="float8_e4m3fn", v_scale=OF_TOKENS
+        )
         case = update_case(static, np.random.default_rng(3))
         for name, pages, heads in (
             ("heads", None, ("x", "y")),
@@ -147,7 +153,7 @@ def update_scenarios(mesh):
             cache = cache_spec(static, pages, heads)
             token = P(None, heads, None)
             specs = {"key": token, "value": token, "kv_cache": cache, "v_cache": cache}
-            specs["k_scale"] = P(heads)
+            specs |= {"k_scale": P(heads), "v_scale": P(pages, None, heads)}
             scenarios[f"update/{name}/{layout}"] = run(jax_calls.update, case.args, mesh, specs)
     return scenarios
 

@@ -1,7 +1,9 @@
 """The benchmarks' code, with sizes that measure nothing: tables are whole, failures are shown."""
 
+import collections
 import dataclasses
 import pathlib
+import re
 import sys
 import time
 import xml.etree.ElementTree
@@ -20,7 +22,7 @@ import gpu
 import own_kernels
 import roads
 import roads.trial
-from peers import cases, plots, report
+from peers import cases, plots, report, targets
 from peers.results import Measured, Results, Row, load
 from workloads import Mixed, Problem, jnp_gather
 
@@ -271,6 +273,23 @@ def test_cases_are_distinct_and_count_their_work():
     assert by_name["decode 64x4096"].flops() == 4 * 64 * 4096 * 32 * 128
     assert by_name["prefill 1x1024"].flops() == 4 * 1024 * 1025 // 2 * 32 * 128
     assert by_name["update 128"].bytes() == 2 * 128 * 2 * 8 * 128 * 2
+
+
+def test_each_line_that_asks_belongs_to_a_target():
+    results = Results({}, rows=[Row(case, 0) for case in cases.CASES])
+    found = [(row.case.name, a) for t in targets.TARGETS for row, a in targets.lines(results, t)]
+    asking = [(c.name, a) for c in cases.CASES for a, asked in c.asked.items() if asked is not None]
+    assert sorted(found) == sorted(asking)
+
+
+def test_reasons_are_sections_of_the_page_on_kernels():
+    page = (pathlib.Path(__file__).resolve().parents[2] / "docs/kernels.md").read_text()
+    anchors, seen = set(), collections.Counter()
+    for heading in re.findall(r"^#+ (.*)$", page, re.M):
+        anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+        anchors.add(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
+        seen[anchor] += 1
+    assert {bound.section for t in targets.TARGETS for bound in t.bounds} <= anchors
 
 
 def test_random_cases_are_the_same_for_a_seed():

@@ -22,6 +22,7 @@ ATTENTION = [
     "heads/interleaved",
     "heads/pair",
     "heads/stacked",
+    "heads/scales_of_tokens",
     "heads/gqa_over_both",
     "heads/mqa",
     *(f"rows/{seed}" for seed in range(12)),

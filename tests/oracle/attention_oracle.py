@@ -44,8 +44,10 @@ def paged_attention(
     tokens, q_heads, _ = query.shape
     max_seqs, max_pages = block_tables.shape
     group = q_heads // kv_heads
-    k_factor = np.broadcast_to(1.0 if k_scale is None else k_scale.astype(np.float64), kv_heads)
-    v_factor = np.broadcast_to(1.0 if v_scale is None else v_scale.astype(np.float64), kv_heads)
+    k_factor, v_factor = (
+        np.broadcast_to(1.0 if scale is None else scale.astype(np.float64), keys.shape[:3])
+        for scale in (k_scale, v_scale)
+    )
 
     out = np.zeros((tokens, q_heads, head_dim))
     lse = np.full((tokens, q_heads), -np.inf)
@@ -72,8 +74,9 @@ def paged_attention(
         # [context, kv_heads, head_dim], and one kv head for each group of query heads.
         k = keys[pages].reshape(-1, kv_heads, head_dim)[:context].astype(np.float64)
         v = values[pages].reshape(-1, kv_heads, head_dim)[:context].astype(np.float64)
-        k = np.repeat(k * k_factor[:, None], group, axis=1)
-        v = np.repeat(v * v_factor[:, None], group, axis=1)
+        k *= k_factor[pages].reshape(-1, kv_heads, 1)[:context]
+        v *= v_factor[pages].reshape(-1, kv_heads, 1)[:context]
+        k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
 
         logits = scale * np.einsum("qhd,khd->qhk", query[rows].astype(np.float64), k)
         if soft_cap:
@@ -112,13 +115,14 @@ def update_kv_cache(
     updated = kv_cache.copy()
     updated_v = None if v_cache is None else v_cache.copy()
     keys, values = split_cache(updated, updated_v)
-    num_pages, page_size, kv_heads, _ = keys.shape
+    num_pages, page_size = keys.shape[:2]
     for new, cache, factor in ((key, keys, k_scale), (value, values, v_scale)):
-        factor = np.broadcast_to(np.float32(1.0) if factor is None else factor, kv_heads)
+        factor = np.broadcast_to(np.float32(1.0) if factor is None else factor, keys.shape[:3])
         for token, slot in enumerate(slot_mapping):
             if 0 <= slot < num_pages * page_size:
-                row = new[token].astype(np.float32) / factor[:, None]
-                cache[slot // page_size, slot % page_size] = _store(row, cache.dtype)
+                at = slot // page_size, slot % page_size
+                row = new[token].astype(np.float32) / factor[at][:, None]
+                cache[at] = _store(row, cache.dtype)
     return updated if v_cache is None else (updated, updated_v)
 
 

@@ -94,7 +94,7 @@ def check_attention(case: Case, out, lse, histogram: Histogram | None = None) ->
 def _largest_value(case: Case) -> float:
     _, values = split_cache(case.args["kv_cache"], case.args.get("v_cache"))
     finite = np.nan_to_num(values.astype(np.float32), nan=0.0)
-    scale = np.abs(case.args["v_scale"]).max() if "v_scale" in case.args else 1.0
+    scale = np.nan_to_num(case.args.get("v_scale", np.ones(1))).max()
     return float(max(np.abs(finite).max(initial=0.0) * scale, 1e-3))
 
 

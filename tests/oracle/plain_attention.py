@@ -125,11 +125,11 @@ def no_attention(
 def take(v3: Callable, hd64: Callable) -> None:
     """Puts these in the place of tpu-inference's kernels, or of ours, in this process."""
     from tpu_inference.layers.common import attention_interface
-    from xla_gpu.vllm_xla import _replace
+    from xla_gpu.vllm_xla import _names
 
     for name, kernel in (("ragged_paged_attention", v3), ("ragged_paged_attention_hd64", hd64)):
         replacement = functools.partial(kernel)
-        setattr(replacement, _replace._MARK, True)
+        setattr(replacement, _names._MARK, True)
         setattr(attention_interface, name, replacement)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 FLOATS = ("float32", "bfloat16", "float16")
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 LAYOUTS = ("interleaved", "pair", "stacked")
+OF_TOKENS = -1  # of Static.k_scale
 BAD = ("page", "context_long", "context_negative", "rows_past_end", "num_seqs")
 
 
@@ -42,7 +43,7 @@ class Static:
     soft_cap: float = 0.0
     causal: bool = True
     sinks: bool = False
-    k_scale: int = 0  # elements; 0 for none
+    k_scale: int = 0  # elements; 0 for none, OF_TOKENS for one for each token and head
     v_scale: int = 0
     return_lse: bool = False
     max_query_len: int = 0  # whether sequences keep it or not
@@ -51,6 +52,13 @@ class Static:
     @property
     def result_dtype(self) -> str:
         return self.out_dtype or self.dtype
+
+    @property
+    def scales(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the scales that a problem has."""
+        of_tokens = (self.pages, self.page_size, self.kv_heads)
+        sizes = {"k_scale": self.k_scale, "v_scale": self.v_scale}
+        return {n: of_tokens if s == OF_TOKENS else (s,) for n, s in sizes.items() if s}
 
     def attrs(self) -> dict[str, Any]:
         """The op's attributes by name, except out_dtype and optional_args."""
@@ -100,7 +108,7 @@ def random_static(rng: np.random.Generator) -> Static:
     max_seqs = int(rng.integers(1, 6))
     max_pages = max(1, int(rng.integers(1, 130)) // page_size)
     fp8 = cache_dtype in FP8
-    scales = [1, kv_heads, 0] if fp8 else [0, 0, 1, kv_heads]
+    scales = [1, kv_heads, 0, OF_TOKENS] if fp8 else [0, 0, 0, 1, kv_heads, OF_TOKENS]
     return Static(
         dtype=dtype,
         cache_dtype=cache_dtype,
@@ -181,9 +189,8 @@ def paged_attention_case(s: Static, rng: np.random.Generator) -> Case:
     }
     if s.sinks:
         args["sinks"] = rng.standard_normal(s.q_heads).astype(np.float32)
-    for name, size in (("k_scale", s.k_scale), ("v_scale", s.v_scale)):
-        if size:
-            args[name] = rng.uniform(0.5, 1.5, size).astype(np.float32)
+    for name in s.scales:
+        args[name] = rng.uniform(0.5, 1.5, s.scales[name]).astype(np.float32)
     case = Case(s, args, "")
     if rng.random() < 0.5:
         _poison_unused(case)
@@ -208,6 +215,9 @@ def _poison_unused(case: Case) -> None:
             cache = args[name]
             view = np.moveaxis(cache, 0, 2) if s.layout == "stacked" else cache
             view[~seen] = np_dtype(s.cache_dtype).type(np.nan)
+    for name, shape in s.scales.items():
+        if len(shape) == 3:
+            args[name][~seen] = np.nan
 
 
 def _put_wrong(case: Case, rng: np.random.Generator, num_seqs: int) -> None:
@@ -241,7 +251,6 @@ def update_case(s: Static, rng: np.random.Generator) -> Case:
         "slot_mapping": mapping,
     }
     if s.cache_dtype in FP8:
-        for name, size in (("k_scale", s.k_scale), ("v_scale", s.v_scale)):
-            if size:
-                args[name] = rng.choice([0.25, 0.5, 1.0, 2.0, 0.3], size).astype(np.float32)
+        for name, shape in s.scales.items():
+            args[name] = rng.choice([0.25, 0.5, 1.0, 2.0, 0.3], shape).astype(np.float32)
     return Case(s, args, "")

@@ -40,6 +40,7 @@ EAGLE3 = {
 DFLASH = {
     "speculative_config": dict(method="dflash", num_speculative_tokens=2, model="qwen3tied dflash")
 }
+MTP = {"speculative_config": dict(method="mtp", num_speculative_tokens=1, model="glm4moe mtp")}
 # Through torchax a step with images compiles some 70 small programs anew: all prompts in few steps.
 IMAGES = dict(limit_mm_per_prompt={"image": 2, "video": 0}, max_num_batched_tokens=2048)
 IMAGES |= dict(max_num_seqs=200, num_gpu_blocks_override=1006)
@@ -88,6 +89,7 @@ FORMS = {
     "gemma4": Form("gemma4", "vllm"),
     "llama4": Form("llama4", "vllm"),
     "glm4moe": Form("glm4moe", "vllm"),
+    "glm4moe mtp": Form("glm4moe", "vllm", MTP),
     "qwen3moe": Form("qwen3moe"),
     "qwen3moe tp2": Form("qwen3moe", options=TWO),
     "qwen3moe ep2": Form("qwen3moe", options=TWO | EXPERTS),
@@ -144,6 +146,7 @@ IN_THE_ENGINE = (
     "llama ngram",
     "qwen3 ngram",
     "llama3 eagle3",
+    "glm4moe mtp",
     "qwen3tied dflash",
     "qwen2_5_vl",
     "qwen3_vl",
@@ -217,17 +220,18 @@ def served(
     at = folder / name.replace(" ", "-")  # XLA_FLAGS are parted by spaces
     with serve(checkpoints(form.checkpoint), at, *options, **env) as server:
         server.wait(600)
-        found = _held(server, form, checkpoints)
+        found = _held(server, form, checkpoints, at)
     found.seconds = time.monotonic() - start
     return found
 
 
-def _held(server: Server, form: Form, checkpoints: Checkpoints) -> Served:
+def _held(server: Server, form: Form, checkpoints: Checkpoints, at: pathlib.Path) -> Served:
     reference = checkpoints.reference(form.checkpoint)
     requests, answers = REQUESTS, load.answers
     if form.checkpoint in tiny_images.KINDS:
         requests, answers = tiny_images.requests(len(REQUESTS), sizes=1), tiny_images.answers
     tokens = asyncio.run(answers(server, requests))
+    (at / "answers.json").write_text(json.dumps(tokens))
     own, wrong = compared(form, reference, requests, tokens)
     if "speculative_config" in form.options:
         counted = server.metrics()

@@ -188,6 +188,27 @@ def _make_dflash(plain: pathlib.Path, folder: pathlib.Path) -> None:
     _write(plain, folder, draft, more)
 
 
+def _make_mtp(plain: pathlib.Path, folder: pathlib.Path) -> None:
+    """`plain` with a layer more, a copy of its last, that drafts the word after the next.
+
+    As it is trained: from the next word and the last layer's hidden state, in parts alike.
+    """
+    tensors = safetensors.torch.load_file(plain / "model.safetensors")
+    config = json.loads((plain / "config.json").read_text())
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    last, draft = f"model.layers.{layers - 1}.", f"model.layers.{layers}."
+    parts = [name.removeprefix(last) for name in tensors if name.startswith(last)]
+    tensors |= {draft + part: tensors[last + part].clone() for part in parts}
+    tensors |= {
+        f"{draft}{norm}.weight": torch.ones(hidden)
+        for norm in ("enorm", "hnorm", "shared_head.norm")
+    }
+    tensors[f"{draft}eh_proj.weight"] = torch.eye(hidden).repeat(1, 2) / 2
+    tensors[f"{draft}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    tensors[f"{draft}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    _write(plain, folder, tensors, {"num_nextn_predict_layers": 1})
+
+
 _E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
@@ -324,6 +345,7 @@ def _write(plain: pathlib.Path, folder: pathlib.Path, tensors: dict, more: dict)
 MAKERS = {
     "eagle3": _make_eagle3,
     "dflash": _make_dflash,
+    "mtp": _make_mtp,
     "mxfp4": _make_mxfp4,
     "awq": _make_awq,
     "nvfp4": _make_nvfp4,

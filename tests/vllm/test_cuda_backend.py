@@ -595,5 +595,5 @@ def test_registering_imports_nothing_of_ours():
 
 
 def test_the_jax_platform_stands_aside_beside_vllm_for_cuda(monkeypatch):
-    monkeypatch.setattr(xla_gpu.vllm_xla._versions, "installed", lambda name: None)
+    monkeypatch.setattr(xla_gpu.vllm_xla._names, "installed", lambda name: None)
     assert xla_gpu.vllm_xla.platform_plugin() is None

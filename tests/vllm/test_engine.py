@@ -21,7 +21,7 @@ DOZEN = REQUESTS[:12]
 def printed(checkpoint):
     """What engine_program.py prints: the tokens of each case, and what vLLM says to others."""
     names = {form.checkpoint for form in FORMS.values()} - set(tiny_models.FAMILIES)
-    for name in (*names, "llama3 eagle3", "qwen3tied dflash"):
+    for name in (*names, "llama3 eagle3", "glm4moe mtp", "qwen3tied dflash"):
         checkpoint(name)
     tiny_images.make_gemma3_config(checkpoint.folder / "gemma3 images")
     program = pathlib.Path(__file__).parent / "engine_program.py"

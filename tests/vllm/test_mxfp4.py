@@ -8,7 +8,7 @@ import other_models
 import pytest
 import torch
 from xla_gpu.vllm_xla import _mxfp4
-from xla_gpu.vllm_xla._versions import UnsupportedError
+from xla_gpu.vllm_xla._names import UnsupportedError
 
 INNER = 384  # 12 blocks
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
+import pathlib
 import sys
 import types
 
@@ -11,8 +14,8 @@ import numpy as np
 import pytest
 import xla_gpu.vllm_xla
 from server import environment, run, vllm_command
-from xla_gpu.vllm_xla import _encoder, _replace, _versions
-from xla_gpu.vllm_xla._versions import UnsupportedError
+from xla_gpu.vllm_xla import _encoder, _names, _replace
+from xla_gpu.vllm_xla._names import UnsupportedError
 
 
 @pytest.fixture
@@ -33,28 +36,28 @@ def module(tmp_path, monkeypatch):
 
 
 def test_the_installed_pair_is_known():
-    _versions.check()
+    _names.check()
 
 
 @pytest.mark.parametrize("package", ["tpu-inference", "vllm-tpu"])
 def test_another_release_is_refused_by_name(monkeypatch, package):
-    known = dict.fromkeys(_versions.PACKAGES, "0.32.0")
-    monkeypatch.setattr(_versions, "installed", lambda name: (known | {package: "0.33.1"})[name])
+    known = dict.fromkeys(_names.PACKAGES, "0.32.0")
+    monkeypatch.setattr(_names, "installed", lambda name: (known | {package: "0.33.1"})[name])
     with pytest.raises(UnsupportedError, match=f"{package} 0.33.1 is installed.*{package}==0.32.0"):
-        _versions.check()
+        _names.check()
 
 
 def test_two_releases_at_once_are_refused(monkeypatch):
     versions = {"tpu-inference": "0.31.0", "vllm-tpu": "0.32.0"}
-    monkeypatch.setattr(_versions, "installed", versions.get)
+    monkeypatch.setattr(_names, "installed", versions.get)
     with pytest.raises(UnsupportedError, match="vllm-tpu 0.32.0 is installed.*vllm-tpu==0.31.0"):
-        _versions.check()
+        _names.check()
 
 
 def test_a_missing_package_is_refused(monkeypatch):
-    monkeypatch.setattr(_versions, "installed", lambda name: None)
+    monkeypatch.setattr(_names, "installed", lambda name: None)
     with pytest.raises(UnsupportedError, match="tpu-inference is not installed"):
-        _versions.check()
+        _names.check()
 
 
 def test_vllm_stops_with_our_words_at_another_release(checkpoint, tmp_path):
@@ -94,21 +97,49 @@ def test_the_other_runner_is_refused(checkpoint):
     "text",
     ["", "f = 3", "def f(a): ...", "def f(a, b, c): ...", "def f(b, a): ..."],
 )
-def test_a_changed_function_is_refused_and_left(module, text):
+def test_a_changed_function_is_refused_and_left(module, monkeypatch, text):
     changed = module(text)
+    monkeypatch.setitem(_names.REPLACED, changed.__name__, {"f": "a, b"})
     before = dict(vars(changed))
-    with pytest.raises(UnsupportedError, match=r"should have f\(a, b\) but has"):
-        _replace._replace(changed.__name__, "f", "a, b", lambda original: original)
+    with pytest.raises(
+        UnsupportedError, match=r"should have f\(a, b\) but has.*known are 0\.31\.0"
+    ):
+        _names.replace(f"{changed.__name__}.f", lambda original: original)
     assert vars(changed) == before
 
 
-def test_a_function_is_replaced_once(module):
+def test_a_function_is_replaced_once(module, monkeypatch):
     some = module("class C:\n    def f(self, a): return a\n")
+    monkeypatch.setitem(_names.REPLACED, f"{some.__name__}:C", {"f": "self, a"})
     for _ in range(2):
-        _replace._replace(
-            f"{some.__name__}:C", "f", "self, a", lambda f: lambda self, a: f(self, a) + 1
-        )
+        _names.replace("C.f", lambda f: lambda self, a: f(self, a) + 1)
     assert some.C().f(1) == 2
+
+
+def test_a_function_of_other_releases_is_left(module, monkeypatch):
+    some = module("def f(a): return a\n")
+    monkeypatch.setitem(_names.REPLACED, some.__name__, {"f": {"0.1.0": "a"}})
+    _names.replace(f"{some.__name__}.f", lambda f: None)
+    assert some.f(1) == 1
+
+
+@pytest.mark.parametrize("place", ["some_release_of_tpu_inference", "no_module_of_tpu_inference"])
+def test_a_missing_name_is_told_with_the_releases(module, monkeypatch, place):
+    module("")
+    monkeypatch.setitem(_names.TAKEN, place, "g, h")
+    with pytest.raises(UnsupportedError, match=rf"{place} should.*tpu-inference 0\.3.*known are"):
+        _names.h  # noqa: B018
+    monkeypatch.setitem(_names.TAKEN, place, {"0.1.0": "g, h"})
+    assert not hasattr(_names, "h")
+
+
+def test_the_tables_are_those_of_what_is_installed():
+    """By the syntax of all modules; scripts/check_vllm_names.py does so with other releases."""
+    script = pathlib.Path(__file__).parents[2] / "scripts" / "check_vllm_names.py"
+    packages = pathlib.Path(importlib.util.find_spec("tpu_inference").origin).parents[1]
+    done = run(sys.executable, script, packages)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"tpu-inference {_names.installed('tpu-inference')}: no other names" in done.stdout
 
 
 @pytest.mark.parametrize("options", ['{"xla_tpu_a": "1", "xla_gpu_b": "2"}', "{}"])
@@ -119,12 +150,11 @@ def test_options_that_are_not_the_tpus_are_refused(module, options):
 
 
 def test_our_signatures_are_the_tpu_kernels_and_a_promise():
-    from xla_gpu.vllm_xla import _attention
+    from xla_gpu.vllm_xla import _attention as ours
 
-    ours = sys.modules["xla_gpu.vllm_xla._attention"]
-    _replace._expect(ours, "ragged_paged_attention", f"{_replace._V3}, max_query_len")
-    _replace._expect(ours, "ragged_paged_attention_hd64", f"{_replace._HD64}, max_query_len")
-    assert _attention.__all__
+    for name in ours.__all__:
+        _, theirs = _names.parameters(f"attention_interface.{name}")
+        _names.expect(ours, name, f"{theirs}, max_query_len")
 
 
 def test_a_tpu_machine_is_left_alone(monkeypatch, tmp_path):
@@ -192,16 +222,33 @@ def test_encoders_attend_within_segments(monkeypatch, parts, causal, biased):
 # ---- Devices -------------------------------------------------------------------------------------
 
 
-def test_each_part_of_the_requests_has_gpus_of_its_own(monkeypatch):
-    from xla_gpu.vllm_xla.worker import XlaWorker
+@pytest.mark.parametrize(("visible", "own"), [(None, "2,3"), ("7,5,3,1,0", "3,1")])
+def test_each_part_of_the_requests_has_gpus_of_its_own(monkeypatch, visible, own):
+    from xla_gpu.vllm_xla.worker import _keep_own_gpus
 
-    worker = object.__new__(XlaWorker)
-    worker.vllm_config = types.SimpleNamespace(
+    config = types.SimpleNamespace(
         sharding_config=types.SimpleNamespace(total_devices=2),
         parallel_config=types.SimpleNamespace(data_parallel_index=1),
     )
-    updated = {}
-    monkeypatch.setattr(type(jax.config), "update", lambda self, *args: updated.update([args]))
-    worker._setup_dp_chip_isolation()
-    assert updated == {"jax_cuda_visible_devices": "2,3"}
-    assert isinstance(jax.config.values["jax_cuda_visible_devices"], str)  # JAX has it
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    _keep_own_gpus(config)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == own
+    with pytest.raises(UnsupportedError, match="2 GPUs from number 2 on, and .* is " + own):
+        _keep_own_gpus(config)
+
+
+# ---- Steps ---------------------------------------------------------------------------------------
+
+
+def test_a_request_that_comes_back_has_its_tokens(monkeypatch):
+    """Also the one that the runner notes 0 for until it is there."""
+    from xla_gpu.vllm_xla.worker import XlaWorker
+
+    monkeypatch.setattr(XlaWorker.__base__, "execute_model", lambda self, output: output)
+    worker = object.__new__(XlaWorker)
+    state = types.SimpleNamespace(num_prompt_tokens=2, output_token_ids=[7, 0])
+    worker.model_runner = types.SimpleNamespace(requests={"a": state})
+    back = types.SimpleNamespace(all_token_ids={"a": [1, 2, 7, 9]})
+    output = types.SimpleNamespace(scheduled_cached_reqs=back)
+    assert worker.execute_model(output) is output
+    assert state.output_token_ids == [7, 9]

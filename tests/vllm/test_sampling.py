@@ -111,26 +111,20 @@ def test_tokens_are_sampled_as_before(monkeypatch, do_sampling, partial, asynchr
     runner = importlib.import_module("tpu_inference.runner.tpu_runner").TPUModelRunner
     original = runner._sample_from_logits.__wrapped__
     logits = jax.numpy.eye(4, dtype=jax.numpy.bfloat16)[::-1]
-    kept = [
-        two_steps(
-            sampling(monkeypatch, asynchronous, partial),
-            how,
-            Metadata(do_sampling),
-            logits,
-            selector,
-        )
-        for how in (original, _step._sampled_at_once(refused))
-    ]
+    kept = []
+    for make in (lambda _: original, _step._sampled_at_once):
+        runner = sampling(monkeypatch, asynchronous, partial)
+        kept.append(two_steps(runner, make(refused), Metadata(do_sampling), logits, selector))
     assert kept[0] == kept[1]
 
 
 def test_greedy_tokens_are_those_of_the_logits_call(monkeypatch):
     runner = sampling(monkeypatch, False, False)
     logits = logits_of(runner)
-    how = _step._sampled_at_once(refused)
     monkeypatch.setattr(
         importlib.import_module("tpu_inference.runner.tpu_runner"), "sample", refused
     )
+    how = _step._sampled_at_once(refused)
     scheduled = types.SimpleNamespace(num_scheduled_tokens=dict.fromkeys("abc", 1))
     output = how(runner, scheduled, 1, Metadata(), 3, 4, logits, 6, None, None, None, 4)
     assert output.sampled_token_ids == [[0], [0], [0]]

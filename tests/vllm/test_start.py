@@ -14,7 +14,7 @@ import torch
 import xla_gpu.vllm_xla
 from xla_gpu.vllm_xla import _inputs, _start, _step
 from xla_gpu.vllm_xla._attention import max_query_len
-from xla_gpu.vllm_xla._versions import UnsupportedError
+from xla_gpu.vllm_xla._names import UnsupportedError
 
 MESH = jax.make_mesh((1,), ("data",), devices=jax.devices("cpu")[:1])
 

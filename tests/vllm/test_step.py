@@ -342,13 +342,9 @@ def loaded(function=COMPUTES, **other):
         rng_params_for_sampling=jax.random.key(3),
         _select_from_array_fn=lambda array, indices, mesh, pcp_size: array[indices],
     )
-
-    def load_model(self):
-        self.model_fn = jax.jit(lambda weights: weights)
-        self.compute_logits_fn = function
-
     vars(runner).update(PLAIN | other)
-    _step._with_short_calls(load_model)(runner)
+    runner.model_fn, runner.compute_logits_fn = jax.jit(lambda weights: weights), function
+    _step.logits_in_one_call(runner)
     return runner
 
 

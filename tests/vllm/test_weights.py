@@ -19,7 +19,7 @@ from tpu_inference.layers.vllm.quantization import awq, fp8, mxfp4, unquantized
 from tpu_inference.models.jax.utils import weight_utils
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from xla_gpu.vllm_xla import _mxfp4, _weights
-from xla_gpu.vllm_xla._versions import UnsupportedError
+from xla_gpu.vllm_xla._names import UnsupportedError
 
 MESH = jax.make_mesh((1,), ("model",), devices=jax.devices("cpu")[:1])
 ON_ONE = NamedSharding(MESH, PartitionSpec(None, "model"))

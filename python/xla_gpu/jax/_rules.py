@@ -172,10 +172,11 @@ def of_kernel(kernel: Kernel) -> Rule | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Cache:
-    """The dimensions of a kv_cache operand (interleaved, a pair, or stacked)."""
+    """The dimensions of a kv_cache operand (interleaved, a pair, or stacked) and of its scales."""
 
     interleaved: bool
     stacked: bool
+    scales: Mapping[str, int]
 
     @property
     def pages_dim(self) -> int:
@@ -190,23 +191,34 @@ class _Cache:
 
     def specs(self, pages: Axes, heads: Axes) -> Specs:
         lead = [None] if self.stacked else []
-        return dict.fromkeys(("kv_cache", "v_cache"), P(*lead, pages or None, None, heads or None))
+        of_scales = _of_scales(self.scales, (pages or None, None), heads or None)
+        specs = {name: P(*dims) for name, dims in of_scales.items()}
+        cache = P(*lead, pages or None, None, heads or None)
+        return specs | dict.fromkeys(("kv_cache", "v_cache"), cache)
 
     def factors(self, kv_heads: int) -> dict[str, str]:
         heads = _product(k=kv_heads, i=2 if self.interleaved else 1)
-        factors = f"{'c ' if self.stacked else ''}p b {heads} d"
-        return dict.fromkeys(("kv_cache", "v_cache"), factors)
+        of_scales = _of_scales(self.scales, ("p", "b"), _product(k=kv_heads))
+        factors = {name: " ".join(dims) for name, dims in of_scales.items()}
+        cache = f"{'c ' if self.stacked else ''}p b {heads} d"
+        return factors | dict.fromkeys(("kv_cache", "v_cache"), cache)
 
 
 def _cache_of(args: Arrays) -> _Cache:
     stacked = len(args["kv_cache"].shape) == 5
-    return _Cache(interleaved=not stacked and "v_cache" not in args, stacked=stacked)
+    interleaved = not stacked and "v_cache" not in args
+    return _Cache(interleaved=interleaved, stacked=stacked, scales=_scales(args))
 
 
-def _per_head(args: Arrays) -> list[str]:
-    """The scales that have one number a kv head."""
-    scales = ("k_scale", "v_scale")
-    return [name for name in scales if name in args and args[name].shape[0] > 1]
+def _scales(args: Arrays) -> dict[str, int]:
+    """The scales of kv heads, with their rank: 3 for those of pages' tokens."""
+    shapes = {name: args[name].shape for name in ("k_scale", "v_scale") if name in args}
+    return {name: len(shape) for name, shape in shapes.items() if shape != (1,)}
+
+
+def _of_scales(scales: Mapping[str, int], tokens: tuple[Any, Any], heads: Any) -> dict[str, Any]:
+    """What each dimension of the scales is, by that of pages, tokens in a page, and heads."""
+    return {name: (*tokens, heads)[-rank:] for name, rank in scales.items()}
 
 
 # ---- paged_attention -----------------------------------------------------------------------------
@@ -214,7 +226,7 @@ def _per_head(args: Arrays) -> list[str]:
 
 def _paged_attention(args: Arrays, attrs: Mapping[str, Any]) -> Split:
     """By heads, and by query rows where no feature needs the whole sequence in one place."""
-    cache, per_head = _cache_of(args), _per_head(args)
+    cache = _cache_of(args)
     q_heads, kv_heads = args["query"].shape[1], cache.kv_heads(args["kv_cache"].shape)
     # Without a causal mask, a window is placed by the whole query's length: rows cannot be cut.
     causal, window = attrs["causal"], attrs.get("sliding_window", 0)
@@ -231,13 +243,12 @@ def _paged_attention(args: Arrays, attrs: Mapping[str, Any]) -> Split:
         rows = _first(_axes(query, 0), *(_axes(out, 0) for out in outs)) if rows_may_split else ()
         rows = _dividing(mesh, _without(rows, heads), query.shape[0])
         specs = dict.fromkeys(("query", "out", "lse"), P(rows or None, heads or None))
-        specs |= cache.specs((), kv_axes) | dict.fromkeys(per_head, P(kv_axes or None))
-        specs["sinks"] = P(heads or None)
+        specs |= cache.specs((), kv_axes) | {"sinks": P(heads or None)}
         return specs, functools.partial(_cut_rows, rows, cache, causal, window) if rows else None
 
     sizes = {"k": kv_heads, "g": q_heads // kv_heads}
     heads = _product(**sizes)
-    factors = dict.fromkeys(("query", "out"), f"t {heads} d") | dict.fromkeys(per_head, "k")
+    factors = dict.fromkeys(("query", "out"), f"t {heads} d")
     factors |= cache.factors(kv_heads) | {"lse": f"t {heads}", "sinks": heads}
     return Split(choose, factors, "tkg", sizes | {"i": 2})
 
@@ -282,7 +293,7 @@ def _cut_rows(axes: Axes, cache: _Cache, causal: bool, window: int, args: dict[s
 
 def _update_kv_cache(args: Arrays, attrs: Mapping[str, Any]) -> Split:
     """By kv heads and by pages."""
-    cache, per_head = _cache_of(args), _per_head(args)
+    cache = _cache_of(args)
     kv_heads = cache.kv_heads(args["kv_cache"].shape)
 
     def choose(mesh: Mesh, args: Arrays, results: Arrays) -> tuple[Specs, Localize | None]:
@@ -296,11 +307,10 @@ def _update_kv_cache(args: Arrays, attrs: Mapping[str, Any]) -> Split:
         pages = _without(_axes(kv, cache.pages_dim), heads)
         pages = _dividing(mesh, pages, kv.shape[cache.pages_dim])
         specs = dict.fromkeys(("key", "value"), P(None, heads or None))
-        specs |= cache.specs(pages, heads) | dict.fromkeys(per_head, P(heads or None))
+        specs |= cache.specs(pages, heads)
         return specs, functools.partial(_own_slots, pages, cache) if pages else None
 
-    factors = dict.fromkeys(("key", "value"), "t k d") | dict.fromkeys(per_head, "k")
-    factors |= cache.factors(kv_heads)
+    factors = dict.fromkeys(("key", "value"), "t k d") | cache.factors(kv_heads)
     return Split(choose, factors, "kp", {"k": kv_heads, "i": 2})
 
 
@@ -323,7 +333,7 @@ def _ragged_paged_attention_v3(args: Arrays, attrs: Mapping[str, Any]) -> Split:
     # `packing` rows of 32 bits are each one head or, one after the other, K or V of it.
     unit = packing if attrs["cache_layout"] == "side_by_side" else max(1, packing // 2)
     units = kv_heads // unit if kv_heads % unit == 0 else 1
-    per_head = _per_head(args)
+    scales = _scales(args)
 
     def choose(mesh: Mesh, args: Arrays, results: Arrays) -> tuple[Specs, None]:
         wanted = _first(
@@ -335,7 +345,8 @@ def _ragged_paged_attention_v3(args: Arrays, attrs: Mapping[str, Any]) -> Split:
         )
         axes = _dividing(mesh, wanted, units) or None
         specs = dict.fromkeys(("queries", "keys", "values", "out"), P(None, axes))
-        specs |= dict.fromkeys(("attention_sink", *per_head), P(axes))
+        specs |= {n: P(*dims) for n, dims in _of_scales(scales, (None, None), axes).items()}
+        specs["attention_sink"] = P(axes)
         return specs | {"kv_cache": P(None, None, axes)}, None
 
     if units == 1 or rows % units:
@@ -343,7 +354,8 @@ def _ragged_paged_attention_v3(args: Arrays, attrs: Mapping[str, Any]) -> Split:
     in_unit = {"c": kv_heads // units, "g": q_heads // kv_heads}
     queries, keys = _product(u=units, **in_unit), _product(u=units, c=in_unit["c"])
     factors = dict.fromkeys(("queries", "out"), f"t {queries} d") | {"attention_sink": queries}
-    factors |= dict.fromkeys(("keys", "values"), f"t {keys} d") | dict.fromkeys(per_head, keys)
+    factors |= dict.fromkeys(("keys", "values"), f"t {keys} d")
+    factors |= {n: " ".join(dims) for n, dims in _of_scales(scales, ("p", "b"), keys).items()}
     factors["kv_cache"] = f"p b {_product(u=units, i=rows // units)} w e"
     return Split(choose, factors, "u", {"u": units, "i": rows // units} | in_unit)
 

@@ -12,7 +12,7 @@ import os
 import pathlib
 import sys
 
-from xla_gpu.vllm_xla import _versions
+from xla_gpu.vllm_xla import _names
 
 PLATFORM = "xla_gpu.vllm_xla.platform.XlaPlatform"
 
@@ -22,7 +22,7 @@ def platform_plugin() -> str | None:
 
     None on a TPU machine, and beside a vLLM that has nothing of the JAX backend, such as CUDA's.
     """
-    if not any(_versions.installed(name) for name in _versions.PACKAGES):
+    if not any(_names.installed(name) for name in _names.PACKAGES):
         return None
     return None if any(pathlib.Path("/dev").glob("accel*")) else PLATFORM
 
@@ -33,10 +33,8 @@ def general_plugin() -> None:
     Raises:
       UnsupportedError: for a tpu-inference or vLLM that this package does not know.
     """
-    from vllm.platforms import current_platform
-
     module, _, name = PLATFORM.rpartition(".")
-    if isinstance(current_platform, getattr(sys.modules.get(module), name, ())):
+    if isinstance(_names.current_platform, getattr(sys.modules.get(module), name, ())):
         from xla_gpu.vllm_xla import _replace
 
         _replace.before_the_model()

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from tokamax._src.ops.experimental.gmm_v2.gmm_v2 import silu_and_mul_with_clamp, swigluoai
 
 import xla_gpu.jax
+from xla_gpu.vllm_xla._names import silu_and_mul_with_clamp, swigluoai
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "silu": lambda gate, up: jax.nn.silu(gate) * up,

@@ -18,9 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from tpu_inference.layers.common.sharding import ShardingAxisName
 
-from xla_gpu.vllm_xla._replace import _replace
+from xla_gpu.vllm_xla._names import ShardingAxisName, replace
 
 # While _prepare_inputs runs: what _apply_async_token_substitution was asked for, or nothing.
 _later: ContextVar[list[Any] | None] = ContextVar("_later", default=None)
@@ -365,19 +364,8 @@ def inputs_in_one_transfer() -> None:
     there), and then goes in one array, which one compiled function takes apart. The old way stays
     for speculation, which computes with them.
     """
-    runner, sampling = "tpu_inference.runner.tpu_runner", "tpu_inference.layers.jax.sample"
-    for module in (runner, f"{sampling}.sampling_metadata"):
-        _replace(module, "device_array", "mesh, args, sharding, kwargs", _not_yet)
-    _replace(
-        "tpu_inference.utils:DeviceBuffer", "unpack_arrays", "blob, metadata", _views_or_compiled
-    )
-    _replace(
-        f"{runner}:TPUModelRunner",
-        "_apply_async_token_substitution",
-        "self, input, next_tokens_in_tpu, token_in_tpu_cur_input_indices, "
-        "token_in_tpu_pre_next_tokens_indices",
-        _substituted_later,
-    )
-    _replace(
-        f"{runner}:TPUModelRunner", "_prepare_inputs", "self, scheduler_output", _prepared_at_once
-    )
+    replace("tpu_runner.device_array", _not_yet)
+    replace("sampling_metadata.device_array", _not_yet)
+    replace("DeviceBuffer.unpack_arrays", _views_or_compiled)
+    replace("TPUModelRunner._apply_async_token_substitution", _substituted_later)
+    replace("TPUModelRunner._prepare_inputs", _prepared_at_once)

@@ -18,12 +18,17 @@ import torch
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torchax.interop import torch_view
-from tpu_inference.layers.common.process_weights import moe_weights
-from tpu_inference.layers.common.sharding import ShardingAxisName
-from tpu_inference.utils import get_mesh_shape_product, t2j
-from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 
-from xla_gpu.vllm_xla._versions import UnsupportedError
+from xla_gpu.vllm_xla._names import (
+    FusedMoEWeights,
+    MoEActivation,
+    ShardingAxisName,
+    UnsupportedError,
+    get_mesh_shape_product,
+    process_moe_weights,
+    shard_moe_weights,
+    t2j,
+)
 from xla_gpu.vllm_xla._weights import taken
 
 BLOCK = 32  # values that share a power of two
@@ -34,7 +39,7 @@ _LEAST = -126  # of float32's that are normal
 _NONE = -(2**15)  # the exponent of 0
 
 _processed = jax.jit(
-    moe_weights.process_moe_weights,
+    process_moe_weights,
     static_argnames=("moe_backend", "w13_reorder_size", "w13_interleave"),
 )
 
@@ -137,14 +142,14 @@ def loaded(original: Callable[..., None]) -> Callable[..., None]:
             return {f"{name}_weight": floats, f"{name}_weight_scale": scales, f"{name}_bias": bias}
 
         # The second product's inner dimension is what devices share.
-        both = moe_weights.FusedMoEWeights(**weights("w13", 1), **weights("w2", shards))
+        both = FusedMoEWeights(**weights("w13", 1), **weights("w2", shards))
         both = _processed(
             both,
             moe_backend=self.moe_backend,
             w13_reorder_size=shards,
             w13_interleave=layer.activation == MoEActivation.SWIGLUOAI,
         )
-        both = torch_view(moe_weights.shard_moe_weights(both, self.moe_backend, self.mesh))
+        both = torch_view(shard_moe_weights(both, self.moe_backend, self.mesh))
         for name, value in vars(both).items():
             if value is not None:
                 setattr(layer, name, Parameter(value, requires_grad=False))

@@ -9,9 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
-
-from xla_gpu.vllm_xla._replace import _IS_0_31, _replace
+from xla_gpu.vllm_xla._names import FullAttentionManager, replace
 
 
 def _has_room(cache: Any, request: Any, tokens: int, num_lookahead_tokens: int) -> bool:
@@ -59,16 +57,5 @@ def _none_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def requests_with_room_take_no_time() -> None:
     """For each request vLLM asks in a dozen calls for the blocks that it needs, mostly none."""
-    module = "vllm.v1.core.kv_cache_manager"
-    _replace(
-        f"{module}:KVCacheManager",
-        "allocate_slots",
-        "self, request, num_new_tokens, num_new_computed_tokens, new_computed_blocks, "
-        "num_lookahead_tokens, num_external_computed_tokens, delay_cache_blocks, "
-        "num_encoder_tokens, full_sequence_must_fit, reserved_blocks, has_scheduled_reqs"
-        + ("" if _IS_0_31 else ", skip_zeroing_group_ids"),
-        _none_for_those_with_room,
-    )
-    _replace(
-        f"{module}:KVCacheBlocks", "get_block_ids", "self, allow_none, group_ids", _none_at_once
-    )
+    replace("KVCacheManager.allocate_slots", _none_for_those_with_room)
+    replace("KVCacheBlocks.get_block_ids", _none_at_once)

@@ -13,14 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
-from tpu_inference.utils import device_array, to_jax_dtype
 
 from xla_gpu.vllm_xla._attention import max_query_len
 from xla_gpu.vllm_xla._inputs import computes_with_inputs
-from xla_gpu.vllm_xla._replace import _replace
+from xla_gpu.vllm_xla._names import device_array, replace, to_jax_dtype
 from xla_gpu.vllm_xla._step import Step
-
-_MANAGER = "tpu_inference.runner.compilation_manager:CompilationManager"
 
 
 def _in_this_process(_: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,7 +32,7 @@ def models_are_looked_at_here() -> None:
 
     It would keep CUDA from being started, which no import does on this platform.
     """
-    _replace("vllm.model_executor.models.registry", "_run_in_subprocess", "fn", _in_this_process)
+    replace("registry._run_in_subprocess", _in_this_process)
 
 
 def _and_logits(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,16 +133,14 @@ def programs_side_by_side() -> None:
     Products with all words' embeddings are tried out with copies of these, as many at a time as
     there are threads: that is done before the caches take the memory, as sampling is.
     """
-    _replace(_MANAGER, "_precompile_select_from_array", "self", _once)
-    _replace(_MANAGER, "_precompile_compute_logits", "self", _once)
-    _replace(_MANAGER, "_precompile_sampling", "self", _and_logits)
-    _replace(_MANAGER, "_flush_compilations", "self", _at_the_end)
-    _replace(_MANAGER, "capture_model", "self", _then_waited_for)
-    _replace(
-        _MANAGER,
-        "_run_compilation",
-        "self, name, fn, args, call_kwargs, warmup_handler, aot, compile_only, kwargs",
-        _with_all_arguments,
-    )
-    _replace(_MANAGER, "_precompile_substitute_placeholder_token", "self", _only_if_called)
-    _replace(_MANAGER, "_create_dummy_tensor", "self, shape, dtype, sharding", _sent_from_the_host)
+    for name, make in (
+        ("_precompile_select_from_array", _once),
+        ("_precompile_compute_logits", _once),
+        ("_precompile_sampling", _and_logits),
+        ("_flush_compilations", _at_the_end),
+        ("capture_model", _then_waited_for),
+        ("_run_compilation", _with_all_arguments),
+        ("_precompile_substitute_placeholder_token", _only_if_called),
+        ("_create_dummy_tensor", _sent_from_the_host),
+    ):
+        replace(f"CompilationManager.{name}", make)

@@ -17,12 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from tpu_inference.layers.common.sharding import ShardingAxisName
 
 from xla_gpu.vllm_xla._attention import max_query_len
 from xla_gpu.vllm_xla._inputs import Form, Packed, computes_with_inputs, placing
-from xla_gpu.vllm_xla._replace import _replace
-from xla_gpu.vllm_xla._versions import UnsupportedError
+from xla_gpu.vllm_xla._names import ShardingAxisName, replace, unexpected
 
 # ---- The step ------------------------------------------------------------------------------------
 
@@ -71,10 +69,9 @@ class Step:
         if self._function is None:
             self._resolve = inspect.getclosurevars(model_fn).nonlocals.get("_resolve_step_fn")
             if self._resolve is None:
-                raise UnsupportedError(
-                    f"xla_gpu.vllm_xla: {model_fn.__module__}.{model_fn.__qualname__} should call "
-                    "_resolve_step_fn but does not; this tpu-inference is not the release that pip "
-                    "installed, or was patched"
+                raise unexpected(
+                    f"{model_fn.__module__}.{model_fn.__qualname__} should call _resolve_step_fn "
+                    "but does not"
                 )
         self._runner = runner
         self._compiled: Any = None
@@ -316,30 +313,20 @@ class LogitsOfRows:
         return self._compiled.lower(*args)
 
 
-def _with_short_calls(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def load_model(self: Any) -> None:
-        original(self)
-        self.model_fn = Step(self.model_fn, self)
-        if self.enable_continue_decode and not self.speculative_config:
-            self.model.step_fn_no_options = _of_a_token_each(self.model.step_fn_no_options)
-        if hasattr(self.compute_logits_fn, "trace"):
-            self.compute_logits_fn = OnlyWhatItReads(self.compute_logits_fn)
-            if not (computes_with_inputs(self) or self.lora_config):
-                self._select_from_array_fn = LogitsOfRows(self)
+def logits_in_one_call(runner: Any) -> None:
+    """Of a runner that has loaded its model: the step, and what makes its logits, are ours.
 
-    return load_model
-
-
-def logits_in_one_call() -> None:
-    """A call hands over every weight of the model, 0.7 us each, and logits are made of one or two.
-
+    A call hands over every weight of the model, 0.7 us each, and logits are made of one or two.
     Step and logits are compiled functions of their own, and each looks at all of its arguments.
     The rows before them and the greatest after them were two more calls.
     """
-    _replace(
-        "tpu_inference.runner.tpu_runner:TPUModelRunner", "load_model", "self", _with_short_calls
-    )
+    runner.model_fn = Step(runner.model_fn, runner)
+    if runner.enable_continue_decode and not runner.speculative_config:
+        runner.model.step_fn_no_options = _of_a_token_each(runner.model.step_fn_no_options)
+    if hasattr(runner.compute_logits_fn, "trace"):
+        runner.compute_logits_fn = OnlyWhatItReads(runner.compute_logits_fn)
+        if not (computes_with_inputs(runner) or runner.lora_config):
+            runner._select_from_array_fn = LogitsOfRows(runner)
 
 
 @functools.cache
@@ -370,7 +357,12 @@ def _next_tokens(runner: Any, metadata: Any, logits: jax.Array, sample: Any) -> 
 
 
 def _sampled_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
-    from tpu_inference.runner import tpu_runner
+    from xla_gpu.vllm_xla._names import (
+        AsyncPreResults,
+        AsyncTPUModelRunnerOutput,
+        ModelRunnerOutput,
+        sample,
+    )
 
     @functools.wraps(original)
     def sample_from_logits(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -387,7 +379,7 @@ def _sampled_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
         ):
             logits = _as_float32(self.mesh)(logits)
             return original(self, *args[:5], logits, *args[6:], **kwargs)
-        tokens = _next_tokens(self, metadata, logits, tpu_runner.sample)
+        tokens = _next_tokens(self, metadata, logits, sample)
         tokens.copy_to_host_async()
         if self._pre_async_results is not None:
             self._modify_prev_results()
@@ -408,7 +400,7 @@ def _sampled_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
         known = batch.num_tokens_no_spec[:count]
         known[[row for row, *_ in of] if partial else slice(None)] += 1
         batch.num_tokens[:count] = known
-        self._pre_async_results = tpu_runner.AsyncPreResults(
+        self._pre_async_results = AsyncPreResults(
             req_ids=names,
             next_tokens=tokens,
             request_seq_lens=of,
@@ -417,14 +409,12 @@ def _sampled_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
             logits_indices_selector=selector,
             scheduler_output=scheduler_output,
         )
-        output = tpu_runner.ModelRunnerOutput(
+        output = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index=batch.req_id_to_index.copy(),
             kv_connector_output=kv_connector_output,
         )
-        result = tpu_runner.AsyncTPUModelRunnerOutput(
-            output, tokens, count, partial, selector, runner=self
-        )
+        result = AsyncTPUModelRunnerOutput(output, tokens, count, partial, selector, runner=self)
         if self.scheduler_config.async_scheduling:
             return result
         self._modify_prev_results()
@@ -491,21 +481,6 @@ def tokens_in_short_calls() -> None:
     With asynchronous scheduling those of the step before take the place of zeros, one by one; where
     each request of the batch has one, they are written in one assignment.
     """
-    runner = "tpu_inference.runner.tpu_runner"
-    _replace(
-        f"{runner}:TPUModelRunner",
-        "_sample_from_logits",
-        "self, scheduler_output, attn_metadata, tpu_sampling_metadata, input_ids, hidden_states, "
-        "logits, aux_hidden_states, spec_decode_metadata, kv_connector_output, "
-        "logits_indices_selector, padded_num_reqs, expert_indices, full_hidden_states, "
-        "full_logits, req_ids_dp, padded_num_scheduled_tokens_per_dp_rank",
-        _sampled_at_once,
-    )
-    _replace(
-        "tpu_inference.runner.utils",
-        "host_extract_sampled_tokens",
-        "runner, spec_decode_metadata, sampled_output, logits_indices_selector, "
-        "discard_sampled_tokens_req_indices, num_reqs",
-        _as_one_array,
-    )
-    _replace(f"{runner}:TPUModelRunner", "_modify_prev_results", "self", _written_at_once)
+    replace("TPUModelRunner._sample_from_logits", _sampled_at_once)
+    replace("utils.host_extract_sampled_tokens", _as_one_array)
+    replace("TPUModelRunner._modify_prev_results", _written_at_once)

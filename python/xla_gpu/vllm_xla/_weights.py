@@ -22,11 +22,14 @@ import torchax
 from jax.experimental.layout import Layout
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from torch.overrides import TorchFunctionMode
-from tpu_inference.layers.common.sharding import ShardingAxisName
-from tpu_inference.utils import get_mesh_shape_product, to_jax_dtype
 
-from xla_gpu.vllm_xla._replace import _IS_0_31, _replace
-from xla_gpu.vllm_xla._versions import UnsupportedError
+from xla_gpu.vllm_xla._names import (
+    ShardingAxisName,
+    get_mesh_shape_product,
+    replace,
+    to_jax_dtype,
+    unexpected,
+)
 
 _FP8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 _turning = threading.Semaphore(4)  # files are read by up to 64 threads: so many have two copies
@@ -100,7 +103,7 @@ def _compiled_turn(like: jax.ShapeDtypeStruct, *how: tuple[int, ...]) -> Callabl
 
 
 def _turned_on_the_device(original: Callable[..., None]) -> Callable[..., None]:
-    from tpu_inference.models.jax.utils.weight_utils import assign_and_shard_param
+    from xla_gpu.vllm_xla._names import assign_and_shard_param
 
     @functools.wraps(original)
     def load(
@@ -225,15 +228,16 @@ class ExpertsOnTheDevice(TorchFunctionMode):  # type: ignore[misc]
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        from tpu_inference.layers.vllm.quantization import fp8, mxfp4, unquantized
-        from vllm.model_executor.layers.fused_moe import RoutedExperts
+        from xla_gpu.vllm_xla._names import (
+            RoutedExperts,
+            VllmFp8MoEMethod,
+            VllmMxfp4MoEMethod,
+            VllmUnquantizedFusedMoEMethod,
+        )
 
         super().__init__()
-        methods = (  # these themselves: others take weights from the host in their own ways
-            unquantized.VllmUnquantizedFusedMoEMethod,
-            fp8.VllmFp8MoEMethod,
-            mxfp4.VllmMxfp4MoEMethod,
-        )
+        # These themselves: others take weights from the host in their own ways.
+        methods = VllmUnquantizedFusedMoEMethod, VllmFp8MoEMethod, VllmMxfp4MoEMethod
         self.weights: dict[int, tuple[torch.Tensor, NamedSharding]] = {}  # by their address
         self.parts: collections.deque[jax.Array] = collections.deque()  # that are under way
         for layer in model.modules():
@@ -264,9 +268,9 @@ class ExpertsOnTheDevice(TorchFunctionMode):  # type: ignore[misc]
         values: torch.Tensor,
     ) -> None:
         if place.stride() != param.stride()[param.ndim - place.ndim :]:
-            raise UnsupportedError(
-                f"xla_gpu.vllm_xla: experts' weights {tuple(param.shape)} are loaded in parts of "
-                f"strides {place.stride()}; this vLLM is not the release that pip installed"
+            raise unexpected(
+                f"experts' weights {tuple(param.shape)} are loaded in parts of strides "
+                f"{place.stride()}"
             )
         shards: _Shards = vars(param).get(_SHARDS) or _Shards(param, sharding)
         setattr(param, _SHARDS, shards)
@@ -317,12 +321,7 @@ def fp8_products_take_weights_as_they_are() -> None:
 
     A weight of inputs x outputs whose rows follow one another is transposed by XLA in each step.
     """
-    _replace(
-        "tpu_inference.layers.common.process_weights.linear_weights",
-        "general_device_put",
-        "tensor, sharding, layout, source_mesh",
-        _fp8_column_by_column,
-    )
+    replace("linear_weights.general_device_put", _fp8_column_by_column)
 
 
 def loaded_onto_the_device() -> None:
@@ -334,50 +333,14 @@ def loaded_onto_the_device() -> None:
     program compiled anew for each layer. Experts' weights of all layers were put together in host
     memory, before the first went to the device.
     """
-    flax = "tpu_inference.models.jax.utils.weight_utils"
-    _replace(
-        flax,
-        "model_weights_single_file_generator",
-        "weights_file, framework, filter_regex",
-        _as_views,
-    )
-    _replace(
-        flax,
-        "_load_and_shard_weight",
-        "vllm_config, params, shardings, metadata_map, mesh, hf_key, hf_weight, "
-        "keep_hf_weight_suffix_when_match, keep_original_dtype_keys_regex, pp_missing_layers"
-        + ("" if _IS_0_31 else ", num_hidden_layers"),
-        _from_the_device,
-    )
-    _replace(
-        flax,
-        "load_nnx_param_from_reshaped_torch",
-        "jax_param, torch_weight, _shard_id, reshape_dims, permute_dims, param_name",
-        _turned_on_the_device,
-    )
-    torchax_models = "tpu_inference.layers.vllm.quantization"
-    for module in ("unquantized", "fp8"):
-        _replace(
-            f"{torchax_models}.{module}",
-            "_load_weight_for_layer",
-            "layer, param_name, sharding, stage_on_host",
-            _sent_as_it_is,
-        )
-    _replace(
-        f"{torchax_models}.unquantized:VllmUnquantizedLinearMethod",
-        "_build_linear_weights",
-        "self, layer, weight, bias",
-        _not_compiled,
-    )
-    _replace(
-        "tpu_inference.layers.common.process_weights.linear_weights",
-        "reorder_concatenated_tensor_for_sharding",
-        "concatenated_tensor, split_sizes, n_shards, dim",
-        _one_shard_stays,
-    )
-    _replace(
-        "vllm.model_executor.model_loader.default_loader:DefaultModelLoader",
-        "load_weights",
-        "self, model, model_config",
-        _experts_to_the_device,
-    )
+    for name, make in (
+        ("weight_utils.model_weights_single_file_generator", _as_views),
+        ("weight_utils._load_and_shard_weight", _from_the_device),
+        ("weight_utils.load_nnx_param_from_reshaped_torch", _turned_on_the_device),
+        ("unquantized._load_weight_for_layer", _sent_as_it_is),
+        ("fp8._load_weight_for_layer", _sent_as_it_is),
+        ("VllmUnquantizedLinearMethod._build_linear_weights", _not_compiled),
+        ("linear_weights.reorder_concatenated_tensor_for_sharding", _one_shard_stays),
+        ("DefaultModelLoader.load_weights", _experts_to_the_device),
+    ):
+        replace(name, make)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import Any
 
 from xla_gpu import vllm_xla
-from xla_gpu.vllm_xla import _replace, _versions
+from xla_gpu.vllm_xla import _names, _replace
 
-_versions.check()
+_names.check()
 vllm_xla.prepare_environment()
 _replace.before_the_platform()
 
 # After the replacements, which its modules would otherwise miss.
-from tpu_inference.platforms.tpu_platform import TpuPlatform  # noqa: E402
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+from xla_gpu.vllm_xla._names import TpuPlatform  # noqa: E402
 
 
 class XlaPlatform(TpuPlatform):  # type: ignore[misc]
@@ -35,27 +32,27 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
     def verify_quantization(cls, quant: str) -> None:
         """Raises UnsupportedError for what tpu-inference has no class for: GPTQ and others."""
         if quant not in cls.supported_quantization:
-            raise _versions.UnsupportedError(
+            raise _names.UnsupportedError(
                 f"xla_gpu.vllm_xla: quantization {quant!r} has no class in tpu-inference "
                 "(get_tpu_quantization_config); there are "
                 f"{', '.join(cls.supported_quantization)}"
             )
 
     @classmethod
-    def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+    def check_and_update_config(cls, vllm_config: Any) -> None:
         """tpu-inference's, after a refusal of what only its TPU kernels can run.
 
         Raises:
           UnsupportedError: for such a configuration, by name.
         """
         if vllm_config.use_v2_model_runner:
-            raise _versions.UnsupportedError(
+            raise _names.UnsupportedError(
                 "xla_gpu.vllm_xla: VLLM_USE_V2_MODEL_RUNNER is "
                 f"{os.environ.get('VLLM_USE_V2_MODEL_RUNNER')!r}; tpu-inference's runner is of the "
                 "first kind: unset the variable or set it to 0"
             )
         for what in _unsupported(vllm_config):
-            raise _versions.UnsupportedError(
+            raise _names.UnsupportedError(
                 f"xla_gpu.vllm_xla: {what}; on CPUs and GPUs run it with vLLM's own backend for "
                 "them (docs/vllm.md)"
             )
@@ -63,7 +60,7 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
         vllm_config.parallel_config.worker_cls = "xla_gpu.vllm_xla.worker.XlaWorker"
 
 
-def _unsupported(vllm_config: VllmConfig) -> list[str]:
+def _unsupported(vllm_config: Any) -> list[str]:
     """What of a configuration would reach a TPU kernel that has no stand-in here, or an error."""
     model, found = vllm_config.model_config, []
     if model is not None:
@@ -116,9 +113,9 @@ def _unsupported(vllm_config: VllmConfig) -> list[str]:
                 "speculation 'dflash' needs tied embeddings and a flax model: DFlashProposer takes "
                 "a matrix of logits for an array, torchax models give it no hidden states"
             )
-    elif speculative is not None and speculative.method not in ("ngram", "eagle3"):
+    elif speculative is not None and speculative.method not in ("ngram", "eagle3", "mtp"):
         found.append(
             f"speculation {speculative.method!r} is not known to tpu-inference, or not here; "
-            "ngram, eagle3 and dflash are"
+            "ngram, eagle3, mtp and dflash are"
         )
     return found

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import jax
-from tpu_inference import envs
-from tpu_inference.worker.tpu_worker import TPUWorker
-from vllm.logger import init_logger
 
 from xla_gpu import vllm_xla
-from xla_gpu.vllm_xla import _replace
-from xla_gpu.vllm_xla._versions import UnsupportedError
+from xla_gpu.vllm_xla import _names, _replace, _step
+from xla_gpu.vllm_xla._names import TPUWorker, UnsupportedError, init_logger
 
 logger = init_logger("vllm.xla_gpu")
 
@@ -28,24 +26,52 @@ class XlaWorker(TPUWorker):  # type: ignore[misc]
         """
         # Also where VLLM_PLUGINS keeps our general plugin from being called.
         _replace.before_the_model()
-        if getattr(envs, "TPU_MULTIPROCESS_DP", False):  # not in 0.31
-            self._setup_dp_chip_isolation()
+        if getattr(_names, "TPU_MULTIPROCESS_DP", False):  # not in 0.31
+            _keep_own_gpus(self.vllm_config)
         device = _device()
         _replace.no_sparse_core(device.device_kind)
         logger.info("xla_gpu: vLLM on XLA:%s, %s", device.platform.upper(), device.device_kind)
         super().init_device(*args, **kwargs)
 
-    def _setup_dp_chip_isolation(self) -> None:
-        """Leaves JAX the GPUs of this process's part of the requests.
+    def load_model(self) -> None:
+        """Loads the model, whose step takes its inputs as one array."""
+        super().load_model()
+        _step.logits_in_one_call(self.model_runner)
 
-        Under `vllm serve --data-parallel-size` each part has a process of its own. tpu-inference
-        parts TPUs by variables that libtpu reads; all processes would share the first GPU.
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """A step, before which requests that come back get their tokens.
+
+        With asynchronous scheduling a preempted request loses the last token it had made. The
+        runner notes 0 for it and puts the token there a step later, unless the request has left the
+        batch by then. vLLM therefore sends the tokens of every request that comes back, and its
+        other runners take them; tpu-inference's does not, and goes on after the 0 (on TPUs too).
         """
-        config = self.vllm_config
-        count = config.sharding_config.total_devices
-        first = config.parallel_config.data_parallel_index * count
-        visible = ",".join(map(str, range(first, first + count)))
-        jax.config.update("jax_cuda_visible_devices", visible)
+        for name, tokens in scheduler_output.scheduled_cached_reqs.all_token_ids.items():
+            state = self.model_runner.requests[name]
+            known = tokens[state.num_prompt_tokens :]
+            state.output_token_ids[: len(known)] = known
+        return super().execute_model(scheduler_output)
+
+    def _setup_dp_chip_isolation(self) -> None:
+        """tpu-inference's, by variables that libtpu reads: init_device has done it."""
+
+
+def _keep_own_gpus(config: Any) -> None:
+    """Hides the GPUs of other parts of the requests from this process, before its first CUDA call.
+
+    Under `vllm serve --data-parallel-size` each part has a process of its own; all would share the
+    first GPU. Not by jax_cuda_visible_devices: XLA has no device 1 where one is visible.
+    """
+    count = config.sharding_config.total_devices
+    first = config.parallel_config.data_parallel_index * count
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = named.split(",") if named else [str(i) for i in range(first + count)]
+    if len(visible) < first + count:
+        raise UnsupportedError(
+            f"xla_gpu.vllm_xla: data parallelism needs {count} GPUs from number {first} on, and "
+            f"CUDA_VISIBLE_DEVICES is {named}"
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[first : first + count])
 
 
 def _device() -> jax.Device:

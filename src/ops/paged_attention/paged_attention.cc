@@ -290,7 +290,9 @@ Buffers BuffersFromCall(const Problem& problem, const Call& call) {
   buffers.v_cache = problem.separate_v ? v_cache : buffers.k_cache;
   buffers.sinks = static_cast<const float*>(optional(problem.has_sinks));
   buffers.k_scale = static_cast<const float*>(optional(problem.k_scale_size > 0));
+  buffers.k_token_scales = static_cast<const float*>(optional(problem.k_token_scales));
   buffers.v_scale = static_cast<const float*>(optional(problem.v_scale_size > 0));
+  buffers.v_token_scales = static_cast<const float*>(optional(problem.v_token_scales));
   buffers.out = call.results[0].data;
   size_t result = 1;
   if (problem.return_lse) buffers.lse = call.results[result++].data_as<float>();

@@ -102,6 +102,7 @@ TEST(PagedAttention, AttributesReachTheProblem) {
   EXPECT_TRUE(problem.has_sinks);
   EXPECT_EQ(problem.k_scale_size, 1);
   EXPECT_EQ(problem.v_scale_size, 2);
+  EXPECT_FALSE(problem.has_token_scales());
   EXPECT_EQ(problem.group_size(), 4);
 }
 
@@ -220,7 +221,13 @@ const BadInput kBadInputs[] = {
      [](TypedCall& c) {
        c.args["k_scale"] = {DType::kF32, {8}};
      },
-     "k_scale is f32[8]; it must be f32[1] or one for each kv head, f32[2]"},
+     "k_scale is f32[8]; it must be f32[1], one for each kv head, f32[2], or one for each token "
+     "and kv head in the cache, f32[10,16,2]"},
+    {"KScaleOfOtherPages",
+     [](TypedCall& c) {
+       c.args["k_scale"] = {DType::kF32, {9, 16, 2}};
+     },
+     "k_scale is f32[9,16,2]; it must be f32[1]"},
     {"VScaleScalar",
      [](TypedCall& c) {
        c.args["v_scale"] = {DType::kF32, {}};

@@ -52,8 +52,10 @@ struct Buffers {
   const int32_t* query_start_loc;  // [max_seqs + 1]
   const int32_t* num_seqs;         // [1]
   const float* sinks;
-  const float* k_scale;
+  const float* k_scale;  // [1] or [kv_heads]
   const float* v_scale;
+  const float* k_token_scales;  // [num_pages, page_size, kv_heads]
+  const float* v_token_scales;
   void* out;   // [tokens, q_heads, head_dim]
   float* lse;  // [tokens, q_heads]
   void* workspace;
@@ -81,6 +83,8 @@ struct Buffers {
 //   - q.k and the sums of weight * value are f32. As long as they are finite, any finite scales and
 //     sinks give the right row: factors of the logits are not to overflow before a row's maximum
 //     has been subtracted, and log2(e) * sink not at all. lse is -+inf where it exceeds an f32.
+//   - A token's scale is part of its key or value, which is stored * scale in f32; one that is
+//     infinite counts as NaN.
 //   - The error of f32 results does not grow with the number of keys. Where query and output are
 //     bf16 and the cache is bf16 or fp8, a kernel may round the weights to bf16 (lse knows nothing
 //     of it); else they are f32.

@@ -58,6 +58,8 @@ struct CaseSpec {
   bool sinks = false;
   int64_t k_scale_size = 0;
   int64_t v_scale_size = 0;
+  bool k_token_scales = false;  // in their place
+  bool v_token_scales = false;
   int64_t non_finite = 0;  // elements of keys and values that are NaN or infinite
   bool disorder = false;   // Disorder of the indices
   int64_t shift = 0;       // elements by which tensors start past a multiple of 16 bytes
@@ -69,8 +71,9 @@ struct CaseSpec {
                   " max_pages ", max_pages, " query_lens ", StrJoin(query_lens, ","),
                   " context_lens ", StrJoin(context_lens, ","), " scale ", scale, " window ",
                   sliding_window, " cap ", soft_cap, " causal ", causal, " sinks ", sinks,
-                  " k_scale ", k_scale_size, " v_scale ", v_scale_size, " non_finite ", non_finite,
-                  " disorder ", disorder, " shift ", shift, " max_query_len ", max_query_len);
+                  " k_scale ", k_scale_size, " v_scale ", v_scale_size, " token scales ",
+                  k_token_scales, v_token_scales, " non_finite ", non_finite, " disorder ",
+                  disorder, " shift ", shift, " max_query_len ", max_query_len);
   }
 };
 
@@ -154,13 +157,13 @@ class Case {
     num_seqs.ints()[0] = static_cast<int32_t>(spec_.query_lens.size());
     FillIndices(spec_, num_pages(), 0, context_lens.ints(), query_start_loc.ints(),
                 block_tables.ints(), rng);
-    FillCache(rng);
-    FillFloats(sinks, rng, 1.0);
     for (OwnedTensor* scale : {&k_scale, &v_scale}) {
       for (int64_t i = 0; scale->data != nullptr && i < scale->size(); ++i) {
         scale->Set(i, std::uniform_real_distribution<double>(0.5, 2.0)(rng));
       }
     }
+    FillCache(rng);
+    FillFloats(sinks, rng, 1.0);
     MakeCall();
   }
 
@@ -218,15 +221,20 @@ class Case {
     query_start_loc = make(DType::kI32, {s.max_seqs + 1});
     num_seqs = make(DType::kI32, {1});
     if (s.sinks) sinks = make(DType::kF32, {q_heads});
-    if (s.k_scale_size > 0) k_scale = make(DType::kF32, {s.k_scale_size});
-    if (s.v_scale_size > 0) v_scale = make(DType::kF32, {s.v_scale_size});
+    const auto make_scale = [&](int64_t size, bool of_tokens) {
+      return of_tokens  ? make(DType::kF32, {num_pages(), s.page_size, s.kv_heads})
+             : size > 0 ? make(DType::kF32, {size})
+                        : OwnedTensor();
+    };
+    k_scale = make_scale(s.k_scale_size, s.k_token_scales);
+    v_scale = make_scale(s.v_scale_size, s.v_token_scales);
     const DType out_dtype =
         s.out_dtype.empty() ? s.query_dtype : DTypeFromName(s.out_dtype).value();
     out = make(out_dtype, {tokens, q_heads, s.head_dim});
     if (s.return_lse) lse = make(DType::kF32, {tokens, q_heads});
   }
 
-  // Real keys and values for the tokens of each context alone.
+  // Real keys and values, and scales of theirs, for the tokens of each context alone.
   void FillCache(std::mt19937_64& rng) {
     std::normal_distribution<double> normal(0, 1.0);
     MakeCall();
@@ -236,6 +244,12 @@ class Case {
       const int64_t page = block_tables.ints()[s * p.max_pages_per_seq + t / p.page_size];
       return layout.At(page, t % p.page_size, h) + d;
     };
+    const CacheLayout of_scales{0, p.page_size * p.kv_heads, p.kv_heads, 1};
+    const std::pair<OwnedTensor&, bool> scales[] = {{k_scale, p.k_token_scales},
+                                                    {v_scale, p.v_token_scales}};
+    for (const auto& [scale, of_tokens] : scales) {
+      if (of_tokens) Poison(scale);
+    }
     for (size_t s = 0; s < spec_.context_lens.size(); ++s) {
       for (int64_t t = 0; t < spec_.context_lens[s]; ++t) {
         for (int64_t h = 0; h < p.kv_heads; ++h) {
@@ -243,10 +257,20 @@ class Case {
             kv_cache.Set(at(p.k, s, t, h, d), normal(rng));
             values.Set(at(p.v, s, t, h, d), normal(rng));
           }
+          for (const auto& [scale, of_tokens] : scales) {  // of both signs, 2^-7 to 2
+            if (!of_tokens) continue;
+            const double x = std::uniform_real_distribution<double>(-7, 1)(rng);
+            scale.Set(at(of_scales, s, t, h, 0), std::copysign(std::exp2(x), x + 5));
+          }
         }
       }
     }
     for (const NonFinite& x : NonFinite::Choose(spec_, rng)) {
+      const auto& [scale, of_tokens] = scales[x.in_key ? 0 : 1];
+      if (of_tokens && x.dim % 2 == 0) {
+        scale.Set(at(of_scales, x.seq, x.token, x.head, 0), x.value);
+        continue;
+      }
       (x.in_key ? kv_cache : values)
           .Set(at(x.in_key ? p.k : p.v, x.seq, x.token, x.head, x.dim), x.value);
     }
@@ -351,6 +375,8 @@ inline CaseSpec RandomSpec(std::mt19937_64& rng) {
   const bool fp8 = IsFloat8(s.cache_dtype);
   if (chance(fp8 ? 80 : 10)) s.k_scale_size = chance(50) ? 1 : s.kv_heads;
   if (chance(fp8 ? 80 : 10)) s.v_scale_size = chance(50) ? 1 : s.kv_heads;
+  s.k_token_scales = chance(fp8 ? 20 : 5);
+  s.v_token_scales = chance(fp8 ? 20 : 5);
   if (chance(25)) s.non_finite = in(1, 4);
   s.disorder = chance(15);
   if (chance(20)) s.max_query_len = in(1, 6);

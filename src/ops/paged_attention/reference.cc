@@ -81,6 +81,13 @@ class Reference {
     return layout.At(Page(s, k / p_.page_size), k % p_.page_size, kv_head);
   }
 
+  double TokenScale(const float* scales, int64_t s, int64_t k, int64_t kv_head) const {
+    if (scales == nullptr) return 1.0;
+    const int64_t slot = Page(s, k / p_.page_size) * p_.page_size + k % p_.page_size;
+    const double scale = scales[slot * p_.kv_heads + kv_head];
+    return std::isfinite(scale) ? scale : kNaN;
+  }
+
   static double Scale(const float* scale, int64_t size, int64_t kv_head) {
     return size == 0 ? 1.0 : scale[size == 1 ? 0 : kv_head];
   }
@@ -98,7 +105,8 @@ class Reference {
         dot += LoadAsDouble(b_.query, p_.query_dtype, q + d) *
                LoadAsDouble(b_.k_cache, p_.cache_dtype, index + d);
       }
-      double x = dot * p_.scale * Scale(b_.k_scale, p_.k_scale_size, kv_head);
+      double x = dot * p_.scale * Scale(b_.k_scale, p_.k_scale_size, kv_head) *
+                 TokenScale(b_.k_token_scales, s, k, kv_head);
       if (p_.soft_cap > 0) x = p_.soft_cap * std::tanh(x / p_.soft_cap);
       keys.push_back(k);
       logits.push_back(x);
@@ -112,8 +120,9 @@ class Reference {
     for (size_t i = 0; i < keys.size(); ++i) {
       const double weight = std::exp(logits[i] - max);
       const int64_t index = CacheIndex(p_.v, s, keys[i], kv_head);
+      const double scale = TokenScale(b_.v_token_scales, s, keys[i], kv_head);
       for (int64_t d = 0; d < p_.head_dim; ++d) {
-        out[d] += weight * LoadAsDouble(b_.v_cache, p_.cache_dtype, index + d);
+        out[d] += weight * (scale * LoadAsDouble(b_.v_cache, p_.cache_dtype, index + d));
       }
       sum += weight;
     }

@@ -58,7 +58,7 @@ ArgSpec VCacheArg() {
 ArgSpec ScaleArg(std::string name, std::string_view what) {
   return {.name = std::move(name),
           .dtypes = {DType::kF32},
-          .doc = StrCat("[1] or [kv_heads]: ", what),
+          .doc = StrCat("[1], [kv_heads] or [pages, page_size, kv_heads]: ", what),
           .optional = true,
           .vector = true};
 }
@@ -141,12 +141,17 @@ StatusOr<CacheShape> ParsePackedCacheShape(std::string_view op, const TensorView
 
 Status ParseScales(std::string_view op, const TensorView* k_scale, const TensorView* v_scale,
                    CacheShape& cache) {
-  for (const auto& [name, scale, size] : {std::tuple{"k_scale", k_scale, &cache.k_scale_size},
-                                          {"v_scale", v_scale, &cache.v_scale_size}}) {
+  for (const auto& [name, scale, size, of_tokens] :
+       {std::tuple{"k_scale", k_scale, &cache.k_scale_size, &cache.k_token_scales},
+        {"v_scale", v_scale, &cache.v_scale_size, &cache.v_token_scales}}) {
     if (scale == nullptr) continue;
+    const TensorSpec tokens{DType::kF32, {cache.num_pages, cache.page_size, cache.kv_heads}};
+    *of_tokens = tokens.Matches(*scale);
+    if (*of_tokens) continue;
     if (scale->rank() != 1 || (scale->dim(0) != 1 && scale->dim(0) != cache.kv_heads)) {
-      return Wrong(op, name, *scale, "it must be f32[1] or one for each kv head, f32[",
-                   cache.kv_heads, "]");
+      return Wrong(op, name, *scale, "it must be f32[1], one for each kv head, f32[",
+                   cache.kv_heads, "], or one for each token and kv head in the cache, ",
+                   tokens.ToString());
     }
     *size = scale->dim(0);
   }

@@ -53,6 +53,12 @@ struct CacheShape {
   bool separate_v = false;   // V is a tensor of its own
   int64_t k_scale_size = 0;  // f32 [1] or [kv_heads]; 0: none (1.0)
   int64_t v_scale_size = 0;
+  bool k_token_scales = false;  // in their place f32 [num_pages, page_size, kv_heads]
+  bool v_token_scales = false;
+
+  bool has_k_scale() const { return k_scale_size > 0 || k_token_scales; }
+  bool has_v_scale() const { return v_scale_size > 0 || v_token_scales; }
+  bool has_token_scales() const { return k_token_scales || v_token_scales; }
 };
 
 // `v_cache` is null where the call has none. Errors begin with `op` and name the argument.
@@ -72,8 +78,7 @@ enum class PackedLayout { kInterleaved, kSideBySide };
 StatusOr<CacheShape> ParsePackedCacheShape(std::string_view op, const TensorView& kv_cache,
                                            PackedLayout layout, int64_t kv_heads, int64_t head_dim);
 
-// The sizes of the arguments k_scale and v_scale (null: absent) into `cache`, whose heads are
-// known.
+// What the arguments k_scale and v_scale (null: absent) are, into `cache`, whose shape is known.
 Status ParseScales(std::string_view op, const TensorView* k_scale, const TensorView* v_scale,
                    CacheShape& cache);
 

@@ -201,7 +201,9 @@ Buffers BuffersFromCall(const Problem& problem, const Call& call) {
   a.num_seqs = call.args[kDistribution].data_as<int32_t>() + 2;
   a.sinks = optional(problem.attention.has_sinks);
   a.k_scale = optional(problem.attention.k_scale_size > 0);
+  a.k_token_scales = optional(problem.attention.k_token_scales);
   a.v_scale = optional(problem.attention.v_scale_size > 0);
+  a.v_token_scales = optional(problem.attention.v_token_scales);
   a.out = call.results[0].data;
   if (call.results.size() > 2) a.workspace = call.results[2].data;
 

@@ -38,7 +38,9 @@ class Case {
       }
     }
     for (OwnedTensor* scale : {&k_scale, &v_scale}) {
-      if (scale->data != nullptr) scale->Set(0, 0.75);
+      for (int64_t i = 0; scale->data != nullptr && i < scale->size(); ++i) {
+        scale->Set(i, 0.75 / double(1 + i % 3));
+      }
     }
     FillCache(rng);
   }
@@ -111,8 +113,13 @@ class Case {
     cu_q_lens = OwnedTensor(DType::kI32, {s.max_seqs + 1});
     distribution = OwnedTensor(DType::kI32, {3});
     if (s.sinks) sink = OwnedTensor(DType::kF32, {s.kv_heads * s.group_size});
-    if (s.k_scale_size > 0) k_scale = OwnedTensor(DType::kF32, {1});
-    if (s.v_scale_size > 0) v_scale = OwnedTensor(DType::kF32, {1});
+    const auto make_scale = [&](int64_t size, bool of_tokens) {
+      return of_tokens  ? OwnedTensor(DType::kF32, {num_pages(), s.page_size, s.kv_heads})
+             : size > 0 ? OwnedTensor(DType::kF32, {1})
+                        : OwnedTensor();
+    };
+    k_scale = make_scale(s.k_scale_size, s.k_token_scales);
+    v_scale = make_scale(s.v_scale_size, s.v_token_scales);
     const DType type = s.out_dtype.empty() ? s.query_dtype : DTypeFromName(s.out_dtype).value();
     out = OwnedTensor(type, queries.shape);
   }

@@ -110,8 +110,8 @@ Buffers BuffersFromCall(const Problem& problem, const Call& call) {
   buffers.slot_mapping = call.args[kSlotMapping].data;
   const void* v_cache = optional(problem.separate_v);
   buffers.v_cache_in = problem.separate_v ? v_cache : buffers.k_cache_in;
-  buffers.k_scale = static_cast<const float*>(optional(problem.k_scale_size > 0));
-  buffers.v_scale = static_cast<const float*>(optional(problem.v_scale_size > 0));
+  buffers.k_scale = static_cast<const float*>(optional(problem.has_k_scale()));
+  buffers.v_scale = static_cast<const float*>(optional(problem.has_v_scale()));
   buffers.k_cache_out = call.results[0].data;
   buffers.v_cache_out = problem.separate_v ? call.results[1].data : call.results[0].data;
   buffers.cache_bytes = call.args[kKvCache].size_bytes();

@@ -28,7 +28,7 @@ struct Buffers {
   const void* k_cache_in;    // the tensor that k.offset counts from
   const void* v_cache_in;    // k_cache_in unless separate_v
   const void* slot_mapping;  // [tokens]; slot = page * page_size + offset
-  const float* k_scale;
+  const float* k_scale;      // of one of the shapes that ParseScales takes
   const float* v_scale;
   void* k_cache_out;
   void* v_cache_out;    // k_cache_out unless separate_v

@@ -40,6 +40,8 @@ TEST(UpdateKvCache, WhatIsAllowed) {
   call.args["k_scale"] = {DType::kF32, {1}};
   call.args["v_scale"] = {DType::kF32, {2}};
   EXPECT_TRUE(call.Infer().ok());
+  call.args["k_scale"] = {DType::kF32, {10, 16, 2}};
+  EXPECT_TRUE(call.Infer().ok());
   call.args["key"].shape[0] = call.args["value"].shape[0] = 0;
   call.args["slot_mapping"].shape[0] = 0;
   EXPECT_TRUE(call.Infer().ok());

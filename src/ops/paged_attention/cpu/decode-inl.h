@@ -98,8 +98,9 @@ class SplitDecoder {
   // q heads of the task, those that pad a group included, in all rows.
   int64_t NumHeads() const { return segment_.rows * task_.num_heads * tiles_ * int64_t{kHeads}; }
 
-  // Rows that are no whole number of vectors are copied, so that no load passes their end.
-  bool staging() const { return padded_ != p_.head_dim; }
+  // Rows that are no whole number of vectors are copied, so that no load passes their end; so are
+  // those with scales of their own.
+  bool staging() const { return padded_ != p_.head_dim || p_.has_token_scales(); }
 
   bool has_long_sums() const { return task_.keys.end - task_.keys.begin > kShortKeys; }
 
@@ -169,6 +170,7 @@ class SplitDecoder {
         for (const int64_t end = key + run; key < end; ++key) {
           block.k[key] = k + *page * p_.k.page_stride + token * p_.k.token_stride;
           block.v[key] = v + *page * p_.v.page_stride + token * p_.v.token_stride;
+          block.slot[key] = *page * p_.page_size + token;
           if (++token == p_.page_size) {
             token = 0;
             ++page;
@@ -247,7 +249,7 @@ class SplitDecoder {
   }
 
   void RunKeys(const Block& block, const Block& later, int64_t head) {
-    WithHead(block, block.k, later.k, head * p_.k.head_stride, [&](auto& tile) HWY_ATTR {
+    WithHead(block, block.k, later.k, p_.k, b_.k_token_scales, head, [&](auto& tile) HWY_ATTR {
       const float cap = scales_[head].inner;
       ForEachTile(head, tile, [&](int64_t index) HWY_ATTR {
         tile.Score(q_ + index * kHeads * padded_, cap, padded_);
@@ -267,7 +269,7 @@ class SplitDecoder {
   }
 
   void RunValues(const Block& block, const Block& later, int64_t head) {
-    WithHead(block, block.v, later.v, head * p_.v.head_stride, [&](auto& tile) HWY_ATTR {
+    WithHead(block, block.v, later.v, p_.v, b_.v_token_scales, head, [&](auto& tile) HWY_ATTR {
       ForEachTile(head, tile, [&](int64_t) HWY_ATTR {
         tile.AddValues(padded_);
         tile.later = tile.rows;
@@ -275,10 +277,12 @@ class SplitDecoder {
     });
   }
 
-  // Calls f(tile with a head's rows, `head` elements after `rows`; `later` are those to ask for).
+  // Calls f(tile with a head's part of `rows`, times their `scales`; `later` are those to ask for).
   template <class F>
   HWY_INLINE void WithHead(const Block& block, const Raw* const* rows, const Raw* const* later,
-                           int64_t head, const F& f) {
+                           const CacheLayout& layout, const float* scales, int64_t head,
+                           const F& f) {
+    const int64_t offset = head * layout.head_stride;
     if constexpr (!T::kDot) {
       if (staging()) {
         const float* staged[Block::kEntries];
@@ -286,7 +290,8 @@ class SplitDecoder {
           staged[i] = staged_ + std::min(i, block.n - 1) * padded_;
         }
         for (int64_t i = 0; i < block.n; ++i) {
-          LoadRow<T>(rows[i] + head, p_.head_dim, 1.0f, staged_ + i * padded_, padded_);
+          const float scale = TokenScale(p_, scales, block.slot[i], task_.first_head + head);
+          LoadRow<T>(rows[i] + offset, p_.head_dim, scale, staged_ + i * padded_, padded_);
         }
         DecodeTile<CacheF32, kHeads> tile;
         tile.rows = tile.later = {staged, 0};
@@ -294,8 +299,8 @@ class SplitDecoder {
       }
     }
     DecodeTile<T, kHeads> tile;
-    tile.rows = {rows, head};
-    tile.later = {later, head};
+    tile.rows = {rows, offset};
+    tile.later = {later, offset};
     f(tile);
   }
 

@@ -31,6 +31,7 @@ struct BlockRows {
   int64_t n = 0;
   const Raw* k[kEntries];
   const Raw* v[kEntries];
+  int64_t slot[kMaxBlockKeys];  // their places in the cache
 };
 
 // Each lane: the maximum of its group of kCount neighbours.

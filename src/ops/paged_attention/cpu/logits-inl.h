@@ -30,6 +30,13 @@ HWY_INLINE float ScaleOf(const float* scale, int64_t size, int64_t kv_head) {
   return size == 0 ? 1.0f : scale[size == 1 ? 0 : kv_head];
 }
 
+// What a key or value is multiplied by as it is loaded: of Buffers::k_token_scales or the values'.
+HWY_INLINE float TokenScale(const Problem& p, const float* scales, int64_t slot, int64_t kv_head) {
+  if (scales == nullptr) return 1.0f;
+  const float scale = scales[slot * p.kv_heads + kv_head];
+  return scale + 0.0f * scale;
+}
+
 // From q.k to weights: x is q.k, with a soft cap tanh(inner * q.k); a weight is exp2(unit * (x -
 // max)). The factor of the logits goes half into the queries and half into `unit` or `inner`, so
 // that neither products nor weights leave the range of f32.

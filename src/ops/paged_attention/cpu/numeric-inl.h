@@ -55,11 +55,11 @@ HWY_INLINE void WithCacheType(DType dtype, const F& f) {
 
 // Calls f with the element type that a problem's cache is taken as: bf16 for queries and results of
 // bf16 over caches of bf16 and fp8. The weights of values are then rounded to bf16, as
-// FlashAttention does.
+// FlashAttention does. Where each token has scales, it is made f32 as it is loaded.
 template <class F>
 HWY_INLINE void WithComputeType(const Problem& p, const F& f) {
 #if XLA_GPU_HAVE_BF16_DOT
-  if (p.query_dtype == DType::kBF16 && p.out_dtype == DType::kBF16 &&
+  if (p.query_dtype == DType::kBF16 && p.out_dtype == DType::kBF16 && !p.has_token_scales() &&
       paged_cache::UsesBF16Products()) {
     if (p.cache_dtype == DType::kBF16) return f(DotBF16Cache());
     if (p.cache_dtype == DType::kF8E4M3FN) return f(DotF8E4M3FNCache());

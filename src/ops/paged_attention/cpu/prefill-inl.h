@@ -241,24 +241,28 @@ class Prefill {
       const Raw* k = kZeros;
       const Raw*& v = values[key % 2];
       v = kZeros;
+      float k_scale = 1.0f, v_scale = 1.0f;
       if (key >= block_begin_ && key < block_end_) {
         const int64_t page = segment_.pages[(block_ + key) / p_.page_size];
         const int64_t token = (block_ + key) % p_.page_size;
         k = static_cast<const Raw*>(b_.k_cache) + p_.k.At(page, token, kv_head_);
         v = static_cast<const Raw*>(b_.v_cache) + p_.v.At(page, token, kv_head_);
+        const int64_t slot = page * p_.page_size + token;
+        k_scale = TokenScale(p_, b_.k_token_scales, slot, kv_head_);
+        v_scale = TokenScale(p_, b_.v_token_scales, slot, kv_head_);
       }
-      StageKey(k, staged_ + key % 4 * q_stride());
+      StageKey(k, k_scale, staged_ + key % 4 * q_stride());
       if (key % 4 == 3) PackFourKeys(key - 3);
       if constexpr (!T::kDot) {
-        PackV(key, v);
+        PackV(key, v, v_scale);
       } else if (key % 2 == 1) {
         PackPairOfV(key - 1, values[0], values[1]);
       }
     }
   }
 
-  void StageKey(const Raw* key, float* to) const {
-    if constexpr (T::kDot) {
+  void StageKey(const Raw* key, float scale, float* to) const {
+    if constexpr (T::kDot) {  // then no token has scales
       Raw copy[kMaxHeadDim];
       key = WholeSteps(key, copy);
       for (int64_t d = 0; d < padded_; d += kRowStep) {
@@ -269,7 +273,7 @@ class Prefill {
         }
       }
     } else {
-      LoadRow<T>(key, p_.head_dim, 1.0f, to, padded_);
+      LoadRow<T>(key, p_.head_dim, scale, to, padded_);
     }
   }
 
@@ -303,10 +307,10 @@ class Prefill {
     return v_ + (d / kPanel * kBlockWords + word) * kPanel + d % kPanel;
   }
 
-  void PackV(int64_t key, const Raw* value) {
+  void PackV(int64_t key, const Raw* value, float scale) {
     const F32 df;
     HWY_ALIGN float values[kMaxHeadDim + kPanel];
-    LoadRow<T>(value, p_.head_dim, 1.0f, values, padded_v_);
+    LoadRow<T>(value, p_.head_dim, scale, values, padded_v_);
     VF32 zero = hn::Zero(df);  // stays 0 unless a value is infinite or NaN
     for (int64_t d = 0; d < padded_v_; d += kLanes) {
       const VF32 x = hn::Load(df, values + d);

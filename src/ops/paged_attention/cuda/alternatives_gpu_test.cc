@@ -48,8 +48,8 @@ TEST_P(AlternativesGpuTest, AgreeWithReference) {
   const Kind& kind = GetParam();
   std::map<std::string, int> runs;
   Errors errors;
-  for (int seed = 1; seed <= cuda::CasesPerKind(); ++seed) {
-    std::mt19937_64 rng(static_cast<uint64_t>(seed));
+  for (const uint64_t seed : cuda::Seeds(cuda::CasesPerKind())) {
+    std::mt19937_64 rng(seed);
     Case c(DecodeSpec(kind, rng), rng);
     const Problem problem = *ProblemFromCall(c.call());
     std::vector<std::unique_ptr<Plan>> plans;
@@ -68,7 +68,7 @@ TEST_P(AlternativesGpuTest, AgreeWithReference) {
   for (const auto& [name, count] : runs) std::printf("%s: %d runs\n", name.c_str(), count);
   std::printf("worst error %.2f half ulps\n", errors.worst);
   if (device.Arch() != "sm_90a" || !device.tensor_maps || cuda::CasesPerKind() < 40) return;
-  for (const char* name : {"cluster2", "cluster8", "decode", "attend", "attend+decode",
+  for (const char* name : {"cluster1", "cluster2", "cluster8", "decode", "attend", "attend+decode",
                            "prefill+attend", "prefill+attend+decode"}) {
     const bool fp8 = IsFloat8(kind.cache);  // which has no launch of its own beside others
     EXPECT_TRUE(runs[name] > 0 || fp8 || kind.head_dim > 128) << name;
@@ -91,8 +91,8 @@ TEST_P(CopiesGpuTest, AgreeWithReference) {
   const Kind& kind = GetParam();
   Errors errors;
   int64_t copied = 0, left_out = 0;
-  for (int seed = 1; seed <= cuda::CasesPerKind(); ++seed) {
-    std::mt19937_64 rng(static_cast<uint64_t>(seed));
+  for (const uint64_t seed : cuda::Seeds(cuda::CasesPerKind())) {
+    std::mt19937_64 rng(seed);
     const auto in = IntegersOf(rng);
     CaseSpec spec = SpecOf(kind, rng);
     spec.layout = static_cast<Layout>(in(0, 2));

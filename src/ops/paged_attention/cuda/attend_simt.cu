@@ -5,8 +5,9 @@
 // eighth key, and sums every eighth group of four head dimensions of the values.
 //
 // Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (float, BF16, F16, E4M3, E5M2), HEAD_DIM,
-// SOFT_CAP (0: none, 2); UNALIGNED (numeric.cuh) or not.
+// SOFT_CAP (0: none, 2); UNALIGNED (numeric.cuh) or not, TOKEN_SCALES (tile.cuh) or not.
 #include "src/ops/paged_attention/cuda/attend.cuh"
+#include "src/ops/paged_attention/cuda/attend_shared.cuh"
 #include "src/ops/paged_attention/cuda/carry.cuh"
 
 namespace xla_gpu::paged_attention {
@@ -17,31 +18,31 @@ using Cache = CACHE_TYPE;
 using Out = OUT_TYPE;
 
 constexpr int kRows = kDecodeTileRows;
-constexpr int kLanes = kAttendThreads / kRows;  // of a row
 constexpr int kHeadDim = HEAD_DIM;
-constexpr int kKeys = kHeadDim > 256 ? 8 : 32;
-constexpr int kPadded = (kHeadDim + 3) / 4 * 4;
-constexpr int kStride = kPadded + 4;
-constexpr int kQuads = kPadded / 4;
-constexpr int kOwnQuads = (kQuads + kLanes - 1) / kLanes;
-constexpr int kTileFloats = kKeys * kStride;
-// As CarryBytes of config.cc.
+constexpr SimtShared kShared = {kHeadDim};
+constexpr int kLanes = SimtShared::kLanes;
+constexpr int kKeys = kShared.keys();
+constexpr int kStride = kShared.stride();
+constexpr int kQuads = kShared.quads();
+constexpr int kPadded = 4 * kQuads;
+constexpr int kOwnQuads = kShared.own_quads();
+constexpr int kTileFloats = kShared.tile_floats();
+constexpr int kCarryFloats = kShared.carry_floats();
 constexpr int kCarryBlocks =
-    (sizeof(Query) == 2 && (kSameType<Query, Cache> || sizeof(Cache) == 1) && kHeadDim <= 128
-         ? kCarryKeys
-         : kF32CarryKeys) /
+    kShared.carry_keys(sizeof(Query) == 2 && (kSameType<Query, Cache> || sizeof(Cache) == 1)) /
     kKeys;
-// Of a thread: a maximum and, twice, the sums of weights and values.
-constexpr int kCarryFloats = 1 + 2 * (1 + 4 * kOwnQuads);
 
 struct Extra {
   long long offsets[kKeys];
+  float k_scales[kTokenScales ? kKeys : 1];
+  float v_scales[kTokenScales ? kKeys : 1];
   float weights[kRows][kKeys + 1];
 };
 
-// Loads rows of `kHeadDim` elements as f32, zeros where `row_at` gives null.
-template <typename T, int kCount, typename RowAt>
-__device__ __forceinline__ void LoadRows(float* shared, RowAt row_at) {
+// Loads rows of `kHeadDim` elements as f32, times their `scales` if kScaled, zeros where `row_at`
+// gives null.
+template <typename T, int kCount, bool kScaled, typename RowAt>
+__device__ __forceinline__ void LoadRows(float* shared, RowAt row_at, const float* scales) {
   if constexpr (kHeadDim % 4 == 0) {
 #pragma unroll 4
     for (int i = threadIdx.x; i < kCount * kQuads; i += kAttendThreads) {
@@ -51,6 +52,10 @@ __device__ __forceinline__ void LoadRows(float* shared, RowAt row_at) {
       if (from != nullptr) {
         const auto q = LoadVector<T, 4>(from + quad * 4);
         value = make_float4(ToFloat(q.x[0]), ToFloat(q.x[1]), ToFloat(q.x[2]), ToFloat(q.x[3]));
+        if constexpr (kScaled) {
+          const float scale = scales[row];
+          value.x *= scale, value.y *= scale, value.z *= scale, value.w *= scale;
+        }
       }
       *reinterpret_cast<float4*>(shared + row * kStride + quad * 4) = value;
     }
@@ -58,7 +63,9 @@ __device__ __forceinline__ void LoadRows(float* shared, RowAt row_at) {
     for (int i = threadIdx.x; i < kCount * kPadded; i += kAttendThreads) {
       const int row = i / kPadded, d = i % kPadded;
       const T* from = row_at(row);
-      shared[row * kStride + d] = from != nullptr && d < kHeadDim ? ToFloat(from[d]) : 0.0f;
+      float value = from != nullptr && d < kHeadDim ? ToFloat(from[d]) : 0.0f;
+      if constexpr (kScaled) value *= from != nullptr ? scales[row] : 0.0f;
+      shared[row * kStride + d] = value;
     }
   }
 }
@@ -84,9 +91,11 @@ __device__ __forceinline__ void PutCarry(const Carry& carry, float factor, bool 
   const float rescale = first ? 0.0f : exp2f((carry[0] - to) * factor);
   carry[0] = max;
   PutCarry(carry, 1, first, rescale, sum);
+  sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < 4 * kOwnQuads; ++i) {
     PutCarry(carry, 3 + 2 * i, first, rescale, o[i / 4][i % 4]);
+    o[i / 4][i % 4] = 0.0f;
   }
 }
 
@@ -101,10 +110,11 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
   float* values = keys + kTileFloats;
   const Visible visible = VisibleKeys(p, tile, row);
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
-  LoadRows<Query, kRows>(query, [&](int r) {
+  const auto query_row = [&](int r) {
     return r < tile.num_rows ? static_cast<const Query*>(p.query) + QueryRow(p, tile, r) * kHeadDim
                              : nullptr;
-  });
+  };
+  LoadRows<Query, kRows, false>(query, query_row, nullptr);
   fetch_next();
 
   const int first = tile.key_begin / kKeys;
@@ -117,8 +127,14 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
     // Load keys and values.
     const int key0 = block * kKeys;
     if (threadIdx.x < kKeys) {
-      const int key = key0 + static_cast<int>(threadIdx.x);
-      extra.offsets[threadIdx.x] = KeyOffset(p, tile, key, PageOf(p, tile, key));
+      const int key = key0 + static_cast<int>(threadIdx.x), page = PageOf(p, tile, key);
+      const long long offset = KeyOffset(p, tile, key, page);
+      extra.offsets[threadIdx.x] = offset;
+      if (kTokenScales && offset >= 0) {
+        const long long index = TokenScaleIndex(p, tile, key, page);
+        extra.k_scales[threadIdx.x] = TokenScale(p.k_token_scales, index);
+        extra.v_scales[threadIdx.x] = TokenScale(p.v_token_scales, index);
+      }
     }
     __syncthreads();
     const auto row_of = [&](const char* base, int r) {
@@ -126,8 +142,10 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
       return offset < 0 ? nullptr
                         : reinterpret_cast<const Cache*>(base + tile.head * p.head_stride + offset);
     };
-    LoadRows<Cache, kKeys>(keys, [&](int r) { return row_of(p.k_cache, r); });
-    LoadRows<Cache, kKeys>(values, [&](int r) { return row_of(p.v_cache, r); });
+    LoadRows<Cache, kKeys, kTokenScales>(
+        keys, [&](int r) { return row_of(p.k_cache, r); }, extra.k_scales);
+    LoadRows<Cache, kKeys, kTokenScales>(
+        values, [&](int r) { return row_of(p.v_cache, r); }, extra.v_scales);
     __syncthreads();
 
     // Logits.

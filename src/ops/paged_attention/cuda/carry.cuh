@@ -21,22 +21,23 @@ struct Carry {
   }
 };
 
-// The carry of this thread; `floats` a thread has.
+// The carry of this thread; `floats` a thread has. Made where it is used: no compiler moves this
+// out of a loop, where it would keep registers.
 __device__ __forceinline__ Carry MakeCarry(const Params& p, int threads, int floats) {
+  asm volatile("" : "+r"(floats));
   const long long block = static_cast<long long>(blockIdx.x) * threads * floats;
   return {p.carry + block + threadIdx.x, threads};
 }
 
 // Adds `x` to the sum at float `e`, first multiplied by `rescale`; `first`: there is nothing yet.
 __device__ __forceinline__ void PutCarry(const Carry& carry, int e, bool first, float rescale,
-                                         float& x) {
+                                         float x) {
   const float old = first ? 0.0f : carry[e] * rescale;
   const float lost = first ? 0.0f : carry[e + 1] * rescale;
   const float sum = old + x;
   const float added = sum - old;
   carry[e] = sum;
   carry[e + 1] = lost + ((old - (sum - added)) + (x - added));
-  x = 0.0f;
 }
 
 __device__ __forceinline__ float TakeCarry(const Carry& carry, int e) {

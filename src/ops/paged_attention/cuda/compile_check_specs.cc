@@ -11,6 +11,7 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
     int64_t head_dim;
     float soft_cap;
     int64_t max_seqs = 1;
+    bool token_scales = false;  // also
   };
   constexpr DType kBF16 = DType::kBF16, kF16 = DType::kF16, kF32 = DType::kF32;
   std::vector<cuda::KernelSpec> specs;
@@ -23,10 +24,11 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
   for (const Case& c :
        {Case{kBF16, kBF16, kBF16, 128, 0}, Case{kF16, kF16, kF32, 64, 50, 64},
         Case{kBF16, kBF16, kBF16, 256, 0}, Case{kF16, kF16, kF32, 184, 0},
-        Case{kBF16, DType::kF8E4M3FN, kBF16, 128, 0}, Case{kF16, DType::kF8E5M2, kF16, 3, 50},
-        Case{kF32, kF32, kF32, 128, 0}, Case{kBF16, kF16, kF32, 255, 50},
-        Case{kBF16, kBF16, kBF16, 512, 0}, Case{kF32, kF32, kF32, 512, 0},
-        Case{kF32, kF32, kBF16, 256, 0}, Case{kF32, kF32, kF32, 7, 50}}) {
+        Case{kBF16, DType::kF8E4M3FN, kBF16, 128, 0, 1, true},
+        Case{kF16, DType::kF8E5M2, kF16, 3, 50}, Case{kF32, kF32, kF32, 128, 0, 1, true},
+        Case{kBF16, kF16, kF32, 255, 50, 1, true}, Case{kBF16, kBF16, kBF16, 512, 0},
+        Case{kF32, kF32, kF32, 512, 0}, Case{kF32, kF32, kBF16, 256, 0},
+        Case{kF32, kF32, kF32, 7, 50}}) {
     Problem problem;
     problem.query_dtype = c.query;
     problem.cache_dtype = c.cache;
@@ -34,7 +36,8 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
     problem.max_seqs = c.max_seqs;
     problem.q_heads = 2;
     problem.kv_heads = 1;
-    problem.num_pages = problem.max_pages_per_seq = 1;
+    problem.num_pages = 1;
+    problem.max_pages_per_seq = 512;
     problem.page_size = 8;
     problem.head_dim = c.head_dim;
     problem.soft_cap = c.soft_cap;
@@ -52,6 +55,16 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
       const Launches launches = MakeLaunches(problem, *ChooseConfig(problem, device));
       add(launches.schedule.spec);
       for (const KernelLaunch& launch : launches.attend) add(launch.spec);
+      if (tokens == c.max_seqs) {  // that see few keys
+        Problem few = problem;
+        few.sliding_window = 64;
+        add(MakeLaunches(few, *ChooseConfig(few, device)).attend[0].spec);
+      }
+      if (prefill && c.token_scales) {
+        Problem scaled = problem;
+        scaled.k_token_scales = scaled.v_token_scales = true;
+        add(MakeLaunches(scaled, *ChooseConfig(scaled, device)).attend[0].spec);
+      }
       if (c.cache != kBF16 || c.head_dim != 128) continue;
       add(MakeLaunches(problem, *ChooseConfig(problem, device, /*aligned=*/false)).attend[0].spec);
     }

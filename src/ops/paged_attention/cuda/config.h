@@ -16,36 +16,38 @@
 
 namespace xla_gpu::paged_attention {
 
-// kTensorCore: queries over a cache of the same type, or bf16 and f16 ones over fp8. kSimt: plain
-// f32 arithmetic for other mixtures, for heads that a device's shared memory has no room for, and
-// for tensors that start at no multiple of 16 bytes.
-enum class Family { kTensorCore, kSimt };
+struct Family;  // family.h
 
 struct Config {
-  Family family = Family::kSimt;
-  bool aligned = true;        // the tensors start at multiples of 16 bytes
-  int tile_rows = 0;          // query rows that attend does at once, of a prefill item
-  int tile_keys = 0;          // keys of a stage of a prefill item (kTensorCore)
-  bool prefill_sm90 = false;  // a launch of its own for prefill items (prefill_sm90.cuh)
-  int prefill_blocks = 1;     // of a cluster, which shares keys and values
-  int prefill_workers = 0;    // blocks, or clusters of them, that share the prefill items
-  int64_t copy_tokens = 0;    // room for a copy of keys and values, which a second launch reads
-  int copied_blocks = 1;      // as prefill_blocks, of that
-  int copied_workers = 0;     // as prefill_workers, of that
-  bool decode_sm90 = false;   // a launch of its own for the line of decode work (decode_sm90.cuh)
-  bool line_only = false;     // it takes everything
-  int decode_workers = 0;     // its blocks
-  bool boxes = false;         // the copy engine loads keys and values for these launches
-  int decode_ranges = 0;      // of the line of decode work, at most
-  int decode_cluster = 0;     // blocks that share a head in decode_cluster_sm90.cuh, or 0
-  int blocks_per_sm = 1;      // of the attend launch
-  int workers = 0;            // its blocks
-  int shared_bytes = 0;       // its dynamic shared memory
-  int decode_max_rows = 0;    // sequences of at most so many rows are split over their keys
+  std::vector<const Family*> families;  // whose launches take a call, the last one the rest
+  bool aligned = true;                  // the tensors start at multiples of 16 bytes
+  bool exact_tanh = false;              // of a soft cap, whatever it is
+  int tile_rows = 0;                    // query rows that attend does at once, of a prefill item
+  int tile_keys = 0;                    // keys of a stage of a prefill item (sm80)
+  bool prefill_launch = false;          // there is one for prefill items alone
+  int prefill_rows = 0;                 // of a tile of its blocks
+  int prefill_blocks = 1;               // of a cluster, which shares keys and values
+  int prefill_workers = 0;              // blocks, or clusters of them, that share the prefill items
+  int64_t copy_tokens = 0;     // room for a copy of keys and values, which a second launch reads
+  int copied_blocks = 1;       // as prefill_blocks, of that
+  int copied_workers = 0;      // as prefill_workers, of that
+  bool decode_launch = false;  // there is one for the line of decode work (line.cuh)
+  bool line_only = false;      // it takes everything
+  bool boxes = false;          // the copy engine loads keys and values for these two
+  int decode_workers = 0;      // blocks of the line's launch
+  int decode_ranges = 0;       // of the line of decode work, at most
+  int decode_cluster = 0;      // blocks that share a head, all at once, without a schedule; or 0; 1:
+                               // each takes tokens whole
+  int tile_blocks = 1;         // Params::tile_blocks
+  int own_seqs = 0;         // the first launch finds its first work itself up to so many sequences
+  int blocks_per_sm = 1;    // of the attend launch
+  int workers = 0;          // its blocks
+  int shared_bytes = 0;     // its dynamic shared memory
+  int decode_max_rows = 0;  // sequences of at most so many rows are split over their keys
   int schedule_threads = 0;
   bool overlaps = false;  // each launch behind the schedule may begin before the one in front ends
-  const char* why_not_line = nullptr;     // decode_sm90 is false; else null
-  const char* why_not_prefill = nullptr;  // prefill_sm90 is false; else null
+  const char* why_not_line = nullptr;     // decode_launch is false; else null
+  const char* why_not_prefill = nullptr;  // prefill_launch is false; else null
   bool tuned = false;                     // a table chose the launches (tuning.h), not the model
 };
 

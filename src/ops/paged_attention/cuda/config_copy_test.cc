@@ -10,6 +10,7 @@ namespace xla_gpu::paged_attention {
 namespace {
 
 using testing::Contains;
+using testing::Not;
 
 TEST(Config, HopperCopiesCachesOfFp8) {
   Problem problem = MakePrefill();
@@ -49,8 +50,8 @@ TEST(Config, HopperCopiesTermsOfF32) {
   problem.page_size = 7;
   problem.max_seqs = 4;
   const Config config = Choose(problem, kH200);
-  EXPECT_TRUE(config.prefill_sm90);
-  EXPECT_FALSE(config.decode_sm90);
+  EXPECT_TRUE(config.prefill_launch);
+  EXPECT_FALSE(config.decode_launch);
   EXPECT_EQ(config.copy_tokens, 4 * 7 * 256);
   const WorkspaceLayout layout = MakeWorkspaceLayout(problem);
   const int64_t bytes = config.copy_tokens * problem.kv_heads * problem.head_dim * 2;
@@ -67,6 +68,7 @@ TEST(Config, HopperCopiesTermsOfF32) {
   EXPECT_LE(launches.attend[1].config.dynamic_shared_bytes + 1024,
             kH200.max_shared_memory_per_block);
   EXPECT_THAT(launches.attend[2].spec.defines, Contains("BEHIND_PREFILL=1"));
+  EXPECT_THAT(launches.attend[2].spec.defines, Not(Contains("REDO_ONLY")));  // what has no copy
   EXPECT_THAT(launches.attend[2].spec.defines, Contains("CACHE_TYPE=float"));
 
   const Params p = PlanParams(problem, config).params;
@@ -80,8 +82,8 @@ TEST(Config, HopperCopiesTermsOfF32) {
   for (const auto& [head_dim, taken] :
        {std::pair{64, true}, {96, false}, {128, true}, {256, false}}) {
     const Problem other = MakePrefill(DType::kF32, head_dim);
-    EXPECT_EQ(Choose(other, kH200).prefill_sm90, taken) << head_dim;
-    EXPECT_FALSE(Choose(other, kA100).prefill_sm90) << head_dim;
+    EXPECT_EQ(Choose(other, kH200).prefill_launch, taken) << head_dim;
+    EXPECT_FALSE(Choose(other, kA100).prefill_launch) << head_dim;
   }
   for (const auto change : {+[](Problem& p) { p.batch_invariant = true; },
                             +[](Problem& p) { p.out_dtype = DType::kBF16; },
@@ -93,7 +95,7 @@ TEST(Config, HopperCopiesTermsOfF32) {
     Problem other = problem;
     change(other);
     const Config without = Choose(other, kH200);
-    EXPECT_FALSE(without.prefill_sm90);
+    EXPECT_FALSE(without.prefill_launch);
     EXPECT_EQ(MakeLaunches(other, without).attend.size(), 1u);
     EXPECT_EQ(PlanParams(other, without).params.copied_only, 0);
   }

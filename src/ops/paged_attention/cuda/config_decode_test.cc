@@ -20,7 +20,7 @@ TEST(ConfigDecode, HopperDecodesInALaunchOfItsOwn) {
     return Choose(problem, device).line_only;
   };
   const Config config = Choose(problem, kH200);
-  EXPECT_TRUE(config.decode_sm90);
+  EXPECT_TRUE(config.decode_launch);
   EXPECT_TRUE(config.line_only);
   EXPECT_EQ(config.decode_workers, 132);
   EXPECT_EQ(config.decode_ranges, 16);  // times 8 heads: the blocks that fit
@@ -35,7 +35,7 @@ TEST(ConfigDecode, HopperDecodesInALaunchOfItsOwn) {
   EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
   // Sizes are parameters: no other kernel is compiled for them.
   problem.page_size = 24;
-  problem.sliding_window = 100;
+  problem.sliding_window = 1000;
   problem.tokens = 7;
   EXPECT_EQ(MakeLaunches(problem, Choose(problem, kH200)).attend[0].spec.defines,
             l.attend[0].spec.defines);
@@ -195,12 +195,15 @@ TEST(ConfigDecode, HopperDecodesFewTokensInClusters) {
     const char* what;
     int64_t tokens, max_seqs, kv_heads, context;
     int blocks;  // of a cluster
+    int64_t window = 0;
   };
   for (const Case& c : {Case{"one", 1, 1, 8, 1024, 8},
                         {"the longest", 1, 1, 8, 131072, 8},
                         {"too long", 1, 1, 8, 131088, 0},
                         {"eight", 8, 32, 8, 16384, 8},
                         {"eight, too long", 8, 8, 8, 16400, 0},
+                        {"eight, a window", 8, 8, 8, 131072, 8, 16384},
+                        {"eight, a long window", 8, 8, 8, 131072, 0, 16400},
                         {"nine", 9, 9, 8, 1024, 0},
                         {"room for too many", 8, 33, 8, 1024, 0},
                         {"two heads", 1, 1, 2, 32768, 16},
@@ -220,10 +223,11 @@ TEST(ConfigDecode, HopperDecodesFewTokensInClusters) {
     problem.max_seqs = c.max_seqs;
     problem.kv_heads = c.kv_heads;
     problem.max_pages_per_seq = c.context / problem.page_size;
+    problem.sliding_window = c.window;
     for (const int64_t group : {4, 16}) {
       problem.q_heads = group * c.kv_heads;
       const Config config = Choose(problem, kH200);
-      EXPECT_TRUE(config.decode_sm90);
+      EXPECT_TRUE(config.decode_launch);
       EXPECT_EQ(config.decode_cluster, c.blocks);
       if (c.blocks == 0) continue;
       const Launches l = MakeLaunches(problem, config);
@@ -281,7 +285,7 @@ TEST(ConfigDecode, WideHeadsHaveNarrowTiles) {
         problem.tokens = problem.max_seqs = 1;
         const Config few = Choose(problem, kH200);
         EXPECT_EQ(few.decode_cluster, group == 8 ? 8 : 0);
-        EXPECT_TRUE(few.decode_sm90);
+        EXPECT_TRUE(few.decode_launch);
         EXPECT_LE(MakeLaunches(problem, few).attend[0].config.dynamic_shared_bytes +
                       (few.decode_cluster > 0 ? 0 : 1024),
                   kH200.max_shared_memory_per_block);
@@ -290,16 +294,70 @@ TEST(ConfigDecode, WideHeadsHaveNarrowTiles) {
   }
 }
 
+// Tokens that see few keys are taken whole, by two blocks a multiprocessor and without a schedule.
+TEST(ConfigDecode, HopperTakesTokensOfFewKeysWhole) {
+  struct Case {
+    const char* what;
+    DType cache;
+    int64_t head_dim, tokens, max_seqs, kv_heads, window, context;
+    int blocks;  // 0: others take them
+  };
+  constexpr DType kBF16 = DType::kBF16, kF8 = DType::kF8E4M3FN;
+  for (const Case& c :
+       {Case{"a window", kBF16, 128, 64, 64, 8, 512, 4096, 264},
+        {"a longer one", kBF16, 128, 64, 64, 8, 513, 4096, 0},
+        {"short contexts", kBF16, 128, 1024, 1024, 8, 0, 512, 264},
+        {"longer ones", kBF16, 128, 1024, 1024, 8, 0, 528, 0},
+        {"few tokens", kBF16, 128, 9, 64, 8, 128, 4096, 72},
+        {"as few as clusters take", kBF16, 128, 8, 8, 8, 128, 4096, 0},
+        {"heads that do not divide the blocks", kBF16, 128, 64, 64, 5, 128, 4096, 260},
+        {"drafts", kBF16, 128, 65, 64, 8, 128, 4096, 0},
+        {"narrow heads", kBF16, 64, 64, 64, 8, 1024, 4096, 264},
+        {"wide heads", kBF16, 256, 64, 64, 4, 256, 4096, 256},
+        {"very wide heads", kBF16, 512, 64, 64, 4, 64, 4096, 0},
+        {"fp8", kF8, 128, 64, 64, 8, 512, 4096, 264}}) {
+    SCOPED_TRACE(c.what);
+    Problem problem = MakeProblem(kBF16, c.cache, c.head_dim);
+    problem.tokens = c.tokens;
+    problem.max_seqs = c.max_seqs;
+    problem.sliding_window = c.window;
+    problem.kv_heads = c.kv_heads;
+    problem.max_pages_per_seq = c.context / problem.page_size;
+    for (const int64_t group : {1, 8, 9, 16, 17}) {
+      problem.q_heads = group * c.kv_heads;
+      const bool takes = c.blocks > 0 && group <= (c.head_dim > 128 ? 8 : 16);
+      const Config config = Choose(problem, kH200);
+      EXPECT_EQ(config.decode_cluster == 1, takes);
+      if (!takes) continue;
+      EXPECT_EQ(NameOf(config), "cluster1");
+      const Launches l = MakeLaunches(problem, config);
+      ASSERT_EQ(l.attend.size(), 1u);
+      EXPECT_EQ(l.attend[0].spec.source, "src/ops/paged_attention/cuda/decode_tokens_sm90.cu");
+      EXPECT_THAT(l.attend[0].spec.defines, Contains(StrCat("LINE_ROWS=", group <= 8 ? 8 : 16)));
+      EXPECT_EQ(l.attend[0].config.grid[0], c.blocks);
+      EXPECT_EQ(l.attend[0].config.block[0], 256u);
+      EXPECT_FALSE(l.attend[0].config.programmatic);
+      EXPECT_LE(2 * (l.attend[0].config.dynamic_shared_bytes + 1024),
+                kH200.max_shared_memory_per_block + 1024);
+      EXPECT_EQ(Choose(problem, kB200).decode_cluster, 0);
+      problem.page_size = 20;  // no boxes
+      EXPECT_EQ(Choose(problem, kH200).decode_cluster, 0);
+      problem.page_size = 16;
+    }
+  }
+}
+
 TEST(ConfigDecode, DecodeKeepsItsTwoLaunches) {
   const Problem problem = MakeProblem(DType::kBF16, DType::kBF16, 192);
   const Config config = Choose(problem, kH200);
-  EXPECT_FALSE(config.prefill_sm90);
-  EXPECT_FALSE(config.decode_sm90);
+  EXPECT_FALSE(config.prefill_launch);
+  EXPECT_FALSE(config.decode_launch);
   EXPECT_FALSE(config.boxes);
   EXPECT_EQ(config.prefill_workers, config.workers);
   const Launches l = MakeLaunches(problem, config);
   ASSERT_EQ(l.attend.size(), 1u);
   EXPECT_THAT(l.attend[0].spec.defines, Contains("BEHIND_PREFILL=0"));
+  EXPECT_THAT(l.attend[0].spec.defines, Contains("BEHIND_DECODE=0"));
 }
 
 }  // namespace

@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "src/core/ceil_div.h"
+#include "src/ops/paged_attention/cuda/attend_shared.cuh"
 #include "src/ops/paged_attention/cuda/config.h"
 
 namespace xla_gpu::paged_attention {
 
 inline constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
-inline constexpr int kSimtLanes = kAttendThreads / kDecodeTileRows;  // of a row
 
 inline bool IsNarrow(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
 
@@ -22,24 +22,15 @@ inline bool TensorCoresTake(const Problem& problem) {
          (IsNarrow(problem.query_dtype) && IsFloat8(problem.cache_dtype));
 }
 
-// As mma_tile.cuh computes kSplit, kParts, kOwnDims, kFragmentKeys and two stages of decode.
+// Each operand of tensor cores is then two words (split.cuh).
 inline bool IsSplit(const Problem& problem) { return problem.cache_dtype == DType::kF32; }
-inline int64_t OperandBytes(const Problem& problem) { return IsSplit(problem) ? 4 : 2; }
-inline int64_t Parts(const Problem& problem) {
-  const int64_t row = problem.head_dim * OperandBytes(problem);
-  return row > 1024 ? 4 : row > 512 ? 2 : 1;
-}
-inline int64_t OwnDims(const Problem& problem) {
-  const int64_t align = IsNarrow(problem.cache_dtype) ? 16 : 32;
-  return RoundUp(problem.head_dim, align * Parts(problem)) / Parts(problem);
-}
 
-// Rows of a tensor-core tile. The sums of the rows' values stay in registers, 128 of them a thread,
-// of f32, which needs more for its operands, 64.
-inline int WidestTile(const Problem& problem) {
-  const int64_t row = problem.head_dim * OperandBytes(problem);
-  return row <= 256 ? 128 : row <= 512 ? 64 : row <= 1024 ? 32 : 16;
+// The shared memory of the attend kernels.
+inline MmaShared MmaOf(const Problem& problem, int tile_rows = 0, int tile_keys = 0) {
+  return {static_cast<int>(problem.head_dim), static_cast<int>(DTypeSize(problem.cache_dtype)),
+          tile_rows, tile_keys};
 }
+inline SimtShared SimtOf(const Problem& problem) { return {static_cast<int>(problem.head_dim)}; }
 
 // Blocks of the attend launch at most: more than the largest devices hold.
 inline int64_t MostWorkers(const Problem& problem) { return TensorCoresTake(problem) ? 320 : 640; }
@@ -77,27 +68,10 @@ int LeastCopyRows(const Problem& problem);
 // the other, as pages of as many more.
 Problem CopyOf(const Problem& problem, int64_t tokens);
 
-// Of a kernel for Hopper, whose layout is a type for each head_dim.
-template <template <int> typename Shared>
-int64_t SharedBytes(int64_t head_dim) {
-  return head_dim == 512   ? sizeof(Shared<512>)
-         : head_dim == 256 ? sizeof(Shared<256>)
-         : head_dim == 128 ? sizeof(Shared<128>)
-                           : sizeof(Shared<64>);
-}
-
-// The static part of the shared memory of a kernel that has one, rounded up to the alignment of the
-// rest: the kernel of clusters has none.
-inline constexpr int64_t kStaticShared = 1024;
-
-// Why the kernels for Hopper do not take the problem's types, or such a head_dim; null where they
-// do.
-const char* WhyNotSm90(const Problem& problem, const cuda::DeviceInfo& device, bool takes_head_dim,
-                       int64_t shared_bytes);
-
 // Whether the copy engine can load the problem's pages by boxes: a head's elements lie in whole
 // panels, and pages of whole groups.
 bool BoxesFit(const Problem& problem, const cuda::DeviceInfo& device);
+int BoxTokens(const Problem& problem);  // of a box
 
 // Whether a head's values lie right behind its keys, so that decode's boxes bring both.
 bool ReadsPairs(const Problem& problem);
@@ -108,11 +82,13 @@ bool ReadsPairs(const Problem& problem);
 bool IsDecode(const Problem& problem);
 // Whether they are worth a launch of their own, beside the one that takes longer sequences.
 bool IsMixed(const Problem& problem);
-// Why the line of decode work has no launch of its own; null where it has.
-const char* WhyNotLine(const Problem& problem, const cuda::DeviceInfo& device);
+// Why no device would cut the line of decode work into ranges; null where one may.
+const char* WhyNoLine(const Problem& problem);
 // Rows of a tile of the line of decode work.
 int LineRows(const Problem& problem);
-int64_t DecodeSharedBytes(const Problem& problem, bool boxes);
+inline constexpr int kHalfTile = kDecodeTileRows / 2;
+// A token of each sequence at most, or several by promise, whose rows are half a tile at most.
+bool HalfTiles(const Problem& problem);
 // Rows of partial results of a part of a decode tile, as PartRows of line.cuh; and the most blocks
 // of the line of decode work, where it is.
 int64_t PartRows(const Problem& problem);
@@ -120,16 +96,6 @@ int64_t MostLineBlocks(const Problem& problem);
 // As many ranges as, times the heads, keep the multiprocessors equally busy; 0 if there is no room
 // for their partial results.
 int DecodeRanges(const Problem& problem, int num_sms);
-
-// How many blocks may share a kv head in decode_cluster_sm90.cuh, so that all run at once: the most
-// first, none where it does not take the problem.
-std::vector<int> ClusterSizes(const Problem& problem, const cuda::DeviceInfo& device);
-// The first of them, or 0 where decode_sm90.cuh is likely faster: it begins later, but reads with
-// all multiprocessors.
-int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device);
-// Rows of a tile where clusters share heads: half as many if those of a token fit.
-int ClusterRows(const Problem& problem);
-int64_t ClusterSharedBytes(const Problem& problem);
 
 }  // namespace xla_gpu::paged_attention
 

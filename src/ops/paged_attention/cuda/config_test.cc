@@ -22,7 +22,7 @@ using testing::HasSubstr;
 TEST(Config, TilesFillAMultiprocessor) {
   for (const cuda::DeviceInfo& device : {kA100, kH200, kB200}) {
     const Config config = Choose(MakeChunks(), device);
-    EXPECT_EQ(config.family, Family::kTensorCore);
+    EXPECT_EQ(config.families.back(), &kSm80);
     EXPECT_EQ(config.tile_rows, 128);
     EXPECT_EQ(config.tile_keys, device.num_sms == 108 ? 32 : 64);
     EXPECT_EQ(config.blocks_per_sm, 2);
@@ -39,7 +39,7 @@ TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
                                          {MakePrefill(DType::kBF16, 256), 132},
                                          {MakePrefill(DType::kBF16, 512), 132}}) {
     const Config config = Choose(problem, kH200);
-    EXPECT_TRUE(config.prefill_sm90);
+    EXPECT_TRUE(config.prefill_launch);
     EXPECT_TRUE(config.boxes);
     EXPECT_EQ(config.prefill_workers, 132);
     EXPECT_EQ(config.workers, workers);
@@ -51,7 +51,7 @@ TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
     // sequences have room for.
     const bool decodes = problem.head_dim % 64 == 0 && problem.head_dim != 192;
     const bool drafts = problem.tokens == 4 * problem.max_seqs;
-    EXPECT_EQ(config.decode_sm90, decodes);
+    EXPECT_EQ(config.decode_launch, decodes);
     EXPECT_FALSE(config.line_only);
     EXPECT_EQ(config.decode_max_rows, drafts ? 32 : 16);
     const Launches l = MakeLaunches(problem, config);
@@ -67,6 +67,7 @@ TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
     EXPECT_EQ(prefill.config.block[0], 384u);
     EXPECT_LE(prefill.config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
     EXPECT_THAT(l.attend.back().spec.defines, Contains("BEHIND_PREFILL=1"));
+    EXPECT_THAT(l.attend.back().spec.defines, Contains(decodes ? "BEHIND_DECODE=1" : "REDO_ONLY"));
     EXPECT_TRUE(l.schedule.config.programmatic);
     for (const KernelLaunch& launch : l.attend) EXPECT_TRUE(launch.config.programmatic);
   }
@@ -102,7 +103,7 @@ TEST(Config, BlocksOfFewSequencesFindTheirFirstWork) {
     problem.cache_dtype = cache;
     problem.max_seqs = seqs;
     const Config config = Choose(problem, kH200);
-    EXPECT_TRUE(config.prefill_sm90);
+    EXPECT_TRUE(config.prefill_launch);
     return PlanParams(problem, config).params.own_work;
   };
   EXPECT_EQ(finds(1, 128), 1);
@@ -128,7 +129,7 @@ TEST(Config, FewTokensHaveNoPrefill) {
                                                          {64, 97, true}}) {
     problem.max_seqs = seqs;
     problem.tokens = tokens;
-    EXPECT_EQ(Choose(problem, kH200).prefill_sm90, expected) << seqs << " " << tokens;
+    EXPECT_EQ(Choose(problem, kH200).prefill_launch, expected) << seqs << " " << tokens;
   }
 }
 
@@ -143,9 +144,9 @@ TEST(Config, ProblemsMayLackTokensSequencesAndPages) {
         problem.num_pages = lacks & 4 ? 0 : 4;
         problem.max_pages_per_seq = lacks & 8 ? 0 : 4;
         const Config config = Choose(problem, device);
-        EXPECT_EQ(config.decode_sm90, device.tensor_maps && !batch_invariant && (lacks & 3) == 0);
-        EXPECT_TRUE(!config.decode_sm90 || config.boxes == (problem.num_pages > 0));
-        EXPECT_EQ(PlanParams(problem, config).params.decode_ranges > 0, config.decode_sm90);
+        EXPECT_EQ(config.decode_launch, device.tensor_maps && !batch_invariant && (lacks & 3) == 0);
+        EXPECT_TRUE(!config.decode_launch || config.boxes == (problem.num_pages > 0));
+        EXPECT_EQ(PlanParams(problem, config).params.decode_ranges > 0, config.decode_launch);
       }
     }
   }
@@ -153,7 +154,7 @@ TEST(Config, ProblemsMayLackTokensSequencesAndPages) {
 
 TEST(Config, PrefillLaunchNeedsPanelsAndTypesThatFit) {
   const auto takes = [](const Problem& problem, const cuda::DeviceInfo& device = kH200) {
-    return Choose(problem, device).prefill_sm90;
+    return Choose(problem, device).prefill_launch;
   };
   EXPECT_FALSE(takes(MakePrefill(), kA100));
   EXPECT_FALSE(takes(MakePrefill(), kB200));
@@ -174,7 +175,7 @@ TEST(Config, HopperConvertsCachesOfFp8) {
       Problem problem = MakePrefill(DType::kBF16, head_dim);
       problem.cache_dtype = cache;
       const Config config = Choose(problem, kH200);
-      EXPECT_EQ(config.prefill_sm90, taken) << head_dim;
+      EXPECT_EQ(config.prefill_launch, taken) << head_dim;
       EXPECT_FALSE(config.boxes);
       if (!taken) continue;
       const cuda::LaunchConfig launch = MakeLaunches(problem, config).attend[0].config;
@@ -186,9 +187,9 @@ TEST(Config, HopperConvertsCachesOfFp8) {
 TEST(Config, BoxesNeedPagesThatTheCopyEngineTakes) {
   const auto boxes = [](const Problem& problem, const cuda::DeviceInfo& device = kH200) {
     const Config config = Choose(problem, device);
-    EXPECT_TRUE(config.prefill_sm90);
+    EXPECT_TRUE(config.prefill_launch);
     const Launches launches = MakeLaunches(problem, config);
-    EXPECT_THAT(launches.attend[config.decode_sm90 ? 1 : 0].spec.defines,
+    EXPECT_THAT(launches.attend[config.decode_launch ? 1 : 0].spec.defines,
                 Contains(config.boxes ? "BOXES=1" : "BOXES=0"));
     return config.boxes;
   };
@@ -267,19 +268,6 @@ TEST(Config, BoxesOfPaddedHeadsFindEveryElement) {
   }
 }
 
-TEST(Config, TypesChooseTheFamily) {
-  const auto family = [](DType query, DType cache) {
-    return Choose(MakeProblem(query, cache), kH200).family;
-  };
-  EXPECT_EQ(family(DType::kF16, DType::kF8E5M2), Family::kTensorCore);
-  EXPECT_EQ(family(DType::kF32, DType::kF32), Family::kTensorCore);
-  // Neither bf16 nor f16 holds the other, or f32.
-  EXPECT_EQ(family(DType::kF32, DType::kBF16), Family::kSimt);
-  EXPECT_EQ(family(DType::kBF16, DType::kF32), Family::kSimt);
-  EXPECT_EQ(family(DType::kBF16, DType::kF16), Family::kSimt);
-  EXPECT_EQ(family(DType::kF32, DType::kF8E4M3FN), Family::kSimt);
-}
-
 // What decode.cuh asserts while it compiles: two stages for each of four warps, in which there is
 // room to merge.
 TEST(Config, EveryHeadSizeFitsEveryDevice) {
@@ -298,9 +286,9 @@ TEST(Config, EveryHeadSizeFitsEveryDevice) {
         EXPECT_LE(config.tile_rows, 128);
         const bool split = query == DType::kF32;
         if (split && (device.max_shared_memory_per_block > 99 << 10 || head_dim <= 384)) {
-          EXPECT_EQ(config.family, Family::kTensorCore);
+          EXPECT_EQ(config.families.back(), &kSm80);
         }
-        if (config.family == Family::kSimt) continue;
+        if (config.families.back() == &kSimt) continue;
         const int64_t element = DTypeSize(cache);
         const int64_t align = element == 2 ? 16 : 32;
         const int64_t part = split ? 128 : 256;
@@ -406,7 +394,7 @@ TEST(Workspace, SufficesForUnalignedTensors) {
     problem.tokens = in(1, 3000);
     problem.batch_invariant = in(0, 3) == 0;
     const Config config = *ChooseConfig(problem, i % 2 == 0 ? kH200 : kB200, /*aligned=*/false);
-    ASSERT_EQ(config.family, Family::kSimt);
+    ASSERT_EQ(config.families.back(), &kSimt);
     const Launches launches = MakeLaunches(problem, config);
     ASSERT_EQ(launches.attend.size(), 1u);
     ASSERT_THAT(launches.attend[0].spec.defines, Contains("UNALIGNED"));
@@ -585,7 +573,7 @@ TEST(CompileCheckSpecs, AreThoseThatTheArchitectureTakes) {
 TEST(CompileCheckSpecs, AreFewAndDistinct) {
   for (const cuda::DeviceInfo& device : cuda::KnownDevices()) {
     const auto specs = CompileCheckSpecs(device);
-    EXPECT_LE(specs.size(), 33u);
+    EXPECT_LE(specs.size(), 37u);
     for (size_t i = 0; i < specs.size(); ++i) {
       for (size_t j = 0; j < i; ++j) {
         EXPECT_FALSE(specs[i].source == specs[j].source && specs[i].defines == specs[j].defines);

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/ops/paged_attention/cuda/config.h"
+#include "src/ops/paged_attention/cuda/family.h"
 
 namespace xla_gpu::paged_attention {
 

@@ -6,6 +6,7 @@
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_CUH_
 
 #include "src/ops/paged_attention/cuda/non_finite.cuh"
+#include "src/ops/paged_attention/cuda/token_scales.cuh"
 
 namespace xla_gpu::paged_attention {
 
@@ -19,6 +20,7 @@ inline constexpr int kStepKeys = kGroups * kDecodeKeys;  // of all warps
 static_assert(kSplitTokens % kStepKeys == 0);
 inline constexpr int kCarrySteps = kTileCarryKeys / (kGroups < 2 ? 1 : 2) / kDecodeKeys;
 static_assert(kCarrySteps * kStepKeys >= kTileCarryKeys);
+inline constexpr int kOwnScaleAt = kOwnStride - 16;  // of a row
 // Copies of a row by one warp.
 inline constexpr int kOwnChunks =
     kParts == 1 ? kChunks : kOwnDims * static_cast<int>(sizeof(Cache)) / kChunk;
@@ -175,6 +177,7 @@ __device__ __forceinline__ void AddKeys(const Params& p, const Tile& tile, bool 
     });
   }
   AddParts(s, exchange);
+  ScaleLogits<kOwnStride>(s, shared_keys + kOwnScaleAt);
 
   // Softmax.
   if constexpr (SOFT_CAP) Cap(s, cap_in);
@@ -191,12 +194,14 @@ __device__ __forceinline__ void AddKeys(const Params& p, const Tile& tile, bool 
   }
 
   // Weights times values.
+  const unsigned shared_values = shared_keys + kDecodeKeys * kOwnStride;
+  ScaleWeights<kOwnStride>(s, shared_values + kOwnScaleAt, key0, visible);
   WeightOperand a;
   WeightFragment(a, s, 0);
 #pragma unroll
   for (int pair = 0; pair < kOutTiles / kValueTiles; ++pair) {
     unsigned b[kValueTiles][2];
-    ValueFragment<kOwnStride>(b, shared_keys + kDecodeKeys * kOwnStride, pair);
+    ValueFragment<kOwnStride>(b, shared_values, pair);
 #pragma unroll
     for (int tile = 0; tile < kValueTiles; ++tile) {
       AddProducts<kRoundedDecode>(o[pair * kValueTiles + tile], a, b[tile]);
@@ -307,6 +312,11 @@ __device__ __forceinline__ bool RunDecode(const Params& p, const Tile& tile, boo
     const int key = key_of(step) + lane;
     const long long offset = lane < kDecodeKeys && step < end ? KeyOffset(p, tile, key, page) : -1;
     if (step < end) CopyStage(offset, keys, to_values, ring + stage * kStageBytes);
+    if (kTokenScales && lane < kDecodeKeys && step < end) {
+      CopyTokenScales(p, offset < 0 ? -1 : TokenScaleIndex(p, tile, key, page),
+                      ring + stage * kStageBytes + lane * kOwnStride + kOwnScaleAt,
+                      kDecodeKeys * kOwnStride);
+    }
     CommitCopies();  // also an empty group, so that counting them tells the stage
   };
 #pragma unroll
@@ -338,7 +348,7 @@ __device__ __forceinline__ bool RunDecode(const Params& p, const Tile& tile, boo
   bool found = false;
 
   const bool carries = end - first > kCarrySteps;
-  const Carry carry = MakeCarry(p, kAttendThreads, kCarryFloats);
+  const auto carry = [&] { return MakeCarry(p, kAttendThreads, kCarryFloats); };
   float o[kOutTiles][4] = {};
   int stage = 0;
   for (int step = first; step < end; ++step) {
@@ -361,13 +371,13 @@ __device__ __forceinline__ bool RunDecode(const Params& p, const Tile& tile, boo
     __syncwarp();  // before the stage is written again
     stage = stage + 1 == kStages ? 0 : stage + 1;
     if (carries && ((step - first) % kCarrySteps == kCarrySteps - 1 || step + 1 == end)) {
-      PutCarry(carry, 0, step - first < kCarrySteps, rows, o);
+      PutCarry(carry(), 0, step - first < kCarrySteps, rows, o);
     }
   }
 
   // Finish the sums.
   WaitCopies<0>();
-  if (carries) TakeCarry(carry, 0, rows, o);
+  if (carries) TakeCarry(carry(), 0, rows, o);
   if constexpr (kSplit) {
     const bool exists[2] = {lane / 4 < tile.num_rows, lane / 4 + 8 < tile.num_rows};
     if (!careful && __syncthreads_or(InDoubt(o, exists)) != 0) return true;

@@ -49,19 +49,7 @@ struct ClusterLoader : Loader {
       const SequenceInfo of = Of(seq);
 #pragma unroll 1
       for (int row = 0; row < p.group_size; row += kLineRows) {
-        Tile tile = {};
-        tile.kind = kDecodeItem;
-        tile.seq = seq;
-        tile.query_begin = of.query_begin;
-        tile.first_row = (token - of.query_begin) * p.group_size + row;
-        tile.num_rows = min(kLineRows, p.group_size - row);
-        tile.first_pos = of.context_len - of.query_len;
-        const Keys keys = KeysOf(p, of, tile.first_row, tile.num_rows);
-        tile.key_begin = keys.begin;
-        tile.key_end = max(keys.end, keys.begin);
-        tile.splits = 1;
-        tile.head = head;
-        Take(tile, nullptr);
+        Take(TileOfToken(seq, of, token, row, head), nullptr);
       }
     }
   }
@@ -321,7 +309,7 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
   const int rank = static_cast<int>(blockIdx.x % kClusterBlocks);
   const int head = static_cast<int>(blockIdx.x / kClusterBlocks);
   ClusterLengths lengths = {};
-  if (warp == kDecodeWarps) {
+  if (warp == kLineWarps) {
     lengths = ReadLengths(p);
   } else if (warp == 0) {
     if (threadIdx.x == 0) {
@@ -348,12 +336,12 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
   ArriveCluster();
 
   // Each warp's part.
-  if (warp < kDecodeWarps) {
+  if (warp < kLineWarps) {
     ComputePieces(p, shared, warp);
-  } else if (warp == kDecodeWarps) {
+  } else if (warp == kLineWarps) {
     ClusterLoader{{p, shared, {p, key_boxes, value_boxes, shared}}}.Run(lengths, rank, head);
   } else if (!kBoxes && warp < kFirstWriteWarp) {
-    CopyKeys(p, shared, warp - kDecodeWarps - 1);
+    CopyKeys(p, shared, warp - kLineWarps - 1);
   } else {
     const int thread = static_cast<int>(threadIdx.x) - kFirstWriteWarp * 32;
     WriteClusterPieces(p, shared, rank, thread);

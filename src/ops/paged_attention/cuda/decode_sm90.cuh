@@ -173,7 +173,8 @@ __device__ __forceinline__ void WritePieces(const Params& p, DecodeMemory& share
     Wait(At(shared.slot_full, at), at.parity);
     const DecodeSlot& slot = shared.slots[at.index];
     if (slot.stop != 0) return;
-    const Tile tile = slot.tile;
+    Tile tile = slot.tile;
+    if constexpr (kTokens) tile.splits = 1;  // known here, so that there is no code for more
     unsigned* const arrivals = slot.arrivals;
     for (int first = 0; first < tile.num_rows; first += DecodeMemory::kSumRows) {
       const int end = min(first + DecodeMemory::kSumRows, tile.num_rows);
@@ -216,12 +217,12 @@ __device__ __forceinline__ void Decode(const Params& p, const TensorMap& key_box
   __syncthreads();
 
   // Each warp's part.
-  if (warp < kDecodeWarps) {
+  if (warp < kLineWarps) {
     ComputePieces(p, shared, warp);
-  } else if (warp == kDecodeWarps) {
+  } else if (warp == kLineWarps) {
     Loader{p, shared, {p, key_boxes, value_boxes, shared}}.Run();
   } else if (!kBoxes && warp < kFirstWriteWarp) {
-    CopyKeys(p, shared, warp - kDecodeWarps - 1);
+    CopyKeys(p, shared, warp - kLineWarps - 1);
   } else {
     WritePieces(p, shared, warp - kFirstWriteWarp);
   }

@@ -168,7 +168,7 @@ __device__ __forceinline__ void AddPartsOfLogits(float (&s)[kTiles][4], int warp
   const unsigned place = exchange + threadIdx.x % 32 * 16;
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
-    StoreShared(place + (i * kDecodeWarps + warp) * 512,
+    StoreShared(place + (i * kLineWarps + warp) * 512,
                 make_float4(s[i][0], s[i][1], s[i][2], s[i][3]));
   }
   SyncThreads(kFirstKeyBarrier + group, kDimParts * 32);
@@ -177,7 +177,7 @@ __device__ __forceinline__ void AddPartsOfLogits(float (&s)[kTiles][4], int warp
     float4 x[kDimParts];
 #pragma unroll
     for (int part = 0; part < kDimParts; ++part) {
-      x[part] = LoadShared<float4>(place + (i * kDecodeWarps + group * kDimParts + part) * 512);
+      x[part] = LoadShared<float4>(place + (i * kLineWarps + group * kDimParts + part) * 512);
     }
 #pragma unroll
     for (int part = 1; part < kDimParts; ++part) {

@@ -13,20 +13,27 @@ inline constexpr int kLineRows = LINE_ROWS;
 inline constexpr bool kWide = IsWide(kLineRows);
 // Else pages hold no boxes, and warps of their own copy single rows.
 inline constexpr bool kBoxes = BOXES != 0;
-inline constexpr int kFirstWriteWarp = FirstWriteWarp(kBoxes);
-inline constexpr int kWriteWarps = WriteWarps(kLineRows, kBoxes);
-inline constexpr int kWriteThreads = kWriteWarps * 32;
-inline constexpr int kDecodeThreads = DecodeThreads(kLineRows, kBoxes);
 #ifdef CLUSTER
 inline constexpr int kClusterBlocks = CLUSTER;  // blocks that share a head: decode_cluster_sm90.cuh
-using DecodeMemory = ClusterShared<kHeadDim, sizeof(Cache), kLineRows>;
 #else
 inline constexpr int kClusterBlocks = 0;
+#endif
+inline constexpr bool kTokens = kClusterBlocks == 1;  // decode_tokens_sm90.cuh
+inline constexpr int kLineWarps = kTokens ? kTokenWarps : kDecodeWarps;
+inline constexpr int kFirstWriteWarp = FirstWriteWarp(kBoxes, kLineWarps);
+inline constexpr int kWriteWarps = kTokens ? kTokenWriteWarps : WriteWarps(kLineRows, kBoxes);
+inline constexpr int kWriteThreads = kWriteWarps * 32;
+inline constexpr int kDecodeThreads = 32 * (kFirstWriteWarp + kWriteWarps);
+#if !defined(CLUSTER)
 using DecodeMemory = DecodeShared<kHeadDim, sizeof(Cache), kLineRows, kBoxes>;
+#elif CLUSTER > 1
+using DecodeMemory = ClusterShared<kHeadDim, sizeof(Cache), kLineRows>;
+#else
+using DecodeMemory = TokenShared<kHeadDim, sizeof(Cache), kLineRows>;
 #endif
 // Else the warp that finds the pieces: in clusters its way to the first key counts, elsewhere what
 // a short piece takes the warps that write.
-inline constexpr bool kWritersLoadQueries = kClusterBlocks > 0;
+inline constexpr bool kWritersLoadQueries = kClusterBlocks > 1;
 
 // Keys, and values, as they lie in a stage.
 inline constexpr int kKeyBytes = kHeadDim * static_cast<int>(sizeof(Cache));

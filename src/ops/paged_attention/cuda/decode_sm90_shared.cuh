@@ -8,6 +8,7 @@
 namespace xla_gpu::paged_attention::sm90 {
 
 inline constexpr int kDecodeWarps = 8;   // that compute
+inline constexpr int kTokenWarps = 4;    // the same, where two blocks share a multiprocessor
 inline constexpr int kClusterSeqs = 32;  // at most, where clusters share a head
 inline constexpr int kMostClusterBlocks = 16;
 inline constexpr int kStepKeys = 16;  // of a warp in a stage
@@ -16,8 +17,8 @@ inline constexpr int kMostWarpDims = 128;
 constexpr int DimParts(int head_dim) {
   return head_dim > kMostWarpDims ? head_dim / kMostWarpDims : 1;
 }
-constexpr int DecodeKeys(int head_dim) {  // of a stage
-  return kDecodeWarps / DimParts(head_dim) * kStepKeys;
+constexpr int DecodeKeys(int head_dim, int warps = kDecodeWarps) {  // of a stage
+  return warps / DimParts(head_dim) * kStepKeys;
 }
 
 // Tiles of more rows than kDecodeTileRows are computed by two warpgroups instead of eight warps.
@@ -28,19 +29,24 @@ inline constexpr int kGroups = kDecodeWarps / kGroupWarps;
 // others copy single rows. The rest write. 13 to 16 warps leave 128 registers a thread, 12 leave
 // 168.
 inline constexpr int kRowWarps = 4;
-constexpr int FirstWriteWarp(bool boxes) { return kDecodeWarps + 1 + (boxes ? 0 : kRowWarps); }
+constexpr int FirstWriteWarp(bool boxes, int warps = kDecodeWarps) {
+  return warps + 1 + (boxes ? 0 : kRowWarps);
+}
 constexpr int WriteWarps(int rows, bool boxes) { return IsWide(rows) || !boxes ? 3 : 4; }
 constexpr int DecodeThreads(int rows, bool boxes) {
   return 32 * (FirstWriteWarp(boxes) + WriteWarps(rows, boxes));
 }
+// Of decode_tokens_sm90.cuh: two blocks with 128 registers a thread fill a multiprocessor.
+inline constexpr int kTokenWriteWarps = 3;
+inline constexpr int kTokenThreads = 32 * (FirstWriteWarp(true, kTokenWarps) + kTokenWriteWarps);
 
 // Keys, or values, of a stage lie as [key / 8][panel][key % 8], 128 bytes each, whose 16-byte
 // pieces are swizzled: piece c of row r at place c ^ (r % 8). Of heads wider than a box the panels
 // of the first boxes of all keys lie before those of the second.
-template <int kKeyBytes, int kKeys>
+template <int kKeyBytes, int kKeys, int kWarps = kDecodeWarps>
 struct DecodeStages {
   static constexpr int kStageKeys = kKeys;
-  static constexpr int kStages = 131072 / (2 * kKeys * kKeyBytes);
+  static constexpr int kStages = kWarps * 16384 / (2 * kKeys * kKeyBytes);
   static constexpr int kTileBytes = kKeys * kKeyBytes;
   struct Stage {
     char keys[kTileBytes];
@@ -84,25 +90,26 @@ struct DecodeBarriers {
   int has_fills;  // some rows belong to no sequence
 };
 
-template <int kHeadDim, int kElement>
-using NarrowStages = DecodeStages<kHeadDim * kElement, DecodeKeys(kHeadDim)>;
-template <int kHeadDim, int kElement, int kRows, int kSlotCount, int kOwnSeqs>
+template <int kHeadDim, int kElement, int kWarps>
+using NarrowStages = DecodeStages<kHeadDim * kElement, DecodeKeys(kHeadDim, kWarps), kWarps>;
+template <int kHeadDim, int kElement, int kRows, int kSlotCount, int kOwnSeqs,
+          int kWarps = kDecodeWarps>
 struct alignas(1024) DecodeSharedOf
-    : NarrowStages<kHeadDim, kElement>,
-      DecodeBarriers<NarrowStages<kHeadDim, kElement>::kStages, kSlotCount> {
+    : NarrowStages<kHeadDim, kElement, kWarps>,
+      DecodeBarriers<NarrowStages<kHeadDim, kElement, kWarps>::kStages, kSlotCount> {
   // Rows start in other banks, so that a warp's lanes reach all of them.
   static constexpr int kQueryStride = kHeadDim * 2 + 16;
   static constexpr int kSumsStride = kHeadDim + 4;
   // What the warps of each 16 keys have found for each row of a piece. Of wide heads there is room
   // for eight rows, which are handed over at a time.
-  static constexpr int kParts = kDecodeWarps / DimParts(kHeadDim);
+  static constexpr int kParts = kWarps / DimParts(kHeadDim);
   static constexpr int kMostSumRows = DimParts(kHeadDim) > 1 ? 8 : 64;
   static constexpr int kSumRows = kRows < kMostSumRows ? kRows : kMostSumRows;
   alignas(16) float sums[kParts][kSumRows][kSumsStride];
   float max[kRows][kParts];
   float sum[kRows][kParts];
   // Of wide heads: each warp's part of the logits, by turns in two places.
-  static constexpr int kExchangeBytes = DimParts(kHeadDim) > 1 ? kDecodeWarps* kRows / 8 * 512 : 0;
+  static constexpr int kExchangeBytes = DimParts(kHeadDim) > 1 ? kWarps* kRows / 8 * 512 : 0;
   alignas(16) char exchange[kExchangeBytes > 0 ? 2 * kExchangeBytes : 16];
   static constexpr int kSlots = kSlotCount;
   alignas(16) char queries[kSlots][kRows * kQueryStride];
@@ -182,6 +189,14 @@ struct ClusterShared : DecodeSharedOf<kHeadDim, kElement, kRows, 3, 0> {
   } shares[2];
   // Of tokens: 1: no sequence owns it, 2: and one with wrong lengths claims it.
   char fill[kClusterSeqs];
+};
+
+// Where a block takes tokens whole: how long the line is that each warp's sequences make, and the
+// tokens of the block.
+template <int kHeadDim, int kElement, int kRows>
+struct TokenShared : DecodeSharedOf<kHeadDim, kElement, kRows, 3, 0, kTokenWarps> {
+  int lengths[kTokenThreads / 32];
+  int first, end;
 };
 
 }  // namespace xla_gpu::paged_attention::sm90

@@ -72,8 +72,8 @@ __device__ __forceinline__ void InitDecodeBarriers(DecodeMemory& shared) {
   init(shared.slot_empty, kWriteThreads + (kBoxes ? 0 : kRowWarps * 32));
   if (!kBoxes) init(shared.begun, 1);
   init(shared.full, kBoxes ? 1 : kRowWarps * 32);
-  init(shared.empty, kWide ? kGroupWarps : kDecodeWarps);
-  init(shared.sums_full, kDecodeWarps * 32);
+  init(shared.empty, kWide ? kGroupWarps : kLineWarps);
+  init(shared.sums_full, kLineWarps * 32);
   init(shared.sums_empty, kWriteThreads);
   FenceBarrierInit();
 }

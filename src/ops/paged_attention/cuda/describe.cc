@@ -31,6 +31,7 @@ std::string Describe(const Problem& problem) {
                 problem.sliding_window > 0 ? StrCat(", window ", problem.sliding_window) : "",
                 problem.soft_cap != 0 ? ", soft cap" : "",
                 problem.causal != 0 ? "" : ", not causal",
+                problem.has_token_scales() ? ", scales of tokens" : "",
                 problem.batch_invariant != 0 ? ", batch invariant" : "");
 }
 
@@ -40,18 +41,20 @@ std::string Describe(const Problem& problem, const Config& config) {
   const Launches launches = MakeLaunches(problem, config);
   if (config.decode_cluster == 0) text += DescribeLaunch(launches.schedule) + "; ";
   for (const KernelLaunch& launch : launches.attend) text += DescribeLaunch(launch) + "; ";
-  if (config.decode_cluster > 0) {
+  if (config.decode_cluster == 1) {
+    text += "blocks take tokens whole";
+  } else if (config.decode_cluster > 1) {
     text += StrCat("clusters of ", config.decode_cluster, " share a head");
-  } else if (config.decode_sm90) {
+  } else if (config.decode_launch) {
     text += StrCat(config.decode_ranges, " ranges of decode work");
   } else {
     text += StrCat("no decode launch: ", config.why_not_line);
   }
   const bool terms = problem.cache_dtype == DType::kF32;  // attend takes what has no copy
-  if ((config.decode_sm90 || config.prefill_sm90) && !config.boxes && !terms) {
+  if ((config.decode_launch || config.prefill_launch) && !config.boxes && !terms) {
     text += "; keys by 16 bytes, not by boxes";
   }
-  if (!config.prefill_sm90) return StrCat(text, "; no prefill launch: ", config.why_not_prefill);
+  if (!config.prefill_launch) return StrCat(text, "; no prefill launch: ", config.why_not_prefill);
   if (config.prefill_blocks > 1) text += "; pairs of blocks share keys of prefill";
   if (config.copy_tokens > 0) {
     text += StrCat(

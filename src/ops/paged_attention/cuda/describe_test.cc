@@ -72,6 +72,9 @@ TEST(Describe, SaysWhyNot) {
   Problem gathered = MakePrefill();
   gathered.page_size = 12;
   expect(gathered, "prefill_sm90.cu", "keys by 16 bytes, not by boxes");
+  Problem scaled = MakePrefill();
+  scaled.k_token_scales = true;
+  expect(scaled, "no decode launch: scales of tokens", "no prefill launch: scales of tokens");
 }
 
 TEST(Describe, TensorsThatStartAnywhere) {
@@ -89,8 +92,8 @@ TEST(Describe, ReasonsAreThereWhereLaunchesAreNot) {
         Problem problem = MakeProblem(cache == DType::kF32 ? cache : DType::kBF16, cache);
         problem.tokens = tokens;
         const Config config = Choose(problem, device);
-        EXPECT_EQ(config.decode_sm90, config.why_not_line == nullptr);
-        EXPECT_EQ(config.prefill_sm90, config.why_not_prefill == nullptr);
+        EXPECT_EQ(config.decode_launch, config.why_not_line == nullptr);
+        EXPECT_EQ(config.prefill_launch, config.why_not_prefill == nullptr);
       }
     }
   }

@@ -193,10 +193,11 @@ __device__ __forceinline__ void MergePrefill(const Params& p) {
   }
 }
 
-// Sets `heads` query heads of a token from `first_head`, and their lse. All threads.
+// Sets `heads` query heads of a token from `first_head`, and their lse, by `threads` threads.
 template <typename Out, int kHeadDim>
 __device__ __forceinline__ void FillHeads(const Params& p, int token, int first_head, int heads,
-                                          float out, float lse) {
+                                          float out, float lse, int thread = threadIdx.x,
+                                          int threads = blockDim.x) {
   const long long first_row = static_cast<long long>(token) * p.q_heads + first_head;
   Out* to = static_cast<Out*>(p.out) + first_row * kHeadDim;
   const int count = heads * kHeadDim;
@@ -205,14 +206,14 @@ __device__ __forceinline__ void FillHeads(const Params& p, int token, int first_
     Vector<Out, kVector> value;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) value.x[i] = FromFloat<Out>(out);
-    for (int i = threadIdx.x; i < count / kVector; i += blockDim.x) {
+    for (int i = thread; i < count / kVector; i += threads) {
       reinterpret_cast<Vector<Out, kVector>*>(to)[i] = value;
     }
   } else {
-    for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = FromFloat<Out>(out);
+    for (int i = thread; i < count; i += threads) to[i] = FromFloat<Out>(out);
   }
   if (p.lse == nullptr) return;
-  for (int i = threadIdx.x; i < heads; i += blockDim.x) p.lse[first_row + i] = lse;
+  for (int i = thread; i < heads; i += threads) p.lse[first_row + i] = lse;
 }
 
 // Whether some sequence owns the row of query `token`.

@@ -30,6 +30,7 @@ inline CaseSpec SpecOf(const Kind& kind, std::mt19937_64& rng) {
   spec.head_dim = kind.head_dim;
   spec.scale = std::copysign(1.0 / std::sqrt(static_cast<double>(kind.head_dim)), spec.scale);
   spec.soft_cap = kind.soft_cap ? 3.0 : 0.0;
+  spec.k_token_scales = spec.v_token_scales = false;  // which fewer kernels take
   return spec;
 }
 
@@ -80,6 +81,9 @@ inline void TakeMagnitudes(Case& c, const Problem& p) {
         }
       }
     }
+  }
+  for (int64_t i = 0; p.v_token_scales && i < c.v_scale.size(); ++i) {
+    c.v_scale.Set(i, std::fabs(c.v_scale.Get(i)));
   }
 }
 

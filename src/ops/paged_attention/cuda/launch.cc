@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "src/core/log.h"
+#include "src/cuda/tensor_map.cuh"
 #include "src/cuda/unaligned_plan.h"
 #include "src/ops/paged_attention/cuda/config_parts.h"
-#include "src/ops/paged_attention/cuda/prefill_sm90_shared.cuh"
 
 namespace xla_gpu::paged_attention {
 
@@ -25,6 +25,8 @@ StatusOr<Params> MakeParams(const PlannedParams& planned, const Buffers& buffers
   p.sinks = buffers.sinks;
   p.k_scale = buffers.k_scale;
   p.v_scale = buffers.v_scale;
+  p.k_token_scales = buffers.k_token_scales;
+  p.v_token_scales = buffers.v_token_scales;
   p.out = buffers.out;
   p.lse = buffers.lse;
   p.header = reinterpret_cast<WorkHeader*>(workspace + layout.header);
@@ -60,7 +62,7 @@ StatusOr<Attention> Attention::Load(const Problem& problem, const Config& config
   if (config.copy_tokens > 0) {
     attention.boxes_ =
         std::make_unique<cuda::TensorMaps>(MakeBoxes(CopyOf(problem, config.copy_tokens)));
-  } else if (config.boxes && (config.prefill_sm90 || !pairs)) {
+  } else if (config.boxes && (config.prefill_launch || !pairs)) {
     attention.boxes_ = std::make_unique<cuda::TensorMaps>(MakeBoxes(problem));
   }
   if (pairs) attention.pairs_ = std::make_unique<cuda::TensorMaps>(MakeBoxes(problem, true));

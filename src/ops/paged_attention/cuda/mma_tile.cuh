@@ -13,6 +13,7 @@
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_MMA_TILE_CUH_
 
 #include "src/ops/paged_attention/cuda/attend.cuh"
+#include "src/ops/paged_attention/cuda/attend_shared.cuh"
 #include "src/ops/paged_attention/cuda/split.cuh"
 
 namespace xla_gpu::paged_attention {
@@ -38,6 +39,10 @@ using Operand = OperandOf<Cache>::Type;
 // bf16 queries on f16 operands: each row is scaled by a power of two so that its range fits.
 inline constexpr bool kScaledQuery = !kSameType<Query, Operand>;
 
+// Weights times scales of tokens may be any f32: on f16 operands those of a row and a few keys are
+// scaled by a power of two.
+inline constexpr bool kScaledWeights = kTokenScales && kSameType<Operand, F16>;
+
 // Tensor cores truncate what they add to a sum, so that long sums come out too small. Where f32
 // results would show it, they sum the products of a few keys from zero, and those sums are added as
 // f32 is: rounded. Prefill pays for that, and with bf16 weights' own rounding hides what it gains.
@@ -49,45 +54,41 @@ inline constexpr bool kRoundedPrefill =
 inline constexpr int kLevelTimes = kSameType<Out, BF16> ? 4 : 1;
 
 inline constexpr int kHeadDim = HEAD_DIM;
+inline constexpr MmaShared kShared = {kHeadDim, sizeof(Cache), TILE_ROWS, TILE_KEYS};
 inline constexpr bool kOneByte = sizeof(Cache) == 1;        // an element of the cache
-inline constexpr bool kSplit = kSameType<Operand, float>;   // operands are two words
+inline constexpr bool kSplit = kShared.split();             // operands are two words
 inline constexpr bool kAdjacentTiles = sizeof(Cache) != 2;  // hold neighbouring dimensions
-inline constexpr int kOperandBytes = sizeof(Operand);
-// Of wider heads a warp's registers do not hold the sums: two neighbours, of f32 also all four,
-// share rows and keys, and each has one part of the head dimensions. Their logits are the sums of
-// the parts.
-inline constexpr int kRowOperandBytes = kHeadDim * kOperandBytes;
-inline constexpr int kParts = kRowOperandBytes > 1024 ? 4 : kRowOperandBytes > 512 ? 2 : 1;
+inline constexpr int kOperandBytes = kShared.operand();
+inline constexpr int kParts = kShared.parts();
 inline constexpr int kGroups = kAttendWarps / kParts;  // of warps, for different rows or keys
-inline constexpr int kAlign = (kAdjacentTiles ? 32 : 16) * kParts;
-inline constexpr int kPadded = (kHeadDim + kAlign - 1) / kAlign * kAlign;
-inline constexpr int kOwnDims = kPadded / kParts;  // of a warp
-inline constexpr int kDimBlocks = kOwnDims / 16;   // of 16 head dimensions, of a warp
+// The tiles of prefill items: small where only those come that are to be done again, as their code
+// compiles faster. Shared memory is what wider ones take: decode items have more stages.
+#ifdef REDO_ONLY
+inline constexpr int kTileRows = 16 * kGroups;
+inline constexpr int kTileKeys = 16;
+#else
+inline constexpr int kTileRows = TILE_ROWS;
+inline constexpr int kTileKeys = TILE_KEYS;
+#endif
+inline constexpr MmaShared kPrefillTiles = {kHeadDim, sizeof(Cache), kTileRows, kTileKeys};
+inline constexpr int kPadded = kShared.padded();
+inline constexpr int kOwnDims = kShared.own_dims();
+inline constexpr int kDimBlocks = kOwnDims / 16;  // of 16 head dimensions, of a warp
 __device__ __forceinline__ int Group() { return static_cast<int>(threadIdx.x) / 32 / kParts; }
 __device__ __forceinline__ int OwnPart() { return static_cast<int>(threadIdx.x) / 32 % kParts; }
 __device__ __forceinline__ int FirstDim() { return OwnPart() * kOwnDims; }
 
-inline constexpr int kTileRows = TILE_ROWS;
-inline constexpr int kTileKeys = TILE_KEYS;
-inline constexpr int kRowTiles = kTileRows / (16 * kGroups);  // 16-row tiles of a warp
-
-// 16 bytes more than the data: rows then start in different banks.
-inline constexpr int kQueryStride = kPadded * kOperandBytes + 16;
-inline constexpr int kCacheStride = kPadded * static_cast<int>(sizeof(Cache)) + 16;
-inline constexpr int kQueryBytes = kTileRows * kQueryStride;
-inline constexpr int kKeysBytes = kTileKeys * kCacheStride;
-// Two stages of keys and values of prefill, or of decode, where a warp loads its own dimensions.
-inline constexpr int kFragmentKeys = kSplit ? 8 : 16;  // of an operand
-inline constexpr int kDecodeKeys = kFragmentKeys;      // of one stage of one warp
-inline constexpr int kOwnStride = kOwnDims * static_cast<int>(sizeof(Cache)) + 16;
-inline constexpr int kStageBytes = 2 * kDecodeKeys * kOwnStride;
-inline constexpr int kLeastDecodeBytes = kParts == 1 ? 0 : 2 * kAttendWarps * kStageBytes;
-inline constexpr int kPrefillBytes = kQueryBytes + 4 * kKeysBytes;
-inline constexpr int kTilesBytes =
-    kPrefillBytes > kLeastDecodeBytes ? kPrefillBytes : kLeastDecodeBytes;
-// Behind them, of wide heads: what the warps of a pair tell each other, 16 bytes a thread and eight
-// keys. Decode has two such places of 16 keys, so that one barrier a turn is enough.
-inline constexpr int kExchangeTile = 16 * kAttendThreads;
+inline constexpr int kRowTiles = kPrefillTiles.row_tiles();  // 16-row tiles of a warp
+inline constexpr int kQueryStride = kShared.query_stride();
+inline constexpr int kCacheStride = kShared.cache_stride();
+inline constexpr int kQueryBytes = kPrefillTiles.query_bytes();
+inline constexpr int kKeysBytes = kPrefillTiles.keys_bytes();
+inline constexpr int kFragmentKeys = kShared.fragment_keys();
+inline constexpr int kDecodeKeys = kFragmentKeys;  // of one stage of one warp
+inline constexpr int kOwnStride = kShared.own_stride();
+inline constexpr int kStageBytes = kShared.stage_bytes();
+inline constexpr int kTilesBytes = kShared.tiles_bytes();
+inline constexpr int kExchangeTile = MmaShared::kExchangeTile;
 
 // The widest copy that the rows' size and alignment allow.
 inline constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Cache));
@@ -325,17 +326,34 @@ __device__ __forceinline__ void AddLogits(float (&s)[kTiles][4], int n, const Qu
 struct WeightOperand {
   unsigned x[1][4];
   unsigned low[1][4];  // of f32
+  float unit[2];       // of the thread's two rows, if kScaledWeights
 };
 template <int kTiles>
 __device__ __forceinline__ void WeightFragment(WeightOperand& a, const float (&s)[kTiles][4],
                                                int n) {
+  float down[2] = {1.0f, 1.0f};
+  if constexpr (kScaledWeights) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float largest = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        largest = fmaxf(largest, fabsf(s[2 * n + i / 2][2 * h + i % 2]));
+      }
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
+      const RowScale scale = ScaleOfRow(largest);
+      a.unit[h] = scale.up;
+      down[h] = scale.down;
+    }
+  }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if constexpr (kSplit) {
       a.x[0][i] = __float_as_uint(s[n][i % 2 * 2 + i / 2]);
     } else {
       const float(&tile)[4] = s[2 * n + i / 2];
-      a.x[0][i] = Pack2<Operand>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+      a.x[0][i] = Pack2<Operand>(tile[i % 2 * 2] * down[i % 2], tile[i % 2 * 2 + 1] * down[i % 2]);
     }
   }
   if constexpr (kSplit) Split(a.x[0], a.low[0]);
@@ -386,11 +404,17 @@ __device__ __forceinline__ void AddProducts(float (&sums)[4], const unsigned (&a
 template <bool kRounded>
 __device__ __forceinline__ void AddProducts(float (&sums)[4], const WeightOperand& a,
                                             const unsigned (&b)[2]) {
-  if constexpr (kSplit) {
+  if constexpr (kSplit || kScaledWeights) {
     float products[4] = {};
-    MmaSplit(products, a.x, a.low, b);
+    if constexpr (kSplit) {
+      MmaSplit(products, a.x, a.low, b);
+    } else {
+      Mma<Operand>(products, a.x[0], b[0], b[1]);
+    }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] += products[i];
+    for (int i = 0; i < 4; ++i) {
+      sums[i] = kScaledWeights ? fmaf(products[i], a.unit[i / 2], sums[i]) : sums[i] + products[i];
+    }
   } else {
     AddProducts<kRounded>(sums, a.x[0], b);
   }

@@ -143,17 +143,24 @@ __device__ inline void AddNonFinite(const Params& p, const Tile& tile, int key0,
                                     const Visible (&visible)[2], const RowState (&rows)[2],
                                     float (&o)[kOutTiles][4]) {
   const bool has_weight[2] = {QuadSum(rows[0].sum) != 0.0f, QuadSum(rows[1].sum) != 0.0f};
+  ColdSums sums;
+  sums.CopyFrom(o);
   ForKeys(p, tile, key0, count, [&](int key, bool finite, const Cache* values) {
-#pragma unroll
+    float scale = 1.0f;
+    if constexpr (kTokenScales) {
+      scale = TokenScale(p.v_token_scales, TokenScaleIndex(p, tile, key, PageOf(p, tile, key)));
+    }
+#pragma unroll 1
     for (int t = 0; t < kOutTiles; ++t) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int d = DimOf(t, i % 2), h = i / 2;
-        const float x = d < kHeadDim ? ToFloat(values[d]) : 0.0f;
-        AddIfNonFinite(x, visible[h], key, finite && has_weight[h], o[t][i]);
+        const float x = d < kHeadDim ? ToFloat(values[d]) * scale : 0.0f;
+        AddIfNonFinite(x, visible[h], key, finite && has_weight[h], sums.x[4 * t + i]);
       }
     }
   });
+  sums.CopyTo(o);
 }
 
 }  // namespace xla_gpu::paged_attention

@@ -152,7 +152,8 @@ TEST_F(PagedAttentionEdgesGpuTest, RowsThatSeeNothingAreZero) {
 TEST_F(PagedAttentionEdgesGpuTest, CallsInARowDoNotDisturbEachOther) {
   using Buffer = cuda::DeviceBuffer<char>;
   using Copy = cuda::CUresult(cuda::DevicePointer, cuda::DevicePointer, size_t, cuda::CUstream);
-  constexpr int kCalls = 40;
+  // compute-sanitizer lets no launch begin before the one in front has ended: each kernel once.
+  const size_t calls = cuda::TestGuards() == cuda::Guards::kOn ? 40 : 2;
   const Op& op = **OpRegistry::Global().Get("paged_attention");
   for (const std::vector<int64_t>& query_lens :
        std::vector<std::vector<int64_t>>{{1500}, {300, 5, 40}, {20}, {16, 700}}) {
@@ -180,20 +181,20 @@ TEST_F(PagedAttentionEdgesGpuTest, CallsInARowDoNotDisturbEachOther) {
         InferResults(op, Platform::kCuda, {first.call().args, {}, first.call().attributes});
     ASSERT_TRUE(inferred.ok()) << inferred.status().ToString();
     for (const bool copies : {false, true}) {
-      std::vector<std::vector<std::unique_ptr<Buffer>>> results(kCalls);
+      std::vector<std::vector<std::unique_ptr<Buffer>>> results(calls);
       std::vector<std::unique_ptr<Buffer>> workspace;
       cuda::Stream stream;
-      for (int i = 0; i < kCalls; ++i) {
+      for (size_t i = 0; i < calls; ++i) {
         for (const auto& result : *inferred) {
           TensorView view{nullptr, result.type.dtype, result.type.shape};
           const bool scratch = result.spec->kind == ResultKind::kScratch;
           if (scratch && i > 0) continue;
-          (scratch ? workspace : results[static_cast<size_t>(i)])
+          (scratch ? workspace : results[i])
               .push_back(
                   std::make_unique<Buffer>(Bytes(static_cast<size_t>(view.size_bytes()), '\xff')));
         }
       }
-      for (size_t i = 0; i < kCalls; ++i) {
+      for (size_t i = 0; i < calls; ++i) {
         std::vector<TensorView> views, to;
         for (size_t j = 0; j < first.call().args.size(); ++j) {
           const Buffer& own = *args[i % 2][j];
@@ -218,7 +219,7 @@ TEST_F(PagedAttentionEdgesGpuTest, CallsInARowDoNotDisturbEachOther) {
         ASSERT_TRUE(status.ok()) << status.ToString();
       }
       stream.Synchronize();
-      for (size_t i = 0; i < kCalls; ++i) {
+      for (size_t i = 0; i < calls; ++i) {
         ASSERT_TRUE(results[i][0]->ToHost() == expected[i % 2])
             << "call " << i << (copies ? ", behind copies" : "");
       }

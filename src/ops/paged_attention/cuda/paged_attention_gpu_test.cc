@@ -57,7 +57,8 @@ class PagedAttentionGpuTest : public cuda::GpuTest {
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped() || HasFatalFailure()) return;
-    CompileAll();
+    // compute-sanitizer takes seconds for each image that is loaded.
+    if (cuda::TestGuards() == cuda::Guards::kOn) CompileAll();
   }
 
  private:
@@ -90,8 +91,7 @@ class RandomProblemsGpuTest : public PagedAttentionGpuTest,
 TEST_P(RandomProblemsGpuTest, AgreeWithReference) {
   const Kind& kind = GetParam();
   Errors errors;
-  for (int i = 0; i < CasesPerKind(); ++i) {
-    const uint64_t seed = cuda::FirstSeed() + static_cast<uint64_t>(i);
+  for (const uint64_t seed : cuda::Seeds(CasesPerKind())) {
     std::mt19937_64 rng(seed);
     Case c(SpecOf(kind, rng), rng);
     ExpectReference(kind, c, errors);
@@ -118,33 +118,41 @@ INSTANTIATE_TEST_SUITE_P(, RandomProblemsGpuTest, testing::ValuesIn(kKinds), Nam
 
 // The random problems are small: here prefill walks over many tiles of rows and keys, mostly of
 // pages that the copy engine loads on Hopper, and logits jump by more than weights hold.
-TEST_F(PagedAttentionGpuTest, PrefillOfManyTilesAgreesWithReference) {
+class PrefillOfManyTilesGpuTest : public PagedAttentionGpuTest,
+                                  public testing::WithParamInterface<Kind> {};
+
+TEST_P(PrefillOfManyTilesGpuTest, AgreeWithReference) {
+  const Kind& kind = GetParam();
   Errors errors;
-  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6], kE5M2WithCap,
-                           kF16WithF32Results, kKinds[12], kKinds[13], kKinds[14], kKinds[8],
-                           kKinds[16], kKinds[19], kKinds[20], kKinds[21]}) {
-    for (int seed = 1; seed <= std::max(CasesPerKind() / 10, 2); ++seed) {
-      std::mt19937_64 rng(static_cast<uint64_t>(seed));
-      const auto in = IntegersOf(rng);
-      CaseSpec spec = SpecOf(kind, rng);
-      spec.layout = static_cast<Layout>(in(0, 2));
-      spec.kv_heads = in(1, 2);
-      spec.group_size = in(1, 5);
-      spec.page_size = PageSize(in);
-      spec.k_scale_size = spec.v_scale_size = 1;
-      spec.disorder = false;
-      spec.max_seqs = 3;
-      spec.query_lens = {in(60, 150), 1, in(20, 40)};
-      spec.context_lens = {spec.query_lens[0] + in(0, 600), in(1, 300), in(100, 900)};
-      spec.max_pages = 1000 / spec.page_size + 1;
-      if (in(0, 1) == 0) JumpLogits(kind, spec);
-      Case c(spec, rng);
-      ExpectReference(kind, c, errors);
-      ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
-    }
+  for (const uint64_t seed : cuda::Seeds(std::max(CasesPerKind() / 10, 2))) {
+    std::mt19937_64 rng(seed);
+    const auto in = IntegersOf(rng);
+    CaseSpec spec = SpecOf(kind, rng);
+    spec.layout = static_cast<Layout>(in(0, 2));
+    spec.kv_heads = in(1, 2);
+    spec.group_size = in(1, 5);
+    spec.page_size = PageSize(in);
+    spec.k_scale_size = spec.v_scale_size = 1;
+    spec.disorder = false;
+    spec.max_seqs = 3;
+    spec.query_lens = {in(60, 150), 1, in(20, 40)};
+    spec.context_lens = {spec.query_lens[0] + in(0, 600), in(1, 300), in(100, 900)};
+    spec.max_pages = 1000 / spec.page_size + 1;
+    if (in(0, 1) == 0) JumpLogits(kind, spec);
+    Case c(spec, rng);
+    ExpectReference(kind, c, errors);
+    ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
   }
   std::printf("worst error %.2f half ulps\n", errors.worst);
 }
+
+// Of many rows: each of the kernels of prefill.
+constexpr Kind kPrefillKinds[] = {kKinds[0],  kKinds[1],    kKinds[2],          kKinds[4],
+                                  kKinds[6],  kE5M2WithCap, kF16WithF32Results, kKinds[12],
+                                  kKinds[13], kKinds[14],   kKinds[8],          kKinds[16],
+                                  kKinds[19], kKinds[20],   kKinds[21]};
+
+INSTANTIATE_TEST_SUITE_P(, PrefillOfManyTilesGpuTest, testing::ValuesIn(kPrefillKinds), NameOf);
 
 // Few queries over contexts so long that their keys are split, and the parts merged.
 class LongContextsGpuTest : public PagedAttentionGpuTest,
@@ -153,8 +161,8 @@ class LongContextsGpuTest : public PagedAttentionGpuTest,
 TEST_P(LongContextsGpuTest, AgreeWithReference) {
   const Kind& kind = GetParam();
   Errors errors;
-  for (int seed = 1; seed <= std::max(CasesPerKind() / 10, 2); ++seed) {
-    std::mt19937_64 rng(static_cast<uint64_t>(seed));
+  for (const uint64_t seed : cuda::Seeds(std::max(CasesPerKind() / 10, 2))) {
+    std::mt19937_64 rng(seed);
     const auto in = IntegersOf(rng);
     CaseSpec spec = SpecOf(kind, rng);
     spec.kv_heads = in(1, 2);
@@ -175,53 +183,55 @@ TEST_P(LongContextsGpuTest, AgreeWithReference) {
   std::printf("worst error %.2f half ulps\n", errors.worst);
 }
 
-INSTANTIATE_TEST_SUITE_P(, LongContextsGpuTest,
-                         testing::Values(kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6],
-                                         kE5M2WithCap, kF16WithF32Results, kKinds[12], kKinds[13],
-                                         kKinds[14], kKinds[8], kKinds[16], kKinds[19], kKinds[20],
-                                         kKinds[21]),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(, LongContextsGpuTest, testing::ValuesIn(kPrefillKinds), NameOf);
 
 // Batches that decode at most a token for each sequence that there is room for: on Hopper they have
 // a kernel of their own, which cuts the keys of all sequences into equal ranges.
-TEST_F(PagedAttentionGpuTest, DecodeOfManyPagesAgreesWithReference) {
+class DecodeOfManyPagesGpuTest : public PagedAttentionGpuTest,
+                                 public testing::WithParamInterface<Kind> {};
+
+TEST_P(DecodeOfManyPagesGpuTest, AgreeWithReference) {
+  const Kind& kind = GetParam();
   Errors errors;
-  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6], kKinds[12],
-                           kKinds[14], kE5M2, kKinds[8], kKinds[16], kKinds[19], kKinds[20]}) {
-    for (int seed = 1; seed <= std::max(CasesPerKind() / 2, 2); ++seed) {
-      std::mt19937_64 rng(static_cast<uint64_t>(seed));
-      const auto in = IntegersOf(rng);
-      CaseSpec spec = SpecOf(kind, rng);
-      spec.layout = static_cast<Layout>(in(0, 2));
-      spec.kv_heads = in(1, 3);
-      spec.group_size = in(0, 1) == 0 ? 4 : in(1, 20);
-      spec.page_size = PageSize(in);
-      if (spec.k_scale_size > 1) spec.k_scale_size = spec.kv_heads;
-      if (spec.v_scale_size > 1) spec.v_scale_size = spec.kv_heads;
-      spec.query_lens.clear();
-      spec.context_lens.clear();
-      const int64_t longest = in(0, 3) == 0 ? 2000 : 300;
-      spec.max_seqs = spec.padding_rows;
-      for (int64_t i = in(0, 8); i > 0; --i) {
-        spec.query_lens.push_back(in(0, 2) == 0 ? in(0, 6) : 1);
-        spec.context_lens.push_back(in(0, 9) == 0 ? 0 : in(1, longest));
-        spec.max_seqs += std::max<int64_t>(spec.query_lens.back(), 1);
-      }
-      spec.max_seqs = std::max<int64_t>(spec.max_seqs, 1);
-      spec.max_pages = longest / spec.page_size + 1;
-      if (in(0, 2) == 0) {  // of one length: ranges then begin where sequences do
-        std::ranges::fill(spec.query_lens, 1);
-        std::ranges::fill(spec.context_lens, in(1, longest));
-      }
-      // No jumps where weights are of f16.
-      if (!IsFloat8(kind.cache) && in(0, 3) == 0) JumpLogits(kind, spec);
-      Case c(spec, rng);
-      ExpectReference(kind, c, errors);
-      ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
+  for (const uint64_t seed : cuda::Seeds(std::max(CasesPerKind() / 2, 2))) {
+    std::mt19937_64 rng(seed);
+    const auto in = IntegersOf(rng);
+    CaseSpec spec = SpecOf(kind, rng);
+    spec.layout = static_cast<Layout>(in(0, 2));
+    spec.kv_heads = in(1, 3);
+    spec.group_size = in(0, 1) == 0 ? 4 : in(1, 20);
+    spec.page_size = PageSize(in);
+    if (spec.k_scale_size > 1) spec.k_scale_size = spec.kv_heads;
+    if (spec.v_scale_size > 1) spec.v_scale_size = spec.kv_heads;
+    spec.query_lens.clear();
+    spec.context_lens.clear();
+    const int64_t longest = in(0, 3) == 0 ? 2000 : 300;
+    spec.max_seqs = spec.padding_rows;
+    for (int64_t i = in(0, 8); i > 0; --i) {
+      spec.query_lens.push_back(in(0, 2) == 0 ? in(0, 6) : 1);
+      spec.context_lens.push_back(in(0, 9) == 0 ? 0 : in(1, longest));
+      spec.max_seqs += std::max<int64_t>(spec.query_lens.back(), 1);
     }
+    spec.max_seqs = std::max<int64_t>(spec.max_seqs, 1);
+    spec.max_pages = longest / spec.page_size + 1;
+    if (in(0, 2) == 0) {  // of one length: ranges then begin where sequences do
+      std::ranges::fill(spec.query_lens, 1);
+      std::ranges::fill(spec.context_lens, in(1, longest));
+    }
+    // No jumps where weights are of f16.
+    if (!IsFloat8(kind.cache) && in(0, 3) == 0) JumpLogits(kind, spec);
+    Case c(spec, rng);
+    ExpectReference(kind, c, errors);
+    ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
   }
   std::printf("worst error %.2f half ulps\n", errors.worst);
 }
+
+INSTANTIATE_TEST_SUITE_P(, DecodeOfManyPagesGpuTest,
+                         testing::Values(kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6],
+                                         kKinds[12], kKinds[14], kE5M2, kKinds[8], kKinds[16],
+                                         kKinds[19], kKinds[20]),
+                         NameOf);
 
 // So many keys a multiprocessor that blocks on Hopper keep pace with each other.
 TEST_F(PagedAttentionGpuTest, DecodeOfManyKeysAgreesWithReference) {
@@ -253,8 +263,8 @@ class ManyRowsGpuTest : public PagedAttentionGpuTest, public testing::WithParamI
 TEST_P(ManyRowsGpuTest, AgreeWithReference) {
   const Kind& kind = GetParam();
   Errors errors;
-  for (int seed = 1; seed <= std::max(CasesPerKind() / 2, 3); ++seed) {
-    std::mt19937_64 rng(static_cast<uint64_t>(seed));
+  for (const uint64_t seed : cuda::Seeds(std::max(CasesPerKind() / 2, 3))) {
+    std::mt19937_64 rng(seed);
     const auto in = IntegersOf(rng);
     CaseSpec spec = SpecOf(kind, rng);
     spec.layout = static_cast<Layout>(in(0, 2));
@@ -299,36 +309,86 @@ INSTANTIATE_TEST_SUITE_P(, ManyRowsGpuTest,
                          NameOf);
 
 // Few sequences: on Hopper 8, 4 or 2 blocks share each head, and contexts are cut between all.
-TEST_F(PagedAttentionGpuTest, DecodeOfFewSequencesAgreesWithReference) {
+using KindAndHeads = std::pair<Kind, int64_t>;
+class DecodeOfFewSequencesGpuTest : public PagedAttentionGpuTest,
+                                    public testing::WithParamInterface<KindAndHeads> {};
+
+TEST_P(DecodeOfFewSequencesGpuTest, AgreeWithReference) {
+  const auto& [kind, kv_heads] = GetParam();
   Errors errors;
-  const std::pair<Kind, int64_t> kinds[] = {{kKinds[0], 8},  {kKinds[1], 16}, {kKinds[2], 32},
-                                            {kKinds[6], 8},  {kE5M2, 16},     {kKinds[4], 8},
-                                            {kKinds[12], 8}, {kKinds[14], 8}};
-  for (const auto& [kind, kv_heads] : kinds) {
-    for (int seed = 1; seed <= std::max(CasesPerKind() / 10, 3); ++seed) {
-      std::mt19937_64 rng(static_cast<uint64_t>(seed));
-      const auto in = IntegersOf(rng);
-      CaseSpec spec = SpecOf(kind, rng);
-      spec.kv_heads = kv_heads;
-      spec.group_size = kv_heads == 8 ? in(1, 16) : in(1, 4);
-      spec.page_size = PageSize(in);
-      spec.k_scale_size = spec.v_scale_size = 1;
-      spec.query_lens.assign(static_cast<size_t>(in(1, 4)), in(0, 2) == 0 ? 2 : 1);
-      spec.context_lens.clear();
-      const int64_t longest = 8000 / kv_heads;
-      for (size_t i = 0; i < spec.query_lens.size(); ++i) {
-        spec.context_lens.push_back(in(1, longest));
-      }
-      spec.padding_rows = in(0, 2);
-      spec.max_seqs = 6;
-      spec.max_pages = longest / spec.page_size + 1;
-      Case c(spec, rng);
-      ExpectReference(kind, c, errors);
-      ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
+  for (const uint64_t seed : cuda::Seeds(std::max(CasesPerKind() / 10, 3))) {
+    std::mt19937_64 rng(seed);
+    const auto in = IntegersOf(rng);
+    CaseSpec spec = SpecOf(kind, rng);
+    spec.kv_heads = kv_heads;
+    spec.group_size = kv_heads == 8 ? in(1, 16) : in(1, 4);
+    spec.page_size = PageSize(in);
+    spec.k_scale_size = spec.v_scale_size = 1;
+    spec.query_lens.assign(static_cast<size_t>(in(1, 4)), in(0, 2) == 0 ? 2 : 1);
+    spec.context_lens.clear();
+    const int64_t longest = 8000 / kv_heads;
+    for (size_t i = 0; i < spec.query_lens.size(); ++i) {
+      spec.context_lens.push_back(in(1, longest));
     }
+    spec.padding_rows = in(0, 2);
+    spec.max_seqs = 6;
+    spec.max_pages = longest / spec.page_size + 1;
+    Case c(spec, rng);
+    ExpectReference(kind, c, errors);
+    ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
   }
   std::printf("worst error %.2f half ulps\n", errors.worst);
 }
+
+INSTANTIATE_TEST_SUITE_P(, DecodeOfFewSequencesGpuTest,
+                         testing::Values(KindAndHeads{kKinds[0], 8}, KindAndHeads{kKinds[1], 16},
+                                         KindAndHeads{kKinds[2], 32}, KindAndHeads{kKinds[6], 8},
+                                         KindAndHeads{kE5M2, 16}, KindAndHeads{kKinds[4], 8},
+                                         KindAndHeads{kKinds[12], 8}, KindAndHeads{kKinds[14], 8}),
+                         [](const auto& info) {
+                           return NameOf({info.param.first, info.index});
+                         });
+
+// One scale for each token and head, of keys, of values, or of both.
+class TokenScalesGpuTest : public PagedAttentionGpuTest,
+                           public testing::WithParamInterface<Kind> {};
+
+TEST_P(TokenScalesGpuTest, AgreeWithReference) {
+  const Kind& kind = GetParam();
+  Errors errors;
+  for (const uint64_t seed : cuda::Seeds(CasesPerKind())) {
+    std::mt19937_64 rng(seed);
+    CaseSpec spec = SpecOf(kind, rng);
+    if (seed % 8 == 0) {  // split keys, and sums so long that they are carried
+      spec.kv_heads = 1;
+      spec.group_size = 2;
+      spec.page_size = 16;
+      spec.disorder = false;
+      spec.max_seqs = 3;
+      spec.query_lens = {20, 1, 2};
+      spec.context_lens = {300, 9000, 5000};
+      spec.max_pages = 600;
+      spec.k_scale_size = spec.v_scale_size = 1;
+    }
+    spec.k_token_scales = seed % 3 != 1;
+    spec.v_token_scales = seed % 3 != 2;
+    Case c(spec, rng);
+    ExpectReference(kind, c, errors, {}, seed % 5 == 0 ? &rng : nullptr);
+    ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
+  }
+  std::printf("worst error %.2f half ulps\n", errors.worst);
+}
+
+INSTANTIATE_TEST_SUITE_P(, TokenScalesGpuTest,
+                         testing::Values(Kind{DType::kBF16, DType::kF8E4M3FN, "", 128, false},
+                                         Kind{DType::kF16, DType::kF8E5M2, "", 64, true},
+                                         Kind{DType::kBF16, DType::kF8E4M3FN, "f32", 256, false},
+                                         Kind{DType::kBF16, DType::kF8E4M3FN, "", 512, false},
+                                         Kind{DType::kBF16, DType::kBF16, "", 128, false},
+                                         Kind{DType::kF16, DType::kF16, "f32", 80, true},
+                                         Kind{DType::kF32, DType::kF32, "", 128, false},
+                                         Kind{DType::kF32, DType::kF8E4M3FN, "bf16", 96, false}),
+                         NameOf);
 
 // Tensors that start at any multiple of their element size have kernels of their own.
 class UnalignedGpuTest : public cuda::GpuTest, public testing::WithParamInterface<Kind> {};
@@ -336,8 +396,8 @@ class UnalignedGpuTest : public cuda::GpuTest, public testing::WithParamInterfac
 TEST_P(UnalignedGpuTest, AgreeWithReference) {
   const Kind& kind = GetParam();
   Errors errors;
-  for (int seed = 1; seed <= std::max(CasesPerKind() / 2, 2); ++seed) {
-    std::mt19937_64 rng(static_cast<uint64_t>(seed));
+  for (const uint64_t seed : cuda::Seeds(std::max(CasesPerKind() / 2, 2))) {
+    std::mt19937_64 rng(seed);
     CaseSpec spec = SpecOf(kind, rng);
     if (seed % 8 == 0) {  // split keys, and sums so long that they are carried
       spec.kv_heads = 1;
@@ -365,7 +425,7 @@ INSTANTIATE_TEST_SUITE_P(, UnalignedGpuTest,
 
 TEST_F(PagedAttentionGpuTest, BadIndicesTouchOnlyTheirSequence) {
   const Op& op = **OpRegistry::Global().Get("paged_attention");
-  for (uint64_t seed = 1; seed <= static_cast<uint64_t>(CasesPerKind()); ++seed) {
+  for (const uint64_t seed : cuda::Seeds(CasesPerKind())) {
     std::mt19937_64 rng(seed);
     CaseSpec spec;
     spec.query_dtype = spec.cache_dtype = DType::kBF16;
@@ -412,7 +472,7 @@ TEST_F(UpdateKvCacheGpuTest, EqualsTheHost) {
   const DType inputs[] = {DType::kF32, DType::kBF16, DType::kF16};
   const DType caches[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3FN, DType::kF8E5M2};
   for (int seed = 0; seed < 3 * CasesPerKind(); ++seed) {
-    std::mt19937_64 rng(static_cast<uint64_t>(seed));
+    std::mt19937_64 rng(seed);
     const auto in = IntegersOf(rng);
     const DType input = inputs[in(0, 2)], cache = caches[in(0, 4)];
     const int64_t tokens = in(0, in(0, 9) == 0 ? 3000 : 70), heads = in(1, 5), dim = in(1, 140),
@@ -431,7 +491,8 @@ TEST_F(UpdateKvCacheGpuTest, EqualsTheHost) {
       optional = "v_cache";
     }
     if (in(0, 1) == 0) {
-      args.emplace_back(DType::kF32, std::vector<int64_t>{in(0, 1) == 0 ? 1 : heads});
+      const std::vector<int64_t> scales[] = {{1}, {heads}, {pages, page_size, heads}};
+      args.emplace_back(DType::kF32, scales[in(0, 2)]);
       optional += optional.empty() ? "k_scale" : ",k_scale";
     }
     std::normal_distribution<double> normal(0, 100);

@@ -13,7 +13,8 @@
 // or, for decode alone, two:
 //   schedule  the same, but for the list
 //   decode    takes everything
-// or, for decode of few sequences, one: a cluster of blocks a head (decode_cluster_sm90.cuh).
+// or, for decode of few sequences, one: a cluster of blocks a head (decode_cluster_sm90.cuh); and
+// for decode of tokens that see few keys (decode_tokens_sm90.cuh).
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PARAMS_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PARAMS_CUH_
 
@@ -145,6 +146,8 @@ struct Params : Options {
   const float* sinks;
   const float* k_scale;
   const float* v_scale;
+  const float* k_token_scales;  // [num_pages, page_size, kv_heads]
+  const float* v_token_scales;
   void* out;
   float* lse;
 

@@ -5,10 +5,12 @@
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_CUH_
 
 #include "src/ops/paged_attention/cuda/non_finite.cuh"
+#include "src/ops/paged_attention/cuda/token_scales.cuh"
 
 namespace xla_gpu::paged_attention {
 
-static_assert(kParts == 1 || kRowTiles == 1);  // a group's exchange has room for no more
+static_assert(kParts == 1 || kRowTiles == 1);       // a group's exchange has room for no more
+inline constexpr int kScaleAt = kCacheStride - 16;  // of a row of keys or values
 inline constexpr int kCarryTiles = (kTileCarryKeys + kTileKeys - 1) / kTileKeys;
 
 struct PrefillShared {
@@ -176,13 +178,21 @@ __device__ __forceinline__ bool RunPrefill(const Params& p, const Tile& tile, bo
   const auto page_of = [&](int t) {
     return tid < kTileKeys ? PageOf(p, tile, t * kTileKeys + tid) : -1;
   };
+  [[maybe_unused]] long long scale_index = -1;  // of the thread's key of the tile to be copied
   const auto put_offsets = [&](int t, int page) {
     if (tid < kTileKeys) {
-      extra.offsets[t % 2][tid] = KeyOffset(p, tile, t * kTileKeys + tid, page);
+      const int key = t * kTileKeys + tid;
+      const long long offset = KeyOffset(p, tile, key, page);
+      extra.offsets[t % 2][tid] = offset;
+      if (kTokenScales) scale_index = offset < 0 ? -1 : TokenScaleIndex(p, tile, key, page);
     }
   };
   const auto copy = [&](int t) {
-    CopyTile(p, extra.offsets[t % 2], keys, values, cache_tiles + t % 2 * (2 * kKeysBytes));
+    const unsigned to = cache_tiles + t % 2 * (2 * kKeysBytes);
+    CopyTile(p, extra.offsets[t % 2], keys, values, to);
+    if (kTokenScales && tid < kTileKeys) {
+      CopyTokenScales(p, scale_index, to + tid * kCacheStride + kScaleAt, kKeysBytes);
+    }
     CommitCopies();
   };
 
@@ -221,7 +231,7 @@ __device__ __forceinline__ bool RunPrefill(const Params& p, const Tile& tile, bo
            (t + 1) * kTileKeys > extra.all.end;
   };
   const bool carries = end - first > kCarryTiles;
-  const Carry carry = MakeCarry(p, kAttendThreads, kCarryFloats);
+  const auto carry = [&] { return MakeCarry(p, kAttendThreads, kCarryFloats); };
   float o[kRowTiles][kOutTiles][4] = {};
   for (int t = first; t < end; ++t) {
     // Wait for the tile, and start loading the next.
@@ -252,6 +262,7 @@ __device__ __forceinline__ bool RunPrefill(const Params& p, const Tile& tile, bo
           });
         }
         AddParts(s[m], exchange);
+        ScaleLogits<kCacheStride>(s[m], tile_keys + kScaleAt);
       }
 
       // Softmax.
@@ -267,6 +278,7 @@ __device__ __forceinline__ bool RunPrefill(const Params& p, const Tile& tile, bo
 #pragma unroll
           for (int j = 0; j < 4; ++j) o[m][i][j] *= rescale[j / 2];
         }
+        ScaleWeights<kCacheStride>(s[m], tile_keys + kKeysBytes + kScaleAt, key0, visible[m]);
       }
 
       AddValues(o, s, tile_keys + own_dims + kKeysBytes);
@@ -274,7 +286,7 @@ __device__ __forceinline__ bool RunPrefill(const Params& p, const Tile& tile, bo
     if (carries && ((t - first) % kCarryTiles == kCarryTiles - 1 || t + 1 == end)) {
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        PutCarry(carry, m, t - first < kCarryTiles, rows[m], o[m]);
+        PutCarry(carry(), m, t - first < kCarryTiles, rows[m], o[m]);
       }
     }
   }
@@ -283,7 +295,7 @@ __device__ __forceinline__ bool RunPrefill(const Params& p, const Tile& tile, bo
   WaitCopies<0>();  // the query's, if there was no tile
   if (carries) {
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) TakeCarry(carry, m, rows[m], o[m]);
+    for (int m = 0; m < kRowTiles; ++m) TakeCarry(carry(), m, rows[m], o[m]);
   }
   if constexpr (kSplit) {
     bool in_doubt = false;

@@ -338,6 +338,11 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     if (!kFreesQueries) Arrive(SharedAddress(&shared.query_empty[part][last_query]));
     Arrive(SharedAddress(&shared.slot_empty[last_slot]));
   };
+  // Who copies single rows does not wait for them.
+  const auto wait_for = [](const auto& full, const auto& stage) {
+    Wait(At(full, stage), stage.parity);
+    if constexpr (!BOXES && !kConverts) FenceForMatrixReads();
+  };
   for (Place<kSlots> at;; at.Next(), query.Next()) {
     if constexpr (kQueries == 1 && !kFreesQueries) write_rows();
     // Wait for a piece, its queries, and the keys of its last tile.
@@ -357,7 +362,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       } else if (!kConverts) {
         FenceForMatrixReads();  // who copies them does not wait for them
       }
-      if (range.first < range.end) Wait(At(shared.keys_full, key_stage), key_stage.parity);
+      if (range.first < range.end) wait_for(shared.keys_full, key_stage);
     }
     const unsigned own_queries = queries + query.index * kQueryStep;
     const float* const row_scale = shared.row_scale[query.index];
@@ -445,7 +450,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       const auto step = [&](auto plain) {
         // Start both products.
         if (turns) SyncThreads(kTurn + group, 256);
-        Wait(At(shared.keys_full, key_stage), key_stage.parity);
+        wait_for(shared.keys_full, key_stage);
         HoldRegisters(o);
         IssueLogits(s, products, own_queries, keys + key_stage.index * kKeyStep);
         // Those of terms alone: they take several times as long as what is between them.
@@ -453,7 +458,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
           FinishLogits(s, products);
           next_keys();
         }
-        Wait(At(shared.values_full, value_stage), value_stage.parity);
+        wait_for(shared.values_full, value_stage);
         IssueValues(o, products, weights, values + value_stage.index * kValueStep);
         if (turns) ArriveThreads(kTurn + (group ^ 1), 256);
 
@@ -510,7 +515,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
 
       // The values of the tile taken last.
       free_queries();
-      Wait(At(shared.values_full, value_stage), value_stage.parity);
+      wait_for(shared.values_full, value_stage);
       HoldRegisters(o);
       IssueValues(o, products, weights, values + value_stage.index * kValueStep);
       FinishValues(o, products, weights, values + value_stage.index * kValueStep);
@@ -537,9 +542,10 @@ __device__ __forceinline__ void Prefill(const Params& p, const TensorMap& key_bo
       init(shared.query_full[part], kConverts ? kLoadWarps * 32 : 32);
       init(shared.query_empty[part], kComputeWarps / kQueryParts * 32);
     }
-    init(shared.keys_full, kConverts ? kLoadWarps : 1);
+    constexpr int kAnnounce = kConverts ? kLoadWarps : BOXES ? 1 : 32;
+    init(shared.keys_full, kAnnounce);
     init(shared.keys_empty, kComputeWarps * kBlocks);
-    init(shared.values_full, kConverts ? kLoadWarps : 1);
+    init(shared.values_full, kAnnounce);
     init(shared.values_empty, kComputeWarps * kBlocks);
     init(shared.values_raw, 1);
     init(shared.taken_full, 1);

@@ -342,7 +342,7 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
   for (Place<kSlots> at;; at.Next()) {
     Wait(At(shared.slot_full, at), at.parity);
     Slot& slot = shared.slots[at.index];
-    if (slot.stop != 0) return;
+    if (slot.stop != 0) break;
     if (p.appended != 0) WaitForSchedule();
     const int seq = slot.tile.seq, head = slot.tile.head, panel = head * panels_a_head;
     const char* const base = (kValues ? p.v_cache : p.k_cache) + slot.tile.head * p.head_stride;
@@ -400,7 +400,7 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
       const int begin = max(key_begin - t * kKeys, 0), end = min(key_end - t * kKeys, kKeys);
       const bool hidden =  // from some row
           kValues && (t * kKeys + begin < by_all.begin || t * kKeys + end > by_all.end);
-      const bool cut = !BOXES || (kValues && (hidden || begin % tokens != 0 || end % tokens != 0));
+      const bool cut = kValues && (hidden || begin % tokens != 0 || end % tokens != 0);
       char* const to = tiles + stage.index * kStageBytes;
       Wait(At(empty, stage), stage.parity ^ 1);
       if constexpr (BOXES) {
@@ -435,8 +435,12 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
         }
       } else {
         CopyRows<kKeys>(rows, SharedAddress(to));
-        CommitCopies();
-        WaitCopies<0>();
+        if (cut) {
+          CommitCopies();
+          WaitCopies<0>();
+        } else {  // the next stage's copies do not wait for these
+          ArriveCopied(At(full, stage));
+        }
       }
       if (cut) {
         __syncwarp();
@@ -449,10 +453,14 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
         }
         FenceForMatrixReads();
         __syncwarp();
-        if (lane == 0) Arrive(At(full, stage));
+        if (!BOXES || lane == 0) Arrive(At(full, stage));
       }
       stage.Next();
     }
+  }
+  if constexpr (!BOXES) {
+    CommitCopies();
+    WaitCopies<0>();  // no warp leaves while its copies announce themselves
   }
 }
 

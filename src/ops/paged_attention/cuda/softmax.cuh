@@ -115,9 +115,24 @@ __device__ __forceinline__ float QuadSum(float x) {
 // sums.
 inline constexpr int kTileCarryKeys = kSplit ? kF32CarryKeys : kCarryKeys;
 
-// Of a thread for each 16-row tile: for two rows a maximum and, twice, sums of weights and values.
-inline constexpr int kTileCarryFloats = 2 + 2 * (2 + 4 * kOutTiles);
-inline constexpr int kCarryFloats = kRowTiles * kTileCarryFloats;
+inline constexpr int kTileCarryFloats = kShared.tile_carry_floats();
+inline constexpr int kCarryFloats = kShared.carry_floats();
+
+// Where a thread's sums of a tile's values are worked on once in many keys: loops go over a copy of
+// them, in local memory, as unrolled code would take longer to compile than all the rest. Between
+// copies the sums stay in registers.
+struct ColdSums {
+  float x[4 * kOutTiles];
+
+  __device__ __forceinline__ void CopyFrom(const float (&o)[kOutTiles][4]) {
+#pragma unroll
+    for (int e = 0; e < 4 * kOutTiles; ++e) x[e] = o[e / 4][e % 4];
+  }
+  __device__ __forceinline__ void CopyTo(float (&o)[kOutTiles][4]) const {
+#pragma unroll
+    for (int e = 0; e < 4 * kOutTiles; ++e) o[e / 4][e % 4] = x[e];
+  }
+};
 
 // Moves the sums of 16-row tile `m` to the carry, which holds them relative to the rows' maximum.
 __device__ __forceinline__ void PutCarry(const Carry& carry, int m, bool first, RowState (&rows)[2],
@@ -130,13 +145,18 @@ __device__ __forceinline__ void PutCarry(const Carry& carry, int m, bool first, 
     rescale[h] = first ? 0.0f : Rescale(max, rows[h].max, rows[h].factor);
     max = rows[h].max;
     PutCarry(carry, begin + 2 + 2 * h, first, rescale[h], rows[h].sum);
+    rows[h].sum = 0.0f;
+  }
+  ColdSums sums;
+  sums.CopyFrom(o);
+#pragma unroll 8
+  for (int e = 0; e < 4 * kOutTiles; ++e) {
+    PutCarry(carry, begin + 6 + 2 * e, first, rescale[e / 2 % 2], sums.x[e]);
   }
 #pragma unroll
-  for (int t = 0; t < kOutTiles; ++t) {
+  for (auto& tile : o) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      PutCarry(carry, begin + 6 + 2 * (4 * t + i), first, rescale[i / 2], o[t][i]);
-    }
+    for (float& x : tile) x = 0.0f;
   }
 }
 
@@ -145,11 +165,10 @@ __device__ __forceinline__ void TakeCarry(const Carry& carry, int m, RowState (&
   const int begin = m * kTileCarryFloats;
 #pragma unroll
   for (int h = 0; h < 2; ++h) rows[h].sum = TakeCarry(carry, begin + 2 + 2 * h);
-#pragma unroll
-  for (int t = 0; t < kOutTiles; ++t) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) o[t][i] = TakeCarry(carry, begin + 6 + 2 * (4 * t + i));
-  }
+  ColdSums sums;
+#pragma unroll 8
+  for (int e = 0; e < 4 * kOutTiles; ++e) sums.x[e] = TakeCarry(carry, begin + 6 + 2 * e);
+  sums.CopyTo(o);
 }
 
 // Applies the soft cap to a tile of dot products.

@@ -60,6 +60,24 @@ __device__ __forceinline__ long long KeyOffset(const Params& p, const Tile& tile
   return page * p.page_stride + in_page * p.token_stride;
 }
 
+// Attend is compiled with TOKEN_SCALES for calls that have such scales.
+#ifdef TOKEN_SCALES
+inline constexpr bool kTokenScales = true;
+#else
+inline constexpr bool kTokenScales = false;
+#endif
+
+// Where the scale of a key that may be read lies in Params::k_token_scales, and that of its value.
+__device__ __forceinline__ long long TokenScaleIndex(const Params& p, const Tile& tile, int key,
+                                                     int page) {
+  const int in_page = key - PageIndex(p, key) * p.page_size;
+  return (static_cast<long long>(page) * p.page_size + in_page) * p.kv_heads + tile.head;
+}
+__device__ __forceinline__ float InfiniteToNaN(float x) { return x + 0.0f * x; }
+__device__ __forceinline__ float TokenScale(const float* scales, long long index) {
+  return scales == nullptr ? 1.0f : InfiniteToNaN(scales[index]);
+}
+
 // First element of the row in `query` and `out`, divided by head_dim: token * q_heads + q_head.
 __device__ __forceinline__ long long QueryRow(const Params& p, const Tile& tile, int row) {
   const int at = tile.first_row + row;

@@ -31,9 +31,9 @@ Problem MakeOne() {
 }
 
 TEST(Alternatives, AreWhatTheDeviceHasKernelsFor) {
-  EXPECT_THAT(Names(MakeProblem()), ElementsAre("decode", "attend"));
+  EXPECT_THAT(Names(MakeProblem()), ElementsAre("decode", "cluster1", "attend"));
   EXPECT_THAT(Names(MakeOne()),
-              ElementsAre("cluster8", "cluster4", "cluster2", "decode", "attend"));
+              ElementsAre("cluster8", "cluster4", "cluster2", "cluster1", "decode", "attend"));
   EXPECT_THAT(Names(MakeChunks()),
               ElementsAre("prefill+attend+decode", "attend+decode", "prefill+attend", "attend"));
   Problem prompts = MakePrefill();
@@ -42,7 +42,8 @@ TEST(Alternatives, AreWhatTheDeviceHasKernelsFor) {
   EXPECT_THAT(Names(MakeOne(), kA100), ElementsAre("attend"));
   Problem long_one = MakeOne();  // which the model gives to all multiprocessors
   long_one.max_pages_per_seq = 1 << 14;
-  EXPECT_THAT(Names(long_one), ElementsAre("decode", "cluster8", "cluster4", "cluster2", "attend"));
+  EXPECT_THAT(Names(long_one),
+              ElementsAre("decode", "cluster8", "cluster4", "cluster2", "cluster1", "attend"));
   Problem two_heads = MakeOne();
   two_heads.q_heads = 8;
   two_heads.kv_heads = 2;
@@ -72,11 +73,11 @@ TEST(Alternatives, LeaveOutLaunchesOfTheModelOrReplaceAll) {
           std::set<std::string> names;
           for (const Config& config : *configs) {
             EXPECT_TRUE(names.insert(NameOf(config)).second) << NameOf(config);
-            EXPECT_LE(config.decode_sm90, model.decode_sm90);
+            EXPECT_LE(config.decode_launch, model.decode_launch);
             EXPECT_LE(config.line_only, model.line_only);
-            EXPECT_TRUE(!config.prefill_sm90 || model.prefill_sm90 || model.line_only);
-            EXPECT_EQ(config.decode_sm90, config.why_not_line == nullptr);
-            EXPECT_EQ(config.prefill_sm90, config.why_not_prefill == nullptr);
+            EXPECT_TRUE(!config.prefill_launch || model.prefill_launch || model.line_only);
+            EXPECT_EQ(config.decode_launch, config.why_not_line == nullptr);
+            EXPECT_EQ(config.prefill_launch, config.why_not_prefill == nullptr);
             EXPECT_LE(config.decode_cluster * problem.kv_heads, device.num_sms);
           }
           EXPECT_TRUE(names.contains("attend"));
@@ -121,7 +122,7 @@ TEST(TunedConfig, IgnoresWhatDoesNotFit) {
       testing::internal::GetCapturedStderr(),
       HasSubstr("says 'cluster9' for bf16[1,32,128], bf16 cache of 8 kv heads, pages of 16, "
                 "room for 1 sequences of 4096 keys on a GPU, sm_90a, 132 multiprocessors, "
-                "which is none of cluster8, cluster4, cluster2, decode, attend; it is "
+                "which is none of cluster8, cluster4, cluster2, cluster1, decode, attend; it is "
                 "ignored"));
   expect_model(one, kA100, Saying("decode", one));  // of another device
   expect_model(one, kA100, Saying("decode", one, kA100));

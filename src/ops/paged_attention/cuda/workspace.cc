@@ -13,19 +13,14 @@ constexpr int64_t kMostCopyElements = 64 << 20;
 // And for this many split prefill tiles: as many as a large device runs at once.
 constexpr int64_t kPartialPrefillTiles = 384;
 
-// As softmax.cuh and attend_simt.cu compute kCarryFloats.
-int64_t CarryFloats(const Problem& problem) {
-  const int64_t tiles = Parts(problem) * WidestTile(problem) / 64;
-  return TensorCoresTake(problem) ? tiles * (6 + OwnDims(problem))
-                                  : 3 + 8 * CeilDiv(problem.head_dim, int64_t{4} * kSimtLanes);
-}
-
 int64_t CarryBytes(const Problem& problem) {
   // Of wide heads attend_simt.cu may be what a device runs.
-  const bool few = IsNarrow(problem.query_dtype) && TensorCoresTake(problem);
-  const int64_t most_keys = few && problem.head_dim <= 128 ? kCarryKeys : kF32CarryKeys;
-  if (problem.max_context() <= most_keys) return 0;
-  return MostWorkers(problem) * kAttendThreads * CarryFloats(problem) * int64_t{sizeof(float)};
+  const bool narrow = IsNarrow(problem.query_dtype) && TensorCoresTake(problem);
+  if (problem.max_context() <= SimtOf(problem).carry_keys(narrow)) return 0;
+  const int64_t floats = TensorCoresTake(problem)
+                             ? MmaOf(problem, MmaOf(problem).widest_tile()).carry_floats()
+                             : SimtOf(problem).carry_floats();
+  return MostWorkers(problem) * kAttendThreads * floats * int64_t{sizeof(float)};
 }
 
 }  // namespace
@@ -37,6 +32,7 @@ int64_t CopyTokens(const Problem& problem) {
       IsFloat8(problem.cache_dtype) && IsNarrow(problem.query_dtype) && IsNarrow(problem.out_dtype);
   const bool f32 = IsSplit(problem) && TensorCoresTake(problem) && problem.out_dtype == DType::kF32;
   if (!(fp8 || f32) || !HasPrefill(problem) || problem.batch_invariant) return 0;
+  if (problem.has_token_scales()) return 0;
   if (problem.head_dim != 64 && problem.head_dim != 128) return 0;
   // No sequence has fewer rows.
   const int64_t sequences =
@@ -71,7 +67,7 @@ WorkspaceLayout MakeWorkspaceLayout(const Problem& problem) {
     layout.partial_capacity = splits > 1 ? rows * splits : 0;
   } else {
     const int64_t useful = std::max(kPartialItems * std::clamp<int64_t>(group, 4, kDecodeTileRows),
-                                    kPartialPrefillTiles * WidestTile(problem));
+                                    kPartialPrefillTiles * MmaOf(problem).widest_tile());
     const int64_t splits = CeilDiv(problem.max_context(), int64_t{2} * kSplitTokens) + 1;
     // Compared by division: the product may be large.
     layout.partial_capacity = problem.tokens * problem.q_heads > useful / splits

@@ -23,8 +23,9 @@ void CopyCache(const void* from, void* to, int64_t bytes, ThreadPool& pool) {
   });
 }
 
+// `scale`: null, one for all heads or, with `scale_step` 1, one for each.
 void WriteToken(const Problem& p, const void* input, int64_t token, const float* scale,
-                int64_t scale_size, void* cache, const paged_cache::CacheLayout& layout,
+                int64_t scale_step, void* cache, const paged_cache::CacheLayout& layout,
                 int64_t slot) {
   const int64_t from_size = DTypeSize(p.input_dtype);
   const int64_t to_size = DTypeSize(p.cache_dtype);
@@ -32,7 +33,7 @@ void WriteToken(const Problem& p, const void* input, int64_t token, const float*
   char* to =
       static_cast<char*>(cache) + layout.At(slot / p.page_size, slot % p.page_size, 0) * to_size;
   for (int64_t head = 0; head < p.kv_heads; ++head) {
-    const float divisor = scale_size == 0 ? 1.0f : scale[scale_size == 1 ? 0 : head];
+    const float divisor = scale == nullptr ? 1.0f : scale[head * scale_step];
     if (p.cache_dtype == p.input_dtype && divisor == 1.0f) {
       std::memcpy(to, from, static_cast<size_t>(p.head_dim * to_size));
     } else {
@@ -51,8 +52,11 @@ void WriteSlots(const Problem& p, const Buffers& b, int64_t task, int64_t tasks)
                              ? static_cast<const int32_t*>(b.slot_mapping)[token]
                              : static_cast<const int64_t*>(b.slot_mapping)[token];
     if (slot < 0 || slot >= num_slots || slot / 16 % tasks != task) continue;
-    WriteToken(p, b.key, token, b.k_scale, p.k_scale_size, b.k_cache_out, p.k, slot);
-    WriteToken(p, b.value, token, b.v_scale, p.v_scale_size, b.v_cache_out, p.v, slot);
+    const int64_t of_slot = slot * p.kv_heads;
+    WriteToken(p, b.key, token, b.k_scale + (p.k_token_scales ? of_slot : 0),
+               p.k_scale_size == 1 ? 0 : 1, b.k_cache_out, p.k, slot);
+    WriteToken(p, b.value, token, b.v_scale + (p.v_token_scales ? of_slot : 0),
+               p.v_scale_size == 1 ? 0 : 1, b.v_cache_out, p.v, slot);
   }
 }
 

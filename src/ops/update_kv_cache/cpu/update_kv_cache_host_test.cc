@@ -68,11 +68,12 @@ void ExpectScalarConversions(const char* target) {
 
 TEST(ConvertRow, IsTheScalarConversionBitForBit) { ForEachTarget(ExpectScalarConversions); }
 
+constexpr int64_t kPages = 9;
+
 struct UpdateCase {
   UpdateCase(DType input, DType cache_dtype, Layout layout, int64_t tokens, int64_t heads,
-             int64_t head_dim, int64_t page_size, DType slot_dtype, int64_t scale_size,
-             std::mt19937_64& rng) {
-    constexpr int64_t kPages = 9;
+             int64_t head_dim, int64_t page_size, DType slot_dtype,
+             const std::vector<int64_t>& scale_shape, std::mt19937_64& rng) {
     key = OwnedTensor(input, {tokens, heads, head_dim});
     value = OwnedTensor(input, {tokens, heads, head_dim});
     std::vector<int64_t> shape = {kPages, page_size, heads, head_dim};
@@ -103,10 +104,10 @@ struct UpdateCase {
       names = "v_cache";
       args.push_back(v_cache.view());
     }
-    if (scale_size > 0) {
-      k_scale = OwnedTensor(DType::kF32, {scale_size});
-      v_scale = OwnedTensor(DType::kF32, {scale_size});
-      for (int64_t i = 0; i < scale_size; ++i) {
+    if (!scale_shape.empty()) {
+      k_scale = OwnedTensor(DType::kF32, scale_shape);
+      v_scale = OwnedTensor(DType::kF32, scale_shape);
+      for (int64_t i = 0; i < k_scale.size(); ++i) {
         k_scale.Set(i, std::uniform_real_distribution<double>(0.1, 3)(rng));
         v_scale.Set(i, std::uniform_real_distribution<double>(0.1, 3)(rng));
       }
@@ -147,6 +148,8 @@ bool Equal(const OwnedTensor& a, const OwnedTensor& b) {
          std::memcmp(a.data.get(), b.data.get(), static_cast<size_t>(a.view().size_bytes())) == 0;
 }
 
+const std::vector<int64_t> kOne = {1};
+
 // The contract, token by token.
 void Expect(const UpdateCase& c, OwnedTensor& cache, OwnedTensor& v_cache) {
   const Problem p = *ProblemFromCall({c.args, {}, &c.attributes});
@@ -161,8 +164,10 @@ void Expect(const UpdateCase& c, OwnedTensor& cache, OwnedTensor& v_cache) {
         const int64_t from = (t * p.kv_heads + h) * p.head_dim + d;
         const auto write = [&](const OwnedTensor& input, const OwnedTensor& scale,
                                const paged_cache::CacheLayout& layout, OwnedTensor& to) {
-          const float divisor =
-              scale.data == nullptr ? 1.0f : scale.floats()[scale.size() == 1 ? 0 : h];
+          const int64_t of_slot = scale.shape.size() == 3 ? slot * p.kv_heads : 0;
+          const float divisor = scale.data == nullptr
+                                    ? 1.0f
+                                    : scale.floats()[of_slot + (scale.shape == kOne ? 0 : h)];
           to.Set(layout.At(slot / p.page_size, slot % p.page_size, h) + d,
                  Load(input.data.get(), input.dtype, from) / divisor);
         };
@@ -178,14 +183,11 @@ TEST(UpdateKvCacheHost, WritesSlotsAndNothingElse) {
   for (int seed = 0; seed < 400; ++seed) {
     std::mt19937_64 rng(static_cast<uint64_t>(seed));
     const auto in = IntegersOf(rng);
-    const int64_t heads = in(1, 3);
+    const int64_t heads = in(1, 3), page_size = in(1, 20);
+    const std::vector<int64_t> scale_shapes[] = {{}, kOne, {heads}, {kPages, page_size, heads}};
     UpdateCase c(kInputs[in(0, 2)], kCaches[in(0, 4)], static_cast<Layout>(in(0, 2)),
-                 in(0, 3) == 0 ? 0 : in(1, 200), heads, in(1, 70), in(1, 20),
-                 in(0, 1) == 0 ? DType::kI32 : DType::kI64,
-                 in(0, 2) == 0 ? 0
-                 : in(0, 1)    ? 1
-                               : heads,
-                 rng);
+                 in(0, 3) == 0 ? 0 : in(1, 200), heads, in(1, 70), page_size,
+                 in(0, 1) == 0 ? DType::kI32 : DType::kI64, scale_shapes[in(0, 3)], rng);
     OwnedTensor want = Copy(c.cache);
     OwnedTensor want_v = Copy(c.v_cache);
     Expect(c, want, want_v);

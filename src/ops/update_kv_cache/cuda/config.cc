@@ -31,8 +31,10 @@ cuda::KernelSpec UpdateSpec(const Problem& problem, bool aligned) {
 
 Params PlanParams(const Problem& problem, int num_sms) {
   Params p{};
-  p.k.scale_step = problem.k_scale_size > 1 ? 1 : 0;
-  p.v.scale_step = problem.v_scale_size > 1 ? 1 : 0;
+  p.k.scale_step = problem.k_scale_size == 1 ? 0 : 1;
+  p.v.scale_step = problem.v_scale_size == 1 ? 0 : 1;
+  p.k.token_step = problem.k_token_scales ? static_cast<int>(problem.kv_heads) : 0;
+  p.v.token_step = problem.v_token_scales ? static_cast<int>(problem.kv_heads) : 0;
   p.page_stride = problem.k.page_stride;
   p.token_stride = problem.k.token_stride;
   p.head_stride = problem.k.head_stride;

@@ -12,6 +12,7 @@ struct CacheParams {
   const void* input;   // [tokens, kv_heads, head_dim]
   const float* scale;  // null: 1
   int scale_step;      // 0: one scale for all heads, 1: one a head
+  int token_step;      // 0, or from one token's scales to the next one's
 };
 
 struct Params {

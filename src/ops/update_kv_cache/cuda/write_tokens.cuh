@@ -27,13 +27,16 @@ __device__ __forceinline__ InputVector Load(const CacheParams& cache, long long 
   return *reinterpret_cast<const InputVector*>(static_cast<const Input*>(cache.input) + element);
 }
 
-__device__ __forceinline__ void Store(const CacheParams& cache, long long element, int head,
-                                      const InputVector& in) {
-  Cache* to = static_cast<Cache*>(cache.base) + element;
+// Of a head, from its element `column` on, of the token whose place in the cache is `place`.
+__device__ __forceinline__ void Store(const Params& p, const CacheParams& cache, long long place,
+                                      int head, int column, const InputVector& in) {
+  Cache* to = static_cast<Cache*>(cache.base) + place + head * p.head_stride + column;
   if constexpr (kSameType<Input, Cache>) {
     if (cache.scale == nullptr) return StoreVector(to, in);  // bit for bit
   }
-  const float scale = cache.scale == nullptr ? 1.0f : cache.scale[head * cache.scale_step];
+  const float* scales = cache.scale;
+  if (cache.token_step != 0) scales += Quotient(place, p.token_stride) * cache.token_step;
+  const float scale = scales == nullptr ? 1.0f : scales[head * cache.scale_step];
   Vector<Cache, VECTOR> out;
 #pragma unroll
   for (int j = 0; j < VECTOR; ++j) {
@@ -102,11 +105,9 @@ class TokenWriter {
     for (int i = 0; i < kAtOnce; ++i) {
       const long long place = at_[i].token < tokens_ ? places[at_[i].token] : -1;
       if (place < 0) continue;
-      const int head = at_[i].column / kPerHead;
-      const long long to =
-          place + head * p_.head_stride + at_[i].column % kPerHead * static_cast<long long>(VECTOR);
-      Store(p_.k, to, head, k_[i]);
-      Store(p_.v, to, head, v_[i]);
+      const int head = at_[i].column / kPerHead, column = at_[i].column % kPerHead * VECTOR;
+      Store(p_, p_.k, place, head, column, k_[i]);
+      Store(p_, p_.v, place, head, column, v_[i]);
     }
   }
 
