@@ -114,8 +114,9 @@ FAMILIES = (
         + _of_kinds("DecodeOfManyPages", "bf16_f8e4m3fn__512"),
     ),
     Family(
-        "decode_cluster_sm90",
-        _words("decode_cluster_sm90.cu", CLUSTER="2 4 8 16", BOXES="0 1", LINE_ROWS="8 16")
+        "decode_cluster_sm90, decode_tokens_sm90",
+        _words("decode_tokens_sm90.cu", LINE_ROWS="8 16")
+        + _words("decode_cluster_sm90.cu", CLUSTER="2 4 8 16", BOXES="0 1", LINE_ROWS="8 16")
         + _words("decode_cluster_sm90.cu", HEAD_DIM="64 128 256 512", CACHE_TYPE="E4M3 E5M2"),
         (
             *_of_kinds("DecodeOfFewSequences", "bf16_bf16__128", "bf16_bf16_f32_64_cap"),
@@ -178,6 +179,7 @@ FAMILIES = (
     Family(
         "attend_mma",
         _words("attend_mma.cu", CACHE_TYPE="BF16 F16 E4M3 E5M2 float", BEHIND_PREFILL="0 1")
+        + _words("attend_mma.cu REDO_ONLY", BEHIND_DECODE="0 1")
         + _words("attend_mma.cu", HEAD_DIM="3 36 80 128 256 264 347 512", TILE_ROWS="16 32 64 128"),
         (
             *_of_kinds("RandomProblems", "bf16_bf16__128", "bf16_f8e4m3fn__128", seed=12, cases=4),
