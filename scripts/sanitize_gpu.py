@@ -278,7 +278,11 @@ class Run:
         if counted:
             return int(counted[1])
         return len(
-            re.findall(r"^========= (?:Invalid|Error|Barrier|Uninitialized|Unused)", text, re.M)
+            re.findall(
+                r"^========= (?:Invalid|Error(?!: No attachable process)|Barrier|Uninit|Unused)",
+                text,
+                re.M,
+            )
         )
 
     def launched(self) -> set[str]:
