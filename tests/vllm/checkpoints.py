@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import threading
 
 import other_models
 import tiny_images
@@ -15,16 +16,18 @@ class Checkpoints:
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
+        self._making = threading.RLock()  # threads share torch's random numbers
 
     def __call__(self, name: str) -> pathlib.Path:
         """The folder of a checkpoint, the name of which is its own."""
         folder = self.folder / name
-        if not folder.exists():
-            kind, _, form = name.partition(" ")
-            if form:
-                other_models.make(self._plain(kind, form), folder, form)
-            else:
-                (tiny_images if kind in tiny_images.KINDS else tiny_models).make(kind, folder)
+        with self._making:
+            if not folder.exists():
+                kind, _, form = name.partition(" ")
+                if form:
+                    other_models.make(self._plain(kind, form), folder, form)
+                else:
+                    (tiny_images if kind in tiny_images.KINDS else tiny_models).make(kind, folder)
         return folder
 
     def _plain(self, kind: str, form: str) -> pathlib.Path:

@@ -96,6 +96,13 @@ REPLACED: dict[str, dict[str, _Row]] = {
         "flash_attention": _FLASH,
     },
     "tpu_inference.kernels.flash_attention.kernel": {"flash_attention": _FLASH},
+    "tpu_inference.models.jax.qwen2_5_vl": {"apply_rotary_pos_emb_vision": "x, rotary_pos_emb"},
+    "tpu_inference.models.jax.qwen2_5_vl:Qwen2_5_VisionRotaryEmbedding": {
+        "__call__": "self, seqlen",
+    },
+    "tpu_inference.models.jax.qwen2_5_vl:Qwen2_5_VisionPatchMerger": {
+        "__init__": "self, d_model, context_dim, norm_layer, spatial_merge_size, dtype, rngs",
+    },
     "tpu_inference.layers.common.fused_moe_gmm": {"gmm_v2": _GMM},
     "tpu_inference.layers.common.linear": {
         "gmm_v2": _GMM,
