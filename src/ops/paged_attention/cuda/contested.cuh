@@ -64,18 +64,8 @@ __device__ __forceinline__ unsigned WriteContested(const Params& p, int num_seqs
     const SequenceInfo info = p.sequences[owner];
 #pragma unroll 1
     for (int head = 0; head < p.group_size; head += kDecodeTileRows) {
-      WorkItem item = {};
-      item.kind = kDecodeItem;
-      item.seq = owner;
-      item.query_begin = info.query_begin;
-      item.first_row = (token - info.query_begin) * p.group_size + head;
-      item.num_rows = Min(kDecodeTileRows, p.group_size - head);
+      WorkItem item = ItemOfToken(p, owner, info, token, head, kDecodeTileRows);
       item.rows = info.query_len * p.group_size;
-      item.first_pos = info.context_len - info.query_len;
-      const Keys keys = KeysOf(p, info, item.first_row, item.num_rows);
-      item.key_begin = keys.begin;
-      item.key_end = Max(keys.end, keys.begin);
-      item.splits = 1;
       p.items[atomicAdd(&count, 1)] = item;
     }
   }

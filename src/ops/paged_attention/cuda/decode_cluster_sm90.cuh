@@ -49,7 +49,7 @@ struct ClusterLoader : Loader {
       const SequenceInfo of = Of(seq);
 #pragma unroll 1
       for (int row = 0; row < p.group_size; row += kLineRows) {
-        Take(TileOfToken(seq, of, token, row, head), nullptr);
+        Take({ItemOfToken(p, seq, of, token, row, kLineRows), head}, nullptr);
       }
     }
   }

@@ -240,24 +240,6 @@ struct Loader {
     Take(tile, arrivals, bad);
   }
 
-  // The rows of a token from `row` on, over all keys that they see.
-  __device__ __forceinline__ Tile TileOfToken(int seq, const SequenceInfo& of, int token, int row,
-                                              int head) const {
-    Tile tile = {};
-    tile.kind = kDecodeItem;
-    tile.seq = seq;
-    tile.query_begin = of.query_begin;
-    tile.first_row = (token - of.query_begin) * p.group_size + row;
-    tile.num_rows = min(kLineRows, p.group_size - row);
-    tile.first_pos = of.context_len - of.query_len;
-    const Keys keys = KeysOf(p, of, tile.first_row, tile.num_rows);
-    tile.key_begin = keys.begin;
-    tile.key_end = max(keys.end, keys.begin);
-    tile.splits = 1;
-    tile.head = head;
-    return tile;
-  }
-
   // Whether a page of keys [begin, end) of a sequence is out of range.
   __device__ __forceinline__ bool HasBadPage(int seq, int begin, int end) const {
     bool bad = false;

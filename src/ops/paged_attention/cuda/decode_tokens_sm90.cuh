@@ -124,7 +124,7 @@ struct TokenLoader : Loader {
                                  from(of_lane.info.context_len), 0};
         const bool claimed = from(of_lane.claimed) != 0;
         if (seq >= 0) {
-          Take(TileOfToken(seq, of, token, 0, head), nullptr);
+          Take({ItemOfToken(p, seq, of, token, 0, kLineRows), head}, nullptr);
         } else {
           FillHeads<Out, kHeadDim>(p, token, head * p.group_size, p.group_size,
                                    claimed ? NaN() : 0.0f, claimed ? NaN() : -Infinity(), lane, 32);

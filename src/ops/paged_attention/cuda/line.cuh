@@ -26,6 +26,23 @@ __device__ __forceinline__ Keys KeysOf(const Params& p, const SequenceInfo& info
   return keys;
 }
 
+// At most `rows` rows of a token from `row` on, over all keys that they see.
+__device__ __forceinline__ WorkItem ItemOfToken(const Params& p, int seq, const SequenceInfo& of,
+                                                int token, int row, int rows) {
+  WorkItem item = {};
+  item.kind = kDecodeItem;
+  item.seq = seq;
+  item.query_begin = of.query_begin;
+  item.first_row = (token - of.query_begin) * p.group_size + row;
+  item.num_rows = min(rows, p.group_size - row);
+  item.first_pos = of.context_len - of.query_len;
+  const Keys keys = KeysOf(p, of, item.first_row, item.num_rows);
+  item.key_begin = keys.begin;
+  item.key_end = max(keys.end, keys.begin);
+  item.splits = 1;
+  return item;
+}
+
 // Rows of a tile. What computes them knows that when it is compiled.
 __device__ __forceinline__ int LineRows([[maybe_unused]] const Params& p) {
 #ifdef LINE_ROWS
