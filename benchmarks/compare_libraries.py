@@ -105,7 +105,8 @@ def main() -> None:
         return
     start = time.monotonic()
     builds = [Build(*spec.split("=", 1)) for spec in options.builds]
-    wanted = [c for c in cases.CASES if options.shapes.search(f"{c.regime}: {c.name}")]
+    known = [*cases.CASES, *cases.SERVED]
+    wanted = [c for c in known if options.shapes.search(f"{c.regime}: {c.name}")]
     for case in [*wanted, *cases.random_cases(options.random, options.seed)]:
         if time.monotonic() - start > options.seconds:
             print("no time for the rest")

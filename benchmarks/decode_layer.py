@@ -6,8 +6,9 @@ One jitted step of --layers layers, each with a bf16 cache of its own, donated: 
 one new token a sequence and attends over CONTEXT, and an addition; and the same without the call.
 Printed: the difference, in us a layer, least and median of 20 runs of 10 steps. 32 query heads, 8
 kv heads, head_dim 128, pages in random order. A server's step is padded: --max-seqs 256 --longest
-2048 --page 32 is what vLLM's is by default with --max-model-len 2048. --products 4 multiplies by as
-many matrices of 32 MB a layer, so that the call finds nothing in L2, as behind a model's weights.
+2048 --page 32 --tokens 16 is what vLLM's is by default with --max-model-len 2048. --products 4
+multiplies by as many matrices of 32 MB a layer, so that the call finds nothing in L2, as behind a
+model's weights.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ SHAPES = [(1, 512), (16, 512), (16, 2048), (64, 512), (256, 512), (64, 4096)]
 def step_times(sequences: int, context: int, args, attend: bool) -> list[float]:
     """Seconds of a step, each the mean of ten."""
     rng = np.random.default_rng(0)
+    tokens = max(sequences, args.tokens)
 
     def normal(heads: int) -> jax.Array:
-        return jnp.asarray(rng.standard_normal((sequences, heads, HEAD_DIM)), jnp.bfloat16)
+        return jnp.asarray(rng.standard_normal((tokens, heads, HEAD_DIM)), jnp.bfloat16)
 
     queries, keys, values = normal(Q_HEADS), normal(KV_HEADS), normal(KV_HEADS)
     each = -(-context // args.page)
@@ -56,7 +58,7 @@ def step_times(sequences: int, context: int, args, attend: bool) -> list[float]:
         updated = []
         for cache, of_layer in zip(caches, matrices, strict=True):
             for matrix in of_layer:
-                hidden += (hidden.reshape(sequences, -1) @ matrix).reshape(hidden.shape)
+                hidden += (hidden.reshape(tokens, -1) @ matrix).reshape(hidden.shape)
             out = hidden * jnp.bfloat16(0.5)
             if attend:
                 out, cache = ragged_paged_attention_v3(
@@ -83,6 +85,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--products", type=int, default=0, help="of 32 MB matrices, a layer")
     parser.add_argument("--page", type=int, default=16, help="tokens of a page")
+    parser.add_argument("--tokens", type=int, default=0, help="of a step, at least")
     parser.add_argument("--max-seqs", type=int, default=0, help="rows of the tables, at least")
     parser.add_argument(
         "--longest", type=int, default=0, help="tokens a table's row is for, at least"

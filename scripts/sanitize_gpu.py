@@ -117,7 +117,8 @@ FAMILIES = (
         "decode_cluster_sm90, decode_tokens_sm90",
         _words("decode_tokens_sm90.cu", LINE_ROWS="8 16")
         + _words("decode_cluster_sm90.cu", CLUSTER="2 4 8 16", BOXES="0 1", LINE_ROWS="8 16")
-        + _words("decode_cluster_sm90.cu", HEAD_DIM="64 128 256 512", CACHE_TYPE="E4M3 E5M2"),
+        + _words("decode_cluster_sm90.cu", HEAD_DIM="64 128 256 512", CACHE_TYPE="E4M3 E5M2")
+        + _words("decode_cluster_sm90.cu MANY_SEQS", BOXES="0 1", LINE_ROWS="8 16"),
         (
             *_of_kinds("DecodeOfFewSequences", "bf16_bf16__128", "bf16_bf16_f32_64_cap"),
             *_of_kinds("DecodeOfFewSequences", "f16_f16__128_cap", "bf16_f8e4m3fn__128"),
@@ -226,9 +227,10 @@ FAMILIES = (
     ),
     Family(
         "ragged_paged_attention_v3",
-        ("append.cu", "append.cu UNALIGNED"),
+        ("append.cu", "append.cu UNALIGNED", "append.cu APPEND_ALONE"),
         (
             Tests(V3, "*RandomProblems", 1),
+            Tests(V3, "*ServedSteps", 1),
             Tests(V3, "*StartAnywhere"),
             Tests(V3, "*WrongIndices*:*AGraph*"),
         ),

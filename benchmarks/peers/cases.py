@@ -45,6 +45,10 @@ class Case:
     asked: dict[str, float | None] = dataclasses.field(default_factory=dict)  # AGAINST, RATES
     sustained: bool = False  # also back to back, at the power limit
     update: bool = False
+    # At least, of our own call alone: tokens, sequences that there is room for, and keys of each.
+    tokens: int = 0
+    room: int = 0
+    table: int = 0
 
     @property
     def decode(self) -> bool:
@@ -232,6 +236,26 @@ def _table() -> list[Case]:
 
 
 CASES = _table()
+
+
+def _served() -> list[Case]:
+    """Decode steps of a server: padded to 16 tokens, with room for 256 sequences of 2048 keys."""
+    shapes = [
+        (320, {}),
+        (1500, {}),
+        (320, {"q_heads": 32, "kv_heads": 4}),
+        (320, {"q_heads": 4, "kv_heads": 2}),
+        (4000, {"table": 8192}),
+    ]
+    padded = {"tokens": 16, "room": 256, "table": 2048}
+    return [
+        dataclasses.replace(_decode("Served steps", n, context, **more), **(padded | more))
+        for context, more in shapes
+        for n in (1, 4, 8, 16)
+    ]
+
+
+SERVED = _served()  # of our own builds alone
 
 
 def random_cases(count: int, seed: int) -> list[Case]:

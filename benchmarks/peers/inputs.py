@@ -57,14 +57,19 @@ class Inputs:
         self.keys, self.values = list(both[0]), list(both[1])
         if case.update:
             return
-        self.q = _filled((sum(case.queries), case.q_heads, case.head_dim), self.dtype, device, 3)
+        tokens = max(sum(case.queries), case.tokens)
+        self.q = _filled((tokens, case.q_heads, case.head_dim), self.dtype, device, 3)
         order = torch.randperm(self.pages, generator=torch.Generator().manual_seed(2)).int()
-        tables = torch.zeros(len(pages), max(pages), dtype=torch.int32)
-        for row, part in zip(tables, order.split(pages), strict=True):
+        width = max(*pages, -(-case.table // case.page))
+        tables = torch.zeros(max(len(pages), case.room), width, dtype=torch.int32)
+        for row, part in zip(tables, order.split(pages), strict=False):
             row[: len(part)] = part
-        self.host_starts = torch.tensor([0, *accumulate(case.queries)], dtype=torch.int32)
+        empty = [0] * (len(tables) - len(pages))  # sequences
+        self.host_starts = torch.tensor(
+            [0, *accumulate((*case.queries, *empty))], dtype=torch.int32
+        )
         self.host_page_starts = torch.tensor([0, *accumulate(pages)], dtype=torch.int32)
-        self.host_lens = torch.tensor(case.contexts, dtype=torch.int32)
+        self.host_lens = torch.tensor([*case.contexts, *empty], dtype=torch.int32)
         self.host_last = (self.host_lens - 1) % case.page + 1
         self.page_order = order.to(device)
         self.host_tables, self.tables = tables, tables.to(device)

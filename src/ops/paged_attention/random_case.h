@@ -62,6 +62,8 @@ struct CaseSpec {
   bool v_token_scales = false;
   int64_t non_finite = 0;  // elements of keys and values that are NaN or infinite
   bool disorder = false;   // Disorder of the indices
+  bool crowd = false;      // Crowd of them
+  bool tight = false;      // there are only the pages that contexts take, and the spare ones
   int64_t shift = 0;       // elements by which tensors start past a multiple of 16 bytes
 
   std::string ToString() const {
@@ -73,7 +75,18 @@ struct CaseSpec {
                   sliding_window, " cap ", soft_cap, " causal ", causal, " sinks ", sinks,
                   " k_scale ", k_scale_size, " v_scale ", v_scale_size, " token scales ",
                   k_token_scales, v_token_scales, " non_finite ", non_finite, " disorder ",
-                  disorder, " shift ", shift, " max_query_len ", max_query_len);
+                  disorder, " crowd ", crowd, " max_seqs ", max_seqs, " padding ", padding_rows,
+                  " shift ", shift, " max_query_len ", max_query_len);
+  }
+  int64_t NumTokens() const {
+    return std::accumulate(query_lens.begin(), query_lens.end(), padding_rows);
+  }
+  int64_t NumPages() const {
+    int64_t pages = tight ? 0 : max_seqs * max_pages;
+    for (size_t i = 0; tight && i < context_lens.size(); ++i) {
+      pages += (context_lens[i] + page_size - 1) / page_size;
+    }
+    return pages + spare_pages;
   }
 };
 
@@ -91,6 +104,48 @@ inline void Disorder(int32_t* starts, int32_t* context_lens, int64_t used, std::
   for (int64_t i = 0; i < s; ++i) {
     if (starts[i + 1] > starts[s]) context_lens[i] = INT32_MAX;
   }
+}
+
+// Makes sequences begin and end anywhere, so that many claim the same tokens, some of them with a
+// wrong length.
+inline void Crowd(int32_t* starts, int32_t* context_lens, int64_t used, int64_t tokens,
+                  std::mt19937_64& rng) {
+  const auto in = IntegersOf(rng);
+  for (int64_t s = 0; s < used; ++s) {
+    starts[s] = static_cast<int32_t>(in(-1, tokens + 1));
+    if (in(0, 4) == 0) context_lens[s] = -1;
+  }
+}
+
+// Makes of a case a step of a server: few tokens, with padding, and room for more sequences than a
+// warp has lanes, most of which have no tokens.
+inline void MakeServedStep(CaseSpec& s, int64_t longest, std::mt19937_64& rng) {
+  const auto in = IntegersOf(rng);
+  s.page_size = in(0, 2) == 0 ? in(1, 40) : 8 * in(1, 5);
+  s.max_seqs = in(0, 4) == 0 ? in(261, 1024) : in(33, 260);
+  // Those with tokens come first, or lie between others.
+  const bool first = in(0, 1) == 0;
+  int64_t left = in(0, 9) == 0 ? 1 : in(1, 16);
+  s.padding_rows = in(0, 1) == 0 ? 16 - left : in(0, 16 - left);
+  s.query_lens.assign(static_cast<size_t>(first ? left : in(left, s.max_seqs)), 0);
+  s.context_lens.clear();
+  for (size_t i = 0; i < s.query_lens.size(); ++i) {
+    s.context_lens.push_back(in(0, 19) == 0 ? in(0, 20) : 0);
+  }
+  const auto used = static_cast<int64_t>(s.query_lens.size());
+  for (int64_t i = 0; left > 0; ++i) {
+    const auto seq = static_cast<size_t>(first ? i : in(0, used - 1));
+    const int64_t tokens = in(0, 5) == 0 ? in(1, left) : 1;
+    s.query_lens[seq] += tokens;
+    s.context_lens[seq] = in(s.query_lens[seq], longest);
+    left -= tokens;
+  }
+  // Others take what sees few keys.
+  s.max_pages = (in(0, 3) == 0 ? longest : std::max<int64_t>(longest, 1100)) / s.page_size + 1;
+  s.spare_pages = in(0, 2);
+  s.tight = true;
+  s.disorder = in(0, 7) == 0;
+  s.crowd = !s.disorder && in(0, 4) == 0;
 }
 
 // Lengths and pages of the case's sequences; poison for the others and past each context.
@@ -116,6 +171,7 @@ inline void FillIndices(const CaseSpec& s, int64_t num_pages, int32_t unused_sta
     }
   }
   if (s.disorder) Disorder(starts, context_lens, sequences, rng);
+  if (s.crowd) Crowd(starts, context_lens, sequences, s.NumTokens(), rng);
 }
 
 // A key or value that is not finite at a token that the last query row of a sequence sees, if any
@@ -194,15 +250,14 @@ class Case {
     }
   }
 
-  int64_t num_pages() const { return spec_.max_seqs * spec_.max_pages + spec_.spare_pages; }
+  int64_t num_pages() const { return spec_.NumPages(); }
 
   void MakeTensors() {
     const CaseSpec& s = spec_;
     const auto make = [&s](DType dtype, std::vector<int64_t> dims) {
       return OwnedTensor(dtype, std::move(dims), kLeastAlignment, s.shift);
     };
-    int64_t tokens = s.padding_rows;
-    for (int64_t n : s.query_lens) tokens += n;
+    const int64_t tokens = s.NumTokens();
     const int64_t q_heads = s.kv_heads * s.group_size;
     query = make(s.query_dtype, {tokens, q_heads, s.head_dim});
     switch (s.layout) {

@@ -93,12 +93,11 @@ class Case {
   OwnedTensor out, new_cache;
 
  private:
-  int64_t num_pages() const { return spec_.max_seqs * spec_.max_pages + spec_.spare_pages; }
+  int64_t num_pages() const { return spec_.NumPages(); }
 
   void MakeTensors() {
     const CaseSpec& s = spec_;
-    int64_t tokens = s.padding_rows;
-    for (int64_t n : s.query_lens) tokens += n;
+    const int64_t tokens = s.NumTokens();
     const int64_t packing = 4 / DTypeSize(s.cache_dtype);
     const int64_t heads = RoundUp(side_by_side_ ? s.kv_heads : 2 * s.kv_heads, packing);
     const int64_t width = RoundUp(s.head_dim, 128);

@@ -12,6 +12,15 @@
 
 namespace xla_gpu::paged_attention {
 
+// Whose tiles there are. Behind a launch that has taken the prefill items those that it has left go
+// decode's way, 16 rows at a time: they are few. Behind a decode launch its items are tokens that
+// several sequences claim: seldom, and prefill's way is right for them too.
+#ifdef REDO_ONLY
+inline constexpr bool kPrefills = false, kDecodes = true;
+#else
+inline constexpr bool kPrefills = true, kDecodes = BEHIND_DECODE == 0;
+#endif
+
 extern "C" __global__ void __launch_bounds__(kAttendThreads, MIN_BLOCKS)
     paged_attention_attend(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) char tiles[];
@@ -22,26 +31,28 @@ extern "C" __global__ void __launch_bounds__(kAttendThreads, MIN_BLOCKS)
   ZeroPadding(tiles, kTilesBytes);
   __syncthreads();
   Attend<Out, kHeadDim, BEHIND_PREFILL != 0>(p, [&](const Tile& tile, auto fetch_next) {
-    // Behind a decode launch its items are tokens that several sequences claim: seldom, and
-    // prefill's way is right for them too.
-    if (BEHIND_DECODE || tile.kind == kPrefillItem) {
-      for (int row = 0; row < tile.num_rows; row += kTileRows) {  // once, but for the launch before
-        if (row > 0) __syncthreads();
-        Tile part = tile;
+    const bool prefills =
+        kPrefills && (!kDecodes || (tile.kind == kPrefillItem && tile.again == 0));
+    const auto run = [&](const Tile& of, bool careful, auto fetch_once) {
+      if constexpr (!kPrefills) return RunDecode(p, of, careful, fetch_once, tiles, extra.decode);
+      if constexpr (!kDecodes) return RunPrefill(p, of, careful, fetch_once, tiles, extra.prefill);
+      return prefills ? RunPrefill(p, of, careful, fetch_once, tiles, extra.prefill)
+                      : RunDecode(p, of, careful, fetch_once, tiles, extra.decode);
+    };
+    const int rows = BEHIND_PREFILL ? tile.num_rows : 1;  // once, but for the launch before
+    const int tile_rows = prefills ? kTileRows : kDecodeTileRows;
+    for (int row = 0; row < rows; row += tile_rows) {
+      if (row > 0) __syncthreads();
+      Tile part = tile;
+      if (BEHIND_PREFILL) {
         part.first_row += row;
-        part.num_rows = min(tile.num_rows - row, kTileRows);
-        bool careful = false;
-        const auto fetch_once = [&] {
-          if (row == 0 && !careful) fetch_next();
-        };
-        while (RunPrefill(p, part, careful, fetch_once, tiles, extra.prefill)) careful = true;
+        part.num_rows = min(tile.num_rows - row, tile_rows);
       }
-    } else {
       bool careful = false;
       const auto fetch_once = [&] {
-        if (!careful) fetch_next();
+        if (row == 0 && !careful) fetch_next();
       };
-      while (RunDecode(p, tile, careful, fetch_once, tiles, extra.decode)) careful = true;
+      while (run(part, careful, fetch_once)) careful = true;
     }
     if constexpr (kHeadDim != kPadded) {  // queries and sums lay where the stages' padding is
       __syncthreads();

@@ -66,6 +66,11 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
         add(MakeLaunches(scaled, *ChooseConfig(scaled, device)).attend[0].spec);
       }
       if (c.cache != kBF16 || c.head_dim != 128) continue;
+      if (tokens == c.max_seqs) {  // of many sequences that there is room for
+        Problem served = problem;
+        served.max_seqs = 256;
+        add(MakeLaunches(served, *ChooseConfig(served, device)).attend[0].spec);
+      }
       add(MakeLaunches(problem, *ChooseConfig(problem, device, /*aligned=*/false)).attend[0].spec);
     }
   }

@@ -13,6 +13,7 @@ namespace {
 
 using testing::Contains;
 using testing::IsSupersetOf;
+using testing::Not;
 
 TEST(ConfigDecode, HopperDecodesInALaunchOfItsOwn) {
   Problem problem = MakeProblem();
@@ -36,7 +37,7 @@ TEST(ConfigDecode, HopperDecodesInALaunchOfItsOwn) {
   // Sizes are parameters: no other kernel is compiled for them.
   problem.page_size = 24;
   problem.sliding_window = 1000;
-  problem.tokens = 7;
+  problem.tokens = 60;
   EXPECT_EQ(MakeLaunches(problem, Choose(problem, kH200)).attend[0].spec.defines,
             l.attend[0].spec.defines);
   EXPECT_FALSE(takes(MakeProblem(), kA100));
@@ -205,7 +206,15 @@ TEST(ConfigDecode, HopperDecodesFewTokensInClusters) {
                         {"eight, a window", 8, 8, 8, 131072, 8, 16384},
                         {"eight, a long window", 8, 8, 8, 131072, 0, 16400},
                         {"nine", 9, 9, 8, 1024, 0},
-                        {"room for too many", 8, 33, 8, 1024, 0},
+                        {"room for many", 8, 33, 8, 1024, 8},
+                        {"room for too many", 8, 1025, 8, 1024, 0},
+                        {"a served step", 16, 256, 8, 8192, 8},
+                        {"a served step, too long", 16, 256, 8, 8208, 0},
+                        {"a served step, four heads", 16, 256, 4, 8192, 16},
+                        {"a served step, two heads", 16, 256, 2, 2048, 16},
+                        {"a served step, few keys", 16, 256, 8, 512, 1},
+                        {"nine of ten", 9, 10, 8, 1024, 8},
+                        {"17", 17, 256, 8, 1024, 0},
                         {"two heads", 1, 1, 2, 32768, 16},
                         {"two heads, too long", 1, 1, 2, 32784, 0},
                         {"four heads", 1, 1, 4, 131072, 16},
@@ -229,13 +238,16 @@ TEST(ConfigDecode, HopperDecodesFewTokensInClusters) {
       const Config config = Choose(problem, kH200);
       EXPECT_TRUE(config.decode_launch);
       EXPECT_EQ(config.decode_cluster, c.blocks);
-      if (c.blocks == 0) continue;
+      if (c.blocks < 2) continue;
       const Launches l = MakeLaunches(problem, config);
       ASSERT_EQ(l.attend.size(), 1u);
       EXPECT_EQ(l.attend[0].spec.source, "src/ops/paged_attention/cuda/decode_cluster_sm90.cu");
       EXPECT_THAT(l.attend[0].spec.defines, Contains(StrCat("CLUSTER=", c.blocks)));
       EXPECT_THAT(l.attend[0].spec.defines, Contains(StrCat("LINE_ROWS=", group == 4 ? 8 : 16)));
+      const testing::Matcher<const std::vector<std::string>&> many = Contains("MANY_SEQS");
+      EXPECT_THAT(l.attend[0].spec.defines, c.max_seqs > 32 ? many : Not(many));
       EXPECT_EQ(l.attend[0].config.grid[0], c.blocks * c.kv_heads);
+      EXPECT_EQ(l.attend[0].config.programmatic, c.max_seqs > 32);
       EXPECT_LE(l.attend[0].config.dynamic_shared_bytes, kH200.max_shared_memory_per_block);
     }
     EXPECT_EQ(Choose(problem, kB200).decode_cluster, 0);
@@ -341,7 +353,7 @@ TEST(ConfigDecode, HopperTakesTokensOfFewKeysWhole) {
                 kH200.max_shared_memory_per_block + 1024);
       EXPECT_EQ(Choose(problem, kB200).decode_cluster, 0);
       problem.page_size = 20;  // no boxes
-      EXPECT_EQ(Choose(problem, kH200).decode_cluster, 0);
+      EXPECT_NE(Choose(problem, kH200).decode_cluster, 1);
       problem.page_size = 16;
     }
   }

@@ -169,7 +169,8 @@ std::vector<int> ClusterSizes(const Problem& problem, const cuda::DeviceInfo& de
   };
   // Of wide heads there is no room for more rows.
   const bool fits = problem.head_dim <= 128 || ClusterRows(problem) < kDecodeTileRows;
-  if (fits && problem.tokens <= 8 && problem.max_seqs <= sm90::kClusterSeqs) {
+  if (fits && problem.tokens <= sm90::kClusterTokens &&
+      problem.max_seqs <= sm90::kMostClusterSeqs) {
     // Clusters do not reach every multiprocessor. One of 16 blocks has a GPC to itself, and some
     // GPCs lack multiprocessors: of 132 in GPCs of at most 18 five have 16.
     for (const int blocks : {16, 8, 4, 2}) {
@@ -200,7 +201,10 @@ int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device,
   constexpr int64_t kMostElements = int64_t{512} * 128;
   const bool whole = sizes.back() == 1 && SeenKeys(problem) * problem.head_dim <= kMostElements;
   const int64_t blocks = sizes[0];
-  if (blocks == 1) return whole ? 1 : 0;
+  // Of more tokens all have to be busy, unless most are padding: a served step has room for more
+  // sequences.
+  const bool few = problem.tokens <= 8 || (!whole && problem.tokens < problem.max_seqs);
+  if (blocks == 1 || !few) return whole ? 1 : 0;
   // Half of the multiprocessors read nearly as fast as all of them; of fp8 they compute half as
   // fast.
   const int64_t fast_keys = IsFloat8(problem.cache_dtype) ? 16384 : 131072;
@@ -255,6 +259,7 @@ Share Take(const Problem& problem, const cuda::DeviceInfo& device, const Choice&
   if (config.decode_cluster > 1) {
     config.decode_workers = config.decode_cluster * static_cast<int>(problem.kv_heads);
     config.tile_blocks = 2;
+    config.many_seqs = problem.max_seqs > sm90::kClusterSeqs;
   }
   // Never kRest: Config describes the last launch also where decode takes all.
   return config.prefill_launch || config.decode_launch ? Share::kSome : Share::kNone;
@@ -281,6 +286,7 @@ void Launch(const Problem& problem, const Config& config, std::vector<KernelLaun
                                     StrCat("PAIRS=", pairs ? 1 : 0)};
     if (cluster) own.insert(own.begin(), StrCat("CLUSTER=", config.decode_cluster));
     const bool whole = config.decode_cluster == 1;
+    if (config.many_seqs) own.push_back("MANY_SEQS");
     add(problem,
         whole     ? "decode_tokens_sm90.cu"
         : cluster ? "decode_cluster_sm90.cu"

@@ -28,6 +28,7 @@ inline constexpr int kOwnChunks =
 struct DecodeShared {
   float max[kDecodeTileRows][kGroups];
   float sum[kDecodeTileRows][kGroups];
+  bool changes[kDecodeTileRows][kAttendWarps];  // not so: all warps find that the row stays
 };
 
 // Two neighbouring elements of a query row; zeros from its end on.
@@ -209,6 +210,25 @@ __device__ __forceinline__ void AddKeys(const Params& p, const Tile& tile, bool 
   }
 }
 
+// Whether a row stays as the prefill launch has written it (Tile::again), by what this warp has:
+// the sums of its keys and dimensions are finite, and the row is not marked.
+__device__ __forceinline__ bool StaysAsWritten(const Params& p, const Tile& tile, int row,
+                                               const float (&o)[kOutTiles][4], int half,
+                                               float sum) {
+  float doubt = sum * 0.0f;  // 0, or NaN
+#pragma unroll
+  for (int t = 0; t < kOutTiles; ++t) {
+    doubt = fmaf(o[t][2 * half], 0.0f, fmaf(o[t][2 * half + 1], 0.0f, doubt));
+  }
+  if (row < tile.num_rows) {
+    doubt +=
+        0.0f * (tile.splits > 1
+                    ? __ldcg(p.partial_sum + PartialRow(p, tile, row))
+                    : ToFloat(static_cast<const Out*>(p.out)[QueryRow(p, tile, row) * kHeadDim]));
+  }
+  return QuadSum(doubt) == 0.0f;
+}
+
 // Merges the warps' results, in a fixed order, and writes the rows. Each warp puts those rows
 // that exist where its stages were.
 __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, char* shared,
@@ -224,6 +244,10 @@ __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, ch
   for (int h = 0; h < 2; ++h) {
     const int row = lane / 4 + h * 8;
     const float sum = QuadSum(rows[h].sum);
+    if (BEHIND_PREFILL && tile.again != 0) {
+      const bool stays = StaysAsWritten(p, tile, row, o, h, sum);
+      if (lane % 4 == 0) extra.changes[row][warp] = !stays;
+    }
     if (row >= tile.num_rows) continue;
     if (lane % 4 == 0 && OwnPart() == 0) {
       extra.max[row][Group()] = MaxLogit(rows[h]);
@@ -257,6 +281,12 @@ __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, ch
   for (int i = threadIdx.x; i < tile.num_rows * kVectors; i += kAttendThreads) {
     const int row = i / kVectors, d = i % kVectors * kVector;
     const int part = kParts == 1 ? 0 : d / kOwnDims;
+    if (BEHIND_PREFILL && tile.again != 0) {
+      bool changes = false;
+#pragma unroll
+      for (const bool of_warp : extra.changes[row]) changes |= of_warp;
+      if (!changes) continue;
+    }
     float factors[kGroups];
     const bool sees =
         WeighWarps(p, tile, row, extra.max[row], extra.sum[row], logit_factor, d == 0, factors);

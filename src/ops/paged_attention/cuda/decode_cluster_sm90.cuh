@@ -11,7 +11,7 @@
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_CLUSTER_SM90_CUH_
 
 #include "src/ops/paged_attention/cuda/decode_sm90_compute.cuh"
-#include "src/ops/paged_attention/cuda/finish.cuh"
+#include "src/ops/paged_attention/cuda/decode_sm90_owners.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
 
@@ -23,14 +23,15 @@ struct ClusterLengths {
   int context;
 };
 
-__device__ __forceinline__ ClusterLengths ReadLengths(const Params& p) {
-  const int lane = threadIdx.x % 32;
-  const int seq = min(lane, p.max_seqs - 1);
-  return {LoadIndex(p.num_seqs), LoadIndex(p.query_start_loc + seq),
-          LoadIndex(p.query_start_loc + seq + 1), LoadIndex(p.context_lens + seq)};
+__device__ __forceinline__ ClusterLengths ReadLengths(const Params& p, int lane_seq) {
+  const int seq = min(lane_seq, p.max_seqs - 1);
+  // Where the launch has not waited for the one before, the L1 may hold what an earlier call read.
+  const auto load = [](const int* x) { return kManySeqs ? __ldcg(x) : LoadIndex(x); };
+  return {load(p.num_seqs), load(p.query_start_loc + seq), load(p.query_start_loc + seq + 1),
+          load(p.context_lens + seq)};
 }
 
-struct ClusterLoader : Loader {
+struct ClusterLoader : OwnerLoader {
   // The last rows of each token go to the last sequence that has it, in tiles without splits.
   __device__ __forceinline__ void LoadContested(int rank, int head, int num_seqs, bool& valid) {
 #pragma unroll 1
@@ -76,39 +77,83 @@ struct ClusterLoader : Loader {
     if (lane == 0) shared.has_fills = 1;
   }
 
+  // Gives the lanes the sequences that claim rows, in order; how many do: all that do have a lane
+  // unless those are more than there are lanes.
+  __device__ __forceinline__ int FindClaims(int num_seqs) {
+    constexpr int kAtOnce = 4;  // loads of a lane that do not wait for each other
+    int count = 0;
+#pragma unroll 1
+    for (int first = 0; first < num_seqs; first += 32 * kAtOnce) {
+      int begin[kAtOnce], end[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int seq = min(first + i * 32 + lane, num_seqs - 1);
+        begin[i] = LoadIndex(p.query_start_loc + seq);
+        end[i] = LoadIndex(p.query_start_loc + seq + 1);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int seq = first + i * 32;  // lane 0's
+        const bool claims = seq + lane < num_seqs && max(begin[i], 0) < min(end[i], p.tokens);
+        for (unsigned rest = __ballot_sync(kAllLanes, claims); rest != 0; rest &= rest - 1) {
+          if (lane == count++) lane_seq = seq + __ffs(static_cast<int>(rest)) - 1;
+        }
+      }
+    }
+    return Uniform(count);
+  }
+
   // Of a token of one sequence the line is known at once.
-  __device__ __forceinline__ void RunToken(int context, int rank, int head) {
-    const SequenceInfo info = {0, 1, context, 0};
+  __device__ __forceinline__ void RunToken(const SequenceInfo& info, int rank, int head) {
     const LinePart part = LinePartOf(p, info);
     const LineCuts cuts(RangesOf(p, kClusterBlocks, part.tile_length));
     if (rank < cuts.ranges) LoadTile(info, part, 0, 0, 0, rank, cuts, head);
     LoadKeys();
+    if constexpr (kManySeqs) {
+      FindFills({1, info.query_begin, info.query_begin + 1, info.context_len}, 1, true);
+    }
     Stop();
   }
 
-  __device__ __forceinline__ void Run(const ClusterLengths& lengths, int rank, int head) {
-    if (p.max_seqs == 1 && p.tokens == 1 && p.group_size <= kLineRows && lengths.num_seqs == 1 &&
-        lengths.begin == 0 && lengths.end == 1 && lengths.context >= 0 &&
+  __device__ __forceinline__ void Run(ClusterLengths& lengths, int rank, int head) {
+    if (!kManySeqs && p.max_seqs == 1 && p.tokens == 1 && p.group_size <= kLineRows &&
+        lengths.num_seqs == 1 && lengths.begin == 0 && lengths.end == 1 && lengths.context >= 0 &&
         lengths.context <= p.max_context) {
-      return RunToken(Uniform(lengths.context), rank, head);
+      return RunToken({0, 1, Uniform(lengths.context), 0}, rank, head);
+    }
+    if constexpr (kManySeqs) {
+      const int begin = Uniform(lengths.begin), end = Uniform(lengths.end);
+      const int context = Uniform(lengths.context);
+      if (p.group_size <= kLineRows && lengths.num_seqs == 1 && end - begin == 1 &&
+          AreValid(p, begin, end, context)) {
+        return RunToken({begin, 1, context, 0}, rank, head);
+      }
     }
     // Loops over what the compiler does not know to be the same in all lanes are of lanes that
     // part.
-    const int num_seqs = Uniform(min(max(lengths.num_seqs, 0), p.max_seqs));
+    const int seqs = Uniform(min(max(lengths.num_seqs, 0), p.max_seqs));
+    int num_seqs = seqs;  // a lane each
+    if (kManySeqs && seqs > kClusterSeqs) {
+      num_seqs = FindClaims(seqs);
+      lengths = ReadLengths(p, lane_seq);
+    }
     bool valid = lane < num_seqs && AreValid(p, lengths.begin, lengths.end, lengths.context);
     const LaneSequence found = FindSequences(p, valid, lengths.begin, lengths.end, lengths.context);
     LookAt(0, found.info);
-    const bool contested = found.contested;
+    const bool contested = found.contested || (kManySeqs && num_seqs > kClusterSeqs);
     const int line = __shfl_sync(kAllLanes, info.line_end, 31);
     const int rows = __reduce_add_sync(kAllLanes, info.query_len);
     const LineCuts cuts(RangesOf(p, kClusterBlocks, line));
-    if (contested) {
+    if (kManySeqs && contested) {
+      const Owner of_lane = FindOwner(min(lane, p.tokens - 1), seqs, false);
+      TakeTokens(of_lane, 0, rank, p.tokens, kClusterBlocks, head);
+    } else if (contested) {
       LoadContested(rank, head, num_seqs, valid);
     } else if (line > 0 && rank < cuts.ranges) {
       LoadRange(rank, cuts, num_seqs, head);
     }
     LoadKeys();
-    if (contested || rows < p.tokens) {
+    if (kManySeqs ? !contested && rows < p.tokens : contested || rows < p.tokens) {
       FindFills(lengths, num_seqs, valid);
     }
     Stop();
@@ -194,7 +239,8 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
   Place<1> sums;
   Place<DecodeMemory::kSlots> next;
   bool more = LoadQueriesOfNext(p, shared, next, thread);
-  WaitForCluster();  // for the barriers of the other blocks
+  WaitForCluster();                                  // for the barriers of the other blocks
+  if constexpr (kManySeqs) WaitForLaunchesBefore();  // so that who waits for this launch waits too
   while (more) {
     const Place<DecodeMemory::kSlots> at = next;
     next.Next();
@@ -308,9 +354,10 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
   const int warp = Uniform(threadIdx.x / 32);
   const int rank = static_cast<int>(blockIdx.x % kClusterBlocks);
   const int head = static_cast<int>(blockIdx.x / kClusterBlocks);
+  if (kManySeqs && p.appended == 0) WaitForLaunchesBefore();
   ClusterLengths lengths = {};
   if (warp == kLineWarps) {
-    lengths = ReadLengths(p);
+    lengths = ReadLengths(p, threadIdx.x % 32);
   } else if (warp == 0) {
     if (threadIdx.x == 0) {
       shared.has_fills = 0;
@@ -321,6 +368,7 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
       InitDecodeBarriers(shared);
     }
   } else if (warp == 1) {
+    if (kManySeqs && threadIdx.x % 32 == 0) __threadfence();  // empties it
     if (kBoxes && threadIdx.x % 32 < (kPairs ? 1 : 2)) {
       PrefetchMap(threadIdx.x % 32 == 0 ? &key_boxes : &value_boxes);
     }
@@ -328,7 +376,8 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
     // The page numbers, while the lengths are on their way.
     constexpr int kLine = 32;
     const long long at = static_cast<long long>(threadIdx.x - 64) * kLine;
-    if (at < static_cast<long long>(p.max_seqs) * p.max_pages) {
+    const int seqs = kManySeqs ? p.tokens : p.max_seqs;  // likely to have rows
+    if (at < static_cast<long long>(seqs) * p.max_pages) {
       asm volatile("prefetch.global.L2 [%0];" ::"l"(p.block_tables + at));
     }
   }
@@ -339,7 +388,7 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
   if (warp < kLineWarps) {
     ComputePieces(p, shared, warp);
   } else if (warp == kLineWarps) {
-    ClusterLoader{{p, shared, {p, key_boxes, value_boxes, shared}}}.Run(lengths, rank, head);
+    ClusterLoader{{{p, shared, {p, key_boxes, value_boxes, shared}}}}.Run(lengths, rank, head);
   } else if (!kBoxes && warp < kFirstWriteWarp) {
     CopyKeys(p, shared, warp - kLineWarps - 1);
   } else {

@@ -19,6 +19,11 @@ inline constexpr int kClusterBlocks = CLUSTER;  // blocks that share a head: dec
 inline constexpr int kClusterBlocks = 0;
 #endif
 inline constexpr bool kTokens = kClusterBlocks == 1;  // decode_tokens_sm90.cuh
+#ifdef MANY_SEQS
+inline constexpr bool kManySeqs = true;  // room for more than a warp has lanes, in clusters
+#else
+inline constexpr bool kManySeqs = false;
+#endif
 inline constexpr int kLineWarps = kTokens ? kTokenWarps : kDecodeWarps;
 inline constexpr int kFirstWriteWarp = FirstWriteWarp(kBoxes, kLineWarps);
 inline constexpr int kWriteWarps = kTokens ? kTokenWriteWarps : WriteWarps(kLineRows, kBoxes);

@@ -84,7 +84,8 @@ struct Loader {
         tile.key_end > tile.key_begin
             ? (tile.key_end - first_key + DecodeMemory::kStageKeys - 1) / DecodeMemory::kStageKeys
             : 0;
-    const bool waits = kClusterBlocks == 0 && p.appended != 0;  // clusters are launched behind it
+    // Clusters for few sequences are launched behind it.
+    const bool waits = (kClusterBlocks == 0 || kManySeqs) && p.appended != 0;
     KeyBoxes::Piece next;
     if constexpr (kBoxes) {
       next = boxes.Look(tile, slot.index, first_key, stages);
@@ -133,6 +134,7 @@ struct Loader {
   SequenceInfo info = {};
   LinePart part = {};
   int first_seq = 0;
+  int lane_seq = lane;  // where kManySeqs: which one the lane has
   // Where the line is this block's own: its length up to the end of the lane's warp's sequences.
   bool own = false;
   int own_end = 0;
@@ -180,11 +182,12 @@ struct Loader {
                                 from(info.context_len), from(info.line_end)};
       const int first = seq.line_end - of.Length();
       if (first >= end) return;
+      const int number = kManySeqs ? from(lane_seq) : first_seq + at;
       int tile = of.tiles > 1 && first < begin ? (begin - first) / of.tile_length : 0;
       for (; tile < of.tiles; ++tile) {
         const int place = first + tile * of.tile_length;
         if (place >= end) return;
-        LoadTile(seq, of, first_seq + at, tile, place, range, cuts, head);
+        LoadTile(seq, of, number, tile, place, range, cuts, head);
       }
       if (++at == 32) {
         LookAt(first_seq + 32, Sequence(first_seq + 32, num_seqs));

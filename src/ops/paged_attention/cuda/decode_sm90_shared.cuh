@@ -7,9 +7,11 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
-inline constexpr int kDecodeWarps = 8;   // that compute
-inline constexpr int kTokenWarps = 4;    // the same, where two blocks share a multiprocessor
-inline constexpr int kClusterSeqs = 32;  // at most, where clusters share a head
+inline constexpr int kDecodeWarps = 8;     // that compute
+inline constexpr int kTokenWarps = 4;      // the same, where two blocks share a multiprocessor
+inline constexpr int kClusterTokens = 16;  // at most, where clusters share a head
+inline constexpr int kClusterSeqs = 32;    // that have rows, a lane each
+inline constexpr int kMostClusterSeqs = 1024;
 inline constexpr int kMostClusterBlocks = 16;
 inline constexpr int kStepKeys = 16;  // of a warp in a stage
 // Of wider heads some warps share keys, and each has so many of the head dimensions.

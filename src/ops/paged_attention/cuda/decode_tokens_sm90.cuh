@@ -11,23 +11,9 @@
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_TOKENS_SM90_CUH_
 
 #include "src/ops/paged_attention/cuda/decode_sm90.cuh"
+#include "src/ops/paged_attention/cuda/decode_sm90_owners.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
-
-// A sequence's lengths; without rows if they are wrong, or if it is none of the call's.
-struct TokenSequence {
-  SequenceInfo info;
-  int begin, end;  // what the call says
-  bool valid;
-};
-__device__ __forceinline__ TokenSequence ReadSequence(const Params& p, int seq, int num_seqs) {
-  const int begin = LoadIndex(p.query_start_loc + seq),
-            end = LoadIndex(p.query_start_loc + seq + 1);
-  const int context = LoadIndex(p.context_lens + seq);
-  TokenSequence of = {{}, begin, end, seq < num_seqs && AreValid(p, begin, end, context)};
-  if (of.valid) of.info = {begin, end - begin, context, 0};
-  return of;
-}
 
 // Sets the block's tokens, those that begin in its range of the line; all threads. True: token t is
 // of sequence t or of none.
@@ -83,53 +69,13 @@ __device__ __forceinline__ bool FindTokens(const Params& p, DecodeMemory& shared
   return proper;
 }
 
-struct TokenLoader : Loader {
-  struct Owner {
-    SequenceInfo info;
-    int seq;      // -1: none
-    int claimed;  // by sequences with wrong lengths, or a page out of range
-  };
-
-  // Of the lane's token.
-  __device__ __forceinline__ Owner FindOwner(int token, int num_seqs, bool proper) const {
-    Owner owner = {{}, -1, 0};
-    if (proper) {
-      const TokenSequence of = ReadSequence(p, token, num_seqs);
-      if (of.info.query_len > 0) owner = {of.info, token, 0};
-      return owner;
-    }
-#pragma unroll 1
-    for (int s = num_seqs - 1; s >= 0; --s) {
-      const TokenSequence of = ReadSequence(p, s, num_seqs);
-      const bool has = owner.seq < 0 && of.begin <= token && token < of.end;
-      if (!__any_sync(kAllLanes, has)) continue;
-      const Keys keys = KeysOf(p, of.info, 0, of.info.query_len * p.group_size);
-      const bool good = of.valid && !HasBadPage(s, keys.begin, keys.end);
-      if (has && good) owner = {of.info, s, 0};
-      if (has && !good) owner.claimed = 1;
-    }
-    return owner;
-  }
-
+struct TokenLoader : OwnerLoader {
   __device__ __forceinline__ void Run(int num_seqs, bool proper, int head) {
     const int end = shared.end;
 #pragma unroll 1
     for (int first = shared.first; first < end; first += 32) {
       const Owner of_lane = FindOwner(min(first + lane, end - 1), num_seqs, proper);
-#pragma unroll 1
-      for (int token = first; token < min(first + 32, end); ++token) {
-        const auto from = [&](int x) { return __shfl_sync(kAllLanes, x, token - first); };
-        const int seq = from(of_lane.seq);
-        const SequenceInfo of = {from(of_lane.info.query_begin), from(of_lane.info.query_len),
-                                 from(of_lane.info.context_len), 0};
-        const bool claimed = from(of_lane.claimed) != 0;
-        if (seq >= 0) {
-          Take({ItemOfToken(p, seq, of, token, 0, kLineRows), head}, nullptr);
-        } else {
-          FillHeads<Out, kHeadDim>(p, token, head * p.group_size, p.group_size,
-                                   claimed ? NaN() : 0.0f, claimed ? NaN() : -Infinity(), lane, 32);
-        }
-      }
+      TakeTokens(of_lane, first, first, min(first + 32, end), 1, head);
     }
     LoadKeys();
     Stop();
@@ -156,7 +102,7 @@ __device__ __forceinline__ void DecodeTokens(const Params& p, const TensorMap& k
   if (warp < kLineWarps) {
     ComputePieces(p, shared, warp);
   } else if (warp == kLineWarps) {
-    TokenLoader{{p, shared, {p, key_boxes, value_boxes, shared}}}.Run(num_seqs, proper, head);
+    TokenLoader{{{p, shared, {p, key_boxes, value_boxes, shared}}}}.Run(num_seqs, proper, head);
   } else {
     WritePieces(p, shared, warp - kFirstWriteWarp);
   }

@@ -91,7 +91,8 @@ __device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile, i
   constexpr int kRows = 32 / kLanes;
   constexpr int kVector = kHeadDim % 4 == 0 ? 4 : 1;  // dimensions of one load
   constexpr int kLoads = (kHeadDim / kVector + kLanes - 1) / kLanes;
-  constexpr int kTogether = kLoads * kVector < 64 ? 64 / (kLoads * kVector) : 1;  // splits
+  constexpr int kFitting = kLoads * kVector < 64 ? 64 / (kLoads * kVector) : 1;
+  constexpr int kTogether = kFitting < 16 ? kFitting : 16;  // splits
   using Load = Vector<float, kVector>;
   const int lane = threadIdx.x % kLanes;
   const auto over_lanes = [](float x, auto combine) {

@@ -61,16 +61,8 @@ inline constexpr bool kAdjacentTiles = sizeof(Cache) != 2;  // hold neighbouring
 inline constexpr int kOperandBytes = kShared.operand();
 inline constexpr int kParts = kShared.parts();
 inline constexpr int kGroups = kAttendWarps / kParts;  // of warps, for different rows or keys
-// The tiles of prefill items: small where only those come that are to be done again, as their code
-// compiles faster. Shared memory is what wider ones take: decode items have more stages.
-#ifdef REDO_ONLY
-inline constexpr int kTileRows = 16 * kGroups;
-inline constexpr int kTileKeys = 16;
-#else
-inline constexpr int kTileRows = TILE_ROWS;
+inline constexpr int kTileRows = TILE_ROWS;            // of prefill items
 inline constexpr int kTileKeys = TILE_KEYS;
-#endif
-inline constexpr MmaShared kPrefillTiles = {kHeadDim, sizeof(Cache), kTileRows, kTileKeys};
 inline constexpr int kPadded = kShared.padded();
 inline constexpr int kOwnDims = kShared.own_dims();
 inline constexpr int kDimBlocks = kOwnDims / 16;  // of 16 head dimensions, of a warp
@@ -78,11 +70,11 @@ __device__ __forceinline__ int Group() { return static_cast<int>(threadIdx.x) / 
 __device__ __forceinline__ int OwnPart() { return static_cast<int>(threadIdx.x) / 32 % kParts; }
 __device__ __forceinline__ int FirstDim() { return OwnPart() * kOwnDims; }
 
-inline constexpr int kRowTiles = kPrefillTiles.row_tiles();  // 16-row tiles of a warp
+inline constexpr int kRowTiles = kShared.row_tiles();  // 16-row tiles of a warp
 inline constexpr int kQueryStride = kShared.query_stride();
 inline constexpr int kCacheStride = kShared.cache_stride();
-inline constexpr int kQueryBytes = kPrefillTiles.query_bytes();
-inline constexpr int kKeysBytes = kPrefillTiles.keys_bytes();
+inline constexpr int kQueryBytes = kShared.query_bytes();
+inline constexpr int kKeysBytes = kShared.keys_bytes();
 inline constexpr int kFragmentKeys = kShared.fragment_keys();
 inline constexpr int kDecodeKeys = kFragmentKeys;  // of one stage of one warp
 inline constexpr int kOwnStride = kShared.own_stride();

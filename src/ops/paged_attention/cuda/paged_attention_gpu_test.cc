@@ -340,6 +340,36 @@ TEST_P(DecodeOfFewSequencesGpuTest, AgreeWithReference) {
   std::printf("worst error %.2f half ulps\n", errors.worst);
 }
 
+// Few tokens where there is room for many sequences.
+TEST_P(DecodeOfFewSequencesGpuTest, ServedStepsAgreeWithReference) {
+  const auto& [kind, kv_heads] = GetParam();
+  Errors errors;
+  for (const uint64_t seed : cuda::Seeds(std::max(CasesPerKind() / 5, 3))) {
+    std::mt19937_64 rng(seed);
+    const auto in = IntegersOf(rng);
+    CaseSpec spec = SpecOf(kind, rng);
+    spec.kv_heads = in(0, 1) == 0 ? kv_heads : in(1, 5);
+    spec.group_size = in(1, kv_heads == 8 ? 16 : 4);
+    spec.k_scale_size = spec.v_scale_size = 1;
+    MakeServedStep(spec, in(0, 4) == 0 ? 4000 / spec.kv_heads : 300, rng);
+    Case c(spec, rng);
+    const int32_t wild[] = {-1, INT32_MIN, INT32_MAX, 1 << 20};
+    const auto used = static_cast<int64_t>(spec.query_lens.size());
+    const int64_t wrong = in(0, 7);
+    if (wrong == 0) c.query_start_loc.ints()[in(0, used)] = wild[in(0, 3)];
+    if (wrong == 1) c.context_lens.ints()[in(0, used - 1)] = wild[in(0, 3)];
+    if (wrong == 2) c.num_seqs.ints()[0] = wild[in(0, 3)];
+    if (wrong == 3) {
+      const int64_t page = in(0, used - 1) * spec.max_pages + in(0, 1);
+      c.block_tables.ints()[page] = wild[in(0, 3)];
+    }
+    ExpectReference(kind, c, errors);
+    ASSERT_FALSE(HasFailure()) << "seed " << seed << ", wrong " << wrong << "\n"
+                               << c.spec().ToString();
+  }
+  std::printf("worst error %.2f half ulps\n", errors.worst);
+}
+
 INSTANTIATE_TEST_SUITE_P(, DecodeOfFewSequencesGpuTest,
                          testing::Values(KindAndHeads{kKinds[0], 8}, KindAndHeads{kKinds[1], 16},
                                          KindAndHeads{kKinds[2], 32}, KindAndHeads{kKinds[6], 8},

@@ -78,36 +78,11 @@ __device__ __forceinline__ void AddValues(float (&o)[kRowTiles][kOutTiles][4],
   }
 }
 
-// Whether a row stays as the prefill launch has written it: Tile::again. `exchange`: as AddParts.
-__device__ __forceinline__ bool StaysAsWritten(const Params& p, const Tile& tile, int row,
-                                               const float (&o)[kOutTiles][4], int half, float sum,
-                                               unsigned exchange) {
-  if (tile.again == 0) return false;
-  float doubt = sum * 0.0f;  // 0, or NaN
-#pragma unroll
-  for (int t = 0; t < kOutTiles; ++t) {
-    doubt = fmaf(o[t][2 * half], 0.0f, fmaf(o[t][2 * half + 1], 0.0f, doubt));
-  }
-  float mark = 0.0f;
-  if (row < tile.num_rows) {
-    mark = tile.splits > 1
-               ? __ldcg(p.partial_sum + PartialRow(p, tile, row))
-               : ToFloat(static_cast<const Out*>(p.out)[QueryRow(p, tile, row) * kHeadDim]);
-  }
-  // Also: who has the row's other dimensions has read the mark before somebody overwrites it.
-  float of_row[1][4] = {{QuadSum(doubt + mark * 0.0f)}};
-  SyncParts();
-  AddParts(of_row, exchange);
-  return row < tile.num_rows && of_row[0][0] == 0.0f;
-}
-
 // Writes one row's elements that this thread holds: final ones, or partial sums.
 __device__ __forceinline__ void WritePrefillRow(const Params& p, const Tile& tile, int row,
                                                 const float (&o)[kOutTiles][4], int half,
-                                                const RowState& state, float logit_factor,
-                                                unsigned exchange) {
+                                                const RowState& state, float logit_factor) {
   const float sum = QuadSum(state.sum);
-  if (BEHIND_PREFILL && StaysAsWritten(p, tile, row, o, half, sum, exchange)) return;
   if (row >= tile.num_rows) return;
   const float max_logit = MaxLogit(state);
   const bool first_lane = threadIdx.x % 4 == 0 && OwnPart() == 0;
@@ -322,7 +297,7 @@ __device__ __forceinline__ bool RunPrefill(const Params& p, const Tile& tile, bo
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       WritePrefillRow(p, tile, warp_row + m * 16 + h * 8 + lane / 4, o[m], h, rows[m][h],
-                      logit.factor, exchange);
+                      logit.factor);
     }
   }
   return false;

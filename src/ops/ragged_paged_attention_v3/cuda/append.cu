@@ -1,7 +1,7 @@
 // ragged_paged_attention_v3, first launch: new tokens into the cache, each into the slot that its
 // sequence's length and pages give it; and, beside that, paged attention's schedule.
 //
-// Defines: those of write_tokens.cuh and of schedule.cuh.
+// Defines: those of write_tokens.cuh and of schedule.cuh; APPEND_ALONE where there is no schedule.
 #include "src/ops/paged_attention/cuda/schedule.cuh"
 #include "src/ops/ragged_paged_attention_v3/cuda/params.cuh"
 #include "src/ops/update_kv_cache/cuda/write_tokens.cuh"
@@ -55,15 +55,20 @@ __device__ void Append(const AppendParams& p, long long first) {
 
 }  // namespace
 
-// Grid: a block for the schedule, then those that append.
+// Grid: a block for the schedule, if there is one, then those that append.
 extern "C" __global__ void __launch_bounds__(SCHEDULE_THREADS)
     append_and_schedule(const __grid_constant__ AppendParams append,
                         const __grid_constant__ paged_attention::Params attention) {
+#ifdef APPEND_ALONE
+  LetNextLaunchBegin();
+  Append(append, static_cast<long long>(blockIdx.x) * append.update.tokens_per_block);
+#else
   if (blockIdx.x == 0) {
     paged_attention::Schedule(attention);
   } else {
     Append(append, (blockIdx.x - 1LL) * append.update.tokens_per_block);
   }
+#endif
 }
 
 }  // namespace xla_gpu::ragged_paged_attention_v3

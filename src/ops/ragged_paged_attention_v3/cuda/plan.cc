@@ -1,5 +1,5 @@
 // ragged_paged_attention_v3 on CUDA: one launch appends the new tokens and makes paged attention's
-// schedule, then those of paged attention attend.
+// schedule, if that needs one, then those of paged attention attend.
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,11 +20,12 @@ namespace xla_gpu {
 namespace ragged_paged_attention_v3 {
 namespace {
 
-// `schedule`: that of paged attention alone.
+// `schedule`: that of paged attention alone; `alone`: there is none.
 cuda::KernelSpec AppendSpec(const update_kv_cache::Problem& problem,
-                            const cuda::KernelSpec& schedule, bool aligned) {
+                            const cuda::KernelSpec& schedule, bool alone, bool aligned) {
   std::vector<std::string> defines = update_kv_cache::WriteDefines(problem, aligned);
   defines.insert(defines.end(), schedule.defines.begin(), schedule.defines.end());
+  if (alone) defines.push_back("APPEND_ALONE");
   return {"src/ops/ragged_paged_attention_v3/cuda/append.cu", "append_and_schedule",
           std::move(defines)};
 }
@@ -42,8 +43,10 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
     problem.head_dim = c.head_dim;
     for (const bool aligned : {true, false}) {
       if (!aligned && c.head_dim != 128) continue;
-      specs.push_back(
-          AppendSpec(problem, {"", "", {"SCHEDULE_THREADS=128", "LINE_ONLY=0"}}, aligned));
+      const cuda::KernelSpec schedule = {"", "", {"SCHEDULE_THREADS=128", "LINE_ONLY=0"}};
+      specs.push_back(AppendSpec(problem, schedule, false, aligned));
+      if (c.head_dim != 128 || !aligned) continue;
+      specs.push_back(AppendSpec(problem, schedule, true, aligned));
     }
   }
   return specs;
@@ -63,14 +66,15 @@ AppendParams PlanAppend(const Problem& problem, int num_sms) {
   return append;
 }
 
-// The launch that stands before attention's: its schedule, with the appending if there is any.
+// The launch that stands before attention's: its schedule, the appending, or both.
 struct FirstLaunch {
-  AppendParams append;  // without tensors
-  cuda::LaunchConfig config;
-  std::shared_ptr<const cuda::Kernel> kernel;
+  AppendParams append;                         // without tensors
+  cuda::LaunchConfig config;                   // without blocks that append
+  std::shared_ptr<const cuda::Kernel> kernel;  // null: there is neither
 
   Status Enqueue(const Problem& problem, const Buffers& b, paged_attention::Params& attention,
                  void* stream) const {
+    if (kernel == nullptr) return OkStatus();
     if (!problem.update_kv_cache) {
       void* const arguments[] = {&attention};
       return kernel->Launch(config, arguments, stream);
@@ -97,13 +101,15 @@ StatusOr<std::unique_ptr<Plan>> MakeCudaPlan(
                            aligned
                                ? paged_attention::TunedConfig(problem.attention, *device)
                                : paged_attention::ChooseConfig(problem.attention, *device, false));
-  const auto [spec, launch, pairs] =
-      paged_attention::MakeLaunches(problem.attention, config).schedule;
+  auto [spec, launch, pairs] = paged_attention::MakeLaunches(problem.attention, config).schedule;
+  const bool alone = config.decode_cluster > 0;
+  if (problem.update_kv_cache) spec = AppendSpec(problem.update, spec, alone, aligned);
+  if (alone) launch.grid[0] = 0;
   FirstLaunch first{PlanAppend(problem, device->num_sms), launch, nullptr};
-  XLA_GPU_ASSIGN_OR_RETURN(
-      first.kernel,
-      cuda::GetKernel(problem.update_kv_cache ? AppendSpec(problem.update, spec, aligned) : spec,
-                      device_ordinal, /*max_dynamic_shared_bytes=*/0));
+  if (problem.update_kv_cache || !alone) {
+    XLA_GPU_ASSIGN_OR_RETURN(first.kernel, cuda::GetKernel(spec, device_ordinal,
+                                                           /*max_dynamic_shared_bytes=*/0));
+  }
   XLA_GPU_ASSIGN_OR_RETURN(const auto copy,
                            update_kv_cache::CacheCopy::Load(problem.update, *device, aligned));
   XLA_GPU_ASSIGN_OR_RETURN(

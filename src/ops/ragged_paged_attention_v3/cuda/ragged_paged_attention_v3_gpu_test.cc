@@ -28,13 +28,18 @@ constexpr Kind kKinds[] = {
     {DType::kF32, DType::kF32, 128, false},     {DType::kF32, DType::kF32, 64, true},
     {DType::kF32, DType::kBF16, 5, false},      {DType::kBF16, DType::kBF16, 512, false}};
 
-Case RandomCase(const Kind& kind, std::mt19937_64& rng) {
+CaseSpec SpecOf(const Kind& kind, std::mt19937_64& rng) {
   CaseSpec spec = paged_attention::RandomSpec(rng);
   spec.query_dtype = kind.query;
   spec.cache_dtype = kind.cache;
   spec.head_dim = kind.head_dim;
   spec.out_dtype = "";
   spec.soft_cap = 0;
+  return spec;
+}
+
+Case RandomCase(const Kind& kind, std::mt19937_64& rng) {
+  CaseSpec spec = SpecOf(kind, rng);
   const bool update = rng() % 6 != 0;
   return Case(std::move(spec), kind.side_by_side, update, rng);
 }
@@ -78,6 +83,20 @@ TEST_F(RaggedPagedAttentionV3GpuTest, WritesAndAttendsOnRandomProblems) {
     }
   }
   std::printf("%d problems\n", cases);
+}
+
+TEST_F(RaggedPagedAttentionV3GpuTest, ServedSteps) {
+  for (const Kind& kind : {kKinds[0], kKinds[2], kKinds[3], kKinds[5], kKinds[11]}) {
+    for (int i = 0; i < cuda::CasesPerKind(); ++i) {
+      std::mt19937_64 rng(static_cast<uint64_t>(i) + 1);
+      CaseSpec spec = SpecOf(kind, rng);
+      paged_attention::MakeServedStep(spec, i % 5 == 0 ? 1000 : 200, rng);
+      Case c(std::move(spec), kind.side_by_side, rng() % 6 != 0, rng);
+      if (i % 4 == 0) PutWrong(c, rng);
+      ExpectRight(kind, c, i % 2 == 0, StrCat("seed ", i + 1, ": ", c.ToString()));
+      if (HasFatalFailure()) return;
+    }
+  }
 }
 
 TEST_F(RaggedPagedAttentionV3GpuTest, TensorsMayStartAnywhere) {
