@@ -172,6 +172,7 @@ REPLACED: dict[str, dict[str, _Row]] = {
             "concatenated_tensor, split_sizes, n_shards, dim"
         ),
     },
+    "tpu_inference.layers.jax.sample.sampling": {"sample": _SAMPLE},
     "tpu_inference.layers.jax.sample.sampling_metadata": {
         "device_array": "mesh, args, sharding, kwargs",
     },

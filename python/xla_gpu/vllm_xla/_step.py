@@ -518,8 +518,8 @@ def tokens_in_short_calls() -> None:
     With asynchronous scheduling those of the step before take the place of zeros, one by one; where
     each request of the batch has one, they are written in one assignment.
     """
-    sampling = functools.cache(Sampling)  # one for both
-    for module in ("compilation_manager", "tpu_runner"):
+    sampling = functools.cache(Sampling)  # one for all
+    for module in ("sampling", "compilation_manager", "tpu_runner"):
         replace(f"{module}.sample", sampling)
     replace("TPUModelRunner._sample_from_logits", _sampled_at_once)
     replace("utils.host_extract_sampled_tokens", _as_one_array)
