@@ -23,18 +23,19 @@ and are asked in turn, each round in another order: C requests of WORDS words at
 
   start  seconds until the engine can be asked, all of them starting side by side; by parts, each
          in the engine's thread: `imports` of vLLM, `settings` made, then the worker's calls by
-         name, the rest; `programs`: XLA's, seconds added up over threads; `host`: the memory of
-         its processes at its most, without files' pages
+         name, the rest; `programs`: XLA's, seconds added up over threads, and those of tracing and
+         lowering, one after the other; `host`: the memory of its processes at its most, without
+         files' pages
   first  ms until the answers of one token are there, all prompts being sent together
   step   ms a decode step: (time of 1 + output tokens - time of 1) / output; tokens/s are of it
   host   of these ms, the processor time of the engine's thread
 
---start ends there, and tells each program by name. --profile tells first what the host does in a
-decode step of so many requests: which functions the engine's thread is found in each 0.5 ms, and
-how often each is called. --trace tells last, of each CxWORDS, how long a step takes in
-which all C decode (NaN: --output is too short for them to), which the steps of many requests above
-are not, and what the device does in it: its kernels by name. Of several devices it is the first;
-those of `cuda-` are other processes', and not told of.
+--start ends there, and tells the programs by name: of each how long all take, the longest, and how
+many. --profile tells first what the host does in a decode step of so many requests: which functions
+the engine's thread is found in each 0.5 ms, and how often each is called. --trace tells last, of
+each CxWORDS, how long a step takes in which all C decode (NaN: --output is too short for them to),
+which the steps of many requests above are not, and what the device does in it: its kernels by name.
+Of several devices it is the first; those of `cuda-` are other processes', and not told of.
 
 Medians over --rounds. Where vLLM's CUDA build is not that of this Python (it and vllm-tpu have one
 name), --cuda-packages is the folder that holds it. VLLM_... variables are passed on.
@@ -88,6 +89,7 @@ CALLS += ("compile_or_warm_up_model",)  # the worker's, in this order
 CUDA = ("cuda", "cuda-tp2", "cuda-tp4", "cuda-ep2", "custom")
 XLA = ("xla", "before")
 ENGINES = (*XLA, *(f"{name}-{ending}" for name in XLA for ending in OPTIONS), *CUDA)
+TRACED = [f"/jax/core/compile/jaxpr_{what}_duration" for what in ("trace", "to_mlir_module")]
 STEPS = 32  # that --trace looks at,
 MOST = 40  # and kernels that it names
 
@@ -113,7 +115,10 @@ class Start:
         threading.Thread(target=self._sample, daemon=True).start()
         self.began = self.last = time.perf_counter()
         self.parts: collections.defaultdict[str, float] = collections.defaultdict(float)
-        self.programs: collections.defaultdict[str, list] = collections.defaultdict(lambda: [0, 0])
+        self.programs: collections.defaultdict[str, list] = collections.defaultdict(
+            lambda: [0, 0, 0]
+        )
+        self.traced = 0.0
 
     def _sample(self) -> None:
         while not self.over.wait(0.1):
@@ -147,6 +152,9 @@ class Start:
                 counted = self.programs[fun_name]
                 counted[0] += 1
                 counted[1] += seconds
+                counted[2] = max(counted[2], seconds)
+            elif event in TRACED:
+                self.traced += seconds
 
         monitoring.register_event_duration_secs_listener(listen)
 
@@ -167,6 +175,7 @@ class Start:
             seconds=self.last - self.began,
             parts=dict(self.parts),
             programs=dict(self.programs),
+            traced=self.traced,
             memory=self.memory,
         )
 
@@ -178,10 +187,12 @@ def told(start: dict, every_program: bool) -> str:
     programs = sorted(start["programs"].items(), key=lambda item: -item[1][1])
     if programs:
         count, seconds = (sum(both[i] for _, both in programs) for i in range(2))
-        text += f"; {count} programs {seconds:.1f}"
+        text += f"; {count} programs {seconds:.1f}, traced and lowered {start['traced']:.1f}"
     text += f"; host {start['memory'] / 2**30:.1f} GiB"
     if every_program:
-        text += "".join(f"\n{s:8.1f} s {n:4d} {name}" for name, (n, s) in programs)
+        text += "".join(
+            f"\n{s:8.1f} s {most:6.1f} s {n:4d} {name}" for name, (n, s, most) in programs
+        )
     return text
 
 

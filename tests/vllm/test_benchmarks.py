@@ -142,13 +142,13 @@ def test_a_start_is_told_by_parts():
     done = run(sys.executable, ROOT / "benchmarks/vllm_engines.py", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     first, *programs = done.stdout.splitlines()
-    total, parts = re.fullmatch(
-        r"xla: started in ([\d.]+) s: (.*); \d+ programs [\d.]+; host [\d.]+ GiB", first
-    ).groups()
+    told = r"xla: started in ([\d.]+) s: (.*); \d+ programs [\d.]+, traced and lowered ([\d.]+); "
+    total, parts, traced = re.fullmatch(told + r"host [\d.]+ GiB", first).groups()
+    assert float(traced) > 0
     parts = {name: float(seconds) for name, seconds in (part.split() for part in parts.split(", "))}
     assert sum(parts.values()) == pytest.approx(float(total), abs=0.1 * len(parts))
     assert parts["imports"] > 0
     assert parts["compile_or_warm_up_model"] > 0
     # None is compiled twice: tokens are padded to 16, 32 and 64; 16 are decode's too.
     steps = [line.split() for line in programs if line.endswith(" jit(step)")]
-    assert [step[2] for step in steps] == ["4"]
+    assert [step[-2] for step in steps] == ["4"]

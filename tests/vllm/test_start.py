@@ -23,7 +23,8 @@ def runner_of(**other):
     plain = dict(dp_size=1, speculative_config=None, pcp_preprocessor=None, lora_config=None)
     plain |= dict(is_multimodal_model=False, is_pooling_model=False, enable_continue_decode=False)
     plain |= dict(is_first_rank=True, is_last_rank=True, num_reqs_paddings=[2, 4])
-    plain |= dict(num_tokens_paddings=[2, 4, 8], max_num_reqs=3)
+    plain |= dict(num_tokens_paddings=[2, 4, 8], max_num_reqs=3, uses_mrope=False)
+    plain |= dict(_select_from_array_fn=None)
     return types.SimpleNamespace(mesh=MESH, **plain | other)
 
 
@@ -111,6 +112,28 @@ def test_a_step_takes_its_inputs_in_one_array(kind):
         assert before.is_deleted()
     assert caches[0].tolist() == [15, 18, 21, 24]
     assert traced == [kind == "torchax"]  # once
+
+
+@pytest.mark.parametrize(("dp_size", "rows"), [(1, 4), (2, 2)])
+def test_a_step_has_states_of_as_many_rows_as_requests(dp_size, rows):
+    @functools.partial(jax.jit, static_argnums=6)
+    def model_fn(weights, caches, ids, attention, embeds, positions, layers, **more):
+        return [caches[0] + 0], jax.numpy.stack([ids, positions], 1), [], None
+
+    automatic = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((1,), ("data",), automatic, devices=jax.devices("cpu")[:1])
+    runner = runner_of(dp_size=dp_size)
+    runner.mesh, runner.model_fn = mesh, model_fn
+    runner.compute_logits_fn = jax.jit(lambda *_: None)
+    _step.logits_in_one_call(runner)
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    for size in (2, 8):
+        caches = [jax.device_put(np.zeros(4, np.int32), everywhere)]
+        ids, positions = np.ones((2, size), np.int32)
+        made = (), caches, _inputs.Packed([ids, positions, ids, ids]), None, None, None, ()
+        hidden = runner.model_fn(*made)[1]
+        assert hidden.shape == (max(size, rows), 2)
+        assert hidden[:size].all() and not hidden[size:].any()
 
 
 @pytest.mark.parametrize(
@@ -241,7 +264,7 @@ def test_logits_are_compiled_once_before_there_are_caches():
     manager._flush_compilations()
     manager._precompile_select_from_array()
     manager._precompile_compute_logits()
-    assert manager.told == ["sampling", "rows", "logits", "flush"]
+    assert manager.told == ["rows", "logits", "sampling", "flush"]
     other = Manager()
     other._precompile_compute_logits()
     assert other.told == ["logits"]
@@ -255,6 +278,133 @@ def test_logits_that_need_more_are_compiled_later(other):
     vars(manager.runner).update(other)
     manager._precompile_sampling()
     assert manager.told == ["sampling"]
+
+
+@dataclasses.dataclass
+class Sampled:
+    """How tokens are sampled, as tpu-inference says it."""
+
+    logprobs: bool
+    _cache_collision_dummy: np.ndarray
+
+
+def test_sampling_is_compiled_once_for_tokens_with_and_without_logprobs():
+    traced = []
+
+    @functools.partial(jax.jit, static_argnums=1, static_argnames="allow")
+    def sample(rng, mesh, logits, metadata, allow=True):
+        traced.append((metadata.logprobs, metadata._cache_collision_dummy))
+        return logits + rng
+
+    jax.tree_util.register_dataclass(Sampled, ["_cache_collision_dummy"], ["logprobs"])
+    sampling = _step.Sampling(sample)
+    for logprobs in (True, False):
+        how = Sampled(logprobs, np.zeros(1 + logprobs))
+        assert sampling.lower(1, None, np.ones(2), how, allow=True).compile()
+        assert sampling(1, None, np.ones(2), how, allow=True).tolist() == [2, 2]
+    assert traced == [(False, None)]
+
+    manager = Manager()
+    run = _start._with_all_arguments(Manager._run_compilation)
+    for allowed in (True, False):
+        for logprobs in (True, False):
+            run(manager, "sample", sampling, 1, num_reqs=2, logprobs=logprobs, allowed=allowed)
+    assert [kwargs["allowed"] for *_, kwargs in manager.told] == [True, False]
+
+
+class Caches(Manager):
+    """A manager whose programs compile before there are caches."""
+
+    def __init__(self, **other):
+        super().__init__()
+        runner, self._warmup_tasks = self.runner, []
+        runner.model_fn = types.SimpleNamespace(takes_words=True)
+        runner.model_config = types.SimpleNamespace(enforce_eager=False)
+        runner.vllm_config = types.SimpleNamespace(kv_transfer_config=None)
+        runner.compilation_manager, runner.kv_caches = self, []
+        vars(runner).update(other)
+
+    def _program(self, name, fn=None):
+        self.told.append(name)
+        self._warmup_tasks.append((name, fn))
+
+    def _flush_compilations(self):
+        self.told.append(("flush", [name for name, _ in self._warmup_tasks]))
+        assert not self.runner.kv_caches
+        self._warmup_tasks = []
+
+    @_start._once
+    def _precompile_backbone_text_only(self):
+        assert isinstance(self.runner.kv_caches[0], jax.ShapeDtypeStruct)
+        self._program("steps")
+
+    @_start._once
+    def _precompile_sampling(self):
+        self._program("sampling")
+
+    @_start._once
+    def _precompile_gather_logprobs(self):
+        self._program("logprobs")
+
+    @_start._once
+    def _precompile_structured_decoding(self):
+        self._program("grammars")
+
+    def initialize(self):
+        """As tpu-inference's worker does."""
+        self._precompile_sampling()
+        self._precompile_gather_logprobs()
+        place = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec("data"))
+        allocator = _start._as_shapes(lambda *args: lambda: "an array")
+        self.runner.kv_caches += [allocator((2, 3), jax.numpy.bfloat16, place)() for _ in range(2)]
+
+
+def test_programs_are_compiled_before_the_caches_take_memory():
+    manager = Caches()
+    with _start.before_there_are_caches(manager.runner):
+        manager.initialize()
+    others = ["sampling", "logprobs", "grammars"]
+    assert manager.told == ["steps", *others, ("flush", others)]
+    assert [name for name, _ in manager._warmup_tasks] == ["steps"]  # to be called with the caches
+    for cache in manager.runner.kv_caches:
+        assert (cache.shape, cache.dtype, cache.any()) == ((2, 3), jax.numpy.bfloat16, False)
+        assert cache.sharding.spec == jax.sharding.PartitionSpec("data")
+    manager._precompile_backbone_text_only()
+    assert manager.told.count("steps") == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model_fn": types.SimpleNamespace(takes_words=False)},
+        {"model_config": types.SimpleNamespace(enforce_eager=True)},
+        {"vllm_config": types.SimpleNamespace(kv_transfer_config="some")},
+    ],
+)
+def test_others_have_caches_before_their_steps(other):
+    manager = Caches(**other)
+    with _start.before_there_are_caches(manager.runner):
+        manager.initialize()
+    assert manager.told == ["sampling", "logprobs"]
+    assert manager.runner.kv_caches == ["an array"] * 2
+
+
+@pytest.mark.parametrize(
+    ("dp_size", "tokens", "requests"), [(1, [4, 8], [4]), (2, [2, 4, 8], [2, 4])]
+)
+def test_logits_are_compiled_for_the_states_that_there_are(dp_size, tokens, requests):
+    runner = runner_of(dp_size=dp_size, compute_logits_fn=jax.jit(lambda *_: None))
+    runner.model_fn, runner._select_from_array_fn = jax.jit(lambda: None), None
+    _step.logits_in_one_call(runner)
+    manager, seen = types.SimpleNamespace(runner=runner), []
+
+    def precompile(self):
+        seen.append((self.runner.num_tokens_paddings, self.runner.num_reqs_paddings))
+
+    for make in (_start._of_states, _start._of_all_states):
+        make(precompile)(manager)
+    assert seen == [(tokens, [2, 4]), ([2, 4, 8], requests)]
+    assert (runner.num_tokens_paddings, runner.num_reqs_paddings) == ([2, 4, 8], [2, 4])
 
 
 @pytest.mark.parametrize("call_kwargs", [{}, {"a": 1}])

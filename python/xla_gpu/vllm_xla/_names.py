@@ -26,7 +26,10 @@ _Row = str | dict[str, str]
 # By module, the names that are taken.
 TAKEN: dict[str, _Row] = {
     "tokamax._src.ops.experimental.gmm_v2.gmm_v2": "silu_and_mul_with_clamp, swigluoai",
-    "tpu_inference.envs": {_0_32: "TPU_MULTIPROCESS_DP"},
+    "tpu_inference.envs": {
+        _0_31: "SKIP_JAX_PRECOMPILE",
+        _0_32: "SKIP_JAX_PRECOMPILE, TPU_MULTIPROCESS_DP",
+    },
     "tpu_inference.layers.common.process_weights.moe_weights": (
         "FusedMoEWeights, process_moe_weights, shard_moe_weights"
     ),
@@ -64,6 +67,7 @@ _ALLOCATE = (
     "num_lookahead_tokens, num_external_computed_tokens, delay_cache_blocks, "
     "num_encoder_tokens, full_sequence_must_fit, reserved_blocks, has_scheduled_reqs"
 )
+_SAMPLE = "rng, mesh, logits, tpu_sampling_metadata, allow_distributed_sampling"
 _PROPOSE = "self, state_leaves, kv_caches, input_ids, attn_metadata, "
 
 # By module or module:Class, the functions that are replaced and the names of their parameters.
@@ -168,10 +172,17 @@ REPLACED: dict[str, dict[str, _Row]] = {
             "concatenated_tensor, split_sizes, n_shards, dim"
         ),
     },
+    "tpu_inference.layers.jax.sample.sampling": {"sample": _SAMPLE},
     "tpu_inference.layers.jax.sample.sampling_metadata": {
         "device_array": "mesh, args, sharding, kwargs",
     },
-    "tpu_inference.runner.tpu_runner": {"device_array": "mesh, args, sharding, kwargs"},
+    "tpu_inference.runner.kv_cache": {
+        "_get_kv_cache_allocator": "cache_shape, cache_dtype, sharding"
+    },
+    "tpu_inference.runner.tpu_runner": {
+        "device_array": "mesh, args, sharding, kwargs",
+        "sample": _SAMPLE,
+    },
     "tpu_inference.runner.tpu_runner:TPUModelRunner": {
         "_prepare_inputs": "self, scheduler_output",
         "_apply_async_token_substitution": (
@@ -192,10 +203,14 @@ REPLACED: dict[str, dict[str, _Row]] = {
             "discard_sampled_tokens_req_indices, num_reqs"
         ),
     },
+    "tpu_inference.runner.compilation_manager": {"sample": _SAMPLE},
     "tpu_inference.runner.compilation_manager:CompilationManager": {
+        "_precompile_backbone_text_only": "self",
         "_precompile_select_from_array": "self",
         "_precompile_compute_logits": "self",
         "_precompile_sampling": "self",
+        "_precompile_gather_logprobs": "self",
+        "_precompile_structured_decoding": "self",
         "_flush_compilations": "self",
         "capture_model": "self",
         "_run_compilation": (

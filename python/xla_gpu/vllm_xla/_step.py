@@ -122,6 +122,7 @@ class Step:
         names = tuple(weights) if isinstance(weights, dict) else ()
         self._weights = operator.itemgetter(*names) if names else tuple
         as_kept = jax.tree.map(lambda cache: cache.sharding, caches)
+        as_rows = NamedSharding(runner.mesh, PartitionSpec(ShardingAxisName.ATTN_DATA, None))
 
         @functools.partial(
             jax.jit,
@@ -133,7 +134,12 @@ class Step:
             ids, positions, attention, shared_attention = form.tree(words, last, places)
             more = {"shared_attention_metadata": shared_attention} if shared else {}
             weights = dict(zip(names, weights, strict=True)) if names else weights
-            return function(weights, caches, ids, attention, None, positions, *rest, **more)
+            out = function(weights, caches, ids, attention, None, positions, *rest, **more)
+            caches, hidden, *others = out
+            if size := rows_of_states(runner, len(hidden)) - len(hidden):
+                hidden = jnp.pad(hidden, ((0, size), (0, 0)))
+                hidden = jax.lax.with_sharding_constraint(hidden, as_rows)
+            return caches, hidden, *others
 
         self._compiled = step
         self._none = _padded_on(runner.mesh)(np.zeros(0, np.int32), runner.num_reqs_paddings[-1])
@@ -313,6 +319,18 @@ class LogitsOfRows:
         return self._compiled.lower(*args)
 
 
+def rows_of_states(runner: Any, tokens: int) -> int:
+    """Of the hidden states of a step of so many padded tokens: as many as requests, or more.
+
+    Logits are a program for each number of rows and of states that they are taken from.
+    """
+    padded = isinstance(runner._select_from_array_fn, LogitsOfRows)
+    if not padded or runner.dp_size > 1 or not runner.model_fn.takes_words:
+        return tokens
+    requests: int = runner.num_reqs_paddings[-1]
+    return max(tokens, requests)
+
+
 def logits_in_one_call(runner: Any) -> None:
     """Of a runner that has loaded its model: the step, and what makes its logits, are ours.
 
@@ -354,6 +372,25 @@ def _next_tokens(runner: Any, metadata: Any, logits: jax.Array, sample: Any) -> 
     logits = _as_float32(runner.mesh)(logits)
     tokens, _ = sample(key, runner.mesh, logits, metadata, allow_distributed_sampling=True)
     return tokens
+
+
+class Sampling:
+    """sample, compiled once for tokens with and without logprobs, which it does not compute."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        functools.update_wrapper(self, function)
+
+    def _metadata(self, metadata: Any) -> Any:
+        # The array has another shape with logprobs, that JAX's cache on disk keeps them apart.
+        return dataclasses.replace(metadata, logprobs=False, _cache_collision_dummy=None)
+
+    def __call__(self, rng: Any, mesh: Any, logits: Any, metadata: Any, **how: bool) -> Any:
+        return self._function(rng, mesh, logits, self._metadata(metadata), **how)
+
+    def lower(self, rng: Any, mesh: Any, logits: Any, metadata: Any, **how: bool) -> Any:
+        """For its compilation ahead of time."""
+        return self._function.lower(rng, mesh, logits, self._metadata(metadata), **how)
 
 
 def _sampled_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -481,6 +518,9 @@ def tokens_in_short_calls() -> None:
     With asynchronous scheduling those of the step before take the place of zeros, one by one; where
     each request of the batch has one, they are written in one assignment.
     """
+    sampling = functools.cache(Sampling)  # one for all
+    for module in ("sampling", "compilation_manager", "tpu_runner"):
+        replace(f"{module}.sample", sampling)
     replace("TPUModelRunner._sample_from_logits", _sampled_at_once)
     replace("utils.host_extract_sampled_tokens", _as_one_array)
     replace("TPUModelRunner._modify_prev_results", _written_at_once)

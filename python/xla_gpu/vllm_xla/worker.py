@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from xla_gpu import vllm_xla
-from xla_gpu.vllm_xla import _names, _replace, _step
+from xla_gpu.vllm_xla import _names, _replace, _start, _step
 from xla_gpu.vllm_xla._names import TPUWorker, UnsupportedError, init_logger
 
 logger = init_logger("vllm.xla_gpu")
@@ -37,6 +37,11 @@ class XlaWorker(TPUWorker):  # type: ignore[misc]
         """Loads the model, whose step takes its inputs as one array."""
         super().load_model()
         _step.logits_in_one_call(self.model_runner)
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """Makes the caches, once all programs are compiled."""
+        with _start.before_there_are_caches(self.model_runner):
+            super().initialize_from_config(kv_cache_config)
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """A step, before which requests that come back get their tokens.
