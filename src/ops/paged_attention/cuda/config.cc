@@ -33,7 +33,7 @@ Config MakeConfig(const Problem& problem, const cuda::DeviceInfo& device, const 
   config.workers = static_cast<int>(
       std::min(int64_t{config.blocks_per_sm} * device.num_sms, MostWorkers(problem)));
   if (config.prefill_workers == 0) config.prefill_workers = config.workers;
-  config.overlaps = device.Arch() == "sm_90a" && config.decode_cluster == 0;
+  config.overlaps = device.Arch() == "sm_90a" && (config.decode_cluster == 0 || config.many_seqs);
   // A thread a sequence, and a prefill item; fewer threads have shorter barriers.
   const int64_t items = config.prefill_launch
                             ? CeilDiv(problem.tokens * problem.group_size(), config.prefill_rows)

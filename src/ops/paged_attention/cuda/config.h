@@ -37,6 +37,7 @@ struct Config {
   int decode_workers = 0;      // blocks of the line's launch
   int decode_ranges = 0;       // of the line of decode work, at most
   int decode_cluster = 0;      // blocks that share a head, without a schedule; 1: tokens are whole
+  bool many_seqs = false;      // and there is room for more sequences than a warp has lanes
   int tile_blocks = 1;         // Params::tile_blocks
   int own_seqs = 0;         // the first launch finds its first work itself up to so many sequences
   int blocks_per_sm = 1;    // of the attend launch

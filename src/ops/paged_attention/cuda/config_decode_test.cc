@@ -247,6 +247,7 @@ TEST(ConfigDecode, HopperDecodesFewTokensInClusters) {
       const testing::Matcher<const std::vector<std::string>&> many = Contains("MANY_SEQS");
       EXPECT_THAT(l.attend[0].spec.defines, c.max_seqs > 32 ? many : Not(many));
       EXPECT_EQ(l.attend[0].config.grid[0], c.blocks * c.kv_heads);
+      EXPECT_EQ(l.attend[0].config.programmatic, c.max_seqs > 32);
       EXPECT_LE(l.attend[0].config.dynamic_shared_bytes, kH200.max_shared_memory_per_block);
     }
     EXPECT_EQ(Choose(problem, kB200).decode_cluster, 0);

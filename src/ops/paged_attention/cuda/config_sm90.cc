@@ -259,6 +259,7 @@ Share Take(const Problem& problem, const cuda::DeviceInfo& device, const Choice&
   if (config.decode_cluster > 1) {
     config.decode_workers = config.decode_cluster * static_cast<int>(problem.kv_heads);
     config.tile_blocks = 2;
+    config.many_seqs = problem.max_seqs > sm90::kClusterSeqs;
   }
   // Never kRest: Config describes the last launch also where decode takes all.
   return config.prefill_launch || config.decode_launch ? Share::kSome : Share::kNone;
@@ -285,7 +286,7 @@ void Launch(const Problem& problem, const Config& config, std::vector<KernelLaun
                                     StrCat("PAIRS=", pairs ? 1 : 0)};
     if (cluster) own.insert(own.begin(), StrCat("CLUSTER=", config.decode_cluster));
     const bool whole = config.decode_cluster == 1;
-    if (cluster && !whole && problem.max_seqs > sm90::kClusterSeqs) own.push_back("MANY_SEQS");
+    if (config.many_seqs) own.push_back("MANY_SEQS");
     add(problem,
         whole     ? "decode_tokens_sm90.cu"
         : cluster ? "decode_cluster_sm90.cu"

@@ -25,8 +25,10 @@ struct ClusterLengths {
 
 __device__ __forceinline__ ClusterLengths ReadLengths(const Params& p, int lane_seq) {
   const int seq = min(lane_seq, p.max_seqs - 1);
-  return {LoadIndex(p.num_seqs), LoadIndex(p.query_start_loc + seq),
-          LoadIndex(p.query_start_loc + seq + 1), LoadIndex(p.context_lens + seq)};
+  // Where the launch has not waited for the one before, the L1 may hold what an earlier call read.
+  const auto load = [](const int* x) { return kManySeqs ? __ldcg(x) : LoadIndex(x); };
+  return {load(p.num_seqs), load(p.query_start_loc + seq), load(p.query_start_loc + seq + 1),
+          load(p.context_lens + seq)};
 }
 
 struct ClusterLoader : OwnerLoader {
@@ -237,7 +239,8 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
   Place<1> sums;
   Place<DecodeMemory::kSlots> next;
   bool more = LoadQueriesOfNext(p, shared, next, thread);
-  WaitForCluster();  // for the barriers of the other blocks
+  WaitForCluster();                                  // for the barriers of the other blocks
+  if constexpr (kManySeqs) WaitForLaunchesBefore();  // so that who waits for this launch waits too
   while (more) {
     const Place<DecodeMemory::kSlots> at = next;
     next.Next();
@@ -351,6 +354,7 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
   const int warp = Uniform(threadIdx.x / 32);
   const int rank = static_cast<int>(blockIdx.x % kClusterBlocks);
   const int head = static_cast<int>(blockIdx.x / kClusterBlocks);
+  if (kManySeqs && p.appended == 0) WaitForLaunchesBefore();
   ClusterLengths lengths = {};
   if (warp == kLineWarps) {
     lengths = ReadLengths(p, threadIdx.x % 32);
@@ -364,6 +368,7 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
       InitDecodeBarriers(shared);
     }
   } else if (warp == 1) {
+    if (kManySeqs && threadIdx.x % 32 == 0) __threadfence();  // empties it
     if (kBoxes && threadIdx.x % 32 < (kPairs ? 1 : 2)) {
       PrefetchMap(threadIdx.x % 32 == 0 ? &key_boxes : &value_boxes);
     }

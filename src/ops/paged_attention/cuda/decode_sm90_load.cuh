@@ -84,7 +84,8 @@ struct Loader {
         tile.key_end > tile.key_begin
             ? (tile.key_end - first_key + DecodeMemory::kStageKeys - 1) / DecodeMemory::kStageKeys
             : 0;
-    const bool waits = kClusterBlocks == 0 && p.appended != 0;  // clusters are launched behind it
+    // Clusters for few sequences are launched behind it.
+    const bool waits = (kClusterBlocks == 0 || kManySeqs) && p.appended != 0;
     KeyBoxes::Piece next;
     if constexpr (kBoxes) {
       next = boxes.Look(tile, slot.index, first_key, stages);

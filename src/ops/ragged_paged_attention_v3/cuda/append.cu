@@ -60,6 +60,7 @@ extern "C" __global__ void __launch_bounds__(SCHEDULE_THREADS)
     append_and_schedule(const __grid_constant__ AppendParams append,
                         const __grid_constant__ paged_attention::Params attention) {
 #ifdef APPEND_ALONE
+  LetNextLaunchBegin();
   Append(append, static_cast<long long>(blockIdx.x) * append.update.tokens_per_block);
 #else
   if (blockIdx.x == 0) {
