@@ -241,19 +241,20 @@ class SplitDecoder {
   void RunBlock(const Block& block, const Block& later) {
     if (short_keys_ >= kShortKeys) MoveToLongSums();
     short_keys_ += block.n;
+    asked_ = {later.k, later.v};
     for (int64_t head = 0; head < task_.num_heads; ++head) {
-      RunKeys(block, later, head);
+      RunKeys(block, head);
       RunSoftmax(head);
-      RunValues(block, later, head);
+      RunValues(block, head);
     }
   }
 
-  void RunKeys(const Block& block, const Block& later, int64_t head) {
-    WithHead(block, block.k, later.k, p_.k, b_.k_token_scales, head, [&](auto& tile) HWY_ATTR {
+  void RunKeys(const Block& block, int64_t head) {
+    WithHead(block, block.k, p_.k, b_.k_token_scales, head, [&](auto& tile) HWY_ATTR {
       const float cap = scales_[head].inner;
       ForEachTile(head, tile, [&](int64_t index) HWY_ATTR {
         tile.Score(q_ + index * kHeads * padded_, cap, padded_);
-        tile.later = tile.rows;  // asked for once
+        std::fill(tile.later, std::end(tile.later), tile.rows);  // asked for once
       });
     });
   }
@@ -268,20 +269,34 @@ class SplitDecoder {
     });
   }
 
-  void RunValues(const Block& block, const Block& later, int64_t head) {
-    WithHead(block, block.v, later.v, p_.v, b_.v_token_scales, head, [&](auto& tile) HWY_ATTR {
+  void RunValues(const Block& block, int64_t head) {
+    WithHead(block, block.v, p_.v, b_.v_token_scales, head, [&](auto& tile) HWY_ATTR {
       ForEachTile(head, tile, [&](int64_t) HWY_ATTR {
         tile.AddValues(padded_);
-        tile.later = tile.rows;
+        std::fill(tile.later, std::end(tile.later), tile.rows);
       });
     });
   }
 
-  // Calls f(tile with a head's part of `rows`, times their `scales`; `later` are those to ask for).
+  // What to ask for next of a block to come: of the keys of one tile a head's part of K, its part
+  // of V, the next head's, so that memory sees few rows at once and reads each to its end; then of
+  // the next tile's.
+  HWY_INLINE HeadRows<Raw> NextAsked() {
+    const HeadRows<Raw> found = {asked_.is_value ? asked_.v : asked_.k,
+                                 asked_.head * (asked_.is_value ? p_.v : p_.k).head_stride};
+    asked_.head += asked_.is_value;
+    asked_.is_value = !asked_.is_value;
+    if (asked_.head == task_.num_heads) {
+      constexpr size_t kKeys = DecodeTile<T, kHeads>::kKeys;
+      asked_ = {asked_.k + kKeys, asked_.v + kKeys};
+    }
+    return found;
+  }
+
+  // Calls f(tile with a head's part of `rows`, times their `scales`).
   template <class F>
-  HWY_INLINE void WithHead(const Block& block, const Raw* const* rows, const Raw* const* later,
-                           const CacheLayout& layout, const float* scales, int64_t head,
-                           const F& f) {
+  HWY_INLINE void WithHead(const Block& block, const Raw* const* rows, const CacheLayout& layout,
+                           const float* scales, int64_t head, const F& f) {
     const int64_t offset = head * layout.head_stride;
     if constexpr (!T::kDot) {
       if (staging()) {
@@ -294,13 +309,16 @@ class SplitDecoder {
           LoadRow<T>(rows[i] + offset, p_.head_dim, scale, staged_ + i * padded_, padded_);
         }
         DecodeTile<CacheF32, kHeads> tile;
-        tile.rows = tile.later = {staged, 0};
+        tile.rows = {staged, 0};
+        std::fill(tile.later, std::end(tile.later), tile.rows);
         return f(tile);
       }
     }
     DecodeTile<T, kHeads> tile;
     tile.rows = {rows, offset};
-    tile.later = {later, offset};
+    for (size_t i = 0; i * tile.kKeys < static_cast<size_t>(block.n); ++i) {
+      tile.later[i] = NextAsked();
+    }
     f(tile);
   }
 
@@ -372,6 +390,12 @@ class SplitDecoder {
   float* growths_;          // MaxGrowth of each
   KeyRange* seen_;          // of the block, by each query row
   int64_t short_keys_ = 0;  // that are not in long_acc_ and long_sum_
+  struct {                  // what NextAsked gives
+    const Raw* const* k;
+    const Raw* const* v;
+    int64_t head = 0;
+    bool is_value = false;
+  } asked_ = {};
 };
 
 template <class T>

@@ -56,8 +56,10 @@ class DecodeTile {
   using Raw = typename T::Raw;
   static constexpr size_t kKeys = kLanes / kHeads;  // in a tile
 
-  HeadRows<Raw> rows;   // K for Score, V for AddValues
-  HeadRows<Raw> later;  // those to ask for meanwhile
+  static constexpr size_t kTiles = kMaxBlockKeys / kKeys;  // of a block's keys
+
+  HeadRows<Raw> rows;           // K for Score, V for AddValues
+  HeadRows<Raw> later[kTiles];  // as many to ask for at each tile of keys
   float* weights;  // [kMaxBlockKeys * kHeads], logits before Softmax; with T::kDot bf16 after it
   float unit, growth;  // LogitScale::unit, MaxGrowth
   size_t begin, end;   // the keys of the block that the tile sees
@@ -160,7 +162,7 @@ class DecodeTile {
 
   // The dot products of all queries and the keys from `first` on.
   HWY_INLINE VF32 Dots(const float* q, size_t padded, size_t first) {
-    const HeadRows<Raw> keys = rows.From(first), ahead = later.From(first);
+    const HeadRows<Raw> keys = rows.From(first), ahead = later[(first - begin) / kKeys];
     const F32 df;
     VF32 sums[kLanes];
     Unrolled<kLanes>([&](auto i) XLA_GPU_INLINE_LAMBDA { sums[i] = hn::Zero(df); });
@@ -212,9 +214,10 @@ class DecodeTile {
   HWY_NOINLINE VF32 DotWords(const float* q, size_t padded, size_t first) {
     constexpr size_t kTogether = 4;  // keys
     VF32 sums[kLanes];
+    const HeadRows<Raw> all_ahead = later[(first - begin) / kKeys];
     Unrolled<kKeys / kTogether>([&](auto part) XLA_GPU_INLINE_LAMBDA {
-      const size_t at = first + part * kTogether;
-      const HeadRows<Raw> keys = rows.From(at), ahead = later.From(at);
+      const HeadRows<Raw> keys = rows.From(first + part * kTogether);
+      const HeadRows<Raw> ahead = all_ahead.From(part * kTogether);
       VF32 sum[kHeads * kTogether];
       Unrolled<kHeads * kTogether>([&](auto i) XLA_GPU_INLINE_LAMBDA { sum[i] = hn::Zero(F32()); });
       const auto* query_at = reinterpret_cast<const uint32_t*>(q);
@@ -286,11 +289,11 @@ class DecodeTile {
     float* const to = acc + d * kHeads;
     VF32 sums[kHeads * kWide];
     Unrolled<kHeads * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA { sums[i] = hn::Zero(df); });
-    const HeadRows<Raw> values = rows.From(begin), ahead = later.From(begin);
+    const HeadRows<Raw> values = rows.From(begin);
     const size_t n = end - begin;
     for (size_t j = 0; j < n; ++j) {
       const Raw* from = values[j] + d;
-      AskFor<kWide * kLanes>(ahead[j], d);
+      AskFor<kWide * kLanes>(later[j / kKeys][j % kKeys], d);
       VF32 value[kWide];
       if constexpr (kWide == 1) {
         value[0] = T::Load(from);
@@ -322,7 +325,7 @@ class DecodeTile {
     Unrolled<kHeads * kWide>(
         [&](auto i) XLA_GPU_INLINE_LAMBDA { sums[i] = hn::Load(df, to + i * kLanes); });
     const Raw* const* row = rows.row + begin;
-    const Raw* const* ahead = later.row + begin;
+    const HeadRows<Raw>* ahead = later;
     const int64_t offset = rows.head + static_cast<int64_t>(d);
     const size_t n = end - begin;
     const auto* words = reinterpret_cast<const uint32_t*>(weights);
@@ -330,8 +333,8 @@ class DecodeTile {
     // The i-th key of a tile, and if `is_pair` the one after it.
     const auto add = [&](auto i, auto is_pair) XLA_GPU_INLINE_LAMBDA {
       const Raw *const first_row = row[i] + offset, *const second_row = row[i + is_pair] + offset;
-      AskFor<kWide * kLanes>(ahead[i] + later.head, d);
-      if constexpr (is_pair) AskFor<kWide * kLanes>(ahead[i + 1] + later.head, d);
+      AskFor<kWide * kLanes>((*ahead)[i], d);
+      if constexpr (is_pair) AskFor<kWide * kLanes>((*ahead)[i + 1], d);
       Unrolled<kSteps>([&](auto step) XLA_GPU_INLINE_LAMBDA {
         VU32 pairs[kPairs];
         T::LoadPairs(first_row + step * T::kStep, is_pair ? second_row + step * T::kStep : kNone,
@@ -347,7 +350,7 @@ class DecodeTile {
     };
     constexpr std::true_type kPair;
     size_t left = n;
-    for (; left >= kKeys; left -= kKeys, row += kKeys, ahead += kKeys, words += kLanes / 2) {
+    for (; left >= kKeys; left -= kKeys, row += kKeys, ++ahead, words += kLanes / 2) {
       Unrolled<kKeys / 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
         add(std::integral_constant<size_t, 2 * i>(), kPair);
       });

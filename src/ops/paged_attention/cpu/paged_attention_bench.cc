@@ -96,7 +96,7 @@ void Decode(benchmark::State& state, DType dtype) {
 // What decode reads, in its order and with its prefetches (decode-inl.h), without its arithmetic: a
 // word of each line.
 void ReadPages(benchmark::State& state, DType dtype) {
-  constexpr int64_t kSplit = 512, kStreams = 8, kLine = 64;
+  constexpr int64_t kSplit = 512, kStreams = 8, kTile = 4, kLine = 64;
   const int64_t context = state.range(1);
   Batch batch(state.range(0), 1, context, DType::kBF16, dtype);
   const auto& shape = batch.cache.shape;
@@ -121,11 +121,14 @@ void ReadPages(benchmark::State& state, DType dtype) {
       }
       for (int64_t row = 0; row < shape[2]; ++row) {  // of a kv head its keys, then its values
         for (int64_t i = 0; i < kStreams * run; ++i) {
-          for (int64_t at = row * row_bytes; at < (row + 1) * row_bytes; at += kLine) {
+          const int64_t part = (row * kStreams * run + i) / kTile;  // of a tile of keys
+          const char* const ahead =
+              later[part / shape[2] * kTile + i % kTile] + part % shape[2] * row_bytes;
+          for (int64_t at = 0; at < row_bytes; at += kLine) {
             uint64_t word;
-            std::memcpy(&word, rows[i] + at, sizeof(word));
+            std::memcpy(&word, rows[i] + row * row_bytes + at, sizeof(word));
             total += word;
-            __builtin_prefetch(later[i] + at, 0, 2);
+            __builtin_prefetch(ahead + at, 0, 2);
           }
         }
       }
