@@ -45,6 +45,9 @@ _FIRST_KEY = "what-stands-in-front-of-the-first-key"
 _ROWS = "rows-and-fp8-measured"
 _LOOP = "a-loop-without-branches"
 _SHORT = "short-prompts"
+_WIDTHS = "what-binds-other-widths"
+_WIDE = "what-binds-decode-of-wide-heads-and-of-one-long-sequence"
+_F32 = "what-binds-short-prompts-and-chunks-of-f32"
 
 TARGETS = (
     Target(
@@ -53,6 +56,7 @@ TARGETS = (
         (
             Bound("page 1$", "memory; single rows cost what boxes do not", "single-rows-measured"),
             Bound("^(?!.*head_dim 256)", _ENDS, _LOADS),
+            Bound("head_dim 256", "memory", _WIDE),
         ),
     ),
     Target(
@@ -61,6 +65,11 @@ TARGETS = (
         (
             Bound("^decode (8x8192|1x131072)$", "64 multiprocessors read 5% less", "measured-1"),
             Bound(r"x1024$|U\[1,8192\]", _ENDS, _FIRST_KEY),
+            Bound(
+                "63x512",
+                "memory, pieces' ends and a merge",
+                _WIDE,
+            ),
         ),
     ),
     Target(
@@ -101,7 +110,14 @@ TARGETS = (
     Target(
         "sliding windows",
         "^Sliding windows: decode",
-        (Bound("8x32768", _ENDS, _FIRST_KEY),),
+        (
+            Bound("8x32768", _ENDS, _FIRST_KEY),
+            Bound(
+                "64x4096, window 128",
+                "the launch, the first copy and the last rows",
+                "tokens-that-see-few-keys-decode_tokens_sm90cuh",
+            ),
+        ),
     ),
     Target(
         "prefill, head_dim 128",
@@ -116,7 +132,11 @@ TARGETS = (
     Target(
         "prefill, other shapes",
         "^Prefill, other shapes: (?!.* over )",
-        (Bound("^prefill (128x128|1x1024)$", "launches and ends of pieces", _SHORT),),
+        (
+            Bound("^prefill (128x128|1x1024)$", "launches and ends of pieces", _SHORT),
+            Bound("head_dim (64|96)", "logits, weights and values that wait for each other", _WIDTHS),
+            Bound("head_dim (192|256)", "the tensor cores at the power limit", _WIDTHS),
+        ),
     ),
     Target(
         "chunks over 32768 keys",
@@ -140,9 +160,20 @@ TARGETS = (
             ),
         ),
     ),
-    Target("head_dim 512", "^f32, head_dim 512: .*head_dim 512"),
+    Target(
+        "head_dim 512",
+        "^f32, head_dim 512: .*head_dim 512",
+        (Bound("decode", "memory", _WIDE),),
+    ),
     Target("f32, decode", "^f32, head_dim 512: decode .*f32"),
-    Target("f32, prefill", "^f32, head_dim 512: prefill .*f32"),
+    Target(
+        "f32, prefill",
+        "^f32, head_dim 512: prefill .*f32",
+        (
+            Bound("1x1024", "tiles that one pair of blocks has, and four launches", _F32),
+            Bound("64 over", "the copy of keys and values as terms", _F32),
+        ),
+    ),
     Target("update_kv_cache, from 4096 tokens on", "^update_kv_cache:"),
 )
 
