@@ -148,55 +148,54 @@ __device__ __forceinline__ void PackWeights(Weights& weights, const Logits& s) {
 
 // The second level of the sums: in this thread's memory, not its registers.
 struct Level {
-  float o[4 * kSumTiles];
-  float added[4 * kSumTiles];  // the registers' sums, on their way into a loop: see ColdSums
+  float o[kSumTiles][4];
   float max[2];
   float sum[2];
 };
 
-// What the level's sums are multiplied by to be relative to the rows' maxima.
-__device__ __forceinline__ void LevelFactors(const Level* level, const float (&factor)[2],
-                                             const RowSoftmax (&rows)[2], float (&keep)[2]) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float before = level->max[h], now = rows[h].max;
-    keep[h] = before == now ? 1.0f : Exp2(BaseOf(before, factor[h]) - BaseOf(now, factor[h]));
-  }
-}
-
 // Moves the registers' sums to the level. `fresh`: there is nothing in it yet.
 __device__ __forceinline__ void ToLevel(Level* level, bool fresh, const float (&factor)[2], Sums& o,
                                         RowSoftmax (&rows)[2]) {
-  float keep[2];
-  if (fresh) level->max[0] = rows[0].max, level->max[1] = rows[1].max;
-  LevelFactors(level, factor, rows, keep);
+  float keep[2] = {0.0f, 0.0f};
+  if (fresh) {
+#pragma unroll
+    for (int i = 0; i < kSumTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) level->o[i][j] = 0.0f;
+    }
+    level->sum[0] = level->sum[1] = 0.0f;
+  } else {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float before = level->max[h], now = rows[h].max;
+      keep[h] = before == now ? 1.0f : Exp2(BaseOf(before, factor[h]) - BaseOf(now, factor[h]));
+    }
+  }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    level->sum[h] = (fresh ? 0.0f : level->sum[h] * keep[h]) + rows[h].sum;
+    level->sum[h] = level->sum[h] * keep[h] + rows[h].sum;
     level->max[h] = rows[h].max;
     rows[h].sum = 0.0f;
   }
 #pragma unroll
-  for (int e = 0; e < 4 * kSumTiles; ++e) {
-    level->added[e] = o[e / 4][e % 4];
-    o[e / 4][e % 4] = 0.0f;
-  }
-#pragma unroll 4
-  for (int e = 0; e < 4 * kSumTiles; ++e) {
-    level->o[e] = (fresh ? 0.0f : level->o[e] * keep[e / 2 % 2]) + level->added[e];
+  for (int i = 0; i < kSumTiles; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      level->o[i][j] = level->o[i][j] * keep[j / 2] + o[i][j];
+      o[i][j] = 0.0f;
+    }
   }
 }
 
-// Adds the level's sums to the registers'.
-__device__ __forceinline__ void FromLevel(const Level* level, const float (&factor)[2], Sums& o,
+__device__ __forceinline__ void FromLevel(Level* level, const float (&factor)[2], Sums& o,
                                           RowSoftmax (&rows)[2]) {
-  float keep[2];
-  LevelFactors(level, factor, rows, keep);
+  ToLevel(level, false, factor, o, rows);
 #pragma unroll
-  for (int h = 0; h < 2; ++h) rows[h].sum = level->sum[h] * keep[h] + rows[h].sum;
+  for (int h = 0; h < 2; ++h) rows[h].sum = level->sum[h];
 #pragma unroll
-  for (int e = 0; e < 4 * kSumTiles; ++e) {
-    o[e / 4][e % 4] = level->o[e] * keep[e / 2 % 2] + o[e / 4][e % 4];
+  for (int i = 0; i < kSumTiles; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) o[i][j] = level->o[i][j];
   }
 }
 
