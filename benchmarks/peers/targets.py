@@ -134,7 +134,9 @@ TARGETS = (
         "^Prefill, other shapes: (?!.* over )",
         (
             Bound("^prefill (128x128|1x1024)$", "launches and ends of pieces", _SHORT),
-            Bound("head_dim (64|96)", "logits, weights and values that wait for each other", _WIDTHS),
+            Bound(
+                "head_dim (64|96)", "logits, weights and values that wait for each other", _WIDTHS
+            ),
             Bound("head_dim (192|256)", "the tensor cores at the power limit", _WIDTHS),
         ),
     ),
