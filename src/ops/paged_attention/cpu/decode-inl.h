@@ -36,7 +36,9 @@ class SplitDecoder {
         b_(*task.buffers),
         segment_(*task.segment),
         padded_(PadHeadDim(p_.head_dim)),
-        tiles_(PadGroup(p_.group_size()) / kHeads) {
+        tiles_(PadGroup(p_.group_size()) / kHeads),
+        as_zen5_(is_zen5 && DecodeTile<T, kHeads>::kMayAskAsZen5),
+        past_pair_(as_zen5_ ? reinterpret_cast<uintptr_t>(b_.k_cache) % 128 / sizeof(Raw) : 0) {
     const int64_t heads = NumHeads();
     const int64_t states = heads / kHeads * kLanes;
     const int64_t staged = staging() ? kBlock * padded_ : 0;
@@ -254,7 +256,7 @@ class SplitDecoder {
       const float cap = scales_[head].inner;
       ForEachTile(head, tile, [&](int64_t index) HWY_ATTR {
         tile.Score(q_ + index * kHeads * padded_, cap, padded_);
-        std::fill(tile.later, std::end(tile.later), tile.rows);  // asked for once
+        tile.AskNoMore();
       });
     });
   }
@@ -273,7 +275,7 @@ class SplitDecoder {
     WithHead(block, block.v, p_.v, b_.v_token_scales, head, [&](auto& tile) HWY_ATTR {
       ForEachTile(head, tile, [&](int64_t) HWY_ATTR {
         tile.AddValues(padded_);
-        std::fill(tile.later, std::end(tile.later), tile.rows);
+        tile.AskNoMore();
       });
     });
   }
@@ -282,8 +284,9 @@ class SplitDecoder {
   // of V, the next head's, so that memory sees few rows at once and reads each to its end; then of
   // the next tile's.
   HWY_INLINE HeadRows<Raw> NextAsked() {
-    const HeadRows<Raw> found = {asked_.is_value ? asked_.v : asked_.k,
-                                 asked_.head * (asked_.is_value ? p_.v : p_.k).head_stride};
+    const HeadRows<Raw> found = {
+        asked_.is_value ? asked_.v : asked_.k,
+        asked_.head * (asked_.is_value ? p_.v : p_.k).head_stride - past_pair_};
     asked_.head += asked_.is_value;
     asked_.is_value = !asked_.is_value;
     if (asked_.head == task_.num_heads) {
@@ -310,12 +313,13 @@ class SplitDecoder {
         }
         DecodeTile<CacheF32, kHeads> tile;
         tile.rows = {staged, 0};
-        std::fill(tile.later, std::end(tile.later), tile.rows);
+        tile.AskNoMore();
         return f(tile);
       }
     }
     DecodeTile<T, kHeads> tile;
     tile.rows = {rows, offset};
+    tile.as_zen5 = as_zen5_;
     for (size_t i = 0; i * tile.kKeys < static_cast<size_t>(block.n); ++i) {
       tile.later[i] = NextAsked();
     }
@@ -378,7 +382,9 @@ class SplitDecoder {
   const Buffers& b_;
   const Segment& segment_;
   const int64_t padded_;
-  const int64_t tiles_;  // of heads, in a group
+  const int64_t tiles_;      // of heads, in a group
+  const bool as_zen5_;       // it brings lines in by aligned pairs, so whole ones are asked for:
+  const int64_t past_pair_;  // where the cache begins in one
   float* q_;
   double* long_acc_;  // as partial.acc, of keys before; where has_long_sums()
   double* long_sum_;

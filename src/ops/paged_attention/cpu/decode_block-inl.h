@@ -57,14 +57,23 @@ class DecodeTile {
   static constexpr size_t kKeys = kLanes / kHeads;  // in a tile
 
   static constexpr size_t kTiles = kMaxBlockKeys / kKeys;  // of a block's keys
+  // Slower where a head is alone, but for fp8 that becomes f32.
+  static constexpr bool kMayAskAsZen5 = kHeads > 1 || (sizeof(Raw) == 1 && !T::kDot);
 
   HeadRows<Raw> rows;           // K for Score, V for AddValues
   HeadRows<Raw> later[kTiles];  // as many to ask for at each tile of keys
   float* weights;  // [kMaxBlockKeys * kHeads], logits before Softmax; with T::kDot bf16 after it
   float unit, growth;  // LogitScale::unit, MaxGrowth
   size_t begin, end;   // the keys of the block that the tile sees
+  bool as_zen5;        // how to ask, if kMayAskAsZen5
   float* acc;          // sums of values, [chunk of ForEachChunk][kHeads][vector]
   double* long_acc;    // as acc, of earlier keys; null where there is none
+
+  // What is read has been asked for.
+  HWY_INLINE void AskNoMore() {
+    std::fill(later, std::end(later), rows);
+    as_zen5 = false;
+  }
 
   // `weights` become x (LogitScale) of the keys that are seen, -inf in lanes past the last of them;
   // `cap`: LogitScale::inner.
@@ -242,15 +251,25 @@ class DecodeTile {
     return SumEach(sums);
   }
 
-  // Asks for the lines of kCount elements from d on. To L2: for L1 a core waits for few lines at
-  // once.
+  // Asks for the lines of kCount elements from d on. Zen 5 takes more requests into L1 than into
+  // L2, best some instructions apart, empty ones where there is too little to compute. Others wait
+  // for few lines at once in L1.
   template <size_t kCount>
-  static HWY_INLINE void AskFor(const Raw* row, size_t d) {
+  HWY_INLINE void AskFor(const Raw* row, size_t d) const {
     constexpr size_t kLine = 64, kBytes = kCount * sizeof(Raw);
     if (kBytes < kLine && d * sizeof(Raw) % kLine != 0) return;
     const auto* const from = reinterpret_cast<const char*>(row + d);
-    Unrolled<(kBytes + kLine - 1) / kLine>(
-        [&](auto i) XLA_GPU_INLINE_LAMBDA { __builtin_prefetch(from + i * kLine, 0, 2); });
+    Unrolled<(kBytes + kLine - 1) / kLine>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+#if HWY_TARGET == HWY_AVX3
+      if (kMayAskAsZen5 && as_zen5) {
+        constexpr int kEmpty = sizeof(Raw) == 4 ? 20 : T::kDot && sizeof(Raw) == 2 ? 8 : 0;
+        __builtin_prefetch(from + i * kLine, 0, 3);
+        __asm__ volatile(".rept %c0\n\tnop\n\t.endr" : : "i"(kEmpty));
+        return;
+      }
+#endif
+      __builtin_prefetch(from + i * kLine, 0, 2);
+    });
   }
 
   static HWY_INLINE VF32 HideKeysFrom(size_t valid, VF32 x) {

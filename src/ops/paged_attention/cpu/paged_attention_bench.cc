@@ -93,7 +93,7 @@ void Decode(benchmark::State& state, DType dtype) {
   CountCacheBytes(state, batch);
 }
 
-// What decode reads, in its order and with its prefetches (decode-inl.h), without its arithmetic: a
+// What decode reads, in its order and with prefetches as for most processors, no arithmetic: a
 // word of each line.
 void ReadPages(benchmark::State& state, DType dtype) {
   constexpr int64_t kSplit = 512, kStreams = 8, kTile = 4, kLine = 64;

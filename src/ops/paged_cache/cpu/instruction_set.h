@@ -1,4 +1,4 @@
-// Which of the compiled forms of a Host kernel this machine can run.
+// Which of the compiled forms of a Host kernel this machine can run, and what it is.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CPU_INSTRUCTION_SET_H_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CPU_INSTRUCTION_SET_H_
 
@@ -48,6 +48,21 @@ inline InstructionSet BestInstructionSet() {
   return InstructionSet::kBaseline;
 #endif
 }
+
+// AMD's family 26.
+inline bool IsZen5() {
+#if defined(__x86_64__)
+  unsigned eax, ebx, ecx, edx;
+  if (!__get_cpuid(0, &eax, &ebx, &ecx, &edx) || ebx != signature_AMD_ebx ||
+      !__get_cpuid(1, &eax, &ebx, &ecx, &edx)) {
+    return false;
+  }
+  return (eax >> 8 & 0xf) + (eax >> 20 & 0xff) == 26;
+#else
+  return false;
+#endif
+}
+inline const bool is_zen5 = IsZen5();
 
 // The one in use: the best, unless a test asks for less.
 inline std::atomic<InstructionSet> instruction_set_in_use{BestInstructionSet()};
