@@ -280,19 +280,15 @@ class SplitDecoder {
     });
   }
 
-  // What to ask for next of a block to come: of the keys of one tile a head's part of K, its part
-  // of V, the next head's, so that memory sees few rows at once and reads each to its end; then of
-  // the next tile's.
-  HWY_INLINE HeadRows<Raw> NextAsked() {
+  // What to ask for next of a block to come: of so many keys a head's part of K, its part of V, the
+  // next head's, so that memory sees few rows at once and reads each to its end; then of the next.
+  HWY_INLINE HeadRows<Raw> NextAsked(size_t keys) {
     const HeadRows<Raw> found = {
         asked_.is_value ? asked_.v : asked_.k,
         asked_.head * (asked_.is_value ? p_.v : p_.k).head_stride - past_pair_};
     asked_.head += asked_.is_value;
     asked_.is_value = !asked_.is_value;
-    if (asked_.head == task_.num_heads) {
-      constexpr size_t kKeys = DecodeTile<T, kHeads>::kKeys;
-      asked_ = {asked_.k + kKeys, asked_.v + kKeys};
-    }
+    if (asked_.head == task_.num_heads) asked_ = {asked_.k + keys, asked_.v + keys};
     return found;
   }
 
@@ -320,8 +316,12 @@ class SplitDecoder {
     DecodeTile<T, kHeads> tile;
     tile.rows = {rows, offset};
     tile.as_zen5 = as_zen5_;
-    for (size_t i = 0; i * tile.kKeys < static_cast<size_t>(block.n); ++i) {
-      tile.later[i] = NextAsked();
+    const size_t together = as_zen5_ ? tile.kAsked : tile.kKeys;
+    HeadRows<Raw> asked = {};
+    const auto n = static_cast<size_t>(block.n);
+    for (size_t i = 0; i < n || i % tile.kKeys != 0; i += tile.kAsked) {  // whole tiles
+      asked = i % together == 0 ? NextAsked(together) : asked.From(tile.kAsked);
+      tile.later[i / tile.kAsked] = asked;
     }
     f(tile);
   }

@@ -56,12 +56,11 @@ class DecodeTile {
   using Raw = typename T::Raw;
   static constexpr size_t kKeys = kLanes / kHeads;  // in a tile
 
-  static constexpr size_t kTiles = kMaxBlockKeys / kKeys;  // of a block's keys
-  // Slower where a head is alone, but for fp8 that becomes f32.
-  static constexpr bool kMayAskAsZen5 = kHeads > 1 || (sizeof(Raw) == 1 && !T::kDot);
+  static constexpr size_t kAsked = std::min<size_t>(4, kKeys);  // keys that are asked for together
+  static constexpr bool kMayAskAsZen5 = kHeads > 1 || sizeof(Raw) < 4;  // else it is slower
 
-  HeadRows<Raw> rows;           // K for Score, V for AddValues
-  HeadRows<Raw> later[kTiles];  // as many to ask for at each tile of keys
+  HeadRows<Raw> rows;                           // K for Score, V for AddValues
+  HeadRows<Raw> later[kMaxBlockKeys / kAsked];  // to ask for, as many as those that are read
   float* weights;  // [kMaxBlockKeys * kHeads], logits before Softmax; with T::kDot bf16 after it
   float unit, growth;  // LogitScale::unit, MaxGrowth
   size_t begin, end;   // the keys of the block that the tile sees
@@ -171,7 +170,8 @@ class DecodeTile {
 
   // The dot products of all queries and the keys from `first` on.
   HWY_INLINE VF32 Dots(const float* q, size_t padded, size_t first) {
-    const HeadRows<Raw> keys = rows.From(first), ahead = later[(first - begin) / kKeys];
+    const HeadRows<Raw> keys = rows.From(first);
+    const HeadRows<Raw>* ahead = later + (first - begin) / kAsked;
     const F32 df;
     VF32 sums[kLanes];
     Unrolled<kLanes>([&](auto i) XLA_GPU_INLINE_LAMBDA { sums[i] = hn::Zero(df); });
@@ -186,7 +186,7 @@ class DecodeTile {
         Unrolled<kKeys>([&](auto j) XLA_GPU_INLINE_LAMBDA {
           VF32 key[2];
           T::LoadPair(keys[j] + d, key);
-          AskFor<2 * kLanes>(ahead[j], d);
+          AskFor<2 * kLanes>(ahead[j / kAsked][j % kAsked], d);
           Unrolled<kHeads * 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
             VF32& sum = sums[i / 2 * kKeys + j];
             sum = hn::MulAdd(query[i], key[i % 2], sum);
@@ -196,7 +196,7 @@ class DecodeTile {
         VF32 key[kKeys * 2];
         Unrolled<kKeys>([&](auto j) XLA_GPU_INLINE_LAMBDA {
           T::LoadPair(keys[j] + d, key + 2 * j);
-          AskFor<2 * kLanes>(ahead[j], d);
+          AskFor<2 * kLanes>(ahead[j / kAsked][j % kAsked], d);
         });
         Unrolled<kHeads * 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
           const VF32 query = hn::Load(df, q + i / 2 * padded + d + i % 2 * kLanes);
@@ -221,12 +221,11 @@ class DecodeTile {
 
   // As Dots, of words.
   HWY_NOINLINE VF32 DotWords(const float* q, size_t padded, size_t first) {
-    constexpr size_t kTogether = 4;  // keys
+    constexpr size_t kTogether = kAsked;
     VF32 sums[kLanes];
-    const HeadRows<Raw> all_ahead = later[(first - begin) / kKeys];
     Unrolled<kKeys / kTogether>([&](auto part) XLA_GPU_INLINE_LAMBDA {
       const HeadRows<Raw> keys = rows.From(first + part * kTogether);
-      const HeadRows<Raw> ahead = all_ahead.From(part * kTogether);
+      const HeadRows<Raw> ahead = later[(first - begin) / kAsked + part];
       VF32 sum[kHeads * kTogether];
       Unrolled<kHeads * kTogether>([&](auto i) XLA_GPU_INLINE_LAMBDA { sum[i] = hn::Zero(F32()); });
       const auto* query_at = reinterpret_cast<const uint32_t*>(q);
@@ -262,7 +261,11 @@ class DecodeTile {
     Unrolled<(kBytes + kLine - 1) / kLine>([&](auto i) XLA_GPU_INLINE_LAMBDA {
 #if HWY_TARGET == HWY_AVX3
       if (kMayAskAsZen5 && as_zen5) {
-        constexpr int kEmpty = sizeof(Raw) == 4 ? 20 : T::kDot && sizeof(Raw) == 2 ? 8 : 0;
+        constexpr int kEmpty = sizeof(Raw) == 4   ? 20
+                               : sizeof(Raw) == 1 ? 0
+                               : kHeads == 1      ? 16
+                               : T::kDot          ? 8
+                                                  : 0;
         __builtin_prefetch(from + i * kLine, 0, 3);
         __asm__ volatile(".rept %c0\n\tnop\n\t.endr" : : "i"(kEmpty));
         return;
@@ -312,7 +315,7 @@ class DecodeTile {
     const size_t n = end - begin;
     for (size_t j = 0; j < n; ++j) {
       const Raw* from = values[j] + d;
-      AskFor<kWide * kLanes>(later[j / kKeys][j % kKeys], d);
+      AskFor<kWide * kLanes>(later[j / kAsked][j % kAsked], d);
       VF32 value[kWide];
       if constexpr (kWide == 1) {
         value[0] = T::Load(from);
@@ -352,8 +355,10 @@ class DecodeTile {
     // The i-th key of a tile, and if `is_pair` the one after it.
     const auto add = [&](auto i, auto is_pair) XLA_GPU_INLINE_LAMBDA {
       const Raw *const first_row = row[i] + offset, *const second_row = row[i + is_pair] + offset;
-      AskFor<kWide * kLanes>((*ahead)[i], d);
-      if constexpr (is_pair) AskFor<kWide * kLanes>((*ahead)[i + 1], d);
+      AskFor<kWide * kLanes>(ahead[i / kAsked][i % kAsked], d);
+      if constexpr (is_pair) {
+        AskFor<kWide * kLanes>(ahead[(i + 1) / kAsked][(i + 1) % kAsked], d);
+      }
       Unrolled<kSteps>([&](auto step) XLA_GPU_INLINE_LAMBDA {
         VU32 pairs[kPairs];
         T::LoadPairs(first_row + step * T::kStep, is_pair ? second_row + step * T::kStep : kNone,
@@ -369,7 +374,8 @@ class DecodeTile {
     };
     constexpr std::true_type kPair;
     size_t left = n;
-    for (; left >= kKeys; left -= kKeys, row += kKeys, ++ahead, words += kLanes / 2) {
+    for (; left >= kKeys;
+         left -= kKeys, row += kKeys, ahead += kKeys / kAsked, words += kLanes / 2) {
       Unrolled<kKeys / 2>([&](auto i) XLA_GPU_INLINE_LAMBDA {
         add(std::integral_constant<size_t, 2 * i>(), kPair);
       });
