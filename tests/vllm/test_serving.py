@@ -28,9 +28,9 @@ def servers(checkpoint, tmp_path_factory):
     # A third of what 16 sequences need, and prompts in chunks of at most 16 tokens.
     tight = [*SMALL, "--max-num-batched-tokens", "16", "--enable-prefix-caching"]
     tight += ["--num-gpu-blocks-override", "31", "--max-num-seqs", "16", "--async-scheduling"]
-    torchax = {"MODEL_IMPL_TYPE": "vllm"}
+    flax, torchax = ({"MODEL_IMPL_TYPE": impl} for impl in ("flax_nnx", "vllm"))
     with (
-        serve(checkpoint("llama"), folder / "llama", *plain, **EXACT) as llama,
+        serve(checkpoint("llama"), folder / "llama", *plain, **EXACT, **flax) as llama,
         serve(checkpoint("qwen3"), folder / "qwen3", *tight, **EXACT, **torchax) as qwen3,
     ):
         llama.wait()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import xla_gpu.vllm_xla
-from xla_gpu.vllm_xla import _inputs, _start, _step
+from xla_gpu.vllm_xla import _inputs, _replace, _start, _step
 from xla_gpu.vllm_xla._attention import max_query_len
 from xla_gpu.vllm_xla._names import UnsupportedError
 
@@ -466,15 +466,49 @@ def test_programs_are_compiled_at_once(monkeypatch):
         assert os.environ["NUM_PRECOMPILE_WORKERS"] == used
 
 
+GRAPHS, LEVEL = "--xla_gpu_enable_command_buffer=", "--xla_gpu_autotune_level="
+
+
 @pytest.mark.parametrize(
     ("given", "used"),
     [
-        (None, "--xla_gpu_enable_command_buffer=+COLLECTIVES"),
-        ("--one", "--one --xla_gpu_enable_command_buffer=+COLLECTIVES"),
-        ("--xla_gpu_enable_command_buffer=", "--xla_gpu_enable_command_buffer="),
+        (None, f"{GRAPHS}+COLLECTIVES {LEVEL}2"),
+        ("--one", f"--one {GRAPHS}+COLLECTIVES {LEVEL}2"),
+        (GRAPHS, f"{GRAPHS} {LEVEL}2"),
+        (f"{LEVEL}4", f"{LEVEL}4 {GRAPHS}+COLLECTIVES"),
     ],
 )
-def test_collectives_are_in_cuda_graphs_unless_told_otherwise(monkeypatch, given, used):
+def test_flags_of_xla_are_set_unless_given(monkeypatch, given, used):
     monkeypatch.setattr("os.environ", {"XLA_FLAGS": given} if given is not None else {})
     xla_gpu.vllm_xla.prepare_environment()
     assert os.environ["XLA_FLAGS"] == used
+
+
+@pytest.mark.parametrize(
+    ("given", "torchax"),
+    [
+        ({}, True),
+        ({"architectures": ["Qwen2ForCausalLM"]}, False),
+        ({"architectures": None}, False),
+        ({"devices": 2}, False),
+        ({"method": "ngram"}, True),
+        ({"method": "eagle3"}, False),
+        ({"quantization": "fp8", "devices": 2, "method": "eagle3"}, True),
+        ({"draft": True, "quantization": "fp8"}, False),
+    ],
+)
+def test_which_models_are_torchax(given, torchax):
+    method = given.get("method")
+    config = types.SimpleNamespace(
+        model_config=types.SimpleNamespace(
+            quantization=given.get("quantization"),
+            hf_config=types.SimpleNamespace(
+                architectures=given.get("architectures", ["LlamaForCausalLM"])
+            ),
+        ),
+        sharding_config=types.SimpleNamespace(total_devices=given.get("devices", 1)),
+        speculative_config=types.SimpleNamespace(method=method) if method else None,
+    )
+    resolve = _replace._torchax_if_quantized_or_faster(lambda config, is_draft_model: "flax_nnx")
+    found = resolve(config, given.get("draft", False))
+    assert found == ("vllm" if torchax else "flax_nnx")
