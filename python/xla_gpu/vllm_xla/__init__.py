@@ -40,6 +40,17 @@ def general_plugin() -> None:
         _replace.before_the_model()
 
 
+_XLA_FLAGS = (
+    # By default XLA ends a CUDA graph at each collective and begins another one behind it: over two
+    # devices a layer is two graphs and two calls of NCCL, which took the host longer than the
+    # device its step.
+    "--xla_gpu_enable_command_buffer=+COLLECTIVES",
+    # By default XLA compares what the candidates for a product compute, and only logs where they
+    # differ: with fp8 weights a third of the start.
+    "--xla_gpu_autotune_level=2",
+)
+
+
 def prepare_environment() -> None:
     """Settings that vLLM, tpu-inference and JAX read."""
     # Where Triton works vLLM's scheduler takes the runner for its second one for CUDA, to which a
@@ -63,17 +74,6 @@ def prepare_environment() -> None:
         flags = os.environ.get("XLA_FLAGS", "")
         if flag.partition("=")[0] not in flags:
             os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
-
-
-_XLA_FLAGS = (
-    # By default XLA ends a CUDA graph at each collective and begins another one behind it: over two
-    # devices a layer is two graphs and two calls of NCCL, which took the host longer than the
-    # device its step.
-    "--xla_gpu_enable_command_buffer=+COLLECTIVES",
-    # By default XLA compares what the candidates for a product compute, and only logs where they
-    # differ: with fp8 weights a third of the start.
-    "--xla_gpu_autotune_level=2",
-)
 
 
 def has_gpu() -> bool:
