@@ -32,6 +32,7 @@ EDGES = "ops.paged_attention.cuda.paged_attention_edges_gpu_test"
 ALTERNATIVES = "ops.paged_attention.cuda.alternatives_gpu_test"
 V3 = "ops.ragged_paged_attention_v3.cuda.ragged_paged_attention_v3_gpu_test"
 GROUPED = "ops.grouped_matmul.cuda.grouped_matmul_gpu_test"
+QUANTIZE = "ops.quantize_rows.cuda.quantize_rows_gpu_test"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +117,7 @@ FAMILIES = (
     Family(
         "decode_cluster_sm90, decode_tokens_sm90",
         _words("decode_tokens_sm90.cu", LINE_ROWS="8 16")
-        + _words("decode_cluster_sm90.cu", CLUSTER="2 4 8 16", BOXES="0 1", LINE_ROWS="8 16")
+        + _words("decode_cluster_sm90.cu", CLUSTER="2 4 6 8 16", BOXES="0 1", LINE_ROWS="8 16")
         + _words("decode_cluster_sm90.cu", HEAD_DIM="64 128 256 512", CACHE_TYPE="E4M3 E5M2")
         + _words("decode_cluster_sm90.cu MANY_SEQS", BOXES="0 1", LINE_ROWS="8 16"),
         (
@@ -242,6 +243,11 @@ FAMILIES = (
             *_words("grouped_matmul_sm90.cu", ROWS="16 32 64 128", PANELS="1 2", SPLITS="1 2"),
         ),
         tuple(Tests(GROUPED, "*", 1, seed) for seed in range(7, 11)),
+    ),
+    Family(
+        "quantize_rows",
+        ("quantize_rows.cu", "quantize_rows.cu NORM=BF16", "quantize_rows.cu UNALIGNED"),
+        (Tests(QUANTIZE, "*", 4),),
     ),
 )
 

@@ -24,7 +24,14 @@ import ragged_v3
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from problems import OF_TOKENS, Static, paged_attention_case, update_case
-from xla_gpu.jax import _merge, _rules, grouped_matmul, merge_attention_states, simple_add
+from xla_gpu.jax import (
+    _merge,
+    _rules,
+    grouped_matmul,
+    merge_attention_states,
+    quantize_rows,
+    simple_add,
+)
 
 try:
     from jax import shard_map
@@ -328,6 +335,21 @@ def grouped_matmul_scenario(mesh):
     return {"grouped_matmul": run(lambda args: grouped_matmul(**args), args, mesh, specs)}
 
 
+def quantize_rows_scenario(mesh):
+    """Over rows; a row is whole on its device."""
+    rng = np.random.default_rng(0)
+    args = {
+        "x": rng.normal(size=(8, 16)).astype(np.float32),
+        "norm_weight": rng.normal(size=16).astype(np.float32),
+    }
+
+    def call(args):
+        rows, scale = quantize_rows(**args)
+        return rows.astype(np.float32), scale
+
+    return {"quantize_rows": run(call, args, mesh, {"x": P(("x", "y"))})}
+
+
 def unruled_scenarios(mesh):
     """Ops without a rule of their own."""
     with mock.patch.dict(_rules.RULES, clear=True):
@@ -347,7 +369,7 @@ def main():
     mesh = Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("x", "y"))
     scenarios = attention_scenarios(mesh) | update_scenarios(mesh)
     scenarios |= shard_map_scenarios(mesh) | elementwise_scenario(mesh)
-    scenarios |= grouped_matmul_scenario(mesh)
+    scenarios |= grouped_matmul_scenario(mesh) | quantize_rows_scenario(mesh)
     scenarios |= {f"merged/{seed}": merged_scenario(mesh, seed) for seed in range(8)}
     scenarios |= unruled_scenarios(mesh) | v3_scenarios(mesh) | v3_shard_map_scenarios(mesh)
     print(json.dumps(scenarios))

@@ -42,7 +42,7 @@ RAGGED_V3 = [
 ]
 
 
-OTHERS = ["simple_add", "grouped_matmul"]
+OTHERS = ["simple_add", "grouped_matmul", "quantize_rows"]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@
   whole; the (small, i32) index arguments are needed whole and each device cuts its part out of
   them, so this is right for any ragged batch, whatever the sequence boundaries.
 - pages of update_kv_cache: each device writes the slots that lie in its own pages.
-- columns of grouped_matmul. No communication.
+- columns of grouped_matmul, rows of quantize_rows. No communication.
 
 Anything else (pages of paged_attention, head_dim) is gathered first, since a block table may name
 any page. A cache whose pages live where their sequences live is a job for shard_map, in which the
@@ -82,56 +82,55 @@ def _product(**factors: int) -> str:
     return f"({' '.join(names)})" if len(names) > 1 else names[0] if names else "one"
 
 
-# ---- simple_add ----------------------------------------------------------------------------------
+# ---- Ops whose dimensions are told apart by factors ----------------------------------------------
 
 
-def _elementwise(args: Arrays, attrs: Mapping[str, Any]) -> Split:
-    """Two operands and a result of one shape, split alike."""
-    shape = args["a"].shape
+def _by_factors(factors: Mapping[str, Sequence[str]], args: Arrays, splittable: set[str]) -> Split:
+    """Each dimension of the arrays has a factor; those of `splittable` may be split."""
+    sizes = {f: n for name in args for f, n in zip(factors[name], args[name].shape)}
 
     def choose(mesh: Mesh, args: Arrays, results: Arrays) -> tuple[Specs, None]:
-        entries: list[Axes] = []
-        for dim, size in enumerate(shape):
-            axes = _first(*(_axes(array, dim) for array in (*args.values(), *results.values())))
-            entries.append(_dividing(mesh, _without(axes, sum(entries, ())), size))
-        return dict.fromkeys("abc", P(*(axes or None for axes in entries))), None
+        found: dict[str, Axes] = {}
+        for name, array in (*args.items(), *results.items()):
+            for dim, factor in enumerate(factors[name]):
+                if factor in splittable and factor not in found and factor in sizes:
+                    axes = _without(_axes(array, dim), sum(found.values(), ()))
+                    if axes := _dividing(mesh, axes, sizes[factor]):
+                        found[factor] = axes
+        return {n: P(*(found.get(f) for f in dims)) for n, dims in factors.items()}, None
 
-    dims = [f"d{i}" for i in range(len(shape))]
-    return Split(choose, dict.fromkeys("abc", " ".join(dims)), dims)
+    return Split(choose, {n: " ".join(dims) for n, dims in factors.items()}, sorted(splittable))
 
 
-# ---- grouped_matmul ------------------------------------------------------------------------------
+def _simple_add(args: Arrays, attrs: Mapping[str, Any]) -> Split:
+    dims = [f"d{i}" for i in range(len(args["a"].shape))]
+    return _by_factors(dict.fromkeys("abc", dims), args, set(dims))
 
 
 def _grouped_matmul(args: Arrays, attrs: Mapping[str, Any]) -> Split:
     """Columns of the matrices and of the result; which rows are whose stands in group_sizes."""
     factors = {
-        "lhs": "rows inner",
-        "rhs": "groups inner columns",
-        "group_sizes": "groups",
-        "rhs_scale": "groups blocks columns",
-        "out": "rows columns",
+        "lhs": ("rows", "inner"),
+        "rhs": ("groups", "inner", "columns"),
+        "group_sizes": ("groups",),
+        "rhs_scale": ("groups", "blocks", "columns"),
+        "out": ("rows", "columns"),
     }
-    factors = {name: factors[name] for name in (*args, "out")}
-    size = args["rhs"].shape[2]
-
-    def choose(mesh: Mesh, args: Arrays, results: Arrays) -> tuple[Specs, None]:
-        axes = _first(_axes(args["rhs"], 2), _axes(results["out"], 1))
-        split = _dividing(mesh, axes, size) or None
-        specs = {
-            name: P(*(split if factor == "columns" else None for factor in dims.split()))
-            for name, dims in factors.items()
-        }
-        return specs, None
-
-    return Split(choose, factors, ["columns"])
+    return _by_factors(factors, args, {"columns"})
 
 
-# ---- Kernels of the user's -----------------------------------------------------------------------
+def _quantize_rows(args: Arrays, attrs: Mapping[str, Any]) -> Split:
+    factors = {
+        "x": ("rows", "columns"),
+        "norm_weight": ("columns",),
+        "out": ("rows", "columns"),
+        "scale": ("rows",),
+    }
+    return _by_factors(factors, args, {"rows"})
 
 
 def of_kernel(kernel: Kernel) -> Rule | None:
-    """The rule of a kernel's `sharding`, "i j, j k -> i k": a factor for each dimension.
+    """The rule of a user's kernel by its `sharding`, "i j, j k -> i k".
 
     Factors that every result has may be split; the others, over which a kernel sums, stay whole.
     """
@@ -149,20 +148,7 @@ def of_kernel(kernel: Kernel) -> Rule | None:
                 f"{list(map(len, sides[0]))}; those of this call are {ranks}"
             )
         factors = dict(zip([*args, *results], sides[0] + sides[1]))
-        sizes = {f: n for name in args for f, n in zip(factors[name], args[name].shape)}
-
-        def choose(mesh: Mesh, args: Arrays, outs: Arrays) -> tuple[Specs, None]:
-            found: dict[str, Axes] = {}
-            for name, array in (*args.items(), *outs.items()):
-                for dim, factor in enumerate(factors[name]):
-                    if factor in splittable and factor not in found and factor in sizes:
-                        axes = _without(_axes(array, dim), sum(found.values(), ()))
-                        if axes := _dividing(mesh, axes, sizes[factor]):
-                            found[factor] = axes
-            specs = {n: P(*(found.get(f) for f in dims)) for n, dims in factors.items()}
-            return specs, None
-
-        return Split(choose, {n: " ".join(d) for n, d in factors.items()}, sorted(splittable))
+        return _by_factors(factors, args, splittable)
 
     return rule
 
@@ -361,8 +347,9 @@ def _ragged_paged_attention_v3(args: Arrays, attrs: Mapping[str, Any]) -> Split:
 
 
 RULES: dict[str, Rule] = {
-    "simple_add": _elementwise,
+    "simple_add": _simple_add,
     "grouped_matmul": _grouped_matmul,
+    "quantize_rows": _quantize_rows,
     "paged_attention": _paged_attention,
     "update_kv_cache": _update_kv_cache,
     "ragged_paged_attention_v3": _ragged_paged_attention_v3,

@@ -1,0 +1,97 @@
+// quantize_rows on CUDA.
+#include <algorithm>
+#include <bit>
+#include <memory>
+
+#include "src/core/ceil_div.h"
+#include "src/core/strings.h"
+#include "src/cuda/device.h"
+#include "src/cuda/kernel.h"
+#include "src/cuda/kernel_specs.h"
+#include "src/cuda/unaligned_plan.h"
+#include "src/ops/quantize_rows/quantize_rows.h"
+
+namespace xla_gpu {
+namespace quantize_rows {
+namespace {
+
+constexpr char kName[] = "quantize_rows";
+// Threads have up to so many elements in registers, several of their loads under way at a time.
+constexpr int64_t kMostKept = 32;
+constexpr int64_t kThreads = 512;
+
+struct Config {
+  cuda::KernelSpec kernel;
+  int64_t threads;
+};
+
+Config ChooseConfig(const Problem& p, bool aligned) {
+  const bool norm = p.norm_dtype != DType::kInvalid;
+  const int64_t widest = std::max(DTypeSize(p.dtype), norm ? DTypeSize(p.norm_dtype) : 0);
+  // 16 bytes of the widest, or the largest power of two of them that divides a row.
+  const int64_t divisor = int64_t{1} << std::countr_zero(static_cast<uint64_t>(p.columns));
+  const int64_t vector = std::min(16 / widest, divisor), vectors = p.columns / vector;
+  const int64_t most = p.columns <= kMostKept * kThreads ? kThreads : 2 * kThreads;
+  const int64_t threads = RoundUp(CeilDiv(vectors, CeilDiv(vectors, most)), 32);
+  Config config{{"src/ops/quantize_rows/cuda/quantize_rows.cu",
+                 kName,
+                 {StrCat("TYPE=", InfoOf(p.dtype).device), StrCat("COLUMNS=", p.columns),
+                  StrCat("VECTOR=", vector), StrCat("THREADS=", threads)}},
+                threads};
+  auto& defines = config.kernel.defines;
+  if (norm) defines.push_back(StrCat("NORM=", InfoOf(p.norm_dtype).device));
+  if (!aligned) defines.emplace_back("UNALIGNED");
+  return config;
+}
+
+// One for all architectures: rows that stay in registers, and such as are read again.
+std::vector<cuda::KernelSpec> KnownSpecs(const cuda::DeviceInfo& device) {
+  std::vector<cuda::KernelSpec> specs;
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    for (const DType norm : {DType::kInvalid, DType::kBF16}) {
+      for (const int64_t columns : {4096, 14336, 100001}) {
+        const Problem problem{.dtype = dtype, .norm_dtype = norm, .columns = columns};
+        specs.push_back(ChooseConfig(problem, /*aligned=*/true).kernel);
+      }
+    }
+  }
+  return specs;
+}
+
+XLA_GPU_REGISTER_KERNEL_SPECS(kName, KnownSpecs);
+
+StatusOr<std::unique_ptr<Plan>> MakeCudaPlan(
+    const Problem& problem, int device_ordinal,
+    const std::shared_ptr<const cuda::UnalignedPlan>& unaligned) {
+  const Config config = ChooseConfig(problem, unaligned != nullptr);
+  XLA_GPU_ASSIGN_OR_RETURN(const auto kernel, cuda::GetKernel(config.kernel, device_ordinal,
+                                                              /*max_dynamic_shared_bytes=*/0));
+  cuda::LaunchConfig launch;
+  launch.grid[0] = static_cast<uint32_t>(problem.rows);
+  launch.block[0] = static_cast<uint32_t>(config.threads);
+  return MakePlan([=](const Call& call, const ExecutionContext& context) {
+    if (problem.rows == 0) return OkStatus();
+    Buffers b = BuffersFromCall(call);
+    const cuda::Place found =
+        cuda::FirstUnaligned({{b.x, "x"}, {b.norm_weight, "norm_weight"}, {b.out, "out"}});
+    if (found && unaligned != nullptr) return unaligned->Run(found, call, context);
+    float epsilon = problem.epsilon;
+    void* const params[] = {&b.x, &b.norm_weight, &b.out, &b.scale, &epsilon};
+    return kernel->Launch(launch, params, context.stream);
+  });
+}
+
+}  // namespace
+}  // namespace quantize_rows
+
+StatusOr<std::unique_ptr<Plan>> MakeQuantizeRowsCudaPlan(const Call& call, int device_ordinal) {
+  using namespace quantize_rows;  // NOLINT
+  XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
+  XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
+  XLA_GPU_RETURN_IF_ERROR(cuda::CheckComputeCapability(kName, *device));
+  return cuda::MakePlanOfAnyAlignment(kName, [problem, device_ordinal](const auto& unaligned) {
+    return MakeCudaPlan(problem, device_ordinal, unaligned);
+  });
+}
+
+}  // namespace xla_gpu

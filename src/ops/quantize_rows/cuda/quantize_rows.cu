@@ -1,0 +1,126 @@
+// quantize_rows: a block quantizes a row.
+//
+// Defined: TYPE of the rows, NORM of the norm's weights unless there is none, COLUMNS, VECTOR
+// (elements that a thread moves at once, which divide COLUMNS), THREADS, a multiple of 32.
+#include "src/cuda/numeric.cuh"
+
+namespace xla_gpu {
+
+constexpr int kVectors = COLUMNS / VECTOR;
+constexpr int kOwn = (kVectors + THREADS - 1) / THREADS;     // vectors of a thread
+constexpr bool kKeeps = kOwn * VECTOR <= 32;                 // in registers, else reads them again
+constexpr float kLargest = 448.0f, kLeastScale = 0x1p-126f;  // ../quantize_rows.h
+
+using Values = Vector<float, VECTOR>;
+
+struct Add {
+  static __device__ float Of(float a, float b) { return a + b; }
+};
+struct Max {
+  static __device__ float Of(float a, float b) { return fmaxf(a, b); }  // b where a is NaN
+};
+
+template <class Join>
+__device__ __forceinline__ float OfWarp(float value) {
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    value = Join::Of(value, __shfl_xor_sync(0xffffffffu, value, lanes));
+  }
+  return value;
+}
+
+// Of the block, in each thread, where 0 joins without effect. `scratch` is used once.
+template <class Join>
+__device__ __forceinline__ float OfBlock(float value, float* scratch) {
+  constexpr int kWarps = THREADS / 32;
+  value = OfWarp<Join>(value);
+  if (kWarps == 1) return value;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (lane == 0) scratch[threadIdx.x / 32] = value;
+  __syncthreads();
+  return OfWarp<Join>(lane < kWarps ? scratch[lane] : 0.0f);
+}
+
+// f(which of this thread's vectors, its first column)
+template <class F>
+__device__ __forceinline__ void ForOwn(const F& f) {
+#pragma unroll(kKeeps ? kOwn : 1)
+  for (int i = 0; i < kOwn; ++i) {
+    const int vector = i * THREADS + static_cast<int>(threadIdx.x);
+    if (kVectors % THREADS == 0 || vector < kVectors) f(i, vector * VECTOR);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ Values Load(const T* from) {
+  const auto vector = LoadVector<T, VECTOR>(from);
+  Values values;
+#pragma unroll
+  for (int i = 0; i < VECTOR; ++i) values.x[i] = ToFloat(vector.x[i]);
+  return values;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    quantize_rows(const TYPE* x, const void* norm_weight, E4M3* out, float* scale, float epsilon) {
+  __shared__ float scratch[2][32];
+  const long long row = blockIdx.x;
+  x += row * COLUMNS;
+  out += row * COLUMNS;
+  Values kept[kKeeps ? kOwn : 1];
+  if constexpr (kKeeps) ForOwn([&](int i, int at) { kept[i] = Load(x + at); });
+  const auto given = [&](int i, int at) {
+    if constexpr (kKeeps) {
+      return kept[i];
+    } else {
+      return Load(x + at);
+    }
+  };
+
+#ifdef NORM
+  const auto* const weight = static_cast<const NORM*>(norm_weight);
+  Values weights[kKeeps ? kOwn : 1];  // on their way while the block sums
+  if constexpr (kKeeps) ForOwn([&](int i, int at) { weights[i] = Load(weight + at); });
+  float squares = 0.0f;
+  ForOwn([&](int i, int at) {
+    const Values values = given(i, at);
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) squares += values.x[j] * values.x[j];
+  });
+  const float norm = rsqrtf(OfBlock<Add>(squares, scratch[0]) / COLUMNS + epsilon);
+  const auto finished = [&](int i, int at) {
+    Values values = given(i, at);
+    if constexpr (!kKeeps) weights[0] = Load(weight + at);
+    const Values& of_columns = weights[kKeeps ? i : 0];
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) values.x[j] *= norm * of_columns.x[j];
+    return values;
+  };
+#else
+  const auto& finished = given;
+#endif
+
+  float largest = 0.0f;
+  ForOwn([&](int i, int at) {
+    const Values values = finished(i, at);
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) largest = fmaxf(largest, fabsf(values.x[j]));
+    if constexpr (kKeeps) kept[i] = values;
+  });
+  largest = OfBlock<Max>(largest, scratch[1]);
+  const float unit = fmaxf(largest / kLargest, kLeastScale), inverse = 1.0f / unit;
+  ForOwn([&](int i, int at) {
+    Values values;
+    if constexpr (kKeeps) {
+      values = kept[i];
+    } else {
+      values = finished(i, at);
+    }
+    Vector<E4M3, VECTOR> bytes;
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) bytes.x[j] = FromFloat<E4M3>(values.x[j] * inverse);
+    StoreVector(out + at, bytes);
+  });
+  if (threadIdx.x == 0) scale[row] = unit;
+}
+
+}  // namespace xla_gpu

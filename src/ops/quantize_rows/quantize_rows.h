@@ -1,0 +1,45 @@
+// quantize_rows: rows as fp8 with a scale each, after a norm if one is asked for.
+#ifndef XLA_GPU_OPS_QUANTIZE_ROWS_QUANTIZE_ROWS_H_
+#define XLA_GPU_OPS_QUANTIZE_ROWS_QUANTIZE_ROWS_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "src/core/op.h"
+
+namespace xla_gpu {
+namespace quantize_rows {
+
+// The largest finite f8e4m3fn number, which the largest of a row becomes.
+inline constexpr float kLargest = 448.0f;
+// The least scale, that of a row of zeros: the least normal f32 number.
+inline constexpr float kLeastScale = 0x1p-126f;
+
+// The types and sizes of a checked call.
+struct Problem {
+  DType dtype = DType::kInvalid;       // f32, bf16, f16
+  DType norm_dtype = DType::kInvalid;  // likewise; kInvalid without a norm
+  int64_t rows = 0;
+  int64_t columns = 0;  // at least 1
+  float epsilon = 0;
+};
+
+// As the schema has it; an error where shapes do not fit.
+StatusOr<Problem> ProblemFromCall(const Call& call);
+
+struct Buffers {
+  const void* x;
+  const void* norm_weight;  // null without a norm
+  uint8_t* out;
+  float* scale;
+};
+Buffers BuffersFromCall(const Call& call);
+
+}  // namespace quantize_rows
+
+StatusOr<std::unique_ptr<Plan>> MakeQuantizeRowsHostPlan(const Call& call, int device_ordinal);
+StatusOr<std::unique_ptr<Plan>> MakeQuantizeRowsCudaPlan(const Call& call, int device_ordinal);
+
+}  // namespace xla_gpu
+
+#endif  // XLA_GPU_OPS_QUANTIZE_ROWS_QUANTIZE_ROWS_H_
