@@ -1,4 +1,4 @@
-"""The product of rows with a dense layer's quantized weights."""
+"""The product of rows with a dense layer's fp8 weights, one scale a channel."""
 
 from __future__ import annotations
 
@@ -8,37 +8,75 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 from jax import lax
+from torchax.interop import jax_view, torch_view
 
+from xla_gpu.jax import quantize_rows
 from xla_gpu.vllm_xla._names import replace
-from xla_gpu.vllm_xla._weights import _FP8
 
-# Up to here a product takes as long as its weights are read, whatever it computes in. Of 64 rows on
-# an H100 the conversion costs more than the kernels that fall away.
-FEW_ROWS = 16
+# The attribute of a tensor that RMSNorm made: the arguments of quantize_rows that do the same.
+_NORM = "_xla_gpu_norm"
 
 
-def _of_few_rows_exact(original: Callable[..., Any]) -> Callable[..., Any]:
+def _is_ours(w_q: Any, w_scale: Any, quantize_activation: bool = True) -> bool:
+    has_channels = w_scale is not None and w_scale.ndim <= 1
+    return quantize_activation and has_channels and bool(w_q.dtype == jnp.float8_e4m3fn)
+
+
+def _product(w_q: Any, w_scale: Any, x: Any, **norm: Any) -> jax.Array:
+    rows, row_scale = quantize_rows(x, **norm)
+    sums = lax.dot(rows, w_q, preferred_element_type=jnp.float32)
+    out: jax.Array = (sums * row_scale[:, None] * w_scale).astype(x.dtype)
+    return out
+
+
+def _of_rows_quantized_in_one_kernel(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def product(x: Any, w_q: Any, w_scale: Any, quantize_activation: bool = True) -> jax.Array:
-        few = len(x) <= FEW_ROWS and x.dtype.itemsize == 2
-        if not few or w_q.dtype not in _FP8 or w_scale.ndim > 1:
-            out: jax.Array = original(x, w_q, w_scale, quantize_activation)
-        else:
-            # XLA puts the operand that it converts on the left, where it may stay in registers, but
-            # not if the rows too are computed within the product, as a norm's last step would be.
-            x = lax.optimization_barrier(x)
-            out = lax.dot(x, w_q.astype(x.dtype), preferred_element_type=jnp.float32)
-            out = (out * w_scale).astype(x.dtype)
+        if _is_ours(w_q, w_scale, quantize_activation):
+            return _product(w_q, w_scale, x)
+        out: jax.Array = original(x, w_q, w_scale, quantize_activation)
         return out
 
     return product
 
 
-def few_rows_are_not_quantized() -> None:
+def _that_says_of_what(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def forward(self: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+        out = original(self, x, residual)
+        normed, of = (out, x) if residual is None else out
+        if x.ndim == 2 and self.has_weight and self.variance_size_override is None:
+            of, weight = map(jax_view, (of, self.weight))
+            setattr(normed, _NORM, dict(x=of, norm_weight=weight, epsilon=self.variance_epsilon))
+        return out
+
+    return forward
+
+
+def _of_normed_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def apply(self: Any, layer: Any, x: torch.Tensor, bias: Any = None) -> torch.Tensor:
+        norm, config = getattr(x, _NORM, None), self.linear_config
+        static = getattr(self, "is_static_input_scheme", False)
+        if norm and config.mesh.size == 1 and config.fuse_matmuls and not static and bias is None:
+            weights = tuple(map(jax_view, (layer.weight, layer.weight_scale)))
+            if _is_ours(*weights):
+                with jax.named_scope(layer._get_name()):
+                    return torch_view(_product(*weights, **norm))
+        out: torch.Tensor = original(self, layer, x, bias)
+        return out
+
+    return apply
+
+
+def rows_are_quantized_in_one_kernel() -> None:
     """Before a product with fp8 weights rows become fp8 too, each with a scale of its own.
 
-    On GPUs that is some five kernels a layer more, and a product that is less exact. Weights become
-    the rows' type on their way to the tensor cores: what is read of them stays a byte each.
+    XLA makes two kernels of that, and two of the norm in front. On one device all four are one.
     """
-    replace("linear.xla_quantized_matmul", _of_few_rows_exact)
+    replace("linear.xla_quantized_matmul", _of_rows_quantized_in_one_kernel)
+    replace("RMSNorm.forward_native", _that_says_of_what)
+    replace("VllmFp8LinearMethod.apply", _of_normed_rows)
+    replace("VllmCompressedTensorsW8A8Fp8.apply_weights", _of_normed_rows)

@@ -67,6 +67,9 @@ _ALLOCATE = (
     "num_lookahead_tokens, num_external_computed_tokens, delay_cache_blocks, "
     "num_encoder_tokens, full_sequence_must_fit, reserved_blocks, has_scheduled_reqs"
 )
+_W8A8_FP8 = (
+    "tpu_inference.layers.vllm.quantization.compressed_tensors.schemes.compressed_tensors_w8a8_fp8"
+)
 _SAMPLE = "rng, mesh, logits, tpu_sampling_metadata, allow_distributed_sampling"
 _PROPOSE = "self, state_leaves, kv_caches, input_ids, attn_metadata, "
 
@@ -118,6 +121,10 @@ REPLACED: dict[str, dict[str, _Row]] = {
     "tpu_inference.kernels.sparse_core.ragged_gather_reduce_v2": {
         "_fallback_implementation": "x, indices, topk_weights, valid_rows_mask, reduce_group_size",
     },
+    "tpu_inference.layers.vllm.quantization.fp8:VllmFp8LinearMethod": {
+        "apply": "self, layer, x, bias",
+    },
+    _W8A8_FP8 + ":VllmCompressedTensorsW8A8Fp8": {"apply_weights": "self, layer, x, bias"},
     "tpu_inference.layers.vllm.quantization.mxfp4:VllmMxfp4MoEMethod": {
         "process_weights_after_loading": "self, layer",
         "create_weights": (
@@ -220,6 +227,7 @@ REPLACED: dict[str, dict[str, _Row]] = {
         "_create_dummy_tensor": "self, shape, dtype, sharding",
     },
     "vllm.model_executor.layers.layernorm:LayerNorm": {"_compute_dtype": {_0_32: "self, x"}},
+    "vllm.model_executor.layers.layernorm:RMSNorm": {"forward_native": "self, x, residual"},
     "vllm.model_executor.model_loader.default_loader:DefaultModelLoader": {
         "load_weights": "self, model, model_config",
     },

@@ -441,5 +441,5 @@ def before_the_model() -> None:
     float32_beside_4_bits()
     _weights.loaded_onto_the_device()
     _weights.fp8_products_take_weights_as_they_are()
-    _linear.few_rows_are_not_quantized()
+    _linear.rows_are_quantized_in_one_kernel()
     layer_norms()
