@@ -108,6 +108,7 @@ def _with(name: str, more: dict) -> str:
         "fp8 cache" if more.get("cache") == FP8 else "",
         "batch-invariant" if more.get("invariant") else "",
         "unaligned" if more.get("unaligned") else "",
+        f"tables for {more['table']}" if more.get("table") else "",
     ]
     return ", ".join([name, *(word for word in words if word)])
 
@@ -239,20 +240,29 @@ CASES = _table()
 
 
 def _served() -> list[Case]:
-    """Decode steps of a server: padded to 16 tokens, with room for 256 sequences of 2048 keys."""
+    """Decode steps of a server: padded to 16 tokens, with room for 256 sequences of 2048 keys or
+    more."""
+    long = {"table": 32768}
     shapes = [
         (320, {}),
         (1500, {}),
         (320, {"q_heads": 32, "kv_heads": 4}),
         (320, {"q_heads": 4, "kv_heads": 2}),
         (4000, {"table": 8192}),
+        *((n, long | more) for more in ({}, {"cache": FP8}) for n in (320, 1500, 32768)),
     ]
     padded = {"tokens": 16, "room": 256, "table": 2048}
-    return [
+    equal = [
         dataclasses.replace(_decode("Served steps", n, context, **more), **(padded | more))
         for context, more in shapes
         for n in (1, 4, 8, 16)
     ]
+    ragged = [
+        _case(f"decode {n} of U[1,{most}]", "Served steps", [1] * n, _lengths(n, most), **long)
+        for most in (640, 3000)
+        for n in (4, 8, 16)
+    ]
+    return equal + [dataclasses.replace(case, **(padded | long)) for case in ragged]
 
 
 SERVED = _served()  # of our own builds alone
