@@ -23,6 +23,7 @@
 
 namespace xla_gpu::paged_attention {
 
+using paged_cache::Integers;
 using paged_cache::IntegersOf;
 using paged_cache::kLeastAlignment;
 using paged_cache::Layout;
@@ -119,8 +120,7 @@ inline void Crowd(int32_t* starts, int32_t* context_lens, int64_t used, int64_t 
 
 // Makes of a case a step of a server: few tokens, with padding, and room for more sequences than a
 // warp has lanes, most of which have no tokens.
-inline void MakeServedStep(CaseSpec& s, int64_t longest, std::mt19937_64& rng) {
-  const auto in = IntegersOf(rng);
+inline void MakeServedStep(CaseSpec& s, int64_t longest, const Integers& in) {
   s.page_size = in(0, 2) == 0 ? in(1, 40) : 8 * in(1, 5);
   s.max_seqs = in(0, 4) == 0 ? in(261, 1024) : in(33, 260);
   // Those with tokens come first, or lie between others.

@@ -21,6 +21,7 @@ inline auto IntegersOf(std::mt19937_64& rng) {
     return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
   };
 }
+using Integers = decltype(IntegersOf(std::declval<std::mt19937_64&>()));
 
 // The three shapes of ParseCacheShape.
 enum class Layout { kInterleaved, kPair, kStacked };

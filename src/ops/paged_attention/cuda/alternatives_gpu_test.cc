@@ -38,7 +38,7 @@ CaseSpec DecodeSpec(const Kind& kind, std::mt19937_64& rng) {
   }
   spec.max_seqs = static_cast<int64_t>(spec.query_lens.size()) + in(mixed ? 0 : 1, 2);
   spec.max_pages = longest / spec.page_size + 1;
-  if (!mixed && in(0, 2) == 0) MakeServedStep(spec, longest, rng);
+  if (!mixed && in(0, 2) == 0) MakeServedStep(spec, longest, in);
   return spec;
 }
 

@@ -70,6 +70,10 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
         Problem served = problem;
         served.max_seqs = 256;
         add(MakeLaunches(served, *ChooseConfig(served, device)).attend[0].spec);
+        served.tokens = 16;  // and of long tables
+        served.q_heads = served.kv_heads = 8;
+        served.max_pages_per_seq = 4096;
+        add(MakeLaunches(served, *ChooseConfig(served, device)).attend[0].spec);
       }
       add(MakeLaunches(problem, *ChooseConfig(problem, device, /*aligned=*/false)).attend[0].spec);
     }

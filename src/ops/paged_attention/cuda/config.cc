@@ -65,7 +65,7 @@ StatusOr<std::vector<Config>> Alternatives(const Problem& problem, const cuda::D
   std::vector<Config> alternatives = {model};
   if (problem.batch_invariant) return alternatives;
   std::vector<Choice> choices;
-  for (const int cluster : {16, 8, 4, 2, 1}) choices.push_back({.cluster = cluster});
+  for (const int cluster : {16, 8, 6, 4, 2, 1}) choices.push_back({.cluster = cluster});
   for (const bool decode : {true, false}) {
     for (const bool prefill : {true, false}) choices.push_back({prefill, decode, 0});
   }

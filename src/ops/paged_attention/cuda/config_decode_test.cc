@@ -209,7 +209,10 @@ TEST(ConfigDecode, HopperDecodesFewTokensInClusters) {
                         {"room for many", 8, 33, 8, 1024, 8},
                         {"room for too many", 8, 1025, 8, 1024, 0},
                         {"a served step", 16, 256, 8, 8192, 8},
-                        {"a served step, too long", 16, 256, 8, 8208, 0},
+                        {"a served step, long tables", 16, 256, 8, 8208, 6},
+                        {"a served step, too long", 16, 256, 8, 32784, 0},
+                        {"a served step, five heads", 9, 256, 5, 32768, 6},
+                        {"a served step, four heads and long tables", 16, 256, 4, 8208, 0},
                         {"a served step, four heads", 16, 256, 4, 8192, 16},
                         {"a served step, two heads", 16, 256, 2, 2048, 16},
                         {"a served step, few keys", 16, 256, 8, 512, 1},
@@ -246,7 +249,10 @@ TEST(ConfigDecode, HopperDecodesFewTokensInClusters) {
       EXPECT_THAT(l.attend[0].spec.defines, Contains(StrCat("LINE_ROWS=", group == 4 ? 8 : 16)));
       const testing::Matcher<const std::vector<std::string>&> many = Contains("MANY_SEQS");
       EXPECT_THAT(l.attend[0].spec.defines, c.max_seqs > 32 ? many : Not(many));
-      EXPECT_EQ(l.attend[0].config.grid[0], c.blocks * c.kv_heads);
+      const bool paired = c.blocks == 6;
+      EXPECT_EQ(l.attend[0].config.grid[0], (paired ? 2 : 1) * c.blocks * c.kv_heads);
+      const testing::Matcher<const std::vector<std::string>&> shares = Contains("PAIRED");
+      EXPECT_THAT(l.attend[0].spec.defines, paired ? shares : Not(shares));
       EXPECT_EQ(l.attend[0].config.programmatic, c.max_seqs > 32);
       EXPECT_LE(l.attend[0].config.dynamic_shared_bytes, kH200.max_shared_memory_per_block);
     }

@@ -159,6 +159,13 @@ const char* WhyNotLine(const Problem& problem, const cuda::DeviceInfo& device) {
   return DecodeRanges(problem, device.num_sms) > 0 ? nullptr : "no room for partial results";
 }
 
+// Of two clusters that share a head.
+constexpr int kPairedCluster = 6;
+
+int64_t ClusterBlocks(const Problem& problem, int64_t cluster) {
+  return (cluster == kPairedCluster ? 2 : 1) * cluster * problem.kv_heads;
+}
+
 // How many blocks may share a kv head in decode_cluster_sm90.cuh, so that all run at once: the most
 // first, none where it does not take the problem, of which decode is all. At the end 1, where
 // decode_tokens_sm90.cuh does.
@@ -172,10 +179,12 @@ std::vector<int> ClusterSizes(const Problem& problem, const cuda::DeviceInfo& de
   if (fits && problem.tokens <= sm90::kClusterTokens &&
       problem.max_seqs <= sm90::kMostClusterSeqs) {
     // Clusters do not reach every multiprocessor. One of 16 blocks has a GPC to itself, and some
-    // GPCs lack multiprocessors: of 132 in GPCs of at most 18 five have 16.
-    for (const int blocks : {16, 8, 4, 2}) {
+    // GPCs lack multiprocessors: of 132 in GPCs of at most 18 five have 16. Of 6 a head has two,
+    // each with whole sequences.
+    for (const int blocks : {16, 8, 4, 2, kPairedCluster}) {
       if (blocks == 16 && (device.num_sms < 132 || problem.kv_heads > 4)) continue;
-      if (blocks * problem.kv_heads > device.num_sms * 3 / 4) continue;
+      if (ClusterBlocks(problem, blocks) > device.num_sms * 3 / 4) continue;
+      if (blocks == kPairedCluster && (problem.kv_heads < 5 || problem.tokens <= 8)) continue;
       add(blocks, ClusterSharedBytes(problem, blocks));
     }
   }
@@ -210,7 +219,11 @@ int DecodeCluster(const Problem& problem, const cuda::DeviceInfo& device,
   const int64_t fast_keys = IsFloat8(problem.cache_dtype) ? 16384 : 131072;
   const int64_t wider = std::max<int64_t>(problem.head_dim / 128, 1);
   const int64_t most_keys = (blocks * problem.kv_heads >= 64 ? fast_keys : 2048 * blocks) / wider;
-  return SeenKeys(problem) <= most_keys / problem.tokens ? sizes[0] : 0;
+  if (SeenKeys(problem) <= most_keys / problem.tokens) return sizes[0];
+  // The tables of a served step are rarely full.
+  constexpr int64_t kMostPairedKeys = 32768;
+  const bool paired = std::ranges::find(sizes, kPairedCluster) != sizes.end();
+  return paired && SeenKeys(problem) <= kMostPairedKeys / wider ? kPairedCluster : 0;
 }
 
 Share Take(const Problem& problem, const cuda::DeviceInfo& device, const Choice& choice,
@@ -257,7 +270,7 @@ Share Take(const Problem& problem, const cuda::DeviceInfo& device, const Choice&
   if (config.line_only) config.decode_cluster = DecodeCluster(problem, device, choice.cluster);
   if (config.decode_cluster == 1) config.decode_workers = TokenBlocks(problem, device);
   if (config.decode_cluster > 1) {
-    config.decode_workers = config.decode_cluster * static_cast<int>(problem.kv_heads);
+    config.decode_workers = static_cast<int>(ClusterBlocks(problem, config.decode_cluster));
     config.tile_blocks = 2;
     config.many_seqs = problem.max_seqs > sm90::kClusterSeqs;
   }
@@ -266,8 +279,8 @@ Share Take(const Problem& problem, const cuda::DeviceInfo& device, const Choice&
 }
 
 void Launch(const Problem& problem, const Config& config, std::vector<KernelLaunch>& launches) {
-  const auto add = [&](const Problem& of, const char* source, const char* entry, int grid,
-                       int block, int64_t shared_bytes, int tile_keys,
+  const auto add = [&](const Problem& of, const std::string& source, const std::string& entry,
+                       int grid, int block, int64_t shared_bytes, int tile_keys,
                        const std::vector<std::string>& own) {
     std::vector<std::string> defines = TypeDefines(of, config);
     defines.push_back(StrCat("TILE_ROWS=", sm90::PrefillRows(problem.head_dim)));
@@ -285,17 +298,12 @@ void Launch(const Problem& problem, const Config& config, std::vector<KernelLaun
                                     StrCat("BOXES=", config.boxes ? 1 : 0),
                                     StrCat("PAIRS=", pairs ? 1 : 0)};
     if (cluster) own.insert(own.begin(), StrCat("CLUSTER=", config.decode_cluster));
+    if (config.decode_cluster == kPairedCluster) own.emplace_back("PAIRED");
     const bool whole = config.decode_cluster == 1;
     if (config.many_seqs) own.push_back("MANY_SEQS");
-    add(problem,
-        whole     ? "decode_tokens_sm90.cu"
-        : cluster ? "decode_cluster_sm90.cu"
-                  : "decode_sm90.cu",
-        whole     ? "paged_attention_decode_tokens"
-        : cluster ? "paged_attention_decode_cluster"
-                  : "paged_attention_decode",
-        config.decode_workers,
-        whole ? sm90::kTokenThreads : sm90::DecodeThreads(rows, config.boxes),
+    const std::string name = whole ? "decode_tokens" : cluster ? "decode_cluster" : "decode";
+    add(problem, StrCat(name, "_sm90.cu"), StrCat("paged_attention_", name), config.decode_workers,
+        sm90::DecodeThreads(rows, config.boxes, whole),
         cluster ? ClusterSharedBytes(problem, config.decode_cluster)
                 : DecodeSharedBytes(problem, config.boxes),
         sm90::PrefillKeys(problem.head_dim), own);

@@ -32,34 +32,6 @@ __device__ __forceinline__ ClusterLengths ReadLengths(const Params& p, int lane_
 }
 
 struct ClusterLoader : OwnerLoader {
-  // The last rows of each token go to the last sequence that has it, in tiles without splits.
-  __device__ __forceinline__ void LoadContested(int rank, int head, int num_seqs, bool& valid) {
-#pragma unroll 1
-    for (int s = 0; s < num_seqs; ++s) {
-      const SequenceInfo of = Of(s);
-      if (of.query_len == 0) continue;
-      const Keys keys = KeysOf(p, of, 0, of.query_len * p.group_size);
-      if (HasBadPage(s, keys.begin, keys.end) && lane == s) valid = false, info.query_len = 0;
-    }
-#pragma unroll 1
-    for (int token = rank; token < p.tokens; token += kClusterBlocks) {
-      const int place = token - info.query_begin;
-      const unsigned owners = __ballot_sync(kAllLanes, place >= 0 && place < info.query_len);
-      if (owners == 0) continue;
-      const int seq = 31 - __clz(static_cast<int>(owners));
-      const SequenceInfo of = Of(seq);
-#pragma unroll 1
-      for (int row = 0; row < p.group_size; row += kLineRows) {
-        Take({ItemOfToken(p, seq, of, token, row, kLineRows), head}, nullptr);
-      }
-    }
-  }
-
-  __device__ __forceinline__ SequenceInfo Of(int seq) const {
-    const auto from = [&](int x) { return __shfl_sync(kAllLanes, x, seq); };
-    return {from(info.query_begin), from(info.query_len), from(info.context_len), 0};
-  }
-
   // Finds the tokens that no sequence owns.
   __device__ __forceinline__ void FindFills(const ClusterLengths& lengths, int num_seqs,
                                             bool valid) {
@@ -103,6 +75,17 @@ struct ClusterLoader : OwnerLoader {
     return Uniform(count);
   }
 
+  // Of two clusters of a head each takes the sequences whose middle lies in its half of the line;
+  // gives their length.
+  __device__ __forceinline__ int TakeHalf(int half, int line) {
+    const bool second = 2 * info.line_end - part.Length() >= line;
+    const int cut = __reduce_max_sync(kAllLanes, second ? 0 : info.line_end);
+    SequenceInfo of = {};
+    if (second == (half == 1)) of = info, of.line_end -= half == 1 ? cut : 0;
+    LookAt(0, of);
+    return half == 1 ? line - cut : cut;
+  }
+
   // Of a token of one sequence the line is known at once.
   __device__ __forceinline__ void RunToken(const SequenceInfo& info, int rank, int head) {
     const LinePart part = LinePartOf(p, info);
@@ -137,25 +120,23 @@ struct ClusterLoader : OwnerLoader {
       num_seqs = FindClaims(seqs);
       lengths = ReadLengths(p, lane_seq);
     }
-    bool valid = lane < num_seqs && AreValid(p, lengths.begin, lengths.end, lengths.context);
+    const bool valid = lane < num_seqs && AreValid(p, lengths.begin, lengths.end, lengths.context);
     const LaneSequence found = FindSequences(p, valid, lengths.begin, lengths.end, lengths.context);
     LookAt(0, found.info);
     const bool contested = found.contested || (kManySeqs && num_seqs > kClusterSeqs);
-    const int line = __shfl_sync(kAllLanes, info.line_end, 31);
+    int line = __shfl_sync(kAllLanes, info.line_end, 31);
     const int rows = __reduce_add_sync(kAllLanes, info.query_len);
+    if (kPaired && !contested) line = TakeHalf(rank / kClusterBlocks, line);
     const LineCuts cuts(RangesOf(p, kClusterBlocks, line));
-    if (kManySeqs && contested) {
+    const int of_cluster = rank % kClusterBlocks;
+    if (contested) {
       const Owner of_lane = FindOwner(min(lane, p.tokens - 1), seqs, false);
-      TakeTokens(of_lane, 0, rank, p.tokens, kClusterBlocks, head);
-    } else if (contested) {
-      LoadContested(rank, head, num_seqs, valid);
-    } else if (line > 0 && rank < cuts.ranges) {
-      LoadRange(rank, cuts, num_seqs, head);
+      TakeTokens(of_lane, 0, rank, p.tokens, kHeadBlocks, head);
+    } else if (line > 0 && of_cluster < cuts.ranges) {
+      LoadRange(of_cluster, cuts, num_seqs, head);
     }
     LoadKeys();
-    if (kManySeqs ? !contested && rows < p.tokens : contested || rows < p.tokens) {
-      FindFills(lengths, num_seqs, valid);
-    }
+    if (!contested && rows < p.tokens) FindFills(lengths, num_seqs, valid);
     Stop();
   }
 };
@@ -353,7 +334,8 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
   DecodeMemory& shared = *reinterpret_cast<DecodeMemory*>(memory);
   const int warp = Uniform(threadIdx.x / 32);
   const int rank = static_cast<int>(blockIdx.x % kClusterBlocks);
-  const int head = static_cast<int>(blockIdx.x / kClusterBlocks);
+  const int head_rank = static_cast<int>(blockIdx.x % kHeadBlocks);  // of all its clusters
+  const int head = static_cast<int>(blockIdx.x / kHeadBlocks);
   if (kManySeqs && p.appended == 0) WaitForLaunchesBefore();
   ClusterLengths lengths = {};
   if (warp == kLineWarps) {
@@ -388,7 +370,7 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
   if (warp < kLineWarps) {
     ComputePieces(p, shared, warp);
   } else if (warp == kLineWarps) {
-    ClusterLoader{{{p, shared, {p, key_boxes, value_boxes, shared}}}}.Run(lengths, rank, head);
+    ClusterLoader{{{p, shared, {p, key_boxes, value_boxes, shared}}}}.Run(lengths, head_rank, head);
   } else if (!kBoxes && warp < kFirstWriteWarp) {
     CopyKeys(p, shared, warp - kLineWarps - 1);
   } else {
@@ -401,7 +383,7 @@ __device__ __forceinline__ void DecodeInCluster(const Params& p, const TensorMap
   // Rows that no sequence has.
   __syncthreads();
   if (shared.has_fills != 0) {
-    for (int token = rank; token < p.tokens; token += kClusterBlocks) {
+    for (int token = head_rank; token < p.tokens; token += kHeadBlocks) {
       const char fill = shared.fill[token];
       if (fill == 0) continue;
       FillHeads<Out, kHeadDim>(p, token, head * p.group_size, p.group_size,

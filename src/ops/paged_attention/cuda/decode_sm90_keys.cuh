@@ -18,6 +18,12 @@ inline constexpr int kClusterBlocks = CLUSTER;  // blocks that share a head: dec
 #else
 inline constexpr int kClusterBlocks = 0;
 #endif
+#ifdef PAIRED
+inline constexpr bool kPaired = true;  // two clusters share a head, each with whole sequences
+#else
+inline constexpr bool kPaired = false;
+#endif
+inline constexpr int kHeadBlocks = kPaired ? 2 * kClusterBlocks : kClusterBlocks;
 inline constexpr bool kTokens = kClusterBlocks == 1;  // decode_tokens_sm90.cuh
 #ifdef MANY_SEQS
 inline constexpr bool kManySeqs = true;  // room for more than a warp has lanes, in clusters
@@ -26,9 +32,9 @@ inline constexpr bool kManySeqs = false;
 #endif
 inline constexpr int kLineWarps = kTokens ? kTokenWarps : kDecodeWarps;
 inline constexpr int kFirstWriteWarp = FirstWriteWarp(kBoxes, kLineWarps);
-inline constexpr int kWriteWarps = kTokens ? kTokenWriteWarps : WriteWarps(kLineRows, kBoxes);
-inline constexpr int kWriteThreads = kWriteWarps * 32;
-inline constexpr int kDecodeThreads = 32 * (kFirstWriteWarp + kWriteWarps);
+inline constexpr int kWriteWarps = WriteWarps(kLineRows, kBoxes, kTokens);
+inline constexpr int kWriteThreads = 32 * kWriteWarps;
+inline constexpr int kDecodeThreads = DecodeThreads(kLineRows, kBoxes, kTokens);
 #if !defined(CLUSTER)
 using DecodeMemory = DecodeShared<kHeadDim, sizeof(Cache), kLineRows, kBoxes>;
 #elif CLUSTER > 1
@@ -207,7 +213,7 @@ __device__ __forceinline__ void CopyKeys(const Params& p, DecodeMemory& shared, 
     Wait(At(shared.slot_full, at), at.parity);
     DecodeSlot& slot = shared.slots[at.index];
     if (slot.stop != 0) return;
-    if (warp == 0 && lane == 0) Arrive(At(shared.begun, at));
+    if (kClusterBlocks == 0 && warp == 0 && lane == 0) Arrive(At(shared.begun, at));
     const int key_begin = slot.tile.key_begin, key_end = slot.tile.key_end;
     const int* const table = p.block_tables + static_cast<long long>(slot.tile.seq) * p.max_pages;
     const char* const head = p.k_cache + slot.tile.head * p.head_stride + chunk * 16;

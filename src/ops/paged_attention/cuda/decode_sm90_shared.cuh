@@ -34,13 +34,14 @@ inline constexpr int kRowWarps = 4;
 constexpr int FirstWriteWarp(bool boxes, int warps = kDecodeWarps) {
   return warps + 1 + (boxes ? 0 : kRowWarps);
 }
-constexpr int WriteWarps(int rows, bool boxes) { return IsWide(rows) || !boxes ? 3 : 4; }
-constexpr int DecodeThreads(int rows, bool boxes) {
-  return 32 * (FirstWriteWarp(boxes) + WriteWarps(rows, boxes));
+// Of decode_tokens_sm90.cuh (`whole`) two blocks with 128 registers a thread fill a multiprocessor.
+constexpr int WriteWarps(int rows, bool boxes, bool whole = false) {
+  return IsWide(rows) || !boxes || whole ? 3 : 4;
 }
-// Of decode_tokens_sm90.cuh: two blocks with 128 registers a thread fill a multiprocessor.
-inline constexpr int kTokenWriteWarps = 3;
-inline constexpr int kTokenThreads = 32 * (FirstWriteWarp(true, kTokenWarps) + kTokenWriteWarps);
+constexpr int DecodeThreads(int rows, bool boxes, bool whole = false) {
+  const int first = FirstWriteWarp(boxes, whole ? kTokenWarps : kDecodeWarps);
+  return 32 * (first + WriteWarps(rows, boxes, whole));
+}
 
 // Keys, or values, of a stage lie as [key / 8][panel][key % 8], 128 bytes each, whose 16-byte
 // pieces are swizzled: piece c of row r at place c ^ (r % 8). Of heads wider than a box the panels
@@ -197,7 +198,7 @@ struct ClusterShared : DecodeSharedOf<kHeadDim, kElement, kRows, 3, 0> {
 // tokens of the block.
 template <int kHeadDim, int kElement, int kRows>
 struct TokenShared : DecodeSharedOf<kHeadDim, kElement, kRows, 3, 0, kTokenWarps> {
-  int lengths[kTokenThreads / 32];
+  int lengths[DecodeThreads(kRows, true, true) / 32];
   int first, end;
 };
 

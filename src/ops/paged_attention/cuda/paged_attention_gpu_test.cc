@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <thread>
 
 #include "src/cuda/gpu_call_testing.h"
@@ -84,6 +85,26 @@ class PagedAttentionGpuTest : public cuda::GpuTest {
   }
 };
 
+// As many problems: what SpecOf makes of a kind, as `change` alters it, and `spoil` the tensors.
+using Change = std::function<void(CaseSpec&, const Integers&)>;
+using Spoil = std::function<void(Case&, const Integers&)>;
+void ExpectReferences(
+    const Kind& kind, int count, const Change& change,
+    const Spoil& spoil = [](Case&, const Integers&) {}) {
+  Errors errors;
+  for (const uint64_t seed : cuda::Seeds(count)) {
+    std::mt19937_64 rng(seed);
+    const Integers in = IntegersOf(rng);
+    CaseSpec spec = SpecOf(kind, rng);
+    change(spec, in);
+    Case c(spec, rng);
+    spoil(c, in);
+    ExpectReference(kind, c, errors);
+    ASSERT_FALSE(testing::Test::HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
+  }
+  std::printf("worst error %.2f half ulps\n", errors.worst);
+}
+
 // One test a kind, so that several processes can share them (GTEST_TOTAL_SHARDS).
 class RandomProblemsGpuTest : public PagedAttentionGpuTest,
                               public testing::WithParamInterface<Kind> {};
@@ -123,11 +144,7 @@ class PrefillOfManyTilesGpuTest : public PagedAttentionGpuTest,
 
 TEST_P(PrefillOfManyTilesGpuTest, AgreeWithReference) {
   const Kind& kind = GetParam();
-  Errors errors;
-  for (const uint64_t seed : cuda::Seeds(std::max(CasesPerKind() / 10, 2))) {
-    std::mt19937_64 rng(seed);
-    const auto in = IntegersOf(rng);
-    CaseSpec spec = SpecOf(kind, rng);
+  ExpectReferences(kind, std::max(CasesPerKind() / 10, 2), [&](CaseSpec& spec, const Integers& in) {
     spec.layout = static_cast<Layout>(in(0, 2));
     spec.kv_heads = in(1, 2);
     spec.group_size = in(1, 5);
@@ -139,11 +156,7 @@ TEST_P(PrefillOfManyTilesGpuTest, AgreeWithReference) {
     spec.context_lens = {spec.query_lens[0] + in(0, 600), in(1, 300), in(100, 900)};
     spec.max_pages = 1000 / spec.page_size + 1;
     if (in(0, 1) == 0) JumpLogits(kind, spec);
-    Case c(spec, rng);
-    ExpectReference(kind, c, errors);
-    ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
-  }
-  std::printf("worst error %.2f half ulps\n", errors.worst);
+  });
 }
 
 // Of many rows: each of the kernels of prefill.
@@ -160,27 +173,23 @@ class LongContextsGpuTest : public PagedAttentionGpuTest,
 
 TEST_P(LongContextsGpuTest, AgreeWithReference) {
   const Kind& kind = GetParam();
-  Errors errors;
-  for (const uint64_t seed : cuda::Seeds(std::max(CasesPerKind() / 10, 2))) {
-    std::mt19937_64 rng(seed);
-    const auto in = IntegersOf(rng);
-    CaseSpec spec = SpecOf(kind, rng);
-    spec.kv_heads = in(1, 2);
-    spec.group_size = in(1, 4);
-    spec.page_size = PageSize(in);
-    spec.k_scale_size = spec.v_scale_size = 1;
-    spec.disorder = false;
-    spec.max_seqs = 3;
-    spec.query_lens = {in(20, 60), 1, in(5, 20)};
-    spec.context_lens = {in(1200, 3000), in(1, 300), in(100, 1500)};
-    spec.max_pages = 3000 / spec.page_size + 1;
-    if (in(0, 3) == 0) JumpLogits(kind, spec);
-    Case c(spec, rng);
-    if (in(0, 3) == 0) c.block_tables.ints()[in(0, 1000 / spec.page_size)] = 1 << 20;
-    ExpectReference(kind, c, errors);
-    ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
-  }
-  std::printf("worst error %.2f half ulps\n", errors.worst);
+  ExpectReferences(
+      kind, std::max(CasesPerKind() / 10, 2),
+      [&](CaseSpec& spec, const Integers& in) {
+        spec.kv_heads = in(1, 2);
+        spec.group_size = in(1, 4);
+        spec.page_size = PageSize(in);
+        spec.k_scale_size = spec.v_scale_size = 1;
+        spec.disorder = false;
+        spec.max_seqs = 3;
+        spec.query_lens = {in(20, 60), 1, in(5, 20)};
+        spec.context_lens = {in(1200, 3000), in(1, 300), in(100, 1500)};
+        spec.max_pages = 3000 / spec.page_size + 1;
+        if (in(0, 3) == 0) JumpLogits(kind, spec);
+      },
+      [](Case& c, const Integers& in) {
+        if (in(0, 3) == 0) c.block_tables.ints()[in(0, 1000 / c.spec().page_size)] = 1 << 20;
+      });
 }
 
 INSTANTIATE_TEST_SUITE_P(, LongContextsGpuTest, testing::ValuesIn(kPrefillKinds), NameOf);
@@ -192,11 +201,7 @@ class DecodeOfManyPagesGpuTest : public PagedAttentionGpuTest,
 
 TEST_P(DecodeOfManyPagesGpuTest, AgreeWithReference) {
   const Kind& kind = GetParam();
-  Errors errors;
-  for (const uint64_t seed : cuda::Seeds(std::max(CasesPerKind() / 2, 2))) {
-    std::mt19937_64 rng(seed);
-    const auto in = IntegersOf(rng);
-    CaseSpec spec = SpecOf(kind, rng);
+  ExpectReferences(kind, std::max(CasesPerKind() / 2, 2), [&](CaseSpec& spec, const Integers& in) {
     spec.layout = static_cast<Layout>(in(0, 2));
     spec.kv_heads = in(1, 3);
     spec.group_size = in(0, 1) == 0 ? 4 : in(1, 20);
@@ -220,11 +225,7 @@ TEST_P(DecodeOfManyPagesGpuTest, AgreeWithReference) {
     }
     // No jumps where weights are of f16.
     if (!IsFloat8(kind.cache) && in(0, 3) == 0) JumpLogits(kind, spec);
-    Case c(spec, rng);
-    ExpectReference(kind, c, errors);
-    ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
-  }
-  std::printf("worst error %.2f half ulps\n", errors.worst);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(, DecodeOfManyPagesGpuTest,
@@ -262,11 +263,7 @@ class ManyRowsGpuTest : public PagedAttentionGpuTest, public testing::WithParamI
 
 TEST_P(ManyRowsGpuTest, AgreeWithReference) {
   const Kind& kind = GetParam();
-  Errors errors;
-  for (const uint64_t seed : cuda::Seeds(std::max(CasesPerKind() / 2, 3))) {
-    std::mt19937_64 rng(seed);
-    const auto in = IntegersOf(rng);
-    CaseSpec spec = SpecOf(kind, rng);
+  ExpectReferences(kind, std::max(CasesPerKind() / 2, 3), [&](CaseSpec& spec, const Integers& in) {
     spec.layout = static_cast<Layout>(in(0, 2));
     spec.page_size = PageSize(in);
     spec.k_scale_size = spec.v_scale_size = in(0, 1);
@@ -294,11 +291,7 @@ TEST_P(ManyRowsGpuTest, AgreeWithReference) {
     spec.max_seqs = std::max<int64_t>(static_cast<int64_t>(spec.query_lens.size()), many ? 8 : 1);
     spec.max_pages = longest / spec.page_size + 1;
     if (!IsFloat8(kind.cache) && in(0, 3) == 0) JumpLogits(kind, spec);
-    Case c(spec, rng);
-    ExpectReference(kind, c, errors);
-    ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
-  }
-  std::printf("worst error %.2f half ulps\n", errors.worst);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(, ManyRowsGpuTest,
@@ -315,11 +308,7 @@ class DecodeOfFewSequencesGpuTest : public PagedAttentionGpuTest,
 
 TEST_P(DecodeOfFewSequencesGpuTest, AgreeWithReference) {
   const auto& [kind, kv_heads] = GetParam();
-  Errors errors;
-  for (const uint64_t seed : cuda::Seeds(std::max(CasesPerKind() / 10, 3))) {
-    std::mt19937_64 rng(seed);
-    const auto in = IntegersOf(rng);
-    CaseSpec spec = SpecOf(kind, rng);
+  ExpectReferences(kind, std::max(CasesPerKind() / 10, 3), [&](CaseSpec& spec, const Integers& in) {
     spec.kv_heads = kv_heads;
     spec.group_size = kv_heads == 8 ? in(1, 16) : in(1, 4);
     spec.page_size = PageSize(in);
@@ -333,41 +322,32 @@ TEST_P(DecodeOfFewSequencesGpuTest, AgreeWithReference) {
     spec.padding_rows = in(0, 2);
     spec.max_seqs = 6;
     spec.max_pages = longest / spec.page_size + 1;
-    Case c(spec, rng);
-    ExpectReference(kind, c, errors);
-    ASSERT_FALSE(HasFailure()) << "seed " << seed << "\n" << c.spec().ToString();
-  }
-  std::printf("worst error %.2f half ulps\n", errors.worst);
+  });
 }
 
 // Few tokens where there is room for many sequences.
 TEST_P(DecodeOfFewSequencesGpuTest, ServedStepsAgreeWithReference) {
   const auto& [kind, kv_heads] = GetParam();
-  Errors errors;
-  for (const uint64_t seed : cuda::Seeds(std::max(CasesPerKind() / 5, 3))) {
-    std::mt19937_64 rng(seed);
-    const auto in = IntegersOf(rng);
-    CaseSpec spec = SpecOf(kind, rng);
-    spec.kv_heads = in(0, 1) == 0 ? kv_heads : in(1, 5);
-    spec.group_size = in(1, kv_heads == 8 ? 16 : 4);
-    spec.k_scale_size = spec.v_scale_size = 1;
-    MakeServedStep(spec, in(0, 4) == 0 ? 4000 / spec.kv_heads : 300, rng);
-    Case c(spec, rng);
-    const int32_t wild[] = {-1, INT32_MIN, INT32_MAX, 1 << 20};
-    const auto used = static_cast<int64_t>(spec.query_lens.size());
-    const int64_t wrong = in(0, 7);
-    if (wrong == 0) c.query_start_loc.ints()[in(0, used)] = wild[in(0, 3)];
-    if (wrong == 1) c.context_lens.ints()[in(0, used - 1)] = wild[in(0, 3)];
-    if (wrong == 2) c.num_seqs.ints()[0] = wild[in(0, 3)];
-    if (wrong == 3) {
-      const int64_t page = in(0, used - 1) * spec.max_pages + in(0, 1);
-      c.block_tables.ints()[page] = wild[in(0, 3)];
-    }
-    ExpectReference(kind, c, errors);
-    ASSERT_FALSE(HasFailure()) << "seed " << seed << ", wrong " << wrong << "\n"
-                               << c.spec().ToString();
-  }
-  std::printf("worst error %.2f half ulps\n", errors.worst);
+  ExpectReferences(
+      kind, std::max(CasesPerKind() / 5, 3),
+      [&](CaseSpec& spec, const Integers& in) {
+        spec.kv_heads = in(0, 1) == 0 ? kv_heads : in(1, 5);
+        spec.group_size = in(1, kv_heads == 8 ? 16 : 4);
+        spec.k_scale_size = spec.v_scale_size = 1;
+        MakeServedStep(spec, in(0, 4) == 0 ? 4000 / spec.kv_heads : 300, in);
+      },
+      [](Case& c, const Integers& in) {
+        const int32_t wild[] = {-1, INT32_MIN, INT32_MAX, 1 << 20};
+        const auto used = static_cast<int64_t>(c.spec().query_lens.size());
+        const int64_t wrong = in(0, 7);
+        if (wrong == 0) c.query_start_loc.ints()[in(0, used)] = wild[in(0, 3)];
+        if (wrong == 1) c.context_lens.ints()[in(0, used - 1)] = wild[in(0, 3)];
+        if (wrong == 2) c.num_seqs.ints()[0] = wild[in(0, 3)];
+        if (wrong == 3) {
+          const int64_t page = in(0, used - 1) * c.spec().max_pages + in(0, 1);
+          c.block_tables.ints()[page] = wild[in(0, 3)];
+        }
+      });
 }
 
 INSTANTIATE_TEST_SUITE_P(, DecodeOfFewSequencesGpuTest,

@@ -90,7 +90,7 @@ TEST_F(RaggedPagedAttentionV3GpuTest, ServedSteps) {
     for (int i = 0; i < cuda::CasesPerKind(); ++i) {
       std::mt19937_64 rng(static_cast<uint64_t>(i) + 1);
       CaseSpec spec = SpecOf(kind, rng);
-      paged_attention::MakeServedStep(spec, i % 5 == 0 ? 1000 : 200, rng);
+      paged_attention::MakeServedStep(spec, i % 5 == 0 ? 1000 : 200, paged_cache::IntegersOf(rng));
       Case c(std::move(spec), kind.side_by_side, rng() % 6 != 0, rng);
       if (i % 4 == 0) PutWrong(c, rng);
       ExpectRight(kind, c, i % 2 == 0, StrCat("seed ", i + 1, ": ", c.ToString()));
