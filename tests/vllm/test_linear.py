@@ -142,6 +142,7 @@ def test_a_norm_is_in_the_same_kernel(dtype, with_sum, method):
     "how",
     [
         dict(between=lambda x: x + 0),
+        dict(between=lambda x: x.add_(0)),
         dict(method=VllmCompressedTensorsW8A8Fp8, static=True),
         dict(devices=2),
         dict(has_weight=False),

@@ -15,7 +15,8 @@ from torchax.interop import jax_view, torch_view
 from xla_gpu.jax import quantize_rows
 from xla_gpu.vllm_xla._names import replace
 
-# The attribute of a tensor that RMSNorm made: the arguments of quantize_rows that do the same.
+# The attribute of a tensor that RMSNorm made: its array, which nothing has written to as long as it
+# is that, and the arguments of quantize_rows that do the same.
 _NORM = "_xla_gpu_norm"
 
 
@@ -48,8 +49,9 @@ def _that_says_of_what(original: Callable[..., Any]) -> Callable[..., Any]:
         out = original(self, x, residual)
         normed, of = (out, x) if residual is None else out
         if x.ndim == 2 and self.has_weight and self.variance_size_override is None:
-            of, weight = map(jax_view, (of, self.weight))
-            setattr(normed, _NORM, dict(x=of, norm_weight=weight, epsilon=self.variance_epsilon))
+            array, of, weight = map(jax_view, (normed, of, self.weight))
+            norm = dict(x=of, norm_weight=weight, epsilon=self.variance_epsilon)
+            setattr(normed, _NORM, (array, norm))
         return out
 
     return forward
@@ -58,9 +60,10 @@ def _that_says_of_what(original: Callable[..., Any]) -> Callable[..., Any]:
 def _of_normed_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def apply(self: Any, layer: Any, x: torch.Tensor, bias: Any = None) -> torch.Tensor:
-        norm, config = getattr(x, _NORM, None), self.linear_config
-        static = getattr(self, "is_static_input_scheme", False)
-        if norm and config.mesh.size == 1 and config.fuse_matmuls and not static and bias is None:
+        array, norm = getattr(x, _NORM, (None, {}))
+        config, static = self.linear_config, getattr(self, "is_static_input_scheme", False)
+        alone = config.mesh.size == 1 and config.fuse_matmuls and not static and bias is None
+        if alone and jax_view(x) is array:
             weights = tuple(map(jax_view, (layer.weight, layer.weight_scale)))
             if _is_ours(*weights):
                 with jax.named_scope(layer._get_name()):
