@@ -6,14 +6,10 @@
 #include <memory>
 
 #include "src/core/op.h"
+#include "src/ops/quantize_rows/numbers.cuh"
 
 namespace xla_gpu {
 namespace quantize_rows {
-
-// The largest finite f8e4m3fn number, which the largest of a row becomes.
-inline constexpr float kLargest = 448.0f;
-// The least scale, that of a row of zeros: the least normal f32 number.
-inline constexpr float kLeastScale = 0x1p-126f;
 
 // The types and sizes of a checked call.
 struct Problem {

@@ -1,13 +1,6 @@
-// grouped_matmul on a GPU against f64; skipped where there is none. XLA_GPU_TEST_CASES and
-// XLA_GPU_TEST_GUARDS as in paged_attention_gpu_test.cc.
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <cstring>
-
-#include "src/core/op_registry.h"
-#include "src/cuda/gpu_call_testing.h"
+// grouped_matmul on a GPU against f64; skipped where there is none.
 #include "src/ops/grouped_matmul/random_case.h"
+#include "src/ops/paged_cache/gpu_cases_testing.h"
 
 namespace xla_gpu::grouped_matmul {
 namespace {
@@ -37,23 +30,9 @@ constexpr Kind kKinds[] = {{kBF16, kBF16, kF32, 256, 192, 5},
 class GroupedMatmulGpuTest : public cuda::GpuTest {};
 
 TEST_F(GroupedMatmulGpuTest, IsTheProductOnRandomProblems) {
-  const Op& op = **OpRegistry::Global().Get("grouped_matmul");
-  int cases = 0;
-  for (const Kind& kind : kKinds) {
-    for (const uint64_t seed : cuda::Seeds(cuda::CasesPerKind())) {
-      ++cases;
-      std::mt19937_64 rng(seed);
-      const Case c(kind, rng);
-      const std::string what = StrCat("seed ", seed, ": ", c.ToString());
-      const auto got = cuda::RunOnGpu(op, c.call(), {}, nullptr, seed % 4 == 0 ? &rng : nullptr);
-      ASSERT_TRUE(got.ok()) << got.status().ToString() << "\n" << what;
-      OwnedTensor out(c.out.dtype, c.out.shape);
-      std::memcpy(out.data.get(), (*got)[0].data(), (*got)[0].size());
-      c.ExpectRight(out, what);
-      if (HasFatalFailure()) return;
-    }
-  }
-  std::printf("%d problems\n", cases);
+  paged_cache::ExpectOnGpu<Case>(
+      "grouped_matmul", kKinds,
+      [](const Case& c, const auto& got, const std::string& what) { c.ExpectRight(got[0], what); });
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ std::vector<float> Load(const void* from, DType dtype, int64_t first, int64_t co
     each(static_cast<const float*>(from), [](float x) { return x; });
   } else if (dtype == DType::kBF16) {
     each(static_cast<const uint16_t*>(from), BF16ToFloat);
-  } else if (dtype == DType::kF16) {
+  } else {  // f16: Infer allows nothing else
     each(static_cast<const uint16_t*>(from), F16ToFloat);
   }
   return values;
@@ -56,7 +56,8 @@ StatusOr<std::unique_ptr<Plan>> MakeQuantizeRowsHostPlan(const Call& call, int d
   XLA_GPU_ASSIGN_OR_RETURN(const Problem p, ProblemFromCall(call));
   return MakePlan([p](const Call& call, const ExecutionContext& context) {
     const Buffers b = BuffersFromCall(call);
-    const std::vector<float> weight = Load(b.norm_weight, p.norm_dtype, 0, p.columns);
+    std::vector<float> weight;
+    if (b.norm_weight != nullptr) weight = Load(b.norm_weight, p.norm_dtype, 0, p.columns);
     const int64_t rows_of_task = std::max<int64_t>(kElementsOfTask / p.columns, 1);
     context.thread_pool->ParallelFor(CeilDiv(p.rows, rows_of_task), [&](int64_t task) {
       const int64_t end = std::min((task + 1) * rows_of_task, p.rows);

@@ -16,9 +16,7 @@ namespace quantize_rows {
 namespace {
 
 constexpr char kName[] = "quantize_rows";
-// Threads have up to so many elements in registers, several of their loads under way at a time.
-constexpr int64_t kMostKept = 32;
-constexpr int64_t kThreads = 512;
+constexpr int64_t kThreads = 512;  // each has several loads under way; of long rows twice as many
 
 struct Config {
   cuda::KernelSpec kernel;

@@ -3,13 +3,13 @@
 // Defined: TYPE of the rows, NORM of the norm's weights unless there is none, COLUMNS, VECTOR
 // (elements that a thread moves at once, which divide COLUMNS), THREADS, a multiple of 32.
 #include "src/cuda/numeric.cuh"
+#include "src/ops/quantize_rows/numbers.cuh"
 
-namespace xla_gpu {
+namespace xla_gpu::quantize_rows {
 
 constexpr int kVectors = COLUMNS / VECTOR;
-constexpr int kOwn = (kVectors + THREADS - 1) / THREADS;     // vectors of a thread
-constexpr bool kKeeps = kOwn * VECTOR <= 32;                 // in registers, else reads them again
-constexpr float kLargest = 448.0f, kLeastScale = 0x1p-126f;  // ../quantize_rows.h
+constexpr int kOwn = (kVectors + THREADS - 1) / THREADS;  // vectors of a thread
+constexpr bool kKeeps = kOwn * VECTOR <= kMostKept;
 
 using Values = Vector<float, VECTOR>;
 
@@ -123,4 +123,4 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (threadIdx.x == 0) scale[row] = unit;
 }
 
-}  // namespace xla_gpu
+}  // namespace xla_gpu::quantize_rows
