@@ -339,12 +339,14 @@ def quantize_rows_scenario(mesh):
     """Over rows; a row is whole on its device."""
     rng = np.random.default_rng(0)
     args = {
-        "x": rng.normal(size=(8, 16)).astype(np.float32),
+        "x": rng.normal(size=(8, 32)).astype(np.float32),
         "norm_weight": rng.normal(size=16).astype(np.float32),
+        "row_factor": rng.normal(size=8).astype(np.float32),
+        "column_factor": rng.normal(size=32).astype(np.float32),
     }
 
     def call(args):
-        rows, scale = quantize_rows(**args)
+        rows, scale = quantize_rows(**args, activation="silu_mul")
         return rows.astype(np.float32), scale
 
     return {"quantize_rows": run(call, args, mesh, {"x": P(("x", "y"))})}

@@ -44,6 +44,25 @@ def test_rows_times_their_scales_are_what_came(seed, rows, columns, dtype, norm)
         expect_near(*got, normed(x, weight, 1e-3))
 
 
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("factors", [(), ("row_factor",), ("column_factor", "row_factor")])
+@pytest.mark.parametrize("activation", ["none", "silu_mul"])
+def test_what_is_computed_in_front(activation, factors, norm):
+    rng = np.random.default_rng(0)
+    made = {"x": (5, 64), "row_factor": (5,), "column_factor": (64,)}
+    made = {k: jnp.asarray(rng.normal(size=made[k]), "float32") for k in ("x", *factors)}
+    x, of_row, of_column = (
+        np.asarray(made.get(k, 1.0), np.float64) for k in ("x", "row_factor", "column_factor")
+    )
+    want = x * of_row.reshape(-1, 1) * of_column
+    if activation == "silu_mul":
+        want = want[:, :32] / (1 + np.exp(-want[:, :32])) * want[:, 32:]
+    if norm:
+        made["norm_weight"] = jnp.asarray(rng.normal(size=want.shape[1]), "bfloat16")
+        want = normed(want, made["norm_weight"], 1e-3)
+    expect_near(*jax.jit(lambda m: quantize_rows(**m, activation=activation, epsilon=1e-3))(made), want)
+
+
 def test_a_product_of_what_was_quantized():
     rng = np.random.default_rng(0)
     x, weight = (jnp.asarray(rng.normal(size=shape), "float32") for shape in ((9, 64), (64, 8)))
@@ -57,6 +76,8 @@ WRONG = {
     "rank": (dict(x=jnp.zeros(3)), r"x is f32\[3\]; it must be \[rows, columns\]"),
     "dtype": (dict(x=jnp.zeros((2, 3), "int8")), r"x is i8\[2,3\]; its dtype must be"),
     "weight": (dict(x=jnp.zeros((2, 3)), norm_weight=jnp.zeros(2)), r"norm_weight is f32\[2\]"),
+    "factor": (dict(x=jnp.zeros((2, 3)), row_factor=jnp.zeros(3)), r"row_factor is f32\[3\]"),
+    "activation": (dict(x=jnp.zeros((2, 3)), activation="relu"), "activation.* is \"relu\""),
     "epsilon": (dict(x=jnp.zeros((2, 3)), epsilon=-1.0), "epsilon.* is -1"),
 }
 

@@ -20,6 +20,16 @@ def test_rows_times_their_scales_are_what_came(dtype):
     expect_near(*xla_gpu.torch.quantize_rows(x, norm_weight=weight, epsilon=1e-3), want)
 
 
+def test_an_activation_of_a_products_sums():
+    torch.manual_seed(0)
+    x, of_rows, of_columns = torch.randn(5, 64), torch.rand(5), torch.rand(64)
+    got = xla_gpu.torch.quantize_rows(
+        x, row_factor=of_rows, column_factor=of_columns, activation="silu_mul"
+    )
+    gate, up = (x * of_rows[:, None] * of_columns).chunk(2, 1)
+    expect_near(*got, torch.nn.functional.silu(gate) * up)
+
+
 def test_compiled_with_sizes_unknown():
     call = torch.compile(xla_gpu.torch.quantize_rows, dynamic=True, backend="aot_eager")
     for rows in (3, 8):

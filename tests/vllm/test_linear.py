@@ -18,6 +18,7 @@ from tpu_inference.layers.vllm.quantization.compressed_tensors.schemes.compresse
 )
 from tpu_inference.layers.vllm.quantization.fp8 import VllmFp8LinearMethod
 from vllm.ir import enable_torch_wrap
+from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
 from xla_gpu.vllm_xla import _linear
 
@@ -33,8 +34,8 @@ METHODS = {
 
 @pytest.fixture(autouse=True)
 def replaced(monkeypatch):
-    owners = {linear: "xla_quantized_matmul", RMSNorm: "forward_native"} | METHODS
-    for owner, name in owners.items():
+    layers = dict.fromkeys([RMSNorm, SiluAndMul], "forward_native")
+    for owner, name in ({linear: "xla_quantized_matmul"} | layers | METHODS).items():
         function = getattr(owner, name)
         monkeypatch.setattr(owner, name, getattr(function, "__wrapped__", function))
     _linear.rows_are_quantized_in_one_kernel()
@@ -84,32 +85,44 @@ def test_other_products_are_tpu_inferences(other):
 # ---- Behind a norm -------------------------------------------------------------------------------
 
 
-def behind_a_norm(
-    devices=1, with_sum=False, between=lambda x: x, method=VllmFp8LinearMethod, static=False, **norm
-):
-    """A function of rows and of the weights of RMSNorm and of a layer behind it."""
-    norm = dict(variance_epsilon=1e-3, variance_size_override=None, has_weight=True) | norm
-    before = SimpleNamespace(pass_weight=norm["has_weight"], pass_weight_add=True, **norm)
-    layer = SimpleNamespace(_get_name=lambda: "layer")
+def a_norm(weight, **how):
+    how = dict(variance_epsilon=1e-3, variance_size_override=None, has_weight=True) | how
+    passes = how["has_weight"]
+    return SimpleNamespace(weight=torch_view(weight), pass_weight=passes, pass_weight_add=True, **how)
+
+
+def a_product(x, weight, scale, method=VllmFp8LinearMethod, devices=1, static=False):
+    """What a linear layer with these weights makes of rows."""
     config = SimpleNamespace(
         mesh=Mesh(np.array(jax.devices()[:devices]), "data"),
         weight_sharding=PartitionSpec(None, None),
         fuse_matmuls=True,
         defer_all_reduce=False,
-        output_sizes=[COLUMNS],
+        output_sizes=[weight.shape[1]],
         n_shards=1,
     )
     of = SimpleNamespace(linear_config=config, is_static_input_scheme=static)
     of._apply_fused = types.MethodType(method._apply_fused, of)
+    layer = SimpleNamespace(
+        weight=torch_view(weight),
+        weight_scale=torch_view(scale),
+        input_scale=torch_view(jnp.full((), 0.01)),
+        _get_name=lambda: "layer",
+    )
+    return getattr(method, METHODS[method])(of, layer, x, None)
+
+
+def behind_a_norm(
+    devices=1, with_sum=False, between=lambda x: x, method=VllmFp8LinearMethod, static=False, **norm
+):
+    """A function of rows and of the weights of RMSNorm and of a layer behind it."""
 
     def call(x, norm_weight, weight, scale):
-        before.weight, x = torch_view(norm_weight), torch_view(x)
-        layer.weight, layer.weight_scale = torch_view(weight), torch_view(scale)
-        layer.input_scale = torch_view(jnp.full((), 0.01))
+        x = torch_view(x)
         with torchax.default_env(), enable_torch_wrap(False):
-            out = RMSNorm.forward_native(before, x, x if with_sum else None)
+            out = RMSNorm.forward_native(a_norm(norm_weight, **norm), x, x if with_sum else None)
             normed = between(out[0] if with_sum else out)
-            return jax_view(getattr(method, METHODS[method])(of, layer, normed, None))
+            return jax_view(a_product(normed, weight, scale, method, devices, static))
 
     return call
 
@@ -157,3 +170,60 @@ def test_another_norm_is_its_own(how):
     if not how.keys() & {"variance_size_override", "static"}:
         expect_rounded_rows(jax.jit(call)(*values), normed(*values[:2]), *values[2:])
     assert " rsqrt(" in jax.jit(call).lower(*values).compile().as_text()
+
+
+# ---- Behind an activation ------------------------------------------------------------------------
+
+
+def gated(between=lambda x: x, **how):
+    """A function of rows and of the weights of RMSNorm, a product, and one behind its activation."""
+
+    def call(x, norm_weight, gate_up, gate_up_scale, down, down_scale):
+        with torchax.default_env(), enable_torch_wrap(False):
+            x = RMSNorm.forward_native(a_norm(norm_weight), torch_view(x), None)
+            x = between(a_product(x, gate_up, gate_up_scale, **how))
+            x = SiluAndMul.forward_native(SimpleNamespace(), x)
+            return jax_view(a_product(x, down, down_scale, **how))
+
+    return call
+
+
+def gated_operands(channels: tuple[int, ...] = (COLUMNS,)):
+    rng = np.random.default_rng(3)
+    x, norm_weight, gate_up, scale = norm_operands()
+    scale = jnp.asarray(rng.uniform(0.02, 0.05, channels), "float32")
+    down = jnp.asarray(rng.normal(size=(COLUMNS // 2, 32)), "float8_e4m3fn")
+    return x, norm_weight, gate_up, scale, down, jnp.ones(32)
+
+
+def expect_gated(got, x, norm_weight, gate_up, scale, down, down_scale):
+    sums = normed(x, norm_weight) @ np.asarray(gate_up, np.float64) * np.asarray(scale)
+    gate, up = np.split(sums, 2, 1)
+    want = gate / (1 + np.exp(-gate)) * up @ np.asarray(down, np.float64)
+    error = np.linalg.norm(np.asarray(got, np.float64) - want) / np.linalg.norm(want)
+    assert 0.02 < error < 0.06
+
+
+def takes_sums(text):
+    """Whether the kernel's rows are a product's sums, which it multiplies by the scales."""
+    return KERNEL + ", operand_layout_constraints={f32[20,128]" in text
+
+
+@pytest.mark.parametrize("channels", [(COLUMNS,), ()])
+@pytest.mark.parametrize("method", METHODS)
+def test_an_activation_is_in_the_same_kernel(method, channels):
+    call, values = gated(method=method), gated_operands(channels)
+    expect_gated(jax.jit(call)(*values), *values)
+    text = jax.jit(call).lower(*values).compile().as_text()
+    assert text.count(KERNEL) == 2
+    assert " exponential(" not in text and " logistic(" not in text  # no other activation
+    assert takes_sums(text) == bool(channels)  # of one scale for all columns the product, rounded
+
+
+@pytest.mark.parametrize(
+    "how", [dict(between=lambda x: x + 0), dict(between=lambda x: x.add_(0)), dict(devices=2)], ids=str
+)
+def test_another_product_is_its_own(how):
+    call, values = gated(**how), gated_operands()
+    expect_gated(jax.jit(call)(*values), *values)
+    assert not takes_sums(jax.jit(call).lower(*values).compile().as_text())

@@ -121,8 +121,10 @@ def _grouped_matmul(args: Arrays, attrs: Mapping[str, Any]) -> Split:
 
 def _quantize_rows(args: Arrays, attrs: Mapping[str, Any]) -> Split:
     factors = {
-        "x": ("rows", "columns"),
+        "x": ("rows", "of_x"),  # twice as many columns with an activation
         "norm_weight": ("columns",),
+        "row_factor": ("rows",),
+        "column_factor": ("of_x",),
         "out": ("rows", "columns"),
         "scale": ("rows",),
     }

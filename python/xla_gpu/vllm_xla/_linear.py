@@ -15,9 +15,18 @@ from torchax.interop import jax_view, torch_view
 from xla_gpu.jax import quantize_rows
 from xla_gpu.vllm_xla._names import replace
 
-# The attribute of a tensor that RMSNorm made: its array, which nothing has written to as long as it
-# is that, and the arguments of quantize_rows that do the same.
-_NORM = "_xla_gpu_norm"
+# The attribute of a tensor that says how it was made: its array, which nothing has written to as long
+# as it is that, and arguments of quantize_rows by which that makes it.
+_MADE = "_xla_gpu_made"
+
+
+def _say(tensor: torch.Tensor, **made: Any) -> None:
+    setattr(tensor, _MADE, (jax_view(tensor), made))
+
+
+def _made(tensor: torch.Tensor) -> dict[str, Any]:
+    array, made = getattr(tensor, _MADE, (None, {}))
+    return made if jax_view(tensor) is array else {}
 
 
 def _is_ours(w_q: Any, w_scale: Any, quantize_activation: bool = True) -> bool:
@@ -25,51 +34,69 @@ def _is_ours(w_q: Any, w_scale: Any, quantize_activation: bool = True) -> bool:
     return quantize_activation and has_channels and bool(w_q.dtype == jnp.float8_e4m3fn)
 
 
-def _product(w_q: Any, w_scale: Any, x: Any, **norm: Any) -> jax.Array:
-    rows, row_scale = quantize_rows(x, **norm)
-    sums = lax.dot(rows, w_q, preferred_element_type=jnp.float32)
-    out: jax.Array = (sums * row_scale[:, None] * w_scale).astype(x.dtype)
-    return out
+def _sums(w_q: Any, x: Any, **computed: Any) -> dict[str, jax.Array]:
+    rows, row_scale = quantize_rows(x, **computed)
+    return dict(x=lax.dot(rows, w_q, preferred_element_type=jnp.float32), row_factor=row_scale)
+
+
+def _product(w_scale: Any, dtype: Any, x: jax.Array, row_factor: jax.Array) -> jax.Array:
+    return (x * row_factor[:, None] * w_scale).astype(dtype)
 
 
 def _of_rows_quantized_in_one_kernel(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def product(x: Any, w_q: Any, w_scale: Any, quantize_activation: bool = True) -> jax.Array:
         if _is_ours(w_q, w_scale, quantize_activation):
-            return _product(w_q, w_scale, x)
+            return _product(w_scale, x.dtype, **_sums(w_q, x))
         out: jax.Array = original(x, w_q, w_scale, quantize_activation)
         return out
 
     return product
 
 
-def _that_says_of_what(original: Callable[..., Any]) -> Callable[..., Any]:
+def _norm_that_says_how(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def forward(self: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         out = original(self, x, residual)
         normed, of = (out, x) if residual is None else out
         if x.ndim == 2 and self.has_weight and self.variance_size_override is None:
-            array, of, weight = map(jax_view, (normed, of, self.weight))
-            norm = dict(x=of, norm_weight=weight, epsilon=self.variance_epsilon)
-            setattr(normed, _NORM, (array, norm))
+            of, weight = map(jax_view, (of, self.weight))
+            _say(normed, x=of, norm_weight=weight, epsilon=self.variance_epsilon)
         return out
 
     return forward
 
 
-def _of_normed_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+def _activation_that_says_how(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def forward(*args: Any) -> torch.Tensor:
+        x = args[-1]  # of a static method, which is a method now
+        out: torch.Tensor = original(x)
+        if x.ndim == 2:
+            made = _made(x)
+            _say(out, **(made if "row_factor" in made else {"x": jax_view(x)}), activation="silu_mul")
+        return out
+
+    return forward
+
+
+def _of_rows_that_say_how(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def apply(self: Any, layer: Any, x: torch.Tensor, bias: Any = None) -> torch.Tensor:
-        array, norm = getattr(x, _NORM, (None, {}))
+        made = _made(x)
         config, static = self.linear_config, getattr(self, "is_static_input_scheme", False)
         alone = config.mesh.size == 1 and config.fuse_matmuls and not static and bias is None
-        if alone and jax_view(x) is array:
-            weights = tuple(map(jax_view, (layer.weight, layer.weight_scale)))
-            if _is_ours(*weights):
+        if made and alone:
+            w_q, w_scale = map(jax_view, (layer.weight, layer.weight_scale))
+            if _is_ours(w_q, w_scale):
                 with jax.named_scope(layer._get_name()):
-                    return torch_view(_product(*weights, **norm))
-        out: torch.Tensor = original(self, layer, x, bias)
-        return out
+                    sums = _sums(w_q, **made)
+                    out = torch_view(_product(w_scale, jax_view(x).dtype, **sums))
+                if w_scale.ndim == 1 and w_scale.dtype == jnp.float32:
+                    _say(out, **sums, column_factor=w_scale)
+                return out
+        product: torch.Tensor = original(self, layer, x, bias)
+        return product
 
     return apply
 
@@ -77,9 +104,11 @@ def _of_normed_rows(original: Callable[..., Any]) -> Callable[..., Any]:
 def rows_are_quantized_in_one_kernel() -> None:
     """Before a product with fp8 weights rows become fp8 too, each with a scale of its own.
 
-    XLA makes two kernels of that, and two of the norm in front. On one device all four are one.
+    XLA makes two kernels of that, and one or two of the norm or the activation in front. On one
+    device all of them are one, into which an activation's product brings its scales.
     """
     replace("linear.xla_quantized_matmul", _of_rows_quantized_in_one_kernel)
-    replace("RMSNorm.forward_native", _that_says_of_what)
-    replace("VllmFp8LinearMethod.apply", _of_normed_rows)
-    replace("VllmCompressedTensorsW8A8Fp8.apply_weights", _of_normed_rows)
+    replace("RMSNorm.forward_native", _norm_that_says_how)
+    replace("SiluAndMul.forward_native", _activation_that_says_how)
+    replace("VllmFp8LinearMethod.apply", _of_rows_that_say_how)
+    replace("VllmCompressedTensorsW8A8Fp8.apply_weights", _of_rows_that_say_how)

@@ -226,6 +226,7 @@ REPLACED: dict[str, dict[str, _Row]] = {
         "_precompile_substitute_placeholder_token": "self",
         "_create_dummy_tensor": "self, shape, dtype, sharding",
     },
+    "vllm.model_executor.layers.activation:SiluAndMul": {"forward_native": "x"},
     "vllm.model_executor.layers.layernorm:LayerNorm": {"_compute_dtype": {_0_32: "self, x"}},
     "vllm.model_executor.layers.layernorm:RMSNorm": {"forward_native": "self, x, residual"},
     "vllm.model_executor.model_loader.default_loader:DefaultModelLoader": {

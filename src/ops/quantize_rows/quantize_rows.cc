@@ -13,9 +13,10 @@ namespace {
 
 constexpr char kName[] = "quantize_rows";
 constexpr char kEpsilon[] = "epsilon";
+constexpr char kActivation[] = "activation";
 
 // Positions in the schema.
-enum Arg { kX, kNormWeight };
+enum Arg { kX, kNormWeight, kRowFactor, kColumnFactor };
 
 StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform) {
   XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
@@ -30,18 +31,30 @@ Op MakeOp() {
       .target = "xla_gpu_quantize_rows",
       .doc =
           "Rows as f8e4m3fn with a scale each (dynamic per-token quantization): x is about out * "
-          "scale, where scale is the largest |x| of the row / 448, at least 2^-126. With "
-          "norm_weight of RMSNorm, x * rsqrt(mean(x^2) + epsilon) * norm_weight, in x's place, in "
-          "f32. Without it NaN stays where it is, and a row with an infinity is NaN there and 0 "
-          "elsewhere.",
-      .args = {{"x", dtypes, "[rows, columns]"},
-               {.name = "norm_weight", .dtypes = dtypes, .doc = "[columns]", .optional = true}},
-      .results = {{.name = "out", .doc = "f8e4m3fn, as x", .like = "x", .dtype = "f8e4m3fn"},
+          "scale, where scale is the largest |x| of the row / 448, at least 2^-126. What is "
+          "computed in x's place in f32 where asked for, in this order: x * row_factor[:, None] * "
+          "column_factor, as of an fp8 product's sums; the activation silu_mul, silu(g) * u with "
+          "[g, u] the halves of x's columns; RMSNorm, x * rsqrt(mean(x^2) + epsilon) * "
+          "norm_weight. Without a norm NaN stays where it is, and a row with an infinity is NaN "
+          "there and 0 elsewhere.",
+      .args = {{"x", dtypes, "[rows, columns], of silu_mul [rows, 2 * columns]"},
+               {.name = "norm_weight", .dtypes = dtypes, .doc = "[columns]", .optional = true},
+               {.name = "row_factor", .dtypes = {DType::kF32}, .doc = "[rows]", .optional = true},
+               {.name = "column_factor",
+                .dtypes = {DType::kF32},
+                .doc = "one of each column of x",
+                .optional = true}},
+      .results = {{.name = "out", .doc = "f8e4m3fn [rows, columns]", .dtype = "f8e4m3fn"},
                   {.name = "scale", .doc = "f32 [rows]", .like = "x", .rank = 1, .dtype = "f32"}},
       .attrs = {{.name = kEpsilon,
                  .type = AttrType::kFloat,
                  .doc = "of the norm: finite, at least 0",
                  .default_value = 1e-6,
+                 .keyword_only = true},
+                {.name = kActivation,
+                 .type = AttrType::kString,
+                 .doc = "none or silu_mul",
+                 .default_value = "none",
                  .keyword_only = true}},
       .instead_of_gradient = "it rounds; write it in the framework's own functions",
       .instead_of_batching = "make one call of all rows",
@@ -51,6 +64,14 @@ Op MakeOp() {
 }
 
 const Op& schema = *new Op(MakeOp());
+
+StatusOr<Activation> ActivationOf(const Attributes& attributes) {
+  const std::string_view name = attributes.GetString(kActivation);
+  if (name == "none") return Activation::kNone;
+  if (name == "silu_mul") return Activation::kSiluMul;
+  return InvalidArgument(kName, ": attribute '", kActivation, "' is \"", name,
+                         "\"; allowed are none and silu_mul");
+}
 
 XLA_GPU_REGISTER_OP(schema);
 
@@ -65,27 +86,49 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
     return Wrong(kName, "x", x, "it must be [rows, columns], rows at most ", kMostRows,
                  ", columns 1 to ", kMostColumns);
   }
-  const TensorView* norm = args[kNormWeight];
-  if (norm != nullptr) {
-    const TensorSpec expected = {norm->dtype, {x.dim(1)}};
-    XLA_GPU_RETURN_IF_ERROR(Expect(kName, "norm_weight", *norm, expected,
-                                   StrCat(", one for each column of x ", x.ToString())));
+  const Attributes attributes = CompleteAttributes(schema, *call.attributes);
+  Problem problem{.dtype = x.dtype, .rows = x.dim(0), .columns = x.dim(1)};
+  XLA_GPU_ASSIGN_OR_RETURN(problem.activation, ActivationOf(attributes));
+  if (problem.activation == Activation::kSiluMul) {
+    if (x.dim(1) % 2 != 0) {
+      return Wrong(kName, "x", x, "with activation silu_mul its columns must be even");
+    }
+    problem.columns = x.dim(1) / 2;
   }
-  const auto epsilon = static_cast<float>(call.attributes->GetFloat(kEpsilon));
-  if (!(epsilon >= 0) || std::isinf(epsilon)) {
-    return InvalidArgument(kName, ": attribute 'epsilon' is ", epsilon,
+  // Whether it is there, of this type.
+  const auto optional = [&](Arg arg, DType dtype, int64_t size,
+                            const char* of_what) -> StatusOr<bool> {
+    if (args[arg] == nullptr) return false;
+    XLA_GPU_RETURN_IF_ERROR(Expect(kName, schema.args[arg].name, *args[arg], {dtype, {size}},
+                                   StrCat(", one for each ", of_what, " ", x.ToString())));
+    return true;
+  };
+  if (args[kNormWeight] != nullptr) problem.norm_dtype = args[kNormWeight]->dtype;
+  const bool halves = problem.activation == Activation::kSiluMul;
+  XLA_GPU_RETURN_IF_ERROR(optional(kNormWeight, problem.norm_dtype, problem.columns,
+                                   halves ? "column of a half of x" : "column of x")
+                              .status());
+  XLA_GPU_ASSIGN_OR_RETURN(problem.row_factor,
+                           optional(kRowFactor, DType::kF32, problem.rows, "row of x"));
+  XLA_GPU_ASSIGN_OR_RETURN(problem.column_factor,
+                           optional(kColumnFactor, DType::kF32, x.dim(1), "column of x"));
+  problem.epsilon = static_cast<float>(attributes.GetFloat(kEpsilon));
+  if (!(problem.epsilon >= 0) || std::isinf(problem.epsilon)) {
+    return InvalidArgument(kName, ": attribute 'epsilon' is ", problem.epsilon,
                            "; it must be a finite f32 number of at least 0");
   }
-  return Problem{.dtype = x.dtype,
-                 .norm_dtype = norm == nullptr ? DType::kInvalid : norm->dtype,
-                 .rows = x.dim(0),
-                 .columns = x.dim(1),
-                 .epsilon = epsilon};
+  return problem;
 }
 
-Buffers BuffersFromCall(const Call& call) {
+Buffers BuffersFromCall(const Problem& problem, const Call& call) {
+  size_t next = kNormWeight;
+  const auto optional = [&](bool present) -> const void* {
+    return present ? call.args[next++].data : nullptr;
+  };
   return {.x = call.args[kX].data,
-          .norm_weight = call.args.size() > kNormWeight ? call.args[kNormWeight].data : nullptr,
+          .norm_weight = optional(problem.norm_dtype != DType::kInvalid),
+          .row_factor = static_cast<const float*>(optional(problem.row_factor)),
+          .column_factor = static_cast<const float*>(optional(problem.column_factor)),
           .out = call.results[0].data_as<uint8_t>(),
           .scale = call.results[1].data_as<float>()};
 }

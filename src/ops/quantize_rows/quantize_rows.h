@@ -1,4 +1,4 @@
-// quantize_rows: rows as fp8 with a scale each, after a norm if one is asked for.
+// quantize_rows: rows as fp8 with a scale each, after a norm or an activation if one is asked for.
 #ifndef XLA_GPU_OPS_QUANTIZE_ROWS_QUANTIZE_ROWS_H_
 #define XLA_GPU_OPS_QUANTIZE_ROWS_QUANTIZE_ROWS_H_
 
@@ -11,13 +11,20 @@
 namespace xla_gpu {
 namespace quantize_rows {
 
+enum class Activation { kNone, kSiluMul };
+
 // The types and sizes of a checked call.
 struct Problem {
   DType dtype = DType::kInvalid;       // f32, bf16, f16
   DType norm_dtype = DType::kInvalid;  // likewise; kInvalid without a norm
+  bool row_factor = false;
+  bool column_factor = false;
+  Activation activation = Activation::kNone;
   int64_t rows = 0;
-  int64_t columns = 0;  // at least 1
+  int64_t columns = 0;  // of the result, at least 1
   float epsilon = 0;
+
+  int64_t x_columns() const { return activation == Activation::kNone ? columns : 2 * columns; }
 };
 
 // As the schema has it; an error where shapes do not fit.
@@ -25,11 +32,13 @@ StatusOr<Problem> ProblemFromCall(const Call& call);
 
 struct Buffers {
   const void* x;
-  const void* norm_weight;  // null without a norm
+  const void* norm_weight;     // null without
+  const float* row_factor;     // null without
+  const float* column_factor;  // null without
   uint8_t* out;
   float* scale;
 };
-Buffers BuffersFromCall(const Call& call);
+Buffers BuffersFromCall(const Problem& problem, const Call& call);
 
 }  // namespace quantize_rows
 

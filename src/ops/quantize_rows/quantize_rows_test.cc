@@ -18,7 +18,11 @@ using paged_cache::BadInput;
 using paged_cache::TypedCall;
 
 TypedCall MakeCall() {
-  return {"quantize_rows", {{"x", {DType::kF32, {6, 32}}}, {"norm_weight", {DType::kF16, {32}}}}};
+  return {"quantize_rows",
+          {{"x", {DType::kF32, {6, 32}}},
+           {"norm_weight", {DType::kF16, {32}}},
+           {"row_factor", {DType::kF32, {6}}},
+           {"column_factor", {DType::kF32, {32}}}}};
 }
 
 TEST(QuantizeRows, ResultsAreRowsAndTheirScales) {
@@ -27,8 +31,16 @@ TEST(QuantizeRows, ResultsAreRowsAndTheirScales) {
   EXPECT_EQ(*call.Infer(), types);
   call.args.erase("norm_weight");
   EXPECT_EQ(*call.Infer(), types);
-  call.args["x"].shape[0] = 0;
+  call.args["x"].shape[0] = call.args["row_factor"].shape[0] = 0;
   EXPECT_TRUE(call.Infer().ok());
+}
+
+TEST(QuantizeRows, OfAnActivationAreHalfOfTheColumns) {
+  TypedCall call = MakeCall();
+  call.attrs["activation"] = "silu_mul";
+  call.args["norm_weight"].shape[0] = 16;
+  const std::vector<TensorSpec> types = {{DType::kF8E4M3FN, {6, 16}}, {DType::kF32, {6}}};
+  EXPECT_EQ(*call.Infer(), types);
 }
 
 class QuantizeRowsBadInput : public ::testing::TestWithParam<BadInput> {};
@@ -45,6 +57,22 @@ const BadInput kBadInputs[] = {
      "norm_weight is f16[31]; it must be f16[32], one for each column of x f32[6,32]"},
     {"NormDtype", [](TypedCall& c) { c.args["norm_weight"].dtype = DType::kI32; },
      "norm_weight is i32[32]; its dtype must be"},
+    {"NormOfAnActivation", [](TypedCall& c) { c.attrs["activation"] = "silu_mul"; },
+     "norm_weight is f16[32]; it must be f16[16], one for each column of a half of x f32[6,32]"},
+    {"RowFactor", [](TypedCall& c) { c.args["row_factor"].shape[0] = 32; },
+     "row_factor is f32[32]; it must be f32[6], one for each row of x f32[6,32]"},
+    {"ColumnFactor", [](TypedCall& c) { c.args["column_factor"].shape[0] = 6; },
+     "column_factor is f32[6]; it must be f32[32], one for each column of x f32[6,32]"},
+    {"FactorDtype", [](TypedCall& c) { c.args["column_factor"].dtype = DType::kBF16; },
+     "column_factor is bf16[32]; its dtype must be f32"},
+    {"Activation", [](TypedCall& c) { c.attrs["activation"] = "gelu"; },
+     "attribute 'activation' is \"gelu\"; allowed are none and silu_mul"},
+    {"Odd",
+     [](TypedCall& c) {
+       c.attrs["activation"] = "silu_mul";
+       c.args["x"].shape[1] = 33;
+     },
+     "x is f32[6,33]; with activation silu_mul its columns must be even"},
     {"Negative", [](TypedCall& c) { c.attrs["epsilon"] = -1.0; }, "attribute 'epsilon' is -1"},
     {"NaN", [](TypedCall& c) { c.attrs["epsilon"] = std::nan(""); }, "attribute 'epsilon' is nan"},
     {"Infinite", [](TypedCall& c) { c.attrs["epsilon"] = 1e300; }, "attribute 'epsilon' is inf"}};

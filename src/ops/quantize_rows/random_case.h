@@ -25,6 +25,8 @@ struct Kind {
   DType dtype;
   int64_t columns;
   DType norm = DType::kInvalid;  // kInvalid: none
+  bool silu_mul = false;
+  bool factors = false;  // one of both or both
 };
 
 // Threads with one vector and with several, some without any, rows of odd lengths, and such as do
@@ -40,27 +42,46 @@ inline constexpr Kind kKinds[] = {{DType::kBF16, 4096},
                                   {DType::kF32, 36, DType::kF32},
                                   {DType::kBF16, 20480, DType::kBF16},
                                   {DType::kBF16, 33001, DType::kBF16},
-                                  {DType::kF32, 40960}};
+                                  {DType::kF32, 40960},
+                                  {DType::kBF16, 14336, DType::kInvalid, true},
+                                  {DType::kF32, 14336, DType::kInvalid, true, true},
+                                  {DType::kF32, 4096, DType::kBF16, false, true},
+                                  {DType::kF16, 1030, DType::kF16, true, true},
+                                  {DType::kF32, 33001, DType::kInvalid, true, true},
+                                  {DType::kBF16, 3, DType::kInvalid, false, true}};
 
 class Case {
  public:
   Case(const Kind& kind, std::mt19937_64& rng) : kind_(kind) {
     const auto rows = static_cast<int64_t>(rng() % 6);
     std::normal_distribution<double> normal(0, 1);
-    x = OwnedTensor(kind.dtype, {rows, kind.columns});
+    const int64_t columns = kind.columns * (kind.silu_mul ? 2 : 1);
+    x = OwnedTensor(kind.dtype, {rows, columns});
     for (int64_t row = 0; row < rows; ++row) {
-      // Of any size that the dtype has, or zeros; of a norm, squares are summed in f32.
+      // Of any size that the dtype has, or zeros; of a norm, squares are summed in f32, and so are
+      // products of halves.
       const bool small = kind.dtype == DType::kF16 || kind.norm != DType::kInvalid;
       const int exponent = static_cast<int>(rng() % (small ? 20 : 200)) - (small ? 14 : 140);
-      const double size = rng() % 8 == 0 ? 0 : std::ldexp(1, exponent);
-      for (int64_t i = 0; i < kind.columns; ++i) x.Set(row * kind.columns + i, size * normal(rng));
+      const double size =
+          rng() % 8 == 0 ? 0 : kind.silu_mul ? 1 + rng() % 3 : std::ldexp(1, exponent);
+      for (int64_t i = 0; i < columns; ++i) x.Set(row * columns + i, size * normal(rng));
     }
     args_ = {x.view()};
-    if (kind.norm != DType::kInvalid) {
-      weight = OwnedTensor(kind.norm, {kind.columns});
-      for (int64_t i = 0; i < kind.columns; ++i) weight.Set(i, normal(rng));
-      args_.push_back(weight.view());
-      EXPECT_TRUE(attributes_.Add("optional_args", std::string_view("norm_weight")).ok());
+    const auto optional = [&](const char* name, OwnedTensor& tensor, DType dtype, int64_t size) {
+      tensor = OwnedTensor(dtype, {size});
+      for (int64_t i = 0; i < size; ++i) tensor.Set(i, normal(rng));
+      args_.push_back(tensor.view());
+      optional_ += StrCat(optional_.empty() ? "" : ",", name);
+    };
+    if (kind.norm != DType::kInvalid) optional("norm_weight", weight, kind.norm, kind.columns);
+    const uint64_t which = kind.factors ? 1 + rng() % 3 : 0;
+    if ((which & 1) != 0) optional("row_factor", row_factor, DType::kF32, rows);
+    if ((which & 2) != 0) optional("column_factor", column_factor, DType::kF32, columns);
+    if (!optional_.empty()) {
+      EXPECT_TRUE(attributes_.Add("optional_args", std::string_view(optional_)).ok());
+    }
+    if (kind.silu_mul) {
+      EXPECT_TRUE(attributes_.Add("activation", std::string_view("silu_mul")).ok());
     }
     epsilon_ = rng() % 2 == 0 ? 1e-5 : 0.5;
     EXPECT_TRUE(attributes_.Add("epsilon", epsilon_).ok());
@@ -84,7 +105,7 @@ class Case {
       std::vector<double> values(static_cast<size_t>(kind_.columns));
       double squares = 0, largest = 0;
       for (size_t i = 0; i < values.size(); ++i) {
-        const double value = values[i] = x.Get(first + static_cast<int64_t>(i));
+        const double value = values[i] = Computed(row, static_cast<int64_t>(i));
         squares += value * value;
       }
       const double mean = squares / static_cast<double>(kind_.columns);
@@ -106,11 +127,25 @@ class Case {
     }
   }
 
-  OwnedTensor x, weight, out, scale;
+  OwnedTensor x, weight, row_factor, column_factor, out, scale;
 
  private:
+  double Given(int64_t row, int64_t column) const {
+    double value = x.Get(row * x.shape[1] + column);
+    if (row_factor.data != nullptr) value *= row_factor.Get(row);
+    if (column_factor.data != nullptr) value *= column_factor.Get(column);
+    return value;
+  }
+  // What the norm, if there is one, takes.
+  double Computed(int64_t row, int64_t column) const {
+    const double value = Given(row, column);
+    if (!kind_.silu_mul) return value;
+    return value / (1 + std::exp(-value)) * Given(row, kind_.columns + column);
+  }
+
   const Kind kind_;
   double epsilon_ = 0;
+  std::string optional_;  // the arguments
   std::vector<TensorView> args_, results_;
   Attributes attributes_;
 };

@@ -36,9 +36,21 @@ void Normalize(const Problem& p, const std::vector<float>& weight, std::vector<f
   for (size_t i = 0; i < x.size(); ++i) x[i] *= norm * weight[i];
 }
 
+// silu(g) * u of [g, u].
+void ApplySiluMul(std::vector<float>& x) {
+  const size_t half = x.size() / 2;
+  for (size_t i = 0; i < half; ++i) x[i] = x[i] / (1 + std::exp(-x[i])) * x[half + i];
+  x.resize(half);
+}
+
 void QuantizeRow(const Problem& p, const Buffers& b, const std::vector<float>& weight,
                  int64_t row) {
-  std::vector<float> x = Load(b.x, p.dtype, row * p.columns, p.columns);
+  std::vector<float> x = Load(b.x, p.dtype, row * p.x_columns(), p.x_columns());
+  if (p.row_factor || p.column_factor) {
+    const float of_row = p.row_factor ? b.row_factor[row] : 1;
+    for (size_t i = 0; i < x.size(); ++i) x[i] *= of_row * (p.column_factor ? b.column_factor[i] : 1);
+  }
+  if (p.activation == Activation::kSiluMul) ApplySiluMul(x);
   if (b.norm_weight != nullptr) Normalize(p, weight, x);
   float largest = 0;
   for (const float value : x) largest = std::max(largest, std::abs(value));  // not a NaN
@@ -55,10 +67,10 @@ StatusOr<std::unique_ptr<Plan>> MakeQuantizeRowsHostPlan(const Call& call, int d
   using namespace quantize_rows;  // NOLINT
   XLA_GPU_ASSIGN_OR_RETURN(const Problem p, ProblemFromCall(call));
   return MakePlan([p](const Call& call, const ExecutionContext& context) {
-    const Buffers b = BuffersFromCall(call);
+    const Buffers b = BuffersFromCall(p, call);
     std::vector<float> weight;
     if (b.norm_weight != nullptr) weight = Load(b.norm_weight, p.norm_dtype, 0, p.columns);
-    const int64_t rows_of_task = std::max<int64_t>(kElementsOfTask / p.columns, 1);
+    const int64_t rows_of_task = std::max<int64_t>(kElementsOfTask / p.x_columns(), 1);
     context.thread_pool->ParallelFor(CeilDiv(p.rows, rows_of_task), [&](int64_t task) {
       const int64_t end = std::min((task + 1) * rows_of_task, p.rows);
       for (int64_t row = task * rows_of_task; row < end; ++row) QuantizeRow(p, b, weight, row);

@@ -25,7 +25,9 @@ struct Config {
 
 Config ChooseConfig(const Problem& p, bool aligned) {
   const bool norm = p.norm_dtype != DType::kInvalid;
-  const int64_t widest = std::max(DTypeSize(p.dtype), norm ? DTypeSize(p.norm_dtype) : 0);
+  const bool factors = p.row_factor || p.column_factor;
+  const int64_t widest = std::max({DTypeSize(p.dtype), norm ? DTypeSize(p.norm_dtype) : 0,
+                                   factors ? DTypeSize(DType::kF32) : 0});
   // 16 bytes of the widest, or the largest power of two of them that divides a row.
   const int64_t divisor = int64_t{1} << std::countr_zero(static_cast<uint64_t>(p.columns));
   const int64_t vector = std::min(16 / widest, divisor), vectors = p.columns / vector;
@@ -38,6 +40,8 @@ Config ChooseConfig(const Problem& p, bool aligned) {
                 threads};
   auto& defines = config.kernel.defines;
   if (norm) defines.push_back(StrCat("NORM=", InfoOf(p.norm_dtype).device));
+  if (factors) defines.emplace_back("FACTORS");
+  if (p.activation == Activation::kSiluMul) defines.emplace_back("SILU_MUL");
   if (!aligned) defines.emplace_back("UNALIGNED");
   return config;
 }
@@ -48,7 +52,10 @@ std::vector<cuda::KernelSpec> KnownSpecs(const cuda::DeviceInfo& device) {
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     for (const DType norm : {DType::kInvalid, DType::kBF16}) {
       for (const int64_t columns : {4096, 14336, 100001}) {
-        const Problem problem{.dtype = dtype, .norm_dtype = norm, .columns = columns};
+        Problem problem{.dtype = dtype, .norm_dtype = norm, .columns = columns};
+        specs.push_back(ChooseConfig(problem, /*aligned=*/true).kernel);
+        problem.row_factor = problem.column_factor = true;
+        problem.activation = Activation::kSiluMul;
         specs.push_back(ChooseConfig(problem, /*aligned=*/true).kernel);
       }
     }
@@ -69,12 +76,16 @@ StatusOr<std::unique_ptr<Plan>> MakeCudaPlan(
   launch.block[0] = static_cast<uint32_t>(config.threads);
   return MakePlan([=](const Call& call, const ExecutionContext& context) {
     if (problem.rows == 0) return OkStatus();
-    Buffers b = BuffersFromCall(call);
+    Buffers b = BuffersFromCall(problem, call);
     const cuda::Place found =
-        cuda::FirstUnaligned({{b.x, "x"}, {b.norm_weight, "norm_weight"}, {b.out, "out"}});
+        cuda::FirstUnaligned({{b.x, "x"},
+                              {b.norm_weight, "norm_weight"},
+                              {b.column_factor, "column_factor"},
+                              {b.out, "out"}});
     if (found && unaligned != nullptr) return unaligned->Run(found, call, context);
     float epsilon = problem.epsilon;
-    void* const params[] = {&b.x, &b.norm_weight, &b.out, &b.scale, &epsilon};
+    void* const params[] = {&b.x,   &b.norm_weight, &b.row_factor, &b.column_factor,
+                            &b.out, &b.scale,       &epsilon};
     return kernel->Launch(launch, params, context.stream);
   });
 }

@@ -1,7 +1,8 @@
 // quantize_rows: a block quantizes a row.
 //
-// Defined: TYPE of the rows, NORM of the norm's weights unless there is none, COLUMNS, VECTOR
-// (elements that a thread moves at once, which divide COLUMNS), THREADS, a multiple of 32.
+// Defined: TYPE of the rows, NORM of the norm's weights unless there is none, FACTORS and SILU_MUL if
+// there are any, COLUMNS, VECTOR (elements that a thread moves at once, which divide COLUMNS),
+// THREADS, a multiple of 32.
 #include "src/cuda/numeric.cuh"
 #include "src/ops/quantize_rows/numbers.cuh"
 
@@ -61,18 +62,48 @@ __device__ __forceinline__ Values Load(const T* from) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    quantize_rows(const TYPE* x, const void* norm_weight, E4M3* out, float* scale, float epsilon) {
+    quantize_rows(const TYPE* x, const void* norm_weight, const float* row_factor,
+                  const float* column_factor, E4M3* out, float* scale, float epsilon) {
   __shared__ float scratch[2][32];
   const long long row = blockIdx.x;
-  x += row * COLUMNS;
   out += row * COLUMNS;
+#ifdef FACTORS
+  const float of_row = row_factor == nullptr ? 1.0f : row_factor[row];
+  const auto load = [&](int at) {
+    Values values = Load(x + at);
+    if (column_factor != nullptr) {
+      const Values factors = Load(column_factor + at);
+#pragma unroll
+      for (int i = 0; i < VECTOR; ++i) values.x[i] *= of_row * factors.x[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < VECTOR; ++i) values.x[i] *= of_row;
+    }
+    return values;
+  };
+#else
+  const auto load = [&](int at) { return Load(x + at); };
+#endif
+#ifdef SILU_MUL
+  x += row * 2 * COLUMNS;
+  const auto computed = [&](int at) {
+    Values values = load(at);
+    const Values up = load(COLUMNS + at);
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) values.x[i] *= up.x[i] / (1.0f + expf(-values.x[i]));
+    return values;
+  };
+#else
+  x += row * COLUMNS;
+  const auto& computed = load;
+#endif
   Values kept[kKeeps ? kOwn : 1];
-  if constexpr (kKeeps) ForOwn([&](int i, int at) { kept[i] = Load(x + at); });
+  if constexpr (kKeeps) ForOwn([&](int i, int at) { kept[i] = computed(at); });
   const auto given = [&](int i, int at) {
     if constexpr (kKeeps) {
       return kept[i];
     } else {
-      return Load(x + at);
+      return computed(at);
     }
   };
 
