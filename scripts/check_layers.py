@@ -33,6 +33,7 @@ ALLOWED_WITHIN = {
         "paged_attention": {"paged_cache"},
         "grouped_matmul": {"paged_cache"},
         "quantize_rows": {"paged_cache"},
+        "rotary_embedding": {"paged_cache"},
         "update_kv_cache": {"paged_cache"},
         "ragged_paged_attention_v3": {"paged_cache", "paged_attention", "update_kv_cache"},
     },

@@ -1,5 +1,6 @@
 #include "src/core/float_types.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -133,6 +134,32 @@ void StoreFromDouble(void* data, DType dtype, int64_t index, double value) {
       break;
     default:
       break;
+  }
+}
+
+void LoadFloats(const void* from, DType dtype, int64_t first, std::span<float> to) {
+  const auto each = [&](const auto* elements, auto convert) {
+    std::transform(elements + first, elements + first + to.size(), to.begin(), convert);
+  };
+  if (dtype == DType::kF32) {
+    each(static_cast<const float*>(from), [](float x) { return x; });
+  } else if (dtype == DType::kBF16) {
+    each(static_cast<const uint16_t*>(from), [](uint16_t x) { return BF16ToFloat(x); });
+  } else {
+    each(static_cast<const uint16_t*>(from), [](uint16_t x) { return F16ToFloat(x); });
+  }
+}
+
+void StoreFloats(std::span<const float> from, void* to, DType dtype, int64_t first) {
+  const auto each = [&](auto* elements, auto convert) {
+    std::transform(from.begin(), from.end(), elements + first, convert);
+  };
+  if (dtype == DType::kF32) {
+    each(static_cast<float*>(to), [](float x) { return x; });
+  } else if (dtype == DType::kBF16) {
+    each(static_cast<uint16_t*>(to), [](float x) { return FloatToBF16(x); });
+  } else {
+    each(static_cast<uint16_t*>(to), [](float x) { return FloatToF16(x); });
   }
 }
 

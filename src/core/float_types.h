@@ -4,6 +4,7 @@
 #define XLA_GPU_CORE_FLOAT_TYPES_H_
 
 #include <cstdint>
+#include <span>
 
 #include "src/core/dtype.h"
 
@@ -24,6 +25,10 @@ uint8_t FloatToF8E5M2(float value);
 // One element of a float tensor (f32, f64, bf16, f16, fp8) as double, and back.
 double LoadAsDouble(const void* data, DType dtype, int64_t index);
 void StoreFromDouble(void* data, DType dtype, int64_t index, double value);
+
+// The elements from `first` on of a tensor of f32, bf16 or f16 as f32, and back.
+void LoadFloats(const void* from, DType dtype, int64_t first, std::span<float> to);
+void StoreFloats(std::span<const float> from, void* to, DType dtype, int64_t first);
 
 }  // namespace xla_gpu
 

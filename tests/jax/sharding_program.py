@@ -30,6 +30,7 @@ from xla_gpu.jax import (
     grouped_matmul,
     merge_attention_states,
     quantize_rows,
+    rotary_embedding,
     simple_add,
 )
 
@@ -352,6 +353,19 @@ def quantize_rows_scenario(mesh):
     return {"quantize_rows": run(call, args, mesh, {"x": P(("x", "y"))})}
 
 
+def rotary_embedding_scenario(mesh):
+    """Over tokens; the table is whole."""
+    rng = np.random.default_rng(0)
+    args = {
+        "qkv": rng.normal(size=(8, 64)).astype(np.float32),
+        "positions": rng.integers(0, 32, 8).astype(np.int32),
+        "cos_sin": rng.normal(size=(32, 12)).astype(np.float32),
+    }
+    call = functools.partial(rotary_embedding, q_heads=2, kv_heads=1)
+    specs = {"qkv": P(("x", "y")), "positions": P(("x", "y"))}
+    return {"rotary_embedding": run(lambda args: call(**args), args, mesh, specs)}
+
+
 def unruled_scenarios(mesh):
     """Ops without a rule of their own."""
     with mock.patch.dict(_rules.RULES, clear=True):
@@ -372,6 +386,7 @@ def main():
     scenarios = attention_scenarios(mesh) | update_scenarios(mesh)
     scenarios |= shard_map_scenarios(mesh) | elementwise_scenario(mesh)
     scenarios |= grouped_matmul_scenario(mesh) | quantize_rows_scenario(mesh)
+    scenarios |= rotary_embedding_scenario(mesh)
     scenarios |= {f"merged/{seed}": merged_scenario(mesh, seed) for seed in range(8)}
     scenarios |= unruled_scenarios(mesh) | v3_scenarios(mesh) | v3_shard_map_scenarios(mesh)
     print(json.dumps(scenarios))

@@ -42,7 +42,7 @@ RAGGED_V3 = [
 ]
 
 
-OTHERS = ["simple_add", "grouped_matmul", "quantize_rows"]
+OTHERS = ["simple_add", "grouped_matmul", "quantize_rows", "rotary_embedding"]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@
   whole; the (small, i32) index arguments are needed whole and each device cuts its part out of
   them, so this is right for any ragged batch, whatever the sequence boundaries.
 - pages of update_kv_cache: each device writes the slots that lie in its own pages.
-- columns of grouped_matmul, rows of quantize_rows. No communication.
+- columns of grouped_matmul, rows of quantize_rows, tokens of rotary_embedding. No communication.
 
 Anything else (pages of paged_attention, head_dim) is gathered first, since a block table may name
 any page. A cache whose pages live where their sequences live is a job for shard_map, in which the
@@ -129,6 +129,19 @@ def _quantize_rows(args: Arrays, attrs: Mapping[str, Any]) -> Split:
         "scale": ("rows",),
     }
     return _by_factors(factors, args, {"rows"})
+
+
+def _rotary_embedding(args: Arrays, attrs: Mapping[str, Any]) -> Split:
+    """By tokens; queries, keys and values lie one after the other in a row."""
+    factors = {
+        "qkv": ("tokens", "columns"),
+        "positions": ("tokens",),
+        "cos_sin": ("positions", "angles"),
+        "q": ("tokens", "queries"),
+        "k": ("tokens", "keys"),
+        "v": ("tokens", "values"),
+    }
+    return _by_factors(factors, args, {"tokens"})
 
 
 def of_kernel(kernel: Kernel) -> Rule | None:
@@ -352,6 +365,7 @@ RULES: dict[str, Rule] = {
     "simple_add": _simple_add,
     "grouped_matmul": _grouped_matmul,
     "quantize_rows": _quantize_rows,
+    "rotary_embedding": _rotary_embedding,
     "paged_attention": _paged_attention,
     "update_kv_cache": _update_kv_cache,
     "ragged_paged_attention_v3": _ragged_paged_attention_v3,

@@ -47,6 +47,8 @@ TAKEN: dict[str, _Row] = {
     "vllm.logger": "init_logger",
     "vllm.model_executor.layers.fused_moe": "RoutedExperts",
     "vllm.model_executor.layers.fused_moe.activation": "MoEActivation",
+    "vllm.model_executor.layers.linear": "QKVParallelLinear",
+    "vllm.model_executor.layers.rotary_embedding": "RotaryEmbedding",
     "vllm.platforms": "current_platform",
     "vllm.v1.core.single_type_kv_cache_manager": "FullAttentionManager",
     "vllm.v1.outputs": "ModelRunnerOutput",
@@ -231,6 +233,9 @@ REPLACED: dict[str, dict[str, _Row]] = {
     "vllm.model_executor.layers.layernorm:RMSNorm": {"forward_native": "self, x, residual"},
     "vllm.model_executor.model_loader.default_loader:DefaultModelLoader": {
         "load_weights": "self, model, model_config",
+    },
+    "vllm.model_executor.models.llama:LlamaAttention": {
+        "forward": "self, positions, hidden_states",
     },
     "vllm.model_executor.models.registry": {"_run_in_subprocess": "fn"},
     "vllm.v1.core.kv_cache_manager:KVCacheManager": {

@@ -421,7 +421,7 @@ def before_the_platform() -> None:
 
 def before_the_model() -> None:
     """What the modules of models, layers and the runner hold."""
-    from xla_gpu.vllm_xla import _inputs, _linear, _scheduler, _start, _step, _weights
+    from xla_gpu.vllm_xla import _inputs, _linear, _rotary, _scheduler, _start, _step, _weights
 
     _start.models_are_looked_at_here()
     _start.programs_side_by_side()
@@ -442,4 +442,5 @@ def before_the_model() -> None:
     _weights.loaded_onto_the_device()
     _weights.fp8_products_take_weights_as_they_are()
     _linear.rows_are_quantized_in_one_kernel()
+    _rotary.queries_and_keys_are_turned_in_one_kernel()
     layer_norms()

@@ -13,21 +13,6 @@ namespace {
 
 constexpr int64_t kElementsOfTask = 1 << 14;
 
-std::vector<float> Load(const void* from, DType dtype, int64_t first, int64_t count) {
-  std::vector<float> values(static_cast<size_t>(count));
-  const auto each = [&](const auto* elements, auto convert) {
-    std::transform(elements + first, elements + first + count, values.begin(), convert);
-  };
-  if (dtype == DType::kF32) {
-    each(static_cast<const float*>(from), [](float x) { return x; });
-  } else if (dtype == DType::kBF16) {
-    each(static_cast<const uint16_t*>(from), BF16ToFloat);
-  } else {  // f16: Infer allows nothing else
-    each(static_cast<const uint16_t*>(from), F16ToFloat);
-  }
-  return values;
-}
-
 void Normalize(const Problem& p, const std::vector<float>& weight, std::vector<float>& x) {
   double squares = 0;
   for (const float value : x) squares += static_cast<double>(value) * value;
@@ -45,10 +30,13 @@ void ApplySiluMul(std::vector<float>& x) {
 
 void QuantizeRow(const Problem& p, const Buffers& b, const std::vector<float>& weight,
                  int64_t row) {
-  std::vector<float> x = Load(b.x, p.dtype, row * p.x_columns(), p.x_columns());
+  std::vector<float> x(static_cast<size_t>(p.x_columns()));
+  LoadFloats(b.x, p.dtype, row * p.x_columns(), x);
   if (p.row_factor || p.column_factor) {
     const float of_row = p.row_factor ? b.row_factor[row] : 1;
-    for (size_t i = 0; i < x.size(); ++i) x[i] *= of_row * (p.column_factor ? b.column_factor[i] : 1);
+    for (size_t i = 0; i < x.size(); ++i) {
+      x[i] *= p.column_factor ? of_row * b.column_factor[i] : of_row;
+    }
   }
   if (p.activation == Activation::kSiluMul) ApplySiluMul(x);
   if (b.norm_weight != nullptr) Normalize(p, weight, x);
@@ -69,7 +57,10 @@ StatusOr<std::unique_ptr<Plan>> MakeQuantizeRowsHostPlan(const Call& call, int d
   return MakePlan([p](const Call& call, const ExecutionContext& context) {
     const Buffers b = BuffersFromCall(p, call);
     std::vector<float> weight;
-    if (b.norm_weight != nullptr) weight = Load(b.norm_weight, p.norm_dtype, 0, p.columns);
+    if (b.norm_weight != nullptr) {
+      weight.resize(static_cast<size_t>(p.columns));
+      LoadFloats(b.norm_weight, p.norm_dtype, 0, weight);
+    }
     const int64_t rows_of_task = std::max<int64_t>(kElementsOfTask / p.x_columns(), 1);
     context.thread_pool->ParallelFor(CeilDiv(p.rows, rows_of_task), [&](int64_t task) {
       const int64_t end = std::min((task + 1) * rows_of_task, p.rows);

@@ -1,0 +1,147 @@
+// For tests: one call of rotary_embedding made from a seed, held in exact-size heap buffers so that
+// a sanitizer sees any access past them, and what its results may be by f64.
+#ifndef XLA_GPU_OPS_ROTARY_EMBEDDING_RANDOM_CASE_H_
+#define XLA_GPU_OPS_ROTARY_EMBEDDING_RANDOM_CASE_H_
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "src/core/strings.h"
+#include "src/ops/paged_cache/owned_tensor.h"
+#include "src/ops/rotary_embedding/rotary_embedding.h"
+
+namespace xla_gpu::rotary_embedding {
+
+using paged_cache::OwnedTensor;
+
+// What decides which kernel is compiled; everything else of a problem is random.
+struct Kind {
+  DType dtype;
+  DType cos_sin_dtype;
+  int64_t q_heads;
+  int64_t kv_heads;
+  int64_t head_dim;
+  int64_t rotary_dim;
+  bool interleaved = false;
+};
+
+// Vectors of 16 bytes and of fewer, parts of a head that are copied, groups with threads to spare
+// and such whose threads have several units, several blocks a token.
+inline constexpr Kind kKinds[] = {{DType::kBF16, DType::kBF16, 32, 8, 128, 128},
+                                  {DType::kBF16, DType::kBF16, 8, 2, 64, 64, true},
+                                  {DType::kBF16, DType::kF32, 6, 2, 128, 32},
+                                  {DType::kF16, DType::kF16, 5, 5, 80, 80},
+                                  {DType::kF16, DType::kBF16, 4, 1, 96, 48, true},
+                                  {DType::kF32, DType::kF32, 3, 1, 64, 64},
+                                  {DType::kF32, DType::kF16, 7, 1, 10, 6, true},
+                                  {DType::kF32, DType::kF32, 1, 1, 2, 2},
+                                  {DType::kBF16, DType::kBF16, 2, 1, 512, 512},
+                                  {DType::kBF16, DType::kBF16, 9, 3, 134, 66}};
+
+class Case {
+ public:
+  Case(const Kind& kind, std::mt19937_64& rng) : kind_(kind) {
+    const auto integer = paged_cache::IntegersOf(rng);
+    const int64_t tokens = integer(0, 6);
+    max_positions_ = integer(0, 8) == 0 ? 0 : integer(1, 40);
+    std::normal_distribution<double> normal(0, 1);
+    const auto fill = [&](OwnedTensor& tensor, double size) {
+      for (int64_t i = 0; i < tensor.size(); ++i) tensor.Set(i, size * normal(rng));
+    };
+    qkv = OwnedTensor(kind.dtype, {tokens, (kind.q_heads + 2 * kind.kv_heads) * kind.head_dim});
+    fill(qkv, std::ldexp(1, static_cast<int>(integer(-8, 8))));
+    positions = OwnedTensor(DType::kI32, {tokens});
+    for (int64_t i = 0; i < tokens; ++i) {
+      positions.ints()[i] = static_cast<int32_t>(integer(0, std::max<int64_t>(max_positions_, 1)));
+    }
+    if (tokens > 0 && integer(0, 3) == 0) {
+      const int32_t outside[] = {-1, std::numeric_limits<int32_t>::min(),
+                                 std::numeric_limits<int32_t>::max()};
+      positions.ints()[integer(0, tokens - 1)] = outside[integer(0, 2)];
+    }
+    cos_sin = OwnedTensor(kind.cos_sin_dtype, {max_positions_, kind.rotary_dim});
+    fill(cos_sin, 1);
+    args_ = {qkv.view(), positions.view(), cos_sin.view()};
+    EXPECT_TRUE(attributes_.Add("q_heads", kind.q_heads).ok());
+    EXPECT_TRUE(attributes_.Add("kv_heads", kind.kv_heads).ok());
+    EXPECT_TRUE(attributes_.Add("interleaved", kind.interleaved).ok());
+    for (const int64_t heads : {kind.q_heads, kind.kv_heads, kind.kv_heads}) {
+      results.emplace_back(kind.dtype, std::vector{tokens, heads * kind.head_dim});
+      results_.push_back(results.back().view());
+    }
+  }
+
+  Call call() const { return {args_, results_, &attributes_}; }
+  std::string ToString() const {
+    std::string text = StrCat(kind_.q_heads, " heads", kind_.interleaved ? ", interleaved" : "");
+    for (const TensorView& arg : args_) text += StrCat(" ", arg.ToString());
+    return text;
+  }
+
+  void ExpectRight(const std::vector<OwnedTensor>& got, const std::string& what) const {
+    const int64_t heads[] = {kind_.q_heads, kind_.kv_heads, kind_.kv_heads};
+    int64_t at = 0;
+    for (int64_t token = 0; token < qkv.shape[0]; ++token) {
+      for (size_t i = 0; i < 3; ++i) {
+        for (int64_t head = 0; head < heads[i]; ++head, at += kind_.head_dim) {
+          const int64_t begin = (token * heads[i] + head) * kind_.head_dim;
+          const auto is_right = [&](int64_t element, double want, double error) {
+            const double value = got[i].Get(begin + element);
+            ASSERT_TRUE(std::isnan(want) ? std::isnan(value) : std::abs(value - want) <= error)
+                << what << ": "
+                << "qkv"[i] << "[" << token << ", " << head << ", " << element << "] is " << value
+                << ", expected " << want;
+          };
+          ExpectHead(i < 2, token, at, is_right);
+          if (testing::Test::HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+
+  OwnedTensor qkv, positions, cos_sin;
+  std::vector<OwnedTensor> results;
+
+ private:
+  // is_right(element, value, error) of each element of the head that begins at `at` of qkv.
+  template <typename IsRight>
+  void ExpectHead(bool turned, int64_t token, int64_t at, const IsRight& is_right) const {
+    const int64_t end = turned ? kind_.rotary_dim : 0, half = end / 2;
+    for (int64_t i = end; i < kind_.head_dim; ++i) is_right(i, qkv.Get(at + i), 0);
+    const int64_t position = positions.ints()[token];
+    const bool known = position >= 0 && position < max_positions_;
+    for (int64_t i = 0; i < half; ++i) {
+      const int64_t first = kind_.interleaved ? 2 * i : i;
+      const int64_t second = kind_.interleaved ? 2 * i + 1 : i + half;
+      const double a = qkv.Get(at + first), b = qkv.Get(at + second);
+      const int64_t row = position * kind_.rotary_dim;
+      const double cosine = known ? cos_sin.Get(row + i) : std::nan("");
+      const double sine = known ? cos_sin.Get(row + half + i) : std::nan("");
+      const auto expect = [&](int64_t element, double x, double y) {
+        const double ulp = kind_.dtype == DType::kBF16  ? 0x1p-8
+                           : kind_.dtype == DType::kF16 ? 0x1p-11
+                                                        : 0x1p-24;
+        const double least = kind_.dtype == DType::kF16 ? 0x1p-25 : 0;
+        const double rounded = std::max(ulp * std::abs(x + y), least);
+        is_right(element, x + y, 1.001 * rounded + 0x1p-22 * (std::abs(x) + std::abs(y)));
+      };
+      expect(first, a * cosine, -b * sine);
+      expect(second, b * cosine, a * sine);
+    }
+  }
+
+  const Kind kind_;
+  int64_t max_positions_ = 0;
+  std::vector<TensorView> args_, results_;
+  Attributes attributes_;
+};
+
+}  // namespace xla_gpu::rotary_embedding
+
+#endif  // XLA_GPU_OPS_ROTARY_EMBEDDING_RANDOM_CASE_H_

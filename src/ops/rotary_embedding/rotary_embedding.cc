@@ -1,0 +1,122 @@
+#include "src/ops/rotary_embedding/rotary_embedding.h"
+
+#include <limits>
+#include <utility>
+
+#include "src/core/expect.h"
+#include "src/core/op_registry.h"
+#include "src/core/strings.h"
+
+namespace xla_gpu {
+namespace rotary_embedding {
+namespace {
+
+constexpr char kName[] = "rotary_embedding";
+constexpr char kQHeads[] = "q_heads";
+constexpr char kKvHeads[] = "kv_heads";
+constexpr char kInterleaved[] = "interleaved";
+
+// Positions in the schema.
+enum Arg { kQkv, kPositions, kCosSin };
+
+// Kernels count columns and positions in 32 bits, and have a block for as few as 128 columns.
+constexpr int64_t kMostColumns = 1 << 22, kMost = std::numeric_limits<int32_t>::max();
+
+StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform) {
+  XLA_GPU_ASSIGN_OR_RETURN(const Problem p, ProblemFromCall(call));
+  const TensorSpec q = {p.dtype, {p.tokens, p.q_heads * p.head_dim}};
+  const TensorSpec kv = {p.dtype, {p.tokens, p.kv_heads * p.head_dim}};
+  return std::vector{q, kv, kv};
+}
+
+Op MakeOp() {
+  const DTypes dtypes = {DType::kF32, DType::kBF16, DType::kF16};
+  const auto count = [](const char* name, const char* doc) {
+    return AttrSpec{.name = name, .type = AttrType::kInt, .doc = doc, .keyword_only = true};
+  };
+  return Op{
+      .name = kName,
+      .target = "xla_gpu_rotary_embedding",
+      .doc =
+          "Queries and keys turned by their tokens' positions, and the values beside them, each an "
+          "array of its own. Of each head's first rotary_dim elements, pairs (a, b) become (a * "
+          "cos - b * sin, b * cos + a * sin), in f32; the others are copied. What would be turned "
+          "by a position that is not in [0, max_positions) becomes NaN.",
+      .args = {{"qkv", dtypes,
+                "[tokens, (q_heads + 2 * kv_heads) * head_dim]: queries, keys, values; head_dim is "
+                "even"},
+               {"positions", {DType::kI32}, "[tokens]"},
+               {"cos_sin", dtypes,
+                "[max_positions, rotary_dim]: of each position the cosines of all pairs, then the "
+                "sines"}},
+      .results = {{.name = "q", .doc = "[tokens, q_heads * head_dim]"},
+                  {.name = "k", .doc = "[tokens, kv_heads * head_dim]"},
+                  {.name = "v", .doc = "as k"}},
+      .attrs = {count(kQHeads, "heads of queries"),
+                count(kKvHeads, "heads of keys, and of values"),
+                {.name = kInterleaved,
+                 .type = AttrType::kBool,
+                 .doc = "pairs are elements 2 * i and 2 * i + 1, else i and i + rotary_dim / 2",
+                 .default_value = false,
+                 .keyword_only = true}},
+      .instead_of_gradient = "write it in the framework's own functions",
+      .instead_of_batching = "make one call of all tokens",
+      .infer = Infer,
+      .make_plan = {MakeRotaryEmbeddingHostPlan, MakeRotaryEmbeddingCudaPlan},
+  };
+}
+
+const Op& schema = *new Op(MakeOp());
+
+XLA_GPU_REGISTER_OP(schema);
+
+}  // namespace
+
+StatusOr<Problem> ProblemFromCall(const Call& call) {
+  XLA_GPU_ASSIGN_OR_RETURN(const auto args, BindArguments(schema, call));
+  const TensorView &qkv = *args[kQkv], &positions = *args[kPositions], &cos_sin = *args[kCosSin];
+  Problem p{.dtype = qkv.dtype,
+            .cos_sin_dtype = cos_sin.dtype,
+            .interleaved = call.attributes->GetBool(kInterleaved),
+            .q_heads = call.attributes->GetInt(kQHeads),
+            .kv_heads = call.attributes->GetInt(kKvHeads)};
+  for (const auto& [name, heads] : {std::pair(kQHeads, p.q_heads), {kKvHeads, p.kv_heads}}) {
+    if (heads < 1 || heads > kMostColumns) {
+      return InvalidArgument(kName, ": attribute '", name, "' is ", heads, "; it must be 1 to ",
+                             kMostColumns);
+    }
+  }
+  if (qkv.rank() != 2 || qkv.dim(0) > kMost || qkv.dim(1) < 1 || qkv.dim(1) > kMostColumns ||
+      qkv.dim(1) % (2 * p.heads()) != 0) {
+    return Wrong(kName, "qkv", qkv, "it must be [tokens, ", p.heads(),
+                 " * head_dim], head_dim even, tokens at most ", kMost, ", columns at most ",
+                 kMostColumns);
+  }
+  p.tokens = qkv.dim(0);
+  p.head_dim = qkv.dim(1) / p.heads();
+  XLA_GPU_RETURN_IF_ERROR(Expect(kName, "positions", positions, {DType::kI32, {p.tokens}},
+                                 StrCat(", one for each token of qkv ", qkv.ToString())));
+  if (cos_sin.rank() != 2 || cos_sin.dim(0) > kMost || cos_sin.dim(1) < 2 ||
+      cos_sin.dim(1) > p.head_dim || cos_sin.dim(1) % 2 != 0) {
+    return Wrong(kName, "cos_sin", cos_sin,
+                 "it must be [max_positions, rotary_dim], max_positions "
+                 "at most ",
+                 kMost, ", rotary_dim even, 2 to the ", p.head_dim, " of a head of qkv ",
+                 qkv.ToString());
+  }
+  p.max_positions = cos_sin.dim(0);
+  p.rotary_dim = cos_sin.dim(1);
+  return p;
+}
+
+Buffers BuffersFromCall(const Call& call) {
+  return {.qkv = call.args[kQkv].data,
+          .positions = call.args[kPositions].data_as<int32_t>(),
+          .cos_sin = call.args[kCosSin].data,
+          .q = call.results[0].data,
+          .k = call.results[1].data,
+          .v = call.results[2].data};
+}
+
+}  // namespace rotary_embedding
+}  // namespace xla_gpu
