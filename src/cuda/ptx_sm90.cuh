@@ -115,6 +115,10 @@ __device__ __forceinline__ void ArriveInBlock(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+__device__ __forceinline__ void StoreInBlock(unsigned to, float x) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
+}
+
 // Stores words in another block, whose barrier there expects their bytes.
 __device__ __forceinline__ void StoreInBlock(unsigned to, unsigned word, unsigned barrier) {
   asm volatile(

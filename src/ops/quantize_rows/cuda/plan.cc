@@ -20,24 +20,40 @@ constexpr int64_t kThreads = 512;  // each has several loads under way; of long 
 
 struct Config {
   cuda::KernelSpec kernel;
-  int64_t threads;
+  cuda::LaunchConfig launch;
 };
 
-Config ChooseConfig(const Problem& p, bool aligned) {
+// Blocks, of a cluster, that share a long row where there are too few rows for all multiprocessors.
+int64_t BlocksOfRow(const Problem& p, int64_t vector, const cuda::DeviceInfo& device) {
+  constexpr int64_t kMost = 8, kLeastColumns = 3072;  // of x, of a block
+  int64_t blocks = 1;
+  while (device.compute_major >= 9 && blocks < kMost && 2 * blocks * p.rows <= device.num_sms &&
+         p.x_columns() >= 2 * blocks * kLeastColumns && p.columns % (2 * blocks * vector) == 0) {
+    blocks *= 2;
+  }
+  return blocks;
+}
+
+Config ChooseConfig(const Problem& p, const cuda::DeviceInfo& device, bool aligned) {
   const bool norm = p.norm_dtype != DType::kInvalid;
   const bool factors = p.row_factor || p.column_factor;
   const int64_t widest = std::max({DTypeSize(p.dtype), norm ? DTypeSize(p.norm_dtype) : 0,
                                    factors ? DTypeSize(DType::kF32) : 0});
   // 16 bytes of the widest, or the largest power of two of them that divides a row.
   const int64_t divisor = int64_t{1} << std::countr_zero(static_cast<uint64_t>(p.columns));
-  const int64_t vector = std::min(16 / widest, divisor), vectors = p.columns / vector;
-  const int64_t most = p.columns <= kMostKept * kThreads ? kThreads : 2 * kThreads;
+  const int64_t vector = std::min(16 / widest, divisor);
+  const int64_t blocks = BlocksOfRow(p, vector, device), vectors = p.columns / blocks / vector;
+  const int64_t most = vectors * vector <= kMostKept * kThreads ? kThreads : 2 * kThreads;
   const int64_t threads = RoundUp(CeilDiv(vectors, CeilDiv(vectors, most)), 32);
   Config config{{"src/ops/quantize_rows/cuda/quantize_rows.cu",
                  kName,
                  {StrCat("TYPE=", InfoOf(p.dtype).device), StrCat("COLUMNS=", p.columns),
-                  StrCat("VECTOR=", vector), StrCat("THREADS=", threads)}},
-                threads};
+                  StrCat("VECTOR=", vector), StrCat("THREADS=", threads),
+                  StrCat("BLOCKS=", blocks)}},
+                {}};
+  config.launch.grid[0] = static_cast<uint32_t>(p.rows * blocks);
+  config.launch.block[0] = static_cast<uint32_t>(threads);
+  config.launch.cluster[0] = static_cast<uint32_t>(blocks);
   auto& defines = config.kernel.defines;
   if (norm) defines.push_back(StrCat("NORM=", InfoOf(p.norm_dtype).device));
   if (factors) defines.emplace_back("FACTORS");
@@ -52,11 +68,11 @@ std::vector<cuda::KernelSpec> KnownSpecs(const cuda::DeviceInfo& device) {
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     for (const DType norm : {DType::kInvalid, DType::kBF16}) {
       for (const int64_t columns : {4096, 14336, 100001}) {
-        Problem problem{.dtype = dtype, .norm_dtype = norm, .columns = columns};
-        specs.push_back(ChooseConfig(problem, /*aligned=*/true).kernel);
+        Problem problem{.dtype = dtype, .norm_dtype = norm, .rows = 16, .columns = columns};
+        specs.push_back(ChooseConfig(problem, device, /*aligned=*/true).kernel);
         problem.row_factor = problem.column_factor = true;
         problem.activation = Activation::kSiluMul;
-        specs.push_back(ChooseConfig(problem, /*aligned=*/true).kernel);
+        specs.push_back(ChooseConfig(problem, device, /*aligned=*/true).kernel);
       }
     }
   }
@@ -66,14 +82,12 @@ std::vector<cuda::KernelSpec> KnownSpecs(const cuda::DeviceInfo& device) {
 XLA_GPU_REGISTER_KERNEL_SPECS(kName, KnownSpecs);
 
 StatusOr<std::unique_ptr<Plan>> MakeCudaPlan(
-    const Problem& problem, int device_ordinal,
+    const Problem& problem, const cuda::DeviceInfo& device,
     const std::shared_ptr<const cuda::UnalignedPlan>& unaligned) {
-  const Config config = ChooseConfig(problem, unaligned != nullptr);
-  XLA_GPU_ASSIGN_OR_RETURN(const auto kernel, cuda::GetKernel(config.kernel, device_ordinal,
+  const Config config = ChooseConfig(problem, device, unaligned != nullptr);
+  XLA_GPU_ASSIGN_OR_RETURN(const auto kernel, cuda::GetKernel(config.kernel, device.ordinal,
                                                               /*max_dynamic_shared_bytes=*/0));
-  cuda::LaunchConfig launch;
-  launch.grid[0] = static_cast<uint32_t>(problem.rows);
-  launch.block[0] = static_cast<uint32_t>(config.threads);
+  const cuda::LaunchConfig launch = config.launch;
   return MakePlan([=](const Call& call, const ExecutionContext& context) {
     if (problem.rows == 0) return OkStatus();
     Buffers b = BuffersFromCall(problem, call);
@@ -98,8 +112,8 @@ StatusOr<std::unique_ptr<Plan>> MakeQuantizeRowsCudaPlan(const Call& call, int d
   XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
   XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
   XLA_GPU_RETURN_IF_ERROR(cuda::CheckComputeCapability(kName, *device));
-  return cuda::MakePlanOfAnyAlignment(kName, [problem, device_ordinal](const auto& unaligned) {
-    return MakeCudaPlan(problem, device_ordinal, unaligned);
+  return cuda::MakePlanOfAnyAlignment(kName, [problem, device](const auto& unaligned) {
+    return MakeCudaPlan(problem, *device, unaligned);
   });
 }
 

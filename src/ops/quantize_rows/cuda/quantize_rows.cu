@@ -1,14 +1,19 @@
-// quantize_rows: a block quantizes a row.
+// quantize_rows: a block, or the blocks of a cluster, quantize a row.
 //
 // Defined: TYPE of the rows, NORM of the norm's weights unless there is none, FACTORS and SILU_MUL if
 // there are any, COLUMNS, VECTOR (elements that a thread moves at once, which divide COLUMNS),
-// THREADS, a multiple of 32.
+// THREADS, a multiple of 32, BLOCKS of a row, each with as many columns.
+#if BLOCKS > 1
+#include "src/cuda/ptx_sm90.cuh"
+#else
 #include "src/cuda/numeric.cuh"
+#endif
 #include "src/ops/quantize_rows/numbers.cuh"
 
 namespace xla_gpu::quantize_rows {
 
-constexpr int kVectors = COLUMNS / VECTOR;
+constexpr int kColumns = COLUMNS / BLOCKS;  // of a block
+constexpr int kVectors = kColumns / VECTOR;
 constexpr int kOwn = (kVectors + THREADS - 1) / THREADS;  // vectors of a thread
 constexpr bool kKeeps = kOwn * VECTOR <= kMostKept;
 
@@ -42,6 +47,24 @@ __device__ __forceinline__ float OfBlock(float value, float* scratch) {
   return OfWarp<Join>(lane < kWarps ? scratch[lane] : 0.0f);
 }
 
+// Of the row, out of that of each of its blocks, in each thread.
+template <class Join>
+__device__ __forceinline__ float OfRow(float value, float* scratch) {
+  value = OfBlock<Join>(value, scratch);
+#if BLOCKS > 1
+  __shared__ float of_blocks[BLOCKS];
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < BLOCKS) {
+    StoreInBlock(InBlock(SharedAddress(&of_blocks[blockIdx.x % BLOCKS]), thread), value);
+  }
+  SyncCluster();
+  value = 0.0f;
+#pragma unroll
+  for (int i = 0; i < BLOCKS; ++i) value = Join::Of(value, of_blocks[i]);
+#endif
+  return value;
+}
+
 // f(which of this thread's vectors, its first column)
 template <class F>
 __device__ __forceinline__ void ForOwn(const F& f) {
@@ -65,10 +88,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     quantize_rows(const TYPE* x, const void* norm_weight, const float* row_factor,
                   const float* column_factor, E4M3* out, float* scale, float epsilon) {
   __shared__ float scratch[2][32];
-  const long long row = blockIdx.x;
-  out += row * COLUMNS;
+#if BLOCKS > 1
+  ArriveCluster();
+#endif
+  const long long row = blockIdx.x / BLOCKS;
+  const int first = static_cast<int>(blockIdx.x % BLOCKS) * kColumns;
+  out += row * COLUMNS + first;
 #ifdef FACTORS
   const float of_row = row_factor == nullptr ? 1.0f : row_factor[row];
+  if (column_factor != nullptr) column_factor += first;
   const auto load = [&](int at) {
     Values values = Load(x + at);
     if (column_factor != nullptr) {
@@ -85,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const auto load = [&](int at) { return Load(x + at); };
 #endif
 #ifdef SILU_MUL
-  x += row * 2 * COLUMNS;
+  x += row * 2 * COLUMNS + first;
   const auto computed = [&](int at) {
     Values values = load(at);
     const Values up = load(COLUMNS + at);
@@ -94,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     return values;
   };
 #else
-  x += row * COLUMNS;
+  x += row * COLUMNS + first;
   const auto& computed = load;
 #endif
   Values kept[kKeeps ? kOwn : 1];
@@ -107,8 +135,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
   };
 
+#if BLOCKS > 1
+  WaitForCluster();  // the others' memory is there
+#endif
 #ifdef NORM
-  const auto* const weight = static_cast<const NORM*>(norm_weight);
+  const auto* const weight = static_cast<const NORM*>(norm_weight) + first;
   Values weights[kKeeps ? kOwn : 1];  // on their way while the block sums
   if constexpr (kKeeps) ForOwn([&](int i, int at) { weights[i] = Load(weight + at); });
   float squares = 0.0f;
@@ -117,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int j = 0; j < VECTOR; ++j) squares += values.x[j] * values.x[j];
   });
-  const float norm = rsqrtf(OfBlock<Add>(squares, scratch[0]) / COLUMNS + epsilon);
+  const float norm = rsqrtf(OfRow<Add>(squares, scratch[0]) / COLUMNS + epsilon);
   const auto finished = [&](int i, int at) {
     Values values = given(i, at);
     if constexpr (!kKeeps) weights[0] = Load(weight + at);
@@ -137,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int j = 0; j < VECTOR; ++j) largest = fmaxf(largest, fabsf(values.x[j]));
     if constexpr (kKeeps) kept[i] = values;
   });
-  largest = OfBlock<Max>(largest, scratch[1]);
+  largest = OfRow<Max>(largest, scratch[1]);
   const float unit = fmaxf(largest / kLargest, kLeastScale), inverse = 1.0f / unit;
   ForOwn([&](int i, int at) {
     Values values;
@@ -151,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int j = 0; j < VECTOR; ++j) bytes.x[j] = FromFloat<E4M3>(values.x[j] * inverse);
     StoreVector(out + at, bytes);
   });
-  if (threadIdx.x == 0) scale[row] = unit;
+  if (first == 0 && threadIdx.x == 0) scale[row] = unit;
 }
 
 }  // namespace xla_gpu::quantize_rows
