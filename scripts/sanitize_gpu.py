@@ -255,6 +255,7 @@ FAMILIES = (
         (
             "rotary_embedding.cu",
             "rotary_embedding.cu INTERLEAVED",
+            "rotary_embedding.cu NORM=BF16",
             "rotary_embedding.cu UNALIGNED",
         ),
         (Tests(ROTARY, "*", 4),),

@@ -360,6 +360,8 @@ def rotary_embedding_scenario(mesh):
         "qkv": rng.normal(size=(8, 64)).astype(np.float32),
         "positions": rng.integers(0, 32, 8).astype(np.int32),
         "cos_sin": rng.normal(size=(32, 12)).astype(np.float32),
+        "q_norm": rng.normal(size=16).astype(np.float32),
+        "k_norm": rng.normal(size=16).astype(np.float32),
     }
     call = functools.partial(rotary_embedding, q_heads=2, kv_heads=1)
     specs = {"qkv": P(("x", "y")), "positions": P(("x", "y"))}

@@ -137,6 +137,8 @@ def _rotary_embedding(args: Arrays, attrs: Mapping[str, Any]) -> Split:
         "qkv": ("tokens", "columns"),
         "positions": ("tokens",),
         "cos_sin": ("positions", "angles"),
+        "q_norm": ("head_dim",),
+        "k_norm": ("head_dim",),
         "q": ("tokens", "queries"),
         "k": ("tokens", "keys"),
         "v": ("tokens", "values"),

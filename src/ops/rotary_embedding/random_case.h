@@ -10,6 +10,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/core/strings.h"
@@ -29,20 +30,25 @@ struct Kind {
   int64_t head_dim;
   int64_t rotary_dim;
   bool interleaved = false;
+  DType norm = DType::kInvalid;  // kInvalid: none
 };
 
 // Vectors of 16 bytes and of fewer, parts of a head that are copied, groups with threads to spare
 // and such whose threads have several units, several blocks a token.
-inline constexpr Kind kKinds[] = {{DType::kBF16, DType::kBF16, 32, 8, 128, 128},
-                                  {DType::kBF16, DType::kBF16, 8, 2, 64, 64, true},
-                                  {DType::kBF16, DType::kF32, 6, 2, 128, 32},
-                                  {DType::kF16, DType::kF16, 5, 5, 80, 80},
-                                  {DType::kF16, DType::kBF16, 4, 1, 96, 48, true},
-                                  {DType::kF32, DType::kF32, 3, 1, 64, 64},
-                                  {DType::kF32, DType::kF16, 7, 1, 10, 6, true},
-                                  {DType::kF32, DType::kF32, 1, 1, 2, 2},
-                                  {DType::kBF16, DType::kBF16, 2, 1, 512, 512},
-                                  {DType::kBF16, DType::kBF16, 9, 3, 134, 66}};
+inline constexpr Kind kKinds[] = {
+    {DType::kBF16, DType::kBF16, 32, 8, 128, 128},
+    {DType::kBF16, DType::kBF16, 8, 2, 64, 64, true},
+    {DType::kBF16, DType::kF32, 6, 2, 128, 32},
+    {DType::kF16, DType::kF16, 5, 5, 80, 80},
+    {DType::kF16, DType::kBF16, 4, 1, 96, 48, true},
+    {DType::kF32, DType::kF32, 3, 1, 64, 64},
+    {DType::kF32, DType::kF16, 7, 1, 10, 6, true},
+    {DType::kF32, DType::kF32, 1, 1, 2, 2},
+    {DType::kBF16, DType::kBF16, 2, 1, 512, 512},
+    {DType::kBF16, DType::kBF16, 9, 3, 134, 66},
+    {DType::kBF16, DType::kBF16, 32, 8, 128, 128, false, DType::kBF16},
+    {DType::kF16, DType::kF16, 3, 2, 80, 48, true, DType::kF32},
+    {DType::kF32, DType::kF32, 5, 1, 134, 66, false, DType::kF16}};
 
 class Case {
  public:
@@ -71,6 +77,16 @@ class Case {
     EXPECT_TRUE(attributes_.Add("q_heads", kind.q_heads).ok());
     EXPECT_TRUE(attributes_.Add("kv_heads", kind.kv_heads).ok());
     EXPECT_TRUE(attributes_.Add("interleaved", kind.interleaved).ok());
+    epsilon_ = integer(0, 1) == 0 ? 1e-5 : 0.5;
+    EXPECT_TRUE(attributes_.Add("epsilon", epsilon_).ok());
+    if (kind.norm != DType::kInvalid) {
+      for (OwnedTensor& norm : norms) {
+        norm = OwnedTensor(kind.norm, {kind.head_dim});
+        fill(norm, 1);
+        args_.push_back(norm.view());
+      }
+      EXPECT_TRUE(attributes_.Add("optional_args", std::string_view("q_norm,k_norm")).ok());
+    }
     for (const int64_t heads : {kind.q_heads, kind.kv_heads, kind.kv_heads}) {
       results.emplace_back(kind.dtype, std::vector{tokens, heads * kind.head_dim});
       results_.push_back(results.back().view());
@@ -98,46 +114,66 @@ class Case {
                 << "qkv"[i] << "[" << token << ", " << head << ", " << element << "] is " << value
                 << ", expected " << want;
           };
-          ExpectHead(i < 2, token, at, is_right);
+          ExpectHead(i, token, at, is_right);
           if (testing::Test::HasFatalFailure()) return;
         }
       }
     }
   }
 
-  OwnedTensor qkv, positions, cos_sin;
+  OwnedTensor qkv, positions, cos_sin, norms[2];
   std::vector<OwnedTensor> results;
 
  private:
+  // What is turned, of queries (0), keys (1) or values.
+  std::vector<double> Head(size_t of, int64_t at) const {
+    std::vector<double> x(static_cast<size_t>(kind_.head_dim));
+    double squares = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      x[i] = qkv.Get(at + static_cast<int64_t>(i));
+      squares += x[i] * x[i];
+    }
+    if (of < 2 && kind_.norm != DType::kInvalid) {
+      const double root = std::sqrt(squares / static_cast<double>(kind_.head_dim) + epsilon_);
+      for (size_t i = 0; i < x.size(); ++i) x[i] *= norms[of].Get(static_cast<int64_t>(i)) / root;
+    }
+    return x;
+  }
+
   // is_right(element, value, error) of each element of the head that begins at `at` of qkv.
   template <typename IsRight>
-  void ExpectHead(bool turned, int64_t token, int64_t at, const IsRight& is_right) const {
-    const int64_t end = turned ? kind_.rotary_dim : 0, half = end / 2;
-    for (int64_t i = end; i < kind_.head_dim; ++i) is_right(i, qkv.Get(at + i), 0);
-    const int64_t position = positions.ints()[token];
+  void ExpectHead(size_t of, int64_t token, int64_t at, const IsRight& is_right) const {
+    const std::vector<double> head = Head(of, at);
+    const auto x = [&](int64_t i) { return head[static_cast<size_t>(i)]; };
+    const bool exact = of == 2 || kind_.norm == DType::kInvalid;
+    const auto expect = [&](int64_t element, double a, double b) {
+      const double ulp = kind_.dtype == DType::kBF16  ? 0x1p-8
+                         : kind_.dtype == DType::kF16 ? 0x1p-11
+                                                      : 0x1p-24;
+      const double least = kind_.dtype == DType::kF16 ? 0x1p-25 : 0;
+      const double rounded = std::max(ulp * std::abs(a + b), least);
+      const double summed = (exact ? 0x1p-22 : 0x1p-20) * (std::abs(a) + std::abs(b));
+      is_right(element, a + b, 1.001 * rounded + summed);
+    };
+    const int64_t end = of < 2 ? kind_.rotary_dim : 0, half = end / 2;
+    for (int64_t i = end; i < kind_.head_dim; ++i) {
+      exact ? is_right(i, x(i), 0) : expect(i, x(i), 0);
+    }
+    const int64_t position = positions.ints()[token], row = position * kind_.rotary_dim;
     const bool known = position >= 0 && position < max_positions_;
     for (int64_t i = 0; i < half; ++i) {
       const int64_t first = kind_.interleaved ? 2 * i : i;
       const int64_t second = kind_.interleaved ? 2 * i + 1 : i + half;
-      const double a = qkv.Get(at + first), b = qkv.Get(at + second);
-      const int64_t row = position * kind_.rotary_dim;
       const double cosine = known ? cos_sin.Get(row + i) : std::nan("");
       const double sine = known ? cos_sin.Get(row + half + i) : std::nan("");
-      const auto expect = [&](int64_t element, double x, double y) {
-        const double ulp = kind_.dtype == DType::kBF16  ? 0x1p-8
-                           : kind_.dtype == DType::kF16 ? 0x1p-11
-                                                        : 0x1p-24;
-        const double least = kind_.dtype == DType::kF16 ? 0x1p-25 : 0;
-        const double rounded = std::max(ulp * std::abs(x + y), least);
-        is_right(element, x + y, 1.001 * rounded + 0x1p-22 * (std::abs(x) + std::abs(y)));
-      };
-      expect(first, a * cosine, -b * sine);
-      expect(second, b * cosine, a * sine);
+      expect(first, x(first) * cosine, -x(second) * sine);
+      expect(second, x(second) * cosine, x(first) * sine);
     }
   }
 
   const Kind kind_;
   int64_t max_positions_ = 0;
+  double epsilon_ = 0;
   std::vector<TensorView> args_, results_;
   Attributes attributes_;
 };

@@ -1,5 +1,6 @@
 #include "src/ops/rotary_embedding/rotary_embedding.h"
 
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -15,9 +16,10 @@ constexpr char kName[] = "rotary_embedding";
 constexpr char kQHeads[] = "q_heads";
 constexpr char kKvHeads[] = "kv_heads";
 constexpr char kInterleaved[] = "interleaved";
+constexpr char kEpsilon[] = "epsilon";
 
 // Positions in the schema.
-enum Arg { kQkv, kPositions, kCosSin };
+enum Arg { kQkv, kPositions, kCosSin, kQNorm, kKNorm };
 
 // Kernels count columns and positions in 32 bits, and have a block for as few as 128 columns.
 constexpr int64_t kMostColumns = 1 << 22, kMost = std::numeric_limits<int32_t>::max();
@@ -41,14 +43,26 @@ Op MakeOp() {
           "Queries and keys turned by their tokens' positions, and the values beside them, each an "
           "array of its own. Of each head's first rotary_dim elements, pairs (a, b) become (a * "
           "cos - b * sin, b * cos + a * sin), in f32; the others are copied. What would be turned "
-          "by a position that is not in [0, max_positions) becomes NaN.",
+          "by a position that is not in [0, max_positions) becomes NaN. With q_norm and k_norm "
+          "each "
+          "head x of queries and of keys is x * rsqrt(mean(x^2) + epsilon) * norm (RMSNorm) "
+          "before, "
+          "not rounded in between.",
       .args = {{"qkv", dtypes,
                 "[tokens, (q_heads + 2 * kv_heads) * head_dim]: queries, keys, values; head_dim is "
                 "even"},
                {"positions", {DType::kI32}, "[tokens]"},
                {"cos_sin", dtypes,
                 "[max_positions, rotary_dim]: of each position the cosines of all pairs, then the "
-                "sines"}},
+                "sines"},
+               {.name = "q_norm",
+                .dtypes = dtypes,
+                .doc = "[head_dim]: weights of the queries' norm",
+                .optional = true},
+               {.name = "k_norm",
+                .dtypes = dtypes,
+                .doc = "as q_norm, of the keys'; both or neither",
+                .optional = true}},
       .results = {{.name = "q", .doc = "[tokens, q_heads * head_dim]"},
                   {.name = "k", .doc = "[tokens, kv_heads * head_dim]"},
                   {.name = "v", .doc = "as k"}},
@@ -58,6 +72,11 @@ Op MakeOp() {
                  .type = AttrType::kBool,
                  .doc = "pairs are elements 2 * i and 2 * i + 1, else i and i + rotary_dim / 2",
                  .default_value = false,
+                 .keyword_only = true},
+                {.name = kEpsilon,
+                 .type = AttrType::kFloat,
+                 .doc = "of the norms: finite, at least 0",
+                 .default_value = 1e-6,
                  .keyword_only = true}},
       .instead_of_gradient = "write it in the framework's own functions",
       .instead_of_batching = "make one call of all tokens",
@@ -106,13 +125,32 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   }
   p.max_positions = cos_sin.dim(0);
   p.rotary_dim = cos_sin.dim(1);
+  const TensorView *q_norm = args[kQNorm], *k_norm = args[kKNorm];
+  if ((q_norm == nullptr) != (k_norm == nullptr)) {
+    return InvalidArgument(kName, ": ", q_norm == nullptr ? "k_norm" : "q_norm",
+                           " is given alone; it must be q_norm and k_norm, or neither");
+  }
+  if (q_norm != nullptr) {
+    XLA_GPU_RETURN_IF_ERROR(Expect(kName, "q_norm", *q_norm, {q_norm->dtype, {p.head_dim}},
+                                   StrCat(", as long as a head of qkv ", qkv.ToString())));
+    XLA_GPU_RETURN_IF_ERROR(Expect(kName, "k_norm", *k_norm, q_norm->spec(), ", as q_norm"));
+    p.norm_dtype = q_norm->dtype;
+  }
+  p.epsilon = static_cast<float>(call.attributes->GetFloat(kEpsilon));
+  if (!(p.epsilon >= 0) || std::isinf(p.epsilon)) {
+    return InvalidArgument(kName, ": attribute 'epsilon' is ", p.epsilon,
+                           "; it must be a finite f32 number of at least 0");
+  }
   return p;
 }
 
 Buffers BuffersFromCall(const Call& call) {
+  const bool norms = call.args.size() > kKNorm;
   return {.qkv = call.args[kQkv].data,
           .positions = call.args[kPositions].data_as<int32_t>(),
           .cos_sin = call.args[kCosSin].data,
+          .q_norm = norms ? call.args[kQNorm].data : nullptr,
+          .k_norm = norms ? call.args[kKNorm].data : nullptr,
           .q = call.results[0].data,
           .k = call.results[1].data,
           .v = call.results[2].data};

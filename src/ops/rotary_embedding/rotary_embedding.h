@@ -14,6 +14,7 @@ namespace rotary_embedding {
 struct Problem {
   DType dtype = DType::kInvalid;          // f32, bf16, f16
   DType cos_sin_dtype = DType::kInvalid;  // likewise
+  DType norm_dtype = DType::kInvalid;     // likewise; kInvalid without norms
   bool interleaved = false;
   int64_t tokens = 0;
   int64_t q_heads = 0;   // at least 1
@@ -21,6 +22,7 @@ struct Problem {
   int64_t head_dim = 0;  // even
   int64_t max_positions = 0;
   int64_t rotary_dim = 0;  // even, at least 2, at most head_dim
+  float epsilon = 0;
 
   int64_t heads() const { return q_heads + 2 * kv_heads; }
 };
@@ -32,6 +34,8 @@ struct Buffers {
   const void* qkv;
   const int32_t* positions;
   const void* cos_sin;
+  const void* q_norm;  // null without norms
+  const void* k_norm;  // likewise
   void* q;
   void* k;
   void* v;

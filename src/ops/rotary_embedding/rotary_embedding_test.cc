@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "src/core/op_registry.h"
 #include "src/core/plan_cache.h"
 #include "src/ops/paged_cache/typed_call_test_util.h"
@@ -19,7 +21,9 @@ TypedCall MakeCall() {
   return {"rotary_embedding",
           {{"qkv", {DType::kBF16, {6, 256}}},
            {"positions", {DType::kI32, {6}}},
-           {"cos_sin", {DType::kF32, {99, 24}}}},
+           {"cos_sin", {DType::kF32, {99, 24}}},
+           {"q_norm", {DType::kF16, {32}}},
+           {"k_norm", {DType::kF16, {32}}}},
           {{"q_heads", int64_t{4}}, {"kv_heads", int64_t{2}}}};
 }
 
@@ -31,6 +35,9 @@ TEST(RotaryEmbedding, ResultsAreQueriesKeysAndValues) {
     EXPECT_EQ(*call.Infer(), (std::vector{q, kv, kv}));
   }
   call.args["cos_sin"].shape[0] = 0;
+  EXPECT_TRUE(call.Infer().ok());
+  call.args.erase("q_norm");
+  call.args.erase("k_norm");
   EXPECT_TRUE(call.Infer().ok());
 }
 
@@ -67,7 +74,19 @@ const BadInput kBadInputs[] = {
     {"TableOfOdd", [](TypedCall& c) { c.args["cos_sin"].shape[1] = 23; }, "rotary_dim even"},
     {"TableOfNothing", [](TypedCall& c) { c.args["cos_sin"].shape[1] = 0; }, "rotary_dim even"},
     {"TableDtype", [](TypedCall& c) { c.args["cos_sin"].dtype = DType::kF64; },
-     "cos_sin is f64[99,24]; its dtype must be"}};
+     "cos_sin is f64[99,24]; its dtype must be"},
+    {"QNormAlone", [](TypedCall& c) { c.args.erase("k_norm"); },
+     "q_norm is given alone; it must be q_norm and k_norm, or neither"},
+    {"KNormAlone", [](TypedCall& c) { c.args.erase("q_norm"); }, "k_norm is given alone"},
+    {"QNorm", [](TypedCall& c) { c.args["q_norm"].shape[0] = 24; },
+     "q_norm is f16[24]; it must be f16[32], as long as a head of qkv bf16[6,256]"},
+    {"KNorm", [](TypedCall& c) { c.args["k_norm"].dtype = DType::kF32; },
+     "k_norm is f32[32]; it must be f16[32], as q_norm"},
+    {"NormDtype", [](TypedCall& c) { c.args["q_norm"].dtype = DType::kI8; },
+     "q_norm is i8[32]; its dtype must be"},
+    {"Negative", [](TypedCall& c) { c.attrs["epsilon"] = -1.0; }, "attribute 'epsilon' is -1"},
+    {"NaN", [](TypedCall& c) { c.attrs["epsilon"] = std::nan(""); }, "attribute 'epsilon' is nan"},
+    {"Infinite", [](TypedCall& c) { c.attrs["epsilon"] = 1e300; }, "attribute 'epsilon' is inf"}};
 INSTANTIATE_TEST_SUITE_P(All, RotaryEmbeddingBadInput, testing::ValuesIn(kBadInputs),
                          paged_cache::BadInputName);
 

@@ -14,8 +14,24 @@ namespace {
 
 constexpr int64_t kElementsOfTask = 1 << 14;
 
+using Floats = std::vector<float>;
+
+Floats LoadAll(const void* from, DType dtype, int64_t count) {
+  Floats values(from == nullptr ? 0 : static_cast<size_t>(count));
+  LoadFloats(from, dtype, 0, values);
+  return values;
+}
+
 // `x`: of a head.
-void Turn(const Problem& p, const std::vector<float>& cos_sin, std::vector<float>& x) {
+void Normalize(const Problem& p, const Floats& weight, Floats& x) {
+  double squares = 0;
+  for (const float value : x) squares += static_cast<double>(value) * value;
+  const float mean = static_cast<float>(squares / static_cast<double>(p.head_dim));
+  const float norm = 1 / std::sqrt(mean + p.epsilon);
+  for (size_t i = 0; i < x.size(); ++i) x[i] *= norm * weight[i];
+}
+
+void Turn(const Problem& p, const Floats& cos_sin, Floats& x) {
   const auto half = static_cast<size_t>(p.rotary_dim / 2);
   const size_t step = p.interleaved ? 2 : 1, apart = p.interleaved ? 1 : half;
   for (size_t i = 0; i < half; ++i) {
@@ -29,36 +45,33 @@ void Turn(const Problem& p, const std::vector<float>& cos_sin, std::vector<float
 // What the tokens of a task compute with.
 struct Scratch {
   explicit Scratch(const Problem& p)
-      : x(static_cast<size_t>(p.rotary_dim)), cos_sin(static_cast<size_t>(p.rotary_dim)) {}
-  std::vector<float> x, cos_sin;
+      : x(static_cast<size_t>(p.head_dim)), cos_sin(static_cast<size_t>(p.rotary_dim)) {}
+  Floats x, cos_sin;
 };
 
-void TurnToken(const Problem& p, const Buffers& b, int64_t token, Scratch& scratch) {
+void TurnToken(const Problem& p, const Buffers& b, const Floats& q_norm, const Floats& k_norm,
+               int64_t token, Scratch& scratch) {
   const int64_t position = b.positions[token];
   if (position >= 0 && position < p.max_positions) {
     LoadFloats(b.cos_sin, p.cos_sin_dtype, position * p.rotary_dim, scratch.cos_sin);
   } else {
     std::fill(scratch.cos_sin.begin(), scratch.cos_sin.end(), std::nanf(""));
   }
-  const int64_t head_bytes = p.head_dim * DTypeSize(p.dtype);
-  const auto* from = static_cast<const char*>(b.qkv) + token * p.heads() * head_bytes;
-  const auto copy = [&](void* to, int64_t heads) {
-    const int64_t bytes = heads * head_bytes;
-    std::memcpy(static_cast<char*>(to) + token * bytes, from, static_cast<size_t>(bytes));
-    from += bytes;
-  };
-  const auto turn = [&](void* x, int64_t heads) {
+  int64_t from = token * p.heads() * p.head_dim;
+  const auto turn = [&](void* to, int64_t heads, const Floats& norm) {
     for (int64_t head = token * heads; head < (token + 1) * heads; ++head) {
-      LoadFloats(x, p.dtype, head * p.head_dim, scratch.x);
+      LoadFloats(b.qkv, p.dtype, from, scratch.x);
+      if (!norm.empty()) Normalize(p, norm, scratch.x);
       Turn(p, scratch.cos_sin, scratch.x);
-      StoreFloats(scratch.x, x, p.dtype, head * p.head_dim);
+      StoreFloats(scratch.x, to, p.dtype, head * p.head_dim);
+      from += p.head_dim;
     }
   };
-  copy(b.q, p.q_heads);
-  turn(b.q, p.q_heads);
-  copy(b.k, p.kv_heads);
-  turn(b.k, p.kv_heads);
-  copy(b.v, p.kv_heads);
+  turn(b.q, p.q_heads, q_norm);
+  turn(b.k, p.kv_heads, k_norm);
+  const int64_t size = DTypeSize(p.dtype), bytes = p.kv_heads * p.head_dim * size;
+  std::memcpy(static_cast<char*>(b.v) + token * bytes,
+              static_cast<const char*>(b.qkv) + from * size, static_cast<size_t>(bytes));
 }
 
 }  // namespace
@@ -69,11 +82,15 @@ StatusOr<std::unique_ptr<Plan>> MakeRotaryEmbeddingHostPlan(const Call& call, in
   XLA_GPU_ASSIGN_OR_RETURN(const Problem p, ProblemFromCall(call));
   return MakePlan([p](const Call& call, const ExecutionContext& context) {
     const Buffers b = BuffersFromCall(call);
+    const Floats q_norm = LoadAll(b.q_norm, p.norm_dtype, p.head_dim);
+    const Floats k_norm = LoadAll(b.k_norm, p.norm_dtype, p.head_dim);
     const int64_t tokens = std::max<int64_t>(kElementsOfTask / (p.heads() * p.head_dim), 1);
     context.thread_pool->ParallelFor(CeilDiv(p.tokens, tokens), [&](int64_t task) {
       Scratch scratch(p);
       const int64_t end = std::min((task + 1) * tokens, p.tokens);
-      for (int64_t token = task * tokens; token < end; ++token) TurnToken(p, b, token, scratch);
+      for (int64_t token = task * tokens; token < end; ++token) {
+        TurnToken(p, b, q_norm, k_norm, token, scratch);
+      }
     });
     return OkStatus();
   });

@@ -28,7 +28,9 @@ Config ChooseConfig(const Problem& p, bool aligned) {
   // 16 bytes of the widest, or the largest power of two of them that divides both parts of a head.
   const int64_t parts = p.rotary_dim / 2 | (p.head_dim - p.rotary_dim) / 2;
   const int64_t divisor = int64_t{1} << std::countr_zero(static_cast<uint64_t>(parts));
-  const int64_t widest = std::max(DTypeSize(p.dtype), DTypeSize(p.cos_sin_dtype));
+  const bool norms = p.norm_dtype != DType::kInvalid;
+  const int64_t widest = std::max(
+      {DTypeSize(p.dtype), DTypeSize(p.cos_sin_dtype), norms ? DTypeSize(p.norm_dtype) : 0});
   const int64_t vector = std::min(16 / widest, divisor), units = p.head_dim / (2 * vector);
   const auto lanes = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(units)));
   const int64_t of_head = std::min<int64_t>(lanes, 32), of_token = p.heads() * of_head;
@@ -43,6 +45,7 @@ Config ChooseConfig(const Problem& p, bool aligned) {
       threads,
       CeilDiv(of_token, threads)};
   auto& defines = config.kernel.defines;
+  if (norms) defines.push_back(StrCat("NORM=", InfoOf(p.norm_dtype).device));
   if (p.interleaved) defines.emplace_back("INTERLEAVED");
   if (!aligned) defines.emplace_back("UNALIGNED");
   return config;
@@ -59,6 +62,9 @@ std::vector<cuda::KernelSpec> KnownSpecs(const cuda::DeviceInfo& device) {
                     .head_dim = 128,
                     .rotary_dim = 128};
     specs.push_back(ChooseConfig(problem, /*aligned=*/true).kernel);
+    problem.norm_dtype = dtype;
+    specs.push_back(ChooseConfig(problem, /*aligned=*/true).kernel);
+    problem.norm_dtype = DType::kInvalid;
     problem.interleaved = true;
     problem.rotary_dim = 64;
     specs.push_back(ChooseConfig(problem, /*aligned=*/true).kernel);
@@ -80,11 +86,18 @@ StatusOr<std::unique_ptr<Plan>> MakeCudaPlan(
   return MakePlan([=](const Call& call, const ExecutionContext& context) {
     if (problem.tokens == 0) return OkStatus();
     Buffers b = BuffersFromCall(call);
-    const cuda::Place found = cuda::FirstUnaligned(
-        {{b.qkv, "qkv"}, {b.cos_sin, "cos_sin"}, {b.q, "q"}, {b.k, "k"}, {b.v, "v"}});
+    const cuda::Place found = cuda::FirstUnaligned({{b.qkv, "qkv"},
+                                                    {b.cos_sin, "cos_sin"},
+                                                    {b.q_norm, "q_norm"},
+                                                    {b.k_norm, "k_norm"},
+                                                    {b.q, "q"},
+                                                    {b.k, "k"},
+                                                    {b.v, "v"}});
     if (found && unaligned != nullptr) return unaligned->Run(found, call, context);
     auto max_positions = static_cast<int32_t>(problem.max_positions);
-    void* const params[] = {&b.qkv, &b.positions, &b.cos_sin, &b.q, &b.k, &b.v, &max_positions};
+    float epsilon = problem.epsilon;
+    void* const params[] = {&b.qkv, &b.positions, &b.cos_sin, &b.q_norm,      &b.k_norm,
+                            &b.q,   &b.k,         &b.v,       &max_positions, &epsilon};
     return kernel->Launch(launch, params, context.stream);
   });
 }
