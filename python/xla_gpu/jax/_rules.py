@@ -139,6 +139,8 @@ def _rotary_embedding(args: Arrays, attrs: Mapping[str, Any]) -> Split:
         "cos_sin": ("positions", "angles"),
         "q_norm": ("head_dim",),
         "k_norm": ("head_dim",),
+        "row_factor": ("tokens",),
+        "column_factor": ("columns",),
         "q": ("tokens", "queries"),
         "k": ("tokens", "keys"),
         "v": ("tokens", "values"),

@@ -31,6 +31,7 @@ struct Kind {
   int64_t rotary_dim;
   bool interleaved = false;
   DType norm = DType::kInvalid;  // kInvalid: none
+  DType out = DType::kInvalid;   // kInvalid: dtype, without factors
 };
 
 // Vectors of 16 bytes and of fewer, parts of a head that are copied, groups with threads to spare
@@ -48,7 +49,10 @@ inline constexpr Kind kKinds[] = {
     {DType::kBF16, DType::kBF16, 9, 3, 134, 66},
     {DType::kBF16, DType::kBF16, 32, 8, 128, 128, false, DType::kBF16},
     {DType::kF16, DType::kF16, 3, 2, 80, 48, true, DType::kF32},
-    {DType::kF32, DType::kF32, 5, 1, 134, 66, false, DType::kF16}};
+    {DType::kF32, DType::kF32, 5, 1, 134, 66, false, DType::kF16},
+    {DType::kF32, DType::kBF16, 32, 8, 128, 128, false, DType::kInvalid, DType::kBF16},
+    {DType::kF32, DType::kBF16, 4, 2, 128, 128, false, DType::kBF16, DType::kBF16},
+    {DType::kF16, DType::kF16, 3, 1, 80, 48, true, DType::kInvalid, DType::kF32}};
 
 class Case {
  public:
@@ -79,16 +83,28 @@ class Case {
     EXPECT_TRUE(attributes_.Add("interleaved", kind.interleaved).ok());
     epsilon_ = integer(0, 1) == 0 ? 1e-5 : 0.5;
     EXPECT_TRUE(attributes_.Add("epsilon", epsilon_).ok());
+    const auto optional = [&](const char* name, OwnedTensor& tensor, DType dtype, int64_t size) {
+      tensor = OwnedTensor(dtype, {size});
+      fill(tensor, 1);
+      args_.push_back(tensor.view());
+      optional_ += StrCat(optional_.empty() ? "" : ",", name);
+    };
     if (kind.norm != DType::kInvalid) {
-      for (OwnedTensor& norm : norms) {
-        norm = OwnedTensor(kind.norm, {kind.head_dim});
-        fill(norm, 1);
-        args_.push_back(norm.view());
-      }
-      EXPECT_TRUE(attributes_.Add("optional_args", std::string_view("q_norm,k_norm")).ok());
+      optional("q_norm", norms[0], kind.norm, kind.head_dim);
+      optional("k_norm", norms[1], kind.norm, kind.head_dim);
+    }
+    out_ = kind.out == DType::kInvalid ? kind.dtype : kind.out;
+    if (kind.out != DType::kInvalid) {
+      const int64_t which = integer(1, 3);
+      if ((which & 1) != 0) optional("row_factor", row_factor, DType::kF32, tokens);
+      if ((which & 2) != 0) optional("column_factor", column_factor, DType::kF32, qkv.shape[1]);
+      EXPECT_TRUE(attributes_.Add("out_dtype", InfoOf(kind.out).name).ok());
+    }
+    if (!optional_.empty()) {
+      EXPECT_TRUE(attributes_.Add("optional_args", std::string_view(optional_)).ok());
     }
     for (const int64_t heads : {kind.q_heads, kind.kv_heads, kind.kv_heads}) {
-      results.emplace_back(kind.dtype, std::vector{tokens, heads * kind.head_dim});
+      results.emplace_back(out_, std::vector{tokens, heads * kind.head_dim});
       results_.push_back(results.back().view());
     }
   }
@@ -121,7 +137,7 @@ class Case {
     }
   }
 
-  OwnedTensor qkv, positions, cos_sin, norms[2];
+  OwnedTensor qkv, positions, cos_sin, norms[2], row_factor, column_factor;
   std::vector<OwnedTensor> results;
 
  private:
@@ -130,7 +146,10 @@ class Case {
     std::vector<double> x(static_cast<size_t>(kind_.head_dim));
     double squares = 0;
     for (size_t i = 0; i < x.size(); ++i) {
-      x[i] = qkv.Get(at + static_cast<int64_t>(i));
+      const int64_t element = at + static_cast<int64_t>(i), columns = qkv.shape[1];
+      x[i] = qkv.Get(element);
+      if (row_factor.data != nullptr) x[i] *= row_factor.Get(element / columns);
+      if (column_factor.data != nullptr) x[i] *= column_factor.Get(element % columns);
       squares += x[i] * x[i];
     }
     if (of < 2 && kind_.norm != DType::kInvalid) {
@@ -145,12 +164,12 @@ class Case {
   void ExpectHead(size_t of, int64_t token, int64_t at, const IsRight& is_right) const {
     const std::vector<double> head = Head(of, at);
     const auto x = [&](int64_t i) { return head[static_cast<size_t>(i)]; };
-    const bool exact = of == 2 || kind_.norm == DType::kInvalid;
+    const bool exact = kind_.out == DType::kInvalid && (of == 2 || kind_.norm == DType::kInvalid);
     const auto expect = [&](int64_t element, double a, double b) {
-      const double ulp = kind_.dtype == DType::kBF16  ? 0x1p-8
-                         : kind_.dtype == DType::kF16 ? 0x1p-11
-                                                      : 0x1p-24;
-      const double least = kind_.dtype == DType::kF16 ? 0x1p-25 : 0;
+      const double ulp = out_ == DType::kBF16  ? 0x1p-8
+                         : out_ == DType::kF16 ? 0x1p-11
+                                               : 0x1p-24;
+      const double least = out_ == DType::kF16 ? 0x1p-25 : 0;
       const double rounded = std::max(ulp * std::abs(a + b), least);
       const double summed = (exact ? 0x1p-22 : 0x1p-20) * (std::abs(a) + std::abs(b));
       is_right(element, a + b, 1.001 * rounded + summed);
@@ -174,6 +193,8 @@ class Case {
   const Kind kind_;
   int64_t max_positions_ = 0;
   double epsilon_ = 0;
+  DType out_ = DType::kInvalid;
+  std::string optional_;  // the arguments
   std::vector<TensorView> args_, results_;
   Attributes attributes_;
 };

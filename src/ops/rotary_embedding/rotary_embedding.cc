@@ -17,17 +17,18 @@ constexpr char kQHeads[] = "q_heads";
 constexpr char kKvHeads[] = "kv_heads";
 constexpr char kInterleaved[] = "interleaved";
 constexpr char kEpsilon[] = "epsilon";
+constexpr char kOutDType[] = "out_dtype";
 
 // Positions in the schema.
-enum Arg { kQkv, kPositions, kCosSin, kQNorm, kKNorm };
+enum Arg { kQkv, kPositions, kCosSin, kQNorm, kKNorm, kRowFactor, kColumnFactor };
 
 // Kernels count columns and positions in 32 bits, and have a block for as few as 128 columns.
 constexpr int64_t kMostColumns = 1 << 22, kMost = std::numeric_limits<int32_t>::max();
 
 StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform) {
   XLA_GPU_ASSIGN_OR_RETURN(const Problem p, ProblemFromCall(call));
-  const TensorSpec q = {p.dtype, {p.tokens, p.q_heads * p.head_dim}};
-  const TensorSpec kv = {p.dtype, {p.tokens, p.kv_heads * p.head_dim}};
+  const TensorSpec q = {p.out_dtype, {p.tokens, p.q_heads * p.head_dim}};
+  const TensorSpec kv = {p.out_dtype, {p.tokens, p.kv_heads * p.head_dim}};
   return std::vector{q, kv, kv};
 }
 
@@ -47,7 +48,8 @@ Op MakeOp() {
           "each "
           "head x of queries and of keys is x * rsqrt(mean(x^2) + epsilon) * norm (RMSNorm) "
           "before, "
-          "not rounded in between.",
+          "not rounded in between. With factors qkv * row_factor[:, None] * column_factor, as of an "
+          "fp8 product's sums, stands in qkv's place.",
       .args = {{"qkv", dtypes,
                 "[tokens, (q_heads + 2 * kv_heads) * head_dim]: queries, keys, values; head_dim is "
                 "even"},
@@ -62,10 +64,15 @@ Op MakeOp() {
                {.name = "k_norm",
                 .dtypes = dtypes,
                 .doc = "as q_norm, of the keys'; both or neither",
+                .optional = true},
+               {.name = "row_factor", .dtypes = {DType::kF32}, .doc = "[tokens]", .optional = true},
+               {.name = "column_factor",
+                .dtypes = {DType::kF32},
+                .doc = "one of each column of qkv",
                 .optional = true}},
-      .results = {{.name = "q", .doc = "[tokens, q_heads * head_dim]"},
-                  {.name = "k", .doc = "[tokens, kv_heads * head_dim]"},
-                  {.name = "v", .doc = "as k"}},
+      .results = {{.name = "q", .doc = "[tokens, q_heads * head_dim] of out_dtype", .dtype = kOutDType},
+                  {.name = "k", .doc = "[tokens, kv_heads * head_dim] of out_dtype", .dtype = kOutDType},
+                  {.name = "v", .doc = "as k", .dtype = kOutDType}},
       .attrs = {count(kQHeads, "heads of queries"),
                 count(kKvHeads, "heads of keys, and of values"),
                 {.name = kInterleaved,
@@ -77,7 +84,14 @@ Op MakeOp() {
                  .type = AttrType::kFloat,
                  .doc = "of the norms: finite, at least 0",
                  .default_value = 1e-6,
-                 .keyword_only = true}},
+                 .keyword_only = true},
+                {.name = kOutDType,
+                 .type = AttrType::kDType,
+                 .doc = "empty for qkv's",
+                 .default_value = std::string_view(),
+                 .none_is_default = true,
+                 .keyword_only = true,
+                 .dtypes = dtypes}},
       .instead_of_gradient = "write it in the framework's own functions",
       .instead_of_batching = "make one call of all tokens",
       .infer = Infer,
@@ -136,6 +150,17 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
     XLA_GPU_RETURN_IF_ERROR(Expect(kName, "k_norm", *k_norm, q_norm->spec(), ", as q_norm"));
     p.norm_dtype = q_norm->dtype;
   }
+  // Whether it is there, of this size.
+  const auto optional = [&](Arg arg, int64_t size, const char* of_what) -> StatusOr<bool> {
+    if (args[arg] == nullptr) return false;
+    XLA_GPU_RETURN_IF_ERROR(Expect(kName, schema.args[arg].name, *args[arg],
+                                   {DType::kF32, {size}},
+                                   StrCat(", one for each ", of_what, " of qkv ", qkv.ToString())));
+    return true;
+  };
+  XLA_GPU_ASSIGN_OR_RETURN(p.row_factor, optional(kRowFactor, p.tokens, "token"));
+  XLA_GPU_ASSIGN_OR_RETURN(p.column_factor, optional(kColumnFactor, qkv.dim(1), "column"));
+  p.out_dtype = DTypeFromName(call.attributes->GetString(kOutDType)).value_or(p.dtype);
   p.epsilon = static_cast<float>(call.attributes->GetFloat(kEpsilon));
   if (!(p.epsilon >= 0) || std::isinf(p.epsilon)) {
     return InvalidArgument(kName, ": attribute 'epsilon' is ", p.epsilon,
@@ -144,13 +169,19 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   return p;
 }
 
-Buffers BuffersFromCall(const Call& call) {
-  const bool norms = call.args.size() > kKNorm;
+Buffers BuffersFromCall(const Problem& problem, const Call& call) {
+  size_t next = kQNorm;
+  const auto optional = [&](bool present) -> const void* {
+    return present ? call.args[next++].data : nullptr;
+  };
+  const bool norms = problem.norm_dtype != DType::kInvalid;
   return {.qkv = call.args[kQkv].data,
           .positions = call.args[kPositions].data_as<int32_t>(),
           .cos_sin = call.args[kCosSin].data,
-          .q_norm = norms ? call.args[kQNorm].data : nullptr,
-          .k_norm = norms ? call.args[kKNorm].data : nullptr,
+          .q_norm = optional(norms),
+          .k_norm = optional(norms),
+          .row_factor = static_cast<const float*>(optional(problem.row_factor)),
+          .column_factor = static_cast<const float*>(optional(problem.column_factor)),
           .q = call.results[0].data,
           .k = call.results[1].data,
           .v = call.results[2].data};

@@ -15,6 +15,9 @@ struct Problem {
   DType dtype = DType::kInvalid;          // f32, bf16, f16
   DType cos_sin_dtype = DType::kInvalid;  // likewise
   DType norm_dtype = DType::kInvalid;     // likewise; kInvalid without norms
+  DType out_dtype = DType::kInvalid;      // likewise
+  bool row_factor = false;
+  bool column_factor = false;
   bool interleaved = false;
   int64_t tokens = 0;
   int64_t q_heads = 0;   // at least 1
@@ -36,11 +39,13 @@ struct Buffers {
   const void* cos_sin;
   const void* q_norm;  // null without norms
   const void* k_norm;  // likewise
+  const float* row_factor;     // null without
+  const float* column_factor;  // null without
   void* q;
   void* k;
   void* v;
 };
-Buffers BuffersFromCall(const Call& call);
+Buffers BuffersFromCall(const Problem& problem, const Call& call);
 
 }  // namespace rotary_embedding
 

@@ -23,14 +23,16 @@ TypedCall MakeCall() {
            {"positions", {DType::kI32, {6}}},
            {"cos_sin", {DType::kF32, {99, 24}}},
            {"q_norm", {DType::kF16, {32}}},
-           {"k_norm", {DType::kF16, {32}}}},
+           {"k_norm", {DType::kF16, {32}}},
+           {"row_factor", {DType::kF32, {6}}},
+           {"column_factor", {DType::kF32, {256}}}},
           {{"q_heads", int64_t{4}}, {"kv_heads", int64_t{2}}}};
 }
 
 TEST(RotaryEmbedding, ResultsAreQueriesKeysAndValues) {
   TypedCall call = MakeCall();
   for (const int64_t tokens : {6, 0}) {
-    call.args["qkv"].shape[0] = call.args["positions"].shape[0] = tokens;
+    for (const char* name : {"qkv", "positions", "row_factor"}) call.args[name].shape[0] = tokens;
     const TensorSpec q = {DType::kBF16, {tokens, 128}}, kv = {DType::kBF16, {tokens, 64}};
     EXPECT_EQ(*call.Infer(), (std::vector{q, kv, kv}));
   }
@@ -38,7 +40,8 @@ TEST(RotaryEmbedding, ResultsAreQueriesKeysAndValues) {
   EXPECT_TRUE(call.Infer().ok());
   call.args.erase("q_norm");
   call.args.erase("k_norm");
-  EXPECT_TRUE(call.Infer().ok());
+  call.attrs["out_dtype"] = "f16";
+  EXPECT_EQ((*call.Infer())[2].dtype, DType::kF16);
 }
 
 class RotaryEmbeddingBadInput : public ::testing::TestWithParam<BadInput> {};
@@ -84,6 +87,13 @@ const BadInput kBadInputs[] = {
      "k_norm is f32[32]; it must be f16[32], as q_norm"},
     {"NormDtype", [](TypedCall& c) { c.args["q_norm"].dtype = DType::kI8; },
      "q_norm is i8[32]; its dtype must be"},
+    {"RowFactor", [](TypedCall& c) { c.args["row_factor"].shape[0] = 5; },
+     "row_factor is f32[5]; it must be f32[6], one for each token of qkv bf16[6,256]"},
+    {"ColumnFactor", [](TypedCall& c) { c.args["column_factor"].dtype = DType::kF16; },
+     "column_factor is f16[256]; its dtype must be f32"},
+    {"ColumnFactors", [](TypedCall& c) { c.args["column_factor"].shape[0] = 128; },
+     "column_factor is f32[128]; it must be f32[256], one for each column of qkv bf16[6,256]"},
+    {"OutDtype", [](TypedCall& c) { c.attrs["out_dtype"] = "i8"; }, "out_dtype"},
     {"Negative", [](TypedCall& c) { c.attrs["epsilon"] = -1.0; }, "attribute 'epsilon' is -1"},
     {"NaN", [](TypedCall& c) { c.attrs["epsilon"] = std::nan(""); }, "attribute 'epsilon' is nan"},
     {"Infinite", [](TypedCall& c) { c.attrs["epsilon"] = 1e300; }, "attribute 'epsilon' is inf"}};

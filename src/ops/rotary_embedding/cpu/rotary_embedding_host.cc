@@ -1,7 +1,6 @@
 // rotary_embedding on the Host.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include "src/core/ceil_div.h"
@@ -42,6 +41,11 @@ void Turn(const Problem& p, const Floats& cos_sin, Floats& x) {
   }
 }
 
+float Factor(const Problem& p, const Buffers& b, int64_t token, int64_t column, size_t i) {
+  const float of_row = p.row_factor ? b.row_factor[token] : 1;
+  return p.column_factor ? of_row * b.column_factor[static_cast<size_t>(column) + i] : of_row;
+}
+
 // What the tokens of a task compute with.
 struct Scratch {
   explicit Scratch(const Problem& p)
@@ -57,21 +61,21 @@ void TurnToken(const Problem& p, const Buffers& b, const Floats& q_norm, const F
   } else {
     std::fill(scratch.cos_sin.begin(), scratch.cos_sin.end(), std::nanf(""));
   }
-  int64_t from = token * p.heads() * p.head_dim;
-  const auto turn = [&](void* to, int64_t heads, const Floats& norm) {
-    for (int64_t head = token * heads; head < (token + 1) * heads; ++head) {
-      LoadFloats(b.qkv, p.dtype, from, scratch.x);
+  int64_t column = 0;  // of the head
+  const auto finish = [&](void* to, int64_t heads, bool turns, const Floats& norm) {
+    for (int64_t head = token * heads; head < (token + 1) * heads; ++head, column += p.head_dim) {
+      LoadFloats(b.qkv, p.dtype, token * p.heads() * p.head_dim + column, scratch.x);
+      for (size_t i = 0; i < scratch.x.size(); ++i) {
+        if (p.row_factor || p.column_factor) scratch.x[i] *= Factor(p, b, token, column, i);
+      }
       if (!norm.empty()) Normalize(p, norm, scratch.x);
-      Turn(p, scratch.cos_sin, scratch.x);
-      StoreFloats(scratch.x, to, p.dtype, head * p.head_dim);
-      from += p.head_dim;
+      if (turns) Turn(p, scratch.cos_sin, scratch.x);
+      StoreFloats(scratch.x, to, p.out_dtype, head * p.head_dim);
     }
   };
-  turn(b.q, p.q_heads, q_norm);
-  turn(b.k, p.kv_heads, k_norm);
-  const int64_t size = DTypeSize(p.dtype), bytes = p.kv_heads * p.head_dim * size;
-  std::memcpy(static_cast<char*>(b.v) + token * bytes,
-              static_cast<const char*>(b.qkv) + from * size, static_cast<size_t>(bytes));
+  finish(b.q, p.q_heads, true, q_norm);
+  finish(b.k, p.kv_heads, true, k_norm);
+  finish(b.v, p.kv_heads, false, {});
 }
 
 }  // namespace
@@ -81,7 +85,7 @@ StatusOr<std::unique_ptr<Plan>> MakeRotaryEmbeddingHostPlan(const Call& call, in
   using namespace rotary_embedding;  // NOLINT
   XLA_GPU_ASSIGN_OR_RETURN(const Problem p, ProblemFromCall(call));
   return MakePlan([p](const Call& call, const ExecutionContext& context) {
-    const Buffers b = BuffersFromCall(call);
+    const Buffers b = BuffersFromCall(p, call);
     const Floats q_norm = LoadAll(b.q_norm, p.norm_dtype, p.head_dim);
     const Floats k_norm = LoadAll(b.k_norm, p.norm_dtype, p.head_dim);
     const int64_t tokens = std::max<int64_t>(kElementsOfTask / (p.heads() * p.head_dim), 1);

@@ -29,8 +29,10 @@ Config ChooseConfig(const Problem& p, bool aligned) {
   const int64_t parts = p.rotary_dim / 2 | (p.head_dim - p.rotary_dim) / 2;
   const int64_t divisor = int64_t{1} << std::countr_zero(static_cast<uint64_t>(parts));
   const bool norms = p.norm_dtype != DType::kInvalid;
-  const int64_t widest = std::max(
-      {DTypeSize(p.dtype), DTypeSize(p.cos_sin_dtype), norms ? DTypeSize(p.norm_dtype) : 0});
+  const bool factors = p.row_factor || p.column_factor;
+  const int64_t widest = std::max({DTypeSize(p.dtype), DTypeSize(p.cos_sin_dtype),
+                                   DTypeSize(p.out_dtype), norms ? DTypeSize(p.norm_dtype) : 0,
+                                   factors ? DTypeSize(DType::kF32) : 0});
   const int64_t vector = std::min(16 / widest, divisor), units = p.head_dim / (2 * vector);
   const auto lanes = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(units)));
   const int64_t of_head = std::min<int64_t>(lanes, 32), of_token = p.heads() * of_head;
@@ -38,7 +40,8 @@ Config ChooseConfig(const Problem& p, bool aligned) {
   Config config{
       {"src/ops/rotary_embedding/cuda/rotary_embedding.cu",
        kName,
-       {StrCat("TYPE=", InfoOf(p.dtype).device), StrCat("TABLE=", InfoOf(p.cos_sin_dtype).device),
+       {StrCat("TYPE=", InfoOf(p.dtype).device), StrCat("OUT=", InfoOf(p.out_dtype).device),
+        StrCat("TABLE=", InfoOf(p.cos_sin_dtype).device),
         StrCat("Q_HEADS=", p.q_heads), StrCat("KV_HEADS=", p.kv_heads),
         StrCat("HEAD_DIM=", p.head_dim), StrCat("ROTARY_DIM=", p.rotary_dim),
         StrCat("VECTOR=", vector), StrCat("LANES=", of_head), StrCat("THREADS=", threads)}},
@@ -46,6 +49,7 @@ Config ChooseConfig(const Problem& p, bool aligned) {
       CeilDiv(of_token, threads)};
   auto& defines = config.kernel.defines;
   if (norms) defines.push_back(StrCat("NORM=", InfoOf(p.norm_dtype).device));
+  if (factors) defines.emplace_back("FACTORS");
   if (p.interleaved) defines.emplace_back("INTERLEAVED");
   if (!aligned) defines.emplace_back("UNALIGNED");
   return config;
@@ -57,6 +61,7 @@ std::vector<cuda::KernelSpec> KnownSpecs(const cuda::DeviceInfo& device) {
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     Problem problem{.dtype = dtype,
                     .cos_sin_dtype = dtype,
+                    .out_dtype = dtype,
                     .q_heads = 32,
                     .kv_heads = 8,
                     .head_dim = 128,
@@ -65,6 +70,11 @@ std::vector<cuda::KernelSpec> KnownSpecs(const cuda::DeviceInfo& device) {
     problem.norm_dtype = dtype;
     specs.push_back(ChooseConfig(problem, /*aligned=*/true).kernel);
     problem.norm_dtype = DType::kInvalid;
+    problem.dtype = DType::kF32;
+    problem.row_factor = problem.column_factor = true;
+    specs.push_back(ChooseConfig(problem, /*aligned=*/true).kernel);
+    problem.dtype = dtype;
+    problem.row_factor = problem.column_factor = false;
     problem.interleaved = true;
     problem.rotary_dim = 64;
     specs.push_back(ChooseConfig(problem, /*aligned=*/true).kernel);
@@ -85,19 +95,21 @@ StatusOr<std::unique_ptr<Plan>> MakeCudaPlan(
   launch.block[0] = static_cast<uint32_t>(config.threads);
   return MakePlan([=](const Call& call, const ExecutionContext& context) {
     if (problem.tokens == 0) return OkStatus();
-    Buffers b = BuffersFromCall(call);
+    Buffers b = BuffersFromCall(problem, call);
     const cuda::Place found = cuda::FirstUnaligned({{b.qkv, "qkv"},
                                                     {b.cos_sin, "cos_sin"},
                                                     {b.q_norm, "q_norm"},
                                                     {b.k_norm, "k_norm"},
+                                                    {b.column_factor, "column_factor"},
                                                     {b.q, "q"},
                                                     {b.k, "k"},
                                                     {b.v, "v"}});
     if (found && unaligned != nullptr) return unaligned->Run(found, call, context);
     auto max_positions = static_cast<int32_t>(problem.max_positions);
     float epsilon = problem.epsilon;
-    void* const params[] = {&b.qkv, &b.positions, &b.cos_sin, &b.q_norm,      &b.k_norm,
-                            &b.q,   &b.k,         &b.v,       &max_positions, &epsilon};
+    void* const params[] = {&b.qkv,    &b.positions,  &b.cos_sin,       &b.q_norm,
+                            &b.k_norm, &b.row_factor, &b.column_factor, &b.q,
+                            &b.k,      &b.v,          &max_positions,   &epsilon};
     return kernel->Launch(launch, params, context.stream);
   });
 }

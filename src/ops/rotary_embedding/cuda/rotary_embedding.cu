@@ -1,6 +1,6 @@
 // rotary_embedding: a group of threads has a head of a token.
 //
-// Defined: TYPE of qkv, TABLE of cosines and sines, NORM of the norms' weights unless there are
+// Defined: TYPE of qkv, OUT of the results, TABLE of cosines and sines, FACTORS if there are any, NORM of the norms' weights unless there are
 // none, Q_HEADS, KV_HEADS, HEAD_DIM, ROTARY_DIM, INTERLEAVED if pairs are, VECTOR (elements that a
 // thread moves at once, of which ROTARY_DIM and the rest of a head each have an even number), LANES
 // (threads of a group, a power of two up to 32), THREADS, a multiple of 32.
@@ -57,8 +57,9 @@ __device__ __forceinline__ Unit Load(const T* from, int unit) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     rotary_embedding(const TYPE* qkv, const int* positions, const TABLE* cos_sin,
-                     const void* q_norm, const void* k_norm, TYPE* q, TYPE* k, TYPE* v,
-                     int max_positions, float epsilon) {
+                     const void* q_norm, const void* k_norm, const float* row_factor,
+                     const float* column_factor, OUT* q, OUT* k, OUT* v, int max_positions,
+                     float epsilon) {
   const int head = static_cast<int>(blockIdx.y * THREADS + threadIdx.x) / LANES;
   if (head >= kHeads) return;
   const long long token = blockIdx.x;
@@ -66,9 +67,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const TYPE* const from = qkv + (token * kHeads + head) * HEAD_DIM;
   Unit own[kOwn];
   ForOwn([&](int i, int unit) { own[i] = Load(from, unit); });
+#ifdef FACTORS
+  const float of_token = row_factor == nullptr ? 1.0f : row_factor[token];
+  ForOwn([&](int i, int unit) {
+    Unit factors;
+    if (column_factor != nullptr) factors = Load(column_factor + head * HEAD_DIM, unit);
+#pragma unroll
+    for (int e = 0; e < 2 * VECTOR; ++e) {
+      own[i].x[e] *= column_factor == nullptr ? of_token : of_token * factors.x[e];
+    }
+  });
+#endif
 
   const bool is_key = head >= Q_HEADS, is_value = head >= Q_HEADS + KV_HEADS;
-  TYPE* to = q + (token * Q_HEADS + head) * HEAD_DIM;
+  OUT* to = q + (token * Q_HEADS + head) * HEAD_DIM;
   if (is_value) {
     to = v + (token * KV_HEADS + head - Q_HEADS - KV_HEADS) * HEAD_DIM;
   } else if (is_key) {
@@ -119,9 +131,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      Vector<TYPE, VECTOR> vector;
+      Vector<OUT, VECTOR> vector;
 #pragma unroll
-      for (int e = 0; e < VECTOR; ++e) vector.x[e] = FromFloat<TYPE>(x[j * VECTOR + e]);
+      for (int e = 0; e < VECTOR; ++e) vector.x[e] = FromFloat<OUT>(x[j * VECTOR + e]);
       StoreVector(to + Begin(unit, j), vector);
     }
   });
