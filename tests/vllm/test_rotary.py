@@ -12,9 +12,13 @@ import torch
 import torchax
 from jax.sharding import Mesh
 from torchax.interop import jax_view, torch_view
+from vllm.ir import enable_torch_wrap
+from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import QKVParallelLinear
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.model_executor.models.llama import LlamaAttention
+from vllm.model_executor.models.qwen3 import Qwen3Attention
+from vllm.model_executor.models.qwen3_moe import Qwen3MoeAttention
 from xla_gpu.vllm_xla import _rotary
 
 HEAD_DIM, Q_HEADS, KV_HEADS, POSITIONS = 32, 4, 2, 50
@@ -24,8 +28,9 @@ KERNEL = 'custom_call_target="xla_gpu_rotary_embedding"'
 
 @pytest.fixture(autouse=True)
 def replaced(monkeypatch):
-    function = LlamaAttention.forward
-    monkeypatch.setattr(LlamaAttention, "forward", getattr(function, "__wrapped__", function))
+    for kind in (LlamaAttention, Qwen3Attention, Qwen3MoeAttention):
+        function = getattr(kind.forward, "__wrapped__", kind.forward)
+        monkeypatch.setattr(kind, "forward", function)
     _rotary.queries_and_keys_are_turned_in_one_kernel()
 
 
@@ -71,19 +76,38 @@ def layer(product=None, kind=RotaryEmbedding, **how):
     )
 
 
+def normed(q_epsilon=1e-3, **how):
+    """Its heads are normed before."""
+    of = layer(**how)
+    of.q_norm, of.k_norm = norm(variance_epsilon=q_epsilon), norm()
+    return of
+
+
+def norm(**how):
+    """Without what its constructor asks the engine's configuration for."""
+    of = RMSNorm.__new__(RMSNorm)
+    torch.nn.Module.__init__(of)
+    how = dict(variance_epsilon=1e-3, variance_size_override=None, has_weight=True) | how
+    vars(of).update(how, pass_weight=how["has_weight"], _forward_method=of.forward_native)
+    return of
+
+
 def operands(of, dtype="bfloat16", tokens=9):
-    """Positions, rows and the table, which the layer's programs take as arguments."""
+    """Positions, rows, the table and the norms' weights, which programs take as arguments."""
     rng = np.random.default_rng(0)
     qkv = jnp.asarray(rng.normal(size=(tokens, COLUMNS)), dtype)
     table = jnp.asarray(of.rotary_emb._compute_cos_sin_cache().numpy(), dtype)
-    return jnp.asarray(rng.integers(0, POSITIONS, tokens), "int32"), qkv, table
+    norms = jnp.asarray(rng.uniform(0.5, 1.5, (2, HEAD_DIM)), dtype)
+    return jnp.asarray(rng.integers(0, POSITIONS, tokens), "int32"), qkv, table, *norms
 
 
-def called(of, forward=None):
+def called(of, forward):
     def call(*values):
-        positions, qkv, of.rotary_emb.cos_sin_cache = map(torch_view, values)
-        with torchax.default_env():
-            return jax_view((forward or LlamaAttention.forward)(of, positions, qkv))
+        positions, qkv, of.rotary_emb.cos_sin_cache, *weights = map(torch_view, values)
+        if hasattr(of, "q_norm"):
+            vars(of.q_norm)["weight"], vars(of.k_norm)["weight"] = weights
+        with torchax.default_env(), enable_torch_wrap(False):
+            return jax_view(forward(of, positions, qkv))
 
     return call
 
@@ -92,19 +116,25 @@ def kernels(call, values):
     return jax.jit(call).lower(*values).compile().as_text().count(KERNEL)
 
 
-@pytest.mark.parametrize("how", [{}, dict(is_neox_style=False), dict(rotary_dim=16)], ids=str)
+ROTARY = [{}, dict(is_neox_style=False), dict(rotary_dim=16)]
+LAYERS = {LlamaAttention: layer, Qwen3Attention: normed, Qwen3MoeAttention: normed}
+
+
+@pytest.mark.parametrize("how", ROTARY, ids=str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_one_kernel_gives_what_vllms_layer_does(dtype, how):
-    of = layer(**how)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_one_kernel_gives_what_vllms_layer_does(kind, dtype, how):
+    of = LAYERS[kind](**how)
     values = operands(of, dtype)
-    got = jax.jit(called(of))(*values)
-    want = jax.jit(called(of, LlamaAttention.forward.__wrapped__))(*values)
+    got = jax.jit(called(of, kind.forward))(*values)
+    want = jax.jit(called(of, kind.forward.__wrapped__))(*values)
     assert got.dtype == want.dtype == dtype
-    tolerance = 4 * float(jnp.finfo(dtype).eps)  # theirs may round products as well
-    np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (got, want)), 0, tolerance)
+    tolerance = 4 * float(jnp.finfo(dtype).eps)  # theirs may round norms and products as well
+    got, want = (np.asarray(x, np.float32) for x in (got, want))
+    np.testing.assert_allclose(got, want, tolerance, tolerance)
     v = slice(COLUMNS - KV_HEADS * HEAD_DIM, None)
-    np.testing.assert_array_equal(got[:, v], values[1][:, v])
-    assert kernels(called(of), values) == 1
+    np.testing.assert_array_equal(got[:, v], np.asarray(values[1][:, v], np.float32))
+    assert kernels(called(of, kind.forward), values) == 1
 
 
 class Wrapped(torch.nn.Module):
@@ -124,19 +154,21 @@ class Another(RotaryEmbedding):
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("kind", "make"),
     [
-        lambda: layer(Product(mesh=mesh(2))),
-        lambda: layer(Product(fuse_matmuls=False)),
-        lambda: layer(Wrapped()),
-        lambda: layer(kind=Another),
+        (LlamaAttention, lambda: layer(Product(mesh=mesh(2)))),
+        (LlamaAttention, lambda: layer(Product(fuse_matmuls=False))),
+        (LlamaAttention, lambda: layer(Wrapped())),
+        (LlamaAttention, lambda: layer(kind=Another)),
+        (Qwen3Attention, lambda: normed(kind=Another)),
+        (Qwen3Attention, lambda: normed(q_epsilon=1e-2)),
     ],
-    ids=["devices", "three products", "LoRA", "another rotary embedding"],
+    ids=["devices", "three products", "LoRA", "another", "normed, another", "two epsilons"],
 )
-def test_others_are_vllms(make):
+def test_others_are_vllms(kind, make):
     of = make()
     values = operands(of)
-    got = jax.jit(called(of))(*values)
-    want = jax.jit(called(of, LlamaAttention.forward.__wrapped__))(*values)
+    got = jax.jit(called(of, kind.forward))(*values)
+    want = jax.jit(called(of, kind.forward.__wrapped__))(*values)
     np.testing.assert_array_equal(got, want)
-    assert kernels(called(of), values) == 0
+    assert kernels(called(of, kind.forward), values) == 0

@@ -47,6 +47,7 @@ TAKEN: dict[str, _Row] = {
     "vllm.logger": "init_logger",
     "vllm.model_executor.layers.fused_moe": "RoutedExperts",
     "vllm.model_executor.layers.fused_moe.activation": "MoEActivation",
+    "vllm.model_executor.layers.layernorm": "RMSNorm",
     "vllm.model_executor.layers.linear": "QKVParallelLinear",
     "vllm.model_executor.layers.rotary_embedding": "RotaryEmbedding",
     "vllm.platforms": "current_platform",
@@ -72,6 +73,7 @@ _ALLOCATE = (
 _W8A8_FP8 = (
     "tpu_inference.layers.vllm.quantization.compressed_tensors.schemes.compressed_tensors_w8a8_fp8"
 )
+_ATTEND = "self, positions, hidden_states"
 _SAMPLE = "rng, mesh, logits, tpu_sampling_metadata, allow_distributed_sampling"
 _PROPOSE = "self, state_leaves, kv_caches, input_ids, attn_metadata, "
 
@@ -234,9 +236,9 @@ REPLACED: dict[str, dict[str, _Row]] = {
     "vllm.model_executor.model_loader.default_loader:DefaultModelLoader": {
         "load_weights": "self, model, model_config",
     },
-    "vllm.model_executor.models.llama:LlamaAttention": {
-        "forward": "self, positions, hidden_states",
-    },
+    "vllm.model_executor.models.llama:LlamaAttention": {"forward": _ATTEND},
+    "vllm.model_executor.models.qwen3:Qwen3Attention": {"forward": _ATTEND},
+    "vllm.model_executor.models.qwen3_moe:Qwen3MoeAttention": {"forward": _ATTEND},
     "vllm.model_executor.models.registry": {"_run_in_subprocess": "fn"},
     "vllm.v1.core.kv_cache_manager:KVCacheManager": {
         "allocate_slots": {_0_31: _ALLOCATE, _0_32: _ALLOCATE + ", skip_zeroing_group_ids"},

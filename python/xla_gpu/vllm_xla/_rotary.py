@@ -10,7 +10,11 @@ import torch
 from torchax.interop import jax_view, torch_view
 
 from xla_gpu.jax import rotary_embedding
-from xla_gpu.vllm_xla._names import QKVParallelLinear, RotaryEmbedding, replace
+from xla_gpu.vllm_xla._names import QKVParallelLinear, RMSNorm, RotaryEmbedding, replace
+
+
+def _computes_as(module: Any, kind: Any) -> bool:
+    return getattr(type(module), "forward_native", None) is kind.forward_native
 
 
 def _is_ours(layer: Any, positions: torch.Tensor, hidden_states: torch.Tensor) -> bool:
@@ -21,24 +25,39 @@ def _is_ours(layer: Any, positions: torch.Tensor, hidden_states: torch.Tensor) -
         and config is not None
         and config.mesh.size == 1
         and config.fuse_matmuls
-        and getattr(type(rotary), "forward_native", None) is RotaryEmbedding.forward_native
+        and _computes_as(rotary, RotaryEmbedding)
         and rotary.head_size == layer.head_dim
         and (positions.ndim, hidden_states.ndim) == (1, 2)
         and positions.dtype == torch.int32
     )
 
 
-def _turned_in_one_kernel(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _are_ours(*norms: Any) -> bool:
+    return (
+        all(_computes_as(norm, RMSNorm) and norm.has_weight for norm in norms)
+        and all(norm.variance_size_override is None for norm in norms)
+        and len({(norm.variance_epsilon, norm.weight.dtype) for norm in norms}) == 1
+    )
+
+
+def _in_one_kernel(normed: bool, original: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """`normed`: the layer has norms of heads."""
+
     @functools.wraps(original)
     def forward(self: Any, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-        if not _is_ours(self, positions, hidden_states):
+        norms = (self.q_norm, self.k_norm) if normed else ()
+        if not (_is_ours(self, positions, hidden_states) and (not norms or _are_ours(*norms))):
             return original(self, positions, hidden_states)
+        how = dict(zip(("q_norm", "k_norm"), (jax_view(norm.weight) for norm in norms)))
+        if norms:
+            how["epsilon"] = norms[0].variance_epsilon
         qkv, _ = self.qkv_proj(hidden_states)
         turned = rotary_embedding(
             *map(jax_view, (qkv, positions, self.rotary_emb.cos_sin_cache)),
             q_heads=self.num_heads,
             kv_heads=self.num_kv_heads,
             interleaved=not self.rotary_emb.is_neox_style,
+            **how,
         )
         output: torch.Tensor = self.o_proj(self.attn(*map(torch_view, turned)))[0]
         return output
@@ -47,5 +66,10 @@ def _turned_in_one_kernel(original: Callable[..., torch.Tensor]) -> Callable[...
 
 
 def queries_and_keys_are_turned_in_one_kernel() -> None:
-    """XLA makes a kernel of each of the queries and the keys, and one that copies the values."""
-    replace("LlamaAttention.forward", _turned_in_one_kernel)
+    """XLA makes a kernel of each of the queries and the keys, and one that copies the values.
+
+    Of Qwen3's heads, which are normed before, it makes more.
+    """
+    replace("LlamaAttention.forward", functools.partial(_in_one_kernel, False))
+    for layer in ("Qwen3Attention", "Qwen3MoeAttention"):
+        replace(f"{layer}.forward", functools.partial(_in_one_kernel, True))
