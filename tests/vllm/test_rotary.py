@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 
 import jax
@@ -19,7 +20,7 @@ from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.model_executor.models.llama import LlamaAttention
 from vllm.model_executor.models.qwen3 import Qwen3Attention
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeAttention
-from xla_gpu.vllm_xla import _rotary
+from xla_gpu.vllm_xla import _linear, _rotary
 
 HEAD_DIM, Q_HEADS, KV_HEADS, POSITIONS = 32, 4, 2, 50
 COLUMNS = (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
@@ -135,6 +136,33 @@ def test_one_kernel_gives_what_vllms_layer_does(kind, dtype, how):
     v = slice(COLUMNS - KV_HEADS * HEAD_DIM, None)
     np.testing.assert_array_equal(got[:, v], np.asarray(values[1][:, v], np.float32))
     assert kernels(called(of, kind.forward), values) == 1
+
+
+def test_an_fp8_products_scales_are_in_the_same_kernel():
+    of = layer()
+    positions, qkv, *rest = operands(of)
+    rng = np.random.default_rng(1)
+    sums, of_rows, of_columns = (
+        jnp.asarray(rng.normal(size=size), "float32") for size in (qkv.shape, 9, COLUMNS)
+    )
+
+    def call(forward, sums, of_rows, of_columns):
+        def product(x):
+            scaled = torch_view((sums * of_rows[:, None] * of_columns).astype("bfloat16"))
+            _linear._say(scaled, x=sums, row_factor=of_rows, column_factor=of_columns)
+            return scaled, None
+
+        of.qkv_proj.forward = product
+        return called(of, forward)(positions, qkv, *rest)
+
+    values = sums, of_rows, of_columns
+    got, want = (
+        np.asarray(jax.jit(functools.partial(call, f))(*values), np.float32)
+        for f in (LlamaAttention.forward, LlamaAttention.forward.__wrapped__)
+    )
+    np.testing.assert_allclose(got, want, 0.02, 0.02 * np.abs(want).max())
+    text = jax.jit(functools.partial(call, LlamaAttention.forward)).lower(*values).compile().as_text()
+    assert KERNEL + f", operand_layout_constraints={{f32[9,{COLUMNS}]" in text
 
 
 class Wrapped(torch.nn.Module):

@@ -29,12 +29,21 @@ def _made(tensor: torch.Tensor) -> dict[str, Any]:
     return made if jax_view(tensor) is array else {}
 
 
+def sums(tensor: torch.Tensor) -> dict[str, jax.Array]:
+    """Of an fp8 product that is scaled for each row and column: x, row_factor and column_factor.
+
+    Kernels that multiply these by themselves save XLA one. Empty of other tensors.
+    """
+    made = _made(tensor)
+    return made if made.keys() == {"x", "row_factor", "column_factor"} else {}
+
+
 def _is_ours(w_q: Any, w_scale: Any, quantize_activation: bool = True) -> bool:
     has_channels = w_scale is not None and w_scale.ndim <= 1
     return quantize_activation and has_channels and bool(w_q.dtype == jnp.float8_e4m3fn)
 
 
-def _sums(w_q: Any, x: Any, **computed: Any) -> dict[str, jax.Array]:
+def _sums_of(w_q: Any, x: Any, **computed: Any) -> dict[str, jax.Array]:
     rows, row_scale = quantize_rows(x, **computed)
     return dict(x=lax.dot(rows, w_q, preferred_element_type=jnp.float32), row_factor=row_scale)
 
@@ -47,7 +56,7 @@ def _of_rows_quantized_in_one_kernel(original: Callable[..., Any]) -> Callable[.
     @functools.wraps(original)
     def product(x: Any, w_q: Any, w_scale: Any, quantize_activation: bool = True) -> jax.Array:
         if _is_ours(w_q, w_scale, quantize_activation):
-            return _product(w_scale, x.dtype, **_sums(w_q, x))
+            return _product(w_scale, x.dtype, **_sums_of(w_q, x))
         out: jax.Array = original(x, w_q, w_scale, quantize_activation)
         return out
 
@@ -73,8 +82,7 @@ def _activation_that_says_how(original: Callable[..., Any]) -> Callable[..., Any
         x = args[-1]  # of a static method, which is a method now
         out: torch.Tensor = original(x)
         if x.ndim == 2:
-            made = _made(x)
-            _say(out, **(made if "row_factor" in made else {"x": jax_view(x)}), activation="silu_mul")
+            _say(out, **(sums(x) or {"x": jax_view(x)}), activation="silu_mul")
         return out
 
     return forward
@@ -90,10 +98,10 @@ def _of_rows_that_say_how(original: Callable[..., Any]) -> Callable[..., Any]:
             w_q, w_scale = map(jax_view, (layer.weight, layer.weight_scale))
             if _is_ours(w_q, w_scale):
                 with jax.named_scope(layer._get_name()):
-                    sums = _sums(w_q, **made)
-                    out = torch_view(_product(w_scale, jax_view(x).dtype, **sums))
+                    summed = _sums_of(w_q, **made)
+                    out = torch_view(_product(w_scale, jax_view(x).dtype, **summed))
                 if w_scale.ndim == 1 and w_scale.dtype == jnp.float32:
-                    _say(out, **sums, column_factor=w_scale)
+                    _say(out, **summed, column_factor=w_scale)
                 return out
         product: torch.Tensor = original(self, layer, x, bias)
         return product

@@ -10,6 +10,7 @@ import torch
 from torchax.interop import jax_view, torch_view
 
 from xla_gpu.jax import rotary_embedding
+from xla_gpu.vllm_xla import _linear
 from xla_gpu.vllm_xla._names import QKVParallelLinear, RMSNorm, RotaryEmbedding, replace
 
 
@@ -52,8 +53,12 @@ def _in_one_kernel(normed: bool, original: Callable[..., torch.Tensor]) -> Calla
         if norms:
             how["epsilon"] = norms[0].variance_epsilon
         qkv, _ = self.qkv_proj(hidden_states)
+        summed = _linear.sums(qkv)
+        if summed:
+            how |= dict(summed, out_dtype=jax_view(qkv).dtype)
         turned = rotary_embedding(
-            *map(jax_view, (qkv, positions, self.rotary_emb.cos_sin_cache)),
+            how.pop("x", jax_view(qkv)),
+            *map(jax_view, (positions, self.rotary_emb.cos_sin_cache)),
             q_heads=self.num_heads,
             kv_heads=self.num_kv_heads,
             interleaved=not self.rotary_emb.is_neox_style,
