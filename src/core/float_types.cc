@@ -8,12 +8,12 @@
 namespace xla_gpu {
 namespace {
 
-// An IEEE-like narrow float: sign, exponent bits, mantissa bits.
+// An IEEE-like float of 8 bits: sign, exponent bits, mantissa bits. What is past the largest finite
+// value becomes that.
 struct Format {
   int exponent_bits;
   int mantissa_bits;
   bool has_infinity;  // else the all-ones pattern alone is NaN (the "fn" types)
-  bool saturate;      // finite values past the largest become the largest
 
   int bias() const { return (1 << (exponent_bits - 1)) - 1; }
   uint32_t max_exponent() const { return (1u << exponent_bits) - 1; }
@@ -26,9 +26,8 @@ struct Format {
   uint32_t largest() const { return has_infinity ? infinity() - 1 : nan() - 1; }
 };
 
-constexpr Format kF16{5, 10, true, false};
-constexpr Format kF8E5M2{5, 2, true, true};
-constexpr Format kF8E4M3FN{4, 3, false, true};
+constexpr Format kF8E5M2{5, 2, true};
+constexpr Format kF8E4M3FN{4, 3, false};
 
 float Decode(uint32_t bits, const Format& format) {
   const uint32_t magnitude = bits & ((1u << (format.exponent_bits + format.mantissa_bits)) - 1);
@@ -55,9 +54,6 @@ uint32_t Encode(float value, const Format& format) {
                         << (format.exponent_bits + format.mantissa_bits);
   if (std::isnan(value)) return sign | format.nan();
   const float magnitude = std::fabs(value);
-  if (std::isinf(magnitude) && format.has_infinity && !format.saturate) {
-    return sign | format.infinity();
-  }
   int exponent;
   std::frexp(magnitude, &exponent);  // magnitude = m * 2^exponent, m in [0.5, 1)
   // The unit in the last place at this magnitude; subnormals share the smallest one.
@@ -66,9 +62,7 @@ uint32_t Encode(float value, const Format& format) {
   const double units = std::nearbyint(std::ldexp(static_cast<double>(magnitude), -ulp_exponent));
   const double rounded = std::ldexp(units, ulp_exponent);
   const double largest = Decode(format.largest(), format);
-  if (!(rounded <= largest)) {
-    return sign | (format.saturate ? format.largest() : format.infinity());
-  }
+  if (!(rounded <= largest)) return sign | format.largest();
   const uint32_t whole = static_cast<uint32_t>(units);
   if (whole < (1u << format.mantissa_bits)) return sign | whole;  // subnormal or zero
   const uint32_t biased =
@@ -80,7 +74,15 @@ uint32_t Encode(float value, const Format& format) {
 }  // namespace
 
 float BF16ToFloat(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
-float F16ToFloat(uint16_t bits) { return Decode(bits, kF16); }
+float F16ToFloat(uint16_t bits) {
+  const uint32_t sign = (bits & 0x8000u) << 16, magnitude = (bits & 0x7fffu) << 13;
+  constexpr uint32_t kLeastNormal = 113u << 23;  // 2^-14
+  uint32_t wide = magnitude + (magnitude < 0x7c00u << 13 ? 112u << 23 : 224u << 23);
+  if (magnitude < 0x0400u << 13) {  // a subnormal or zero; no number here is f32's
+    wide = std::bit_cast<uint32_t>(std::bit_cast<float>(kLeastNormal + magnitude) - 0x1p-14f);
+  }
+  return std::bit_cast<float>(sign | wide);
+}
 float F8E4M3FNToFloat(uint8_t bits) { return Decode(bits, kF8E4M3FN); }
 float F8E5M2ToFloat(uint8_t bits) { return Decode(bits, kF8E5M2); }
 
@@ -89,7 +91,16 @@ uint16_t FloatToBF16(float value) {
   if (std::isnan(value)) return static_cast<uint16_t>((bits >> 16) | 0x40);
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
-uint16_t FloatToF16(float value) { return static_cast<uint16_t>(Encode(value, kF16)); }
+uint16_t FloatToF16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & 0x7fffffffu;
+  // Rounded by a carry into the exponent, which may become infinity's.
+  uint32_t narrow = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1)) >> 13;
+  if (magnitude < 113u << 23) {  // below 2^-14: in units of 2^-24, those of 0.5
+    narrow = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - (126u << 23);
+  }
+  if (magnitude >= 143u << 23) narrow = magnitude > 255u << 23 ? 0x7e00 : 0x7c00;
+  return static_cast<uint16_t>((bits >> 16 & 0x8000u) | narrow);
+}
 uint8_t FloatToF8E4M3FN(float value) { return static_cast<uint8_t>(Encode(value, kF8E4M3FN)); }
 uint8_t FloatToF8E5M2(float value) { return static_cast<uint8_t>(Encode(value, kF8E5M2)); }
 

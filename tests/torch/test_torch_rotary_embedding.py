@@ -15,11 +15,14 @@ def operands(tokens=5, dtype=torch.float32):
     return torch.randn(tokens, 5 * 16).to(dtype), positions, cos_sin.to(dtype)
 
 
-def expect_turned(got, qkv, positions, cos_sin):
+def expect_turned(got, qkv, positions, cos_sin, norms=(None, None)):
     cos, sin = cos_sin.float()[positions.long()][:, None].chunk(2, dim=-1)
     q, k, v = qkv.split([3 * 16, 16, 16], dim=1)
-    for out, x in zip(got, (q, k), strict=False):
-        a, b = x.float().unflatten(1, (-1, 16)).chunk(2, dim=-1)
+    for out, x, norm in zip(got, (q, k), norms, strict=False):
+        x = x.float().unflatten(1, (-1, 16))
+        if norm is not None:
+            x = torch.nn.functional.rms_norm(x, (16,), norm.float(), 1e-3)
+        a, b = x.chunk(2, dim=-1)
         want = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(1)
         torch.testing.assert_close(out, want.to(out.dtype))
     assert torch.equal(got[2], v)
@@ -29,7 +32,9 @@ def expect_turned(got, qkv, positions, cos_sin):
 def test_queries_and_keys_are_turned(dtype):
     args = operands(dtype=dtype)
     expect_turned(torch.ops.xla_gpu.rotary_embedding(*args, **HEADS), *args)
-    expect_turned(xla_gpu.torch.rotary_embedding(*args, **HEADS), *args)
+    norms = torch.rand(2, 16, dtype=dtype)
+    how = dict(q_norm=norms[0], k_norm=norms[1], epsilon=1e-3) | HEADS
+    expect_turned(xla_gpu.torch.rotary_embedding(*args, **how), *args, norms)
 
 
 def test_compiled_with_sizes_unknown():
