@@ -82,6 +82,19 @@ def test_other_products_are_tpu_inferences(other):
     np.testing.assert_array_equal(np.asarray(got, np.float32), np.asarray(want, np.float32))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "devices", "ours"),
+    [("float8_e4m3fn", 1, True), ("bfloat16", 1, False), ("float8_e4m3fn", 2, False)],
+)
+def test_products_of_quantized_rows_are_not_cut_by_xla(dtype, devices, ours):
+    weights = {"norm": jnp.ones(3), "experts": jnp.ones((2, 3, 4), "float8_e4m3fn")}
+    weights["layer"] = jnp.ones((3, 4), dtype)
+    mesh = Mesh(np.array(jax.devices()[:devices]), "data")
+    options = _linear.compiler_options(weights, mesh)
+    assert options == ({"xla_gpu_experimental_force_split_k": 1} if ours else {})
+    jax.jit(lambda x: x + 1, compiler_options=options)(1)  # a name that XLA has
+
+
 # ---- Behind a norm -------------------------------------------------------------------------------
 
 
@@ -170,6 +183,85 @@ def test_another_norm_is_its_own(how):
     if not how.keys() & {"variance_size_override", "static"}:
         expect_rounded_rows(jax.jit(call)(*values), normed(*values[:2]), *values[2:])
     assert " rsqrt(" in jax.jit(call).lower(*values).compile().as_text()
+
+
+def summed(between=lambda x, residual: (x, residual), **how):
+    """A function of rows and of the weights of a product, RMSNorm of its sum with them, and two more.
+
+    Returns the last product and the sum.
+    """
+
+    def call(x, first, first_scale, norm_weight, second, second_scale):
+        with torchax.default_env(), enable_torch_wrap(False):
+            residual = torch_view(x)
+            x, residual = between(a_product(residual, first, first_scale, **how), residual)
+            normed, total = RMSNorm.forward_native(a_norm(norm_weight), x, residual)
+            out = a_product(normed, second, second_scale, **how)
+            return jax_view(out), jax_view(total)
+
+    return call
+
+
+def summed_operands():
+    rng = np.random.default_rng(5)
+    x, norm_weight, second, second_scale = norm_operands()
+    first = jnp.asarray(rng.normal(size=(INNER, INNER)), "float8_e4m3fn")
+    first_scale = jnp.asarray(rng.uniform(0.02, 0.05, INNER), "float32")
+    return x, first, first_scale, norm_weight, second, second_scale
+
+
+def expect_summed(got, x, first, first_scale, norm_weight, second, second_scale):
+    out, total = (np.asarray(array, np.float64) for array in got)
+    x, first, second = (np.asarray(array, np.float64) for array in (x, first, second))
+    want = x @ first * np.asarray(first_scale) + x
+    assert np.linalg.norm(total - want) < 0.03 * np.linalg.norm(want)
+    want = normed(total, norm_weight) @ second * np.asarray(second_scale)
+    assert 0.01 < np.linalg.norm(out - want) / np.linalg.norm(want) < 0.035
+
+
+def terms_taken(text):
+    """Whether a kernel's rows are a product's sums, to which it adds the residual."""
+    return KERNEL + ", operand_layout_constraints={f32[20,256]{1,0}, bf16[256]{0}, f32[20]" in text
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_sum_is_in_the_same_kernel(method):
+    call, values = summed(method=method), summed_operands()
+    expect_summed(jax.jit(call)(*values), *values)
+    text = jax.jit(call).lower(*values).compile().as_text()
+    assert text.count(KERNEL) == 2 and terms_taken(text)
+    assert " rsqrt(" not in text and "bf16[20,256]{1,0} add(" not in text
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        dict(between=lambda x, residual: (x + 0, residual)),
+        dict(between=lambda x, residual: (x.add_(0), residual)),
+        dict(devices=2),
+    ],
+    ids=str,
+)
+def test_another_sum_is_its_own(how):
+    call, values = summed(**how), summed_operands()
+    expect_summed(jax.jit(call)(*values), *values)
+    assert not terms_taken(jax.jit(call).lower(*values).compile().as_text())
+
+
+def test_a_sum_that_was_written_to_stays():
+    x, *weights = summed_operands()
+
+    def call(x, first, first_scale, norm_weight, second, second_scale):
+        with torchax.default_env(), enable_torch_wrap(False):
+            product = a_product(torch_view(x), first, first_scale)
+            normed, total = RMSNorm.forward_native(a_norm(norm_weight), product, torch_view(x))
+            total.add_(1)
+            out = a_product(normed, second, second_scale)
+            total.sub_(1)
+            return jax_view(out), jax_view(total)
+
+    expect_summed(jax.jit(call)(x, *weights), x, *weights)
+    assert not terms_taken(jax.jit(call).lower(x, *weights).compile().as_text())
 
 
 # ---- Behind an activation ------------------------------------------------------------------------

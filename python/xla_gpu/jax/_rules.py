@@ -125,8 +125,10 @@ def _quantize_rows(args: Arrays, attrs: Mapping[str, Any]) -> Split:
         "norm_weight": ("columns",),
         "row_factor": ("rows",),
         "column_factor": ("of_x",),
+        "residual": ("rows", "columns"),
         "out": ("rows", "columns"),
         "scale": ("rows",),
+        "sum": ("rows", "columns"),
     }
     return _by_factors(factors, args, {"rows"})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +36,7 @@ def sums(tensor: torch.Tensor) -> dict[str, jax.Array]:
     Kernels that multiply these by themselves save XLA one. Empty of other tensors.
     """
     made = _made(tensor)
-    return made if made.keys() == {"x", "row_factor", "column_factor"} else {}
+    return dict(made) if made.keys() == {"x", "row_factor", "column_factor"} else {}
 
 
 def _is_ours(w_q: Any, w_scale: Any, quantize_activation: bool = True) -> bool:
@@ -43,8 +44,29 @@ def _is_ours(w_q: Any, w_scale: Any, quantize_activation: bool = True) -> bool:
     return quantize_activation and has_channels and bool(w_q.dtype == jnp.float8_e4m3fn)
 
 
+@dataclasses.dataclass
+class _Sum:
+    """A tensor's array, and what it is the sum of, in arguments of quantize_rows.
+
+    The first to quantize it makes it by these, for the tensor too, so that XLA need not.
+    """
+
+    tensor: torch.Tensor
+    array: jax.Array
+    terms: dict[str, jax.Array]
+
+    def quantized(self, **norm: Any) -> tuple[jax.Array, jax.Array]:
+        if jax_view(self.tensor) is not self.array:  # somebody did, or wrote to it
+            rows, scale = quantize_rows(self.array, **norm)
+        else:
+            rows, scale, total = quantize_rows(**self.terms, **norm)
+            self.tensor._elem = total
+        return rows, scale
+
+
 def _sums_of(w_q: Any, x: Any, **computed: Any) -> dict[str, jax.Array]:
-    rows, row_scale = quantize_rows(x, **computed)
+    is_sum = isinstance(x, _Sum)
+    rows, row_scale = x.quantized(**computed) if is_sum else quantize_rows(x, **computed)
     return dict(x=lax.dot(rows, w_q, preferred_element_type=jnp.float32), row_factor=row_scale)
 
 
@@ -66,11 +88,15 @@ def _of_rows_quantized_in_one_kernel(original: Callable[..., Any]) -> Callable[.
 def _norm_that_says_how(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def forward(self: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+        terms = sums(x) if residual is not None else {}
+        if terms:
+            terms["residual"] = jax_view(residual)
         out = original(self, x, residual)
         normed, of = (out, x) if residual is None else out
         if x.ndim == 2 and self.has_weight and self.variance_size_override is None:
-            of, weight = map(jax_view, (of, self.weight))
-            _say(normed, x=of, norm_weight=weight, epsilon=self.variance_epsilon)
+            rows = jax_view(of)
+            made: Any = _Sum(of, rows, terms) if terms else rows
+            _say(normed, x=made, norm_weight=jax_view(self.weight), epsilon=self.variance_epsilon)
         return out
 
     return forward
@@ -91,10 +117,10 @@ def _activation_that_says_how(original: Callable[..., Any]) -> Callable[..., Any
 def _of_rows_that_say_how(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def apply(self: Any, layer: Any, x: torch.Tensor, bias: Any = None) -> torch.Tensor:
-        made = _made(x)
         config, static = self.linear_config, getattr(self, "is_static_input_scheme", False)
         alone = config.mesh.size == 1 and config.fuse_matmuls and not static and bias is None
-        if made and alone:
+        if alone and x.ndim == 2:
+            made = _made(x) or {"x": jax_view(x)}
             w_q, w_scale = map(jax_view, (layer.weight, layer.weight_scale))
             if _is_ours(w_q, w_scale):
                 with jax.named_scope(layer._get_name()):
@@ -109,11 +135,22 @@ def _of_rows_that_say_how(original: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
+def compiler_options(weights: Any, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """Of a program of products with these weights.
+
+    By default XLA cuts a product of few columns in parts along K, and adds them up in a kernel that
+    does what is ours to do, or in one more.
+    """
+    ours = (w for w in jax.tree.leaves(weights) if w.ndim == 2 and w.dtype == jnp.float8_e4m3fn)
+    return {"xla_gpu_experimental_force_split_k": 1} if mesh.size == 1 and next(ours, None) is not None else {}
+
+
 def rows_are_quantized_in_one_kernel() -> None:
     """Before a product with fp8 weights rows become fp8 too, each with a scale of its own.
 
     XLA makes two kernels of that, and one or two of the norm or the activation in front. On one
-    device all of them are one, into which an activation's product brings its scales.
+    device all of them are one, into which products in front bring their scales, and a norm the sum
+    with the residual.
     """
     replace("linear.xla_quantized_matmul", _of_rows_quantized_in_one_kernel)
     replace("RMSNorm.forward_native", _norm_that_says_how)

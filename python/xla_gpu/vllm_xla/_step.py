@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from xla_gpu.vllm_xla._attention import max_query_len
 from xla_gpu.vllm_xla._inputs import Form, Packed, computes_with_inputs, placing
+from xla_gpu.vllm_xla._linear import compiler_options
 from xla_gpu.vllm_xla._names import ShardingAxisName, replace, unexpected
 
 # ---- The step ------------------------------------------------------------------------------------
@@ -129,6 +130,7 @@ class Step:
             donate_argnums=1,
             static_argnums=(4, 5),
             out_shardings=(as_kept, None, None, None),
+            compiler_options=compiler_options(weights, runner.mesh),
         )
         def step(weights: Any, caches: Any, words: Any, last: Any, form: Form, rest: Any) -> Any:
             ids, positions, attention, shared_attention = form.tree(words, last, places)

@@ -16,12 +16,16 @@ constexpr char kEpsilon[] = "epsilon";
 constexpr char kActivation[] = "activation";
 
 // Positions in the schema.
-enum Arg { kX, kNormWeight, kRowFactor, kColumnFactor };
+enum Arg { kX, kNormWeight, kRowFactor, kColumnFactor, kResidual };
 
 StatusOr<std::vector<TensorSpec>> Infer(const Call& call, Platform platform) {
   XLA_GPU_ASSIGN_OR_RETURN(const Problem problem, ProblemFromCall(call));
-  return std::vector{TensorSpec{DType::kF8E4M3FN, {problem.rows, problem.columns}},
-                     TensorSpec{DType::kF32, {problem.rows}}};
+  std::vector results = {TensorSpec{DType::kF8E4M3FN, {problem.rows, problem.columns}},
+                         TensorSpec{DType::kF32, {problem.rows}}};
+  if (problem.residual_dtype != DType::kInvalid) {
+    results.push_back({problem.residual_dtype, {problem.rows, problem.columns}});
+  }
+  return results;
 }
 
 Op MakeOp() {
@@ -34,8 +38,8 @@ Op MakeOp() {
           "scale, where scale is the largest |x| of the row / 448, at least 2^-126. What is "
           "computed in x's place in f32 where asked for, in this order: x * row_factor[:, None] * "
           "column_factor, as of an fp8 product's sums; the activation silu_mul, silu(g) * u with "
-          "[g, u] the halves of x's columns; RMSNorm, x * rsqrt(mean(x^2) + epsilon) * "
-          "norm_weight. Without a norm NaN stays where it is, and a row with an infinity is NaN "
+          "[g, u] the halves of x's columns; x + residual, which is also the result sum, rounded; "
+          "RMSNorm, x * rsqrt(mean(x^2) + epsilon) * norm_weight. Without a norm NaN stays where it is, and a row with an infinity is NaN "
           "there and 0 elsewhere.",
       .args = {{"x", dtypes, "[rows, columns], of silu_mul [rows, 2 * columns]"},
                {.name = "norm_weight", .dtypes = dtypes, .doc = "[columns]", .optional = true},
@@ -43,9 +47,15 @@ Op MakeOp() {
                {.name = "column_factor",
                 .dtypes = {DType::kF32},
                 .doc = "one of each column of x",
-                .optional = true}},
+                .optional = true},
+               {.name = "residual", .dtypes = dtypes, .doc = "as out", .optional = true}},
       .results = {{.name = "out", .doc = "f8e4m3fn [rows, columns]", .dtype = "f8e4m3fn"},
-                  {.name = "scale", .doc = "f32 [rows]", .like = "x", .rank = 1, .dtype = "f32"}},
+                  {.name = "scale", .doc = "f32 [rows]", .like = "x", .rank = 1, .dtype = "f32"},
+                  {.name = "sum",
+                   .doc = "as residual; only with it",
+                   .only_with = "residual",
+                   .form = "with_residual",
+                   .like = "residual"}},
       .attrs = {{.name = kEpsilon,
                  .type = AttrType::kFloat,
                  .doc = "of the norm: finite, at least 0",
@@ -112,6 +122,12 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
                            optional(kRowFactor, DType::kF32, problem.rows, "row of x"));
   XLA_GPU_ASSIGN_OR_RETURN(problem.column_factor,
                            optional(kColumnFactor, DType::kF32, x.dim(1), "column of x"));
+  if (const TensorView* residual = args[kResidual]; residual != nullptr) {
+    problem.residual_dtype = residual->dtype;
+    XLA_GPU_RETURN_IF_ERROR(Expect(kName, "residual", *residual,
+                                   {residual->dtype, {problem.rows, problem.columns}},
+                                   StrCat(", as the result of x ", x.ToString())));
+  }
   problem.epsilon = static_cast<float>(attributes.GetFloat(kEpsilon));
   if (!(problem.epsilon >= 0) || std::isinf(problem.epsilon)) {
     return InvalidArgument(kName, ": attribute 'epsilon' is ", problem.epsilon,
@@ -129,8 +145,10 @@ Buffers BuffersFromCall(const Problem& problem, const Call& call) {
           .norm_weight = optional(problem.norm_dtype != DType::kInvalid),
           .row_factor = static_cast<const float*>(optional(problem.row_factor)),
           .column_factor = static_cast<const float*>(optional(problem.column_factor)),
+          .residual = optional(problem.residual_dtype != DType::kInvalid),
           .out = call.results[0].data_as<uint8_t>(),
-          .scale = call.results[1].data_as<float>()};
+          .scale = call.results[1].data_as<float>(),
+          .sum = call.results.size() > 2 ? call.results[2].data : nullptr};
 }
 
 }  // namespace quantize_rows

@@ -17,6 +17,7 @@ enum class Activation { kNone, kSiluMul };
 struct Problem {
   DType dtype = DType::kInvalid;       // f32, bf16, f16
   DType norm_dtype = DType::kInvalid;  // likewise; kInvalid without a norm
+  DType residual_dtype = DType::kInvalid;  // likewise
   bool row_factor = false;
   bool column_factor = false;
   Activation activation = Activation::kNone;
@@ -35,8 +36,10 @@ struct Buffers {
   const void* norm_weight;     // null without
   const float* row_factor;     // null without
   const float* column_factor;  // null without
+  const void* residual;        // null without, as is sum
   uint8_t* out;
   float* scale;
+  void* sum;
 };
 Buffers BuffersFromCall(const Problem& problem, const Call& call);
 

@@ -22,12 +22,17 @@ TypedCall MakeCall() {
           {{"x", {DType::kF32, {6, 32}}},
            {"norm_weight", {DType::kF16, {32}}},
            {"row_factor", {DType::kF32, {6}}},
-           {"column_factor", {DType::kF32, {32}}}}};
+           {"column_factor", {DType::kF32, {32}}},
+           {"residual", {DType::kBF16, {6, 32}}}}};
 }
 
 TEST(QuantizeRows, ResultsAreRowsAndTheirScales) {
   TypedCall call = MakeCall();
-  const std::vector<TensorSpec> types = {{DType::kF8E4M3FN, {6, 32}}, {DType::kF32, {6}}};
+  std::vector<TensorSpec> types = {
+      {DType::kF8E4M3FN, {6, 32}}, {DType::kF32, {6}}, {DType::kBF16, {6, 32}}};
+  EXPECT_EQ(*call.Infer(), types);
+  call.args.erase("residual");
+  types.pop_back();
   EXPECT_EQ(*call.Infer(), types);
   call.args.erase("norm_weight");
   EXPECT_EQ(*call.Infer(), types);
@@ -39,6 +44,7 @@ TEST(QuantizeRows, OfAnActivationAreHalfOfTheColumns) {
   TypedCall call = MakeCall();
   call.attrs["activation"] = "silu_mul";
   call.args["norm_weight"].shape[0] = 16;
+  call.args.erase("residual");
   const std::vector<TensorSpec> types = {{DType::kF8E4M3FN, {6, 16}}, {DType::kF32, {6}}};
   EXPECT_EQ(*call.Infer(), types);
 }
@@ -65,6 +71,13 @@ const BadInput kBadInputs[] = {
      "column_factor is f32[6]; it must be f32[32], one for each column of x f32[6,32]"},
     {"FactorDtype", [](TypedCall& c) { c.args["column_factor"].dtype = DType::kBF16; },
      "column_factor is bf16[32]; its dtype must be f32"},
+    {"Residual",
+     [](TypedCall& c) {
+       c.args["residual"].shape = {32, 6};
+     },
+     "residual is bf16[32,6]; it must be bf16[6,32], as the result of x f32[6,32]"},
+    {"ResidualDtype", [](TypedCall& c) { c.args["residual"].dtype = DType::kI32; },
+     "residual is i32[6,32]; its dtype must be"},
     {"Activation", [](TypedCall& c) { c.attrs["activation"] = "gelu"; },
      "attribute 'activation' is \"gelu\"; allowed are none and silu_mul"},
     {"Odd",
@@ -93,7 +106,7 @@ TEST(QuantizeRowsOnHost, IsRightOnRandomProblems) {
       const std::string what = StrCat("seed ", seed, ": ", c.ToString());
       const Status status = RunOnHost(c.call());
       ASSERT_TRUE(status.ok()) << status.ToString() << "\n" << what;
-      c.ExpectRight(c.out, c.scale, what);
+      c.ExpectRight(c.out, c.scale, c.sum.data == nullptr ? nullptr : &c.sum, what);
       if (HasFatalFailure()) return;
     }
   }

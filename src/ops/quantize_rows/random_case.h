@@ -27,6 +27,7 @@ struct Kind {
   DType norm = DType::kInvalid;  // kInvalid: none
   bool silu_mul = false;
   bool factors = false;  // one of both or both
+  DType residual = DType::kInvalid;  // kInvalid: none
 };
 
 // Threads with one vector and with several, some without any, rows of odd lengths, and such as do
@@ -48,7 +49,11 @@ inline constexpr Kind kKinds[] = {{DType::kBF16, 4096},
                                   {DType::kF32, 4096, DType::kBF16, false, true},
                                   {DType::kF16, 1030, DType::kF16, true, true},
                                   {DType::kF32, 33001, DType::kInvalid, true, true},
-                                  {DType::kBF16, 3, DType::kInvalid, false, true}};
+                                  {DType::kBF16, 3, DType::kInvalid, false, true},
+                                  {DType::kF32, 4096, DType::kBF16, false, true, DType::kBF16},
+                                  {DType::kBF16, 8192, DType::kBF16, false, false, DType::kBF16},
+                                  {DType::kF16, 33, DType::kF32, true, true, DType::kF32},
+                                  {DType::kF32, 40000, DType::kF32, false, false, DType::kF16}};
 
 class Case {
  public:
@@ -63,7 +68,7 @@ class Case {
       const bool small = kind.dtype == DType::kF16 || kind.norm != DType::kInvalid;
       const int exponent = static_cast<int>(rng() % (small ? 20 : 200)) - (small ? 14 : 140);
       const double size =
-          rng() % 8 == 0 ? 0 : kind.silu_mul ? 1 + rng() % 3 : std::ldexp(1, exponent);
+          rng() % 8 == 0 ? 0 : kind.silu_mul || kind.residual != DType::kInvalid ? 1 + rng() % 3 : std::ldexp(1, exponent);
       for (int64_t i = 0; i < columns; ++i) x.Set(row * columns + i, size * normal(rng));
     }
     args_ = {x.view()};
@@ -77,6 +82,11 @@ class Case {
     const uint64_t which = kind.factors ? 1 + rng() % 3 : 0;
     if ((which & 1) != 0) optional("row_factor", row_factor, DType::kF32, rows);
     if ((which & 2) != 0) optional("column_factor", column_factor, DType::kF32, columns);
+    if (kind.residual != DType::kInvalid) {
+      optional("residual", residual, kind.residual, rows * kind.columns);
+      residual.shape = {rows, kind.columns};
+      args_.back() = residual.view();
+    }
     if (!optional_.empty()) {
       EXPECT_TRUE(attributes_.Add("optional_args", std::string_view(optional_)).ok());
     }
@@ -88,6 +98,9 @@ class Case {
     out = OwnedTensor(DType::kF8E4M3FN, {rows, kind.columns});
     scale = OwnedTensor(DType::kF32, {rows});
     results_ = {out.view(), scale.view()};
+    if (kind.residual == DType::kInvalid) return;
+    sum = OwnedTensor(kind.residual, {rows, kind.columns});
+    results_.push_back(sum.view());
   }
 
   Call call() const { return {args_, results_, &attributes_}; }
@@ -97,8 +110,8 @@ class Case {
     return text;
   }
 
-  // Expects the nearest fp8 numbers, by scales of f32's precision.
-  void ExpectRight(const OwnedTensor& got, const OwnedTensor& scales,
+  // Expects the nearest fp8 numbers, by scales of f32's precision; `sums`: none without a residual.
+  void ExpectRight(const OwnedTensor& got, const OwnedTensor& scales, const OwnedTensor* sums,
                    const std::string& what) const {
     for (int64_t row = 0; row < x.shape[0]; ++row) {
       const int64_t first = row * kind_.columns;
@@ -107,6 +120,14 @@ class Case {
       for (size_t i = 0; i < values.size(); ++i) {
         const double value = values[i] = Computed(row, static_cast<int64_t>(i));
         squares += value * value;
+      }
+      for (size_t i = 0; i < values.size() && sums != nullptr; ++i) {
+        const double unit = kind_.residual == DType::kBF16  ? 0x1p-8
+                            : kind_.residual == DType::kF16 ? 0x1p-11
+                                                            : 0x1p-20;
+        const double value = sums->Get(first + static_cast<int64_t>(i));
+        ASSERT_LE(std::abs(value - values[i]), 1.01 * unit * std::abs(values[i]) + 1e-4)
+            << what << ": sum[" << row << ", " << i << "], expected " << values[i];
       }
       const double mean = squares / static_cast<double>(kind_.columns);
       for (size_t i = 0; i < values.size(); ++i) {
@@ -127,7 +148,7 @@ class Case {
     }
   }
 
-  OwnedTensor x, weight, row_factor, column_factor, out, scale;
+  OwnedTensor x, weight, row_factor, column_factor, residual, out, scale, sum;
 
  private:
   double Given(int64_t row, int64_t column) const {
@@ -138,9 +159,11 @@ class Case {
   }
   // What the norm, if there is one, takes.
   double Computed(int64_t row, int64_t column) const {
-    const double value = Given(row, column);
-    if (!kind_.silu_mul) return value;
-    return value / (1 + std::exp(-value)) * Given(row, kind_.columns + column);
+    double value = Given(row, column);
+    if (kind_.silu_mul) {
+      value *= Given(row, kind_.columns + column) / (1 + std::exp(-value));
+    }
+    return residual.data == nullptr ? value : value + residual.Get(row * kind_.columns + column);
   }
 
   const Kind kind_;

@@ -39,6 +39,12 @@ void QuantizeRow(const Problem& p, const Buffers& b, const std::vector<float>& w
     }
   }
   if (p.activation == Activation::kSiluMul) ApplySiluMul(x);
+  if (b.residual != nullptr) {
+    std::vector<float> residual(x.size());
+    LoadFloats(b.residual, p.residual_dtype, row * p.columns, residual);
+    for (size_t i = 0; i < x.size(); ++i) x[i] += residual[i];
+    StoreFloats(x, b.sum, p.residual_dtype, row * p.columns);
+  }
   if (b.norm_weight != nullptr) Normalize(p, weight, x);
   float largest = 0;
   for (const float value : x) largest = std::max(largest, std::abs(value));  // not a NaN

@@ -37,8 +37,10 @@ int64_t BlocksOfRow(const Problem& p, int64_t vector, const cuda::DeviceInfo& de
 Config ChooseConfig(const Problem& p, const cuda::DeviceInfo& device, bool aligned) {
   const bool norm = p.norm_dtype != DType::kInvalid;
   const bool factors = p.row_factor || p.column_factor;
+  const bool residual = p.residual_dtype != DType::kInvalid;
   const int64_t widest = std::max({DTypeSize(p.dtype), norm ? DTypeSize(p.norm_dtype) : 0,
-                                   factors ? DTypeSize(DType::kF32) : 0});
+                                   factors ? DTypeSize(DType::kF32) : 0,
+                                   residual ? DTypeSize(p.residual_dtype) : 0});
   // 16 bytes of the widest, or the largest power of two of them that divides a row.
   const int64_t divisor = int64_t{1} << std::countr_zero(static_cast<uint64_t>(p.columns));
   const int64_t vector = std::min(16 / widest, divisor);
@@ -57,6 +59,7 @@ Config ChooseConfig(const Problem& p, const cuda::DeviceInfo& device, bool align
   auto& defines = config.kernel.defines;
   if (norm) defines.push_back(StrCat("NORM=", InfoOf(p.norm_dtype).device));
   if (factors) defines.emplace_back("FACTORS");
+  if (residual) defines.push_back(StrCat("RESIDUAL=", InfoOf(p.residual_dtype).device));
   if (p.activation == Activation::kSiluMul) defines.emplace_back("SILU_MUL");
   if (!aligned) defines.emplace_back("UNALIGNED");
   return config;
@@ -71,6 +74,9 @@ std::vector<cuda::KernelSpec> KnownSpecs(const cuda::DeviceInfo& device) {
         Problem problem{.dtype = dtype, .norm_dtype = norm, .rows = 16, .columns = columns};
         specs.push_back(ChooseConfig(problem, device, /*aligned=*/true).kernel);
         problem.row_factor = problem.column_factor = true;
+        problem.residual_dtype = DType::kBF16;
+        specs.push_back(ChooseConfig(problem, device, /*aligned=*/true).kernel);
+        problem.residual_dtype = DType::kInvalid;
         problem.activation = Activation::kSiluMul;
         specs.push_back(ChooseConfig(problem, device, /*aligned=*/true).kernel);
       }
@@ -95,11 +101,13 @@ StatusOr<std::unique_ptr<Plan>> MakeCudaPlan(
         cuda::FirstUnaligned({{b.x, "x"},
                               {b.norm_weight, "norm_weight"},
                               {b.column_factor, "column_factor"},
+                              {b.residual, "residual"},
+                              {b.sum, "sum"},
                               {b.out, "out"}});
     if (found && unaligned != nullptr) return unaligned->Run(found, call, context);
     float epsilon = problem.epsilon;
-    void* const params[] = {&b.x,   &b.norm_weight, &b.row_factor, &b.column_factor,
-                            &b.out, &b.scale,       &epsilon};
+    void* const params[] = {&b.x,   &b.norm_weight, &b.row_factor, &b.column_factor, &b.residual,
+                            &b.out, &b.scale,       &b.sum,        &epsilon};
     return kernel->Launch(launch, params, context.stream);
   });
 }

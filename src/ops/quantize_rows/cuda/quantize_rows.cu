@@ -1,7 +1,7 @@
 // quantize_rows: a block, or the blocks of a cluster, quantize a row.
 //
-// Defined: TYPE of the rows, NORM of the norm's weights unless there is none, FACTORS and SILU_MUL if
-// there are any, COLUMNS, VECTOR (elements that a thread moves at once, which divide COLUMNS),
+// Defined: TYPE of the rows, NORM of the norm's weights unless there is none, RESIDUAL likewise, FACTORS
+// and SILU_MUL if there are any, COLUMNS, VECTOR (elements that a thread moves at once, which divide COLUMNS),
 // THREADS, a multiple of 32, BLOCKS of a row, each with as many columns.
 #if BLOCKS > 1
 #include "src/cuda/ptx_sm90.cuh"
@@ -86,7 +86,8 @@ __device__ __forceinline__ Values Load(const T* from) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     quantize_rows(const TYPE* x, const void* norm_weight, const float* row_factor,
-                  const float* column_factor, E4M3* out, float* scale, float epsilon) {
+                  const float* column_factor, const void* residual, E4M3* out, float* scale,
+                  void* sum, float epsilon) {
   __shared__ float scratch[2][32];
 #if BLOCKS > 1
   ArriveCluster();
@@ -114,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #endif
 #ifdef SILU_MUL
   x += row * 2 * COLUMNS + first;
-  const auto computed = [&](int at) {
+  const auto activated = [&](int at) {
     Values values = load(at);
     const Values up = load(COLUMNS + at);
 #pragma unroll
@@ -123,7 +124,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   };
 #else
   x += row * COLUMNS + first;
-  const auto& computed = load;
+  const auto& activated = load;
+#endif
+#ifdef RESIDUAL
+  const RESIDUAL* const add = static_cast<const RESIDUAL*>(residual) + row * COLUMNS + first;
+  const auto computed = [&](int at) {
+    Values values = activated(at);
+    const Values more = Load(add + at);
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) values.x[i] += more.x[i];
+    return values;
+  };
+#else
+  const auto& computed = activated;
 #endif
   Values kept[kKeeps ? kOwn : 1];
   if constexpr (kKeeps) ForOwn([&](int i, int at) { kept[i] = computed(at); });
@@ -134,6 +147,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       return computed(at);
     }
   };
+
+#ifdef RESIDUAL
+  ForOwn([&](int i, int at) {
+    const Values values = given(i, at);
+    Vector<RESIDUAL, VECTOR> rounded;
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) rounded.x[j] = FromFloat<RESIDUAL>(values.x[j]);
+    StoreVector(static_cast<RESIDUAL*>(sum) + row * COLUMNS + first + at, rounded);
+  });
+#endif
 
 #if BLOCKS > 1
   WaitForCluster();  // the others' memory is there
