@@ -60,7 +60,19 @@ def test_what_is_computed_in_front(activation, factors, norm):
     if norm:
         made["norm_weight"] = jnp.asarray(rng.normal(size=want.shape[1]), "bfloat16")
         want = normed(want, made["norm_weight"], 1e-3)
-    expect_near(*jax.jit(lambda m: quantize_rows(**m, activation=activation, epsilon=1e-3))(made), want)
+    expect_near(
+        *jax.jit(lambda m: quantize_rows(**m, activation=activation, epsilon=1e-3))(made), want
+    )
+
+
+def test_a_sum_is_given_too():
+    rng = np.random.default_rng(0)
+    x, residual = (jnp.asarray(rng.normal(size=(5, 64)), "bfloat16") for _ in range(2))
+    weight = jnp.asarray(rng.normal(size=64), "bfloat16")
+    rows, scale, total = jax.jit(quantize_rows)(x, residual=residual, norm_weight=weight)
+    want = np.asarray(x, np.float64) + np.asarray(residual, np.float64)
+    np.testing.assert_array_equal(total, want.astype("float32").astype("bfloat16"))
+    expect_near(rows, scale, normed(want, weight, 1e-6))
 
 
 def test_a_product_of_what_was_quantized():
@@ -77,7 +89,8 @@ WRONG = {
     "dtype": (dict(x=jnp.zeros((2, 3), "int8")), r"x is i8\[2,3\]; its dtype must be"),
     "weight": (dict(x=jnp.zeros((2, 3)), norm_weight=jnp.zeros(2)), r"norm_weight is f32\[2\]"),
     "factor": (dict(x=jnp.zeros((2, 3)), row_factor=jnp.zeros(3)), r"row_factor is f32\[3\]"),
-    "activation": (dict(x=jnp.zeros((2, 3)), activation="relu"), "activation.* is \"relu\""),
+    "residual": (dict(x=jnp.zeros((2, 3)), residual=jnp.zeros(3)), r"residual is f32\[3\]"),
+    "activation": (dict(x=jnp.zeros((2, 3)), activation="relu"), 'activation.* is "relu"'),
     "epsilon": (dict(x=jnp.zeros((2, 3)), epsilon=-1.0), "epsilon.* is -1"),
 }
 

@@ -30,6 +30,14 @@ def test_an_activation_of_a_products_sums():
     expect_near(*got, torch.nn.functional.silu(gate) * up)
 
 
+def test_a_sum_is_given_too():
+    torch.manual_seed(0)
+    x, residual = torch.randn(5, 64), torch.randn(5, 64).bfloat16()
+    *quantized, total = torch.ops.xla_gpu.quantize_rows_with_residual(x, residual)
+    torch.testing.assert_close(total, (x + residual).bfloat16())
+    expect_near(*quantized, x + residual)
+
+
 def test_compiled_with_sizes_unknown():
     call = torch.compile(xla_gpu.torch.quantize_rows, dynamic=True, backend="aot_eager")
     for rows in (3, 8):

@@ -101,7 +101,9 @@ def test_products_of_quantized_rows_are_not_cut_by_xla(dtype, devices, ours):
 def a_norm(weight, **how):
     how = dict(variance_epsilon=1e-3, variance_size_override=None, has_weight=True) | how
     passes = how["has_weight"]
-    return SimpleNamespace(weight=torch_view(weight), pass_weight=passes, pass_weight_add=True, **how)
+    return SimpleNamespace(
+        weight=torch_view(weight), pass_weight=passes, pass_weight_add=True, **how
+    )
 
 
 def a_product(x, weight, scale, method=VllmFp8LinearMethod, devices=1, static=False):
@@ -186,9 +188,9 @@ def test_another_norm_is_its_own(how):
 
 
 def summed(between=lambda x, residual: (x, residual), **how):
-    """A function of rows and of the weights of a product, RMSNorm of its sum with them, and two more.
+    """A function of rows and the weights of a product, the norm of its sum with them, another one.
 
-    Returns the last product and the sum.
+    Returns that product and the sum.
     """
 
     def call(x, first, first_scale, norm_weight, second, second_scale):
@@ -268,7 +270,7 @@ def test_a_sum_that_was_written_to_stays():
 
 
 def gated(between=lambda x: x, **how):
-    """A function of rows and of the weights of RMSNorm, a product, and one behind its activation."""
+    """A function of rows and the weights of a norm, a product, and one behind its activation."""
 
     def call(x, norm_weight, gate_up, gate_up_scale, down, down_scale):
         with torchax.default_env(), enable_torch_wrap(False):
@@ -313,7 +315,9 @@ def test_an_activation_is_in_the_same_kernel(method, channels):
 
 
 @pytest.mark.parametrize(
-    "how", [dict(between=lambda x: x + 0), dict(between=lambda x: x.add_(0)), dict(devices=2)], ids=str
+    "how",
+    [dict(between=lambda x: x + 0), dict(between=lambda x: x.add_(0)), dict(devices=2)],
+    ids=str,
 )
 def test_another_product_is_its_own(how):
     call, values = gated(**how), gated_operands()

@@ -13,6 +13,7 @@ import torch
 import torchax
 from jax.sharding import Mesh
 from torchax.interop import jax_view, torch_view
+from tpu_inference.layers.common.quantization import unquantized
 from vllm.ir import enable_torch_wrap
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import QKVParallelLinear
@@ -161,8 +162,22 @@ def test_an_fp8_products_scales_are_in_the_same_kernel():
         for f in (LlamaAttention.forward, LlamaAttention.forward.__wrapped__)
     )
     np.testing.assert_allclose(got, want, 0.02, 0.02 * np.abs(want).max())
-    text = jax.jit(functools.partial(call, LlamaAttention.forward)).lower(*values).compile().as_text()
+    text = (
+        jax.jit(functools.partial(call, LlamaAttention.forward)).lower(*values).compile().as_text()
+    )
     assert KERNEL + f", operand_layout_constraints={{f32[9,{COLUMNS}]" in text
+
+
+def test_a_product_of_one_device_is_not_taken_apart():
+    split = unquantized.slice_sharded_tensor_for_concatenation
+    x = jnp.arange(24).reshape(2, 12)
+    (whole,) = split(x, [6, 4, 2], 1)
+    assert whole is x
+    for sizes, shards in (([6, 4, 2], 2), ([6, 4], 1)):
+        for got, want in zip(
+            split(x, sizes, shards), split.__wrapped__(x, sizes, shards), strict=True
+        ):
+            np.testing.assert_array_equal(got, want)
 
 
 class Wrapped(torch.nn.Module):

@@ -16,8 +16,8 @@ from torchax.interop import jax_view, torch_view
 from xla_gpu.jax import quantize_rows
 from xla_gpu.vllm_xla._names import replace
 
-# The attribute of a tensor that says how it was made: its array, which nothing has written to as long
-# as it is that, and arguments of quantize_rows by which that makes it.
+# The attribute of a tensor that says how it was made: its array, which nothing has written to as
+# long as it is that, and arguments of quantize_rows by which that makes it.
 _MADE = "_xla_gpu_made"
 
 
@@ -71,7 +71,8 @@ def _sums_of(w_q: Any, x: Any, **computed: Any) -> dict[str, jax.Array]:
 
 
 def _product(w_scale: Any, dtype: Any, x: jax.Array, row_factor: jax.Array) -> jax.Array:
-    return (x * row_factor[:, None] * w_scale).astype(dtype)
+    out: jax.Array = (x * row_factor[:, None] * w_scale).astype(dtype)
+    return out
 
 
 def _of_rows_quantized_in_one_kernel(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,8 +142,9 @@ def compiler_options(weights: Any, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     By default XLA cuts a product of few columns in parts along K, and adds them up in a kernel that
     does what is ours to do, or in one more.
     """
-    ours = (w for w in jax.tree.leaves(weights) if w.ndim == 2 and w.dtype == jnp.float8_e4m3fn)
-    return {"xla_gpu_experimental_force_split_k": 1} if mesh.size == 1 and next(ours, None) is not None else {}
+    matrices = (w for w in jax.tree.leaves(weights) if w.ndim == 2)
+    ours = mesh.size == 1 and any(w.dtype == jnp.float8_e4m3fn for w in matrices)
+    return {"xla_gpu_experimental_force_split_k": 1} if ours else {}
 
 
 def rows_are_quantized_in_one_kernel() -> None:

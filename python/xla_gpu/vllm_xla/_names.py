@@ -125,6 +125,9 @@ REPLACED: dict[str, dict[str, _Row]] = {
     "tpu_inference.kernels.sparse_core.ragged_gather_reduce_v2": {
         "_fallback_implementation": "x, indices, topk_weights, valid_rows_mask, reduce_group_size",
     },
+    "tpu_inference.layers.common.quantization.unquantized": {
+        "slice_sharded_tensor_for_concatenation": "sharded_tensor, split_sizes, n_shards",
+    },
     "tpu_inference.layers.vllm.quantization.fp8:VllmFp8LinearMethod": {
         "apply": "self, layer, x, bias",
     },

@@ -70,11 +70,24 @@ def _in_one_kernel(normed: bool, original: Callable[..., torch.Tensor]) -> Calla
     return forward
 
 
+def _whole_of_one_shard(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def split(sharded_tensor: Any, split_sizes: Any, n_shards: int) -> Any:
+        if n_shards == 1 and sum(split_sizes) == sharded_tensor.shape[-1]:
+            return [sharded_tensor]
+        return original(sharded_tensor, split_sizes, n_shards)
+
+    return split
+
+
 def queries_and_keys_are_turned_in_one_kernel() -> None:
     """XLA makes a kernel of each of the queries and the keys, and one that copies the values.
 
-    Of Qwen3's heads, which are normed before, it makes more.
+    Of Qwen3's heads, which are normed before, it makes more. A product that is not quantized was
+    taken apart and put together again as it was, for which XLA makes one too.
     """
+    name = "slice_sharded_tensor_for_concatenation"
+    replace(f"unquantized.{name}", _whole_of_one_shard)
     replace("LlamaAttention.forward", functools.partial(_in_one_kernel, False))
     for layer in ("Qwen3Attention", "Qwen3MoeAttention"):
         replace(f"{layer}.forward", functools.partial(_in_one_kernel, True))

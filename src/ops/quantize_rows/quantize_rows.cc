@@ -39,7 +39,8 @@ Op MakeOp() {
           "computed in x's place in f32 where asked for, in this order: x * row_factor[:, None] * "
           "column_factor, as of an fp8 product's sums; the activation silu_mul, silu(g) * u with "
           "[g, u] the halves of x's columns; x + residual, which is also the result sum, rounded; "
-          "RMSNorm, x * rsqrt(mean(x^2) + epsilon) * norm_weight. Without a norm NaN stays where it is, and a row with an infinity is NaN "
+          "RMSNorm, x * rsqrt(mean(x^2) + epsilon) * norm_weight. Without a norm NaN stays where "
+          "it is, and a row with an infinity is NaN "
           "there and 0 elsewhere.",
       .args = {{"x", dtypes, "[rows, columns], of silu_mul [rows, 2 * columns]"},
                {.name = "norm_weight", .dtypes = dtypes, .doc = "[columns]", .optional = true},

@@ -15,8 +15,8 @@ enum class Activation { kNone, kSiluMul };
 
 // The types and sizes of a checked call.
 struct Problem {
-  DType dtype = DType::kInvalid;       // f32, bf16, f16
-  DType norm_dtype = DType::kInvalid;  // likewise; kInvalid without a norm
+  DType dtype = DType::kInvalid;           // f32, bf16, f16
+  DType norm_dtype = DType::kInvalid;      // likewise; kInvalid without a norm
   DType residual_dtype = DType::kInvalid;  // likewise
   bool row_factor = false;
   bool column_factor = false;

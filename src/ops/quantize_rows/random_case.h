@@ -26,7 +26,7 @@ struct Kind {
   int64_t columns;
   DType norm = DType::kInvalid;  // kInvalid: none
   bool silu_mul = false;
-  bool factors = false;  // one of both or both
+  bool factors = false;              // one of both or both
   DType residual = DType::kInvalid;  // kInvalid: none
 };
 
@@ -67,8 +67,10 @@ class Case {
       // products of halves.
       const bool small = kind.dtype == DType::kF16 || kind.norm != DType::kInvalid;
       const int exponent = static_cast<int>(rng() % (small ? 20 : 200)) - (small ? 14 : 140);
-      const double size =
-          rng() % 8 == 0 ? 0 : kind.silu_mul || kind.residual != DType::kInvalid ? 1 + rng() % 3 : std::ldexp(1, exponent);
+      const double size = rng() % 8 == 0 ? 0
+                          : kind.silu_mul || kind.residual != DType::kInvalid
+                              ? 1 + rng() % 3
+                              : std::ldexp(1, exponent);
       for (int64_t i = 0; i < columns; ++i) x.Set(row * columns + i, size * normal(rng));
     }
     args_ = {x.view()};

@@ -166,9 +166,7 @@ class Case {
     const auto x = [&](int64_t i) { return head[static_cast<size_t>(i)]; };
     const bool exact = kind_.out == DType::kInvalid && (of == 2 || kind_.norm == DType::kInvalid);
     const auto expect = [&](int64_t element, double a, double b) {
-      const double ulp = out_ == DType::kBF16  ? 0x1p-8
-                         : out_ == DType::kF16 ? 0x1p-11
-                                               : 0x1p-24;
+      const double ulp = out_ == DType::kBF16 ? 0x1p-8 : out_ == DType::kF16 ? 0x1p-11 : 0x1p-24;
       const double least = out_ == DType::kF16 ? 0x1p-25 : 0;
       const double rounded = std::max(ulp * std::abs(a + b), least);
       const double summed = (exact ? 0x1p-22 : 0x1p-20) * (std::abs(a) + std::abs(b));

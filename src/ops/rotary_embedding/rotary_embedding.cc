@@ -48,7 +48,8 @@ Op MakeOp() {
           "each "
           "head x of queries and of keys is x * rsqrt(mean(x^2) + epsilon) * norm (RMSNorm) "
           "before, "
-          "not rounded in between. With factors qkv * row_factor[:, None] * column_factor, as of an "
+          "not rounded in between. With factors qkv * row_factor[:, None] * column_factor, as of "
+          "an "
           "fp8 product's sums, stands in qkv's place.",
       .args = {{"qkv", dtypes,
                 "[tokens, (q_heads + 2 * kv_heads) * head_dim]: queries, keys, values; head_dim is "
@@ -70,9 +71,10 @@ Op MakeOp() {
                 .dtypes = {DType::kF32},
                 .doc = "one of each column of qkv",
                 .optional = true}},
-      .results = {{.name = "q", .doc = "[tokens, q_heads * head_dim] of out_dtype", .dtype = kOutDType},
-                  {.name = "k", .doc = "[tokens, kv_heads * head_dim] of out_dtype", .dtype = kOutDType},
-                  {.name = "v", .doc = "as k", .dtype = kOutDType}},
+      .results =
+          {{.name = "q", .doc = "[tokens, q_heads * head_dim] of out_dtype", .dtype = kOutDType},
+           {.name = "k", .doc = "[tokens, kv_heads * head_dim] of out_dtype", .dtype = kOutDType},
+           {.name = "v", .doc = "as k", .dtype = kOutDType}},
       .attrs = {count(kQHeads, "heads of queries"),
                 count(kKvHeads, "heads of keys, and of values"),
                 {.name = kInterleaved,
@@ -153,8 +155,7 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   // Whether it is there, of this size.
   const auto optional = [&](Arg arg, int64_t size, const char* of_what) -> StatusOr<bool> {
     if (args[arg] == nullptr) return false;
-    XLA_GPU_RETURN_IF_ERROR(Expect(kName, schema.args[arg].name, *args[arg],
-                                   {DType::kF32, {size}},
+    XLA_GPU_RETURN_IF_ERROR(Expect(kName, schema.args[arg].name, *args[arg], {DType::kF32, {size}},
                                    StrCat(", one for each ", of_what, " of qkv ", qkv.ToString())));
     return true;
   };

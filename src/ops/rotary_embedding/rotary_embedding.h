@@ -37,8 +37,8 @@ struct Buffers {
   const void* qkv;
   const int32_t* positions;
   const void* cos_sin;
-  const void* q_norm;  // null without norms
-  const void* k_norm;  // likewise
+  const void* q_norm;          // null without norms
+  const void* k_norm;          // likewise
   const float* row_factor;     // null without
   const float* column_factor;  // null without
   void* q;

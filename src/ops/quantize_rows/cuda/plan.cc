@@ -38,21 +38,21 @@ Config ChooseConfig(const Problem& p, const cuda::DeviceInfo& device, bool align
   const bool norm = p.norm_dtype != DType::kInvalid;
   const bool factors = p.row_factor || p.column_factor;
   const bool residual = p.residual_dtype != DType::kInvalid;
-  const int64_t widest = std::max({DTypeSize(p.dtype), norm ? DTypeSize(p.norm_dtype) : 0,
-                                   factors ? DTypeSize(DType::kF32) : 0,
-                                   residual ? DTypeSize(p.residual_dtype) : 0});
+  const int64_t widest =
+      std::max({DTypeSize(p.dtype), norm ? DTypeSize(p.norm_dtype) : 0,
+                factors ? DTypeSize(DType::kF32) : 0, residual ? DTypeSize(p.residual_dtype) : 0});
   // 16 bytes of the widest, or the largest power of two of them that divides a row.
   const int64_t divisor = int64_t{1} << std::countr_zero(static_cast<uint64_t>(p.columns));
   const int64_t vector = std::min(16 / widest, divisor);
   const int64_t blocks = BlocksOfRow(p, vector, device), vectors = p.columns / blocks / vector;
   const int64_t most = vectors * vector <= kMostKept * kThreads ? kThreads : 2 * kThreads;
   const int64_t threads = RoundUp(CeilDiv(vectors, CeilDiv(vectors, most)), 32);
-  Config config{{"src/ops/quantize_rows/cuda/quantize_rows.cu",
-                 kName,
-                 {StrCat("TYPE=", InfoOf(p.dtype).device), StrCat("COLUMNS=", p.columns),
-                  StrCat("VECTOR=", vector), StrCat("THREADS=", threads),
-                  StrCat("BLOCKS=", blocks)}},
-                {}};
+  Config config{
+      {"src/ops/quantize_rows/cuda/quantize_rows.cu",
+       kName,
+       {StrCat("TYPE=", InfoOf(p.dtype).device), StrCat("COLUMNS=", p.columns),
+        StrCat("VECTOR=", vector), StrCat("THREADS=", threads), StrCat("BLOCKS=", blocks)}},
+      {}};
   config.launch.grid[0] = static_cast<uint32_t>(p.rows * blocks);
   config.launch.block[0] = static_cast<uint32_t>(threads);
   config.launch.cluster[0] = static_cast<uint32_t>(blocks);
@@ -97,13 +97,12 @@ StatusOr<std::unique_ptr<Plan>> MakeCudaPlan(
   return MakePlan([=](const Call& call, const ExecutionContext& context) {
     if (problem.rows == 0) return OkStatus();
     Buffers b = BuffersFromCall(problem, call);
-    const cuda::Place found =
-        cuda::FirstUnaligned({{b.x, "x"},
-                              {b.norm_weight, "norm_weight"},
-                              {b.column_factor, "column_factor"},
-                              {b.residual, "residual"},
-                              {b.sum, "sum"},
-                              {b.out, "out"}});
+    const cuda::Place found = cuda::FirstUnaligned({{b.x, "x"},
+                                                    {b.norm_weight, "norm_weight"},
+                                                    {b.column_factor, "column_factor"},
+                                                    {b.residual, "residual"},
+                                                    {b.sum, "sum"},
+                                                    {b.out, "out"}});
     if (found && unaligned != nullptr) return unaligned->Run(found, call, context);
     float epsilon = problem.epsilon;
     void* const params[] = {&b.x,   &b.norm_weight, &b.row_factor, &b.column_factor, &b.residual,

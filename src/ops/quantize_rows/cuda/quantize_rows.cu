@@ -1,8 +1,8 @@
 // quantize_rows: a block, or the blocks of a cluster, quantize a row.
 //
-// Defined: TYPE of the rows, NORM of the norm's weights unless there is none, RESIDUAL likewise, FACTORS
-// and SILU_MUL if there are any, COLUMNS, VECTOR (elements that a thread moves at once, which divide COLUMNS),
-// THREADS, a multiple of 32, BLOCKS of a row, each with as many columns.
+// Defined: TYPE of the rows, NORM of the norm's weights unless there is none, RESIDUAL likewise,
+// FACTORS and SILU_MUL if there are any, COLUMNS, VECTOR (elements that a thread moves at once,
+// which divide COLUMNS), THREADS, a multiple of 32, BLOCKS of a row, each with as many columns.
 #if BLOCKS > 1
 #include "src/cuda/ptx_sm90.cuh"
 #else

@@ -8,11 +8,10 @@ namespace {
 class QuantizeRowsGpuTest : public cuda::GpuTest {};
 
 TEST_F(QuantizeRowsGpuTest, IsRightOnRandomProblems) {
-  paged_cache::ExpectOnGpu<Case>("quantize_rows", kKinds,
-                                 [](const Case& c, const auto& got, const std::string& what) {
-                                   c.ExpectRight(got[0], got[1],
-                                                 got.size() > 2 ? &got[2] : nullptr, what);
-                                 });
+  paged_cache::ExpectOnGpu<Case>(
+      "quantize_rows", kKinds, [](const Case& c, const auto& got, const std::string& what) {
+        c.ExpectRight(got[0], got[1], got.size() > 2 ? &got[2] : nullptr, what);
+      });
 }
 
 }  // namespace

@@ -30,9 +30,9 @@ Config ChooseConfig(const Problem& p, bool aligned) {
   const int64_t divisor = int64_t{1} << std::countr_zero(static_cast<uint64_t>(parts));
   const bool norms = p.norm_dtype != DType::kInvalid;
   const bool factors = p.row_factor || p.column_factor;
-  const int64_t widest = std::max({DTypeSize(p.dtype), DTypeSize(p.cos_sin_dtype),
-                                   DTypeSize(p.out_dtype), norms ? DTypeSize(p.norm_dtype) : 0,
-                                   factors ? DTypeSize(DType::kF32) : 0});
+  const int64_t widest =
+      std::max({DTypeSize(p.dtype), DTypeSize(p.cos_sin_dtype), DTypeSize(p.out_dtype),
+                norms ? DTypeSize(p.norm_dtype) : 0, factors ? DTypeSize(DType::kF32) : 0});
   const int64_t vector = std::min(16 / widest, divisor), units = p.head_dim / (2 * vector);
   const auto lanes = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(units)));
   const int64_t of_head = std::min<int64_t>(lanes, 32), of_token = p.heads() * of_head;
@@ -41,10 +41,10 @@ Config ChooseConfig(const Problem& p, bool aligned) {
       {"src/ops/rotary_embedding/cuda/rotary_embedding.cu",
        kName,
        {StrCat("TYPE=", InfoOf(p.dtype).device), StrCat("OUT=", InfoOf(p.out_dtype).device),
-        StrCat("TABLE=", InfoOf(p.cos_sin_dtype).device),
-        StrCat("Q_HEADS=", p.q_heads), StrCat("KV_HEADS=", p.kv_heads),
-        StrCat("HEAD_DIM=", p.head_dim), StrCat("ROTARY_DIM=", p.rotary_dim),
-        StrCat("VECTOR=", vector), StrCat("LANES=", of_head), StrCat("THREADS=", threads)}},
+        StrCat("TABLE=", InfoOf(p.cos_sin_dtype).device), StrCat("Q_HEADS=", p.q_heads),
+        StrCat("KV_HEADS=", p.kv_heads), StrCat("HEAD_DIM=", p.head_dim),
+        StrCat("ROTARY_DIM=", p.rotary_dim), StrCat("VECTOR=", vector), StrCat("LANES=", of_head),
+        StrCat("THREADS=", threads)}},
       threads,
       CeilDiv(of_token, threads)};
   auto& defines = config.kernel.defines;

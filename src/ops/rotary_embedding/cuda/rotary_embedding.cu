@@ -1,9 +1,10 @@
 // rotary_embedding: a group of threads has a head of a token.
 //
-// Defined: TYPE of qkv, OUT of the results, TABLE of cosines and sines, FACTORS if there are any, NORM of the norms' weights unless there are
-// none, Q_HEADS, KV_HEADS, HEAD_DIM, ROTARY_DIM, INTERLEAVED if pairs are, VECTOR (elements that a
-// thread moves at once, of which ROTARY_DIM and the rest of a head each have an even number), LANES
-// (threads of a group, a power of two up to 32), THREADS, a multiple of 32.
+// Defined: TYPE of qkv, OUT of the results, TABLE of cosines and sines, FACTORS if there are any,
+// NORM of the norms' weights unless there are none, Q_HEADS, KV_HEADS, HEAD_DIM, ROTARY_DIM,
+// INTERLEAVED if pairs are, VECTOR (elements that a thread moves at once, of which ROTARY_DIM and
+// the rest of a head each have an even number), LANES (threads of a group, a power of two up to
+// 32), THREADS, a multiple of 32.
 #include "src/cuda/numeric.cuh"
 
 namespace xla_gpu::rotary_embedding {
