@@ -1,9 +1,9 @@
 #include "src/ops/quantize_rows/quantize_rows.h"
 
-#include <cmath>
 #include <limits>
 
 #include "src/core/expect.h"
+#include "src/core/norm_epsilon.h"
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
 
@@ -12,7 +12,6 @@ namespace quantize_rows {
 namespace {
 
 constexpr char kName[] = "quantize_rows";
-constexpr char kEpsilon[] = "epsilon";
 constexpr char kActivation[] = "activation";
 
 // Positions in the schema.
@@ -40,8 +39,7 @@ Op MakeOp() {
           "column_factor, as of an fp8 product's sums; the activation silu_mul, silu(g) * u with "
           "[g, u] the halves of x's columns; x + residual, which is also the result sum, rounded; "
           "RMSNorm, x * rsqrt(mean(x^2) + epsilon) * norm_weight. Without a norm NaN stays where "
-          "it is, and a row with an infinity is NaN "
-          "there and 0 elsewhere.",
+          "it is, and a row with an infinity is NaN there and 0 elsewhere.",
       .args = {{"x", dtypes, "[rows, columns], of silu_mul [rows, 2 * columns]"},
                {.name = "norm_weight", .dtypes = dtypes, .doc = "[columns]", .optional = true},
                {.name = "row_factor", .dtypes = {DType::kF32}, .doc = "[rows]", .optional = true},
@@ -57,11 +55,7 @@ Op MakeOp() {
                    .only_with = "residual",
                    .form = "with_residual",
                    .like = "residual"}},
-      .attrs = {{.name = kEpsilon,
-                 .type = AttrType::kFloat,
-                 .doc = "of the norm: finite, at least 0",
-                 .default_value = 1e-6,
-                 .keyword_only = true},
+      .attrs = {NormEpsilon("of the norm"),
                 {.name = kActivation,
                  .type = AttrType::kString,
                  .doc = "none or silu_mul",
@@ -129,11 +123,7 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
                                    {residual->dtype, {problem.rows, problem.columns}},
                                    StrCat(", as the result of x ", x.ToString())));
   }
-  problem.epsilon = static_cast<float>(attributes.GetFloat(kEpsilon));
-  if (!(problem.epsilon >= 0) || std::isinf(problem.epsilon)) {
-    return InvalidArgument(kName, ": attribute 'epsilon' is ", problem.epsilon,
-                           "; it must be a finite f32 number of at least 0");
-  }
+  XLA_GPU_ASSIGN_OR_RETURN(problem.epsilon, NormEpsilonOf(kName, attributes));
   return problem;
 }
 

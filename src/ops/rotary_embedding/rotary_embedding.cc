@@ -1,10 +1,10 @@
 #include "src/ops/rotary_embedding/rotary_embedding.h"
 
-#include <cmath>
 #include <limits>
 #include <utility>
 
 #include "src/core/expect.h"
+#include "src/core/norm_epsilon.h"
 #include "src/core/op_registry.h"
 #include "src/core/strings.h"
 
@@ -16,7 +16,6 @@ constexpr char kName[] = "rotary_embedding";
 constexpr char kQHeads[] = "q_heads";
 constexpr char kKvHeads[] = "kv_heads";
 constexpr char kInterleaved[] = "interleaved";
-constexpr char kEpsilon[] = "epsilon";
 constexpr char kOutDType[] = "out_dtype";
 
 // Positions in the schema.
@@ -45,12 +44,9 @@ Op MakeOp() {
           "array of its own. Of each head's first rotary_dim elements, pairs (a, b) become (a * "
           "cos - b * sin, b * cos + a * sin), in f32; the others are copied. What would be turned "
           "by a position that is not in [0, max_positions) becomes NaN. With q_norm and k_norm "
-          "each "
-          "head x of queries and of keys is x * rsqrt(mean(x^2) + epsilon) * norm (RMSNorm) "
-          "before, "
-          "not rounded in between. With factors qkv * row_factor[:, None] * column_factor, as of "
-          "an "
-          "fp8 product's sums, stands in qkv's place.",
+          "each head x of queries and of keys is x * rsqrt(mean(x^2) + epsilon) * norm (RMSNorm) "
+          "before, not rounded in between. With factors qkv * row_factor[:, None] * column_factor, "
+          "as of an fp8 product's sums, stands in qkv's place.",
       .args = {{"qkv", dtypes,
                 "[tokens, (q_heads + 2 * kv_heads) * head_dim]: queries, keys, values; head_dim is "
                 "even"},
@@ -82,11 +78,7 @@ Op MakeOp() {
                  .doc = "pairs are elements 2 * i and 2 * i + 1, else i and i + rotary_dim / 2",
                  .default_value = false,
                  .keyword_only = true},
-                {.name = kEpsilon,
-                 .type = AttrType::kFloat,
-                 .doc = "of the norms: finite, at least 0",
-                 .default_value = 1e-6,
-                 .keyword_only = true},
+                NormEpsilon("of the norms"),
                 {.name = kOutDType,
                  .type = AttrType::kDType,
                  .doc = "empty for qkv's",
@@ -162,11 +154,7 @@ StatusOr<Problem> ProblemFromCall(const Call& call) {
   XLA_GPU_ASSIGN_OR_RETURN(p.row_factor, optional(kRowFactor, p.tokens, "token"));
   XLA_GPU_ASSIGN_OR_RETURN(p.column_factor, optional(kColumnFactor, qkv.dim(1), "column"));
   p.out_dtype = DTypeFromName(call.attributes->GetString(kOutDType)).value_or(p.dtype);
-  p.epsilon = static_cast<float>(call.attributes->GetFloat(kEpsilon));
-  if (!(p.epsilon >= 0) || std::isinf(p.epsilon)) {
-    return InvalidArgument(kName, ": attribute 'epsilon' is ", p.epsilon,
-                           "; it must be a finite f32 number of at least 0");
-  }
+  XLA_GPU_ASSIGN_OR_RETURN(p.epsilon, NormEpsilonOf(kName, *call.attributes));
   return p;
 }
 
