@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/core/float_types.h"
+#include "src/core/host_rows.h"
 #include "src/ops/paged_attention/cpu/batch.h"
 #include "src/ops/paged_attention/cpu/kernels.h"
 #include "src/ops/paged_attention/cpu/tasks.h"
@@ -86,10 +87,8 @@ class Work {
     // Merging costs much less than waking threads unless there is much to merge.
     const int64_t n = static_cast<int64_t>(turn_.size()) * p_->kv_heads;
     const int64_t per_task = std::max<int64_t>(1, (1 << 18) * n / std::max<int64_t>(1, floats));
-    pool.ParallelFor((n + per_task - 1) / per_task, [this, n, per_task](int64_t task) {
-      for (int64_t i = task * per_task; i < std::min(n, (task + 1) * per_task); ++i) {
-        Merge(static_cast<size_t>(i / p_->kv_heads), i % p_->kv_heads);
-      }
+    ParallelForRanges(pool, n, per_task, [this](int64_t i, int64_t end) {
+      for (; i < end; ++i) Merge(static_cast<size_t>(i / p_->kv_heads), i % p_->kv_heads);
     });
   }
 

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <vector>
 
-#include "src/core/ceil_div.h"
 #include "src/core/float_types.h"
+#include "src/core/host_rows.h"
 #include "src/ops/rotary_embedding/rotary_embedding.h"
 
 namespace xla_gpu {
@@ -22,14 +22,6 @@ Floats LoadAll(const void* from, DType dtype, int64_t count) {
 }
 
 // `x`: of a head.
-void Normalize(const Problem& p, const Floats& weight, Floats& x) {
-  double squares = 0;
-  for (const float value : x) squares += static_cast<double>(value) * value;
-  const float mean = static_cast<float>(squares / static_cast<double>(p.head_dim));
-  const float norm = 1 / std::sqrt(mean + p.epsilon);
-  for (size_t i = 0; i < x.size(); ++i) x[i] *= norm * weight[i];
-}
-
 void Turn(const Problem& p, const Floats& cos_sin, Floats& x) {
   const auto half = static_cast<size_t>(p.rotary_dim / 2);
   const size_t step = p.interleaved ? 2 : 1, apart = p.interleaved ? 1 : half;
@@ -39,11 +31,6 @@ void Turn(const Problem& p, const Floats& cos_sin, Floats& x) {
     a = old * cos - b * sin;
     b = b * cos + old * sin;
   }
-}
-
-float Factor(const Problem& p, const Buffers& b, int64_t token, int64_t column, size_t i) {
-  const float of_row = p.row_factor ? b.row_factor[token] : 1;
-  return p.column_factor ? of_row * b.column_factor[static_cast<size_t>(column) + i] : of_row;
 }
 
 // What the tokens of a task compute with.
@@ -65,10 +52,9 @@ void TurnToken(const Problem& p, const Buffers& b, const Floats& q_norm, const F
   const auto finish = [&](void* to, int64_t heads, bool turns, const Floats& norm) {
     for (int64_t head = token * heads; head < (token + 1) * heads; ++head, column += p.head_dim) {
       LoadFloats(b.qkv, p.dtype, token * p.heads() * p.head_dim + column, scratch.x);
-      for (size_t i = 0; i < scratch.x.size(); ++i) {
-        if (p.row_factor || p.column_factor) scratch.x[i] *= Factor(p, b, token, column, i);
-      }
-      if (!norm.empty()) Normalize(p, norm, scratch.x);
+      MultiplyRow(scratch.x, p.row_factor ? b.row_factor + token : nullptr,
+                  p.column_factor ? b.column_factor + column : nullptr);
+      if (!norm.empty()) NormalizeRow(scratch.x, norm, p.epsilon);
       if (turns) Turn(p, scratch.cos_sin, scratch.x);
       StoreFloats(scratch.x, to, p.out_dtype, head * p.head_dim);
     }
@@ -89,12 +75,9 @@ StatusOr<std::unique_ptr<Plan>> MakeRotaryEmbeddingHostPlan(const Call& call, in
     const Floats q_norm = LoadAll(b.q_norm, p.norm_dtype, p.head_dim);
     const Floats k_norm = LoadAll(b.k_norm, p.norm_dtype, p.head_dim);
     const int64_t tokens = std::max<int64_t>(kElementsOfTask / (p.heads() * p.head_dim), 1);
-    context.thread_pool->ParallelFor(CeilDiv(p.tokens, tokens), [&](int64_t task) {
+    ParallelForRanges(*context.thread_pool, p.tokens, tokens, [&](int64_t token, int64_t end) {
       Scratch scratch(p);
-      const int64_t end = std::min((task + 1) * tokens, p.tokens);
-      for (int64_t token = task * tokens; token < end; ++token) {
-        TurnToken(p, b, q_norm, k_norm, token, scratch);
-      }
+      for (; token < end; ++token) TurnToken(p, b, q_norm, k_norm, token, scratch);
     });
     return OkStatus();
   });

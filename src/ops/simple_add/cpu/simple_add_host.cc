@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "src/core/float_types.h"
+#include "src/core/host_rows.h"
 #include "src/ops/simple_add/simple_add.h"
 
 namespace xla_gpu {
@@ -15,9 +16,8 @@ void AddBlocks(const Call& call, ThreadPool& pool, Add add) {
   const T* b = call.args[1].data_as<T>();
   T* c = call.results[0].data_as<T>();
   const int64_t n = call.results[0].num_elements();
-  pool.ParallelFor((n + kBlock - 1) / kBlock, [=](int64_t block) {
-    const int64_t end = std::min(n, (block + 1) * kBlock);
-    for (int64_t i = block * kBlock; i < end; ++i) c[i] = add(a[i], b[i]);
+  ParallelForRanges(pool, n, kBlock, [=](int64_t i, int64_t end) {
+    for (; i < end; ++i) c[i] = add(a[i], b[i]);
   });
 }
 

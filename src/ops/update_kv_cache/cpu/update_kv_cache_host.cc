@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/core/host_rows.h"
 #include "src/ops/update_kv_cache/cpu/kernels.h"
 #include "src/ops/update_kv_cache/update_kv_cache.h"
 
@@ -16,10 +17,9 @@ constexpr int64_t kCopyBytes = 1 << 20;
 
 void CopyCache(const void* from, void* to, int64_t bytes, ThreadPool& pool) {
   if (from == to) return;  // updated in place
-  pool.ParallelFor((bytes + kCopyBytes - 1) / kCopyBytes, [=](int64_t i) {
-    const int64_t begin = i * kCopyBytes;
+  ParallelForRanges(pool, bytes, kCopyBytes, [=](int64_t begin, int64_t end) {
     std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin,
-                static_cast<size_t>(std::min(kCopyBytes, bytes - begin)));
+                static_cast<size_t>(end - begin));
   });
 }
 
