@@ -1,11 +1,13 @@
 """Paged attention over the machine's devices, beside one of them: heads split, pages dealt out.
 
-    python benchmarks/devices.py [heads] [pages] [--tiny]
+    python benchmarks/devices.py [heads] [pages] [sums] [--tiny]
 
 heads  decode and prefill of whole batches, kv heads split over the devices by plain jit over
        sharded arrays and by shard_map
 pages  one decoding sequence, its pages dealt over the devices, the parts joined by lse
        (examples/jax/long_context.py)
+
+sums   all_reduce beside XLA's, by the size of what each device has; GPUs alone
 
 us a call, of a jitted chain of calls each of which attends with what the last one found, over
 caches that together are larger than the L2: what a chain three times as long takes more, so that
@@ -36,7 +38,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from xla_gpu.jax import merge_attention_states, paged_attention
+from xla_gpu.jax import all_reduce, merge_attention_states, paged_attention
 
 # sequences, tokens, new tokens
 BATCHES = [(64, 4096, 1), (8, 32768, 1), (16, 4096, 1), (256, 1024, 1), (4, 4096, 4096)]
@@ -210,18 +212,45 @@ def pages_row(tokens: int, mesh: Mesh, args) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def all_reduce_us(mesh: Mesh, length: int, least: float) -> float:
-    """Of a chain of all-reduces of one step's output, us each."""
-
-    def chain_of(length: int) -> Callable:
-        def run(x):
-            for _ in range(length):
-                x = lax.psum(x, "pages") * 0.5
-            return x
-
-        return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
-
+def psum_us(mesh: Mesh, length: int, least: float) -> float:
+    """Of a chain of XLA's all-reduces of one step's output, us each."""
+    total = functools.partial(lax.psum, axis_name="pages")
+    chain_of = functools.partial(sums, mesh, total)
     return us_a_call(least, chain_of, length, jnp.ones((1, Q_HEADS, HEAD_DIM)))
+
+
+def sums(mesh: Mesh, total: Callable, length: int) -> Callable:
+    """A chain of sums over the devices."""
+
+    def run(x):
+        for _ in range(length):
+            x = total(x) * jnp.asarray(1 / mesh.size, x.dtype)
+        return x
+
+    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
+
+
+def sums_row(elements: int, dtype: str, mesh: Mesh, args) -> str:
+    """all_reduce beside XLA's; its results beside numpy's sum in float32, on each device."""
+    ordinals = ",".join(str(device.local_hardware_id) for device in mesh.devices.flat)
+    ours = functools.partial(all_reduce, devices=ordinals)
+    parts = np.random.default_rng(elements).normal(size=(mesh.size, elements)).astype(dtype)
+    parts[:, :: 1 + elements // 7] = [[float("nan")], [float("inf")], *[[0]] * 6][: mesh.size]
+    split = P("devices")
+    run = jax.jit(jax.shard_map(ours, mesh=mesh, in_specs=split, out_specs=split))
+    x = jax.device_put(parts, NamedSharding(mesh, split))
+    want = sum(part.astype(np.float32) for part in parts).astype(dtype)
+    wrong = 0
+    for _ in range(20):
+        wrong += sum(not np.array_equal(got, want, equal_nan=True) for got in np.asarray(run(x)))
+    times = [
+        us_a_call(
+            args.seconds, functools.partial(sums, mesh, total), args.chain, jnp.asarray(parts[0])
+        )
+        for total in (ours, functools.partial(lax.psum, axis_name="devices"))
+    ]
+    cells = [f"{dtype}[{elements}]", f"{parts[0].nbytes / 1024:.1f}", *map("{:.1f}".format, times)]
+    return "| " + " | ".join([*cells, f"{wrong} of {20 * mesh.size} wrong"]) + " |"
 
 
 def table(title: str, columns: str, rows: Iterable[Callable[[], str]]) -> None:
@@ -235,7 +264,7 @@ def table(title: str, columns: str, rows: Iterable[Callable[[], str]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", default=["heads", "pages"], help="heads, pages")
+    parser.add_argument("parts", nargs="*", default=["heads", "pages"], help="heads, pages, sums")
     parser.add_argument("--tiny", action="store_true", help="small sizes, for a CPU")
     parser.add_argument("--chain", type=int, default=16, help="calls in a chain, at least")
     parser.add_argument("--seconds", type=float, default=0.2, help="of each measurement")
@@ -260,8 +289,21 @@ def main() -> None:
             "sequence | one | part | joined | one/part | one/joined | call | equal | collectives",
             [functools.partial(pages_row, tokens, mesh, args) for tokens in lengths],
         )
-        alone = all_reduce_us(mesh, 4 if args.tiny else 64, args.seconds)
+        alone = psum_us(mesh, 4 if args.tiny else 64, args.seconds)
         print(f"\nAn all-reduce of 16 KiB in a chain of them: {alone:.1f} us")
+    if "sums" in args.parts:
+        mesh = Mesh(np.array(devices), ("devices",))
+        sizes = [1, 77, 4096, 65536, 65536 + 5, 262144, 1 << 20]
+        table(
+            "Sums over the devices, us a call",
+            "of each device | KiB | all_reduce | psum | compared with numpy",
+            [
+                functools.partial(sums_row, elements, dtype, mesh, args)
+                for elements in sizes
+                for dtype in ("bfloat16", "float16", "float32")
+                if elements * np.dtype(dtype).itemsize <= 2 << 20
+            ],
+        )
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ ALTERNATIVES = "ops.paged_attention.cuda.alternatives_gpu_test"
 V3 = "ops.ragged_paged_attention_v3.cuda.ragged_paged_attention_v3_gpu_test"
 GROUPED = "ops.grouped_matmul.cuda.grouped_matmul_gpu_test"
 QUANTIZE = "ops.quantize_rows.cuda.quantize_rows_gpu_test"
+ALL_REDUCE = "ops.all_reduce.cuda.all_reduce_gpu_test"
 ROTARY = "ops.rotary_embedding.cuda.rotary_embedding_gpu_test"
 
 
@@ -250,6 +251,7 @@ FAMILIES = (
         ("quantize_rows.cu", "quantize_rows.cu NORM=BF16", "quantize_rows.cu UNALIGNED"),
         (Tests(QUANTIZE, "*", 4),),
     ),
+    Family("all_reduce", ("all_reduce.cu",), (Tests(ALL_REDUCE, "*", 4),)),
     Family(
         "rotary_embedding",
         (

@@ -40,6 +40,8 @@ Status LoadSymbols(void* library, DriverApi& api) {
       {"cuCtxGetDevice", api.cuCtxGetDevice},
       {"cuCtxPushCurrent_v2", api.cuCtxPushCurrent},
       {"cuCtxPopCurrent_v2", api.cuCtxPopCurrent},
+      {"cuDeviceCanAccessPeer", api.cuDeviceCanAccessPeer},
+      {"cuCtxEnablePeerAccess", api.cuCtxEnablePeerAccess},
       {"cuModuleLoadData", api.cuModuleLoadData},
       {"cuModuleUnload", api.cuModuleUnload},
       {"cuModuleGetFunction", api.cuModuleGetFunction},

@@ -28,6 +28,7 @@ inline constexpr CUresult kCudaErrorInvalidImage = 200;
 inline constexpr CUresult kCudaErrorNoBinaryForGpu = 209;
 inline constexpr CUresult kCudaErrorUnsupportedPtxVersion = 222;
 inline constexpr CUresult kCudaErrorNotFound = 500;
+inline constexpr CUresult kCudaErrorPeerAccessAlreadyEnabled = 704;
 inline constexpr CUresult kCudaErrorNotSupported = 801;
 
 enum DeviceAttribute : int {
@@ -80,6 +81,8 @@ struct DriverApi {
   CUresult (*cuCtxGetDevice)(CUdevice* device);
   CUresult (*cuCtxPushCurrent)(CUcontext context);
   CUresult (*cuCtxPopCurrent)(CUcontext* context);
+  CUresult (*cuDeviceCanAccessPeer)(int* can, CUdevice device, CUdevice peer);
+  CUresult (*cuCtxEnablePeerAccess)(CUcontext peer, unsigned flags);
 
   CUresult (*cuModuleLoadData)(CUmodule* module, const void* image);
   CUresult (*cuModuleUnload)(CUmodule module);

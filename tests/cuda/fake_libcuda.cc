@@ -154,6 +154,11 @@ FAKE int cuCtxPushCurrent_v2(void* context) {
   stack[depth++] = reinterpret_cast<intptr_t>(context);
   return 0;
 }
+FAKE int cuDeviceCanAccessPeer(int* can, int, int) {
+  *can = 1;
+  return 0;
+}
+FAKE int cuCtxEnablePeerAccess(void*, unsigned) { return 0; }
 FAKE int cuCtxPopCurrent_v2(void** context) {
   if (depth == 0) return 201;
   *context = reinterpret_cast<void*>(stack[--depth]);

@@ -70,6 +70,7 @@ _ALLOCATE = (
     "num_lookahead_tokens, num_external_computed_tokens, delay_cache_blocks, "
     "num_encoder_tokens, full_sequence_must_fit, reserved_blocks, has_scheduled_reqs"
 )
+_SHARDED_QUANTIZED = "x, w_q, w_s, weight_sharding, mesh, defer_all_reduce, maybe_quantize_x"
 _W8A8_FP8 = (
     "tpu_inference.layers.vllm.quantization.compressed_tensors.schemes.compressed_tensors_w8a8_fp8"
 )
@@ -127,6 +128,20 @@ REPLACED: dict[str, dict[str, _Row]] = {
     },
     "tpu_inference.layers.common.quantization.unquantized": {
         "slice_sharded_tensor_for_concatenation": "sharded_tensor, split_sizes, n_shards",
+        "sharded_matmul": "x, w, weight_sharding, mesh, defer_all_reduce",
+    },
+    "tpu_inference.layers.common.quantization.fp8": {
+        "sharded_quantized_matmul": _SHARDED_QUANTIZED,
+    },
+    _W8A8_FP8: {"sharded_quantized_matmul": _SHARDED_QUANTIZED},
+    "tpu_inference.layers.common.moe": {
+        "fused_moe_func": (
+            "hidden_states, w1, w2, w1_scale, w2_scale, w1_bias, w2_bias, gating_output, topk, "
+            "renormalize, mesh, use_ep, activation, scoring_fn, all_gather_fp8, enable_rs_kernel, "
+            "use_gmm_fused_rs_kernel, onehot_moe_permute_threshold, scatter_results, "
+            "defer_all_reduce, hash_based_topk_indices, expert_score_correction_bias, "
+            "moe_chunk_size, num_valid_tokens"
+        ),
     },
     "tpu_inference.layers.vllm.quantization.fp8:VllmFp8LinearMethod": {
         "apply": "self, layer, x, bias",

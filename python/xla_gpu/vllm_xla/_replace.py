@@ -328,13 +328,11 @@ _FEWER_PRODUCTS = {"LlamaForCausalLM", "Qwen3ForCausalLM"}
 
 
 def _is_faster_in_torchax(vllm_config: Any) -> bool:
-    """Over several devices its weights take three times as long to load; drafts need its own."""
+    """Drafts need tpu-inference's own."""
     speculative = vllm_config.speculative_config
-    return (
-        not _FEWER_PRODUCTS.isdisjoint(vllm_config.model_config.hf_config.architectures or ())
-        and vllm_config.sharding_config.total_devices == 1
-        and (speculative is None or speculative.method == "ngram")
-    )
+    return not _FEWER_PRODUCTS.isdisjoint(
+        vllm_config.model_config.hf_config.architectures or ()
+    ) and (speculative is None or speculative.method == "ngram")
 
 
 def _torchax_if_quantized_or_faster(original: Callable[..., str]) -> Callable[..., str]:
@@ -421,7 +419,16 @@ def before_the_platform() -> None:
 
 def before_the_model() -> None:
     """What the modules of models, layers and the runner hold."""
-    from xla_gpu.vllm_xla import _inputs, _linear, _rotary, _scheduler, _start, _step, _weights
+    from xla_gpu.vllm_xla import (
+        _inputs,
+        _linear,
+        _rotary,
+        _scheduler,
+        _start,
+        _step,
+        _sums,
+        _weights,
+    )
 
     _start.models_are_looked_at_here()
     _start.programs_side_by_side()
@@ -443,4 +450,5 @@ def before_the_model() -> None:
     _weights.fp8_products_take_weights_as_they_are()
     _linear.rows_are_quantized_in_one_kernel()
     _rotary.queries_and_keys_are_turned_in_one_kernel()
+    _sums.sums_of_a_step_are_all_reduce()
     layer_norms()

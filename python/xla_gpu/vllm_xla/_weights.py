@@ -147,7 +147,11 @@ def _sent_as_it_is(original: Callable[..., Any]) -> Callable[..., Any]:
         if not on_host or (stage_on_host and not one):
             return original(layer, param_name, sharding, stage_on_host)
         # What is short, such as scales, is computed with on the CPU, where programs compile sooner.
-        return sent(tensor, sharding if one and tensor.ndim > 1 else None)
+        if tensor.ndim == 1:
+            return sent(tensor, None)
+        return sent(
+            tensor, sharding if one else SingleDeviceSharding(sharding.mesh.devices.flat[0])
+        )
 
     return load
 

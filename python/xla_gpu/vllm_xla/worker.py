@@ -28,6 +28,10 @@ class XlaWorker(TPUWorker):  # type: ignore[misc]
         _replace.before_the_model()
         if getattr(_names, "TPU_MULTIPROCESS_DP", False):  # not in 0.31
             _keep_own_gpus(self.vllm_config)
+        if self.vllm_config.sharding_config.total_devices > 1:
+            # XLA's other client for GPUs: the first one waits in each call until all devices have
+            # begun it.
+            os.environ.setdefault("XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT", "1")
         device = _device()
         _replace.no_sparse_core(device.device_kind)
         logger.info("xla_gpu: vLLM on XLA:%s, %s", device.platform.upper(), device.device_kind)

@@ -1,0 +1,98 @@
+"""Sums over devices, two in a layer of tensor or expert parallelism, by all_reduce."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from xla_gpu.jax import all_reduce
+from xla_gpu.vllm_xla._names import ShardingAxisName, replace
+
+_MOST = 2 << 20  # octets that all_reduce takes
+
+
+def _on_each(mesh: Mesh, function: Callable[[Any], Any], x: Any) -> jax.Array:
+    """Of what each device has as x, for which the array says that all have the same."""
+    whole = PartitionSpec()
+    run = jax.shard_map(function, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+    out: jax.Array = run(x)
+    return out
+
+
+@functools.cache
+def _ordinals(mesh: Mesh) -> str:
+    """CUDA's of the mesh's devices; "" where all_reduce does not serve them."""
+    devices = list(mesh.devices.flat)
+    if any(d.platform != "gpu" or d.process_index != jax.process_index() for d in devices):
+        return ""
+    ordinals = ",".join(str(d.local_hardware_id) for d in devices)
+    total = functools.partial(all_reduce, devices=ordinals)
+    try:  # its memory is allocated here, before that of the caches
+        with jax.ensure_compile_time_eval():
+            _on_each(mesh, total, np.ones(8, np.float32)).block_until_ready()
+    except jax.errors.JaxRuntimeError:  # more of them than it takes, or out of each other's reach
+        return ""
+    return ordinals
+
+
+def _total(mesh: Mesh, x: jax.Array) -> Any:
+    ordinals = _ordinals(mesh)
+    if ordinals and x.size * x.dtype.itemsize <= _MOST:
+        return all_reduce(x, devices=ordinals)
+    return lax.psum(x, mesh.axis_names)
+
+
+def _summed_here(
+    axes_of: Callable[[dict[str, Any]], Any], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def product(*args: Any, **kwargs: Any) -> jax.Array:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given, mesh = bound.arguments, bound.arguments["mesh"]
+        axes = axes_of(given)
+        axes = axes if isinstance(axes, tuple) else (axes,) if axes else ()
+        over_all = mesh is not None and math.prod(mesh.shape[axis] for axis in axes) == mesh.size
+        if not over_all or mesh.size == 1 or given["defer_all_reduce"]:
+            out: jax.Array = original(*args, **kwargs)
+            return out
+        given["defer_all_reduce"] = True
+        parts = original(*bound.args, **bound.kwargs)
+        return _on_each(mesh, functools.partial(_total, mesh), parts)
+
+    return product
+
+
+def _rows_of_the_weight(given: dict[str, Any]) -> Any:
+    sharding = given["weight_sharding"]
+    return getattr(sharding, "spec", sharding)[0]
+
+
+def _of_experts(given: dict[str, Any]) -> Any:
+    if given["scatter_results"] or given["enable_rs_kernel"] or given["use_gmm_fused_rs_kernel"]:
+        return ()
+    return ShardingAxisName.EXPERT if given["use_ep"] else ShardingAxisName.MLP_TENSOR
+
+
+def sums_of_a_step_are_all_reduce() -> None:
+    """XLA ends a CUDA graph at its own kernel for a sum, and waits for the step to end.
+
+    NCCL's sums are recorded anew in each step, which takes longer than the step.
+    """
+    for name, axes_of in (
+        ("unquantized.sharded_matmul", _rows_of_the_weight),
+        ("fp8.sharded_quantized_matmul", _rows_of_the_weight),
+        ("compressed_tensors_w8a8_fp8.sharded_quantized_matmul", _rows_of_the_weight),
+        ("moe.fused_moe_func", _of_experts),
+    ):
+        replace(name, functools.partial(_summed_here, axes_of))
