@@ -69,7 +69,7 @@ const char* WhyNotPrefill(const Problem& problem, const cuda::DeviceInfo& device
   const int64_t dim = problem.head_dim;
   const bool known = SourceOf(problem) != sm90::Source::kElements
                          ? dim == 64 || dim == 128
-                         : (dim % 8 == 0 && dim <= 256) || dim == 512;
+                         : (dim % 8 == 0 && dim >= 16 && dim <= 256) || dim == 512;
   const char* why = WhyNot(problem, device, known, PrefillSharedBytes(problem) + kStaticShared);
   if (why != nullptr || !IsSplit(problem)) return why;
   return CopiedTokens(problem, device) > 0 ? nullptr : "no copy of f32";

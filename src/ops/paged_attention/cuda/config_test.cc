@@ -158,10 +158,10 @@ TEST(Config, PrefillLaunchNeedsPanelsAndTypesThatFit) {
   };
   EXPECT_FALSE(takes(MakePrefill(), kA100));
   EXPECT_FALSE(takes(MakePrefill(), kB200));
-  for (const int64_t head_dim : {8, 72, 80, 96, 192, 248, 512}) {
+  for (const int64_t head_dim : {16, 72, 80, 96, 192, 248, 512}) {
     EXPECT_TRUE(takes(MakePrefill(DType::kBF16, head_dim))) << head_dim;
   }
-  for (const int64_t head_dim : {3, 84, 264, 384}) {
+  for (const int64_t head_dim : {3, 8, 84, 264, 384}) {
     EXPECT_FALSE(takes(MakePrefill(DType::kBF16, head_dim))) << head_dim;
   }
   EXPECT_FALSE(takes(MakeProblem()));
