@@ -38,7 +38,7 @@ def _ordinals(mesh: Mesh) -> str:
     try:  # its memory is allocated here, before that of the caches
         with jax.ensure_compile_time_eval():
             _on_each(mesh, total, np.ones(8, np.float32)).block_until_ready()
-    except jax.errors.JaxRuntimeError:  # more of them than it takes, or out of each other's reach
+    except (jax.errors.JaxRuntimeError, ValueError):  # too many, or out of each other's reach
         return ""
     return ordinals
 

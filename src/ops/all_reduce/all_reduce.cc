@@ -38,14 +38,11 @@ Op MakeOp() {
       .name = kName,
       .target = "xla_gpu_all_reduce",
       .doc =
-          "The sum of the x of several GPUs of one process, on each of them: in f32, in the order "
-          "of "
-          "devices, rounded once, so that all have the same bits. Each of them makes the same "
-          "calls "
-          "in the same order, one at a time, with x of one type. For small x, at most 2 MiB, where "
-          "a call of NCCL takes longer than its bytes; 7 us instead of 4 at 128 KiB. Its GPUs must "
-          "reach each other's memory. A device that waits for another's part for two minutes ends "
-          "with an error.",
+          "The sum of the x of several GPUs of one process, on each of them: in f32, in the "
+          "order of devices, rounded once, so that all have the same bits. Each of them makes "
+          "the same calls in the same order, one at a time, with x of one type. For small sums, "
+          "of at most 2 MiB; larger ones are the framework's own. The GPUs must reach each "
+          "other's memory. One that waits two minutes for another's part ends with an error.",
       .args = {{"x", {DType::kF32, DType::kBF16, DType::kF16}, "any shape, at most 2 MiB"}},
       .results = {{.name = "out", .doc = "as x", .like = "x"}},
       .attrs =
