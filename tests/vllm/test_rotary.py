@@ -19,6 +19,8 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import QKVParallelLinear
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.model_executor.models.llama import LlamaAttention
+from vllm.model_executor.models.mistral import MistralAttention
+from vllm.model_executor.models.qwen2 import Qwen2Attention
 from vllm.model_executor.models.qwen3 import Qwen3Attention
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeAttention
 from xla_gpu.vllm_xla import _linear, _rotary
@@ -30,7 +32,7 @@ KERNEL = 'custom_call_target="xla_gpu_rotary_embedding"'
 
 @pytest.fixture(autouse=True)
 def replaced(monkeypatch):
-    for kind in (LlamaAttention, Qwen3Attention, Qwen3MoeAttention):
+    for kind in LAYERS:
         function = getattr(kind.forward, "__wrapped__", kind.forward)
         monkeypatch.setattr(kind, "forward", function)
     _rotary.queries_and_keys_are_turned_in_one_kernel()
@@ -75,6 +77,8 @@ def layer(product=None, kind=RotaryEmbedding, **how):
         num_kv_heads=KV_HEADS,
         q_size=Q_HEADS * HEAD_DIM,
         kv_size=KV_HEADS * HEAD_DIM,
+        do_llama_4_scaling=False,
+        qk_norm=False,
     )
 
 
@@ -119,7 +123,13 @@ def kernels(call, values):
 
 
 ROTARY = [{}, dict(is_neox_style=False), dict(rotary_dim=16)]
-LAYERS = {LlamaAttention: layer, Qwen3Attention: normed, Qwen3MoeAttention: normed}
+LAYERS = {
+    LlamaAttention: layer,
+    MistralAttention: layer,
+    Qwen2Attention: layer,
+    Qwen3Attention: normed,
+    Qwen3MoeAttention: normed,
+}
 
 
 @pytest.mark.parametrize("how", ROTARY, ids=str)
@@ -191,6 +201,14 @@ class Wrapped(torch.nn.Module):
         return self.base_layer(x)
 
 
+def scaled():
+    """Its queries are scaled by their positions."""
+    of = layer()
+    of.do_llama_4_scaling = True
+    of._get_llama_4_attn_scale = lambda positions: (1 + positions[:, None]).to(torch.bfloat16)
+    return of
+
+
 class Another(RotaryEmbedding):
     def forward_native(self, positions, query, key):
         return super().forward_native(positions, query, key)
@@ -205,8 +223,9 @@ class Another(RotaryEmbedding):
         (LlamaAttention, lambda: layer(kind=Another)),
         (Qwen3Attention, lambda: normed(kind=Another)),
         (Qwen3Attention, lambda: normed(q_epsilon=1e-2)),
+        (MistralAttention, scaled),
     ],
-    ids=["devices", "three products", "LoRA", "another", "normed, another", "two epsilons"],
+    ids=["devices", "three products", "LoRA", "another", "normed, another", "epsilons", "scaled"],
 )
 def test_others_are_vllms(kind, make):
     of = make()

@@ -255,6 +255,8 @@ REPLACED: dict[str, dict[str, _Row]] = {
         "load_weights": "self, model, model_config",
     },
     "vllm.model_executor.models.llama:LlamaAttention": {"forward": _ATTEND},
+    "vllm.model_executor.models.mistral:MistralAttention": {"forward": _ATTEND},
+    "vllm.model_executor.models.qwen2:Qwen2Attention": {"forward": _ATTEND},
     "vllm.model_executor.models.qwen3:Qwen3Attention": {"forward": _ATTEND},
     "vllm.model_executor.models.qwen3_moe:Qwen3MoeAttention": {"forward": _ATTEND},
     "vllm.model_executor.models.registry": {"_run_in_subprocess": "fn"},

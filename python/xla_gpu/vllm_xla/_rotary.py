@@ -41,13 +41,33 @@ def _are_ours(*norms: Any) -> bool:
     )
 
 
-def _in_one_kernel(normed: bool, original: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """`normed`: the layer has norms of heads."""
+def _never(layer: Any) -> bool:
+    return False
 
+
+def _always(layer: Any) -> bool:
+    return True
+
+
+# By layer, whether heads are normed there; None where something else is done too.
+_NORMED: dict[str, Callable[[Any], bool | None]] = {
+    "LlamaAttention": _never,
+    "MistralAttention": lambda layer: None if layer.do_llama_4_scaling else False,
+    "Qwen2Attention": lambda layer: bool(layer.qk_norm),
+    "Qwen3Attention": _always,
+    "Qwen3MoeAttention": _always,
+}
+
+
+def _in_one_kernel(
+    is_normed: Callable[[Any], bool | None], original: Callable[..., torch.Tensor]
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def forward(self: Any, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        normed = is_normed(self)
         norms = (self.q_norm, self.k_norm) if normed else ()
-        if not (_is_ours(self, positions, hidden_states) and (not norms or _are_ours(*norms))):
+        ours = normed is not None and _is_ours(self, positions, hidden_states)
+        if not ours or (norms and not _are_ours(*norms)):
             return original(self, positions, hidden_states)
         how = dict(zip(("q_norm", "k_norm"), (jax_view(norm.weight) for norm in norms)))
         if norms:
@@ -88,6 +108,5 @@ def queries_and_keys_are_turned_in_one_kernel() -> None:
     """
     name = "slice_sharded_tensor_for_concatenation"
     replace(f"unquantized.{name}", _whole_of_one_shard)
-    replace("LlamaAttention.forward", functools.partial(_in_one_kernel, False))
-    for layer in ("Qwen3Attention", "Qwen3MoeAttention"):
-        replace(f"{layer}.forward", functools.partial(_in_one_kernel, True))
+    for layer, is_normed in _NORMED.items():
+        replace(f"{layer}.forward", functools.partial(_in_one_kernel, is_normed))
