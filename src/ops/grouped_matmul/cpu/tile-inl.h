@@ -261,7 +261,7 @@ HWY_INLINE void MultiplyWords(const TileTask& task) {
   HWY_ALIGN float factors[kTileColumns];
   std::fill_n(factors, kTileColumns, 1.0f);
   std::fill_n(sums, sums_size, 0.0f);
-  if (amx != nullptr) amx->begin();
+  if (amx != nullptr) amx->begin(0);
   const int64_t in_block = task.inner / task.blocks;
   for (int64_t block = 0; block < task.blocks; ++block) {
     if (task.scale != nullptr) {

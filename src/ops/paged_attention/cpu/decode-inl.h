@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "hwy/highway.h"
+#include "src/ops/paged_attention/cpu/decode_amx-inl.h"
 #include "src/ops/paged_attention/cpu/decode_block-inl.h"
 #include "src/ops/paged_attention/cpu/kernels.h"
 #include "src/ops/paged_attention/cpu/logits-inl.h"
@@ -27,8 +28,12 @@ namespace xla_gpu::paged_attention {
 namespace HWY_NAMESPACE {
 
 // The whole of DecodeSplit for one cache type and tile of heads.
-template <class T, size_t kHeads>
+template <class Tile>
 class SplitDecoder {
+  using T = typename Tile::CacheType;
+  static constexpr size_t kHeads = Tile::kTileHeads;
+  static constexpr int64_t kMaxBlockKeys = Tile::kMaxKeys;
+
  public:
   explicit SplitDecoder(const DecodeTask& task)
       : task_(task),
@@ -37,11 +42,11 @@ class SplitDecoder {
         segment_(*task.segment),
         padded_(PadHeadDim(p_.head_dim)),
         tiles_(PadGroup(p_.group_size()) / kHeads),
-        as_zen5_(is_zen5 && DecodeTile<T, kHeads>::kMayAskAsZen5),
+        as_zen5_(is_zen5 && Tile::kMayAskAsZen5),
         past_pair_(as_zen5_ ? reinterpret_cast<uintptr_t>(b_.k_cache) % 128 / sizeof(Raw) : 0) {
     const int64_t heads = NumHeads();
     const int64_t states = heads / kHeads * kLanes;
-    const int64_t staged = staging() ? kBlock * padded_ : 0;
+    const int64_t staged = staging() || Tile::kAmx ? kBlock * padded_ : 0;
     const int64_t weights = heads * kMaxBlockKeys;
     const int64_t seen = segment_.rows * int64_t{sizeof(KeyRange) / sizeof(float)};
     const int64_t longs = has_long_sums() ? heads * padded_ + states : 0;
@@ -72,6 +77,7 @@ class SplitDecoder {
   }
 
   void Run() {
+    if constexpr (Tile::kAmx) queue_.Begin(kHeads);
     const KeyRange first = VisibleKeys(p_, segment_, segment_.pos);
     const KeyRange last = VisibleKeys(p_, segment_, segment_.pos + segment_.rows - 1);
     // What all rows see.
@@ -81,18 +87,19 @@ class SplitDecoder {
     RunNeighbours(task_.keys.begin, begin);
     RunStreams(begin, kStreams, kBlock / kStreams, blocks);
     RunNeighbours(begin + blocks * kBlock, task_.keys.end);
+    if constexpr (Tile::kAmx) queue_.End();
     WriteStates();
   }
 
  private:
   using Raw = typename T::Raw;
-  using Block = BlockRows<Raw>;
+  using Block = BlockRows<Raw, kMaxBlockKeys>;
   // As many as a processor's prefetchers follow.
   static constexpr int64_t kStreams = 8;
   // More keys mean less loading and storing of sums and waiting for the softmax, fewer that
-  // memory's order is kept. A whole tile in any case.
+  // memory's order is kept. A whole tile in any case, and AMX's.
   static constexpr int64_t kBlock =
-      sizeof(Raw) == 1 ? kMaxBlockKeys : std::max<int64_t>(kStreams, kLanes / kHeads);
+      sizeof(Raw) == 1 || Tile::kAmx ? kMaxBlockKeys : std::max<int64_t>(kStreams, kLanes / kHeads);
   // Sums of f32 over more keys would lose digits: they go on in f64.
   static constexpr int64_t kShortKeys = 512;
   static constexpr int64_t kMaxAhead = 8;  // blocks
@@ -107,6 +114,7 @@ class SplitDecoder {
   bool has_long_sums() const { return task_.keys.end - task_.keys.begin > kShortKeys; }
 
   void MoveToLongSums() {
+    if constexpr (Tile::kAmx) queue_.RunAll();
     const int64_t heads = NumHeads();
     MoveInto(task_.partial.acc, heads * padded_, long_acc_);
     MoveInto(sum_, heads / kHeads * kLanes, long_sum_);
@@ -213,15 +221,10 @@ class SplitDecoder {
           const int64_t q_row = segment_.row_begin + row;
           const int64_t q_head = (task_.first_head + kv_head) * group + g;
           if constexpr (T::kDot) {
-            // Steps of the first of kHeads rows, the second and so on, then the next steps: more
-            // pointers than registers would cost as much as the products.
             const int64_t h = g % kHeads;
             const auto* query = static_cast<const uint16_t*>(b_.query) +
                                 (q_row * p_.q_heads + q_head) * p_.head_dim;
-            auto* words = reinterpret_cast<uint16_t*>(to - h * padded_) + h * T::kStep;
-            for (int64_t d = 0; d < p_.head_dim; d += T::kStep) {
-              T::ToWords(query + d, factor < 0 ? 0x8000 : 0, words + d * kHeads);
-            }
+            Tile::PackQuery(query, factor < 0 ? 0x8000 : 0, h, padded_, to - h * padded_);
           } else {
             LoadQuery(p_, b_, q_row, q_head, factor, to, padded_);
             if (even_odd()) ToEvenOdd(to);
@@ -246,24 +249,21 @@ class SplitDecoder {
     asked_ = {later.k, later.v};
     for (int64_t head = 0; head < task_.num_heads; ++head) {
       RunKeys(block, head);
-      RunSoftmax(head);
       RunValues(block, head);
     }
   }
 
   void RunKeys(const Block& block, int64_t head) {
     WithHead(block, block.k, p_.k, b_.k_token_scales, head, [&](auto& tile) HWY_ATTR {
-      const float cap = scales_[head].inner;
       ForEachTile(head, tile, [&](int64_t index) HWY_ATTR {
-        tile.Score(q_ + index * kHeads * padded_, cap, padded_);
+        tile.Score(q_ + index * kHeads * padded_, padded_);
         tile.AskNoMore();
       });
     });
   }
 
   void RunSoftmax(int64_t head) {
-    DecodeTile<T, kHeads> tile;
-    tile.unit = scales_[head].unit;
+    Tile tile;
     tile.growth = growths_[head];
     ForEachTile(head, tile, [&](int64_t index) HWY_ATTR {
       tile.Softmax(max_ + index * kLanes, sum_ + index * kLanes, long_sum_ + index * kLanes,
@@ -273,6 +273,10 @@ class SplitDecoder {
 
   void RunValues(const Block& block, int64_t head) {
     WithHead(block, block.v, p_.v, b_.v_token_scales, head, [&](auto& tile) HWY_ATTR {
+      if constexpr (Tile::kAmx) {
+        ForEachTile(head, tile, [&](int64_t) HWY_ATTR { tile.StageValues(padded_); });
+      }
+      RunSoftmax(head);
       ForEachTile(head, tile, [&](int64_t) HWY_ATTR {
         tile.AddValues(padded_);
         tile.AskNoMore();
@@ -313,9 +317,13 @@ class SplitDecoder {
         return f(tile);
       }
     }
-    DecodeTile<T, kHeads> tile;
+    Tile tile;
     tile.rows = {rows, offset};
     tile.as_zen5 = as_zen5_;
+    if constexpr (Tile::kAmx) {
+      tile.queue = &queue_;
+      tile.staged = staged_ + (rows == block.v ? kBlock / 2 * padded_ : 0);
+    }
     const size_t together = as_zen5_ ? tile.kAsked : tile.kKeys;
     HeadRows<Raw> asked = {};
     const auto n = static_cast<size_t>(block.n);
@@ -327,11 +335,12 @@ class SplitDecoder {
   }
 
   // All tiles of the kv head.
-  template <class Tile, class F>
-  HWY_INLINE void ForEachTile(int64_t head, Tile& tile, const F& f) {
+  template <class AnyTile, class F>
+  HWY_INLINE void ForEachTile(int64_t head, AnyTile& tile, const F& f) {
     for (int64_t row = 0; row < segment_.rows; ++row) {
       const KeyRange keys = seen_[row];
       if (keys.begin >= keys.end) continue;
+      tile.scale = scales_[head];
       tile.begin = keys.begin;
       tile.end = keys.end;
       for (int64_t i = 0; i < tiles_; ++i) {
@@ -353,7 +362,7 @@ class SplitDecoder {
       RoundInto(long_acc_, heads * padded_, task_.partial.acc);
     }
     const int64_t tile_size = kHeads * padded_;
-    DecodeTile<T, kHeads> tile;
+    Tile tile;
     tile.acc = q_;  // the queries have served
     for (float* acc = task_.partial.acc; acc != task_.partial.acc + heads * padded_;
          acc += tile_size) {
@@ -391,10 +400,11 @@ class SplitDecoder {
   float* max_;
   float* sum_;
   float* staged_;
-  float* weights_;          // of a block, [kMaxBlockKeys * kHeads] for each tile
-  LogitScale* scales_;      // of each kv head of the task
-  float* growths_;          // MaxGrowth of each
-  KeyRange* seen_;          // of the block, by each query row
+  float* weights_;      // of a block, [kMaxBlockKeys * kHeads] for each tile
+  LogitScale* scales_;  // of each kv head of the task
+  float* growths_;      // MaxGrowth of each
+  KeyRange* seen_;      // of the block, by each query row
+  AmxQueue queue_{Tile::kAmx ? paged_cache::UsableAmx() : nullptr};
   int64_t short_keys_ = 0;  // that are not in long_acc_ and long_sum_
   struct {                  // what NextAsked gives
     const Raw* const* k;
@@ -406,13 +416,24 @@ class SplitDecoder {
 
 template <class T>
 void DecodeSplitAs(const DecodeTask& task) {
-  switch (HeadTile(task.problem->group_size())) {
+  const int64_t group = PadGroup(task.problem->group_size());
+#if XLA_GPU_HAVE_BF16_DOT
+  if constexpr (T::kDot) {
+    // With fewer products for a key's bytes memory binds, which likes smaller blocks.
+    const bool pays = task.segment->rows * group >= 4 * int64_t{sizeof(typename T::Raw)};
+    if (group % 4 == 0 && pays && paged_cache::UsableAmx() != nullptr) {
+      if (group % 8 == 0) return SplitDecoder<AmxDecodeTile<T, 8>>(task).Run();
+      return SplitDecoder<AmxDecodeTile<T, 4>>(task).Run();
+    }
+  }
+#endif
+  switch (group) {
     case 1:
-      return SplitDecoder<T, 1>(task).Run();
+      return SplitDecoder<DecodeTile<T, 1>>(task).Run();
     case 2:
-      return SplitDecoder<T, std::min<size_t>(2, kLanes)>(task).Run();
+      return SplitDecoder<DecodeTile<T, std::min<size_t>(2, kLanes)>>(task).Run();
     default:
-      return SplitDecoder<T, std::min<size_t>(4, kLanes)>(task).Run();
+      return SplitDecoder<DecodeTile<T, std::min<size_t>(4, kLanes)>>(task).Run();
   }
 }
 

@@ -20,18 +20,15 @@ HWY_BEFORE_NAMESPACE();
 namespace xla_gpu::paged_attention {
 namespace HWY_NAMESPACE {
 
-// Keys of a block at most.
-constexpr int64_t kMaxBlockKeys = 16;
-
-// Where the n keys of one block lie: their rows of kv head 0. Entries from n on
+// Where the n keys of one block lie, at most kMaxKeys: their rows of kv head 0. Entries from n on
 // repeat the last, so that a whole tile of keys may be taken from any one on.
-template <typename Raw>
+template <typename Raw, int64_t kMaxKeys>
 struct BlockRows {
-  static constexpr int64_t kEntries = kMaxBlockKeys + kLanes;
+  static constexpr int64_t kEntries = kMaxKeys + kLanes;
   int64_t n = 0;
   const Raw* k[kEntries];
   const Raw* v[kEntries];
-  int64_t slot[kMaxBlockKeys];  // their places in the cache
+  int64_t slot[kMaxKeys];  // their places in the cache
 };
 
 // Each lane: the maximum of its group of kCount neighbours.
@@ -50,9 +47,13 @@ HWY_INLINE VF32 MaxOfEach(VF32 x) {
 }
 
 // A tile of q heads and one block of their kv head: Score, then Softmax, then AddValues.
-template <class T, size_t kHeads>
+template <class T, size_t kHeads, size_t kMaxBlockKeys = 16>
 class DecodeTile {
  public:
+  using CacheType = T;
+  static constexpr bool kAmx = false;
+  static constexpr size_t kTileHeads = kHeads;
+  static constexpr size_t kMaxKeys = kMaxBlockKeys;
   using Raw = typename T::Raw;
   static constexpr size_t kKeys = kLanes / kHeads;  // in a tile
 
@@ -62,11 +63,12 @@ class DecodeTile {
   HeadRows<Raw> rows;                           // K for Score, V for AddValues
   HeadRows<Raw> later[kMaxBlockKeys / kAsked];  // to ask for, as many as those that are read
   float* weights;  // [kMaxBlockKeys * kHeads], logits before Softmax; with T::kDot bf16 after it
-  float unit, growth;  // LogitScale::unit, MaxGrowth
-  size_t begin, end;   // the keys of the block that the tile sees
-  bool as_zen5;        // how to ask, if kMayAskAsZen5
-  float* acc;          // sums of values, [chunk of ForEachChunk][kHeads][vector]
-  double* long_acc;    // as acc, of earlier keys; null where there is none
+  LogitScale scale;
+  float growth;       // MaxGrowth
+  size_t begin, end;  // the keys of the block that the tile sees
+  bool as_zen5;       // how to ask, if kMayAskAsZen5
+  float* acc;         // sums of values, [chunk of ForEachChunk][kHeads][vector]
+  double* long_acc;   // as acc, of earlier keys; null where there is none
 
   // What is read has been asked for.
   HWY_INLINE void AskNoMore() {
@@ -74,22 +76,24 @@ class DecodeTile {
     as_zen5 = false;
   }
 
-  // `weights` become x (LogitScale) of the keys that are seen, -inf in lanes past the last of them;
-  // `cap`: LogitScale::inner.
-  HWY_INLINE void Score(const float* q, float cap, size_t padded) {
-    const F32 df;
-    float* to = weights;
-    for (size_t first = begin; first < end; first += kKeys, to += kLanes) {
-      VF32 x;
-      if constexpr (T::kDot) {
-        x = DotWords(q, padded, first);
-      } else {
-        x = Dots(q, padded, first);
-      }
-      if (cap > 0) x = Tanh(hn::Mul(hn::Set(df, cap), x));
-      if (end - first < kKeys) x = HideKeysFrom(end - first, x);
-      hn::Store(x, df, to);
+  // Words of head h of the tile, with T::kDot: steps of the first of kHeads rows, the second and so
+  // on, then the next steps: more pointers than registers would cost as much as the products.
+  static void PackQuery(const uint16_t* query, uint16_t sign, size_t h, size_t padded, float* q) {
+    auto* words = reinterpret_cast<uint16_t*>(q) + h * T::kStep;
+    for (size_t d = 0; d < padded; d += T::kStep) {
+      T::ToWords(query + d, sign, words + d * kHeads);
     }
+  }
+
+  // `weights` become x (LogitScale) of the keys that are seen, -inf in lanes past the last of them.
+  HWY_INLINE void Score(const float* q, size_t padded) {
+    ScoreBy([&](size_t first) XLA_GPU_INLINE_LAMBDA {
+      if constexpr (T::kDot) {
+        return DotWords(q, padded, first);
+      } else {
+        return Dots(q, padded, first);
+      }
+    });
   }
 
   // Each x becomes a weight. `max` and `sum` are vectors with kKeys lanes for each head, `long_sum`
@@ -99,7 +103,7 @@ class DecodeTile {
   // seen that nothing is.
   HWY_INLINE void Softmax(float* max, float* sum, double* long_sum, size_t padded) {
     const F32 df;
-    const VF32 unit_of_x = hn::Set(df, unit);
+    const VF32 unit_of_x = hn::Set(df, scale.unit);
     const VF32 old_max = hn::Load(df, max);
     VF32 base = FiniteBase(old_max);
     VF32 total = hn::Load(df, sum);
@@ -151,7 +155,21 @@ class DecodeTile {
     });
   }
 
- private:
+ protected:
+  // `products`: q.k of a tile of keys from one of the block on.
+  template <class F>
+  HWY_INLINE void ScoreBy(const F& products) {
+    const F32 df;
+    const float cap = scale.inner;
+    float* to = weights;
+    for (size_t first = begin; first < end; first += kKeys, to += kLanes) {
+      VF32 x = products(first);
+      if (cap > 0) x = Tanh(hn::Mul(hn::Set(df, cap), x));
+      if (end - first < kKeys) x = HideKeysFrom(end - first, x);
+      hn::Store(x, df, to);
+    }
+  }
+
   // Calls f(number of vectors, first element) for the chunks of a row that AddValues takes at a
   // time. All heads' sums of a chunk lie together, so that one pointer reaches them.
   template <class F>

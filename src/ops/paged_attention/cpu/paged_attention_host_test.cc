@@ -337,27 +337,35 @@ TEST(PagedAttentionHost, PagesBeforeTheWindowNeedNotExist) {
 // A key and value of NaN at one position: rows that stand before it, or whose window has left it
 // behind, do not see it.
 TEST(PagedAttentionHost, NoRowIsTouchedByWhatItDoesNotSee) {
-  for (int64_t window : {0, 30}) {
-    for (int64_t rows : {4, 200}) {  // decode, prefill
-      std::mt19937_64 rng(12);
-      CaseSpec spec;
-      spec.layout = Layout::kPair;
-      spec.max_pages = 20;
-      spec.query_lens = {rows};
-      spec.context_lens = {300};
-      spec.sliding_window = window;
-      Case c(spec, rng);
-      const int64_t poisoned = 300 - rows + 1;  // the second row's own position
-      const int64_t token = c.block_tables.ints()[poisoned / 16] * 16 + poisoned % 16;
-      const int64_t size = 2 * 64;
-      for (int64_t i = 0; i < size; ++i) {
-        c.kv_cache.Set(token * size + i, std::nan(""));
-        c.v_cache.Set(token * size + i, std::nan(""));
-      }
+  const auto expect_untouched = [](DType cache, int64_t window, int64_t rows) {
+    std::mt19937_64 rng(12);
+    CaseSpec spec;
+    spec.cache_dtype = cache;
+    if (cache != DType::kF32) spec.query_dtype = DType::kBF16;
+    spec.layout = Layout::kPair;
+    spec.max_pages = 20;
+    spec.query_lens = {rows};
+    spec.context_lens = {300};
+    spec.sliding_window = window;
+    Case c(spec, rng);
+    const int64_t poisoned = 300 - rows + 1;  // the second row's own position
+    const int64_t token = c.block_tables.ints()[poisoned / 16] * 16 + poisoned % 16;
+    const int64_t size = 2 * 64;
+    for (int64_t i = 0; i < size; ++i) {
+      c.kv_cache.Set(token * size + i, std::nan(""));
+      c.v_cache.Set(token * size + i, std::nan(""));
+    }
+    const Expected expected(c);
+    ForEachTarget([&](const char* target) {
       ASSERT_TRUE(c.Run(DefaultThreadPool()).ok());
-      ASSERT_TRUE(Check(c, Expected(c), nullptr)) << "window " << window << ", rows " << rows;
+      ASSERT_TRUE(Check(c, expected, nullptr)) << target << ": " << c.spec().ToString();
       EXPECT_FALSE(std::isnan(c.out.Get(0)));
       EXPECT_TRUE(std::isnan(c.out.Get(8 * 64)));
+    });
+  };
+  for (DType cache : {DType::kF32, DType::kBF16, DType::kF8E4M3FN}) {
+    for (int64_t window : {0, 30}) {
+      for (int64_t rows : {4, 200}) expect_untouched(cache, window, rows);  // decode, prefill
     }
   }
 }

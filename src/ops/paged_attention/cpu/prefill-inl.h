@@ -155,7 +155,7 @@ class Prefill {
     std::fill(sum_, sum_ + tiled_rows_, 0.0);
     std::fill(o_, o_ + tiled_rows_ * padded_v_, 0.0f);
     if (long_o_ != nullptr) std::fill(long_o_, long_o_ + tiled_rows_ * padded_v_, 0.0);
-    if (amx_ != nullptr) amx_->begin();
+    if (amx_ != nullptr) amx_->begin(0);
     // Blocks lie at multiples of their size, wherever the window begins.
     const int64_t first = keys_.begin / kPrefillBlock * kPrefillBlock;
     for (int64_t key = first; key < keys_.end; key += kPrefillBlock) {

@@ -26,7 +26,7 @@ bool MayUseTiles() {
   return answer == kYes;
 }
 
-// All eight tiles of 16 rows of 64 bytes.
+// Eight tiles of 16 rows of 64 bytes.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -36,9 +36,15 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-void Begin() {
-  static constexpr TileConfig kConfig;
-  __asm__ volatile("ldtilecfg %0" : : "m"(kConfig));
+// Products of few columns have their sums in tiles 0 and 1, b in 2; those of few rows sums in 3 and
+// 4, a in 5. Whole tiles, 6 and 7, are the other operand.
+void Begin(int64_t few) {
+  TileConfig config;
+  if (few != 0) {
+    for (const int tile : {0, 1, 2}) config.row_bytes[tile] = static_cast<uint16_t>(4 * few);
+    for (const int tile : {3, 4, 5}) config.rows[tile] = static_cast<uint8_t>(few);
+  }
+  __asm__ volatile("ldtilecfg %0" : : "m"(config));
 }
 
 // A thread that keeps tiles makes each switch to another one longer.
@@ -52,8 +58,43 @@ void End() { __asm__ volatile("tilerelease"); }
 #define XLA_GPU_TILE_MULTIPLY(c, a, b) \
   __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c : :)
 
+void MultiplyFewColumns(const AmxProduct& p) {
+  const int64_t a_stride = p.lda * 4, b_stride = p.ldb * 4, c_stride = p.ldc * 4;
+  const float* b = p.b;
+  const float* const second_a = kAmxRows * p.lda + p.a;
+  XLA_GPU_TILE_ZERO(0);
+  XLA_GPU_TILE_ZERO(1);
+  for (int64_t k = 0; k < p.depth; k += kAmxWords, b += kAmxWords * p.ldb) {
+    XLA_GPU_TILE_LOAD(2, b, b_stride);
+    XLA_GPU_TILE_LOAD(6, p.a + k, a_stride);
+    XLA_GPU_TILE_MULTIPLY(0, 6, 2);
+    XLA_GPU_TILE_LOAD(7, second_a + k, a_stride);
+    XLA_GPU_TILE_MULTIPLY(1, 7, 2);
+  }
+  XLA_GPU_TILE_STORE(0, p.c, c_stride);
+  XLA_GPU_TILE_STORE(1, kAmxRows * p.ldc + p.c, c_stride);
+}
+
+void MultiplyFewRows(const AmxProduct& p) {
+  const int64_t a_stride = p.lda * 4, b_stride = p.ldb * 4, c_stride = p.ldc * 4;
+  const float* b = p.b;
+  XLA_GPU_TILE_LOAD(3, p.c, c_stride);
+  XLA_GPU_TILE_LOAD(4, p.c + kAmxWords, c_stride);
+  for (int64_t k = 0; k < p.depth; k += kAmxWords, b += kAmxWords * p.ldb) {
+    XLA_GPU_TILE_LOAD(5, p.a + k, a_stride);
+    XLA_GPU_TILE_LOAD(6, b, b_stride);
+    XLA_GPU_TILE_MULTIPLY(3, 5, 6);
+    XLA_GPU_TILE_LOAD(7, b + kAmxWords, b_stride);
+    XLA_GPU_TILE_MULTIPLY(4, 5, 7);
+  }
+  XLA_GPU_TILE_STORE(3, p.c, c_stride);
+  XLA_GPU_TILE_STORE(4, p.c + kAmxWords, c_stride);
+}
+
 // Sums lie in tiles 0 and 1, of the second 16 rows in 2 and 3; a in 4 and 5, b in 6 and 7.
 void Multiply(const AmxProduct& p) {
+  if (p.cols < 2 * kAmxWords) return MultiplyFewColumns(p);
+  if (p.rows < kAmxRows) return MultiplyFewRows(p);
   const int64_t a_stride = p.lda * 4, b_stride = p.ldb * 4, c_stride = p.ldc * 4;
   const float* a = p.a;
   const float* b = p.b;
@@ -96,7 +137,7 @@ void Multiply(const AmxProduct& p) {
 #else
 
 bool MayUseTiles() { return false; }
-void Begin() {}
+void Begin(int64_t) {}
 void Multiply(const AmxProduct&) {}
 void End() {}
 

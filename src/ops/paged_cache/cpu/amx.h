@@ -14,7 +14,7 @@ constexpr int64_t kAmxRows = 16;   // of a tile
 constexpr int64_t kAmxWords = 16;  // of a row of a tile
 
 // c[i][j] = (adds ? c[i][j] : 0) + the products of both halves of a[i][k] and b[k][j], summed over
-// k: i < rows, j < 2 * kAmxWords, k < depth. Rows lie lda, ldb, ldc words apart.
+// k: i < rows, j < cols, k < depth. Rows lie lda, ldb, ldc words apart.
 struct AmxProduct {
   const float* a;  // words
   int64_t lda;
@@ -23,14 +23,16 @@ struct AmxProduct {
   int64_t depth;  // a multiple of kAmxWords
   float* c;
   int64_t ldc;
-  int64_t rows;  // kAmxRows or 2 * kAmxRows
+  int64_t rows;  // kAmxRows, 2 * kAmxRows or, if it adds, `few`
   bool adds;
+  int64_t cols = 2 * kAmxWords;  // or, of 2 * kAmxRows rows, if it does not add, `few`
 };
 
-// What computes them. A thread calls `begin` before its products and `end` after them.
+// What computes them. A thread calls `begin` before its products and `end` after them. Either all
+// have `few` rows or columns, less than kAmxRows, or it is 0 and none has.
 struct AmxUnit {
   bool (*may_use)();
-  void (*begin)();
+  void (*begin)(int64_t few);
   void (*multiply)(const AmxProduct&);
   void (*end)();
 };

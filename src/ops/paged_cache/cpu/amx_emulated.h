@@ -27,7 +27,7 @@ inline float HalfOfWord(const float* word, int half) {
 // TDPBF16PS over the tiles of a product.
 inline void MultiplyEmulated(const AmxProduct& p) {
   for (int64_t i = 0; i < p.rows; ++i) {
-    for (int64_t j = 0; j < 2 * kAmxWords; ++j) {
+    for (int64_t j = 0; j < p.cols; ++j) {
       float sum = p.adds ? p.c[i * p.ldc + j] : 0.0f;
       for (int64_t tile = 0; tile < p.depth; tile += kAmxWords) {
         float halves[2] = {};
@@ -45,7 +45,8 @@ inline void MultiplyEmulated(const AmxProduct& p) {
   }
 }
 
-inline constexpr AmxUnit kEmulatedAmx{[] { return true; }, [] {}, &MultiplyEmulated, [] {}};
+inline constexpr AmxUnit kEmulatedAmx{[] { return true; }, [](int64_t) {}, &MultiplyEmulated,
+                                      [] {}};
 
 }  // namespace xla_gpu::paged_cache
 

@@ -26,32 +26,40 @@ struct Words {
   std::vector<uint16_t> bits;
 };
 
-void ExpectRightProducts(const AmxUnit& unit) {
+void ExpectRightProducts(const AmxUnit& unit, int64_t rows, int64_t cols, bool adds) {
   std::mt19937_64 rng(1);
-  unit.begin();
-  for (const int64_t rows : {kAmxRows, 2 * kAmxRows}) {
-    for (const int64_t depth : {kAmxWords, 4 * kAmxWords}) {
-      for (const bool adds : {false, true}) {
-        const int64_t lda = depth + 16, ldb = 48, ldc = 40;
-        const Words a(rows, lda, rng), b(depth, ldb, rng);
-        std::vector<float> c(static_cast<size_t>(rows * ldc), 3.0f);
-        unit.multiply({a.words(), lda, b.words(), ldb, depth, c.data(), ldc, rows, adds});
-        for (int64_t i = 0; i < rows; ++i) {
-          for (int64_t j = 0; j < ldc; ++j) {
-            double want = adds || j >= 2 * kAmxWords ? 3 : 0;
-            for (int64_t k = 0; j < 2 * kAmxWords && k < depth; ++k) {
-              for (int half = 0; half < 2; ++half) {
-                want += a.At(i * lda + k, half) * b.At(k * ldb + j, half);
-              }
-            }
-            ASSERT_NEAR(c[static_cast<size_t>(i * ldc + j)], want, 2e-5)
-                << rows << " rows, depth " << depth << ", " << i << ", " << j;
+  for (const int64_t depth : {kAmxWords, 4 * kAmxWords}) {
+    const int64_t lda = depth + 16, ldb = 48, ldc = 40;
+    const Words a(rows, lda, rng), b(depth, ldb, rng);
+    std::vector<float> c(static_cast<size_t>(rows * ldc), 3.0f);
+    unit.multiply({a.words(), lda, b.words(), ldb, depth, c.data(), ldc, rows, adds, cols});
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < ldc; ++j) {
+        double want = adds || j >= cols ? 3 : 0;
+        for (int64_t k = 0; j < cols && k < depth; ++k) {
+          for (int half = 0; half < 2; ++half) {
+            want += a.At(i * lda + k, half) * b.At(k * ldb + j, half);
           }
         }
+        ASSERT_NEAR(c[static_cast<size_t>(i * ldc + j)], want, 2e-5)
+            << rows << " rows, " << cols << " columns, depth " << depth << ", " << i << ", " << j;
       }
     }
   }
+}
+
+void ExpectRightProducts(const AmxUnit& unit) {
+  unit.begin(0);
+  for (const int64_t rows : {kAmxRows, 2 * kAmxRows}) {
+    for (const bool adds : {false, true}) ExpectRightProducts(unit, rows, 2 * kAmxWords, adds);
+  }
   unit.end();
+  for (const int64_t few : {1, 4, 8, 15}) {
+    unit.begin(few);
+    ExpectRightProducts(unit, few, 2 * kAmxWords, true);
+    ExpectRightProducts(unit, 2 * kAmxRows, few, false);
+    unit.end();
+  }
 }
 
 TEST(Amx, ProductsAreRight) {
@@ -67,7 +75,7 @@ TEST(Amx, SubnormalElementsAreZero) {
     if (unit == nullptr) continue;
     std::vector<uint16_t> a(2 * kAmxRows * kAmxWords, 1), b(4 * kAmxWords * kAmxWords, 0x7f00);
     std::vector<float> c(kAmxRows * 2 * kAmxWords, 1.0f);
-    unit->begin();
+    unit->begin(0);
     unit->multiply({reinterpret_cast<const float*>(a.data()), kAmxWords,
                     reinterpret_cast<const float*>(b.data()), 2 * kAmxWords, kAmxWords, c.data(),
                     2 * kAmxWords, kAmxRows, true});
