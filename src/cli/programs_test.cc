@@ -158,7 +158,7 @@ TEST_F(ProgramsTest, RunRefusesPluginsAndVersionsThatDoNotFit) {
   EXPECT_THAT(run(AddModule(3), plugin_).err, HasSubstr("takes typed FFI handlers only"));
   EXPECT_THAT(run(AddModule(4, "tensor<4xi32>", "nobody"), plugin_).err,
               AllOf(HasSubstr("No FFI handler registered for nobody"),
-                    HasSubstr("knows the targets XlaGpuSimpleAdd, xla_gpu_grouped_matmul, "),
+                    HasSubstr("knows the targets XlaGpuSimpleAdd, xla_gpu_all_reduce, "),
                     HasSubstr("; --handler adds one of yours\n")));
   const std::string typo = AddModule(4, "tensor<4xi32>", "XlaGpuSimpelAdd");
   EXPECT_THAT(run(typo, plugin_).err, HasSubstr("did you mean XlaGpuSimpleAdd?"));
