@@ -107,12 +107,6 @@ def _simple_add(args: Arrays, attrs: Mapping[str, Any]) -> Split:
     return _by_factors(dict.fromkeys("abc", dims), args, set(dims))
 
 
-def _all_reduce(args: Arrays, attrs: Mapping[str, Any]) -> Split:
-    """Each device sums what it has whole."""
-    dims = [f"d{i}" for i in range(len(args["x"].shape))]
-    return _by_factors({"x": dims, "out": dims}, args, set())
-
-
 def _grouped_matmul(args: Arrays, attrs: Mapping[str, Any]) -> Split:
     """Columns of the matrices and of the result; which rows are whose stands in group_sizes."""
     factors = {
@@ -375,7 +369,6 @@ def _ragged_paged_attention_v3(args: Arrays, attrs: Mapping[str, Any]) -> Split:
 
 RULES: dict[str, Rule] = {
     "simple_add": _simple_add,
-    "all_reduce": _all_reduce,
     "grouped_matmul": _grouped_matmul,
     "quantize_rows": _quantize_rows,
     "rotary_embedding": _rotary_embedding,
