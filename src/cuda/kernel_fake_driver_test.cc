@@ -141,6 +141,41 @@ TEST_F(FakeDriverTest, AKernelIsLoadedOnceADeviceAndItsSharedMemoryOnlyGrows) {
   });
 }
 
+TEST_F(FakeDriverTest, ASumOfDevicesIsLoadedOnAllBeforeOneWaits) {
+  const auto sum_on = [](int device, std::string_view devices) {
+    static float in[1000], out[1000];
+    const int64_t shape[] = {1000};
+    const TensorView x{in, DType::kF32, shape}, sum{out, DType::kF32, shape};
+    Attributes attributes;
+    (void)attributes.Add("devices", devices);
+    const ScopedPrimaryContext scope(**GetDriver(), device);
+    return RunOp(**OpRegistry::Global().Get("all_reduce"), Platform::kCuda,
+                 {{&x, 1}, {&sum, 1}, &attributes}, {.stream = reinterpret_cast<void*>(99)});
+  };
+  const std::string launch =
+      StrCat("cuLaunchKernel function=", 0x201, " grid=1 block=256 shared=0 stream=99\n");
+  InProcess("12080", "", [&] {
+    if (!sum_on(1, "0,1").ok()) return false;
+    const std::string log = Log();
+    return Has(log, "cuCtxEnablePeerAccess context=1\n") &&
+           Has(log, "cuCtxEnablePeerAccess context=2\n") &&
+           Has(log, "cuKernelGetFunction context=1\n") &&
+           Has(log, "cuKernelGetFunction context=2\n") && Has(log, launch) &&
+           sum_on(0, "0,1").ok() && Equal(Log(), launch);
+  });
+  // Enabled already.
+  InProcess("12080", "cuCtxEnablePeerAccess=704", [&] { return sum_on(0, "1,0").ok(); });
+  InProcess("12080", "cuCtxEnablePeerAccess=2",
+            [&] { return sum_on(0, "1,0").code() == StatusCode::kResourceExhausted; });
+  InProcess("12080", "", [&] {
+    return Has(sum_on(0, "1").message(), "all_reduce: the call runs on device 0, which is not in");
+  });
+  ScopedEnv apart("FAKE_CUDA_NO_PEERS", "1");
+  InProcess("12080", "", [&] {
+    return Has(sum_on(0, "0,1").message(), "device 0 cannot reach the memory of device 1");
+  });
+}
+
 TEST_F(FakeDriverTest, KernelsOfOneSourceAreEachItsOwn) {
   for (const std::string& cache : {std::string(), folder_.path("cache")}) {
     ScopedEnv folder("XLA_GPU_CACHE_DIR", cache);

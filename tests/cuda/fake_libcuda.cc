@@ -6,8 +6,9 @@
 // FAKE_CUDA_CAPTURING: if set, streams are being captured. FAKE_CUDA_VERSION (12080): what
 // cuDriverGetVersion says. FAKE_CUDA_FAIL ("cuLaunchKernel=1"): this function gives this error.
 // FAKE_CUDA_REFUSE ("text"): machine code that is this text up to its first zero is refused as no
-// image. FAKE_CUDA_PARAMETERS ("8,8,4"): the bytes of each kernel's parameters. It has two devices
-// of compute capability 9.0 and as many multiprocessors as an H200.
+// image. FAKE_CUDA_PARAMETERS ("8,8,4"): the bytes of each kernel's parameters. FAKE_CUDA_NO_PEERS:
+// if set, no device reaches another's memory. It has two devices of compute capability 9.0 and as
+// many multiprocessors as an H200.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -155,10 +156,11 @@ FAKE int cuCtxPushCurrent_v2(void* context) {
   return 0;
 }
 FAKE int cuDeviceCanAccessPeer(int* can, int, int) {
-  *can = 1;
-  return 0;
+  return *can = std::getenv("FAKE_CUDA_NO_PEERS") == nullptr ? 1 : 0, 0;
 }
-FAKE int cuCtxEnablePeerAccess(void*, unsigned) { return 0; }
+FAKE int cuCtxEnablePeerAccess(void*, unsigned) {
+  return Called("cuCtxEnablePeerAccess", Context());
+}
 FAKE int cuCtxPopCurrent_v2(void** context) {
   if (depth == 0) return 201;
   *context = reinterpret_cast<void*>(stack[--depth]);
