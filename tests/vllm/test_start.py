@@ -490,10 +490,9 @@ def test_flags_of_xla_are_set_unless_given(monkeypatch, given, used):
         ({}, True),
         ({"architectures": ["Qwen2ForCausalLM"]}, False),
         ({"architectures": None}, False),
-        ({"devices": 2}, False),
         ({"method": "ngram"}, True),
         ({"method": "eagle3"}, False),
-        ({"quantization": "fp8", "devices": 2, "method": "eagle3"}, True),
+        ({"quantization": "fp8", "method": "eagle3"}, True),
         ({"draft": True, "quantization": "fp8"}, False),
     ],
 )
@@ -506,7 +505,6 @@ def test_which_models_are_torchax(given, torchax):
                 architectures=given.get("architectures", ["LlamaForCausalLM"])
             ),
         ),
-        sharding_config=types.SimpleNamespace(total_devices=given.get("devices", 1)),
         speculative_config=types.SimpleNamespace(method=method) if method else None,
     )
     resolve = _replace._torchax_if_quantized_or_faster(lambda config, is_draft_model: "flax_nnx")

@@ -158,10 +158,13 @@ def test_a_layers_matrix_goes_to_its_device(stage_on_host):
     assert not load(layer, "scale", ON_ONE, stage_on_host).committed
 
 
-def test_a_layers_matrix_of_several_devices_is_turned_on_the_host_first():
+def test_a_layers_matrix_of_several_devices_goes_to_the_first_to_be_turned():
     load = _weights._sent_as_it_is(lambda *args: args)
     layer = types.SimpleNamespace(weight=some(4, 6))
-    assert not load(layer, "weight", OVER_TWO).committed
+    array = load(layer, "weight", OVER_TWO)
+    assert array.committed
+    assert array.devices() == {OVER_TWO.mesh.devices.flat[0]}
+    assert octets(array) == octets(_weights.sent(some(4, 6), None))
     assert load(layer, "weight", OVER_TWO, stage_on_host=True) == (layer, "weight", OVER_TWO, True)
     layer.weight = layer.weight.to("meta")
     assert load(layer, "weight", ON_ONE) == (layer, "weight", ON_ONE, False)

@@ -1,8 +1,8 @@
 """Weights go to the device as they lie in the file, and are turned there.
 
 tpu-inference turns them on the host: from numpy's copy, or by way of float32, in XLA's programs for
-the CPU. Over several devices that stays, as each takes its part of what was turned; but experts go
-to their devices, each to its own.
+the CPU. Over several devices that stays for flax models, as each takes its part of what was turned;
+a torchax model's are turned on the first, and experts go to their devices, each to its own.
 """
 
 from __future__ import annotations
