@@ -6,7 +6,6 @@ heads  decode and prefill of whole batches, kv heads split over the devices by p
        sharded arrays and by shard_map
 pages  one decoding sequence, its pages dealt over the devices, the parts joined by lse
        (examples/jax/long_context.py)
-
 sums   all_reduce beside XLA's, by the size of what each device has; GPUs alone
 
 us a call, of a jitted chain of calls each of which attends with what the last one found, over

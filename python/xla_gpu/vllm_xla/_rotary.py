@@ -41,21 +41,13 @@ def _are_ours(*norms: Any) -> bool:
     )
 
 
-def _never(layer: Any) -> bool:
-    return False
-
-
-def _always(layer: Any) -> bool:
-    return True
-
-
 # By layer, whether heads are normed there; None where something else is done too.
 _NORMED: dict[str, Callable[[Any], bool | None]] = {
-    "LlamaAttention": _never,
+    "LlamaAttention": lambda layer: False,
     "MistralAttention": lambda layer: None if layer.do_llama_4_scaling else False,
     "Qwen2Attention": lambda layer: bool(layer.qk_norm),
-    "Qwen3Attention": _always,
-    "Qwen3MoeAttention": _always,
+    "Qwen3Attention": lambda layer: True,
+    "Qwen3MoeAttention": lambda layer: True,
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from xla_gpu.jax import all_reduce
-from xla_gpu.vllm_xla._names import ShardingAxisName, replace
+from xla_gpu.vllm_xla._names import ShardingAxisName, get_mesh_shape_product, replace
 
 _MOST = 2 << 20  # octets that all_reduce takes
 
@@ -60,10 +59,8 @@ def _summed_here(
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given, mesh = bound.arguments, bound.arguments["mesh"]
-        axes = axes_of(given)
-        axes = axes if isinstance(axes, tuple) else (axes,) if axes else ()
-        over_all = mesh is not None and math.prod(mesh.shape[axis] for axis in axes) == mesh.size
-        if not over_all or mesh.size == 1 or given["defer_all_reduce"]:
+        devices = 1 if mesh is None else get_mesh_shape_product(mesh, axes_of(given))
+        if devices == 1 or devices < mesh.size or given["defer_all_reduce"]:
             out: jax.Array = original(*args, **kwargs)
             return out
         given["defer_all_reduce"] = True
@@ -80,7 +77,7 @@ def _rows_of_the_weight(given: dict[str, Any]) -> Any:
 
 def _of_experts(given: dict[str, Any]) -> Any:
     if given["scatter_results"] or given["enable_rs_kernel"] or given["use_gmm_fused_rs_kernel"]:
-        return ()
+        return None
     return ShardingAxisName.EXPERT if given["use_ep"] else ShardingAxisName.MLP_TENSOR
 
 
