@@ -1,5 +1,7 @@
 #include "src/ops/paged_cache/cpu/amx.h"
 
+#include <initializer_list>
+
 #include "src/ops/paged_cache/cpu/instruction_set.h"
 
 #if defined(__x86_64__) && defined(__linux__)
