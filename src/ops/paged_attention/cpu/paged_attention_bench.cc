@@ -1,7 +1,7 @@
 // Decode and prefill on the Host, and what bounds decode: how fast memory can be read at all
 // (ReadMemory), how fast in decode's order (ReadPages), and the arithmetic alone, which counts
-// where all sequences' pages are one, in a core's own cache (one_page). One sequence of 2048 is in
-// the cache that cores share:
+// where all sequences' pages are one, in a core's own cache (one_page), and what AMX gives
+// (AmxProducts). One sequence of 2048 is in the cache that cores share:
 //   ninja -C build/release paged_attention_bench && build/release/paged_attention_bench
 #include <benchmark/benchmark.h>
 
@@ -16,6 +16,7 @@
 
 #include "src/core/plan_cache.h"
 #include "src/ops/paged_attention/random_case.h"
+#include "src/ops/paged_cache/cpu/amx.h"
 
 namespace xla_gpu::paged_attention {
 namespace {
@@ -91,6 +92,24 @@ void Decode(benchmark::State& state, DType dtype) {
   const std::unique_ptr<ThreadPool> pool = MakeThreadPool(static_cast<int>(state.range(3)));
   for (auto _ : state) batch.Run(*pool);
   CountCacheBytes(state, batch);
+}
+
+// What AMX gives a thread at all, of operands in L1: little while another guest of the machine uses
+// the same core's.
+void AmxProducts(benchmark::State& state) {
+  const paged_cache::AmxUnit* const amx = paged_cache::UsableAmx();
+  if (amx == nullptr) return state.SkipWithError("no AMX that this process may use");
+  constexpr int64_t kRows = 2 * paged_cache::kAmxRows, kColumns = 2 * paged_cache::kAmxWords;
+  constexpr int64_t kDepth = 4 * paged_cache::kAmxWords;
+  alignas(64) static float a[kRows * kDepth], b[kDepth * kColumns], c[kRows * kColumns];
+  amx->begin(0);
+  for (auto _ : state) {
+    amx->multiply({a, kDepth, b, kColumns, kDepth, c, kColumns, kRows, false});
+  }
+  amx->end();
+  state.counters["GFLOP/s"] =
+      benchmark::Counter(static_cast<double>(4 * kRows * kColumns * kDepth) / kGiga,
+                         benchmark::Counter::kIsIterationInvariantRate);
 }
 
 // What decode reads, in its order and with prefetches as for most processors, no arithmetic: a
@@ -186,6 +205,7 @@ void ReadArgs(benchmark::internal::Benchmark* benchmark) {
     benchmark->Args({8, 4096, threads})->Args({1, 32768, threads});
   }
 }
+BENCHMARK(AmxProducts)->UseRealTime();
 BENCHMARK_CAPTURE(ReadPages, f32, DType::kF32)->Apply(ReadArgs);
 BENCHMARK_CAPTURE(ReadPages, bf16, DType::kBF16)->Apply(ReadArgs);
 BENCHMARK_CAPTURE(ReadPages, f8e4m3fn, DType::kF8E4M3FN)->Apply(ReadArgs);
