@@ -53,10 +53,10 @@ extern "C" __global__ void __launch_bounds__(kAttendThreads, MIN_BLOCKS)
         if (row == 0 && !careful) fetch_next();
       };
       while (run(part, careful, fetch_once)) careful = true;
-    }
-    if constexpr (kHeadDim != kPadded) {  // queries and sums lay where the stages' padding is
-      __syncthreads();
-      ZeroPadding(tiles, kTilesBytes);
+      if constexpr (kHeadDim != kPadded) {  // queries and sums lay where the stages' padding is
+        __syncthreads();
+        ZeroPadding(tiles, kTilesBytes);
+      }
     }
   });
 }

@@ -52,6 +52,8 @@ constexpr Kind kKinds[] = {{DType::kBF16, DType::kBF16, "", 128, false},
 constexpr Kind kF16WithF32Results = {DType::kF16, DType::kF16, "f32", 256, false};
 constexpr Kind kE5M2WithCap = {DType::kF16, DType::kF8E5M2, "", 64, true};
 constexpr Kind kE5M2 = {DType::kF16, DType::kF8E5M2, "f32", 128, true};
+// Whose operands have zeros behind the head's dimensions.
+constexpr Kind kPaddedHeads = {DType::kF16, DType::kF16, "", 40, false};
 
 class PagedAttentionGpuTest : public cuda::GpuTest {
  protected:
@@ -163,7 +165,7 @@ TEST_P(PrefillOfManyTilesGpuTest, AgreeWithReference) {
 constexpr Kind kPrefillKinds[] = {kKinds[0],  kKinds[1],    kKinds[2],          kKinds[4],
                                   kKinds[6],  kE5M2WithCap, kF16WithF32Results, kKinds[12],
                                   kKinds[13], kKinds[14],   kKinds[8],          kKinds[16],
-                                  kKinds[19], kKinds[20],   kKinds[21]};
+                                  kKinds[19], kKinds[20],   kKinds[21],         kPaddedHeads};
 
 INSTANTIATE_TEST_SUITE_P(, PrefillOfManyTilesGpuTest, testing::ValuesIn(kPrefillKinds), NameOf);
 
