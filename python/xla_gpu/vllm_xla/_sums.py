@@ -12,8 +12,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from xla_gpu._errors import InvalidArgumentError
 from xla_gpu.jax import all_reduce
-from xla_gpu.vllm_xla._names import ShardingAxisName, get_mesh_shape_product, replace
+from xla_gpu.vllm_xla._names import ShardingAxisName, get_mesh_shape_product, init_logger, replace
+
+logger = init_logger("vllm.xla_gpu")
 
 _MOST = 2 << 20  # octets that all_reduce takes
 
@@ -26,24 +29,33 @@ def _on_each(mesh: Mesh, function: Callable[[Any], Any], x: Any) -> jax.Array:
     return out
 
 
+def _are_gpus_here(devices: list[Any]) -> bool:
+    return all(d.platform == "gpu" and d.process_index == jax.process_index() for d in devices)
+
+
 @functools.cache
 def _ordinals(mesh: Mesh) -> str:
-    """CUDA's of the mesh's devices; "" where all_reduce does not serve them."""
+    """CUDA's of the mesh's devices; "" where all_reduce does not serve them.
+
+    Not to be asked within shard_map, where JAX takes no other over the mesh. Under a trace jit is
+    computed at once, and shard_map alone is not.
+    """
     devices = list(mesh.devices.flat)
-    if any(d.platform != "gpu" or d.process_index != jax.process_index() for d in devices):
+    if not _are_gpus_here(devices):
         return ""
     ordinals = ",".join(str(d.local_hardware_id) for d in devices)
     total = functools.partial(all_reduce, devices=ordinals)
     try:  # its memory is allocated here, before that of the caches
         with jax.ensure_compile_time_eval():
-            _on_each(mesh, total, np.ones(8, np.float32)).block_until_ready()
-    except (jax.errors.JaxRuntimeError, ValueError):  # too many, or out of each other's reach
+            ones = np.ones(8, np.float32)
+            jax.jit(functools.partial(_on_each, mesh, total))(ones).block_until_ready()
+    except (jax.errors.JaxRuntimeError, InvalidArgumentError) as why:
+        logger.warning("xla_gpu: sums over devices are XLA's: %s", why)
         return ""
     return ordinals
 
 
-def _total(mesh: Mesh, x: jax.Array) -> Any:
-    ordinals = _ordinals(mesh)
+def _total(mesh: Mesh, ordinals: str, x: jax.Array) -> Any:
     if ordinals and x.size * x.dtype.itemsize <= _MOST:
         return all_reduce(x, devices=ordinals)
     return lax.psum(x, mesh.axis_names)
@@ -65,7 +77,7 @@ def _summed_here(
             return out
         given["defer_all_reduce"] = True
         parts = original(*bound.args, **bound.kwargs)
-        return _on_each(mesh, functools.partial(_total, mesh), parts)
+        return _on_each(mesh, functools.partial(_total, mesh, _ordinals(mesh)), parts)
 
     return product
 

@@ -103,7 +103,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         part = *reinterpret_cast<const Elements*>(&words);
       }
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) sum.x[i] += ToFloat(part.x[i]);
+      for (int i = 0; i < kVector; ++i) {
+        const float value = ToFloat(part.x[i]);
+        sum.x[i] = device == 0 ? value : sum.x[i] + value;  // 0 + -0 would lose the sign
+      }
     }
     const int at = vector * kVector;
     Elements rounded;

@@ -22,6 +22,7 @@ struct Part {
   Part(DType dtype, size_t elements, std::mt19937_64& rng) : x(elements * Size(dtype)) {
     for (char& byte : x) byte = static_cast<char>(rng());  // of all kinds of numbers
     if (rng() % 4 == 0) std::fill(x.begin(), x.end(), '\xff');
+    if (elements > 0 && rng() % 4 == 0) StoreFromDouble(x.data(), dtype, 0, -0.0);
     const auto shift = rng() % 3 == 0 ? rng() % 8 * Size(dtype) : 0;
     in = std::make_unique<cuda::DeviceBuffer<char>>(x, cuda::TestGuards(), shift);
     out = std::make_unique<cuda::DeviceBuffer<char>>(x.size(), cuda::TestGuards(), shift);
@@ -72,7 +73,7 @@ TEST_F(AllReduceGpuTest, IsTheSumOnEachDevice) {
       const Bytes got = parts[i]->out->ToHost();
       int wrong = 0;
       for (int64_t at = 0; at < shape[0]; ++at) {
-        float sum = 0;
+        float sum = -0.0F;
         for (const auto& part : parts) {
           sum += static_cast<float>(LoadAsDouble(part->x.data(), dtype, at));
         }
@@ -80,7 +81,8 @@ TEST_F(AllReduceGpuTest, IsTheSumOnEachDevice) {
         StoreFromDouble(&rounded, dtype, 0, static_cast<double>(sum));
         const double want = LoadAsDouble(&rounded, dtype, 0);
         const double is = LoadAsDouble(got.data(), dtype, at);
-        wrong += std::isnan(want) ? !std::isnan(is) : is != want;
+        wrong += std::isnan(want) ? !std::isnan(is)
+                                  : is != want || std::signbit(is) != std::signbit(want);
       }
       EXPECT_EQ(wrong, 0) << "of " << elements << " on device " << devices[i] << ", seed " << seed;
     }

@@ -63,15 +63,7 @@ StatusOr<std::unique_ptr<Plan>> MakeAllReduceCudaPlan(const Call& call, int devi
   XLA_GPU_RETURN_IF_ERROR(cuda::CheckComputeCapability(kName, *device));
   const std::vector<int> devices = DevicesOf(call);
   const TensorView& x = call.args[0];
-  const auto place = std::find(devices.begin(), devices.end(), device_ordinal);
-  if (place == devices.end()) {
-    return InvalidArgument(kName, ": the call runs on device ", device_ordinal,
-                           ", which is not in attribute 'devices'");
-  }
-  const auto rank = static_cast<int>(place - devices.begin());
   XLA_GPU_ASSIGN_OR_RETURN(const std::vector<void*> memory, MemoryOf(devices));
-  std::array<void*, kMostDevices> from_here{};
-  std::rotate_copy(memory.begin(), memory.begin() + rank, memory.end(), from_here.begin());
   // On all devices: to load another's while this one waits for it could take for ever.
   const cuda::KernelSpec spec = SpecOf(x.dtype, devices.size());
   std::shared_ptr<const cuda::Kernel> kernel;
@@ -79,6 +71,15 @@ StatusOr<std::unique_ptr<Plan>> MakeAllReduceCudaPlan(const Call& call, int devi
     XLA_GPU_ASSIGN_OR_RETURN(auto loaded, cuda::GetKernel(spec, ordinal, 0));
     if (ordinal == device_ordinal) kernel = std::move(loaded);
   }
+  if (kernel == nullptr) {  // an error if it runs: XLA compiles while any device is current
+    return MakePlan([=](const Call&, const ExecutionContext&) {
+      return InvalidArgument(kName, ": the call runs on device ", device_ordinal,
+                             ", which is not in attribute 'devices'");
+    });
+  }
+  const auto rank = static_cast<int>(std::ranges::find(devices, device_ordinal) - devices.begin());
+  std::array<void*, kMostDevices> from_here{};
+  std::rotate_copy(memory.begin(), memory.begin() + rank, memory.end(), from_here.begin());
   // All blocks run at once, so that none waits for a part whose sender waits for its own turn.
   const int64_t blocks = CeilDiv(x.size_bytes(), 16 * kThreads);
   cuda::LaunchConfig launch;
