@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from xla_gpu.vllm_xla import _experts, _names
+from jax.sharding import AbstractMesh
+from xla_gpu.vllm_xla import _experts, _names, _replace
 
 SIZES = np.array([0, 30, 1, 0, 39, 0], np.int32)  # of the groups
 
@@ -87,3 +88,19 @@ def test_our_arguments_are_the_tpu_kernels():
     ours = set(inspect.signature(_experts.gmm_v2).parameters)
     _, theirs = _names.parameters("linear.gmm_v2")
     assert ours <= set(theirs.split(", "))
+
+
+@pytest.mark.parametrize(
+    ("data", "told"), [(1, {"other": 1, "num_valid_tokens": 5}), (2, {"other": 1})]
+)
+def test_padding_is_told_where_all_rows_are_of_one_device(data, told):
+    """Else the count is that of the last device, and others' tokens would lose their experts."""
+
+    def moe_apply(layer, x, gating_output, weights, moe_backend, mesh, extra_backend_kwargs):
+        return extra_backend_kwargs
+
+    apply = _replace._without_the_count_of_one_device(moe_apply)
+    mesh = AbstractMesh((data, 2), ("data", "model"))
+    given = {"other": 1, "num_valid_tokens": 5}
+    assert apply(None, None, None, None, None, mesh=mesh, extra_backend_kwargs=given) == told
+    assert given == {"other": 1, "num_valid_tokens": 5}

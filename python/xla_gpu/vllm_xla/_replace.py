@@ -243,12 +243,33 @@ def _routed_as_the_model_says(original: Callable[..., Any]) -> Callable[..., Any
     return moe_apply
 
 
+def _without_the_count_of_one_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    from xla_gpu.vllm_xla._names import ShardingAxisName, get_mesh_shape_product
+
+    signature, count = inspect.signature(original), "num_valid_tokens"
+
+    @functools.wraps(original)
+    def moe_apply(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        if get_mesh_shape_product(given["mesh"], ShardingAxisName.ATTN_DATA) > 1:
+            more = given["extra_backend_kwargs"] or {}
+            given["extra_backend_kwargs"] = {k: v for k, v in more.items() if k != count}
+        return original(**given)
+
+    return moe_apply
+
+
 def routing() -> None:
     """tpu-inference takes the greatest logits, whatever the model's own function says.
 
-    Gemma 4 scales experts in it, Llama 4 takes sigmoids and weights the experts' input.
+    Gemma 4 scales experts in it, Llama 4 takes sigmoids and weights the experts' input. Which rows
+    are padding, and go to one expert, it tells by the last device's count of tokens, as if no other
+    device had padding behind tokens of its own.
     """
-    replace("moe.moe_apply", _routed_as_the_model_says)
+    replace(
+        "moe.moe_apply",
+        lambda original: _routed_as_the_model_says(_without_the_count_of_one_device(original)),
+    )
 
 
 def _sums_of_chosen_rows(original: Callable[..., Any]) -> Callable[..., Any]:
