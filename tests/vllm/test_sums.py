@@ -6,7 +6,9 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from torchax.interop import jax_view, torch_view
 from tpu_inference.layers.common.linear import sharded_matmul
+from tpu_inference.layers.vllm.custom_ops import fused_moe
 from xla_gpu import InvalidArgumentError
 from xla_gpu.vllm_xla import _sums
 
@@ -54,6 +56,16 @@ def test_a_sum_over_all_devices_is_all_reduce(mesh, calls):
     ordinals = ",".join(str(device.local_hardware_id) for device in mesh.devices.flat)
     over_all = [(8, ordinals), (128, ordinals), (2, ordinals)]  # the first is tried out
     assert calls == (over_all if mesh.shape["model"] == 2 else [])
+
+
+def test_the_sum_of_routed_and_shared_experts_is_all_reduce(mesh, calls):
+    summed = _sums._of_routed_and_shared_experts(fused_moe._all_reduce_over_tp)
+    with jax.set_mesh(mesh):
+        parts = np.ones((2, COLUMNS), np.float32)
+        out = jax.jit(lambda x: jax_view(summed(torch_view(x), mesh)))(parts)
+    over_all = mesh.shape["model"] == 2
+    np.testing.assert_array_equal(out, parts * (2 if over_all else 1))
+    assert [rows for rows, _ in calls] == ([8, 2] if over_all else [])
 
 
 def test_what_all_reduce_does_not_serve_is_psum(mesh, calls, monkeypatch):

@@ -71,9 +71,7 @@ _ALLOCATE = (
     "num_encoder_tokens, full_sequence_must_fit, reserved_blocks, has_scheduled_reqs"
 )
 _SHARDED_QUANTIZED = "x, w_q, w_s, weight_sharding, mesh, defer_all_reduce, maybe_quantize_x"
-_W8A8_FP8 = (
-    "tpu_inference.layers.vllm.quantization.compressed_tensors.schemes.compressed_tensors_w8a8_fp8"
-)
+_W8A8 = "tpu_inference.layers.vllm.quantization.compressed_tensors.schemes.compressed_tensors_w8a8_"
 _ATTEND = "self, positions, hidden_states"
 _SAMPLE = "rng, mesh, logits, tpu_sampling_metadata, allow_distributed_sampling"
 _PROPOSE = "self, state_leaves, kv_caches, input_ids, attn_metadata, "
@@ -133,7 +131,11 @@ REPLACED: dict[str, dict[str, _Row]] = {
     "tpu_inference.layers.common.quantization.fp8": {
         "sharded_quantized_matmul": _SHARDED_QUANTIZED,
     },
-    _W8A8_FP8: {"sharded_quantized_matmul": _SHARDED_QUANTIZED},
+    _W8A8 + "fp8": {"sharded_quantized_matmul": _SHARDED_QUANTIZED},
+    _W8A8 + "int8": {"sharded_quantized_matmul": _SHARDED_QUANTIZED},
+    "tpu_inference.layers.vllm.custom_ops.fused_moe": {
+        "_all_reduce_over_tp": "t, mesh, axis_name",
+    },
     "tpu_inference.layers.common.moe": {
         "fused_moe_func": (
             "hidden_states, w1, w2, w1_scale, w2_scale, w1_bias, w2_bias, gating_output, topk, "
@@ -146,13 +148,16 @@ REPLACED: dict[str, dict[str, _Row]] = {
     "tpu_inference.layers.vllm.quantization.fp8:VllmFp8LinearMethod": {
         "apply": "self, layer, x, bias",
     },
-    _W8A8_FP8 + ":VllmCompressedTensorsW8A8Fp8": {"apply_weights": "self, layer, x, bias"},
+    _W8A8 + "fp8:VllmCompressedTensorsW8A8Fp8": {"apply_weights": "self, layer, x, bias"},
     "tpu_inference.layers.vllm.quantization.mxfp4:VllmMxfp4MoEMethod": {
         "process_weights_after_loading": "self, layer",
         "create_weights": (
             "self, layer, num_experts, hidden_size, intermediate_size_per_partition, "
             "params_dtype, extra_weight_attrs"
         ),
+    },
+    "tpu_inference.layers.vllm.quantization.nvfp4": {
+        "sharded_quantized_matmul": _SHARDED_QUANTIZED,
     },
     "tpu_inference.layers.vllm.quantization.nvfp4:VllmNvfp4MoEMethod": {
         "process_weights_after_loading": "self, layer",

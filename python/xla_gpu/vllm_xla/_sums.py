@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
+from torchax.interop import jax_view, torch_view
 
 from xla_gpu._errors import InvalidArgumentError
 from xla_gpu.jax import all_reduce
@@ -61,6 +62,14 @@ def _total(mesh: Mesh, ordinals: str, x: jax.Array) -> Any:
     return lax.psum(x, mesh.axis_names)
 
 
+def _is_over_all(mesh: Mesh | None, axes: Any) -> bool:
+    return mesh is not None and 1 < get_mesh_shape_product(mesh, axes) == mesh.size
+
+
+def _summed(mesh: Mesh, parts: jax.Array) -> jax.Array:
+    return _on_each(mesh, functools.partial(_total, mesh, _ordinals(mesh)), parts)
+
+
 def _summed_here(
     axes_of: Callable[[dict[str, Any]], Any], original: Callable[..., Any]
 ) -> Callable[..., Any]:
@@ -71,15 +80,23 @@ def _summed_here(
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given, mesh = bound.arguments, bound.arguments["mesh"]
-        devices = 1 if mesh is None else get_mesh_shape_product(mesh, axes_of(given))
-        if devices == 1 or devices < mesh.size or given["defer_all_reduce"]:
+        if given["defer_all_reduce"] or not _is_over_all(mesh, axes_of(given)):
             out: jax.Array = original(*args, **kwargs)
             return out
         given["defer_all_reduce"] = True
-        parts = original(*bound.args, **bound.kwargs)
-        return _on_each(mesh, functools.partial(_total, mesh, _ordinals(mesh)), parts)
+        return _summed(mesh, original(*bound.args, **bound.kwargs))
 
     return product
+
+
+def _of_routed_and_shared_experts(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def reduce(t: Any, mesh: Mesh, axis_name: Any = None) -> Any:
+        if _is_over_all(mesh, axis_name or ShardingAxisName.MLP_TENSOR):
+            return torch_view(_summed(mesh, jax_view(t)))
+        return original(t, mesh, axis_name)
+
+    return reduce
 
 
 def _rows_of_the_weight(given: dict[str, Any]) -> Any:
@@ -101,7 +118,10 @@ def sums_of_a_step_are_all_reduce() -> None:
     for name, axes_of in (
         ("unquantized.sharded_matmul", _rows_of_the_weight),
         ("fp8.sharded_quantized_matmul", _rows_of_the_weight),
+        ("nvfp4.sharded_quantized_matmul", _rows_of_the_weight),
         ("compressed_tensors_w8a8_fp8.sharded_quantized_matmul", _rows_of_the_weight),
+        ("compressed_tensors_w8a8_int8.sharded_quantized_matmul", _rows_of_the_weight),
         ("moe.fused_moe_func", _of_experts),
     ):
         replace(name, functools.partial(_summed_here, axes_of))
+    replace("fused_moe._all_reduce_over_tp", _of_routed_and_shared_experts)
