@@ -26,7 +26,8 @@ class XlaWorker(TPUWorker):  # type: ignore[misc]
         """
         # Also where VLLM_PLUGINS keeps our general plugin from being called.
         _replace.before_the_model()
-        if getattr(_names, "TPU_MULTIPROCESS_DP", False):  # not in 0.31
+        serves_from_gpus = os.environ.get("JAX_PLATFORMS") != "cpu"
+        if serves_from_gpus and getattr(_names, "TPU_MULTIPROCESS_DP", False):  # not in 0.31
             _keep_own_gpus(self.vllm_config)
         if self.vllm_config.sharding_config.total_devices > 1:
             # XLA's other client for GPUs: the first one waits in each call until all devices have
