@@ -84,7 +84,7 @@ def _unsupported(vllm_config: Any) -> list[str]:
                 "words of an image that see each other are unknown to tpu-inference; "
                 "--limit-mm-per-prompt '{\"image\": 0}' serves the model for text"
             )
-        quantized = getattr(model.hf_config, "quantization_config", None)
+        quantized = model.model_arch_config.quantization_config
         if model.quantization and not quantized:
             found.append(
                 f"quantization {model.quantization!r} of a checkpoint that is not quantized ends "
