@@ -126,7 +126,8 @@ def loaded(original: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(original)
     def process_weights_after_loading(self: Any, layer: Any) -> None:
-        shards = get_mesh_shape_product(self.mesh, ShardingAxisName.MLP_TENSOR)
+        axes = None if layer.use_ep else ShardingAxisName.MLP_TENSOR
+        shards = get_mesh_shape_product(self.mesh, axes)
 
         def take(name: str) -> jax.Array:
             param = getattr(layer, name)
