@@ -223,12 +223,15 @@ def test_encoders_attend_within_segments(monkeypatch, parts, causal, biased):
 
 
 @pytest.mark.parametrize(("visible", "own"), [(None, "2,3"), ("7,5,3,1,0", "3,1")])
-def test_each_part_of_the_requests_has_gpus_of_its_own(monkeypatch, visible, own):
+@pytest.mark.parametrize(("number", "here"), [(1, None), (1, 1), (5, 1)])  # 5: on another machine
+def test_each_part_of_the_requests_has_gpus_of_its_own(monkeypatch, visible, own, number, here):
     from xla_gpu.vllm_xla.worker import _keep_own_gpus
 
     config = types.SimpleNamespace(
         sharding_config=types.SimpleNamespace(total_devices=2),
-        parallel_config=types.SimpleNamespace(data_parallel_index=1),
+        parallel_config=types.SimpleNamespace(
+            data_parallel_index=number, data_parallel_rank_local=here
+        ),
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
     _keep_own_gpus(config)

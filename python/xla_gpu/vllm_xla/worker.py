@@ -72,8 +72,9 @@ def _keep_own_gpus(config: Any) -> None:
     Under `vllm serve --data-parallel-size` each part has a process of its own; all would share the
     first GPU. Not by jax_cuda_visible_devices: XLA has no device 1 where one is visible.
     """
-    count = config.sharding_config.total_devices
-    first = config.parallel_config.data_parallel_index * count
+    count, parts = config.sharding_config.total_devices, config.parallel_config
+    here = parts.data_parallel_rank_local  # of the parts on this machine
+    first = (parts.data_parallel_index if here is None else here) * count
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = named.split(",") if named else [str(i) for i in range(first + count)]
     if len(visible) < first + count:
