@@ -157,11 +157,23 @@ def test_our_signatures_are_the_tpu_kernels_and_a_promise():
         _names.expect(ours, name, f"{theirs}, max_query_len")
 
 
-def test_a_tpu_machine_is_left_alone(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("file", "has_gpu", "alone"),
+    [
+        ("accel0", True, True),
+        ("vfio/0", False, True),
+        ("vfio/0", True, False),
+        ("vfio/vfio", False, False),
+        ("accel/accel0", False, False),
+    ],
+)
+def test_a_tpu_machine_is_left_alone(monkeypatch, tmp_path, file, has_gpu, alone):
     monkeypatch.setattr(xla_gpu.vllm_xla.pathlib, "Path", lambda _: tmp_path)
+    monkeypatch.setattr(xla_gpu.vllm_xla, "has_gpu", lambda: has_gpu)
     assert xla_gpu.vllm_xla.platform_plugin() == xla_gpu.vllm_xla.PLATFORM
-    (tmp_path / "accel0").touch()
-    assert xla_gpu.vllm_xla.platform_plugin() is None
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    assert xla_gpu.vllm_xla.platform_plugin() == (None if alone else xla_gpu.vllm_xla.PLATFORM)
 
 
 # ---- Host arrays ---------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def platform_plugin() -> str | None:
     """
     if not any(_names.installed(name) for name in _names.PACKAGES):
         return None
-    return None if any(pathlib.Path("/dev").glob("accel*")) else PLATFORM
+    return None if has_tpu() else PLATFORM
 
 
 def general_plugin() -> None:
@@ -79,3 +79,12 @@ def prepare_environment() -> None:
 def has_gpu() -> bool:
     """Whether there is an NVIDIA GPU, for all that the device files say."""
     return pathlib.Path("/dev/nvidiactl").exists()
+
+
+def has_tpu() -> bool:
+    """Whether there is a TPU, for all that the device files say: of newer ones those of VFIO.
+
+    GPUs that a machine hands on to virtual ones have these too, and in /dev/accel are others' NPUs.
+    """
+    files = pathlib.Path("/dev")
+    return any(files.glob("accel[0-9]*")) or (not has_gpu() and any(files.glob("vfio/[0-9]*")))
