@@ -263,7 +263,12 @@ def open_tokenizer(folder: pathlib.Path) -> Any:
     except ImportError:
         return None
     file = folder / "tokenizer.json"
-    return tokenizers.Tokenizer.from_file(str(file)) if file.exists() else None
+    if not file.exists():
+        return None
+    tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()  # files have what their models were trained with
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def positive(text: str) -> int:
