@@ -25,6 +25,7 @@ from server import Server, serve
 from step_program import faults_of_attention
 
 TWO = {"tensor_parallel_size": 2}
+TWO_PARTS = {"data_parallel_size": 2}  # of the requests
 EXPERTS = {"enable_expert_parallel": True}
 # Proposes what followed the last token before; tpu-inference asserts that it is not asynchronous.
 NGRAM = {
@@ -94,7 +95,7 @@ FORMS = {
     "qwen3moe": Form("qwen3moe"),
     "qwen3moe tp2": Form("qwen3moe", options=TWO),
     "qwen3moe ep2": Form("qwen3moe", options=TWO | EXPERTS),
-    "qwen3moe dp2": Form("qwen3moe", options={"data_parallel_size": 2}),
+    "qwen3moe dp2": Form("qwen3moe", options=TWO_PARTS),
     "qwen3moe awq": Form("qwen3moe awq"),
     "qwen3moe nvfp4": Form("qwen3moe nvfp4"),
     "qwen3moe fp8": Form("qwen3moe fp8", **ROUNDED),
@@ -106,7 +107,7 @@ FORMS = {
     "llama": Form("llama"),
     "llama flax": Form("llama", "flax_nnx"),
     "llama tp2": Form("llama", options=TWO),
-    "llama dp2": Form("llama", options={"data_parallel_size": 2}),
+    "llama dp2": Form("llama", options=TWO_PARTS),
     "llama ngram": Form("llama", options=NGRAM),
     "llama64": Form("llama64"),
     "llama3 eagle3": Form("llama3", "vllm", EAGLE3),
