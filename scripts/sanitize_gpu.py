@@ -149,6 +149,13 @@ FAMILIES = (
         (_edges("CallsInARow"),),
     ),
     Family(
+        "prefill_sm90, three warpgroups",
+        _words("prefill_sm90.cu TILE_ROWS=192", HEAD_DIM="40 64", BOXES="0 1", COPIED="0 1")
+        + _words("prefill_sm90.cu TILE_ROWS=192", BESIDE_DECODE="0 1"),
+        _of_kinds("PrefillOfThreeWarpgroups", "bf16_bf16__64", "f16_f16__40", cases=40)
+        + _of_kinds("PrefillOfThreeWarpgroups", "bf16_f8e4m3fn__64"),
+    ),
+    Family(
         "prefill_sm90, head_dim 512",
         _words("prefill_sm90.cu HEAD_DIM=512", BOXES="0 1", SOFT_CAP="0 1"),
         (

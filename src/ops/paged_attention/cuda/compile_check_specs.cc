@@ -75,6 +75,12 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
         served.max_pages_per_seq = 4096;
         add(MakeLaunches(served, *ChooseConfig(served, device)).attend[0].spec);
       }
+      if (prefill) {  // in tiles of more rows
+        Problem many = problem;
+        many.head_dim = 64;
+        many.tokens = 65536;
+        add(MakeLaunches(many, *ChooseConfig(many, device)).attend[0].spec);
+      }
       add(MakeLaunches(problem, *ChooseConfig(problem, device, /*aligned=*/false)).attend[0].spec);
     }
   }

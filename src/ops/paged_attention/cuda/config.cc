@@ -166,7 +166,7 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.copy_capacity = static_cast<int>(config.copy_tokens);
   p.least_copy_rows = LeastCopyRows(problem);
   p.copied_workers = config.copied_workers;
-  p.copied_tile_rows = config.copied_blocks * config.prefill_rows;
+  p.copied_tile_rows = config.copied_blocks * config.copied_rows;
   p.decode_max_rows = config.decode_max_rows;
   p.decode_ranges = config.decode_ranges;
   p.line_rows = LineRows(problem);

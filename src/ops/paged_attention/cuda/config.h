@@ -25,10 +25,11 @@ struct Config {
   int tile_rows = 0;                    // query rows that attend does at once, of a prefill item
   int tile_keys = 0;                    // keys of a stage of a prefill item (sm80)
   bool prefill_launch = false;          // there is one for prefill items alone
-  int prefill_rows = 0;                 // of a tile of its blocks
+  int prefill_rows = 0;                 // of a tile of each of its blocks
   int prefill_blocks = 1;               // of a cluster, which shares keys and values
   int prefill_workers = 0;              // blocks, or clusters of them, that share the prefill items
   int64_t copy_tokens = 0;     // room for a copy of keys and values, which a second launch reads
+  int copied_rows = 0;         // as prefill_rows, of that
   int copied_blocks = 1;       // as prefill_blocks, of that
   int copied_workers = 0;      // as prefill_workers, of that
   bool decode_launch = false;  // there is one for the line of decode work (line.cuh)

@@ -48,8 +48,12 @@ int64_t PanelsSharedBytes(const Problem& problem) {  // of heads that fill one o
   return problem.head_dim > sm90::kPanelDims ? sizeof(sm90::PrefillShared<128, kSource>)
                                              : sizeof(sm90::PrefillShared<64, kSource>);
 }
-int64_t PrefillSharedBytes(const Problem& problem) {
+// Of tiles of so many rows, or as many as all widths have.
+int64_t PrefillSharedBytes(const Problem& problem, int rows = 0) {
   const sm90::Source source = SourceOf(problem);
+  if (rows == sm90::kManyPrefillRows) {
+    return sizeof(sm90::PrefillShared<64, sm90::Source::kElements, sm90::kManyPrefillRows>);
+  }
   if (source == sm90::Source::kBytes) return PanelsSharedBytes<sm90::Source::kBytes>(problem);
   if (source == sm90::Source::kTerms) return PanelsSharedBytes<sm90::Source::kTerms>(problem);
   const int dims = sm90::PrefillDims(static_cast<int>(problem.head_dim));
@@ -83,6 +87,21 @@ int PrefillBlocks(const Problem& problem, bool boxes) {
   const bool pays = problem.head_dim > 64 && problem.head_dim <= 128 && problem.group_size() > 1;
   const int64_t pairs = rows / sm90::PrefillRows(problem.head_dim) / 2;
   return boxes && pays && pairs >= 4 ? 2 : 1;
+}
+
+// Rows of a block's tile: those of a third warpgroup, too, where registers suffice and that has
+// paid. Sequences need the rows for many tiles, since one of more rows sees more keys that some of
+// them do not; and the multiprocessors some tiles each, to be busy to the end.
+int PrefillRows(const Problem& problem, const cuda::DeviceInfo& device) {
+  constexpr int kMany = sm90::kManyPrefillRows;
+  const bool fits = problem.head_dim <= sm90::kPanelDims && problem.soft_cap == 0 &&
+                    SourceOf(problem) == sm90::Source::kElements && IsNarrow(problem.out_dtype);
+  const int64_t tokens = problem.tokens / std::max(problem.max_seqs, int64_t{1});
+  const int64_t seeing =  // one key
+      problem.sliding_window > 0 ? std::min(tokens, problem.sliding_window) : tokens;
+  const bool pays = seeing * problem.group_size() >= 8 * kMany &&
+                    problem.tokens * problem.q_heads >= int64_t{2} * kMany * device.num_sms;
+  return fits && pays ? kMany : sm90::PrefillRows(problem.head_dim);
 }
 
 template <int kElement, int kRows, bool kBoxes = true>
@@ -241,9 +260,10 @@ Share Take(const Problem& problem, const cuda::DeviceInfo& device, const Choice&
                                               : WhyNotPrefill(problem, device);
   config.prefill_launch = config.why_not_prefill == nullptr;
   if (config.prefill_launch) {
-    config.prefill_rows = sm90::PrefillRows(problem.head_dim);
+    config.prefill_rows = PrefillRows(problem, device);
     config.copy_tokens = CopiedTokens(problem, device);
     if (config.copy_tokens > 0) {
+      config.copied_rows = PrefillRows(CopyOf(problem, config.copy_tokens), device);
       config.copied_blocks = PrefillBlocks(problem, true);
       config.copied_workers = device.num_sms / config.copied_blocks;
     }
@@ -280,10 +300,10 @@ Share Take(const Problem& problem, const cuda::DeviceInfo& device, const Choice&
 
 void Launch(const Problem& problem, const Config& config, std::vector<KernelLaunch>& launches) {
   const auto add = [&](const Problem& of, const std::string& source, const std::string& entry,
-                       int grid, int block, int64_t shared_bytes, int tile_keys,
+                       int grid, int block, int64_t shared_bytes, int tile_rows, int tile_keys,
                        const std::vector<std::string>& own) {
     std::vector<std::string> defines = TypeDefines(of, config);
-    defines.push_back(StrCat("TILE_ROWS=", sm90::PrefillRows(problem.head_dim)));
+    defines.push_back(StrCat("TILE_ROWS=", tile_rows));
     defines.push_back(StrCat("TILE_KEYS=", tile_keys));
     defines.insert(defines.end(), own.begin(), own.end());
     launches.push_back({{StrCat(kFolder, source), entry, std::move(defines)},
@@ -306,14 +326,14 @@ void Launch(const Problem& problem, const Config& config, std::vector<KernelLaun
         sm90::DecodeThreads(rows, config.boxes, whole),
         cluster ? ClusterSharedBytes(problem, config.decode_cluster)
                 : DecodeSharedBytes(problem, config.boxes),
-        sm90::PrefillKeys(problem.head_dim), own);
+        sm90::PrefillRows(problem.head_dim), sm90::PrefillKeys(problem.head_dim), own);
     launches.back().pairs = pairs;
   }
-  const auto add_prefill = [&](const Problem& of, int workers, bool boxes, int cluster,
+  const auto add_prefill = [&](const Problem& of, int workers, int rows, bool boxes, int cluster,
                                bool copied) {
     add(of, "prefill_sm90.cu", "paged_attention_prefill", workers * cluster,
-        sm90::PrefillThreads(of.head_dim, IsFloat8(of.cache_dtype)), PrefillSharedBytes(of),
-        sm90::PrefillKeys(of.head_dim, SourceOf(of)),
+        sm90::PrefillThreads(of.head_dim, rows, IsFloat8(of.cache_dtype)),
+        PrefillSharedBytes(of, rows), rows, sm90::PrefillKeys(of.head_dim, SourceOf(of)),
         {StrCat("BOXES=", boxes ? 1 : 0), StrCat("CLUSTER=", cluster),
          StrCat("BESIDE_DECODE=", config.decode_launch ? 1 : 0),
          StrCat("COPIED=", copied ? 1 : 0)});
@@ -326,11 +346,12 @@ void Launch(const Problem& problem, const Config& config, std::vector<KernelLaun
          {.grid = {static_cast<uint32_t>(config.copied_workers * config.copied_blocks), 1, 1},
           .block = {kCopyThreads, 1, 1}}});
   } else if (config.prefill_launch) {
-    add_prefill(problem, config.prefill_workers, config.boxes, config.prefill_blocks, false);
+    add_prefill(problem, config.prefill_workers, config.prefill_rows, config.boxes,
+                config.prefill_blocks, false);
   }
   if (config.copy_tokens > 0) {
-    add_prefill(CopyOf(problem, config.copy_tokens), config.copied_workers, true,
-                config.copied_blocks, true);
+    add_prefill(CopyOf(problem, config.copy_tokens), config.copied_workers, config.copied_rows,
+                true, config.copied_blocks, true);
   }
 }
 

@@ -73,30 +73,6 @@ TEST(Config, HopperPrefillsInALaunchOfItsOwn) {
   }
 }
 
-TEST(Config, BlocksOfLongPromptsShareKeysInPairs) {
-  Problem problem = MakePrefill();
-  problem.max_seqs = 4;
-  const auto together = [](const Problem& p) { return Choose(p, kH200).prefill_blocks; };
-  const Config config = Choose(problem, kH200);
-  EXPECT_EQ(config.prefill_blocks, 2);
-  EXPECT_EQ(config.prefill_workers, 66);
-  EXPECT_EQ(PlanParams(problem, config).params.prefill_tile_rows, 256);
-  const KernelLaunch prefill = MakeLaunches(problem, config).attend[0];
-  EXPECT_EQ(prefill.config.grid[0], 132u);
-  EXPECT_THAT(prefill.spec.defines, Contains("CLUSTER=2"));
-  Problem other = problem;
-  other.kv_heads = other.q_heads;
-  EXPECT_EQ(together(other), 1);
-  for (const int seqs : {16, 64}) {  // of 128 tokens, and of 32
-    other = problem;
-    other.max_seqs = seqs;
-    EXPECT_EQ(together(other), 1);
-  }
-  other = problem;
-  other.page_size = 20;  // no boxes
-  EXPECT_EQ(together(other), 1);
-}
-
 TEST(Config, BlocksOfFewSequencesFindTheirFirstWork) {
   const auto finds = [](int64_t seqs, int64_t head_dim, DType cache = DType::kBF16) {
     Problem problem = MakePrefill(DType::kBF16, head_dim);

@@ -36,7 +36,7 @@ struct Work {
 struct Shape {
   int rows;          // of all its query tokens
   int tiles;         // 0: no work
-  int tile_rows;     // a power of two
+  int tile_rows;     // a power of two, or three times one
   int visible_keys;  // to some row
   bool decode;
   bool copied;  // IsCopied
@@ -46,7 +46,8 @@ __device__ __forceinline__ bool IsDecode(const Params& p, const SequenceInfo& in
   return info.query_len * p.group_size <= p.decode_max_rows;
 }
 
-template <bool kCopies = true>
+// `kThirds`: tiles may have rows of three times a power of two.
+template <bool kCopies = true, bool kThirds = true>
 __device__ __forceinline__ Shape ShapeOf(const Params& p, const SequenceInfo& info) {
   Shape shape;
   shape.rows = info.query_len * p.group_size;
@@ -55,9 +56,10 @@ __device__ __forceinline__ Shape ShapeOf(const Params& p, const SequenceInfo& in
   shape.tile_rows = shape.decode   ? kDecodeTileRows
                     : shape.copied ? p.copied_tile_rows
                                    : p.prefill_tile_rows;
+  const int unit = kThirds ? shape.tile_rows & -shape.tile_rows : shape.tile_rows;
   shape.tiles = static_cast<int>(
-      (static_cast<unsigned>(shape.rows) + static_cast<unsigned>(shape.tile_rows) - 1u) >>
-      (31 - __clz(shape.tile_rows)));
+      (static_cast<unsigned>(shape.rows) + static_cast<unsigned>(unit) - 1u) >> (31 - __clz(unit)));
+  if (kThirds && unit != shape.tile_rows) shape.tiles = CeilDiv(shape.tiles, 3);
   if (shape.decode && p.decode_ranges > 0) shape.tiles = 0;  // they are on the line
   const int first_pos = info.context_len - info.query_len;
   const int first_key = p.window == 0 ? 0 : Max(0, first_pos - p.window + 1);

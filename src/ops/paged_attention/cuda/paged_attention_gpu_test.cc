@@ -169,6 +169,47 @@ constexpr Kind kPrefillKinds[] = {kKinds[0],  kKinds[1],    kKinds[2],          
 
 INSTANTIATE_TEST_SUITE_P(, PrefillOfManyTilesGpuTest, testing::ValuesIn(kPrefillKinds), NameOf);
 
+// With room for so many rows that on Hopper heads of up to 64 dimensions have tiles of three
+// warpgroups, which the sequences fill or not.
+class PrefillOfThreeWarpgroupsGpuTest : public PagedAttentionGpuTest,
+                                        public testing::WithParamInterface<Kind> {};
+
+TEST_P(PrefillOfThreeWarpgroupsGpuTest, AgreeWithReference) {
+  const Kind& kind = GetParam();
+  ExpectReferences(kind, std::max(CasesPerKind() / 10, 2), [&](CaseSpec& spec, const Integers& in) {
+    constexpr int64_t kLeastRows = 1536, kLeastHeadRows = 2 * 192 * 132;
+    spec.layout = static_cast<Layout>(in(0, 2));
+    spec.kv_heads = in(1, 3);
+    spec.group_size = in(1, 5);
+    spec.page_size = PageSize(in);
+    spec.k_scale_size = spec.v_scale_size = 1;
+    spec.disorder = false;
+    spec.max_seqs = in(0, 1) == 0 ? 3 : 9;
+    spec.query_lens = {1};
+    spec.context_lens = {in(1, 300)};
+    const int64_t longest = in(0, 3) == 0 ? 3000 : 400;
+    for (int i = 0; i < 2; ++i) {
+      const int64_t rows = std::array{64, 128, 192, 320, 384, 576}[static_cast<size_t>(in(0, 5))];
+      const int64_t tokens = std::max<int64_t>((rows + in(-1, 1)) / spec.group_size, 1);
+      spec.query_lens.push_back(tokens);
+      spec.context_lens.push_back(tokens + in(0, longest));
+    }
+    spec.max_pages = (longest + 600) / spec.page_size + 1;
+    const int64_t least_seen = kLeastRows / spec.group_size + 1;
+    spec.sliding_window = in(0, 2) == 0 ? least_seen + in(0, 300) : 0;
+    const int64_t q_heads = spec.kv_heads * spec.group_size;
+    spec.padding_rows = std::max(kLeastHeadRows / q_heads, spec.max_seqs * least_seen);
+    spec.max_query_len = 0;
+    if (in(0, 1) == 0) JumpLogits(kind, spec);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, PrefillOfThreeWarpgroupsGpuTest,
+                         testing::Values(Kind{DType::kBF16, DType::kBF16, "", 64, false},
+                                         kPaddedHeads,
+                                         Kind{DType::kBF16, DType::kF8E4M3FN, "", 64, false}),
+                         NameOf);
+
 // Few queries over contexts so long that their keys are split, and the parts merged.
 class LongContextsGpuTest : public PagedAttentionGpuTest,
                             public testing::WithParamInterface<Kind> {};

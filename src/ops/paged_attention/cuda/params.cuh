@@ -197,7 +197,7 @@ struct Params : Options {
   int prefill_workers;    // blocks of the launch that takes the prefill items
   int prefill_launch;     // 1: there is such a launch, 0: they are of attend
   int copied_only;        // 1: it takes those that read the copy, attend the others
-  int prefill_tile_rows;  // a power of two
+  int prefill_tile_rows;  // a power of two, or three times one
   int own_work;  // 1: the launch behind the schedule finds its first work from the lengths, if it
                  // can
   int appended;  // 1: the launch in front writes keys and values too: they are read behind its end

@@ -3,11 +3,11 @@
 //
 // Defines: those of attend_mma.cu that shape a tile: QUERY_TYPE, CACHE_TYPE, OUT_TYPE, HEAD_DIM
 // (a multiple of 8 up to 256, or 512; of fp8 and f32 64, 128), SOFT_CAP,
-// TILE_ROWS=PrefillRows(HEAD_DIM), TILE_KEYS=PrefillKeys(HEAD_DIM, ...); BOXES (1: the copy engine
-// loads keys and values by boxes; not of fp8); CLUSTER (1, or with BOXES 2: blocks that share keys
-// and values); BESIDE_DECODE (1: the launch in front is decode); COPIED (1: the launch in front has
-// copied the keys and values of a cache of fp8 in the query's type, which is CACHE_TYPE here; or of
-// f32 as terms, when it is BF16).
+// TILE_ROWS=PrefillRows(HEAD_DIM), or kManyPrefillRows; TILE_KEYS=PrefillKeys(HEAD_DIM, ...); BOXES
+// (1: the copy engine loads keys and values by boxes; not of fp8); CLUSTER (1, or with BOXES 2:
+// blocks that share keys and values); BESIDE_DECODE (1: the launch in front is decode); COPIED (1:
+// the launch in front has copied the keys and values of a cache of fp8 in the query's type, which
+// is CACHE_TYPE here; or of f32 as terms, when it is BF16).
 #include "src/ops/paged_attention/cuda/prefill_sm90.cuh"
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1)

@@ -1,13 +1,12 @@
 // Prefill on Hopper: a block of three warpgroups takes pieces of work (128 query rows of a sequence
-// and kv head) until none is left. One warpgroup loads, with few registers: a warp takes pieces,
-// one copies their queries, one keys and one values, 128 keys a stage, by the tensor copy engine, a
-// box a page; of a cache of fp8 all four load and convert (prefill_sm90_convert.cuh). Two compute,
-// 64 rows each, from the last keys to the first: while a warpgroup's weights come out of its
-// logits, the tensor cores do its values of the tile before, and the other warpgroup's products. Of
-// head_dim 512 a piece has 64 rows: both warpgroups compute all its logits, and half of the sums.
-// Of f32, whose products take several times as long, each does them alone (terms.cuh). Of a cluster
-// of two blocks each has half of a piece of 256 rows, and loads half of its keys and
-// values for both.
+// and kv head; of heads of one panel it may be four, and 192) until none is left. One loads: a warp
+// takes pieces, one copies their queries, one keys and one values, 128 keys a stage, by the tensor
+// copy engine, a box a page; of a cache of fp8 all four load and convert
+// (prefill_sm90_convert.cuh). Others compute, 64 rows each, from the last keys to the first: while
+// a warpgroup's weights come out of its logits, the tensor cores do its values of the tile before,
+// and the other warpgroup's products. Of head_dim 512 a piece has 64 rows: both warpgroups compute
+// all its logits, and half of the sums. Of f32, of long products, each does them alone (terms.cuh).
+// Of a cluster of two blocks each has half of 256 rows, and loads half of the keys for both.
 //
 // What waits on what: slot_full (a piece is taken) -> query_full, keys_full -> logits ->
 // keys_empty, weights, values_full -> sums -> values_empty, rows written -> query_empty,
@@ -27,18 +26,19 @@
 
 namespace xla_gpu::paged_attention::sm90 {
 
-inline constexpr int kThreads = PrefillThreads(kHeadDim, kConverts);
+inline constexpr int kThreads = PrefillThreads(kHeadDim, kRows, kConverts);
 static_assert(!kTerms || (kCopied && kRoundedPrefill));
 // Where sums leave room, those who copy single rows, or convert, have more registers.
-inline constexpr int kLoadRegisters = kLoadWarps == 8                 ? 48
+inline constexpr int kLoadRegisters = kComputeGroups == 3             ? 32
+                                      : kLoadWarps == 8               ? 48
                                       : kHeadDim > 128 || BOXES       ? 40
                                       : kConverts && !kRoundedPrefill ? 88
-                                                                      : 56,
-                     kComputeRegisters =
-                         kLoadWarps == 8 ? 256 - kLoadRegisters : (504 - kLoadRegisters) / 2;
-inline constexpr int kGroupDone = 1;  // a named barrier for each warpgroup, and the next
-inline constexpr int kTurn = 3;       // the same: it may start products
-inline constexpr bool kTurns = kHalves == 1 && kHeadDim != 64 && kHeadDim != 128;
+                                                                      : 56;
+inline constexpr int kComputeRegisters =
+    ((kThreads == 512 ? 512 : 504) - kLoadRegisters * (kLoadWarps / 4)) / kComputeGroups;
+// Named barriers, one a warpgroup: it is done, and, of two, it may start products.
+inline constexpr int kGroupDone = 1, kTurn = 3;
+inline constexpr bool kTurns = kRows == 128 && kHeadDim != 64 && kHeadDim != 128;
 // Queries are done with behind a piece's last logits; else its rows leave by their place.
 inline constexpr bool kFreesQueries = kTerms;
 static_assert(!kFreesQueries || sizeof(Out) == 4);
@@ -292,7 +292,7 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
 __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int warp) {
   const int lane = threadIdx.x % 32, group = warp / 4, half = kHalves == 2 ? group : 0;
   const int warp_row = warp * 16 % kRows, first_row = warp_row / 64 * 64;  // its warpgroup's
-  const int part = kQueryParts == 2 ? group : 0;
+  const int part = kQueryParts > 1 ? group : 0;
   const unsigned queries =
       MatrixAddress(SharedAddress(shared.query) + first_row / 8 * kGroupBytes, 0);
   const unsigned keys = MatrixAddress(SharedAddress(shared.keys), 0);

@@ -72,7 +72,7 @@ __device__ __forceinline__ bool FindFirst(const Params& p, Shared& shared) {
   const bool valid = used && AreValid(p, begin, end, context);
   SequenceInfo info = {};
   if (valid) info = {begin, end - begin, context, 0};
-  const Shape shape = ShapeOf<false>(p, info);
+  const Shape shape = ShapeOf<false, kComputeGroups == 3>(p, info);
   const Work own = shape.decode ? Work{} : WorkOf(p, info, shape);
 
   // Of all sequences up to this one: the items; of those before: the greatest end.

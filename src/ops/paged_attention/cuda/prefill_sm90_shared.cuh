@@ -16,12 +16,9 @@ inline constexpr int kBoxPanels = 4;   // of a box of the copy engine, at most
 // terms of f32 numbers (terms.cuh).
 enum class Source { kElements, kBytes, kTerms };
 
-// Warps that load, besides two warpgroups that compute.
+// Warps that load, besides the warpgroups that compute.
 constexpr int PrefillLoadWarps(long long head_dim, bool converts) {
   return converts && head_dim > 64 ? 8 : 4;
-}
-constexpr int PrefillThreads(long long head_dim, bool converts) {
-  return 256 + 32 * PrefillLoadWarps(head_dim, converts);
 }
 
 // Head dimensions of a row of a tile: whole panels, zeros past the head's own.
@@ -33,6 +30,16 @@ constexpr int PrefillDims(int head_dim) {
 // has the same rows and half of the dimensions.
 constexpr int PrefillHalves(long long head_dim) { return head_dim > 256 ? 2 : 1; }
 constexpr int PrefillRows(long long head_dim) { return 128 / PrefillHalves(head_dim); }
+// Or, of a head of one panel, as many as three warpgroups have: of two often both wait.
+inline constexpr int kManyPrefillRows = 192;
+
+// Warpgroups that compute.
+constexpr int PrefillGroups(long long head_dim, int rows) {
+  return rows / 64 * PrefillHalves(head_dim);
+}
+constexpr int PrefillThreads(long long head_dim, int rows, bool converts) {
+  return 128 * PrefillGroups(head_dim, rows) + 32 * PrefillLoadWarps(head_dim, converts);
+}
 
 // Keys of a stage: as many as leave room for the sums in registers, and for the stages.
 constexpr int PrefillKeys(long long head_dim, Source source = Source::kElements) {
@@ -46,7 +53,7 @@ constexpr int PrefillStages(long long head_dim) { return head_dim > 256 ? 1 : 2;
 // box of the copy engine holds of a row: up to kBoxPanels; one where the head's dimensions do not
 // fill them, since only the innermost dimension of a box is filled up with zeros. Terms lie one
 // after the other, a slice each.
-template <int kTileDims, Source kSource>
+template <int kTileDims, Source kSource, int kRows = PrefillRows(kTileDims)>
 struct alignas(1024) PrefillShared {
   static_assert(kTileDims % kPanelDims == 0);
   static constexpr bool kConverts = kSource == Source::kBytes, kTerms = kSource == Source::kTerms;
@@ -54,9 +61,8 @@ struct alignas(1024) PrefillShared {
   static constexpr int kValueTerms = kTerms ? kTermsOfValues : 1;
   // Tiles of queries: one computes, and where there is room another one waits.
   static constexpr int kQueries = kTileDims * kDotTerms > 192 ? 1 : 2;
-  static constexpr int kRows = PrefillRows(kTileDims);
   // Of a tile of queries each warpgroup that computes waits for its own rows.
-  static constexpr int kQueryParts = kConverts ? 1 : 2 / PrefillHalves(kTileDims);
+  static constexpr int kQueryParts = kConverts ? 1 : kRows / 64;
   static constexpr int kStages = PrefillStages(kTileDims);
   static constexpr int kQueryBytes = kRows * kTileDims * 2 * kDotTerms;
   static constexpr int kTileBytes = PrefillKeys(kTileDims, kSource) * kTileDims * 2;  // of a term

@@ -28,16 +28,19 @@ struct DotOperandOf<true> {
 };
 using DotOperand = DotOperandOf<kTerms>::Type;  // of queries and keys
 
-inline constexpr int kRows = PrefillRows(kHeadDim);
+inline constexpr int kRows = kTileRows;
 inline constexpr int kKeys = PrefillKeys(kHeadDim, kSource);  // of a stage
-static_assert(kTileRows == kRows && kTileKeys == kKeys);
+static_assert(kRows == PrefillRows(kHeadDim) ||
+              (kRows == kManyPrefillRows && kHeadDim <= kPanelDims &&
+               kSource == Source::kElements));
+static_assert(kTileKeys == kKeys);
 
 inline constexpr int kTileDims = PrefillDims(kHeadDim);
 inline constexpr int kHalves = PrefillHalves(kHeadDim);
 inline constexpr int kHalfDims = kTileDims / kHalves;
 inline constexpr int kSumTiles =
     (kRoundedPrefill ? kHalfDims : (kHeadDim / kHalves + 15) / 16 * 16) / 8;
-using Shared = PrefillShared<kTileDims, kSource>;
+using Shared = PrefillShared<kTileDims, kSource, kRows>;
 using Slot = Shared::Slot;
 inline constexpr int kPanels = kHalfDims / kPanelDims;  // of a half
 inline constexpr int kSlicePanels = kHeadDim % kPanelDims == 0 ? kPanels : 1;
@@ -54,7 +57,8 @@ inline constexpr int kStages = Shared::kStages;
 inline constexpr int kPieces = kHalfDims / 8;              // of 16 bytes in a half of a row
 inline constexpr int kOwnPieces = kHeadDim / 8 / kHalves;  // those of the head
 inline constexpr int kLoadWarps = PrefillLoadWarps(kHeadDim, kConverts);
-inline constexpr int kComputeWarps = 8;  // the first ones
+inline constexpr int kComputeGroups = PrefillGroups(kHeadDim, kRows);  // warpgroups that compute
+inline constexpr int kComputeWarps = 4 * kComputeGroups;               // the first ones
 
 // Which of a ring's places is next, and the parity of its phase.
 template <int kCount>

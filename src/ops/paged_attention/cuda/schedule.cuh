@@ -288,8 +288,8 @@ __device__ __forceinline__ Shares ShareOut(const Params& p, const Totals& totals
   // The time of a block of the line, in tiles of 128 x 128.
   const float line_block = p.line_rows > kDecodeTileRows ? 0.45f : 0.3f;
   const int together = p.decode_workers / p.prefill_workers;  // blocks of a cluster of prefill
-  const float tiles =
-      static_cast<float>(totals.prefill.tokens) / 128.0f * static_cast<float>(together);
+  const float rows = static_cast<float>(Max(p.prefill_tile_rows, 128));  // 64 take as long
+  const float tiles = static_cast<float>(totals.prefill.tokens) / 128.0f * (rows / 128.0f);
   const float blocks = static_cast<float>(totals.line) * line_block;
   const float wanted =
       __fdividef(blocks, fmaxf(blocks + tiles, 1e-6f)) * static_cast<float>(p.decode_workers);

@@ -1,0 +1,76 @@
+// How many rows a block of Hopper's prefill has, and how many blocks share keys.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <iterator>
+
+#include "src/core/strings.h"
+#include "src/ops/paged_attention/cuda/config_testing.h"
+
+namespace xla_gpu::paged_attention {
+namespace {
+
+using testing::Contains;
+
+TEST(Config, BlocksOfLongPromptsShareKeysInPairs) {
+  Problem problem = MakePrefill();
+  problem.max_seqs = 4;
+  const auto together = [](const Problem& p) { return Choose(p, kH200).prefill_blocks; };
+  const Config config = Choose(problem, kH200);
+  EXPECT_EQ(config.prefill_blocks, 2);
+  EXPECT_EQ(config.prefill_workers, 66);
+  EXPECT_EQ(PlanParams(problem, config).params.prefill_tile_rows, 256);
+  const KernelLaunch prefill = MakeLaunches(problem, config).attend[0];
+  EXPECT_EQ(prefill.config.grid[0], 132u);
+  EXPECT_THAT(prefill.spec.defines, Contains("CLUSTER=2"));
+  Problem other = problem;
+  other.kv_heads = other.q_heads;
+  EXPECT_EQ(together(other), 1);
+  for (const int seqs : {16, 64}) {  // of 128 tokens, and of 32
+    other = problem;
+    other.max_seqs = seqs;
+    EXPECT_EQ(together(other), 1);
+  }
+  other = problem;
+  other.page_size = 20;  // no boxes
+  EXPECT_EQ(together(other), 1);
+}
+
+TEST(Config, LongPromptsOfHeadsOfOnePanelTakeThreeWarpgroups) {
+  const auto rows = [](auto change) {
+    Problem problem = MakePrefill(DType::kBF16, 64);
+    problem.max_seqs = 4;
+    problem.tokens = 4 * 1024;
+    change(problem);
+    const Config config = Choose(problem, kH200);
+    EXPECT_TRUE(config.prefill_launch);
+    const Launches launches = MakeLaunches(problem, config);
+    const KernelLaunch& prefill = *std::prev(launches.attend.end(), 2);
+    const Params p = PlanParams(problem, config).params;
+    const bool copied = config.copy_tokens > 0;
+    const int rows = copied ? p.copied_tile_rows : p.prefill_tile_rows;
+    EXPECT_EQ(prefill.config.block[0], rows == 192 ? 512u : 384u);
+    EXPECT_LE(prefill.config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
+    EXPECT_THAT(prefill.spec.defines, Contains(StrCat("TILE_ROWS=", rows)));
+    if (copied) {
+      EXPECT_EQ(p.prefill_tile_rows, 128);
+    }
+    return rows;
+  };
+  const auto same = [](Problem&) {};
+  EXPECT_EQ(rows(same), 192);
+  EXPECT_EQ(rows([](Problem& p) { p.head_dim = 40; }), 192);
+  EXPECT_EQ(rows([](Problem& p) { p.page_size = 20; }), 192);  // no boxes
+  EXPECT_EQ(rows([](Problem& p) { p.cache_dtype = DType::kF8E4M3FN; }), 192);
+  EXPECT_EQ(rows([](Problem& p) { p.max_seqs = 10; }), 192);  // beside decode
+  EXPECT_EQ(rows([](Problem& p) { p.max_seqs = 11; }), 128);
+  EXPECT_EQ(rows([](Problem& p) { p.sliding_window = 384; }), 192);
+  EXPECT_EQ(rows([](Problem& p) { p.sliding_window = 383; }), 128);
+  EXPECT_EQ(rows([](Problem& p) { p.max_seqs = 1, p.tokens = 1584; }), 192);
+  EXPECT_EQ(rows([](Problem& p) { p.max_seqs = 1, p.tokens = 1583; }), 128);
+  EXPECT_EQ(rows([](Problem& p) { p.soft_cap = 50; }), 128);
+  EXPECT_EQ(rows([](Problem& p) { p.out_dtype = DType::kF32; }), 128);
+}
+
+}  // namespace
+}  // namespace xla_gpu::paged_attention
