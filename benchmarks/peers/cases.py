@@ -268,6 +268,30 @@ def _served() -> list[Case]:
 SERVED = _served()  # of our own builds alone
 
 
+def _narrow() -> list[Case]:
+    """Prefill of head_dim 64."""
+    regime, narrow = "Prefill, head_dim 64", {"head_dim": 64}
+    prompts = [
+        (4, 4096, {}),
+        (1, 16384, {"sustained": True}),
+        (16, 1024, {}),
+        (1, 2048, {}),
+        (4, 4096, {"kv_heads": 32}),
+        (4, 4096, {"window": 1024}),
+        (4, 4096, {"cache": FP8}),
+        (4, 4096, {"page": 20}),
+        (1, 1024, {}),
+        (128, 128, {}),
+    ]
+    return [
+        *(_prefill(regime, b, s, **narrow, **more) for b, s, more in prompts),
+        *(_chunk(regime, queries, 32768, **narrow) for queries in (16, 64, 512, 2048)),
+    ]
+
+
+NARROW = _narrow()  # as SERVED
+
+
 def random_cases(count: int, seed: int) -> list[Case]:
     """Shapes that are in no table: the same ones for the same count and seed."""
     chosen = random.Random(seed)
