@@ -365,7 +365,7 @@ __device__ __forceinline__ bool RunDecode(const Params& p, const Tile& tile, boo
   for (int h = 0; h < 2; ++h) {
     visible[h] = VisibleKeys(p, tile, lane / 4 + h * 8);
     rows[h] = MakeRowState(logit, query_scale[h]);
-    cap_in[h] = logit.cap_in * query_scale[h];
+    cap_in[h] = FactorOfRow(logit.cap_in, query_scale[h]);
   }
 
   // Steps that have keys which some row does not see; there are none if all are of one token.

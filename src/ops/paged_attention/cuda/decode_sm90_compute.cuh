@@ -259,7 +259,7 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       visible[i][h] = VisibleKeys(p, tile, i * 8 + lane % 4 * 2 + h);
-      cap_in[i][h] = logit.cap_in * unit[i][h];
+      cap_in[i][h] = FactorOfRow(logit.cap_in, unit[i][h]);
     }
   }
   const LanePlaces places = MakeLanePlaces();

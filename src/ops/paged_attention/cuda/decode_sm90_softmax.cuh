@@ -45,9 +45,7 @@ struct Softmax {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         max[i][h] = -Infinity();
-        if constexpr (kOfRows) {
-          factors[i][h] = fminf(fmaxf(factor * unit[i][h], 1e-45f), 3.4028235e38f);
-        }
+        if constexpr (kOfRows) factors[i][h] = FactorOfRow(factor, unit[i][h]);
       }
     }
   }

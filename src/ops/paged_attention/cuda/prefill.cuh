@@ -193,7 +193,7 @@ __device__ __forceinline__ bool RunPrefill(const Params& p, const Tile& tile, bo
       const float scale = kScaledQuery ? extra.row_scale[row] : 1.0f;
       visible[m][h] = VisibleKeys(p, tile, row);
       rows[m][h] = MakeRowState(logit, scale);
-      cap_in[m][h] = logit.cap_in * scale;
+      cap_in[m][h] = FactorOfRow(logit.cap_in, scale);
     }
   }
   // What every row of the warp sees, and what some row sees.

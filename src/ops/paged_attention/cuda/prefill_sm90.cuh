@@ -391,7 +391,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     for (int h = 0; h < 2; ++h) {
       const int row = warp_row + h * 8 + lane / 4;
       factor[h] = StateOf(logit, row_scale, row).factor;
-      cap_in[h] = logit.cap_in * ScaleAt(row_scale, row);
+      cap_in[h] = FactorOfRow(logit.cap_in, ScaleAt(row_scale, row));
       visible[h] = VisibleKeys(p, tile, min(row, last_row));
       asm volatile("" : "+r"(visible[h].begin), "+r"(visible[h].end));  // not behind the wait
     }

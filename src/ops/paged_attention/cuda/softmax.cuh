@@ -18,14 +18,19 @@ struct RowState {
   float unit = 1.0f;
 };
 
+// A factor of a row's logits, which are multiples of `unit`, within f32; NaN stays NaN.
+__device__ __forceinline__ float FactorOfRow(float factor, float unit) {
+  if constexpr (!kScaledQuery) return factor;
+  return fminf(fmaxf(factor * unit, 1e-45f), 3.4028235e38f) + 0.0f * factor;
+}
+
 __device__ __forceinline__ RowState MakeRowState(const LogitFactor& logit, float query_scale) {
   RowState state;
   if constexpr (SOFT_CAP) {
     state.factor = logit.factor;
   } else {
     state.unit = query_scale;
-    state.factor = kScaledQuery ? fminf(fmaxf(logit.factor * query_scale, 1e-45f), 3.4028235e38f)
-                                : logit.factor;
+    state.factor = FactorOfRow(logit.factor, query_scale);
   }
   return state;
 }
