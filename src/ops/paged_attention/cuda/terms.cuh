@@ -26,12 +26,17 @@ __device__ __forceinline__ bool HoldsTerms(float factor, unsigned sum) {
   return factor <= 0x1p-17f && factor * static_cast<float>(sum) <= 2.0f;
 }
 
-// Makes terms of pairs of T, the largest first, of two numbers.
-template <typename T, int kCount>
+// Makes terms of pairs of T, the largest first, of two numbers. `kFinite`: also of f32's largest,
+// which bf16 rounds to infinity, they are finite; of what is not finite all but the first are not.
+template <typename T, bool kFinite = false, int kCount>
 __device__ __forceinline__ void SplitPair(float x, float y, unsigned (&terms)[kCount]) {
+  const auto first = [](float number) {
+    constexpr float kMost = 0x1.fep127f;  // of bf16
+    return kFinite ? fminf(fmaxf(number, -kMost), kMost) : number;
+  };
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    terms[i] = Pack2<T>(x, y);
+    terms[i] = i == 0 ? Pack2<T>(first(x), first(y)) : Pack2<T>(x, y);
     x -= ToFloat(T{static_cast<unsigned short>(terms[i])});
     y -= ToFloat(T{static_cast<unsigned short>(terms[i] >> 16)});
   }
@@ -57,7 +62,9 @@ template <typename T, int kCount, int kDims, typename Store>
 __device__ __forceinline__ void SplitRow(const Vector<float, kDims>& x, bool valid, Store store) {
   unsigned terms[kDims / 2][kCount];
 #pragma unroll
-  for (int i = 0; i < kDims / 2; ++i) SplitPair<T>(x.x[2 * i], x.x[2 * i + 1], terms[i]);
+  for (int i = 0; i < kDims / 2; ++i) {
+    SplitPair<T, kSameType<T, BF16>>(x.x[2 * i], x.x[2 * i + 1], terms[i]);
+  }
 #pragma unroll
   for (int term = 0; term < kCount; ++term) {
     Vector<unsigned, kDims / 2> pairs;
