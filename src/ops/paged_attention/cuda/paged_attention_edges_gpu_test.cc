@@ -342,15 +342,17 @@ TEST_F(PagedAttentionEdgesGpuTest, LargeAndInfiniteOperandsOfF32) {
     const Kind kind = {DType::kF32, DType::kF32, 2e-5, head_dim};
     for (const auto& spec : {SpecOf(kind, {1, 1}, {70, 3}), SpecOf(kind, {60, 1}, {70, 3})}) {
       for (const double value : {kMost, -kMost, HUGE_VAL, -HUGE_VAL}) {
-        for (int where = 0; where < 3; ++where) {
+        for (int where = 0; where < 4; ++where) {
           std::mt19937_64 rng(10);
           Case c(spec, rng);
           const Problem p = *ProblemFromCall(c.call());
-          // Of the first token, which all rows see.
+          // Of the first token, which all rows see, or, the last time, of one that only some see.
+          const int64_t token = where == 3 ? 40 : 0;
           const auto at = [&](const CacheLayout& layout) {
-            return layout.offset + c.block_tables.ints()[0] * layout.page_stride + 5;
+            return layout.offset + c.block_tables.ints()[token / p.page_size] * layout.page_stride +
+                   token % p.page_size * layout.token_stride + 5;
           };
-          if (where == 0) c.kv_cache.Set(at(p.v), value);
+          if (where % 3 == 0) c.kv_cache.Set(at(p.v), value);
           if (where == 1) c.kv_cache.Set(at(p.k), value);
           if (where == 2) c.query.Set(5, value);
           // Logits of large operands stay below f32's largest.
