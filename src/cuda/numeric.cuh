@@ -121,28 +121,21 @@ __device__ __forceinline__ F16 FromFloat<F16>(float x) {
   return y;
 }
 
-// fp8 of x: `kMantissa` bits, `kBias`, the largest finite value and its code.
-template <int kMantissa, int kBias>
-__device__ __forceinline__ unsigned char FloatToF8(float x, float largest, unsigned largest_code) {
+#if __CUDA_ARCH__ < 890
+template <typename T>
+__device__ __forceinline__ unsigned F8Code(float x) {
+  constexpr bool kE4M3 = kSameType<T, E4M3>;
+  constexpr unsigned kMantissa = kE4M3 ? 3 : 2, kBias = kE4M3 ? 7 : 15;
+  constexpr unsigned kLargestCode = kE4M3 ? 0x7e : 0x7b;
+  constexpr float kLargest = kE4M3 ? 448.0f : 57344.0f;
   const unsigned bits = __float_as_uint(x);
   const unsigned sign = (bits >> 24) & 0x80u;
   unsigned magnitude = bits & 0x7fffffffu;
   unsigned code;
   if (magnitude > 0x7f800000u) {
     code = 0x7fu;  // NaN
-#if __CUDA_ARCH__ >= 890
-  } else if constexpr (kMantissa == 3) {
-    unsigned short pair;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(fabsf(x)));
-    code = pair;
-  } else {
-    unsigned short pair;
-    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(fabsf(x)));
-    code = pair;
-  }
-#else
-  } else if (__uint_as_float(magnitude) >= largest) {
-    code = largest_code;
+  } else if (__uint_as_float(magnitude) >= kLargest) {
+    code = kLargestCode;
   } else if (magnitude < (128u - kBias) << 23) {  // below the least normal value, 2^(1 - bias)
     const float units =
         __uint_as_float(magnitude) * __uint_as_float((127u + kBias - 1u + kMantissa) << 23);
@@ -152,18 +145,51 @@ __device__ __forceinline__ unsigned char FloatToF8(float x, float largest, unsig
     magnitude += (1u << (kDropped - 1)) - 1u + ((magnitude >> kDropped) & 1u);
     code = (magnitude >> kDropped) - ((127u - kBias) << kMantissa);
   }
+  return code | sign;
+}
 #endif
-  return static_cast<unsigned char>(code | sign);
+
+// Two fp8 values, `low` in the lower byte.
+template <typename T>
+__device__ __forceinline__ unsigned short Pack2F8(float low, float high) {
+  unsigned short pair;
+#if __CUDA_ARCH__ >= 890
+  if constexpr (kSameType<T, E4M3>) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  }
+#else
+  pair = static_cast<unsigned short>(F8Code<T>(low) | F8Code<T>(high) << 8);
+#endif
+  return pair;
 }
 
 template <>
 __device__ __forceinline__ E4M3 FromFloat<E4M3>(float x) {
-  return E4M3{FloatToF8<3, 7>(x, 448.0f, 0x7eu)};
+  return E4M3{static_cast<unsigned char>(Pack2F8<E4M3>(x, 0.0f))};
 }
 
 template <>
 __device__ __forceinline__ E5M2 FromFloat<E5M2>(float x) {
-  return E5M2{FloatToF8<2, 15>(x, 57344.0f, 0x7bu)};
+  return E5M2{static_cast<unsigned char>(Pack2F8<E5M2>(x, 0.0f))};
+}
+
+template <typename T, int kCount>
+__device__ __forceinline__ Vector<T, kCount> FromFloats(const Vector<float, kCount>& x) {
+  Vector<T, kCount> y;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if constexpr (sizeof(T) == 1 && kCount % 2 == 0) {
+      if (i % 2 != 0) continue;
+      const unsigned pair = Pack2F8<T>(x.x[i], x.x[i + 1]);
+      y.x[i].bits = static_cast<unsigned char>(pair);
+      y.x[i + 1].bits = static_cast<unsigned char>(pair >> 8);
+    } else {
+      y.x[i] = FromFloat<T>(x.x[i]);
+    }
+  }
+  return y;
 }
 
 // Two values in one register, `low` in the lower half.

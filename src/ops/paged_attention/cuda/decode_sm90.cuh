@@ -35,11 +35,9 @@ using RowVector = Vector<float, kRowVector>;
 
 __device__ __forceinline__ void StoreRow(const Params& p, long long query_row, int piece,
                                          const RowVector& x) {
-  Vector<Out, kRowVector> out;
-#pragma unroll
-  for (int j = 0; j < kRowVector; ++j) out.x[j] = FromFloat<Out>(x.x[j]);
   Out* const to = static_cast<Out*>(p.out) + query_row * kHeadDim;
-  reinterpret_cast<Vector<Out, kRowVector>*>(to)[piece * 32 + threadIdx.x % 32] = out;
+  reinterpret_cast<Vector<Out, kRowVector>*>(to)[piece * 32 + threadIdx.x % 32] =
+      FromFloats<Out>(x);
 }
 
 // Merges the sums in shared memory of rows [first, end), in a fixed order, and writes the rows, or

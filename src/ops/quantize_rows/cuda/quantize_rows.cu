@@ -150,11 +150,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 #ifdef RESIDUAL
   ForOwn([&](int i, int at) {
-    const Values values = given(i, at);
-    Vector<RESIDUAL, VECTOR> rounded;
-#pragma unroll
-    for (int j = 0; j < VECTOR; ++j) rounded.x[j] = FromFloat<RESIDUAL>(values.x[j]);
-    StoreVector(static_cast<RESIDUAL*>(sum) + row * COLUMNS + first + at, rounded);
+    StoreVector(static_cast<RESIDUAL*>(sum) + row * COLUMNS + first + at,
+                FromFloats<RESIDUAL>(given(i, at)));
   });
 #endif
 
@@ -200,10 +197,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     } else {
       values = finished(i, at);
     }
-    Vector<E4M3, VECTOR> bytes;
 #pragma unroll
-    for (int j = 0; j < VECTOR; ++j) bytes.x[j] = FromFloat<E4M3>(values.x[j] * inverse);
-    StoreVector(out + at, bytes);
+    for (int j = 0; j < VECTOR; ++j) values.x[j] *= inverse;
+    StoreVector(out + at, FromFloats<E4M3>(values));
   });
   if (first == 0 && threadIdx.x == 0) scale[row] = unit;
 }

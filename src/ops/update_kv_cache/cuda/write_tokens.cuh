@@ -37,13 +37,13 @@ __device__ __forceinline__ void Store(const Params& p, const CacheParams& cache,
   const float* scales = cache.scale;
   if (cache.token_step != 0) scales += Quotient(place, p.token_stride) * cache.token_step;
   const float scale = scales == nullptr ? 1.0f : scales[head * cache.scale_step];
-  Vector<Cache, VECTOR> out;
+  Vector<float, VECTOR> out;
 #pragma unroll
   for (int j = 0; j < VECTOR; ++j) {
     const float x = ToFloat(in.x[j]);
-    out.x[j] = FromFloat<Cache>(scale == 1.0f ? x : x / scale);
+    out.x[j] = scale == 1.0f ? x : x / scale;
   }
-  StoreVector(to, out);
+  StoreVector(to, FromFloats<Cache>(out));
 }
 
 // Writes tokens [first, first + tokens_per_block), a whole block together. The first vectors are
