@@ -143,6 +143,13 @@ __device__ __forceinline__ float Reciprocal(float x) {
   return y;
 }
 
+// The lesser, NaN if one is.
+__device__ __forceinline__ float MinOrNaN(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
 __device__ __forceinline__ int LoadIndex(const int* pointer) {
   int value;
   asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(value) : "l"(pointer));

@@ -62,6 +62,36 @@ __device__ __forceinline__ float Weigh(Logits& s, int h, float factor, float bas
   return sum0 + sum1;
 }
 
+// The same from dot products under a soft cap, in a tile whose keys the row sees all: four share a
+// reciprocal, so that one that is not finite reaches the others. With d = exp(2x) + 1, tanh(x) is
+// 1 - 2 / d; of x above `kMost` in log2 it rounds to 1.
+__device__ __forceinline__ float WeighCapped(Logits& s, int h, float cap_in, float factor,
+                                             float base) {
+  constexpr float kMost = 30.0f;  // four factors remain below 2^128
+  static_assert(kKeys % 16 == 0);
+  const float most = factor - base, twice = -2.0f * factor;
+  float sum0 = 0.0f, sum1 = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kKeys / 8; i += 2) {
+    float d[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      d[j] = Exp2(MinOrNaN(s[i + j / 2][2 * h + j % 2] * cap_in, kMost)) + 1.0f;
+    }
+    const float d01 = d[0] * d[1], d23 = d[2] * d[3], both = twice * Reciprocal(d01 * d23);
+    const float by01 = both * d23, by23 = both * d01;
+    s[i][2 * h] = Exp2(by01 * d[1] + most);
+    s[i][2 * h + 1] = Exp2(by01 * d[0] + most);
+    s[i + 1][2 * h] = Exp2(by23 * d[3] + most);
+    s[i + 1][2 * h + 1] = Exp2(by23 * d[2] + most);
+    sum0 += s[i][2 * h];
+    sum1 += s[i][2 * h + 1];
+    sum0 += s[i + 1][2 * h];
+    sum1 += s[i + 1][2 * h + 1];
+  }
+  return sum0 + sum1;
+}
+
 // The maximum of row h, of `least` and its elements of the tile.
 __device__ __forceinline__ float Maximum(const Logits& s, int h, float least) {
   float max = least;
@@ -95,14 +125,16 @@ __device__ __forceinline__ bool WeighByMaximum(Logits& s, const float (&factor)[
 
 // The same without looking for a maximum first, for rows that have one: it rises only when weights
 // leave the range in which operands and sums are safe. Logits that jump by more than f32 holds give
-// a sum that is not finite.
+// a sum that is not finite. `weigh`: Weigh of row h relative to `base`, or its like.
+template <typename Weigher>
 __device__ __forceinline__ bool WeighByLastMaximum(Logits& s, const float (&factor)[2],
-                                                   RowSoftmax (&rows)[2], float (&rescale)[2]) {
+                                                   RowSoftmax (&rows)[2], float (&rescale)[2],
+                                                   const Weigher& weigh) {
   constexpr float kSafe = kSameType<Operand, F16> ? 0x1p14f : 0x1p40f;
   float sum[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    sum[h] = Weigh(s, h, factor[h], BaseOf(rows[h].max, factor[h]));
+    sum[h] = weigh(h, BaseOf(rows[h].max, factor[h]));
     rescale[h] = 1.0f;
   }
   const bool rises = __any_sync(kAllLanes, !(fmaxf(sum[0], sum[1]) < kSafe));
