@@ -105,7 +105,7 @@ def main() -> None:
         return
     start = time.monotonic()
     builds = [Build(*spec.split("=", 1)) for spec in options.builds]
-    known = [*cases.CASES, *cases.SERVED, *cases.NARROW]
+    known = [*cases.CASES, *cases.SERVED, *cases.PROMPTS]
     wanted = [c for c in known if options.shapes.search(f"{c.regime}: {c.name}")]
     for case in [*wanted, *cases.random_cases(options.random, options.seed)]:
         if time.monotonic() - start > options.seconds:

@@ -268,9 +268,7 @@ def _served() -> list[Case]:
 SERVED = _served()  # of our own builds alone
 
 
-def _narrow() -> list[Case]:
-    """Prefill of head_dim 64."""
-    regime, narrow = "Prefill, head_dim 64", {"head_dim": 64}
+def _prompts(regime: str, **more) -> list[Case]:
     prompts = [
         (4, 4096, {}),
         (1, 16384, {"sustained": True}),
@@ -284,12 +282,16 @@ def _narrow() -> list[Case]:
         (128, 128, {}),
     ]
     return [
-        *(_prefill(regime, b, s, **narrow, **more) for b, s, more in prompts),
-        *(_chunk(regime, queries, 32768, **narrow) for queries in (16, 64, 512, 2048)),
+        *(_prefill(regime, b, s, **more, **of_prompt) for b, s, of_prompt in prompts),
+        *(_chunk(regime, queries, 32768, **more) for queries in (16, 64, 512, 2048)),
     ]
 
 
-NARROW = _narrow()  # as SERVED
+PROMPTS = [  # as SERVED
+    *_prompts("Prompts, head_dim 64", head_dim=64),
+    *_prompts("Prompts, soft cap", soft_cap=50.0),
+    *(_prefill("Prompts, soft cap", 4, 4096, soft_cap=50.0, head_dim=d) for d in (64, 256)),
+]
 
 
 def random_cases(count: int, seed: int) -> list[Case]:
