@@ -424,11 +424,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
         if constexpr (SOFT_CAP) Cap(s, cap_in);
         if (key0 < seen_begin) MaskSide<true>(s, key0, visible);
         if (key0 + kKeys > seen_end) MaskSide<false>(s, key0, visible);
-        if (based) {
-          return WeighByLastMaximum(s, factor, rows, rescale, [&](int h, float base) {
-            return Weigh(s, h, factor[h], base);
-          });
-        }
+        if (based) return WeighByLastMaximum<false>(s, cap_in, factor, rows, rescale);
         const bool rose = WeighByMaximum(s, factor, rows, rescale);
         based = !__any_sync(kAllLanes, fminf(rows[0].max, rows[1].max) == -Infinity());
         return rose;
@@ -477,10 +473,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
         bool rose;
         if constexpr (plain.value) {
           if constexpr (SOFT_CAP == 2) Cap(s, cap_in);
-          rose = WeighByLastMaximum(s, factor, rows, rescale, [&](int h, float base) {
-            if constexpr (SOFT_CAP == 1) return WeighCapped(s, h, cap_in[h], factor[h], base);
-            return Weigh(s, h, factor[h], base);
-          });
+          rose = WeighByLastMaximum<SOFT_CAP == 1>(s, cap_in, factor, rows, rescale);
         } else {
           rose = weigh(t);
         }

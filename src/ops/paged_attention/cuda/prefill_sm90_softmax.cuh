@@ -125,16 +125,17 @@ __device__ __forceinline__ bool WeighByMaximum(Logits& s, const float (&factor)[
 
 // The same without looking for a maximum first, for rows that have one: it rises only when weights
 // leave the range in which operands and sums are safe. Logits that jump by more than f32 holds give
-// a sum that is not finite. `weigh`: Weigh of row h relative to `base`, or its like.
-template <typename Weigher>
-__device__ __forceinline__ bool WeighByLastMaximum(Logits& s, const float (&factor)[2],
-                                                   RowSoftmax (&rows)[2], float (&rescale)[2],
-                                                   const Weigher& weigh) {
+// a sum that is not finite. kCapped: of dot products (WeighCapped).
+template <bool kCapped>
+__device__ __forceinline__ bool WeighByLastMaximum(Logits& s, const float (&cap_in)[2],
+                                                   const float (&factor)[2], RowSoftmax (&rows)[2],
+                                                   float (&rescale)[2]) {
   constexpr float kSafe = kSameType<Operand, F16> ? 0x1p14f : 0x1p40f;
   float sum[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    sum[h] = weigh(h, BaseOf(rows[h].max, factor[h]));
+    const float base = BaseOf(rows[h].max, factor[h]);
+    sum[h] = kCapped ? WeighCapped(s, h, cap_in[h], factor[h], base) : Weigh(s, h, factor[h], base);
     rescale[h] = 1.0f;
   }
   const bool rises = __any_sync(kAllLanes, !(fmaxf(sum[0], sum[1]) < kSafe));
