@@ -38,8 +38,7 @@ inline constexpr int kComputeRegisters =
     ((kThreads == 512 ? 512 : 504) - kLoadRegisters * (kLoadWarps / 4)) / kComputeGroups;
 // Named barriers, one a warpgroup: it is done, and, of two, it may start products.
 inline constexpr int kGroupDone = 1, kTurn = 3;
-inline constexpr bool kTurns =
-    kRows == 128 && (SOFT_CAP != 0 || (kHeadDim != 64 && kHeadDim != 128));
+inline constexpr bool kTurns = kRows == 128 && (SOFT_CAP || (kHeadDim != 64 && kHeadDim != 128));
 // Queries are done with behind a piece's last logits; else its rows leave by their place.
 inline constexpr bool kFreesQueries = kTerms;
 static_assert(!kFreesQueries || sizeof(Out) == 4);
