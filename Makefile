@@ -93,8 +93,8 @@ test-torch: build .venv-torch/.complete  ## Tests with PyTorch, PyTorch/XLA, tor
 
 # The environment comes without bytecode: vLLM's many processes must keep what the first compiled.
 test-vllm: build .venv-vllm/.complete  ## Tests of vLLM on XLA over HTTP, in .venv-vllm (Python 3.12)
-	@env -u PYTHONDONTWRITEBYTECODE VIRTUAL_ENV=$(CURDIR)/.venv-vllm .venv-vllm/bin/python -m pytest tests/vllm \
-	  'tests/docs/test_pages.py::test_page[docs/vllm.md]'
+	@env -u PYTHONDONTWRITEBYTECODE VIRTUAL_ENV=$(CURDIR)/.venv-vllm .venv-vllm/bin/python -m pytest \
+	  -n $(JOBS) --dist loadfile tests/vllm 'tests/docs/test_pages.py::test_page[docs/vllm.md]'
 
 test-gpu:  ## All tests that need an NVIDIA GPU, offline, with the library in build/release
 	@scripts/test_gpu.sh

@@ -176,7 +176,7 @@ def test_a_norm_is_in_the_same_kernel(dtype, with_sum, method):
         dict(has_weight=False),
         dict(variance_size_override=INNER // 2),
     ],
-    ids=str,
+    ids=", ".join,
 )
 def test_another_norm_is_its_own(how):
     call, values = behind_a_norm(**how), norm_operands()
@@ -242,7 +242,7 @@ def test_a_sum_is_in_the_same_kernel(method):
         dict(between=lambda x, residual: (x.add_(0), residual)),
         dict(devices=2),
     ],
-    ids=str,
+    ids=", ".join,
 )
 def test_another_sum_is_its_own(how):
     call, values = summed(**how), summed_operands()
@@ -317,7 +317,7 @@ def test_an_activation_is_in_the_same_kernel(method, channels):
 @pytest.mark.parametrize(
     "how",
     [dict(between=lambda x: x + 0), dict(between=lambda x: x.add_(0)), dict(devices=2)],
-    ids=str,
+    ids=", ".join,
 )
 def test_another_product_is_its_own(how):
     call, values = gated(**how), gated_operands()
