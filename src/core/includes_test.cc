@@ -32,5 +32,38 @@ TEST(Includes, TheTextsOfTheFoldersOfOptions) {
   EXPECT_THAT(IncludedTexts(text, {}), IsEmpty());
 }
 
+TEST(Includes, DirectivesOfEveryForm) {
+  const char* text =
+      "/* a */ # /* b */ include/**/\"a.h\"\n#include_next <b.h>\n#import \"c.h\"\n"
+      "#include \\\n \"d.h\"\n#define E \"e.h\"\n#define F <f.h>\n#define G 1\n/* open";
+  EXPECT_THAT(Includes(text, true), ElementsAre("a.h", "b.h", "c.h", "d.h", "e.h", "f.h"));
+  EXPECT_THAT(Includes(text, false), ElementsAre("a.h", "c.h", "d.h"));
+}
+
+TEST(Includes, FilesBesideTheOneThatIncludesThem) {
+  const TempFolder folder;
+  folder.Write("lib/inner/a.h", "#include \"b.h\"\n#include \"../c.h\"\n");
+  folder.Write("lib/inner/b.h", "#include \"../inner/b.h\"\n");  // itself
+  folder.Write("lib/c.h", "c");
+  folder.Write("d.h", "d");
+  const std::string text = "#include <inner/a.h>\n#include \"" + folder.path("d.h") + "\"\n";
+  EXPECT_THAT(IncludedTexts(text, {"-I" + folder.path("lib")}),
+              ElementsAre("#include \"b.h\"\n#include \"../c.h\"\n", "d",
+                          "#include \"../inner/b.h\"\n", "c"));
+}
+
+TEST(Includes, FilesThatOptionsName) {
+  const TempFolder folder;
+  folder.Write("a.h", "#include \"b.h\"\n");
+  folder.Write("b.h", "b");
+  folder.Write("c.h", "c");
+  folder.Write("d.o", "d");
+  const std::vector<std::string> options = {"-idirafter", folder.path(),      "-include",
+                                            "a.h",        "-DCONFIG=\"c.h\"", folder.path("d.o")};
+  EXPECT_THAT(IncludedTexts("#include CONFIG\n", options),
+              ElementsAre("#include \"b.h\"\n", "c", "d", "b"));
+  EXPECT_THAT(IncludedTexts("", {"--pre-include=" + folder.path("c.h")}), ElementsAre("c"));
+}
+
 }  // namespace
 }  // namespace xla_gpu

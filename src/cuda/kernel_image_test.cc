@@ -78,6 +78,26 @@ TEST_F(KernelImageTest, WhatTheCodeDependsOnIsInTheKey) {
   EXPECT_EQ(Entries().size(), 3u);
 }
 
+// NVRTC finds files beside the source, and beside what it includes.
+TEST_F(KernelImageTest, WhatAUsersTextIncludesIsInTheKey) {
+  KernelSpec spec{.source = folder_.path("user/f.cu"),
+                  .entry = "f",
+                  .text =
+                      "#include \"inner/a.h\"\n#include <c.h>\n__global__ void f(int* x) { *x = "
+                      "A; }",
+                  .options = {"-I" + folder_.path("lib")}};
+  folder_.Write("user/inner/a.h", "#include \"b.h\"\n");
+  folder_.Write("user/inner/b.h", "#define A 1\n");
+  folder_.Write("lib/c.h", "\n");
+  for (const char* changed : {"user/inner/a.h", "user/inner/b.h", "lib/c.h"}) {
+    EXPECT_TRUE(GetInNewProcess(spec));
+    folder_.Write(changed, ReadWhole(folder_.path(changed)) + "\n");
+  }
+  EXPECT_TRUE(GetInNewProcess(spec));
+  EXPECT_TRUE(GetInNewProcess(spec));
+  EXPECT_EQ(NumCompilations(), 4u);
+}
+
 TEST_F(KernelImageTest, ProcessesAndThreadsAtOnceCompileOnce) {
   const KernelSpec spec = FreshSpec();
   std::vector<pid_t> children;

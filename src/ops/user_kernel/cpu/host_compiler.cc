@@ -199,7 +199,14 @@ StatusOr<const void*> CompileHostSource(const std::string& kernel,
   }
   std::vector<std::string> parts = {compiler.path, compiler.version, implementation.file,
                                     implementation.text, StrJoin(options, "\n")};
-  for (std::string& included : IncludedTexts(implementation.text, options)) {
+  std::vector<std::string> searched = options;
+  for (const char* variable : {"CPATH", "CPLUS_INCLUDE_PATH"}) {
+    for (std::string& folder : Split(Env(variable), ':')) {
+      searched.insert(searched.end(), {"-isystem", std::move(folder)});
+    }
+  }
+  searched.insert(searched.end(), {"-isystem", "/usr/local/include", "-isystem", "/usr/include"});
+  for (std::string& included : IncludedTexts(implementation.text, searched)) {
     parts.push_back(std::move(included));
   }
   const std::string text_key = cuda::Sha256::Hex(Digest(parts));

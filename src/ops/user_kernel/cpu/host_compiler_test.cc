@@ -29,9 +29,9 @@ class HostCompilerTest : public testing::Test {
     return implementation;
   }
   std::string WriteCompiler(const std::string& name) const {
-    return folder_.WriteScript(name,
-                               StrCat("case \"$*\" in *--version*) echo ", name, ";; *) echo x >>",
-                                      folder_.path("count"), ";; esac\nexec c++ \"$@\"\n"));
+    return folder_.WriteScript(
+        name, StrCat("case \"$*\" in *--version*) echo ", name, ";; *-dM*) ;; *) echo x >>",
+                     folder_.path("count"), ";; esac\nexec c++ \"$@\"\n"));
   }
   size_t NumCompilations() const { return ReadWhole(folder_.path("count")).size() / 2; }
   static int CallInt(const StatusOr<const void*>& function) {
@@ -88,6 +88,25 @@ TEST_F(HostCompilerTest, AnIncludedFileThatChangesIsCompiledAgain) {
   EXPECT_TRUE(GivesInNewProcess(source, 3));
   folder_.Write("include/more.h", "constexpr int kValue = 4;\n");
   EXPECT_TRUE(GivesInNewProcess(source, 4));
+}
+
+TEST_F(HostCompilerTest, WhateverIsIncludedAndChangesIsCompiledAgain) {
+  folder_.Write("lib/inner/value.h", "#include \"more.h\"\n");
+  folder_.Write("lib/forced.h", "constexpr int kOther = 0;\n");
+  Implementation source = Source("#include <inner/value.h>\nint f() { return kValue + kOther; }");
+  source.options = {StrCat("-I", folder_.path("lib")), "-include", folder_.path("lib/forced.h")};
+  folder_.Write("lib/inner/more.h", "constexpr int kValue = 3;\n");
+  EXPECT_TRUE(GivesInNewProcess(source, 3));
+  folder_.Write("lib/inner/more.h", "constexpr int kValue = 4;\n");
+  EXPECT_TRUE(GivesInNewProcess(source, 4));
+  folder_.Write("lib/forced.h", "constexpr int kOther = 10;\n");
+  EXPECT_TRUE(GivesInNewProcess(source, 14));
+  const Implementation other = Source("#include <there.h>\nint f() { return kThere; }");
+  ScopedEnv path("CPLUS_INCLUDE_PATH", folder_.path("environment"));
+  folder_.Write("environment/there.h", "constexpr int kThere = 5;\n");
+  EXPECT_TRUE(GivesInNewProcess(other, 5));
+  folder_.Write("environment/there.h", "constexpr int kThere = 6;\n");
+  EXPECT_TRUE(GivesInNewProcess(other, 6));
 }
 
 TEST_F(HostCompilerTest, FilesBesideTheUsersAreFound) {
