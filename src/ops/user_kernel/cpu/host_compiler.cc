@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -51,6 +52,21 @@ StatusOr<Compiler> FindCompiler() {
   }
   compiler.version = std::move(child->out);
   return compiler;
+}
+
+// The processor that the options ask for where it is that of this machine ("-march=native"), as the
+// compiler tells it by its macros: other machines may have the same cache folder.
+StatusOr<std::string> ProcessorOf(const Compiler& compiler,
+                                  const std::vector<std::string>& options) {
+  const auto is_here = [](const std::string& option) {  // and -xHost, -tp=host
+    return option.ends_with("native") || option.ends_with("ost");
+  };
+  if (std::ranges::none_of(options, is_here)) return std::string();
+  std::vector<std::string> command = {compiler.path, "-E", "-dM", "-x", "c++"};
+  command.insert(command.end(), options.begin(), options.end());
+  command.push_back("/dev/null");
+  XLA_GPU_ASSIGN_OR_RETURN(ChildResult child, RunChild(command, "", std::chrono::seconds(20)));
+  return std::move(child.out);
 }
 
 // Goes with its content when it leaves its scope.
@@ -209,6 +225,8 @@ StatusOr<const void*> CompileHostSource(const std::string& kernel,
   for (std::string& included : IncludedTexts(implementation.text, searched)) {
     parts.push_back(std::move(included));
   }
+  XLA_GPU_ASSIGN_OR_RETURN(std::string processor, ProcessorOf(compiler, options));
+  parts.push_back(std::move(processor));
   const std::string text_key = cuda::Sha256::Hex(Digest(parts));
   const cuda::Sha256::Digest key = Digest({text_key, implementation.entry});
   bool is_first = false;

@@ -109,6 +109,26 @@ TEST_F(HostCompilerTest, WhateverIsIncludedAndChangesIsCompiledAgain) {
   EXPECT_TRUE(GivesInNewProcess(other, 6));
 }
 
+// Machines of different processors may share the cache folder.
+TEST_F(HostCompilerTest, CodeForThisProcessorIsNotAnothers) {
+  Implementation source = Source("int f() {\n#ifdef __SECOND__\nreturn 2;\n#endif\nreturn 1; }");
+  // One compiler, which finds out where it runs.
+  const auto on = [&](const std::string& machine) {
+    return folder_.WriteScript(
+        "machine", StrCat("case \"$*\" in *--version*|*-dM*) ;; *) echo x >>",
+                          folder_.path("count"), ";; esac\nexec c++ -D", machine, " \"$@\"\n"));
+  };
+  for (const auto& [option, compilations] : {std::pair("-O1", 1u), {"-march=native", 3u}}) {
+    source.options = {option};
+    ScopedEnv compiler("CXX", on("__FIRST__"));
+    EXPECT_TRUE(GivesInNewProcess(source, 1));
+    on("__SECOND__");
+    EXPECT_TRUE(GivesInNewProcess(source, compilations == 1 ? 1 : 2));
+    EXPECT_TRUE(GivesInNewProcess(source, compilations == 1 ? 1 : 2));
+    EXPECT_EQ(NumCompilations(), compilations);
+  }
+}
+
 TEST_F(HostCompilerTest, FilesBesideTheUsersAreFound) {
   folder_.Write("user/value.h", "constexpr int kValue = 5;\n");
   Implementation source = Source("#include \"value.h\"\nint f() { return kValue; }");
