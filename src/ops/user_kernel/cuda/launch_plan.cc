@@ -44,9 +44,9 @@ Status Misaligned(const Definition& definition, const Parameter& parameter, uint
   const size_t i = parameter.index;
   const bool is_argument = parameter.kind == Parameter::Kind::kArgument;
   return InvalidArgument(is_argument ? definition.arguments[i].name : definition.results[i].name,
-                         " lies at an address that is ", address % kAlignment,
-                         " bytes past a multiple of ", kAlignment,
-                         ", for which the machine code was not compiled");
+                         " lies at an address that is ", address % parameter.alignment,
+                         " bytes past a multiple of ", parameter.alignment,
+                         ", for which the machine code was not compiled; give it a copy");
 }
 
 std::array<uint32_t, 3> Dimensions(const Attributes& attributes, std::string_view name) {
