@@ -131,10 +131,10 @@ std::vector<std::string> Includes(std::string_view text, bool bracketed) {
   return paths;
 }
 
-std::vector<std::string> IncludedTexts(const std::string& source,
+std::vector<std::string> IncludedTexts(const std::string& text, const std::string& file,
                                        const std::vector<std::string>& options) {
   Collector collector(options);
-  collector.AddIncludes(source, "");
+  collector.AddIncludes(text, fs::path(file).parent_path());
   for (const std::string& option : options) collector.AddNamed(option);
   return collector.Follow();
 }

@@ -13,10 +13,10 @@ namespace xla_gpu {
 // many does no harm.
 std::vector<std::string> Includes(std::string_view text, bool bracketed);
 
-// The content of all files that the text may include, directly or not: from the folder of the file
-// that includes (of `source`: the current one), from the folders of a compiler's options (-I,
+// The content of all files that the text of `file` (which may be no path) may include, directly or
+// not: from the folder of the file that includes, from the folders of a compiler's options (-I,
 // -iquote, -isystem, -idirafter, --include-path), and those that options name.
-std::vector<std::string> IncludedTexts(const std::string& source,
+std::vector<std::string> IncludedTexts(const std::string& text, const std::string& file,
                                        const std::vector<std::string>& options);
 
 }  // namespace xla_gpu

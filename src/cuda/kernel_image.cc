@@ -2,7 +2,6 @@
 
 #include <elf.h>
 
-#include <filesystem>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -21,8 +20,6 @@
 
 namespace xla_gpu::cuda {
 namespace {
-
-namespace fs = std::filesystem;
 
 const char* FindSource(std::string_view path) {
   for (const EmbeddedSource* source = EmbeddedSources(); *source->path != '\0'; ++source) {
@@ -180,12 +177,7 @@ StatusOr<Image> GetKernelImage(const KernelSpec& spec, const std::string& arch,
   StatusOr<Image> image = WithNvrtc<Image>(
       spec, arch, driver_version, [&](const CompileRequest& request, const NvrtcLibrary& nvrtc) {
         std::vector<std::string> included;
-        if (!spec.text.empty()) {
-          std::vector<std::string> options = request.options;
-          // NVRTC looks beside the user's file, too.
-          options.insert(options.end(), {"-iquote", fs::path(spec.source).parent_path().string()});
-          included = IncludedTexts(spec.text, options);
-        }
+        if (!spec.text.empty()) included = IncludedTexts(spec.text, spec.source, request.options);
         const Sha256::Digest key = KeyOf(request, included, nvrtc);
         return images_in_memory.Get().Get(Sha256::Hex(key), [&]() -> StatusOr<Image> {
           XLA_GPU_ASSIGN_OR_RETURN(KernelImage made,

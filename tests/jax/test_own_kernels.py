@@ -98,6 +98,14 @@ def test_kernels_of_one_text_are_compiled_once(tmp_path, monkeypatch):
     assert runs.read_text().split() == ["run"]
 
 
+def test_a_kernel_made_again_sees_the_file_that_it_includes(tmp_path):
+    header, source = tmp_path / "times.h", tmp_path / "times.cc"
+    source.write_text("#include \"times.h\"\nvoid f(const float* x, float* out) { *out = N * *x; }")
+    for n in (2, 3):
+        header.write_text(f"#define N {n}\n")
+        assert xla_gpu.host_kernel(source, "f", outputs={"out": "x"})(jnp.ones(())) == n
+
+
 @pytest.mark.parametrize("alpha", [np.inf, -np.inf, np.nan, 3.4028235e38, 1e-300])
 def test_floats_that_a_scalar_may_be(kernel, alpha):
     np.testing.assert_array_equal(kernel(Y, Y, alpha=alpha), np.float32(alpha) + Y)

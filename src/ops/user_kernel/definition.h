@@ -149,7 +149,7 @@ struct Implementation {
 
 struct Definition {
   std::string name, doc;
-  std::string key;  // name@digest of the text
+  std::string key;  // name@digest of the text, and +digest of what its sources include
   std::vector<ArgSpec> arguments;
   std::vector<ResultSpec> results;  // outputs and aliases; work space is not listed
   std::vector<Scalar> scalars;

@@ -222,7 +222,7 @@ StatusOr<const void*> CompileHostSource(const std::string& kernel,
     }
   }
   searched.insert(searched.end(), {"-isystem", "/usr/local/include", "-isystem", "/usr/include"});
-  for (std::string& included : IncludedTexts(implementation.text, searched)) {
+  for (std::string& included : IncludedTexts(implementation.text, implementation.file, searched)) {
     parts.push_back(std::move(included));
   }
   XLA_GPU_ASSIGN_OR_RETURN(std::string processor, ProcessorOf(compiler, options));
