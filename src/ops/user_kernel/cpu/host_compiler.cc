@@ -69,6 +69,16 @@ StatusOr<std::string> ProcessorOf(const Compiler& compiler,
   return std::move(child.out);
 }
 
+// What makes a shared library of a text. Its names are its own: the process has functions of such
+// names (select, index), and another version of the same text has the same variables, which the
+// loader would take for both.
+std::vector<std::string> Flags(const Compiler& compiler) {
+  std::vector<std::string> flags = {"-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-Bsymbolic"};
+  const bool is_gcc = compiler.version.find("Free Software Foundation") != std::string::npos;
+  if (is_gcc) flags.push_back("-fno-gnu-unique");
+  return flags;
+}
+
 // Goes with its content when it leaves its scope.
 class ScratchFolder {
  public:
@@ -118,8 +128,9 @@ StatusOr<std::string> Compile(const std::string& kernel, const Compiler& compile
       source, StrCat(implementation.text,
                      "\nextern \"C\" __attribute__((visibility(\"default\"))) const auto ", kEntry,
                      " = &", implementation.entry, ";\n")));
-  std::vector<std::string> command = {compiler.path, "-std=c++17", "-O2",  "-shared", "-fPIC",
-                                      "-x",          "c++",        source, "-o",      library};
+  std::vector<std::string> command = {compiler.path};
+  for (std::string& flag : Flags(compiler)) command.push_back(std::move(flag));
+  command.insert(command.end(), {"-x", "c++", source, "-o", library});
   command.insert(command.end(), options.begin(), options.end());
   XLA_GPU_ASSIGN_OR_RETURN(const std::chrono::milliseconds timeout, cuda::CompileTimeout());
   XLA_GPU_ASSIGN_OR_RETURN(const ChildResult child, RunChild(command, "", timeout));
@@ -213,8 +224,9 @@ StatusOr<const void*> CompileHostSource(const std::string& kernel,
   if (const fs::path folder = fs::path(implementation.file).parent_path(); !folder.empty()) {
     options.insert(options.end(), {"-iquote", folder.string()});  // for files beside the user's
   }
-  std::vector<std::string> parts = {compiler.path, compiler.version, implementation.file,
-                                    implementation.text, StrJoin(options, "\n")};
+  std::vector<std::string> parts = {
+      compiler.path,       compiler.version,    StrJoin(Flags(compiler), " "),
+      implementation.file, implementation.text, StrJoin(options, "\n")};
   std::vector<std::string> searched = options;
   for (const char* variable : {"CPATH", "CPLUS_INCLUDE_PATH"}) {
     for (std::string& folder : Split(Env(variable), ':')) {

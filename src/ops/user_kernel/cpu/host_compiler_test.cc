@@ -200,6 +200,26 @@ TEST_F(HostCompilerTest, EntriesOfOneTextAreCompiledOnce) {
   EXPECT_EQ(NumCompilations(), 10u);
 }
 
+TEST_F(HostCompilerTest, ATextsNamesAreItsOwn) {
+  for (const char* compiler : {"g++", "clang++"}) {
+    if (std::system(StrCat(compiler, " --version >/dev/null 2>&1").c_str()) != 0) continue;
+    ScopedEnv env("CXX", compiler);
+    const auto at_1 = [](const std::string& table) {
+      const std::string text =
+          StrCat("template <typename T> T f(const T* i) { static const T table[] = ", table,
+                 "; static T calls = 0; return table[*i] + 100 * calls++; }\n"
+                 "extern \"C\" int getpagesize() { return 9; }");
+      EXPECT_EQ(CallInt(CompileHostSource("k", Source(text, "getpagesize"))), 9);
+      const auto f = CompileHostSource("k", Source(text, "f<int>"));
+      EXPECT_TRUE(f.ok()) << f.status().ToString();
+      const int i = 1;
+      return f.ok() ? reinterpret_cast<int (*)(const int*)>(const_cast<void*>(*f))(&i) : -1;
+    };
+    EXPECT_EQ(at_1("{1, 2}"), 2) << compiler;
+    EXPECT_EQ(at_1("{3, 4}"), 4) << compiler;
+  }
+}
+
 TEST_F(HostCompilerTest, AnEntryThatFailsIsNoOtherEntrysError) {
   const std::string text = "int f() { return 8; }";
   std::vector<std::thread> threads;
