@@ -203,6 +203,24 @@ TEST_F(KernelImageTest, AnNvrtcThatDoesNotLoadIsPassedOver) {
   EXPECT_LT(SelectNvrtc(0)->major, 99);
 }
 
+TEST(UsersImage, OneThatIsCutShortIsRefused) {
+  const auto get = [](const std::string& image) {
+    return GetKernelImage({.source = "f.cubin", .entry = "f", .image = image}, "sm_80", 0).status();
+  };
+  const std::string cubin = TinyCubin();
+  const std::string fatbin("\x50\xed\x55\xba\1\0\x10\0\5\0\0\0\0\0\0\0\1\2\3\4\5", 21);
+  for (const std::string& whole : {cubin, fatbin, std::string(".version 8.0\n")}) {
+    EXPECT_TRUE(get(whole).ok()) << get(whole).message();
+  }
+  EXPECT_EQ(
+      get(cubin.substr(0, 100)).message(),
+      "cuda: the image of kernel f (100 bytes) is an ELF file, but no whole machine code of a "
+      "GPU");
+  for (const size_t size : {4u, 15u, 16u, 20u}) {
+    EXPECT_THAT(get(fatbin.substr(0, size)).message(), HasSubstr("bytes) is a fatbin that is cut"));
+  }
+}
+
 TEST(CollectSources, AnUnknownPathIsAnError) {
   EXPECT_THAT(CollectSources("src/nowhere.cu").status().message(),
               HasSubstr("no device source is embedded under src/nowhere.cu"));
