@@ -138,6 +138,8 @@ Status RunOp(const Op& op, Platform platform, const Call& call,
   return RunPlan(op, *plan, platform, call, context);
 } catch (const std::exception&) {
   return StatusFromException(op.name);
+} catch (...) {
+  return Internal(op.name, ": the function threw what is no std::exception");
 }
 
 }  // namespace xla_gpu

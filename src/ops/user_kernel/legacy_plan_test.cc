@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "src/core/op_registry.h"
+#include "src/core/plan_cache.h"
 #include "src/core/strings.h"
 #include "src/ops/user_kernel/definition.h"
 
@@ -152,6 +153,21 @@ TEST_F(LegacyPlanTest, FailuresAreSeenInAnyLayoutOfTheStatus) {
     static_cast<XlaCustomCallStatus_*>(status)->message = std::nullopt;  // success, said aloud
   };
   EXPECT_TRUE(Run(Platform::kHost, 3, Host3).ok());
+}
+
+TEST_F(LegacyPlanTest, NothingThatIsThrownUnwindsIntoTheCaller) {
+  void (*const throws)(void*, const void**) = [](void*, const void**) { throw 1; };
+  const auto op = OpRegistry::Global().Define(
+      StrCat(R"({"name":"thrower","results":[{"name":"r"}],"implementations":{"Host":)",
+             R"({"kind":"legacy","api_version":1,"address":)", reinterpret_cast<uintptr_t>(throws),
+             "}}}"));
+  ASSERT_TRUE(op.ok()) << op.status().ToString();
+  const int64_t types[] = {11, 0};
+  Attributes attributes;
+  ASSERT_TRUE(attributes.Add("result_types", std::span<const int64_t>(types)).ok());
+  const TensorView results[] = {{&sum_, DType::kF32, {}}};
+  EXPECT_EQ(RunOp(**op, Platform::kHost, {{}, results, &attributes}, {}).message(),
+            "thrower: the function threw what is no std::exception");
 }
 
 TEST_F(LegacyPlanTest, LibrariesAndSymbolsThatAreNotThere) {
