@@ -97,6 +97,7 @@ struct Parameter {
   DType type = DType::kU64;  // of a number; addresses are u64
   uint64_t bits = 0;         // a constant's, in the lowest bytes
   uint64_t alignment = 1;    // of an address: it must be a multiple of this power of 2
+  bool declared = false;  // the source text tells that it is an address, or a number of this type
   // Of an address, the elements that the source text declares there; kInvalid: any.
   DType points_to = DType::kInvalid;
   // Of an address, the position of an earlier one to elements of the same type of a template's.

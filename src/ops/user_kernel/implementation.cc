@@ -296,6 +296,7 @@ StatusOr<std::vector<Parameter>> ReadParameters(const Definition& definition, Pl
   } else if (made.is_source()) {
     for (const DeclaredParameter& one : declared) {
       XLA_GPU_ASSIGN_OR_RETURN(Parameter parameter, Named(definition, "a parameter", one.name));
+      parameter.declared = one.is_pointer || one.type != DType::kInvalid;
       if (one.is_pointer) parameter.points_to = one.type;
       if (made.is_launched()) parameter.alignment = one.alignment;
       if (!one.type_parameter.empty()) {

@@ -25,6 +25,7 @@
 #include "src/cuda/compiler.h"
 #include "src/cuda/disk_cache.h"
 #include "src/cuda/single_flight.h"
+#include "src/ops/user_kernel/parameter_check.h"
 
 namespace xla_gpu::user_kernel {
 namespace {
@@ -127,7 +128,7 @@ StatusOr<std::string> Compile(const std::string& kernel, const Compiler& compile
   XLA_GPU_RETURN_IF_ERROR(WriteFile(
       source, StrCat(implementation.text,
                      "\nextern \"C\" __attribute__((visibility(\"default\"))) const auto ", kEntry,
-                     " = &", implementation.entry, ";\n")));
+                     " = &", implementation.entry, ";\n", ParameterCheck(implementation))));
   std::vector<std::string> command = {compiler.path};
   for (std::string& flag : Flags(compiler)) command.push_back(std::move(flag));
   command.insert(command.end(), {"-x", "c++", source, "-o", library});
@@ -224,9 +225,13 @@ StatusOr<const void*> CompileHostSource(const std::string& kernel,
   if (const fs::path folder = fs::path(implementation.file).parent_path(); !folder.empty()) {
     options.insert(options.end(), {"-iquote", folder.string()});  // for files beside the user's
   }
-  std::vector<std::string> parts = {
-      compiler.path,       compiler.version,    StrJoin(Flags(compiler), " "),
-      implementation.file, implementation.text, StrJoin(options, "\n")};
+  std::vector<std::string> parts = {compiler.path,
+                                    compiler.version,
+                                    StrJoin(Flags(compiler), " "),
+                                    implementation.file,
+                                    implementation.text,
+                                    StrJoin(options, "\n"),
+                                    ParameterCheck(implementation)};
   std::vector<std::string> searched = options;
   for (const char* variable : {"CPATH", "CPLUS_INCLUDE_PATH"}) {
     for (std::string& folder : Split(Env(variable), ':')) {

@@ -7,6 +7,7 @@
 #include "src/core/strings.h"
 #include "src/cuda/kernel.h"
 #include "src/ops/user_kernel/definition.h"
+#include "src/ops/user_kernel/parameter_check.h"
 #include "src/ops/user_kernel/parameters.h"
 
 namespace xla_gpu::user_kernel {
@@ -17,6 +18,7 @@ cuda::KernelSpec SpecOf(const Definition& definition, const Implementation& impl
   spec.source = implementation.file.empty() ? definition.name : implementation.file;
   spec.entry = implementation.entry;
   spec.text = implementation.text;
+  if (!spec.text.empty()) spec.text += ParameterCheck(implementation);
   spec.options = implementation.options;
   spec.image = implementation.image;
   return spec;
