@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import numbers
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -377,10 +378,14 @@ _negative_zero = _NegativeZero(-0.0)
 
 
 def as_key(scalars: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The scalars of a call, told apart by more than `==`."""
+    """The scalars of a call, told apart by more than `==`; NumPy's numbers are reals as well."""
     return tuple(
         [
-            _negative_zero if s.__class__ is float and not s and math.copysign(1, s) < 0 else s
+            _negative_zero
+            if (s.__class__ is float or (s.__class__ is not int and isinstance(s, numbers.Real)))
+            and not s
+            and math.copysign(1, s) < 0
+            else s
             for s in scalars
         ]
     )

@@ -254,7 +254,7 @@ def cuda_kernel(
       workspace: bytes of scratch memory for the pointer `workspace`, or a function of arguments.
       options: NVRTC's ("--use_fast_math").
       include_dirs: folders for #include; the toolkit's own are found.
-      defines: macros by name; None for one without a value.
+      defines: macros by name; None for one without a value. True and False are 1 and 0.
       cluster: blocks of a cluster.
       name: the custom call's target; the entry's name if not given.
       host: for CPUs, with the same parameters: C++ source that has a function of the same entry, or
@@ -278,7 +278,8 @@ def cuda_kernel(
     name = name or name_of(entry)
     text, file = read(name, source)
     flags = [f"-I{os.fspath(folder)}" for folder in include_dirs]
-    flags += [f"-D{k}" if v is None else f"-D{k}={v}" for k, v in (defines or {}).items()]
+    values = {k: int(v) if isinstance(v, bool) else v for k, v in (defines or {}).items()}
+    flags += [f"-D{k}" if v is None else f"-D{k}={v}" for k, v in values.items()]
     cuda: dict[str, Any] = {
         "kind": "cuda_source",
         "text": text,

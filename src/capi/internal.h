@@ -34,6 +34,8 @@ xla_gpu_status* Guard(Body body) {
     return Wrap(body());
   } catch (const std::exception&) {
     return Wrap(StatusFromException(""));
+  } catch (...) {
+    return Wrap(Internal("the function threw what is no std::exception"));
   }
 }
 

@@ -76,7 +76,8 @@ bool ReadObjects(const xla_gpu_object_call& c, void* tuple, size_t first,
              .ok()) {
       return false;
     }
-    if (data == nullptr && out.views().back().num_elements() != 0) return false;
+    const TensorView& view = out.views().back();
+    if ((data == nullptr || !IsAligned(view)) && view.num_elements() != 0) return false;
   }
   return true;
 }

@@ -115,6 +115,7 @@ TEST_F(ObjectCallTest, OtherTypesAreNotRun) {
   expect_other("lanes", [](Tensor& t) { t.dtype.lanes = 2; });
   expect_other("device type", [](Tensor& t) { t.device.type = 2; });
   expect_other("device", [](Tensor& t) { t.device.id = 1; });
+  expect_other("address", [](Tensor& t) { t.data = static_cast<char*>(t.data) - 1; });
   tuple[1] = &none_object;
   EXPECT_EQ(Run(), 1);
   tuple[1] = nullptr;

@@ -19,7 +19,9 @@ bool IsWholeElf(std::string_view bytes, int machine);
 uint64_t ElfSectionSize(std::string_view bytes, std::string_view name);
 
 // The names of a shared object's dynamic symbols, each between two zeros; empty if it is none.
-// Reads its headers only: a plugin may have 300 MB, and loading one to look is what this avoids.
+// Those of the symbols, not the strings that they lie among: these are libraries' and versions'
+// names too, and a name may be the end of another's. Reads its headers only: a plugin may have
+// 300 MB, and loading one to look is what this avoids.
 std::string ElfDynamicNames(const RegularFile& file);
 std::string ElfDynamicNames(std::string_view bytes);
 

@@ -5,12 +5,13 @@
 #include <cstring>
 
 #include "src/core/elf.h"
+#include "src/core/elf_testing.h"
 #include "src/core/fuzz_seeds.h"
 
 namespace {
 
-// Machine code as NVRTC gives it, and a shared object with one name.
-std::string Seed(uint16_t machine, uint32_t section_type) {
+// Machine code as NVRTC gives it.
+std::string Seed(uint16_t machine) {
   Elf64_Ehdr header{};
   std::memcpy(header.e_ident, ELFMAG "\2\1\1", 7);
   header.e_machine = machine;
@@ -19,8 +20,7 @@ std::string Seed(uint16_t machine, uint32_t section_type) {
   header.e_shnum = 2;
   header.e_shstrndx = 1;
   Elf64_Shdr sections[2] = {};
-  sections[0].sh_type = section_type;
-  sections[0].sh_link = 1;
+  sections[0].sh_type = SHT_NULL;
   sections[0].sh_name = 1;
   sections[1].sh_type = SHT_STRTAB;
   sections[1].sh_offset = sizeof(header) + sizeof(sections);
@@ -33,7 +33,7 @@ std::string Seed(uint16_t machine, uint32_t section_type) {
 }  // namespace
 
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
-  xla_gpu::WriteSeedsIfAsked(*argc, *argv, {Seed(EM_CUDA, SHT_NULL), Seed(EM_X86_64, SHT_DYNSYM)});
+  xla_gpu::WriteSeedsIfAsked(*argc, *argv, {Seed(EM_CUDA), xla_gpu::SharedObject({"one", "two"})});
   return 0;
 }
 
@@ -44,6 +44,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size > 0 && !whole && xla_gpu::IsWholeElf(bytes.substr(0, size - 1), EM_CUDA)) std::abort();
   const std::string names = xla_gpu::ElfDynamicNames(bytes);
   if (xla_gpu::ElfSectionSize(bytes, "one") == 1 && bytes.find("one") == bytes.npos) std::abort();
-  if (!names.empty() && bytes.find(names) == bytes.npos) std::abort();
+  for (size_t at = 0; at < names.size();) {
+    const size_t end = names.find('\0', at);
+    if (end == names.npos || (end == at && at != 0)) std::abort();  // each between two zeros
+    if (bytes.find(std::string_view(names).substr(at, end - at + 1)) == bytes.npos) std::abort();
+    at = end + 1;
+  }
   return 0;
 }

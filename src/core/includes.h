@@ -8,13 +8,15 @@
 
 namespace xla_gpu {
 
-// The X of every line `#include "X"`, and `#include <X>` if `bracketed`. Lines that the
-// preprocessor would skip count too: a source too many does no harm.
+// The X of every line `#include "X"`, and if `bracketed` of `#include <X>` and of `#define M "X"`,
+// since `#include M` is one as well. Lines that the preprocessor would skip count too: a source too
+// many does no harm.
 std::vector<std::string> Includes(std::string_view text, bool bracketed);
 
-// The content of all files that the text may include, directly or not, from the folders of a
-// compiler's options: -I, -iquote, -isystem, --include-path=.
-std::vector<std::string> IncludedTexts(const std::string& source,
+// The content of all files that the text of `file` (which may be no path) may include, directly or
+// not: from the folder of the file that includes, from the folders of a compiler's options (-I,
+// -iquote, -isystem, -idirafter, --include-path), and those that options name.
+std::vector<std::string> IncludedTexts(const std::string& text, const std::string& file,
                                        const std::vector<std::string>& options);
 
 }  // namespace xla_gpu

@@ -1,5 +1,6 @@
 #include "src/core/op_registry.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +16,11 @@ namespace {
 [[noreturn]] void Die(const std::string& message) {
   std::fprintf(stderr, "xla_gpu: %s\n", message.c_str());
   std::abort();
+}
+
+// NAME@DIGEST of NAME@DIGEST+DIGEST.
+std::string_view WithoutIncludes(std::string_view key) {
+  return key.substr(0, key.find('+', std::min(key.size(), key.rfind('@'))));
 }
 
 std::atomic<CurrentDeviceFn> current_device_fns[kNumPlatforms] = {};
@@ -109,7 +115,8 @@ StatusOr<const Op*> OpRegistry::OpOfCall(const Attributes& attributes) {
   const std::string_view definition = attributes.GetString(kDefinitionAttribute);
   if (!definition.empty()) {
     XLA_GPU_ASSIGN_OR_RETURN(const Op* op, Define(definition));
-    if (key.empty() || op->key == key) return op;
+    // Files that its sources include may be others here than where the program was exported.
+    if (key.empty() || WithoutIncludes(op->key) == WithoutIncludes(key)) return op;
     return InvalidArgument("the call's kernel is '", key, "' but its definition is that of '",
                            op->key, "'");
   }

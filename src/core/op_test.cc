@@ -312,6 +312,10 @@ TEST(OpRegistry, OpsMayBeDefinedAtRunTime) {
               testing::HasSubstr("'other@1', which this process does not know"));
   ASSERT_TRUE(unknown.Add("definition", std::string_view("other")).ok());
   EXPECT_EQ((*registry.OpOfCall(unknown))->name, "other");
+  Attributes exported;  // where its source included other files
+  ASSERT_TRUE(exported.Add("kernel", std::string_view("fifth@1+a5")).ok());
+  ASSERT_TRUE(exported.Add("definition", std::string_view("fifth")).ok());
+  EXPECT_EQ((*registry.OpOfCall(exported))->key, "fifth@1");
   Attributes mixed;
   ASSERT_TRUE(mixed.Add("kernel", std::string_view("third@1")).ok());
   ASSERT_TRUE(mixed.Add("definition", std::string_view("fourth")).ok());

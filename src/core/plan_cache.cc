@@ -59,13 +59,19 @@ void WriteKey(const Op& op, Platform platform, int device, const Call& call, std
   AppendAttributes(key, *call.attributes);
 }
 
-// Empty tensors may have no memory; every other one needs an address to run. The plan's check of
-// the types comes first: it makes the sizes safe to compute.
+// Empty tensors may have no memory; every other one needs an address to run, one that its elements
+// may have. The plan's check of the types comes first: it makes the sizes safe to compute.
 Status CheckData(const Op& op, std::string_view kind, std::span<const TensorView> tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].data == nullptr && tensors[i].num_elements() != 0) {
       return InvalidArgument(op.name, ": ", kind, " ", i, " (", tensors[i].ToString(),
                              ") has a null data pointer");
+    }
+    if (!IsAligned(tensors[i]) && tensors[i].num_elements() != 0) {
+      return InvalidArgument(op.name, ": ", kind, " ", i, " (", tensors[i].ToString(),
+                             ") lies at address ", tensors[i].data,
+                             ", no multiple of its element "
+                             "size; give it an aligned copy");
     }
   }
   return OkStatus();
@@ -132,6 +138,8 @@ Status RunOp(const Op& op, Platform platform, const Call& call,
   return RunPlan(op, *plan, platform, call, context);
 } catch (const std::exception&) {
   return StatusFromException(op.name);
+} catch (...) {
+  return Internal(op.name, ": the function threw what is no std::exception");
 }
 
 }  // namespace xla_gpu

@@ -3,6 +3,7 @@
 #ifndef XLA_GPU_CORE_PLAN_CACHE_H_
 #define XLA_GPU_CORE_PLAN_CACHE_H_
 
+#include <cstdint>
 #include <memory>
 #include <shared_mutex>
 #include <string>
@@ -37,6 +38,12 @@ class PlanCache {
   mutable std::shared_mutex mutex_;
   std::unordered_map<std::string, std::shared_ptr<const Plan>, Hash, std::equal_to<>> plans_;
 };
+
+// Whether a tensor starts where its elements, of a known dtype, may lie.
+inline bool IsAligned(const TensorView& tensor) {
+  const auto size = static_cast<uintptr_t>(DTypeSize(tensor.dtype));  // a power of 2
+  return (reinterpret_cast<uintptr_t>(tensor.data) & (size - 1)) == 0;
+}
 
 // Plan::Run of a plan of `op`, on the Host with the default thread pool where `context` names none.
 Status RunPlan(const Op& op, const Plan& plan, Platform platform, const Call& call,

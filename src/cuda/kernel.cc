@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "src/core/fork.h"
+#include "src/core/includes.h"
 #include "src/core/log.h"
 #include "src/core/strings.h"
 #include "src/cuda/device.h"
@@ -182,7 +183,12 @@ std::string KeyOf(const KernelSpec& spec, int ordinal) {
     for (const std::string& item : *list) key.append(1, '\n').append(item);
     key.append(1, '\n');
   }
-  return key.append(spec.text).append(1, '\n').append(spec.image);
+  key.append(spec.text).append(1, '\n').append(spec.image);
+  if (spec.text.empty()) return key;
+  for (const std::string& text : IncludedTexts(spec.text, spec.source, spec.options)) {
+    key.append(1, '\n').append(text);
+  }
+  return key;
 }
 
 constinit PerProcess<SingleFlight<std::shared_ptr<LoadedKernel>>> loaded_kernels;

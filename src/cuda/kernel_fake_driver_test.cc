@@ -272,6 +272,22 @@ TEST_F(FakeDriverTest, ParameterSizesAreTheImages) {
   });
 }
 
+TEST_F(FakeDriverTest, AFileThatIsIncludedAndChangesMakesAnotherKernel) {
+  const TempFolder folder;
+  InProcess("12080", "", [&] {
+    const KernelSpec spec{.source = "f.cu",
+                          .entry = "f",
+                          .text = "#include <a.h>\n__global__ void f(int* x) { *x = A; }",
+                          .options = {"-I" + folder.path()}};
+    folder.Write("a.h", "#define A 1\n");
+    const auto first = GetKernel(spec, 0, 0), same = GetKernel(spec, 0, 0);
+    folder.Write("a.h", "#define A 2\n");
+    const auto second = GetKernel(spec, 0, 0);
+    return Has(first.status().ToString(), "OK") && Has(second.status().ToString(), "OK") &&
+           *first == *same && *first != *second;
+  });
+}
+
 TEST_F(FakeDriverTest, ADescriptionThatDoesNotFitTheImageIsRefused) {
   constexpr char kDefinition[] = R"({"name": "k", "arguments": [{"name": "x"}],
       "results": [{"name": "out", "like": "x"}], "scalars": [{"name": "n", "type": "i32"}],

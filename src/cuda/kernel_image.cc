@@ -2,6 +2,9 @@
 
 #include <elf.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -70,6 +73,24 @@ std::optional<DiskCache> OpenDiskCache() {
 
 // What a full disk or a compiler that was killed leaves need not be machine code.
 bool IsCubin(std::string_view bytes) { return IsWholeElf(bytes, EM_CUDA); }
+
+// The driver is not told the size of an image, and reads on behind one that is cut short.
+Status CheckImage(const KernelSpec& spec) {
+  const std::string& image = spec.image;
+  struct FatbinHeader {
+    uint32_t magic;
+    uint16_t version, header_size;
+    uint64_t size;  // of what follows
+  } fatbin = {};
+  std::memcpy(&fatbin, image.data(), std::min(image.size(), sizeof(fatbin)));
+  const bool is_cut = fatbin.magic == 0xba55ed50 &&
+                      (image.size() < std::max<size_t>(sizeof(fatbin), fatbin.header_size) ||
+                       image.size() - fatbin.header_size < fatbin.size);
+  if (!is_cut && (!image.starts_with(ELFMAG) || IsCubin(image))) return OkStatus();
+  return InvalidArgument(
+      "cuda: the image of kernel ", spec.entry, " (", image.size(), " bytes) is ",
+      is_cut ? "a fatbin that is cut short" : "an ELF file, but no whole machine code of a GPU");
+}
 
 StatusOr<CompileResult> Compile(const CompileRequest& request, const std::string& name) {
   XLA_GPU_ASSIGN_OR_RETURN(CompileResult result, CompileInChild(request, name));
@@ -170,13 +191,16 @@ StatusOr<std::vector<std::pair<std::string, std::string>>> CollectSources(const 
 StatusOr<Image> GetKernelImage(const KernelSpec& spec, const std::string& arch,
                                int driver_version) {
   if (!spec.image.empty()) {
+    XLA_GPU_RETURN_IF_ERROR(CheckImage(spec));
     return Image(std::make_shared<KernelImage>(KernelImage{.cubin = spec.image}));
   }
   const Stopwatch watch;
   const char* origin = "from memory";
   StatusOr<Image> image = WithNvrtc<Image>(
       spec, arch, driver_version, [&](const CompileRequest& request, const NvrtcLibrary& nvrtc) {
-        const Sha256::Digest key = KeyOf(request, IncludedTexts(spec.text, spec.options), nvrtc);
+        std::vector<std::string> included;
+        if (!spec.text.empty()) included = IncludedTexts(spec.text, spec.source, request.options);
+        const Sha256::Digest key = KeyOf(request, included, nvrtc);
         return images_in_memory.Get().Get(Sha256::Hex(key), [&]() -> StatusOr<Image> {
           XLA_GPU_ASSIGN_OR_RETURN(KernelImage made,
                                    ReadOrCompile(request, key, Describe(spec, arch)));

@@ -78,6 +78,26 @@ TEST_F(KernelImageTest, WhatTheCodeDependsOnIsInTheKey) {
   EXPECT_EQ(Entries().size(), 3u);
 }
 
+// NVRTC finds files beside the source, and beside what it includes.
+TEST_F(KernelImageTest, WhatAUsersTextIncludesIsInTheKey) {
+  KernelSpec spec{.source = folder_.path("user/f.cu"),
+                  .entry = "f",
+                  .text =
+                      "#include \"inner/a.h\"\n#include <c.h>\n__global__ void f(int* x) { *x = "
+                      "A; }",
+                  .options = {"-I" + folder_.path("lib")}};
+  folder_.Write("user/inner/a.h", "#include \"b.h\"\n");
+  folder_.Write("user/inner/b.h", "#define A 1\n");
+  folder_.Write("lib/c.h", "\n");
+  for (const char* changed : {"user/inner/a.h", "user/inner/b.h", "lib/c.h"}) {
+    EXPECT_TRUE(GetInNewProcess(spec));
+    folder_.Write(changed, ReadWhole(folder_.path(changed)) + "\n");
+  }
+  EXPECT_TRUE(GetInNewProcess(spec));
+  EXPECT_TRUE(GetInNewProcess(spec));
+  EXPECT_EQ(NumCompilations(), 4u);
+}
+
 TEST_F(KernelImageTest, ProcessesAndThreadsAtOnceCompileOnce) {
   const KernelSpec spec = FreshSpec();
   std::vector<pid_t> children;
@@ -181,6 +201,24 @@ TEST_F(KernelImageTest, AnNvrtcThatDoesNotLoadIsPassedOver) {
   auto image = GetKernelImage(FreshSpec(), "sm_80", 0);
   EXPECT_TRUE(image.ok()) << image.status().ToString();
   EXPECT_LT(SelectNvrtc(0)->major, 99);
+}
+
+TEST(UsersImage, OneThatIsCutShortIsRefused) {
+  const auto get = [](const std::string& image) {
+    return GetKernelImage({.source = "f.cubin", .entry = "f", .image = image}, "sm_80", 0).status();
+  };
+  const std::string cubin = TinyCubin();
+  const std::string fatbin("\x50\xed\x55\xba\1\0\x10\0\5\0\0\0\0\0\0\0\1\2\3\4\5", 21);
+  for (const std::string& whole : {cubin, fatbin, std::string(".version 8.0\n")}) {
+    EXPECT_TRUE(get(whole).ok()) << get(whole).message();
+  }
+  EXPECT_EQ(
+      get(cubin.substr(0, 100)).message(),
+      "cuda: the image of kernel f (100 bytes) is an ELF file, but no whole machine code of a "
+      "GPU");
+  for (const size_t size : {4u, 15u, 16u, 20u}) {
+    EXPECT_THAT(get(fatbin.substr(0, size)).message(), HasSubstr("bytes) is a fatbin that is cut"));
+  }
 }
 
 TEST(CollectSources, AnUnknownPathIsAnError) {

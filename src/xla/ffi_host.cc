@@ -328,6 +328,8 @@ class FfiPlan final : public Plan {
       status = TakeError(reinterpret_cast<XLA_FFI_Handler*>(const_cast<void*>(function))(&frame));
     } catch (const std::exception& error) {
       status = Internal("the handler threw: ", error.what());
+    } catch (...) {
+      status = Internal("the handler threw what is no std::exception");
     }
     if (frame.future != nullptr) {
       const std::unique_ptr<Future> future(reinterpret_cast<Future*>(frame.future));

@@ -122,6 +122,9 @@ XLA_FFI_DEFINE_HANDLER(
 XLA_FFI_DEFINE_HANDLER(
     throws, [](F32, F32Result) -> ffi::Error { throw std::runtime_error("thrown"); },
     ffi::Ffi::Bind().Arg<F32>().Ret<F32>());
+XLA_FFI_DEFINE_HANDLER(
+    throws_an_int, [](F32, F32Result) -> ffi::Error { throw 1; },
+    ffi::Ffi::Bind().Arg<F32>().Ret<F32>());
 
 TEST_F(FfiHostTest, Errors) {
   EXPECT_THAT(Run(takes_ints).message(), HasSubstr("Wrong buffer dtype: expected S32"));
@@ -129,6 +132,7 @@ TEST_F(FfiHostTest, Errors) {
   EXPECT_EQ(failed.code(), StatusCode::kOutOfRange);
   EXPECT_EQ(failed.message(), "k: too far");
   EXPECT_THAT(Run(throws).message(), HasSubstr("thrown"));
+  EXPECT_EQ(Run(throws_an_int).message(), "k: the handler threw what is no std::exception");
 }
 
 XLA_FFI_DEFINE_HANDLER(

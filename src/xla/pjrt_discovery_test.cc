@@ -1,17 +1,15 @@
 // Which plugins are found in Python environments made up for the test, and which one a name means.
 #include "src/xla/pjrt_discovery.h"
 
-#include <elf.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <link.h>
 #include <sys/stat.h>
 
-#include <cstddef>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 
+#include "src/core/elf_testing.h"
 #include "src/core/test_util.h"
 #include "src/xla/testing/pjrt_test_plugin.h"
 
@@ -29,25 +27,7 @@ constexpr char kCuda13[] = "jax_plugins/xla_cuda13/xla_cuda_plugin.so";
 constexpr char kCuda12[] = "jax_plugins/xla_cuda12/xla_cuda_plugin.so";
 constexpr char kCpu[] = "xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so";
 
-// A shared object, as far as it is read: its dynamic symbols have these names.
-std::string Object(const std::vector<std::string>& symbols) {
-  std::string names(1, '\0');
-  for (const std::string& symbol : symbols) names += symbol + '\0';
-  struct {
-    Elf64_Ehdr header{};
-    Elf64_Shdr sections[3] = {};
-  } head;
-  std::memcpy(head.header.e_ident, ELFMAG "\2\1\1", 7);
-  head.header.e_shoff = offsetof(decltype(head), sections);
-  head.header.e_shentsize = sizeof(Elf64_Shdr);
-  head.header.e_shnum = 3;
-  head.sections[1].sh_type = SHT_DYNSYM;
-  head.sections[1].sh_link = 2;
-  head.sections[2].sh_offset = sizeof(head);
-  head.sections[2].sh_size = names.size();
-  return std::string(reinterpret_cast<const char*>(&head), sizeof(head)) + names;
-}
-std::string Plugin() { return Object({"malloc", "GetPjrtApi"}); }
+std::string Plugin() { return SharedObject({"malloc", "GetPjrtApi"}); }
 
 // A virtual environment that is the only one this process sees.
 class PjrtDiscoveryTest : public ::testing::Test {
@@ -110,8 +90,8 @@ TEST_F(PjrtDiscoveryTest, WhatIsNoPluginIsLeftOut) {
   Write("xla_plugins/a/text.so", "no ELF file");
   Write("xla_plugins/a/empty.so", "");
   Write("xla_plugins/a/cut.so", Plugin().substr(0, 100));
-  Write("xla_plugins/a/other.so", Object({"GetPjrtApi2", "NotGetPjrtApi"}));
-  Write("xla_plugins/a/shim.so", Object({"GetPjrtApi", "xla_gpu_pjrt_compat_api"}));
+  Write("xla_plugins/a/other.so", SharedObject({"GetPjrtApi2", "NotGetPjrtApi"}));
+  Write("xla_plugins/a/shim.so", SharedObject({"GetPjrtApi", "xla_gpu_pjrt_compat_api"}));
   Write("xla_plugins/a/plugin.so.bak", Plugin());
   Write("xla_plugins/a/folder.so/plugin.so", Plugin());
   fs::create_symlink("nowhere", Site("xla_plugins/a/dangling.so"));

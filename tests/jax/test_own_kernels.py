@@ -98,6 +98,23 @@ def test_kernels_of_one_text_are_compiled_once(tmp_path, monkeypatch):
     assert runs.read_text().split() == ["run"]
 
 
+def test_a_kernel_made_again_sees_the_file_that_it_includes(tmp_path):
+    header, source = tmp_path / "times.h", tmp_path / "times.cc"
+    source.write_text('#include "times.h"\nvoid f(const float* x, float* out) { *out = N * *x; }')
+    for n in (2, 3):
+        header.write_text(f"#define N {n}\n")
+        assert xla_gpu.host_kernel(source, "f", outputs={"out": "x"})(jnp.ones(())) == n
+
+
+def test_macros_that_are_flags():
+    kernel = xla_gpu.cuda_kernel(
+        "__global__ void f(float* x) {}", "f", grid=1, block=1, in_place=["x"],
+        defines={"FAST": True, "SLOW": False, "N": 3, "E": 0.5, "BARE": None},
+    )  # fmt: skip
+    options = kernel._definition["implementations"]["CUDA"]["options"]
+    assert options == ["-DFAST=1", "-DSLOW=0", "-DN=3", "-DE=0.5", "-DBARE"]
+
+
 @pytest.mark.parametrize("alpha", [np.inf, -np.inf, np.nan, 3.4028235e38, 1e-300])
 def test_floats_that_a_scalar_may_be(kernel, alpha):
     np.testing.assert_array_equal(kernel(Y, Y, alpha=alpha), np.float32(alpha) + Y)

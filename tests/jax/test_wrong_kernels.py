@@ -403,6 +403,7 @@ PARAMETERS = {
         ("grid", True, "grid is True; it must be 1 to 3 ints"),
         ("grid", b"x", "grid is b'x'"),
         ("grid", -1, r"grid is \[-1,1,1\]; it must be three ints from 0"),
+        ("grid", 0, r"grid is \[0,1,1\], so no block would write result out"),
         ("grid", 1 << 31, r"grid is \[2147483648,1,1\]"),
         ("grid", (1, 65536), r"grid is \[1,65536,1\]"),
         ("grid", 1 << 70, "grid"),

@@ -83,8 +83,20 @@ def test_views_are_copied_but_not_those_in_place():
         add_to(wide[:, 0], X)
 
 
+def test_memory_that_floats_may_not_lie_at_is_refused():
+    odd = torch.frombuffer(bytearray(17), dtype=torch.float32, offset=1)
+    for x in (X, odd, X, odd):  # before a call of these types, and after
+        if x is X:
+            assert torch.equal(scale(x), 2 * X)
+            continue
+        with pytest.raises(
+            ValueError, match=r"argument 0 \(f32\[4\]\) lies at address .*; give it"
+        ):
+            scale(x)
+
+
 def test_zeros_of_both_signs():
-    for alpha in (0.0, -0.0, 0.0, -0.0):
+    for alpha in (0.0, -0.0, 0.0, np.float64(-0.0), 0.0, np.float32(-0.0)):
         assert math.copysign(1, scale(X, alpha=alpha)[0].item()) == math.copysign(1, alpha)
 
 

@@ -77,7 +77,7 @@ def test_random_signatures(seed, tmp_path, monkeypatch):
     outputs = {n: v for n, v in values.items() if n.startswith("out")}
     kernel = xla_gpu.triton_kernel(
         importlib.import_module(f"random_kernel_{seed}").kernel,
-        grid=(rng.randint(0, 5), rng.randint(1, 3)),
+        grid=(rng.randint(1, 5), rng.randint(1, 3)),
         outputs=outputs,
         arch=rng.choice([80, 90]),
         num_warps=rng.choice([None, 1, 8]),

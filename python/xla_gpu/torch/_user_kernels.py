@@ -280,6 +280,12 @@ class _Found:
 _found: dict[str, _Found] = {}
 
 
+def _of_text(key: str) -> str:
+    """A key without the digest of what the kernel's sources include, which may be others here."""
+    name, at, digests = key.rpartition("@")
+    return f"{name}{at}{digests.partition('+')[0]}"
+
+
 def _find(kernel: str, definition: str) -> _Found:
     found = _found.get(kernel)
     if found is None:
@@ -290,7 +296,7 @@ def _find(kernel: str, definition: str) -> _Found:
         user = _kernel.kernels[int(number)] if is_here else None
         if definition and user is None:
             op = _schemas.define(definition, None)
-            if op.key != (key if is_numbered else kernel):
+            if _of_text(op.key) != _of_text(key if is_numbered else kernel):
                 raise InvalidArgumentError(
                     f"the call's kernel is '{kernel}' but its definition is that of '{op.key}'"
                 )

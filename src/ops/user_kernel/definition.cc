@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "src/core/call_frame.h"
+#include "src/core/includes.h"
 #include "src/core/json_tree.h"
 #include "src/core/strings.h"
 #include "src/cuda/sha256.h"
@@ -64,13 +65,32 @@ class Parser {
     XLA_GPU_RETURN_IF_ERROR(CheckNames());
     cuda::Sha256 hash;
     hash.Update(text);
-    made_->key = StrCat(made_->name, "@", cuda::Sha256::Hex(hash.Finish()).substr(0, 16));
+    made_->key =
+        StrCat(made_->name, "@", cuda::Sha256::Hex(hash.Finish()).substr(0, 16), OfIncludes());
     return std::shared_ptr<const Definition>(std::move(made_));
   }
 
   std::string_view name() const { return made_ == nullptr ? "" : std::string_view(made_->name); }
 
  private:
+  // So that a kernel that is made again after a file that it includes has changed is another one.
+  std::string OfIncludes() const {
+    std::vector<std::string> texts;
+    for (const auto& made : made_->implementations) {
+      if (!made || !made->is_source()) continue;
+      for (std::string& text : IncludedTexts(made->text, made->file, made->options)) {
+        texts.push_back(std::move(text));
+      }
+    }
+    if (texts.empty()) return "";
+    cuda::Sha256 hash;
+    for (const std::string& text : texts) {
+      hash.Update(StrCat(text.size(), ":"));
+      hash.Update(text);
+    }
+    return StrCat("+", cuda::Sha256::Hex(hash.Finish()).substr(0, 16));
+  }
+
   Status ReadHead(const Reader& top) {
     XLA_GPU_RETURN_IF_ERROR(top.Read("name", made_->name));
     const std::string& name = made_->name;

@@ -46,7 +46,8 @@
 // and, of a function that has an address, gate (the address of a Gate, gate.h, that calls go
 // through) and, of those that are launched, cluster ([2,1,1]), cooperative, programmatic (dependent
 // launch) and aligned (["x"]: arguments and results whose addresses the machine code takes for
-// multiples of 16; a call with another is an error).
+// multiples of 16; a call with another is an error, as where a CUDA source declares a pointer to
+// vectors, float4*, and the address is none of one).
 //
 // `parameters` are what the function takes, in order: the name of an argument (its address; null
 // where an optional one is absent), of a result or of a scalar; null; {"value": 3, "type": "i32"};
@@ -95,7 +96,8 @@ struct Parameter {
   size_t dim = 0;
   DType type = DType::kU64;  // of a number; addresses are u64
   uint64_t bits = 0;         // a constant's, in the lowest bytes
-  bool aligned = false;      // an address that must be a multiple of kAlignment
+  uint64_t alignment = 1;    // of an address: it must be a multiple of this power of 2
+  bool declared = false;  // the source text tells that it is an address, or a number of this type
   // Of an address, the elements that the source text declares there; kInvalid: any.
   DType points_to = DType::kInvalid;
   // Of an address, the position of an earlier one to elements of the same type of a template's.
@@ -148,7 +150,7 @@ struct Implementation {
 
 struct Definition {
   std::string name, doc;
-  std::string key;  // name@digest of the text
+  std::string key;  // name@digest of the text, and +digest of what its sources include
   std::vector<ArgSpec> arguments;
   std::vector<ResultSpec> results;  // outputs and aliases; work space is not listed
   std::vector<Scalar> scalars;

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <string>
 
 #include "src/core/strings.h"
+#include "src/core/test_util.h"
 #include "src/ops/user_kernel/parameters.h"
 
 namespace xla_gpu::user_kernel {
@@ -405,6 +407,31 @@ TEST(Definition, WhatIsWrongIsNamed) {
     const auto made = ParseDefinition(c.text);
     EXPECT_EQ(made.status().code(), StatusCode::kInvalidArgument) << c.text;
     EXPECT_THAT(made.status().message(), HasSubstr(c.message)) << c.text;
+  }
+}
+
+TEST(Definition, WhatASourceIncludesIsInTheKey) {
+  const TempFolder folder;
+  const auto key = [&](const std::string& kind) {
+    const auto made = ParseDefinition(
+        Json(StrCat("{'name': 'k', 'results': [{'name': 'out'}], 'implementations': {'",
+                    kind == "host_source" ? "Host" : "CUDA", "': {'kind': '", kind,
+                    "', 'entry': 'f', 'file': '", folder.path("f.cu"),
+                    "', 'text': '#include <a.h>\\nvoid f(float* out);', 'options': ['-I",
+                    folder.path("lib"), "']}}}")));
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    return made.ok() ? (*made)->key : "";
+  };
+  for (const std::string kind : {"host_source", "cuda_source"}) {
+    std::filesystem::remove_all(folder.path("lib"));
+    const std::string bare = key(kind);
+    EXPECT_EQ(bare.size(), 18u);
+    folder.Write("lib/a.h", "1");
+    const std::string first = key(kind);
+    EXPECT_EQ(first.substr(0, 19), bare + "+");
+    EXPECT_EQ(key(kind), first);
+    folder.Write("lib/a.h", "2");
+    EXPECT_NE(key(kind), first);
   }
 }
 

@@ -231,7 +231,8 @@ Status MarkAligned(const Definition& definition, Platform platform,
     bool found = false;
     for (Parameter& parameter : parameters) {
       if (!is_address || parameter.kind != named.kind || parameter.index != named.index) continue;
-      found = parameter.aligned = true;
+      found = true;
+      parameter.alignment = kAlignment;
     }
     if (!found) {
       return InvalidArgument(where, " has \"", json::Excerpt(name),
@@ -295,7 +296,9 @@ StatusOr<std::vector<Parameter>> ReadParameters(const Definition& definition, Pl
   } else if (made.is_source()) {
     for (const DeclaredParameter& one : declared) {
       XLA_GPU_ASSIGN_OR_RETURN(Parameter parameter, Named(definition, "a parameter", one.name));
+      parameter.declared = one.is_pointer || one.type != DType::kInvalid;
       if (one.is_pointer) parameter.points_to = one.type;
+      if (made.is_launched()) parameter.alignment = one.alignment;
       if (!one.type_parameter.empty()) {
         const auto first =
             std::ranges::find(declared, one.type_parameter, &DeclaredParameter::type_parameter);

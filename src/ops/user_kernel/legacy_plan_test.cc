@@ -3,14 +3,18 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "src/core/child_process.h"
 #include "src/core/op_registry.h"
+#include "src/core/plan_cache.h"
 #include "src/core/strings.h"
+#include "src/core/test_util.h"
 #include "src/ops/user_kernel/definition.h"
 
 // As XLA defines it, and its function for failures: what is linked into a user's library.
@@ -154,6 +158,21 @@ TEST_F(LegacyPlanTest, FailuresAreSeenInAnyLayoutOfTheStatus) {
   EXPECT_TRUE(Run(Platform::kHost, 3, Host3).ok());
 }
 
+TEST_F(LegacyPlanTest, NothingThatIsThrownUnwindsIntoTheCaller) {
+  void (*const throws)(void*, const void**) = [](void*, const void**) { throw 1; };
+  const auto op = OpRegistry::Global().Define(
+      StrCat(R"({"name":"thrower","results":[{"name":"r"}],"implementations":{"Host":)",
+             R"({"kind":"legacy","api_version":1,"address":)", reinterpret_cast<uintptr_t>(throws),
+             "}}}"));
+  ASSERT_TRUE(op.ok()) << op.status().ToString();
+  const int64_t types[] = {11, 0};
+  Attributes attributes;
+  ASSERT_TRUE(attributes.Add("result_types", std::span<const int64_t>(types)).ok());
+  const TensorView results[] = {{&sum_, DType::kF32, {}}};
+  EXPECT_EQ(RunOp(**op, Platform::kHost, {{}, results, &attributes}, {}).message(),
+            "thrower: the function threw what is no std::exception");
+}
+
 TEST_F(LegacyPlanTest, LibrariesAndSymbolsThatAreNotThere) {
   const auto define = [](std::string_view library, std::string_view symbol) {
     return OpRegistry::Global().Define(StrCat(
@@ -161,6 +180,14 @@ TEST_F(LegacyPlanTest, LibrariesAndSymbolsThatAreNotThere) {
         R"({"kind":"legacy","api_version":1,"library":")", library, R"(","symbol":")", symbol,
         "\"}}}"));
   };
+  // Of C++, so that `round` is that of the library that every library needs.
+  const TempFolder folder;
+  const std::string source = folder.Write("a.cc", "void round(float* x) { *x = 1; }"),
+                    made = folder.path("a.so");
+  const auto child =
+      RunChild({"c++", "-shared", "-fPIC", "-o", made, source, "-Wl,--no-as-needed", "-lm"}, "",
+               std::chrono::seconds(60));
+  ASSERT_TRUE(child.ok() && child->exit_code == 0);
   const int64_t types[] = {11, 0};
   Attributes attributes;
   ASSERT_TRUE(attributes.Add("result_types", std::span<const int64_t>(types)).ok());
@@ -168,10 +195,15 @@ TEST_F(LegacyPlanTest, LibrariesAndSymbolsThatAreNotThere) {
   const Call call{{}, results, &attributes};
   for (const auto& [library, symbol, message] :
        {std::array<const char*, 3>{"/nowhere/lib.so", "f", "old: the library /nowhere/lib.so"},
+        std::array<const char*, 3>{made.c_str(), "round", "exports no symbol 'round'"},
         std::array<const char*, 3>{"libc.so.6", "no_such_f", "exports no symbol 'no_such_f'"}}) {
     const auto op = define(library, symbol);
     ASSERT_TRUE(op.ok()) << op.status().ToString();
     EXPECT_THAT((*op)->make_plan[0](call, 0).status().message(), HasSubstr(message));
+  }
+  for (const auto& [library, symbol] :
+       {std::array<const char*, 2>{made.c_str(), "_Z5roundPf"}, {"libm.so.6", "round"}}) {
+    EXPECT_TRUE((*define(library, symbol))->make_plan[0](call, 0).ok()) << symbol;
   }
 }
 

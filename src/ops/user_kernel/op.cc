@@ -71,6 +71,21 @@ Status CheckLaunch(const Definition& definition, const Attributes& attributes) {
                          "; it must be 0 to 1048576 bytes");
 }
 
+// A grid without blocks writes nothing, which is right where there is nothing to write but what the
+// call already has: arguments in place.
+Status CheckBlocks(const Definition& definition, std::span<const int64_t> grid,
+                   std::span<const TensorSpec> results) {
+  if (std::ranges::count(grid, 0) == 0) return OkStatus();
+  for (size_t i = 0; i < definition.results.size(); ++i) {
+    const bool is_empty = std::ranges::count(results[i].shape, 0) > 0;
+    if (is_empty || definition.results[i].kind == ResultKind::kAlias) continue;
+    return InvalidArgument(definition.name, ": grid is ", AttrToString(AttrValue(grid)),
+                           ", so no block would write result ", definition.results[i].name, ", ",
+                           results[i].ToString(), "; each of its ints must be at least 1");
+  }
+  return OkStatus();
+}
+
 // The type of a result that the definition tells; nothing where the call does.
 std::optional<TensorSpec> TypeLikeArgument(const Definition& definition, const ResultSpec& result,
                                            const Op& op, const Call& call) {
@@ -115,6 +130,9 @@ StatusOr<std::vector<TensorSpec>> Infer(const Definition& definition, const Op& 
   if (implementation) {
     XLA_GPU_ASSIGN_OR_RETURN(const auto bound, BindArguments(op, call));
     XLA_GPU_RETURN_IF_ERROR(CheckParameters(definition, *implementation, bound, types));
+  }
+  if (attributes.Find("grid") != nullptr) {
+    XLA_GPU_RETURN_IF_ERROR(CheckBlocks(definition, GetInts(attributes, "grid"), types));
   }
   const int64_t workspace = attributes.GetInt("workspace_bytes");
   if (workspace < 0) {

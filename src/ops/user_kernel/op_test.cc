@@ -124,6 +124,20 @@ TEST_F(OpTest, ResultTypes) {
   EXPECT_EQ(*Infer(Launched(), Platform::kCuda, without), "f32[2,3]=arg1 f64[7] bf16[2,3]");
 }
 
+TEST_F(OpTest, AGridWithoutBlocksIsForNothingToWrite) {
+  const auto infer = [](const TensorSpec& x, int64_t sums) {
+    const std::vector<int64_t> block = {32, 1, 1}, grid = {4, 0, 1}, types = {12, 1, sums};
+    return Infer(Launched(), Platform::kCuda,
+                 {{x, kF32}, {{"grid", grid}, {"block", block}, {"result_types", types}}});
+  };
+  // y is in place: it keeps what it has.
+  EXPECT_EQ(*infer({DType::kF32, {0, 3}}, 0), "f32[2,3]=arg1 f64[0] bf16[0,3]");
+  EXPECT_THAT(infer({DType::kF32, {0, 3}}, 7).status().message(),
+              HasSubstr("launched: grid is [4,0,1], so no block would write result sum, f64[7]; "
+                        "each of its ints must be at least 1"));
+  EXPECT_THAT(infer(kF32, 0).status().message(), HasSubstr("result low, bf16[2,3]"));
+}
+
 TEST_F(OpTest, WhatIsWrongIsNamed) {
   const std::vector<int64_t> one = {1, 1, 1}, grid = {2, 1, 1}, f64 = {12, 1, 7};
   constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();

@@ -200,7 +200,7 @@ ParameterPlan::ParameterPlan(const Definition& definition, const Implementation&
       case Parameter::Kind::kConstant:
         break;
     }
-    if (parameter.aligned) step.mask = kAlignment - 1;
+    step.mask = parameter.alignment - 1;
     steps_.push_back(step);
   }
 }

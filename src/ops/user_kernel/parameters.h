@@ -63,7 +63,7 @@ class ParameterPlan {
   // Writes a value for each parameter: addresses, and numbers as NumberBits gives them.
   // `values` has room for size() values.
   void Fill(const Call& call, void* stream, std::span<uint64_t> values) const;
-  // Of values that Fill wrote, the first address that must be a multiple of kAlignment and is not.
+  // Of values that Fill wrote, the first address that is no multiple of its parameter's alignment.
   std::optional<size_t> FindMisaligned(std::span<const uint64_t> values) const;
 
  private:

@@ -13,6 +13,7 @@
 namespace xla_gpu::user_kernel {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 TEST(NumberBits, AreThoseOfTheType) {
@@ -261,6 +262,25 @@ TEST(Alignment, FindsWhatIsMisaligned) {
   EXPECT_EQ(first(odd, even, even), 0);
   EXPECT_EQ(first(even, odd, odd), 1);
   EXPECT_EQ(first(even, even, odd), 2);
+}
+
+// What a CUDA source says itself; one for the CPU may go where it likes.
+TEST(Alignment, OfPointersToVectors) {
+  const auto definition =
+      ParseDefinition(R"_({"name": "k", "results": [{"name": "out", "like": "a"}],
+      "implementations": {"CUDA": {"kind": "cuda_source", "entry": "k", "text":
+      "void k(const float4* a, float2* b, const __half2* c, double2* d, float3* e, uchar4* f, float* out)"},
+      "Host": {"kind": "host_source", "entry": "k", "text":
+      "void k(const float4* a, float2* b, half2* c, double2* d, float3* e, uchar4* f, float* out)"}}})_");
+  ASSERT_TRUE(definition.ok()) << definition.status().message();
+  const auto alignments = [&](Platform platform) {
+    std::vector<uint64_t> found;
+    const auto& made = (*definition)->implementations[static_cast<size_t>(platform)];
+    for (const Parameter& parameter : made->parameters) found.push_back(parameter.alignment);
+    return found;
+  };
+  EXPECT_THAT(alignments(Platform::kCuda), ElementsAre(16, 8, 4, 16, 1, 4, 1));
+  EXPECT_THAT(alignments(Platform::kHost), ElementsAre(1, 1, 1, 1, 1, 1, 1));
 }
 
 TEST(Alignment, AddressesAloneAreAligned) {

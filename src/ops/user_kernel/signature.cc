@@ -167,6 +167,24 @@ DType DTypeOfC(const Tokens& words) {
   return found == std::end(kTypes) ? kInvalid : found->second;
 }
 
+// What the addresses of CUDA's vector types are multiples of; 1 for other types.
+uint64_t AlignmentOfVector(const Tokens& words) {
+  static constexpr std::pair<std::string_view, uint64_t> kElements[] = {
+      {"char", 1},  {"uchar", 1}, {"short", 2}, {"ushort", 2},   {"int", 4},       {"uint", 4},
+      {"float", 4}, {"long", 8},  {"ulong", 8}, {"longlong", 8}, {"ulonglong", 8}, {"double", 8}};
+  if (words.empty()) return 1;
+  std::string_view name = words.back();
+  for (const std::string_view two : {"half2", "__half2", "nv_bfloat162", "__nv_bfloat162"}) {
+    if (name == two) return 4;
+  }
+  const uint64_t count = name.ends_with('2') ? 2 : name.ends_with('4') ? 4 : 0;
+  if (count == 0) return 1;
+  name.remove_suffix(1);
+  const auto* found =
+      std::ranges::find(kElements, name, &std::pair<std::string_view, uint64_t>::first);
+  return found == std::end(kElements) ? 1 : std::min<uint64_t>(16, count * found->second);
+}
+
 // `types`: those that are parameters of the template.
 StatusOr<DeclaredParameter> ParseParameter(std::span<const std::string_view> tokens,
                                            const Tokens& types, std::string_view entry,
@@ -220,6 +238,7 @@ StatusOr<DeclaredParameter> ParseParameter(std::span<const std::string_view> tok
   words.pop_back();
   parameter.is_pointer = stars == 1;
   parameter.type = DTypeOfC(words);
+  if (parameter.is_pointer) parameter.alignment = AlignmentOfVector(words);
   if (parameter.is_pointer && words.size() == 1 &&
       std::ranges::find(types, words[0]) != types.end()) {
     parameter.type_parameter = words[0];

@@ -2,6 +2,7 @@
 #ifndef XLA_GPU_OPS_USER_KERNEL_SIGNATURE_H_
 #define XLA_GPU_OPS_USER_KERNEL_SIGNATURE_H_
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,7 @@ struct DeclaredParameter {
   // Of the number, or of what the pointer points to; kInvalid for what is no dtype's C type (void,
   // a template's parameter, a type of the text's own).
   DType type = DType::kInvalid;
+  uint64_t alignment = 1;           // of what a pointer to CUDA's vectors points to: float4*
   std::string type_parameter = {};  // "T", of a pointer to a template's; else empty
 };
 

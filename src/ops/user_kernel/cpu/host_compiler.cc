@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -24,6 +25,7 @@
 #include "src/cuda/compiler.h"
 #include "src/cuda/disk_cache.h"
 #include "src/cuda/single_flight.h"
+#include "src/ops/user_kernel/parameter_check.h"
 
 namespace xla_gpu::user_kernel {
 namespace {
@@ -51,6 +53,31 @@ StatusOr<Compiler> FindCompiler() {
   }
   compiler.version = std::move(child->out);
   return compiler;
+}
+
+// The processor that the options ask for where it is that of this machine ("-march=native"), as the
+// compiler tells it by its macros: other machines may have the same cache folder.
+StatusOr<std::string> ProcessorOf(const Compiler& compiler,
+                                  const std::vector<std::string>& options) {
+  const auto is_here = [](const std::string& option) {  // and -xHost, -tp=host
+    return option.ends_with("native") || option.ends_with("ost");
+  };
+  if (std::ranges::none_of(options, is_here)) return std::string();
+  std::vector<std::string> command = {compiler.path, "-E", "-dM", "-x", "c++"};
+  command.insert(command.end(), options.begin(), options.end());
+  command.push_back("/dev/null");
+  XLA_GPU_ASSIGN_OR_RETURN(ChildResult child, RunChild(command, "", std::chrono::seconds(20)));
+  return std::move(child.out);
+}
+
+// What makes a shared library of a text. Its names are its own: the process has functions of such
+// names (select, index), and another version of the same text has the same variables, which the
+// loader would take for both.
+std::vector<std::string> Flags(const Compiler& compiler) {
+  std::vector<std::string> flags = {"-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-Bsymbolic"};
+  const bool is_gcc = compiler.version.find("Free Software Foundation") != std::string::npos;
+  if (is_gcc) flags.push_back("-fno-gnu-unique");
+  return flags;
 }
 
 // Goes with its content when it leaves its scope.
@@ -101,9 +128,10 @@ StatusOr<std::string> Compile(const std::string& kernel, const Compiler& compile
   XLA_GPU_RETURN_IF_ERROR(WriteFile(
       source, StrCat(implementation.text,
                      "\nextern \"C\" __attribute__((visibility(\"default\"))) const auto ", kEntry,
-                     " = &", implementation.entry, ";\n")));
-  std::vector<std::string> command = {compiler.path, "-std=c++17", "-O2",  "-shared", "-fPIC",
-                                      "-x",          "c++",        source, "-o",      library};
+                     " = &", implementation.entry, ";\n", ParameterCheck(implementation))));
+  std::vector<std::string> command = {compiler.path};
+  for (std::string& flag : Flags(compiler)) command.push_back(std::move(flag));
+  command.insert(command.end(), {"-x", "c++", source, "-o", library});
   command.insert(command.end(), options.begin(), options.end());
   XLA_GPU_ASSIGN_OR_RETURN(const std::chrono::milliseconds timeout, cuda::CompileTimeout());
   XLA_GPU_ASSIGN_OR_RETURN(const ChildResult child, RunChild(command, "", timeout));
@@ -197,11 +225,25 @@ StatusOr<const void*> CompileHostSource(const std::string& kernel,
   if (const fs::path folder = fs::path(implementation.file).parent_path(); !folder.empty()) {
     options.insert(options.end(), {"-iquote", folder.string()});  // for files beside the user's
   }
-  std::vector<std::string> parts = {compiler.path, compiler.version, implementation.file,
-                                    implementation.text, StrJoin(options, "\n")};
-  for (std::string& included : IncludedTexts(implementation.text, options)) {
+  std::vector<std::string> parts = {compiler.path,
+                                    compiler.version,
+                                    StrJoin(Flags(compiler), " "),
+                                    implementation.file,
+                                    implementation.text,
+                                    StrJoin(options, "\n"),
+                                    ParameterCheck(implementation)};
+  std::vector<std::string> searched = options;
+  for (const char* variable : {"CPATH", "CPLUS_INCLUDE_PATH"}) {
+    for (std::string& folder : Split(Env(variable), ':')) {
+      searched.insert(searched.end(), {"-isystem", std::move(folder)});
+    }
+  }
+  searched.insert(searched.end(), {"-isystem", "/usr/local/include", "-isystem", "/usr/include"});
+  for (std::string& included : IncludedTexts(implementation.text, implementation.file, searched)) {
     parts.push_back(std::move(included));
   }
+  XLA_GPU_ASSIGN_OR_RETURN(std::string processor, ProcessorOf(compiler, options));
+  parts.push_back(std::move(processor));
   const std::string text_key = cuda::Sha256::Hex(Digest(parts));
   const cuda::Sha256::Digest key = Digest({text_key, implementation.entry});
   bool is_first = false;

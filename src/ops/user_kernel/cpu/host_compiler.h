@@ -9,12 +9,13 @@
 
 namespace xla_gpu::user_kernel {
 
-// The address of the implementation's entry. Compiled once for its text, options and compiler: kept
-// in memory, and on disk beside the CUDA kernels (docs/environment.md). Other entries of the text
-// are taken from what is in memory, if it exports a function of their name; they then share the
-// text's static variables. The compiler is $CXX, else
-// c++; it has XLA_GPU_COMPILE_TIMEOUT seconds. A text that does not compile is INVALID_ARGUMENT
-// with the compiler's message, in which the user's file has its own name.
+// The address of the implementation's entry. Compiled once for its text, the files that it
+// includes, options, compiler and, where options name this machine's, processor: kept in memory,
+// and on disk beside the CUDA kernels (docs/environment.md). Other entries of the text are taken
+// from what is in memory, if it exports a function of their name; they then share the text's static
+// variables. The compiler is $CXX, else c++; it has XLA_GPU_COMPILE_TIMEOUT seconds. A text that
+// does not compile is INVALID_ARGUMENT with the compiler's message, in which the user's file has
+// its own name.
 StatusOr<const void*> CompileHostSource(const std::string& kernel,
                                         const Implementation& implementation);
 

@@ -29,9 +29,9 @@ class HostCompilerTest : public testing::Test {
     return implementation;
   }
   std::string WriteCompiler(const std::string& name) const {
-    return folder_.WriteScript(name,
-                               StrCat("case \"$*\" in *--version*) echo ", name, ";; *) echo x >>",
-                                      folder_.path("count"), ";; esac\nexec c++ \"$@\"\n"));
+    return folder_.WriteScript(
+        name, StrCat("case \"$*\" in *--version*) echo ", name, ";; *-dM*) ;; *) echo x >>",
+                     folder_.path("count"), ";; esac\nexec c++ \"$@\"\n"));
   }
   size_t NumCompilations() const { return ReadWhole(folder_.path("count")).size() / 2; }
   static int CallInt(const StatusOr<const void*>& function) {
@@ -88,6 +88,45 @@ TEST_F(HostCompilerTest, AnIncludedFileThatChangesIsCompiledAgain) {
   EXPECT_TRUE(GivesInNewProcess(source, 3));
   folder_.Write("include/more.h", "constexpr int kValue = 4;\n");
   EXPECT_TRUE(GivesInNewProcess(source, 4));
+}
+
+TEST_F(HostCompilerTest, WhateverIsIncludedAndChangesIsCompiledAgain) {
+  folder_.Write("lib/inner/value.h", "#include \"more.h\"\n");
+  folder_.Write("lib/forced.h", "constexpr int kOther = 0;\n");
+  Implementation source = Source("#include <inner/value.h>\nint f() { return kValue + kOther; }");
+  source.options = {StrCat("-I", folder_.path("lib")), "-include", folder_.path("lib/forced.h")};
+  folder_.Write("lib/inner/more.h", "constexpr int kValue = 3;\n");
+  EXPECT_TRUE(GivesInNewProcess(source, 3));
+  folder_.Write("lib/inner/more.h", "constexpr int kValue = 4;\n");
+  EXPECT_TRUE(GivesInNewProcess(source, 4));
+  folder_.Write("lib/forced.h", "constexpr int kOther = 10;\n");
+  EXPECT_TRUE(GivesInNewProcess(source, 14));
+  const Implementation other = Source("#include <there.h>\nint f() { return kThere; }");
+  ScopedEnv path("CPLUS_INCLUDE_PATH", folder_.path("environment"));
+  folder_.Write("environment/there.h", "constexpr int kThere = 5;\n");
+  EXPECT_TRUE(GivesInNewProcess(other, 5));
+  folder_.Write("environment/there.h", "constexpr int kThere = 6;\n");
+  EXPECT_TRUE(GivesInNewProcess(other, 6));
+}
+
+// Machines of different processors may share the cache folder.
+TEST_F(HostCompilerTest, CodeForThisProcessorIsNotAnothers) {
+  Implementation source = Source("int f() {\n#ifdef __SECOND__\nreturn 2;\n#endif\nreturn 1; }");
+  // One compiler, which finds out where it runs.
+  const auto on = [&](const std::string& machine) {
+    return folder_.WriteScript(
+        "machine", StrCat("case \"$*\" in *--version*|*-dM*) ;; *) echo x >>",
+                          folder_.path("count"), ";; esac\nexec c++ -D", machine, " \"$@\"\n"));
+  };
+  for (const auto& [option, compilations] : {std::pair("-O1", 1u), {"-march=native", 3u}}) {
+    source.options = {option};
+    ScopedEnv compiler("CXX", on("__FIRST__"));
+    EXPECT_TRUE(GivesInNewProcess(source, 1));
+    on("__SECOND__");
+    EXPECT_TRUE(GivesInNewProcess(source, compilations == 1 ? 1 : 2));
+    EXPECT_TRUE(GivesInNewProcess(source, compilations == 1 ? 1 : 2));
+    EXPECT_EQ(NumCompilations(), compilations);
+  }
 }
 
 TEST_F(HostCompilerTest, FilesBesideTheUsersAreFound) {
@@ -159,6 +198,26 @@ TEST_F(HostCompilerTest, EntriesOfOneTextAreCompiledOnce) {
   hidden.entry = "b";
   EXPECT_EQ(CallInt(CompileHostSource("b", hidden)), 2);
   EXPECT_EQ(NumCompilations(), 10u);
+}
+
+TEST_F(HostCompilerTest, ATextsNamesAreItsOwn) {
+  for (const char* compiler : {"g++", "clang++"}) {
+    if (std::system(StrCat(compiler, " --version >/dev/null 2>&1").c_str()) != 0) continue;
+    ScopedEnv env("CXX", compiler);
+    const auto at_1 = [](const std::string& table) {
+      const std::string text =
+          StrCat("template <typename T> T f(const T* i) { static const T table[] = ", table,
+                 "; static T calls = 0; return table[*i] + 100 * calls++; }\n"
+                 "extern \"C\" int getpagesize() { return 9; }");
+      EXPECT_EQ(CallInt(CompileHostSource("k", Source(text, "getpagesize"))), 9);
+      const auto f = CompileHostSource("k", Source(text, "f<int>"));
+      EXPECT_TRUE(f.ok()) << f.status().ToString();
+      const int i = 1;
+      return f.ok() ? reinterpret_cast<int (*)(const int*)>(const_cast<void*>(*f))(&i) : -1;
+    };
+    EXPECT_EQ(at_1("{1, 2}"), 2) << compiler;
+    EXPECT_EQ(at_1("{3, 4}"), 4) << compiler;
+  }
 }
 
 TEST_F(HostCompilerTest, AnEntryThatFailsIsNoOtherEntrysError) {

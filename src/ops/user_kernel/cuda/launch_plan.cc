@@ -7,6 +7,7 @@
 #include "src/core/strings.h"
 #include "src/cuda/kernel.h"
 #include "src/ops/user_kernel/definition.h"
+#include "src/ops/user_kernel/parameter_check.h"
 #include "src/ops/user_kernel/parameters.h"
 
 namespace xla_gpu::user_kernel {
@@ -17,6 +18,7 @@ cuda::KernelSpec SpecOf(const Definition& definition, const Implementation& impl
   spec.source = implementation.file.empty() ? definition.name : implementation.file;
   spec.entry = implementation.entry;
   spec.text = implementation.text;
+  if (!spec.text.empty()) spec.text += ParameterCheck(implementation);
   spec.options = implementation.options;
   spec.image = implementation.image;
   return spec;
@@ -44,9 +46,9 @@ Status Misaligned(const Definition& definition, const Parameter& parameter, uint
   const size_t i = parameter.index;
   const bool is_argument = parameter.kind == Parameter::Kind::kArgument;
   return InvalidArgument(is_argument ? definition.arguments[i].name : definition.results[i].name,
-                         " lies at an address that is ", address % kAlignment,
-                         " bytes past a multiple of ", kAlignment,
-                         ", for which the machine code was not compiled");
+                         " lies at an address that is ", address % parameter.alignment,
+                         " bytes past a multiple of ", parameter.alignment,
+                         ", for which the machine code was not compiled; give it a copy");
 }
 
 std::array<uint32_t, 3> Dimensions(const Attributes& attributes, std::string_view name) {
