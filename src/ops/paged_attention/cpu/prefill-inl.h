@@ -221,7 +221,7 @@ class Prefill {
                     static_cast<size_t>(p_.head_dim) * sizeof(query[0]));
         auto* const to = reinterpret_cast<uint16_t*>(q_ + row * q_stride());
         for (int64_t d = 0; d < padded_; d += kRowStep) {
-          T::ToWords(query + d, scale_.query < 0 ? 0x8000 : 0, to + d);
+          T::ToWords(query + d, scale_.query, to + d);
         }
       } else {
         LoadQuery(p_, b_, QueryRow(row), QueryHead(row), scale_.query, q_ + row * padded_, padded_);
