@@ -126,8 +126,11 @@ HWY_INLINE void FinishRow(const Problem& p, const Buffers& b, int64_t row, int64
     acc_weight = std::exp2(keys - top);
     sum = sum * acc_weight + std::exp2(sink - top);
   }
-  StoreRow(acc, static_cast<size_t>(p.head_dim), static_cast<float>(acc_weight * T::kFactor / sum),
-           ScaleOf(b.v_scale, p.v_scale_size, kv_head), p.out_dtype, out);
+  const double factor = acc_weight * T::kFactor / sum * ScaleOf(b.v_scale, p.v_scale_size, kv_head);
+  // In two halves: of a row near the end of f32 neither product leaves it unless both do.
+  const double half = std::ldexp(1.0, ExponentOf(factor) / 2);
+  StoreRow(acc, static_cast<size_t>(p.head_dim), static_cast<float>(half),
+           static_cast<float>(factor / half), p.out_dtype, out);
   if (p.return_lse) b.lse[index] = static_cast<float>(kLn2 * top + std::log(sum));
 }
 

@@ -368,6 +368,11 @@ TEST(PagedAttentionExtremes, AKeyScaleThatIsNotFiniteGivesNaN) {
   }
 }
 
+// The values' weights leave f32, but not times v_scale.
+TEST(PagedAttentionExtremes, ALargeSinkBesideALargeValueScale) {
+  ExpectRightRows({{.name = "", .even = 1, .odd = 2, .middle = 1, .v_scale = 1e38f, .sink = 110}});
+}
+
 // A key with a logit of -inf: without a cap it has no weight, with one its logit is -soft_cap. A
 // row that sees no other key sees nothing.
 TEST(PagedAttentionExtremes, AKeyOfMinusInfinity) {
