@@ -33,7 +33,8 @@ def merge_attention_states(
       outs: the parts of this device, each [tokens, q_heads, head_dim] in f32, bf16 or f16; f32
         (`out_dtype`) loses nothing. A sequence of arrays, or one array with the parts in front.
       lses: the natural logarithms of their denominators, each f32 [tokens, q_heads]. -inf is a row
-        that saw nothing, NaN one of an invalid sequence, which makes the row NaN.
+        that saw nothing, NaN one of an invalid sequence, which makes the row NaN. inf, beyond f32,
+        outweighs all that is less; of two such parts nothing tells the weights: the row is NaN.
       axis_name: the mesh axis or axes, as of jax.lax.psum, over which the parts of all devices are
         joined too, by all-reduces: one with a place for each device's part while that is small (a
         decode step), else two of the size of one part. None for this device's alone.
@@ -80,13 +81,16 @@ def _merge(
     top = lse.max(0)
     if axis_name is not None:
         top = lax.pmax(top, axis_name)
-    # exp(-inf - 0) is 0 in a row that nobody saw; -inf - -inf would be NaN.
+    # exp(-inf - 0) is 0 in a row that nobody saw; -inf - -inf would be NaN, as inf - inf is.
     weights = jnp.exp(lse - jnp.where(jnp.isneginf(top), 0.0, top))
+    weights = jnp.where(jnp.isposinf(lse), 1.0, weights)
     total = weights.sum(0)
     summed = (weights[..., None] * out).sum(0)
     if axis_name is not None:
         total, summed = lax.psum((total, summed), axis_name)
     merged = jnp.where(total[..., None] == 0, 0, summed / total[..., None])
+    rivals = jnp.isposinf(top) & (total > 1)
+    merged = jnp.where(rivals[..., None], jnp.nan, merged)
     return merged, top + jnp.log(total)
 
 
