@@ -122,7 +122,7 @@ class DecodeTile {
       Rescale(alpha, long_sum, padded);
     }
     for (size_t i = 0; i < n; i += kLanes) {
-      const VF32 e = Exp2(hn::Mul(hn::Sub(hn::Load(df, weights + i), base), unit_of_x));
+      const VF32 e = Exp2<kHeadroom>(hn::Mul(hn::Sub(hn::Load(df, weights + i), base), unit_of_x));
       total = hn::Add(total, e);
       if constexpr (T::kDot) {
         T::StoreWeights(e, reinterpret_cast<uint16_t*>(weights) + i);

@@ -69,11 +69,12 @@ HWY_INLINE LogitScale LogitScaleOf(const Problem& p, const Buffers& b, int64_t k
           positive((cap > 0 ? cap : rest) * kLog2E) + static_cast<float>(0 * factor)};
 }
 
-// How far above `max` an x may lie before `max` follows it. A weight may exceed 1 as well as not,
-// and most blocks then neither scale old sums nor wait for their maximum. In units of log2: weights
-// up to 2^8 keep sums far from the largest f32.
+// Weights are 2^-kHeadroom of what they are above, and `max` follows no x that lies less than that
+// above it, in units of log2: most blocks then neither scale old sums nor wait for their maximum,
+// and no weight exceeds 1, so that sums of values near the end of f32 stay within it.
+constexpr int kHeadroom = 8;
 HWY_INLINE float MaxGrowth(const LogitScale& scale) {
-  return std::min(8.0f / scale.unit, kMaxFloat);
+  return std::min(kHeadroom / scale.unit, kMaxFloat);
 }
 
 // Query row and head as f32 times `factor`, zeros from head_dim to `padded`.
@@ -119,12 +120,14 @@ HWY_INLINE void FinishRow(const Problem& p, const Buffers& b, int64_t row, int64
   const double unit =
       scale.unit == kMaxFloat ? std::fabs(LogitFactorOf<T>(p, b, kv_head)) * kLog2E : scale.unit;
   double top = max * unit;
-  double acc_weight = 1.0;
+  double acc_weight = 1 << kHeadroom;
+  sum *= acc_weight;
   if (p.has_sinks) {
     const double keys = top;
     if (!(keys >= sink)) top = sink;
-    acc_weight = std::exp2(keys - top);
-    sum = sum * acc_weight + std::exp2(sink - top);
+    const double weight = std::exp2(keys - top);
+    acc_weight *= weight;
+    sum = sum * weight + std::exp2(sink - top);
   }
   const double factor = acc_weight * T::kFactor / sum * ScaleOf(b.v_scale, p.v_scale_size, kv_head);
   // In two halves: of a row near the end of f32 neither product leaves it unless both do.

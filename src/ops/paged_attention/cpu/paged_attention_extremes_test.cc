@@ -373,6 +373,39 @@ TEST(PagedAttentionExtremes, ALargeSinkBesideALargeValueScale) {
   ExpectRightRows({{.name = "", .even = 1, .odd = 2, .middle = 1, .v_scale = 1e38f, .sink = 110}});
 }
 
+// A key whose value is near the end of f32 comes late, of a logit somewhat above the others'.
+TEST(PagedAttentionExtremes, AValueAtTheEndOfF32) {
+  ForEachTarget([](const char* target) {
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      for (int64_t rows : {1, 20}) {
+        std::mt19937_64 rng(6);
+        CaseSpec spec;
+        spec.query_dtype = spec.cache_dtype = dtype;
+        spec.layout = Layout::kPair;
+        spec.kv_heads = 1;
+        spec.page_size = 16;
+        spec.max_pages = 20;
+        spec.query_lens = {rows};
+        spec.context_lens = {300};
+        spec.scale = 1;
+        Case c(spec, rng);
+        for (int64_t i = 0; i < c.query.size(); ++i) c.query.Set(i, i % 64 == 0 ? 1 : 0);
+        for (int64_t t = 0; t < 300; ++t) {
+          const int64_t at = (c.block_tables.ints()[t / 16] * 16 + t % 16) * 64;
+          c.kv_cache.Set(at, t == 200 ? 5 : 0);
+          for (int64_t d = 0; t == 200 && d < 64; ++d) c.v_cache.Set(at + d, 3.3e38);
+        }
+        ASSERT_TRUE(c.Run(DefaultThreadPool()).ok());
+        const Expected expected(c);
+        for (int64_t i = 0; i < rows * c.spec().group_size * 64; ++i) {
+          const double want = expected.out[static_cast<size_t>(i)];
+          ASSERT_NEAR(c.out.Get(i), want, 0.02 * want) << target << ", " << rows << " rows";
+        }
+      }
+    }
+  });
+}
+
 // A key with a logit of -inf: without a cap it has no weight, with one its logit is -soft_cap. A
 // row that sees no other key sees nothing.
 TEST(PagedAttentionExtremes, AKeyOfMinusInfinity) {

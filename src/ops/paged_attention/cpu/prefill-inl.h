@@ -426,7 +426,7 @@ class Prefill {
     const VF32 bases = hn::Set(df, FiniteBase(max_[row]));
     VF32 sum = hn::Zero(df);
     for (int64_t k = begin; k < seen.end; k += kLanes) {
-      const VF32 e = Exp2(hn::Mul(hn::Sub(hn::Load(df, s + k), bases), unit));
+      const VF32 e = Exp2<kHeadroom>(hn::Mul(hn::Sub(hn::Load(df, s + k), bases), unit));
       sum = hn::Add(sum, e);
       if constexpr (T::kDot) {
         T::StoreWeights(e, weights + k);
