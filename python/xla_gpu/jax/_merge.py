@@ -78,20 +78,22 @@ def _merge(
     out: jax.Array, lse: jax.Array, axis_name: AxisName | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """The parts in front joined, and those of all devices of the axis; out in f32."""
-    top = lse.max(0)
+    top, parts = lse.max(0), len(out)
     if axis_name is not None:
-        top = lax.pmax(top, axis_name)
+        top, parts = lax.pmax(top, axis_name), parts * lax.psum(1, axis_name)
+    # The largest weight, at which no sum of so many parts leaves f32 unless one of them does.
+    unit = 0.5 ** (parts - 1).bit_length()
     # exp(-inf - 0) is 0 in a row that nobody saw; -inf - -inf would be NaN, as inf - inf is.
     weights = jnp.exp(lse - jnp.where(jnp.isneginf(top), 0.0, top))
-    weights = jnp.where(jnp.isposinf(lse), 1.0, weights)
+    weights = unit * jnp.where(jnp.isposinf(lse), 1.0, weights)
     total = weights.sum(0)
     summed = (weights[..., None] * out).sum(0)
     if axis_name is not None:
         total, summed = lax.psum((total, summed), axis_name)
     merged = jnp.where(total[..., None] == 0, 0, summed / total[..., None])
-    rivals = jnp.isposinf(top) & (total > 1)
+    rivals = jnp.isposinf(top) & (total > unit)
     merged = jnp.where(rivals[..., None], jnp.nan, merged)
-    return merged, top + jnp.log(total)
+    return merged, top + jnp.log(total / unit)
 
 
 def _of_all_devices(
