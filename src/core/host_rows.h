@@ -32,7 +32,7 @@ inline void MultiplyRow(std::span<float> x, const float* factor, const float* of
 inline void NormalizeRow(std::span<float> x, std::span<const float> weight, float epsilon) {
   double squares = 0;
   for (const float value : x) squares += static_cast<double>(value) * value;
-  const float mean = static_cast<float>(squares) / static_cast<float>(x.size());
+  const auto mean = static_cast<float>(squares / static_cast<double>(x.size()));
   const float norm = 1 / std::sqrt(mean + epsilon);
   for (size_t i = 0; i < x.size(); ++i) x[i] *= norm * weight[i];
 }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -29,6 +30,17 @@ struct Loop {
   std::mutex mutex;
   std::condition_variable all_done;
   std::exception_ptr error;  // the first that a task threw; guarded by mutex until all is done
+  std::fenv_t callers;       // rounding, and whether subnormals count
+
+  // A helper computes as the caller does: a result must not hang on the thread that it is from.
+  void Help() {
+    if (next.load(std::memory_order_relaxed) >= n) return;
+    std::fenv_t own;
+    std::fegetenv(&own);
+    std::fesetenv(&callers);
+    Work();
+    std::fesetenv(&own);
+  }
 
   void Work() {
     int64_t finished = 0;
@@ -133,8 +145,9 @@ void ThreadPool::ParallelFor(int64_t n, const std::function<void(int64_t)>& task
   auto loop = std::make_shared<Loop>();
   loop->n = n;
   loop->task = &task;
+  std::fegetenv(&loop->callers);
   try {
-    for (int64_t i = 0; i < helpers; ++i) Schedule([loop] { loop->Work(); });
+    for (int64_t i = 0; i < helpers; ++i) Schedule([loop] { loop->Help(); });
   } catch (const std::exception&) {
     // Out of memory. The helpers that are on their way need this stack, and fewer will do.
   }

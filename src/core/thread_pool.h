@@ -17,6 +17,7 @@ class ThreadPool {
 
   // Runs task(0) ... task(n - 1), each once, in any order and on any thread, and returns when all
   // are done. The caller's thread works too, so a pool with no free thread still makes progress.
+  // Tasks run in the caller's floating-point environment.
   // Where a task throws, the rest may be left out, and the first exception is thrown here when no
   // task runs any more.
   void ParallelFor(int64_t n, const std::function<void(int64_t)>& task);

@@ -4,8 +4,12 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
 
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <fstream>
 #include <new>
@@ -132,6 +136,34 @@ TEST(ThreadPool, HelpersRaceWithTheEndOfTheLoop) {
     pool.ParallelFor(3, [&runs](int64_t) { ++runs; });
     ASSERT_EQ(runs.load(), 3);
   }
+}
+
+// XLA's threads flush subnormals, others' do not; some round otherwise.
+TEST(ThreadPool, HelpersComputeAsTheCallerDoes) {
+  const auto pool = MakeThreadPool(2);
+  std::fenv_t before;
+  std::fegetenv(&before);
+#if defined(__SSE2__)
+  constexpr unsigned kFlushed = 0x8040;  // subnormal results and operands
+  _mm_setcsr(_mm_getcsr() | kFlushed);
+#endif
+  std::fesetround(FE_UPWARD);
+  std::atomic<int> begun{0}, wrong{0};
+  pool->ParallelFor(2, [&](int64_t) {  // each waits for the other: two threads
+    ++begun;
+    while (begun < 2) std::this_thread::yield();
+    if (std::fegetround() != FE_UPWARD) ++wrong;
+#if defined(__SSE2__)
+    if ((_mm_getcsr() & kFlushed) != kFlushed) ++wrong;
+#endif
+  });
+  std::fesetenv(&before);
+  EXPECT_EQ(wrong, 0);
+  // A helper leaves its thread as it was.
+  std::atomic<int> rounding{-1};
+  pool->Submit([&] { rounding = std::fegetround(); });
+  while (rounding < 0) std::this_thread::yield();
+  EXPECT_EQ(rounding, FE_TONEAREST);
 }
 
 // Whoever throws, in whatever thread: the caller gets it when no task runs any more.

@@ -59,6 +59,23 @@ def test_logits_beyond_the_range_of_exp_are_right():
         assert out.item() == 2 and lse.item() == pytest.approx(shift, rel=1e-4)
 
 
+def test_parts_near_the_end_of_f32_have_a_finite_mean():
+    outs = jnp.array([3e38, 3e38, 3e38])[:, None, None, None]
+    out, lse = merge_attention_states(outs, jnp.zeros((3, 1, 1)))
+    assert out.item() == pytest.approx(3e38, rel=1e-6)
+    assert lse.item() == pytest.approx(np.log(3), rel=1e-6)
+
+
+def test_a_part_beyond_f32_outweighs_the_others():
+    outs = jnp.array([1.0, 3.0, 5.0])[:, None, None, None]
+    for others in ([3.0, -jnp.inf], [3e38, 3e38]):
+        out, lse = merge_attention_states(outs, jnp.array([jnp.inf, *others])[:, None, None])
+        assert out.item() == 1 and jnp.isposinf(lse.item())
+    # Of two of them nothing tells the weights.
+    out, lse = merge_attention_states(outs, jnp.array([jnp.inf, 3, jnp.inf])[:, None, None])
+    assert jnp.isnan(out.item()) and jnp.isposinf(lse.item())
+
+
 OUT, LSE = jnp.zeros((T, H, D)), jnp.zeros((T, H))
 WRONG = {
     "no parts": (([], []), "outs is empty; allowed is 1 or more"),

@@ -33,7 +33,8 @@ def merge_attention_states(
       outs: the parts of this device, each [tokens, q_heads, head_dim] in f32, bf16 or f16; f32
         (`out_dtype`) loses nothing. A sequence of arrays, or one array with the parts in front.
       lses: the natural logarithms of their denominators, each f32 [tokens, q_heads]. -inf is a row
-        that saw nothing, NaN one of an invalid sequence, which makes the row NaN.
+        that saw nothing, NaN one of an invalid sequence, which makes the row NaN. inf, beyond f32,
+        outweighs all that is less; of two such parts nothing tells the weights: the row is NaN.
       axis_name: the mesh axis or axes, as of jax.lax.psum, over which the parts of all devices are
         joined too, by all-reduces: one with a place for each device's part while that is small (a
         decode step), else two of the size of one part. None for this device's alone.
@@ -77,17 +78,22 @@ def _merge(
     out: jax.Array, lse: jax.Array, axis_name: AxisName | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """The parts in front joined, and those of all devices of the axis; out in f32."""
-    top = lse.max(0)
+    top, parts = lse.max(0), len(out)
     if axis_name is not None:
-        top = lax.pmax(top, axis_name)
-    # exp(-inf - 0) is 0 in a row that nobody saw; -inf - -inf would be NaN.
+        top, parts = lax.pmax(top, axis_name), parts * lax.psum(1, axis_name)
+    # The largest weight, at which no sum of so many parts leaves f32 unless one of them does.
+    unit = 0.5 ** (parts - 1).bit_length()
+    # exp(-inf - 0) is 0 in a row that nobody saw; -inf - -inf would be NaN, as inf - inf is.
     weights = jnp.exp(lse - jnp.where(jnp.isneginf(top), 0.0, top))
+    weights = unit * jnp.where(jnp.isposinf(lse), 1.0, weights)
     total = weights.sum(0)
     summed = (weights[..., None] * out).sum(0)
     if axis_name is not None:
         total, summed = lax.psum((total, summed), axis_name)
     merged = jnp.where(total[..., None] == 0, 0, summed / total[..., None])
-    return merged, top + jnp.log(total)
+    rivals = jnp.isposinf(top) & (total > unit)
+    merged = jnp.where(rivals[..., None], jnp.nan, merged)
+    return merged, top + jnp.log(total / unit)
 
 
 def _of_all_devices(

@@ -84,7 +84,7 @@ struct Buffers {
 //     sinks give the right row: factors of the logits are not to overflow before a row's maximum
 //     has been subtracted, and log2(e) * sink not at all. lse is -+inf where it exceeds an f32.
 //   - A token's scale is part of its key or value, which is stored * scale in f32; one that is
-//     infinite counts as NaN.
+//     infinite counts as NaN, and so does an infinite k_scale.
 //   - The error of f32 results does not grow with the number of keys. Where query and output are
 //     bf16 and the cache is bf16 or fp8, a kernel may round the weights to bf16 (lse knows nothing
 //     of it); else they are f32.

@@ -105,7 +105,8 @@ class Reference {
         dot += LoadAsDouble(b_.query, p_.query_dtype, q + d) *
                LoadAsDouble(b_.k_cache, p_.cache_dtype, index + d);
       }
-      double x = dot * p_.scale * Scale(b_.k_scale, p_.k_scale_size, kv_head) *
+      const double k_scale = Scale(b_.k_scale, p_.k_scale_size, kv_head);
+      double x = dot * p_.scale * (std::isfinite(k_scale) ? k_scale : kNaN) *
                  TokenScale(b_.k_token_scales, s, k, kv_head);
       if (p_.soft_cap > 0) x = p_.soft_cap * std::tanh(x / p_.soft_cap);
       keys.push_back(k);

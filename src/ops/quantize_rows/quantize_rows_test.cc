@@ -112,6 +112,20 @@ TEST(QuantizeRowsOnHost, IsRightOnRandomProblems) {
   }
 }
 
+// The sum of squares leaves f32, but not their mean.
+TEST(QuantizeRowsOnHost, NormsOfLargeRowsAreRight) {
+  const OwnedTensor x(DType::kF32, {1, 512}), weight(DType::kF32, {512});
+  const OwnedTensor out(DType::kF8E4M3FN, {1, 512}), scale(DType::kF32, {1});
+  std::fill_n(x.floats(), 512, 3e18f);
+  std::fill_n(weight.floats(), 512, 448.0f);
+  const TensorView args[] = {x.view(), weight.view()}, results[] = {out.view(), scale.view()};
+  Attributes attributes;
+  ASSERT_TRUE(attributes.Add("optional_args", std::string_view("norm_weight")).ok());
+  ASSERT_TRUE(RunOnHost({args, results, &attributes}).ok());
+  EXPECT_EQ(out.Get(0), 448);
+  EXPECT_NEAR(scale.floats()[0], 1, 1e-6);
+}
+
 TEST(QuantizeRowsOnHost, WhatIsNotFiniteStaysInItsRow) {
   const OwnedTensor x(DType::kF32, {4, 3}), out(DType::kF8E4M3FN, {4, 3}), scale(DType::kF32, {4});
   const float inf = HUGE_VALF, nan = std::nanf("");

@@ -44,6 +44,21 @@ void ExpectRightProducts(const char* target) {
 
 TEST(GroupedMatmulOnHost, IsTheProductOnRandomProblems) { ForEachTarget(ExpectRightProducts); }
 
+// The product is finite: so is each factor on the way to it.
+TEST(GroupedMatmulOnHost, TakesLargeScales) {
+  ForEachTarget([](const char* target) {
+    std::mt19937_64 rng(1);
+    Case c({kF32, DType::kF8E4M3FN, kF32, 32, 40, 8, 1}, rng);
+    for (int64_t i = 0; i < c.scale.size(); ++i) c.scale.Set(i, 2e36 + 1e34 * double(i % 7));
+    ExecutionContext context;
+    context.thread_pool = &DefaultThreadPool();
+    ASSERT_TRUE(
+        RunOp(**OpRegistry::Global().Get("grouped_matmul"), Platform::kHost, c.call(), context)
+            .ok());
+    c.ExpectRight(c.out, target);
+  });
+}
+
 // Runtimes give tensors without elements no memory.
 TEST(GroupedMatmulOnHost, TakesNoRowsWithoutMemory) {
   const OwnedTensor sizes(kI32, {3}), rhs(kF32, {3, 8, 4});

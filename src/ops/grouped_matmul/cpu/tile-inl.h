@@ -72,10 +72,13 @@ HWY_INLINE void AddProduct(const float* lhs, int64_t lhs_stride, const typename 
       right[i] = hn::MulAdd(a, b1, right[i]);
     }
   }
+  const auto add = [](VF32 product, VF32 factor, float* sum) HWY_ATTR {
+    if (Rhs::kFactor != 1) product = hn::Mul(product, hn::Set(F32(), Rhs::kFactor));
+    hn::StoreU(hn::MulAdd(product, factor, hn::LoadU(F32(), sum)), F32(), sum);
+  };
   for (int i = 0; i < kRows; ++i, sums += sums_stride) {
-    hn::StoreU(hn::MulAdd(left[i], factors[0], hn::LoadU(F32(), sums)), F32(), sums);
-    hn::StoreU(hn::MulAdd(right[i], factors[1], hn::LoadU(F32(), sums + kVector)), F32(),
-               sums + kVector);
+    add(left[i], factors[0], sums);
+    add(right[i], factors[1], sums + kVector);
   }
 }
 
@@ -142,8 +145,7 @@ HWY_INLINE void Multiply(const TileTask& task) {
         HWY_ALIGN float scale[2 * kLanes];
         for (int64_t i = 0; i < 2 * kVector; ++i) {
           const bool scaled = task.scale != nullptr && i < columns;
-          scale[i] =
-              Rhs::kFactor * (scaled ? task.scale[block * task.row_stride + column + i] : 1.0f);
+          scale[i] = scaled ? task.scale[block * task.row_stride + column + i] : 1.0f;
         }
         const VF32 factors[2] = {hn::Load(F32(), scale), hn::Load(F32(), scale + kLanes)};
         const Raw* from = rhs + column;

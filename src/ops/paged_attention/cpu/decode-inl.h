@@ -224,7 +224,7 @@ class SplitDecoder {
             const int64_t h = g % kHeads;
             const auto* query = static_cast<const uint16_t*>(b_.query) +
                                 (q_row * p_.q_heads + q_head) * p_.head_dim;
-            Tile::PackQuery(query, factor < 0 ? 0x8000 : 0, h, padded_, to - h * padded_);
+            Tile::PackQuery(query, factor, h, padded_, to - h * padded_);
           } else {
             LoadQuery(p_, b_, q_row, q_head, factor, to, padded_);
             if (even_odd()) ToEvenOdd(to);
@@ -469,14 +469,15 @@ HWY_INLINE void MergeQueryHead(const MergeTask& task, int64_t row, int64_t kv_he
     const float m = split(i).max[index];
     if (std::isnan(m) || m > max) max = m;
   }
-  const float base = FiniteBase(max);
   HWY_ALIGN double acc[kMaxHeadDim];
   HWY_ALIGN float out[kMaxHeadDim];
   std::fill(acc, acc + padded, 0.0);
   double sum = 0;
   for (int64_t i = 0; i < task.num_splits; ++i) {
     const Partial partial = split(i);
-    const double weight = Exp2((partial.max[index] - base) * scale.unit);
+    const float m = partial.max[index];
+    // In double, as in FinishRow.
+    const double weight = m == kMinusInf ? 0.0 : std::exp2((double{m} - max) * scale.unit);
     sum += weight * partial.sum[index];
     AddScaled(weight, partial.acc + index * padded, padded, acc);
   }

@@ -75,10 +75,10 @@ class AmxDecodeTile : public DecodeTile<T, kHeads, 2 * paged_cache::kAmxRows> {
   KeyRange staged_keys = {0, 0};
 
   // q: [head_dim / 2][kHeads] words.
-  static void PackQuery(const uint16_t* query, uint16_t sign, size_t h, size_t padded, float* q) {
+  static void PackQuery(const uint16_t* query, float factor, size_t h, size_t padded, float* q) {
     for (size_t d = 0; d < padded; d += T::kStep) {
       HWY_ALIGN uint16_t words[T::kStep];
-      T::ToWords(query + d, sign, words);
+      T::ToWords(query + d, factor, words);
       for (size_t i = 0; i < T::kStep / 2; ++i) {
         std::memcpy(q + (d / 2 + i) * kHeads + h, words + 2 * i, sizeof(*q));
       }

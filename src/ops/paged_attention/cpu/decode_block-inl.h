@@ -78,10 +78,10 @@ class DecodeTile {
 
   // Words of head h of the tile, with T::kDot: steps of the first of kHeads rows, the second and so
   // on, then the next steps: more pointers than registers would cost as much as the products.
-  static void PackQuery(const uint16_t* query, uint16_t sign, size_t h, size_t padded, float* q) {
+  static void PackQuery(const uint16_t* query, float factor, size_t h, size_t padded, float* q) {
     auto* words = reinterpret_cast<uint16_t*>(q) + h * T::kStep;
     for (size_t d = 0; d < padded; d += T::kStep) {
-      T::ToWords(query + d, sign, words + d * kHeads);
+      T::ToWords(query + d, factor, words + d * kHeads);
     }
   }
 
@@ -122,7 +122,7 @@ class DecodeTile {
       Rescale(alpha, long_sum, padded);
     }
     for (size_t i = 0; i < n; i += kLanes) {
-      const VF32 e = Exp2(hn::Mul(hn::Sub(hn::Load(df, weights + i), base), unit_of_x));
+      const VF32 e = Exp2<kHeadroom>(hn::Mul(hn::Sub(hn::Load(df, weights + i), base), unit_of_x));
       total = hn::Add(total, e);
       if constexpr (T::kDot) {
         T::StoreWeights(e, reinterpret_cast<uint16_t*>(weights) + i);

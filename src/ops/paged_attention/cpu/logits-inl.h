@@ -38,33 +38,43 @@ HWY_INLINE float TokenScale(const Problem& p, const float* scales, int64_t slot,
 }
 
 // From q.k to weights: x is q.k, with a soft cap tanh(inner * q.k); a weight is exp2(unit * (x -
-// max)). The factor of the logits goes half into the queries and half into `unit` or `inner`, so
-// that neither products nor weights leave the range of f32.
+// max)). The factor of the logits goes into `unit` or `inner`; of one so small that differences of
+// q.k past f32 count, the queries take a part.
 struct LogitScale {
-  // What queries are multiplied by: a power of two, or with T::kDot 1, and a sign.
-  float query = 1.0f;
+  float query = 1.0f;  // what queries are multiplied by: a power of two or 0, and a sign
   float inner = 0.0f;  // 0: no cap
-  float unit = 1.0f;   // positive, as hidden keys are those of x = -inf
+  float unit = 1.0f;   // positive, as hidden keys are those of x = -inf; NaN of scales not finite
 };
+
+// The exponent of the largest power of two in a number, 0 where there is none.
+HWY_INLINE int ExponentOf(double x) { return x == 0 || !std::isfinite(x) ? 0 : std::ilogb(x); }
+
+template <class T>
+HWY_INLINE double LogitFactorOf(const Problem& p, const Buffers& b, int64_t kv_head) {
+  return double{p.scale} * T::kFactor * ScaleOf(b.k_scale, p.k_scale_size, kv_head);
+}
 
 template <class T>
 HWY_INLINE LogitScale LogitScaleOf(const Problem& p, const Buffers& b, int64_t kv_head) {
-  const double factor = double{p.scale} * T::kFactor * ScaleOf(b.k_scale, p.k_scale_size, kv_head);
-  const double query = T::kDot || factor == 0 ? 1.0 : std::ldexp(1.0, std::ilogb(factor) / 2);
-  const double rest = std::fabs(factor) / query;
+  const double factor = LogitFactorOf<T>(p, b, kv_head);
+  constexpr int kLeast = -50;  // exponent of what `unit` and `inner` take
+  const double query =
+      factor == 0 ? 0.0 : std::ldexp(1.0, std::min(ExponentOf(factor) - kLeast, 0));
+  const double rest = factor == 0 ? 0.0 : std::fabs(factor) / query;
   const auto positive = [](double x) {
     return static_cast<float>(std::clamp<double>(x, std::numeric_limits<float>::min(), kMaxFloat));
   };
   const float cap = p.soft_cap;
   return {static_cast<float>(std::copysign(query, factor)), cap > 0 ? positive(rest / cap) : 0.0f,
-          positive((cap > 0 ? cap : rest) * kLog2E)};
+          positive((cap > 0 ? cap : rest) * kLog2E) + static_cast<float>(0 * factor)};
 }
 
-// How far above `max` an x may lie before `max` follows it. A weight may exceed 1 as well as not,
-// and most blocks then neither scale old sums nor wait for their maximum. In units of log2: weights
-// up to 2^8 keep sums far from the largest f32.
+// Weights are 2^-kHeadroom of what they are above, and `max` follows no x that lies less than that
+// above it, in units of log2: most blocks then neither scale old sums nor wait for their maximum,
+// and no weight exceeds 1, so that sums of values near the end of f32 stay within it.
+constexpr int kHeadroom = 8;
 HWY_INLINE float MaxGrowth(const LogitScale& scale) {
-  return std::min(8.0f / scale.unit, kMaxFloat);
+  return std::min(kHeadroom / scale.unit, kMaxFloat);
 }
 
 // Query row and head as f32 times `factor`, zeros from head_dim to `padded`.
@@ -96,7 +106,7 @@ HWY_INLINE float FiniteBase(float max) { return max == kMinusInf ? 0.0f : max; }
 template <class T>
 HWY_INLINE void FinishRow(const Problem& p, const Buffers& b, int64_t row, int64_t head,
                           const float* acc, double sum, float max, const LogitScale& scale) {
-  const int64_t index = row * p.q_heads + head;
+  const int64_t index = row * p.q_heads + head, kv_head = head / p.group_size();
   void* out =
       static_cast<char*>(b.out) + index * p.head_dim * static_cast<int64_t>(DTypeSize(p.out_dtype));
   // In double: this is once a row, and factors and sinks may be anything.
@@ -106,16 +116,24 @@ HWY_INLINE void FinishRow(const Problem& p, const Buffers& b, int64_t row, int64
     if (p.return_lse) b.lse[index] = kMinusInf;
     return;
   }
-  double top = max * double{scale.unit};
-  double acc_weight = 1.0;
+  // A factor that f32 does not hold is far beyond any difference of q.k, but not of sinks.
+  const double unit =
+      scale.unit == kMaxFloat ? std::fabs(LogitFactorOf<T>(p, b, kv_head)) * kLog2E : scale.unit;
+  double top = max * unit;
+  double acc_weight = 1 << kHeadroom;
+  sum *= acc_weight;
   if (p.has_sinks) {
     const double keys = top;
     if (!(keys >= sink)) top = sink;
-    acc_weight = std::exp2(keys - top);
-    sum = sum * acc_weight + std::exp2(sink - top);
+    const double weight = std::exp2(keys - top);
+    acc_weight *= weight;
+    sum = sum * weight + std::exp2(sink - top);
   }
-  StoreRow(acc, static_cast<size_t>(p.head_dim), static_cast<float>(acc_weight * T::kFactor / sum),
-           ScaleOf(b.v_scale, p.v_scale_size, head / p.group_size()), p.out_dtype, out);
+  const double factor = acc_weight * T::kFactor / sum * ScaleOf(b.v_scale, p.v_scale_size, kv_head);
+  // In two halves: of a row near the end of f32 neither product leaves it unless both do.
+  const double half = std::ldexp(1.0, ExponentOf(factor) / 2);
+  StoreRow(acc, static_cast<size_t>(p.head_dim), static_cast<float>(half),
+           static_cast<float>(factor / half), p.out_dtype, out);
   if (p.return_lse) b.lse[index] = static_cast<float>(kLn2 * top + std::log(sum));
 }
 

@@ -87,7 +87,8 @@ HWY_INLINE void LoadRow(const typename T::Raw* from, size_t n, float factor, flo
   for (; i < padded; i += kLanes) hn::Store(hn::Zero(df), df, to + i);
 }
 
-// 2^x for x <= 127, within 2 ulp; 0 below the normal range. NaN gives NaN.
+// 2^(x - kDown) for x <= 127, within 2 ulp; 0 below the normal range. NaN gives NaN.
+template <int kDown = 0>
 HWY_INLINE VF32 Exp2(VF32 x) {
   const F32 df;
 #if HWY_ARCH_X86 && HWY_TARGET == HWY_AVX3
@@ -99,20 +100,21 @@ HWY_INLINE VF32 Exp2(VF32 x) {
   const VF32 whole = hn::Sub(shifted, magic);
   const VF32 r = hn::Sub(x, whole);
   // Minimax on [-1/2, 1/2], relative error 2e-9.
-  VF32 y = hn::Set(df, 0.0001535336136128136f);
-  y = hn::MulAdd(y, r, hn::Set(df, 0.0013398874659806177f));
-  y = hn::MulAdd(y, r, hn::Set(df, 0.009618437361872742f));
-  y = hn::MulAdd(y, r, hn::Set(df, 0.055503324703477956f));
-  y = hn::MulAdd(y, r, hn::Set(df, 0.24022647913563086f));
-  y = hn::MulAdd(y, r, hn::Set(df, 0.6931472028555586f));
-  y = hn::MulAdd(y, r, hn::Set(df, 1.0f));
+  constexpr float kOne = 1.0f / (1 << kDown);
+  VF32 y = hn::Set(df, kOne * 0.0001535336136128136f);
+  y = hn::MulAdd(y, r, hn::Set(df, kOne * 0.0013398874659806177f));
+  y = hn::MulAdd(y, r, hn::Set(df, kOne * 0.009618437361872742f));
+  y = hn::MulAdd(y, r, hn::Set(df, kOne * 0.055503324703477956f));
+  y = hn::MulAdd(y, r, hn::Set(df, kOne * 0.24022647913563086f));
+  y = hn::MulAdd(y, r, hn::Set(df, kOne * 0.6931472028555586f));
+  y = hn::MulAdd(y, r, hn::Set(df, kOne));
 #if HWY_ARCH_X86 && HWY_TARGET == HWY_AVX3
   return VF32{_mm512_scalef_ps(y.raw, whole.raw)};
 #else
   const U32 du;
   const auto power = hn::ShiftLeft<23>(hn::Add(hn::BitCast(du, shifted), hn::Set(du, 127)));
   y = hn::Mul(y, hn::BitCast(df, power));
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(df, -126.0f)), y);
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(df, kDown - 126.0f)), y);
 #endif
 }
 

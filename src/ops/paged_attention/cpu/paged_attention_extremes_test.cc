@@ -244,6 +244,168 @@ TEST(PagedAttentionExtremes, FiniteArgumentsGiveTheRightRow) {
   });
 }
 
+// Products q.k of any finite size, of even and of odd keys and those in the middle, which lie in
+// other splits of decode.
+struct Products {
+  const char* name;
+  double even, odd, middle;
+  double scale = 1;
+  double soft_cap = 0;
+  float k_scale = 1;
+  float v_scale = 1;
+  double sink = -kInf;
+  double query = 0;  // what queries are; 0: about as large as keys
+};
+
+void ExpectRightRows(const Products& products, DType query, DType cache, const char* out,
+                     int64_t rows, const char* target) {
+  constexpr int64_t kKeys = 1100, kHeadDim = 32, kPageSize = 16;
+  std::mt19937_64 rng(5);
+  CaseSpec spec;
+  spec.query_dtype = query;
+  spec.cache_dtype = cache;
+  spec.out_dtype = out;
+  spec.layout = Layout::kPair;
+  spec.kv_heads = 1;
+  spec.group_size = 4;
+  spec.head_dim = kHeadDim;
+  spec.max_pages = kKeys / kPageSize + 1;
+  spec.max_seqs = 1;
+  spec.query_lens = {rows};
+  spec.context_lens = {kKeys};
+  spec.scale = products.scale;
+  spec.soft_cap = products.soft_cap;
+  spec.sinks = spec.return_lse = true;
+  spec.k_scale_size = spec.v_scale_size = 1;
+  Case c(spec, rng);
+  c.k_scale.floats()[0] = products.k_scale;
+  c.v_scale.floats()[0] = products.v_scale;
+  for (int64_t i = 0; i < c.sinks.size(); ++i) c.sinks.Set(i, products.sink);
+  const double most = std::max(std::fabs(products.even), std::fabs(products.odd));
+  const double of_query = products.query != 0 ? products.query : std::exp2(std::ilogb(most) / 2);
+  for (int64_t i = 0; i < c.query.size(); ++i) c.query.Set(i, i % kHeadDim == 0 ? of_query : 0);
+  for (int64_t t = 0; t < kKeys; ++t) {
+    const double dot = t >= 512 && t < 1024 ? products.middle
+                       : t % 2 == 0         ? products.even
+                                            : products.odd;
+    const int64_t page = c.block_tables.ints()[t / kPageSize];
+    for (int64_t d = 0; d < kHeadDim; ++d) {
+      c.kv_cache.Set((page * kPageSize + t % kPageSize) * kHeadDim + d,
+                     d == 0 ? dot / of_query : 0);
+    }
+  }
+  ASSERT_TRUE(c.Run(DefaultThreadPool()).ok());
+  const Expected expected(c);
+  const std::string what = StrCat(target, ": ", products.name, ", ", c.spec().ToString());
+  double size = 0;
+  for (double x : expected.out) size = std::max(size, std::isfinite(x) ? std::fabs(x) : 0.0);
+  for (int64_t i = 0; i < c.out.size(); ++i) {
+    const double want = expected.out[static_cast<size_t>(i)];
+    if (SameNonFinite(want, c.out.Get(i))) continue;
+    ASSERT_NEAR(c.out.Get(i), want, 0.02 * size) << "out[" << i << "], " << what;
+  }
+  for (int64_t i = 0; i < c.lse.size(); ++i) {
+    const double want = expected.lse[static_cast<size_t>(i)];
+    const double rounded = std::fabs(want) > 3.4028235e38 ? std::copysign(kInf, want) : want;
+    if (SameNonFinite(rounded, c.lse.Get(i))) continue;
+    ASSERT_NEAR(c.lse.Get(i), want, 1e-4 * std::max(1.0, std::fabs(want))) << "lse, " << what;
+  }
+}
+
+void ExpectRightRows(const std::vector<Products>& all) {
+  ForEachTarget([&](const char* target) {
+    for (const Products& products : all) {
+      for (int64_t rows : {1, 20}) {  // decode, prefill
+        ExpectRightRows(products, DType::kF32, DType::kF32, "f32", rows, target);
+        ExpectRightRows(products, DType::kBF16, DType::kBF16, "bf16", rows, target);
+        ExpectRightRows(products, DType::kBF16, DType::kF8E4M3FN, "bf16", rows, target);
+        if (::testing::Test::HasFatalFailure()) return;
+      }
+    }
+  });
+}
+
+TEST(PagedAttentionExtremes, AnyFiniteProductsGiveTheRightRow) {
+  constexpr double kMost = 3.38e38;
+  ExpectRightRows({
+      {.name = "differences past f32", .even = kMost, .odd = -kMost, .middle = 0, .scale = 1e-38},
+      {.name = "of splits", .even = -kMost, .odd = -kMost, .middle = kMost, .scale = 2e-39},
+      {.name = "scale 1e-40", .even = kMost, .odd = 1e38, .middle = 0, .scale = 1e-40},
+      {.name = "scale 16", .even = 1e38, .odd = 0, .middle = 0, .scale = 16},
+      {.name = "negative", .even = -1e38, .odd = -2e38, .middle = -kMost, .scale = 1e20},
+      {.name = "sink", .even = 1e38, .odd = 2, .middle = 1, .scale = 100, .sink = 3.4e38},
+      {.name = "queries 1e30", .even = 1, .odd = 2, .middle = 1, .scale = 1e20, .query = 1e30},
+      {.name = "cap 1", .even = kMost, .odd = 1e38, .middle = 0, .scale = 1e-38, .soft_cap = 1},
+      {.name = "cap 1e20",
+       .even = kMost,
+       .odd = 1e38,
+       .middle = 0,
+       .scale = 1e-20,
+       .soft_cap = 1e20},
+      {.name = "cap, scale 1e-38",
+       .even = kMost,
+       .odd = 1e38,
+       .middle = 0,
+       .scale = 1e-38,
+       .soft_cap = 1e20},
+      {.name = "k_scale 3e38",
+       .even = 1e20,
+       .odd = 2e20,
+       .middle = 1,
+       .scale = 1e20,
+       .k_scale = 3e38f},
+      {.name = "small", .even = 1e-35, .odd = 2e-35, .middle = 0, .scale = 1e20, .k_scale = 3e38f},
+      {.name = "k_scale 0", .even = kMost, .odd = 1e38, .middle = 0, .k_scale = 0},
+  });
+}
+
+TEST(PagedAttentionExtremes, AKeyScaleThatIsNotFiniteGivesNaN) {
+  for (const float k_scale : {HUGE_VALF, -HUGE_VALF, std::nanf("")}) {
+    ExpectRightRows(
+        {{.name = "", .even = 1, .odd = 2, .middle = 1, .k_scale = k_scale},
+         {.name = "", .even = -1, .odd = -2, .middle = -1, .k_scale = k_scale},
+         {.name = "", .even = 1, .odd = 2, .middle = 1, .soft_cap = 2, .k_scale = k_scale}});
+  }
+}
+
+// The values' weights leave f32, but not times v_scale.
+TEST(PagedAttentionExtremes, ALargeSinkBesideALargeValueScale) {
+  ExpectRightRows({{.name = "", .even = 1, .odd = 2, .middle = 1, .v_scale = 1e38f, .sink = 110}});
+}
+
+// A key whose value is near the end of f32 comes late, of a logit somewhat above the others'.
+TEST(PagedAttentionExtremes, AValueAtTheEndOfF32) {
+  ForEachTarget([](const char* target) {
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      for (int64_t rows : {1, 20}) {
+        std::mt19937_64 rng(6);
+        CaseSpec spec;
+        spec.query_dtype = spec.cache_dtype = dtype;
+        spec.layout = Layout::kPair;
+        spec.kv_heads = 1;
+        spec.page_size = 16;
+        spec.max_pages = 20;
+        spec.query_lens = {rows};
+        spec.context_lens = {300};
+        spec.scale = 1;
+        Case c(spec, rng);
+        for (int64_t i = 0; i < c.query.size(); ++i) c.query.Set(i, i % 64 == 0 ? 1 : 0);
+        for (int64_t t = 0; t < 300; ++t) {
+          const int64_t at = (c.block_tables.ints()[t / 16] * 16 + t % 16) * 64;
+          c.kv_cache.Set(at, t == 200 ? 5 : 0);
+          for (int64_t d = 0; t == 200 && d < 64; ++d) c.v_cache.Set(at + d, 3.3e38);
+        }
+        ASSERT_TRUE(c.Run(DefaultThreadPool()).ok());
+        const Expected expected(c);
+        for (int64_t i = 0; i < rows * c.spec().group_size * 64; ++i) {
+          const double want = expected.out[static_cast<size_t>(i)];
+          ASSERT_NEAR(c.out.Get(i), want, 0.02 * want) << target << ", " << rows << " rows";
+        }
+      }
+    }
+  });
+}
+
 // A key with a logit of -inf: without a cap it has no weight, with one its logit is -soft_cap. A
 // row that sees no other key sees nothing.
 TEST(PagedAttentionExtremes, AKeyOfMinusInfinity) {

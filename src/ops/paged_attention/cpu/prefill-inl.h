@@ -221,7 +221,7 @@ class Prefill {
                     static_cast<size_t>(p_.head_dim) * sizeof(query[0]));
         auto* const to = reinterpret_cast<uint16_t*>(q_ + row * q_stride());
         for (int64_t d = 0; d < padded_; d += kRowStep) {
-          T::ToWords(query + d, scale_.query < 0 ? 0x8000 : 0, to + d);
+          T::ToWords(query + d, scale_.query, to + d);
         }
       } else {
         LoadQuery(p_, b_, QueryRow(row), QueryHead(row), scale_.query, q_ + row * padded_, padded_);
@@ -426,7 +426,7 @@ class Prefill {
     const VF32 bases = hn::Set(df, FiniteBase(max_[row]));
     VF32 sum = hn::Zero(df);
     for (int64_t k = begin; k < seen.end; k += kLanes) {
-      const VF32 e = Exp2(hn::Mul(hn::Sub(hn::Load(df, s + k), bases), unit));
+      const VF32 e = Exp2<kHeadroom>(hn::Mul(hn::Sub(hn::Load(df, s + k), bases), unit));
       sum = hn::Add(sum, e);
       if constexpr (T::kDot) {
         T::StoreWeights(e, weights + k);

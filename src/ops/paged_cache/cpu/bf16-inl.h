@@ -44,11 +44,14 @@ struct InBF16 {
   static constexpr size_t kWords = kVectors, kStep = 32 * kWords;
   using D16 = hn::Repartition<uint16_t, U32>;
 
-  // kStep bf16 in the order of LoadWords; `sign` is 0 or 0x8000.
-  static HWY_INLINE void ToWords(const uint16_t* from, uint16_t sign, uint16_t* to) {
+  // kStep bf16 times `factor`, in the order of LoadWords.
+  static HWY_INLINE void ToWords(const uint16_t* from, float factor, uint16_t* to) {
+    uint16_t product[kStep];
+    for (size_t i = 0; i < kStep; i += kLanes) {
+      StoreBF16(hn::Mul(CacheBF16::Load(from + i), hn::Set(F32(), factor)), product + i);
+    }
     for (size_t i = 0; i < kStep / 8; ++i) {
-      uint16_t* const eight = to + i % kWords * 32 + i / kWords * 8;
-      for (size_t j = 0; j < 8; ++j) eight[j] = from[8 * i + j] ^ sign;
+      std::memcpy(to + i % kWords * 32 + i / kWords * 8, product + 8 * i, 8 * sizeof(*to));
     }
   }
 
