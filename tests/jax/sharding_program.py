@@ -39,6 +39,7 @@ try:
 except ImportError:
     from jax.experimental.shard_map import shard_map
 
+HAS_UNREDUCED = hasattr(jax.sharding, "ManualAxisType")  # jax 0.10
 COLLECTIVE = re.compile(r"= (\S+) (all-gather|all-reduce|all-to-all|collective-permute)\(")
 
 BASE = Static(
@@ -195,6 +196,34 @@ def shard_map_scenarios(mesh):
     count = text.count('custom_call_target="xla_gpu_paged_attention"')
     result = {"difference": difference, "collectives": found, "custom_calls": count}
     return {"shard_map/sequences": result | {"hlo": "", "result_specs": []}}
+
+
+def manual_axes_scenario(mesh):
+    """JAX knows over which axes a result varies: a loop carries it, no spec takes it for whole."""
+    a, b = np.arange(8, dtype=np.float32).reshape(4, 2), np.ones((2, 2), np.float32)
+    split, whole = P(("x", "y")), P()
+
+    def loop(a, b):
+        return jax.lax.fori_loop(0, 3, lambda _, sum: simple_add(sum, b), a)
+
+    def of_parts(a):
+        parts = jax.lax.pcast(a, ("x", "y"), to="varying")
+        return simple_add(jax.lax.pcast(parts, ("x", "y"), to="unreduced"), a)
+
+    def refusal(f, specs, args):
+        try:
+            jax.jit(shard_map(f, mesh=mesh, in_specs=specs, out_specs=whole))(*args)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    mapped = shard_map(loop, mesh=mesh, in_specs=(split, whole), out_specs=split)
+    got = jax.jit(mapped)(a, b[:1])
+    return {
+        "difference": largest_difference(got, a + 3),
+        "varying": refusal(simple_add, (split, split), (a, a)),
+        "unreduced": refusal(of_parts, (whole,), (a,)) if HAS_UNREDUCED else None,
+    }
 
 
 def merged_scenario(mesh, seed):
@@ -386,6 +415,7 @@ def unruled_scenarios(mesh):
 def main():
     mesh = Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("x", "y"))
     scenarios = attention_scenarios(mesh) | update_scenarios(mesh)
+    scenarios["manual_axes"] = manual_axes_scenario(mesh)
     scenarios |= shard_map_scenarios(mesh) | elementwise_scenario(mesh)
     scenarios |= grouped_matmul_scenario(mesh) | quantize_rows_scenario(mesh)
     scenarios |= rotary_embedding_scenario(mesh)

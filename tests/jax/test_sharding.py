@@ -86,6 +86,15 @@ def test_parts_over_devices_are_joined_by_reductions_alone(scenarios, seed):
 
 
 @pytest.mark.xdist_group("sharding")
+def test_results_vary_over_the_axes_of_their_operands(scenarios):
+    scenario = scenarios["manual_axes"]
+    assert scenario["difference"] == 0.0
+    assert "out_specs" in scenario["varying"]
+    if scenario["unreduced"] is not None:
+        assert "simple_add: a is unreduced over ['x', 'y']; its parts" in scenario["unreduced"]
+
+
+@pytest.mark.xdist_group("sharding")
 @pytest.mark.parametrize("name", ["simple_add", "attention", "update"])
 def test_an_op_without_a_rule_gets_whole_operands(scenarios, name):
     scenario = scenarios[f"no_rule/{name}"]

@@ -226,6 +226,12 @@ class OpPrimitive:
     def _abstract_eval(
         self, *avals: Any, optional_args: tuple[str, ...], attrs: Attrs, local: bool
     ) -> list[Any]:
+        for name, aval in zip(self.arg_names(optional_args), avals):
+            if axes := _compat.unsummed(aval):
+                raise InvalidArgumentError(
+                    f"{self.op}: {name} is unreduced over {sorted(map(str, axes))}; its parts must "
+                    "be summed first (jax.lax.psum)"
+                )
         return [
             _compat.make_aval(r.spec.shape, _numpy_dtype(r.spec.dtype), avals)
             for r in self.results("Host", avals, optional_args, attrs)
