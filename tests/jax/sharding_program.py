@@ -24,9 +24,12 @@ import ragged_v3
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from problems import OF_TOKENS, Static, paged_attention_case, update_case
+from xla_gpu._schema import schema
 from xla_gpu.jax import (
     _merge,
     _rules,
+    all_reduce,
+    export_checks,
     grouped_matmul,
     merge_attention_states,
     quantize_rows,
@@ -38,6 +41,10 @@ try:
     from jax import shard_map
 except ImportError:
     from jax.experimental.shard_map import shard_map
+try:
+    from jax import export  # needs absl-py or flatbuffers in some releases
+except ImportError:
+    export = None
 
 HAS_UNREDUCED = hasattr(jax.sharding, "ManualAxisType")  # jax 0.10
 COLLECTIVE = re.compile(r"= (\S+) (all-gather|all-reduce|all-to-all|collective-permute)\(")
@@ -223,6 +230,29 @@ def manual_axes_scenario(mesh):
         "difference": largest_difference(got, a + 3),
         "varying": refusal(simple_add, (split, split), (a, a)),
         "unreduced": refusal(of_parts, (whole,), (a,)) if HAS_UNREDUCED else None,
+    }
+
+
+def all_reduce_scenario(mesh):
+    """Lowered for CUDA, without a GPU: in shard_map, and where each device would add the whole."""
+    split = P(("x", "y"))
+    x = jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, split))
+
+    def lower(devices, how):
+        call = how(functools.partial(all_reduce, devices=devices))
+        try:
+            exported = export.export(
+                jax.jit(call), platforms=["cuda"], disabled_checks=export_checks()
+            )(x)
+            return "xla_gpu_all_reduce" in exported.mlir_module()
+        except ValueError as error:
+            return str(error)
+
+    mapped = functools.partial(shard_map, mesh=mesh, in_specs=split, out_specs=split)
+    return {
+        "four": lower("0,1,2,3", mapped),
+        "five": lower("0,1,2,3,4", mapped),
+        "plain": lower("0,1", lambda call: call),
     }
 
 
@@ -415,6 +445,8 @@ def unruled_scenarios(mesh):
 def main():
     mesh = Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("x", "y"))
     scenarios = attention_scenarios(mesh) | update_scenarios(mesh)
+    if export is not None and "CUDA" in schema("all_reduce").platforms:
+        scenarios["all_reduce"] = all_reduce_scenario(mesh)
     scenarios["manual_axes"] = manual_axes_scenario(mesh)
     scenarios |= shard_map_scenarios(mesh) | elementwise_scenario(mesh)
     scenarios |= grouped_matmul_scenario(mesh) | quantize_rows_scenario(mesh)

@@ -95,6 +95,16 @@ def test_results_vary_over_the_axes_of_their_operands(scenarios):
 
 
 @pytest.mark.xdist_group("sharding")
+def test_all_reduce_is_for_shard_map_over_all_that_sum(scenarios):
+    if "all_reduce" not in scenarios:
+        pytest.skip("this library was built without the CUDA kernels, or jax.export is not here")
+    scenario = scenarios["all_reduce"]
+    assert scenario["four"] is True
+    assert "but the program runs on 4 devices; it must run on all" in scenario["five"]
+    assert "x is one array of 4 devices" in scenario["plain"]
+
+
+@pytest.mark.xdist_group("sharding")
 @pytest.mark.parametrize("name", ["simple_add", "attention", "update"])
 def test_an_op_without_a_rule_gets_whole_operands(scenarios, name):
     scenario = scenarios[f"no_rule/{name}"]

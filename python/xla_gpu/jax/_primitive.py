@@ -248,6 +248,8 @@ class OpPrimitive:
         local: bool,
     ) -> Any:
         self._check_platforms(platform, ctx)
+        if self._id == "all_reduce" and platform == "cuda":
+            self._check_devices(ctx, dict(attrs)["devices"])
         single = getattr(ctx.module_context.axis_context, "num_devices", 0) == 1
         if not local and not single:
             kernel = self.schema.kernel
@@ -263,6 +265,23 @@ class OpPrimitive:
             raise UnimplementedError(
                 f"{self.op}: platform {', '.join(unknown or wanted)} is not supported; allowed are "
                 f"{', '.join(PLATFORMS)} (jax.default_device or JAX_PLATFORMS chooses)"
+            )
+
+    def _check_devices(self, ctx: mlir.LoweringRuleContext, devices: str) -> None:
+        """A sum over devices must run on them all: one would wait for those that never come."""
+        wanted, context = devices.count(",") + 1, ctx.module_context.axis_context
+        mesh = getattr(context, "mesh", None)
+        count = mesh.size if mesh is not None else getattr(context, "num_devices", wanted)
+        if wanted > count:
+            raise InvalidArgumentError(
+                f"{self.op}: attribute 'devices' is \"{devices}\", but the program runs on {count} "
+                f"device{'s' * (count > 1)}; it must run on all that sum (jax.shard_map over "
+                "their mesh)"
+            )
+        if wanted > 1 and mesh is None and hasattr(context, "num_devices"):
+            raise InvalidArgumentError(
+                f"{self.op}: x is one array of {count} devices, of which each would add the whole; "
+                "call it in jax.shard_map, where x is what each device has"
             )
 
     def _lower_custom_call(
