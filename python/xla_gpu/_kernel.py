@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import numbers
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -374,13 +375,22 @@ class _NegativeZero(float):
 
 
 _negative_zero = _NegativeZero(-0.0)
+_UNSIGNED = {int, bool, str, type(None)}  # what has no -0, and often comes
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, numbers.Real)  # NumPy's too
 
 
 def as_key(scalars: tuple[Any, ...]) -> tuple[Any, ...]:
     """The scalars of a call, told apart by more than `==`."""
     return tuple(
         [
-            _negative_zero if s.__class__ is float and not s and math.copysign(1, s) < 0 else s
+            _negative_zero
+            if (s.__class__ is float or (s.__class__ not in _UNSIGNED and _is_real(s)))
+            and not s
+            and math.copysign(1, s) < 0
+            else s
             for s in scalars
         ]
     )
