@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import jax_calls
 import numpy as np
 import ragged_v3
+import xla_gpu
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from problems import OF_TOKENS, Static, paged_attention_case, update_case
@@ -427,6 +428,38 @@ def rotary_embedding_scenario(mesh):
     return {"rotary_embedding": run(lambda args: call(**args), args, mesh, specs)}
 
 
+ADD_ROW = """
+void add_row(const float* x, const float* row, float* out, long rows, long n) {
+  for (long i = 0; i < rows * n; ++i) out[i] = x[i] + (row == nullptr ? 0 : row[i % n]);
+}
+"""
+
+
+def add_row(name, sharding):
+    sizes = {"rows": ("i64", lambda x: x.shape[0]), "n": ("i64", lambda x: x.shape[1])}
+    return xla_gpu.host_kernel(
+        ADD_ROW,
+        "add_row",
+        name=name,
+        arguments=["x", {"name": "row", "optional": True}],
+        parameters=["x", "row", "out", "rows", "n"],
+        outputs={"out": "x"},
+        scalars=sizes,
+        sharding=sharding,
+    )
+
+
+def kernel_scenarios(mesh):
+    """Of a kernel of the user's with an optional argument."""
+    args = {"x": np.arange(32, dtype=np.float32).reshape(8, 4), "row": np.arange(4.0, dtype="f4")}
+    specs = {"x": P("x", "y"), "row": P("y")}
+    kernel = add_row("xla_gpu_add_row", "i j, j -> i j")
+    return {
+        "kernel/whole": run(lambda args: kernel(**args), args, mesh, specs),
+        "kernel/optional": run(lambda args: kernel(args["x"]), args, mesh, specs),
+    }
+
+
 def unruled_scenarios(mesh):
     """Ops without a rule of their own."""
     with mock.patch.dict(_rules.RULES, clear=True):
@@ -452,6 +485,7 @@ def main():
     scenarios |= grouped_matmul_scenario(mesh) | quantize_rows_scenario(mesh)
     scenarios |= rotary_embedding_scenario(mesh)
     scenarios |= {f"merged/{seed}": merged_scenario(mesh, seed) for seed in range(8)}
+    scenarios |= kernel_scenarios(mesh)
     scenarios |= unruled_scenarios(mesh) | v3_scenarios(mesh) | v3_shard_map_scenarios(mesh)
     print(json.dumps(scenarios))
 

@@ -43,6 +43,7 @@ RAGGED_V3 = [
 
 
 OTHERS = ["simple_add", "grouped_matmul", "quantize_rows", "rotary_embedding"]
+OTHERS += ["kernel/whole", "kernel/optional"]
 
 
 @pytest.fixture(scope="module")
