@@ -450,14 +450,21 @@ def add_row(name, sharding):
 
 
 def kernel_scenarios(mesh):
-    """Of a kernel of the user's with an optional argument."""
+    """Of a kernel of the user's with an optional argument; and rules that do not fit its calls."""
     args = {"x": np.arange(32, dtype=np.float32).reshape(8, 4), "row": np.arange(4.0, dtype="f4")}
     specs = {"x": P("x", "y"), "row": P("y")}
     kernel = add_row("xla_gpu_add_row", "i j, j -> i j")
-    return {
+    scenarios = {
         "kernel/whole": run(lambda args: kernel(**args), args, mesh, specs),
         "kernel/optional": run(lambda args: kernel(args["x"]), args, mesh, specs),
     }
+    for name, rule in (("size", "i j, i -> i j"), ("rank", "i j, j -> i")):
+        wrong = add_row(name, rule)
+        try:
+            run(lambda args, wrong=wrong: wrong(**args), args, mesh, specs)
+        except ValueError as error:
+            scenarios[f"kernel/{name}"] = str(error)
+    return scenarios
 
 
 def unruled_scenarios(mesh):

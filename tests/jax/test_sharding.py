@@ -96,6 +96,13 @@ def test_results_vary_over_the_axes_of_their_operands(scenarios):
 
 
 @pytest.mark.xdist_group("sharding")
+def test_a_kernels_rule_that_does_not_fit_its_call_is_refused(scenarios):
+    said = "size: sharding is 'i j, i -> i j', which says 'i' of row, but its shape is [4], where i"
+    assert scenarios["kernel/size"] == f"{said} is 8, j is 4"
+    assert "which says 'i' of out, but its shape is [8, 4]" in scenarios["kernel/rank"]
+
+
+@pytest.mark.xdist_group("sharding")
 def test_all_reduce_is_for_shard_map_over_all_that_sum(scenarios):
     if "all_reduce" not in scenarios:
         pytest.skip("this library was built without the CUDA kernels, or jax.export is not here")
