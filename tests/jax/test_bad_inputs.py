@@ -211,7 +211,7 @@ JAX_TABLE = {
     ),
     "add complex": (
         lambda: simple_add(jnp.ones(3, jnp.complex64), jnp.ones(3, jnp.complex64)),
-        "dtype complex64 has no counterpart",
+        "simple_add: a: dtype complex64 has no counterpart",
     ),
 }
 

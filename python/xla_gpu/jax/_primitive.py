@@ -91,13 +91,17 @@ def _mlir_attribute(value: Any, floats: type[np.floating[Any]]) -> Any:
     return np.asarray(value, np.int64)[()]
 
 
-def check_concrete(op: str, name: str, array: Any) -> None:
-    """InvalidArgumentError for an array of a shape that is not known yet (jax.export)."""
+def spec_of(op: str, name: str, array: Any) -> _ops.TensorSpec:
+    """An argument's type; InvalidArgumentError for a shape that is not known yet (jax.export)."""
     if not all(isinstance(size, int) for size in array.shape):
         raise InvalidArgumentError(
             f"{op}: {name} has the symbolic shape {array.shape}; XLA's kernels are made for exact "
             "shapes, so export with concrete shapes"
         )
+    try:
+        return _ops.spec_of(array)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{op}: {name}: {error}") from None
 
 
 class OpPrimitive:
@@ -185,7 +189,7 @@ class OpPrimitive:
         if arg.dtypes != ("f32",) or array.dtype == np.float32:
             return array
         if not jax.numpy.issubdtype(array.dtype, jax.numpy.floating):
-            came = _ops.spec_of(array)
+            came = spec_of(self.op, arg.name, array)
             raise InvalidArgumentError(
                 f"{self.op}: {arg.name} is {came}; its dtype must be floating"
             )
@@ -205,9 +209,8 @@ class OpPrimitive:
         self, platform: str, avals: Sequence[Any], optional_args: tuple[str, ...], attrs: Attrs
     ) -> tuple[_ops.Result, ...]:
         """The results on "Host" or "CUDA"; ValueError with the library's message."""
-        for name, aval in zip(self.arg_names(optional_args), avals):
-            check_concrete(self.op, name, aval)
-        specs = tuple(_ops.spec_of(aval) for aval in avals)
+        names = self.arg_names(optional_args)
+        specs = tuple(spec_of(self.op, name, aval) for name, aval in zip(names, avals))
         return _infer(self._id, platform, specs, optional_args, attrs)
 
     def _batch(
