@@ -200,6 +200,15 @@ def test_optional_arguments_and_several_results():
     np.testing.assert_allclose(out, expected * jnp.arange(3.0), rtol=1e-6)
 
 
+def test_bools_are_bools_in_and_outside_of_jit():
+    source = "void count(const bool* x, int* out, long n) { while (n--) *out += x[n]; }"
+    outputs = {"out": ((), "i32")}
+    count = xla_gpu.host_kernel(source.replace("{", "{ *out = 0;", 1), "count", outputs=outputs)
+    assert count(np.array([True, False, True]), n=3) == 2
+    assert count([True, False, True], n=3) == 2
+    assert count(True, n=1) == jax.jit(lambda x: count(x, n=1))(True) == 1
+
+
 def test_scan_remat_and_a_loop(kernel):
     def body(carry, _):
         return kernel(carry, Y, alpha=1.0), None
