@@ -55,9 +55,11 @@ def array(op: str, name: str, value: Any, optional: bool = False) -> Any:
     """The value if it is an array, or one of the Python numbers that it holds; else an error."""
     if value is None and optional:
         return None
-    if isinstance(value, jax.Array) or hasattr(value, "__jax_array__"):
+    if isinstance(value, jax.Array):
         known_types.add(type(value))
         return value
+    if hasattr(value, "__jax_array__"):  # of which newer releases let jit take none
+        return jnp.asarray(value)
     if isinstance(value, np.ndarray | np.generic):
         if (
             value.dtype.name in _ops.NUMPY_DTYPE_NAMES
