@@ -30,6 +30,7 @@ import llama
 from llama_engine import Engine, Sequence
 
 MAX_BODY = 2 << 20
+DTYPES = ("float32", "bfloat16", "float16")
 WORDS = {int: "an integer", float: "a number", bool: "true or false"}
 FIELDS = {  # of a completion, besides its prompt: type, default, least, most
     "max_tokens": (int, 16, 1, 1 << 31),
@@ -283,7 +284,7 @@ def main() -> None:
     option("folder", type=pathlib.Path, help="config.json, *.safetensors, tokenizer.json")
     option("--host", default="127.0.0.1")
     option("--port", type=int, default=8000, help="0: a free one")
-    option("--dtype", choices=("float32", "bfloat16", "float16"), help="config.json's if not given")
+    option("--dtype", choices=DTYPES, help="config.json's if not given")
     option("--dummy-weights", action="store_true", help="random ones, without *.safetensors")
     option("--max-model-len", type=positive, help="tokens of prompt and answer; the model's")
     option("--max-num-seqs", type=positive, default=64, help="in one step")
@@ -293,7 +294,10 @@ def main() -> None:
     given = parser.parse_args()
     try:
         config = llama.read_config(given.folder)
-        dtype = jnp.dtype(given.dtype or config.dtype)
+        if (named := given.dtype or config.dtype) not in DTYPES:
+            allowed = f"{', '.join(DTYPES)}, or one of them by --dtype"
+            raise ValueError(f"config.json: dtype is {named!r}; allowed: {allowed}")
+        dtype = jnp.dtype(named)
         dummy = given.dummy_weights
         tensors = llama.random_tensors(dtype) if dummy else llama.open_tensors(given.folder)
         weights = llama.load_weights(config, tensors, dtype)

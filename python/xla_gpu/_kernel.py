@@ -375,14 +375,16 @@ class _NegativeZero(float):
 
 
 _negative_zero = _NegativeZero(-0.0)
+_UNSIGNED = {int, bool, str, type(None)}  # what has no -0, and often comes
 
 
 def as_key(scalars: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The scalars of a call, told apart by more than `==`; NumPy's numbers are reals as well."""
+    """The scalars of a call, told apart by more than `==`."""
     return tuple(
         [
             _negative_zero
-            if (s.__class__ is float or (s.__class__ is not int and isinstance(s, numbers.Real)))
+            if s.__class__ not in _UNSIGNED
+            and isinstance(s, float | numbers.Real)  # NumPy's too
             and not s
             and math.copysign(1, s) < 0
             else s

@@ -6,7 +6,7 @@ import importlib.util
 import os
 from typing import Any
 
-from xla_gpu import _handlers, _lib
+from xla_gpu import _given, _handlers, _lib
 from xla_gpu._errors import (
     InvalidArgumentError,
     StatusCode,
@@ -66,11 +66,11 @@ def register(
         raise InvalidArgumentError(
             f"register: name is {name!r}; it must be the custom call's target"
         )
-    if platform not in _PLATFORMS:
+    if not isinstance(platform, str) or platform not in _PLATFORMS:
         raise InvalidArgumentError(
             f"register: platform is {platform!r}; allowed are {', '.join(_PLATFORMS)}"
         )
-    if isinstance(api_version, bool) or api_version not in (1, 2, 3, 4):
+    if not _given.is_int(api_version) or api_version not in (1, 2, 3, 4):
         raise InvalidArgumentError(
             f"register: api_version is {api_version!r}; allowed are 1, 2, 3 (untyped) and 4 "
             "(typed FFI)"

@@ -21,12 +21,16 @@ import jax.numpy as jnp
 import jax_calls
 import numpy as np
 import ragged_v3
+import xla_gpu
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from problems import OF_TOKENS, Static, paged_attention_case, update_case
+from xla_gpu._schema import schema
 from xla_gpu.jax import (
     _merge,
     _rules,
+    all_reduce,
+    export_checks,
     grouped_matmul,
     merge_attention_states,
     quantize_rows,
@@ -38,7 +42,12 @@ try:
     from jax import shard_map
 except ImportError:
     from jax.experimental.shard_map import shard_map
+try:
+    from jax import export  # needs absl-py or flatbuffers in some releases
+except ImportError:
+    export = None
 
+HAS_UNREDUCED = hasattr(jax.sharding, "ManualAxisType")  # jax 0.10
 COLLECTIVE = re.compile(r"= (\S+) (all-gather|all-reduce|all-to-all|collective-permute)\(")
 
 BASE = Static(
@@ -195,6 +204,57 @@ def shard_map_scenarios(mesh):
     count = text.count('custom_call_target="xla_gpu_paged_attention"')
     result = {"difference": difference, "collectives": found, "custom_calls": count}
     return {"shard_map/sequences": result | {"hlo": "", "result_specs": []}}
+
+
+def manual_axes_scenario(mesh):
+    """JAX knows over which axes a result varies: a loop carries it, no spec takes it for whole."""
+    a, b = np.arange(8, dtype=np.float32).reshape(4, 2), np.ones((2, 2), np.float32)
+    split, whole = P(("x", "y")), P()
+
+    def loop(a, b):
+        return jax.lax.fori_loop(0, 3, lambda _, sum: simple_add(sum, b), a)
+
+    def of_parts(a):
+        parts = jax.lax.pcast(a, ("x", "y"), to="varying")
+        return simple_add(jax.lax.pcast(parts, ("x", "y"), to="unreduced"), a)
+
+    def refusal(f, specs, args):
+        try:
+            jax.jit(shard_map(f, mesh=mesh, in_specs=specs, out_specs=whole))(*args)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    mapped = shard_map(loop, mesh=mesh, in_specs=(split, whole), out_specs=split)
+    got = jax.jit(mapped)(a, b[:1])
+    return {
+        "difference": largest_difference(got, a + 3),
+        "varying": refusal(simple_add, (split, split), (a, a)),
+        "unreduced": refusal(of_parts, (whole,), (a,)) if HAS_UNREDUCED else None,
+    }
+
+
+def all_reduce_scenario(mesh):
+    """Lowered for CUDA, without a GPU: in shard_map, and where each device would add the whole."""
+    split = P(("x", "y"))
+    x = jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, split))
+
+    def lower(devices, how):
+        call = how(functools.partial(all_reduce, devices=devices))
+        try:
+            exported = export.export(
+                jax.jit(call), platforms=["cuda"], disabled_checks=export_checks()
+            )(x)
+            return "xla_gpu_all_reduce" in exported.mlir_module()
+        except ValueError as error:
+            return str(error)
+
+    mapped = functools.partial(shard_map, mesh=mesh, in_specs=split, out_specs=split)
+    return {
+        "four": lower("0,1,2,3", mapped),
+        "five": lower("0,1,2,3,4", mapped),
+        "plain": lower("0,1", lambda call: call),
+    }
 
 
 def merged_scenario(mesh, seed):
@@ -368,6 +428,45 @@ def rotary_embedding_scenario(mesh):
     return {"rotary_embedding": run(lambda args: call(**args), args, mesh, specs)}
 
 
+ADD_ROW = """
+void add_row(const float* x, const float* row, float* out, long rows, long n) {
+  for (long i = 0; i < rows * n; ++i) out[i] = x[i] + (row == nullptr ? 0 : row[i % n]);
+}
+"""
+
+
+def add_row(name, sharding):
+    sizes = {"rows": ("i64", lambda x: x.shape[0]), "n": ("i64", lambda x: x.shape[1])}
+    return xla_gpu.host_kernel(
+        ADD_ROW,
+        "add_row",
+        name=name,
+        arguments=["x", {"name": "row", "optional": True}],
+        parameters=["x", "row", "out", "rows", "n"],
+        outputs={"out": "x"},
+        scalars=sizes,
+        sharding=sharding,
+    )
+
+
+def kernel_scenarios(mesh):
+    """Of a kernel of the user's with an optional argument; and rules that do not fit its calls."""
+    args = {"x": np.arange(32, dtype=np.float32).reshape(8, 4), "row": np.arange(4.0, dtype="f4")}
+    specs = {"x": P("x", "y"), "row": P("y")}
+    kernel = add_row("xla_gpu_add_row", "i j, j -> i j")
+    scenarios = {
+        "kernel/whole": run(lambda args: kernel(**args), args, mesh, specs),
+        "kernel/optional": run(lambda args: kernel(args["x"]), args, mesh, specs),
+    }
+    for name, rule in (("size", "i j, i -> i j"), ("rank", "i j, j -> i")):
+        wrong = add_row(name, rule)
+        try:
+            run(lambda args, wrong=wrong: wrong(**args), args, mesh, specs)
+        except ValueError as error:
+            scenarios[f"kernel/{name}"] = str(error)
+    return scenarios
+
+
 def unruled_scenarios(mesh):
     """Ops without a rule of their own."""
     with mock.patch.dict(_rules.RULES, clear=True):
@@ -386,10 +485,14 @@ def unruled_scenarios(mesh):
 def main():
     mesh = Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("x", "y"))
     scenarios = attention_scenarios(mesh) | update_scenarios(mesh)
+    if export is not None and "CUDA" in schema("all_reduce").platforms:
+        scenarios["all_reduce"] = all_reduce_scenario(mesh)
+    scenarios["manual_axes"] = manual_axes_scenario(mesh)
     scenarios |= shard_map_scenarios(mesh) | elementwise_scenario(mesh)
     scenarios |= grouped_matmul_scenario(mesh) | quantize_rows_scenario(mesh)
     scenarios |= rotary_embedding_scenario(mesh)
     scenarios |= {f"merged/{seed}": merged_scenario(mesh, seed) for seed in range(8)}
+    scenarios |= kernel_scenarios(mesh)
     scenarios |= unruled_scenarios(mesh) | v3_scenarios(mesh) | v3_shard_map_scenarios(mesh)
     print(json.dumps(scenarios))
 

@@ -4,7 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from xla_gpu.jax import all_reduce
+from jax.sharding import Mesh, PartitionSpec
+from xla_gpu._schema import schema
+from xla_gpu.jax import all_reduce, export_checks
+
+try:
+    from jax import shard_map
+except ImportError:
+    from jax.experimental.shard_map import shard_map
 
 
 def test_of_one_device_is_its_part():
@@ -39,3 +46,21 @@ def test_wrong_calls():
         all_reduce(jnp.ones(3), "0,1")
     with pytest.raises(NotImplementedError, match="psum"):
         jax.grad(lambda x: all_reduce(x, devices="0").sum())(jnp.ones(3))
+
+
+def test_a_program_that_lacks_a_device_is_refused():
+    """Lowered for CUDA without a GPU. It would wait for two minutes, and end the process's GPUs."""
+    export = pytest.importorskip("jax.export", reason="needs absl-py or flatbuffers here")
+    if "CUDA" not in schema("all_reduce").platforms:
+        pytest.skip("this library was built without the CUDA kernels")
+
+    def lower(f):
+        checks = export_checks()
+        return export.export(jax.jit(f), platforms=["cuda"], disabled_checks=checks)(jnp.ones(4))
+
+    mesh, spec = Mesh(np.array(jax.devices()[:1]), "x"), PartitionSpec()
+    on_mesh = shard_map(lambda x: all_reduce(x, "0,1"), mesh=mesh, in_specs=spec, out_specs=spec)
+    for call in (lambda x: all_reduce(x, "0,1"), on_mesh):
+        with pytest.raises(ValueError, match="'devices' is \"0,1\", but the program runs on 1 dev"):
+            lower(call)
+    lower(lambda x: all_reduce(x, "0"))

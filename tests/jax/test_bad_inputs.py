@@ -211,8 +211,17 @@ JAX_TABLE = {
     ),
     "add complex": (
         lambda: simple_add(jnp.ones(3, jnp.complex64), jnp.ones(3, jnp.complex64)),
-        "dtype complex64 has no counterpart",
+        "simple_add: a: dtype complex64 has no counterpart",
     ),
+    # Python values
+    "add a large int": (lambda: simple_add(2**40, 1), "a is 1099511627776; ints must fit i32"),
+    "add large ints": (lambda: simple_add([2**40], [1]), "a is [1099511627776]; ints must fit i32"),
+    "add True": (lambda: simple_add([True], [True]), "a is pred[1]; its dtype must be"),
+    "add texts": (lambda: simple_add(["a"], ["b"]), "a is ndarray of dtype <U1; it must be an"),
+    "k_scale large": (lambda: attend(k_scale=10**400), "k_scale is an int of 1329 bits; allowed"),
+    "k_scale bool": (lambda: attend(k_scale=True), "k_scale is pred[1]; its dtype must be float"),
+    "sinks large": (lambda: attend(sinks=10**400), "sinks is an int of 1329 bits; allowed are"),
+    "sinks bool": (lambda: attend(sinks=True), "sinks is pred[1]; its dtype must be floating"),
 }
 
 

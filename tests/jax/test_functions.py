@@ -202,3 +202,18 @@ def test_batch_invariant_is_what_is_given_or_the_environments(monkeypatch, varia
         indices = (jnp.ones(1, i32), jnp.zeros(1, i32), jnp.arange(2, dtype=i32), jnp.ones(3, i32))
         v3 = jax.make_jaxpr(lambda *a: xla_gpu.jax.ragged_paged_attention_v3(*a))
         assert attrs in str(v3(token, token, token, cache, *indices))
+
+
+def test_what_gives_an_array_by_dunder_jax_array_is_one():
+    class Holder:
+        def __init__(self, array):
+            self.array = array
+
+        def __jax_array__(self):
+            return self.array
+
+    args = attention_args()
+    want = xla_gpu.jax.paged_attention(**args)
+    held = {name: Holder(jnp.asarray(array)) for name, array in args.items()}
+    assert (xla_gpu.jax.paged_attention(**held) == want).all()
+    assert (jax.jit(lambda: xla_gpu.jax.paged_attention(**held))() == want).all()

@@ -120,6 +120,19 @@ def test_floats_that_a_scalar_may_be(kernel, alpha):
     np.testing.assert_array_equal(kernel(Y, Y, alpha=alpha), np.float32(alpha) + Y)
 
 
+@pytest.mark.parametrize("zero", [0.0, np.float32(0), np.float64(0)], ids=["py", "f32", "f64"])
+def test_minus_zero_is_another_scalar_than_zero(kernel, zero):
+    x = jnp.ones(1)
+
+    def inverses(x):  # by an addition of -0, which alone keeps the sign
+        return [1 / kernel(x, -0.0 * x, alpha=alpha) for alpha in (zero, -zero)]
+
+    with jax.disable_jit():
+        np.testing.assert_array_equal(inverses(x), [[np.inf], [-np.inf]])
+    np.testing.assert_array_equal(inverses(x), [[np.inf], [-np.inf]])
+    np.testing.assert_array_equal(jax.jit(inverses)(x), [[np.inf], [-np.inf]])  # in one program
+
+
 def test_defaults():
     kernel = saxpy(scalars={"alpha": 3.0, "n": size}, name="saxpy_default")
     np.testing.assert_array_equal(kernel(X, Y), 3 * X + Y)
@@ -202,6 +215,15 @@ def test_optional_arguments_and_several_results():
     assert scales.shape == (2,)
     out, _ = kernel(X, weight=jnp.arange(3.0))
     np.testing.assert_allclose(out, expected * jnp.arange(3.0), rtol=1e-6)
+
+
+def test_bools_are_bools_in_and_outside_of_jit():
+    source = "void count(const bool* x, int* out, long n) { while (n--) *out += x[n]; }"
+    outputs = {"out": ((), "i32")}
+    count = xla_gpu.host_kernel(source.replace("{", "{ *out = 0;", 1), "count", outputs=outputs)
+    assert count(np.array([True, False, True]), n=3) == 2
+    assert count([True, False, True], n=3) == 2
+    assert count(True, n=1) == jax.jit(lambda x: count(x, n=1))(True) == 1
 
 
 def test_scan_remat_and_a_loop(kernel):

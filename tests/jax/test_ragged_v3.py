@@ -410,6 +410,25 @@ WRONG = {
     "mask_value nan": (lambda: v3(mask_value=float("nan")), "mask_value is nan"),
     "q_scale": (lambda: v3(q_scale=0.0), "q_scale is 0.0; it must be positive"),
     "k_scale array": (lambda: v3(k_scale=zeros(1)), "k_scale is an array: it is fixed when"),
+    "q_scale, ints": (
+        lambda: v3(q_scale=2.0, queries=i32(T, H, D)),
+        "queries is i32[4,4,8]; its dtype must be",
+    ),
+    "q_scale, ints cached": (
+        lambda: v3(q_scale=2.0, kv_cache=i32(PAGES, SIZE, 4, 1, 128)),
+        "kv_cache is i32[6,4,4,1,128]; its dtype must be",
+    ),
+    "None": (lambda: v3(queries=None, sm_scale=None, q_scale=2.0), "queries is None; it must be"),
+    "a number": (lambda: v3(queries=1.0, sm_scale=None), "queries is f32[]; it must be"),
+    "shape of f64": (
+        lambda: packed_kv_cache_shape(1, 1, 1, 8, np.float64),
+        "packed_kv_cache_shape: kv_dtype is <class 'numpy.float64'>; allowed are dtypes of 8, 16",
+    ),
+    "shape of text": (lambda: packed_kv_cache_shape(1, 1, 1, 8, "x"), "kv_dtype is 'x'; allowed"),
+    "shape of -1": (
+        lambda: packed_kv_cache_shape(1, 1, -1, 8, jnp.float32),
+        "packed_kv_cache_shape: num_kv_heads is -1; it must be an int, 0 or more",
+    ),
     "q_scale inf": (lambda: v3(q_scale=float("inf")), "q_scale is inf; it must be positive and"),
     "k_scale nan": (lambda: v3(k_scale=float("nan")), "k_scale is nan; it must be finite"),
     "v_scale text": (lambda: v3(v_scale="1"), "v_scale is str '1'; allowed is a Python number"),

@@ -142,6 +142,24 @@ def test_the_same_again_is_fine_and_another_is_not(library):
     assert error.value.code_name == "ALREADY_EXISTS"
 
 
+def test_a_kernel_and_a_handler_of_one_name_are_refused_by_it(library):
+    source = "void twice(const float* x, float* out) { *out = 2 * *x; }"
+    first, second = fresh(), fresh()
+    kernels = [
+        xla_gpu.host_kernel(source, "twice", outputs={"out": "x"}, name=name)
+        for name in (first, second)
+    ]
+    assert kernels[0](jnp.ones(1)) == 2
+    xla_gpu.register(second, f"{library}:Twice", platform="Host")
+    for name, call in (
+        (first, lambda: xla_gpu.register(first, f"{library}:Twice", platform="Host")),
+        (second, lambda: kernels[1](jnp.ones(1))),
+    ):
+        with pytest.raises(xla_gpu.XlaGpuError, match=f"{name}: another handler has this") as error:
+            call()
+        assert error.value.code_name == "ALREADY_EXISTS"
+
+
 def test_a_cuda_handler_may_be_registered_without_a_gpu():
     xla_gpu.register(fresh(), xla_gpu.handler("simple_add", platform="CUDA"), platform="CUDA")
     assert jnp.ones(1).sum() == 1
@@ -151,6 +169,8 @@ BAD = {
     "empty name": ({"name": ""}, ValueError, "name is ''"),
     "name no text": ({"name": 3}, ValueError, "name is 3"),
     "platform": ({"platform": "TPU"}, ValueError, "platform is 'TPU'; allowed are Host"),
+    "platforms": ({"platform": ["Host"]}, ValueError, r"platform is \['Host'\]; allowed are Host"),
+    "api_version float": ({"api_version": 1.0}, ValueError, "api_version is 1.0; allowed are 1"),
     "api_version": ({"api_version": 5}, ValueError, "api_version is 5; allowed are 1, 2, 3"),
     "no library": ({"handler": "/no/such.so:f"}, LookupError, "/no/such.so does not exist"),
     "no symbol name": ({"handler": "lib.so"}, ValueError, "must be 'path/to/lib.so:symbol'"),

@@ -255,8 +255,20 @@ def test_a_long_answer_ends_with_its_client_and_with_the_server(tmp_path):
     ],
 )
 def test_a_start_that_fails_says_why(tmp_path, options, words):
-    (tmp_path / "config.json").write_text(json.dumps(tiny_llama.SIZES))
-    command = [sys.executable, tiny_llama.EXAMPLES / "serve_llama.py", tmp_path, *options]
+    assert words in failed_start(tmp_path, tiny_llama.SIZES, *options)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float8_e4m3fn"])
+def test_a_dtype_that_the_server_has_not_is_refused(tmp_path, dtype):
+    said = failed_start(tmp_path, {**tiny_llama.SIZES, "dtype": dtype})
+    assert f"config.json: dtype is '{dtype}'; allowed: float32, bfloat16, float16, or" in said
+
+
+def failed_start(folder, config, *options):
+    """What a server says that ends before it serves."""
+    (folder / "config.json").write_text(json.dumps(config))
+    command = [sys.executable, tiny_llama.EXAMPLES / "serve_llama.py", folder, *options]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode != 0
-    assert words in done.stderr and "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr

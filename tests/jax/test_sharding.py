@@ -43,6 +43,7 @@ RAGGED_V3 = [
 
 
 OTHERS = ["simple_add", "grouped_matmul", "quantize_rows", "rotary_embedding"]
+OTHERS += ["kernel/whole", "kernel/optional"]
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,32 @@ def test_parts_over_devices_are_joined_by_reductions_alone(scenarios, seed):
     assert set(scenario["collectives"]) == {"all-reduce"}
     assert (len(scenario["collectives"]) == 1) == (seed % 2 == 1)  # one, where numbers are few
     assert scenario["difference"] <= ROUNDING
+
+
+@pytest.mark.xdist_group("sharding")
+def test_results_vary_over_the_axes_of_their_operands(scenarios):
+    scenario = scenarios["manual_axes"]
+    assert scenario["difference"] == 0.0
+    assert "out_specs" in scenario["varying"]
+    if scenario["unreduced"] is not None:
+        assert "simple_add: a is unreduced over ['x', 'y']; its parts" in scenario["unreduced"]
+
+
+@pytest.mark.xdist_group("sharding")
+def test_a_kernels_rule_that_does_not_fit_its_call_is_refused(scenarios):
+    said = "size: sharding is 'i j, i -> i j', which says 'i' of row, but its shape is [4], where i"
+    assert scenarios["kernel/size"] == f"{said} is 8, j is 4"
+    assert "which says 'i' of out, but its shape is [8, 4]" in scenarios["kernel/rank"]
+
+
+@pytest.mark.xdist_group("sharding")
+def test_all_reduce_is_for_shard_map_over_all_that_sum(scenarios):
+    if "all_reduce" not in scenarios:
+        pytest.skip("this library was built without the CUDA kernels, or jax.export is not here")
+    scenario = scenarios["all_reduce"]
+    assert scenario["four"] is True
+    assert "but the program runs on 4 devices; it must run on all" in scenario["five"]
+    assert "x is one array of 4 devices" in scenario["plain"]
 
 
 @pytest.mark.xdist_group("sharding")

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from xla_gpu import _docs, _ops
+from xla_gpu import _docs, _ops, _schema
 from xla_gpu._errors import InvalidArgumentError, at_callers_line
 from xla_gpu.jax._functions import array, invoke, known_types
 
@@ -72,7 +72,8 @@ def paged_attention(
     batch_invariant: bool | None = None,
 ) -> Any:
     """Attention of a ragged batch over a paged KV cache: prefill, decode or both in one call."""
-    if sinks is not None and isinstance(sinks, numbers.Real):
+    if isinstance(sinks, numbers.Real) and not isinstance(sinks, bool):
+        sinks = _schema.number("paged_attention: sinks", "float", sinks)
         sinks = np.full(np.shape(query)[1:2], sinks, np.float32)
     cache, v_cache = _split_cache("paged_attention", kv_cache)
     count = _count(num_seqs, context_lens)

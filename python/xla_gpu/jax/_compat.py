@@ -41,15 +41,33 @@ def define_partition(
     )
 
 
+def _varying(aval: Any) -> frozenset[Any]:
+    """The mesh axes of shard_map over which a value may differ (0.6 on, renamed in 0.10)."""
+    manual = getattr(aval, "manual_axis_type", None)
+    if manual is not None:
+        return frozenset(manual.varying)
+    return getattr(aval, "vma", None) or frozenset()
+
+
+def unsummed(aval: Any) -> frozenset[Any]:
+    """The mesh axes of shard_map over which a value is still to be summed (0.10 on)."""
+    manual = getattr(aval, "manual_axis_type", None)
+    axes: frozenset[Any] = getattr(manual, "unreduced", frozenset())
+    return axes
+
+
 def make_aval(shape: tuple[int, ...], dtype: Any, operands: tuple[Any, ...]) -> Any:
-    """A result's abstract value; inside shard_map it varies where any operand does (0.6 on)."""
-    varying = [aval for aval in operands if getattr(aval, "vma", None)]
+    """A result's abstract value; inside shard_map it varies where any operand does."""
+    varying = [aval for aval in operands if _varying(aval)]
     if not varying:
         return jax.core.ShapedArray(shape, dtype)
-    vma = frozenset().union(*(aval.vma for aval in varying))
+    axes = frozenset().union(*map(_varying, varying))
     # Some releases want the mesh of the varying axes beside them (0.8, 0.9).
     sharding = NamedSharding(varying[0].sharding.mesh, P(*[None] * len(shape)))
-    return jax.core.ShapedArray(shape, dtype, vma=vma, sharding=sharding)  # type: ignore[call-arg]
+    if not hasattr(varying[0], "manual_axis_type"):
+        return jax.core.ShapedArray(shape, dtype, vma=axes, sharding=sharding)  # type: ignore[call-arg]
+    manual = jax.sharding.ManualAxisType(varying=axes)
+    return jax.core.ShapedArray(shape, dtype, manual_axis_type=manual, sharding=sharding)
 
 
 def register_replication(primitive: Any) -> None:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xla_gpu import _docs, _ops, _schema
+from xla_gpu import _docs, _given, _ops, _schema
 from xla_gpu._errors import InvalidArgumentError, at_callers_line
 from xla_gpu.jax import _primitive
 
@@ -55,9 +55,11 @@ def array(op: str, name: str, value: Any, optional: bool = False) -> Any:
     """The value if it is an array, or one of the Python numbers that it holds; else an error."""
     if value is None and optional:
         return None
-    if isinstance(value, jax.Array) or hasattr(value, "__jax_array__"):
+    if isinstance(value, jax.Array):
         known_types.add(type(value))
         return value
+    if hasattr(value, "__jax_array__"):  # of which newer releases let jit take none
+        return jnp.asarray(value)
     if isinstance(value, np.ndarray | np.generic):
         if (
             value.dtype.name in _ops.NUMPY_DTYPE_NAMES
@@ -71,9 +73,17 @@ def array(op: str, name: str, value: Any, optional: bool = False) -> Any:
         )
     if isinstance(value, list | tuple | numbers.Number):
         try:
-            return np.asarray(value, np.int32) if _all_ints(value) else np.asarray(value)
+            made = np.asarray(value)
+            if made.dtype != np.bool_ and _all_ints(value):
+                made = np.asarray(value, np.int32)
         except ValueError:
             pass
+        except OverflowError:
+            raise InvalidArgumentError(
+                f"{op}: {name} is {_given.came(value)}; ints must fit i32, or come as an array"
+            ) from None
+        else:
+            return array(op, name, made)
     raise InvalidArgumentError(
         f"{op}: {name} is {type(value).__name__} {value!r}; it must be an array"
     )
@@ -88,8 +98,10 @@ def _all_ints(value: Any) -> bool:
 def _array(op: str, arg: _schema.Arg, value: Any) -> Any:
     """As `array`; a number for a vector becomes [1], None is an absent argument."""
     kind = numbers.Real if arg.dtypes == ("f32",) else numbers.Integral
-    if arg.vector and isinstance(value, kind):
-        return np.full((1,), value, _ops.NUMPY_NAMES[arg.dtypes[0]])
+    if arg.vector and isinstance(value, kind) and not isinstance(value, bool):
+        if kind is numbers.Real:
+            value = _schema.number(f"{op}: {arg.name}", "float", value)
+        return np.full((1,), array(op, arg.name, value), _ops.NUMPY_NAMES[arg.dtypes[0]])
     return array(op, arg.name, value, arg.optional)
 
 

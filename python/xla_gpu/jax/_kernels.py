@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xla_gpu import _given, _ops
+from xla_gpu import _given
 from xla_gpu._errors import InvalidArgumentError, at_callers_line
 from xla_gpu._kernel import Kernel, Scalars, as_key
 from xla_gpu.jax import _functions, _primitive
@@ -53,7 +53,7 @@ def bind(
     kernel: Kernel, given: Mapping[str, Any], scalars: Scalars, local: bool = False
 ) -> Sequence[jax.Array]:
     """The primitive of the op that the kernel is for arrays of these types."""
-    specs = {name: _spec_of(kernel, name, value) for name, value in given.items()}
+    specs = {name: _primitive.spec_of(kernel.name, name, value) for name, value in given.items()}
     op, attrs = kernel.resolve(specs, scalars)
     primitive = _primitive.of(op)
     optional = [a.name for a in primitive.schema.args if a.optional and a.name in given]
@@ -64,14 +64,6 @@ def bind(
         local=local,
     )
     return results
-
-
-def _spec_of(kernel: Kernel, name: str, array: Any) -> _ops.TensorSpec:
-    _primitive.check_concrete(kernel.name, name, array)
-    try:
-        return _ops.spec_of(array)
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"{kernel.name}: {name}: {error}") from None
 
 
 def _differentiable(

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from xla_gpu._errors import InvalidArgumentError
 from xla_gpu.jax import _compat
 
 if TYPE_CHECKING:
+    from xla_gpu._kernel import Kernel
     from xla_gpu.jax._primitive import Attrs, OpPrimitive
 
 # By the names of arguments and of results; an alias shares the name of its argument.
@@ -88,6 +90,8 @@ def partitioned(
         return _place(mesh, choose(mesh, operands, ())[0], result_names)
 
     shapes = [aval.shape for aval in avals] + [r.spec.shape for r in results]
+    if op.schema.kernel is not None:
+        _check_sizes(op.schema.kernel, split, dict(zip([*arg_names, *result_names], shapes)))
     factors = _all_factors(split, [*arg_names, *result_names], shapes)
     text = " -> ".join(map(", ".join, (factors[: len(avals)], factors[len(avals) :])))
     # In the order of first appearance, which Shardy's verifier asks for.
@@ -104,6 +108,20 @@ def partitioned(
         factor_sizes={f: n for f, n in split.sizes.items() if f in used and f not in alone},
     )
     return call_by_devices
+
+
+def _check_sizes(kernel: Kernel, split: Split, shapes: Mapping[str, Sequence[int]]) -> None:
+    """A rule of the user's that does not fit the call would give devices parts of other sizes."""
+    sizes: dict[str, int] = {}
+    for name, rule in split.factors.items():
+        dims, shape = rule.split(), shapes[name]
+        fits = len(dims) == len(shape)
+        if not fits or any(sizes.setdefault(f, n) != n for f, n in zip(dims, shape)):
+            known = f", where {', '.join(f'{f} is {n}' for f, n in sizes.items())}" if fits else ""
+            raise InvalidArgumentError(
+                f"{kernel.name}: sharding is {kernel.sharding!r}, which says '{rule}' of {name}, "
+                f"but its shape is {list(shape)}{known}"
+            )
 
 
 def _place(mesh: Mesh, specs: Specs, names: Sequence[str]) -> tuple[NamedSharding, ...]:

@@ -17,6 +17,7 @@ from jax.interpreters import ad, batching, mlir
 
 from xla_gpu import _ops, _schema
 from xla_gpu._errors import InvalidArgumentError, UnimplementedError
+from xla_gpu._kernel import as_key
 from xla_gpu.jax import _compat, _partition, _registration
 from xla_gpu.jax._rules import RULES, of_kernel
 
@@ -48,8 +49,13 @@ def call(
         raise InvalidArgumentError(
             f"{primitive.op}: no argument is named {unknown}; known are {primitive.names}"
         )
-    jitted = primitive.jitted(tuple(attrs.items()), primitive.environment())
+    jitted = primitive.jitted(_keyed(attrs), primitive.environment())
     return jitted(*map(args.get, primitive.names))
+
+
+def _keyed(attrs: Mapping[str, _ops.AttrValue]) -> Attrs:
+    """Attributes as a key of caches, ours and JAX's: it lowers equal calls of a program once."""
+    return tuple(zip(attrs, as_key(tuple(attrs.values()))))
 
 
 @functools.cache
@@ -85,13 +91,17 @@ def _mlir_attribute(value: Any, floats: type[np.floating[Any]]) -> Any:
     return np.asarray(value, np.int64)[()]
 
 
-def check_concrete(op: str, name: str, array: Any) -> None:
-    """InvalidArgumentError for an array of a shape that is not known yet (jax.export)."""
+def spec_of(op: str, name: str, array: Any) -> _ops.TensorSpec:
+    """An argument's type; InvalidArgumentError for a shape that is not known yet (jax.export)."""
     if not all(isinstance(size, int) for size in array.shape):
         raise InvalidArgumentError(
             f"{op}: {name} has the symbolic shape {array.shape}; XLA's kernels are made for exact "
             "shapes, so export with concrete shapes"
         )
+    try:
+        return _ops.spec_of(array)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{op}: {name}: {error}") from None
 
 
 class OpPrimitive:
@@ -157,8 +167,10 @@ class OpPrimitive:
 
     def complete(self, attrs: Mapping[str, _ops.AttrValue]) -> Attrs:
         """The attributes with the defaults of those that are not given, in one order."""
-        defaults = {a.name: _schema.default(a) for a in self.schema.attrs if a.default is not None}
-        return tuple(sorted({**defaults, **attrs}.items()))
+        named: dict[str, Any] = {
+            a.name: _schema.default(a) for a in self.schema.attrs if a.default is not None
+        }
+        return _keyed(dict(sorted((named | dict(attrs)).items())))
 
     def arg_names(self, optional_args: tuple[str, ...]) -> tuple[str, ...]:
         """The names of a call's arguments."""
@@ -177,7 +189,7 @@ class OpPrimitive:
         if arg.dtypes != ("f32",) or array.dtype == np.float32:
             return array
         if not jax.numpy.issubdtype(array.dtype, jax.numpy.floating):
-            came = _ops.spec_of(array)
+            came = spec_of(self.op, arg.name, array)
             raise InvalidArgumentError(
                 f"{self.op}: {arg.name} is {came}; its dtype must be floating"
             )
@@ -197,9 +209,8 @@ class OpPrimitive:
         self, platform: str, avals: Sequence[Any], optional_args: tuple[str, ...], attrs: Attrs
     ) -> tuple[_ops.Result, ...]:
         """The results on "Host" or "CUDA"; ValueError with the library's message."""
-        for name, aval in zip(self.arg_names(optional_args), avals):
-            check_concrete(self.op, name, aval)
-        specs = tuple(_ops.spec_of(aval) for aval in avals)
+        names = self.arg_names(optional_args)
+        specs = tuple(spec_of(self.op, name, aval) for name, aval in zip(names, avals))
         return _infer(self._id, platform, specs, optional_args, attrs)
 
     def _batch(
@@ -226,6 +237,12 @@ class OpPrimitive:
     def _abstract_eval(
         self, *avals: Any, optional_args: tuple[str, ...], attrs: Attrs, local: bool
     ) -> list[Any]:
+        for name, aval in zip(self.arg_names(optional_args), avals):
+            if axes := _compat.unsummed(aval):
+                raise InvalidArgumentError(
+                    f"{self.op}: {name} is unreduced over {sorted(map(str, axes))}; its parts must "
+                    "be summed first (jax.lax.psum)"
+                )
         return [
             _compat.make_aval(r.spec.shape, _numpy_dtype(r.spec.dtype), avals)
             for r in self.results("Host", avals, optional_args, attrs)
@@ -242,6 +259,8 @@ class OpPrimitive:
         local: bool,
     ) -> Any:
         self._check_platforms(platform, ctx)
+        if self._id == "all_reduce" and platform == "cuda":
+            self._check_devices(ctx, dict(attrs)["devices"])
         single = getattr(ctx.module_context.axis_context, "num_devices", 0) == 1
         if not local and not single:
             kernel = self.schema.kernel
@@ -257,6 +276,23 @@ class OpPrimitive:
             raise UnimplementedError(
                 f"{self.op}: platform {', '.join(unknown or wanted)} is not supported; allowed are "
                 f"{', '.join(PLATFORMS)} (jax.default_device or JAX_PLATFORMS chooses)"
+            )
+
+    def _check_devices(self, ctx: mlir.LoweringRuleContext, devices: str) -> None:
+        """A sum over devices must run on them all: one would wait for those that never come."""
+        wanted, context = devices.count(",") + 1, ctx.module_context.axis_context
+        mesh = getattr(context, "mesh", None)
+        count = mesh.size if mesh is not None else getattr(context, "num_devices", wanted)
+        if wanted > count:
+            raise InvalidArgumentError(
+                f"{self.op}: attribute 'devices' is \"{devices}\", but the program runs on {count} "
+                f"device{'s' * (count > 1)}; it must run on all that sum (jax.shard_map over "
+                "their mesh)"
+            )
+        if wanted > 1 and mesh is None and hasattr(context, "num_devices"):
+            raise InvalidArgumentError(
+                f"{self.op}: x is one array of {count} devices, of which each would add the whole; "
+                "call it in jax.shard_map, where x is what each device has"
             )
 
     def _lower_custom_call(

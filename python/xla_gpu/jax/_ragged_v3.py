@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from xla_gpu import _ops, _schema
+from xla_gpu import _given, _schema
 from xla_gpu._errors import InvalidArgumentError, at_callers_line
 from xla_gpu.jax import _primitive
 from xla_gpu.jax._functions import arrays, attribute, attributes, keep
@@ -40,8 +40,24 @@ def packed_kv_cache_shape(
       head_dim: their width.
       kv_dtype: the cache's dtype.
       side_by_side: the cache of `ragged_paged_attention_hd64`.
+
+    Raises:
+      ValueError: for a negative size, and a dtype of which no whole number fills 32 bits.
     """
-    packing = 4 // jnp.dtype(kv_dtype).itemsize
+    op = "packed_kv_cache_shape"
+    sizes = {"total_num_pages": total_num_pages, "page_size": page_size}
+    sizes |= {"num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    for name, size in sizes.items():
+        if not _given.is_int(size) or size < 0:
+            raise InvalidArgumentError(f"{op}: {name} is {size!r}; it must be an int, 0 or more")
+    try:
+        packing = 4 // jnp.dtype(kv_dtype).itemsize
+    except TypeError:
+        packing = 0
+    if packing == 0:
+        raise InvalidArgumentError(
+            f"{op}: kv_dtype is {kv_dtype!r}; allowed are dtypes of 8, 16 and 32 bits"
+        )
     heads = num_kv_heads if side_by_side else 2 * num_kv_heads
     width = 2 * head_dim if side_by_side else -(-head_dim // 128) * 128
     return (total_num_pages, page_size, -(-heads // packing), packing, width)
@@ -191,7 +207,7 @@ def ragged_paged_attention_hd64(
     """
     op = "ragged_paged_attention_hd64"
     if getattr(attention_sink, "dtype", jnp.float32) != jnp.float32:  # as on TPUs
-        came = _ops.spec_of(attention_sink)
+        came = _primitive.spec_of(op, "attention_sink", attention_sink)
         raise InvalidArgumentError(f"{op}: attention_sink is {came}; its dtype must be f32")
     tensors = (queries, keys, values, kv_cache, kv_lens, page_indices, cu_q_lens, distribution)
     return _call(
@@ -218,13 +234,18 @@ def _call(
     primitive = _primitive.of(_OP)
     queries, *rest = arrays(op, primitive, tensors)
     if sm_scale is None:  # here, for q_scale multiplies it
-        sm_scale = max(1, *queries.shape[-1:]) ** -0.5
+        sm_scale = max((1, *getattr(queries, "shape", ())[-1:])) ** -0.5
     jitted, q_scale = _jitted(op, primitive.environment(), sm_scale=sm_scale, **options)
-    if q_scale is not None:
+    # What is wrong with others the library says.
+    if q_scale is not None and _is_floating(queries) and _is_floating(rest[2]):
         queries = _round_queries(queries, rest[2].dtype, q_scale)
     rest += [_scale(op, name, value) for name, value in scales.items()]
     out, cache = jitted(queries, *rest)
     return out, cache
+
+
+def _is_floating(array: Any) -> bool:
+    return array is not None and jnp.issubdtype(array.dtype, jnp.floating)
 
 
 def _scale(op: str, name: str, value: Any) -> Any:

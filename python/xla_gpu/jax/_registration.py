@@ -10,7 +10,7 @@ import jaxlib.version
 from jaxlib import xla_client
 
 from xla_gpu import _lib, _schema
-from xla_gpu._errors import InvalidArgumentError
+from xla_gpu._errors import InvalidArgumentError, StatusCode, XlaGpuError
 from xla_gpu.jax import _compat
 
 _registered: set[tuple[str, str]] = set()
@@ -25,14 +25,28 @@ def register_target(name: str, platform: str, api_version: int, stages: dict[str
       platform: "Host" or "CUDA".
       api_version: 1 to 3 (untyped; stages must hold "execute" alone) or 4 (typed FFI).
       stages: addresses by stage: "execute" and perhaps "instantiate", "prepare", "initialize".
+
+    Raises:
+      XlaGpuError: ALREADY_EXISTS where JAX has another handler of this name.
     """
     jax_platform = "cpu" if platform == "Host" else platform
-    if api_version == 4:
-        capsules = {stage: _lib.capsule_of(address) for stage, address in stages.items()}
-        _compat.ffi.register_ffi_target(name, capsules, platform=jax_platform, api_version=1)
-    else:
-        capsule = _lib.capsule_of(stages["execute"])
-        xla_client.register_custom_call_target(name, capsule, platform=jax_platform, api_version=0)
+    try:
+        if api_version == 4:
+            capsules = {stage: _lib.capsule_of(address) for stage, address in stages.items()}
+            _compat.ffi.register_ffi_target(name, capsules, platform=jax_platform, api_version=1)
+        else:
+            capsule = _lib.capsule_of(stages["execute"])
+            xla_client.register_custom_call_target(
+                name, capsule, platform=jax_platform, api_version=0
+            )
+    except RuntimeError as error:  # JAX's own is one
+        if "uplicate" not in str(error):
+            raise
+        raise XlaGpuError(
+            f"{name}: another handler has this name on {platform}, which XLA cannot replace, so "
+            f"choose another name ({error})",
+            StatusCode.ALREADY_EXISTS,
+        ) from None
 
 
 @functools.cache

@@ -162,14 +162,16 @@ def of_kernel(kernel: Kernel) -> Rule | None:
     splittable = set.intersection(*map(set, sides[1]))
 
     def rule(args: Arrays, attrs: Mapping[str, Any]) -> Split:
-        ranks = [len(array.shape) for array in args.values()]
-        if ranks != list(map(len, sides[0])):
+        # An optional argument that the call leaves out takes its dimensions with it.
+        known = dict(zip((arg.name for arg in kernel.schema.args), sides[0]))
+        factors = {name: known[name] for name in args if name in known}
+        ranks, told = [len(a.shape) for a in args.values()], list(map(len, factors.values()))
+        if ranks != told:
             raise InvalidArgumentError(
-                f"{kernel.name}: sharding is {kernel.sharding!r}, for arguments of ranks "
-                f"{list(map(len, sides[0]))}; those of this call are {ranks}"
+                f"{kernel.name}: sharding is {kernel.sharding!r}, for arguments of ranks {told}; "
+                f"those of this call are {ranks}"
             )
-        factors = dict(zip([*args, *results], sides[0] + sides[1]))
-        return _by_factors(factors, args, splittable)
+        return _by_factors(factors | dict(zip(results, sides[1])), args, splittable)
 
     return rule
 
