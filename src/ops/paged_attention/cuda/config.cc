@@ -152,8 +152,8 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.v_scale_step = problem.v_scale_size > 1 ? 1 : 0;
   // Positions are 32-bit; the margin keeps the ends of the last tiles from overflowing.
   p.max_context = static_cast<int>(std::min(problem.max_context(), kMaxInt - 4096));
-  // One that hides nothing is none: it could overflow with positions before the first key.
-  p.window = problem.sliding_window < p.max_context ? static_cast<int>(problem.sliding_window) : 0;
+  // A larger one hides nothing more, and would overflow with positions before the first key.
+  p.window = static_cast<int>(std::min(problem.sliding_window, int64_t{p.max_context}));
   p.workers = config.workers;
   p.prefill_workers = config.prefill_workers;
   p.prefill_launch = config.prefill_launch ? 1 : 0;

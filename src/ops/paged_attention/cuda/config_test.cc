@@ -490,23 +490,6 @@ TEST_F(ParamsTest, LayoutIsInBytes) {
   EXPECT_EQ(p->lse, nullptr);
 }
 
-// A row may stand as far before the first key as there are tokens.
-TEST_F(ParamsTest, AWindowThatHidesNothingIsNone) {
-  Problem problem = MakeProblem();
-  problem.tokens = problem.max_seqs = 8192;
-  const auto window = [&problem](int64_t of) {
-    problem.sliding_window = of;
-    return PlanParams(problem, Choose(problem, kH200)).params.window;
-  };
-  EXPECT_EQ(window(4095), 4095);
-  EXPECT_EQ(window(4096), 0);
-  problem.page_size = 1 << 16;
-  problem.max_pages_per_seq = 1 << 15;
-  for (const int64_t of : {kMaxIndex - 4096, kMaxIndex}) {
-    EXPECT_EQ(window(of), 0) << of;
-  }
-}
-
 TEST_F(ParamsTest, AnUnalignedWorkspaceIsRefused) {
   Buffers buffers = MakeBuffers();
   buffers.query = memory_ + 2;
