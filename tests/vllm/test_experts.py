@@ -76,6 +76,14 @@ def test_activations_are_of_the_first_half(arrays):
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3)
 
 
+def test_an_activation_that_there_is_not_is_told_by_name(arrays):
+    lhs, rhs = (jnp.asarray(arrays[name], "float32") for name in ("lhs", "rhs"))
+    with pytest.raises(
+        _names.UnsupportedError, match="activation is 'relu2'; there are silu, gelu"
+    ):
+        _experts.gmm_v2(lhs, rhs, SIZES, fuse_act="relu2")
+
+
 def test_the_loop_takes_no_memory_for_each_expert():
     """As jax.lax.ragged_dot does: a copy of the rows for each."""
     lhs, rhs = jnp.zeros((512, 256)), jnp.zeros((64, 256, 256))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import xla_gpu.jax
-from xla_gpu.vllm_xla._names import silu_and_mul_with_clamp, swigluoai
+from xla_gpu.vllm_xla._names import UnsupportedError, silu_and_mul_with_clamp, swigluoai
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "silu": lambda gate, up: jax.nn.silu(gate) * up,
@@ -52,7 +52,15 @@ def gmm_v2(
 
     Returns:
       [rows, N], or [rows, N / 2] with an activation.
+
+    Raises:
+      UnsupportedError: for another activation, by name.
     """
+    if fuse_act is not None and fuse_act not in _ACTIVATIONS:
+        raise UnsupportedError(
+            f"xla_gpu.vllm_xla: the experts' activation is {fuse_act!r}; there are "
+            f"{', '.join(_ACTIVATIONS)}"
+        )
     start = jnp.int32(0)
     here = rhs.shape[0]
     elsewhere = here < group_sizes.shape[0]
