@@ -94,7 +94,7 @@ KINDS = {
             "num_hidden_layers": 4,
         },
     ),
-    # A shared expert, sigmoids, scaled.
+    # A shared expert, sigmoids, scaled; a token's experts are of two groups of four.
     "glm4moe": (
         transformers.Glm4MoeConfig,
         transformers.Glm4MoeForCausalLM,
@@ -104,6 +104,8 @@ KINDS = {
             "moe_intermediate_size": 128,
             "first_k_dense_replace": 1,
             "routed_scaling_factor": 2.5,
+            "n_group": 4,
+            "topk_group": 2,
         },
     ),
     "qwen3moe": (

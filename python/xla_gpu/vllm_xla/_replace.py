@@ -21,7 +21,7 @@ import torch
 from jax._src.pallas.mosaic import tpu_info
 from jax.experimental.pallas import tpu as pltpu
 
-from xla_gpu.vllm_xla._names import UnsupportedError, replace, unexpected
+from xla_gpu.vllm_xla._names import replace, unexpected
 
 # ---- Compiler options ----------------------------------------------------------------------------
 
@@ -213,65 +213,6 @@ def experts() -> None:
         replace(f"{module}.gmm_v2", _instead(gmm_v2))
 
 
-def _routed_as_the_model_says(original: Callable[..., Any]) -> Callable[..., Any]:
-    from torchax.interop import jax_view, torch_view
-
-    @functools.wraps(original)
-    def moe_apply(layer: Any, x: Any, gating_output: Any, *args: Any, **kwargs: Any) -> Any:
-        route = getattr(layer, "custom_routing_function", None)
-        if route is None:
-            return original(layer, x, gating_output, *args, **kwargs)
-        on_input = layer.apply_router_weight_on_input
-        if layer.scoring_func != "softmax" or (on_input and layer.top_k != 1):
-            where = "input" if on_input else "output"
-            raise UnsupportedError(
-                f"xla_gpu.vllm_xla: experts chosen by a function of the model's, {layer.top_k} for "
-                f"each token, scores by {layer.scoring_func}, weights on their {where}: "
-                "tpu-inference has no form of it"
-            )
-        tokens, logits = torch_view(x), torch_view(gating_output)
-        weights, experts = map(jax_view, route(tokens, logits, layer.top_k, layer.renormalize))
-        # Whose softmax over the chosen ones is weights / sum: the products are linear in it.
-        rows = jnp.arange(len(weights))[:, None]
-        chosen = jnp.full(gating_output.shape, -jnp.inf).at[rows, experts].set(jnp.log(weights))
-        total = weights.sum(-1, keepdims=True)
-        if on_input:
-            return original(layer, (x * total).astype(x.dtype), chosen, *args, **kwargs)
-        out = original(layer, x, chosen, *args, **kwargs)
-        return (out * total).astype(out.dtype)
-
-    return moe_apply
-
-
-def _without_the_count_of_one_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    from xla_gpu.vllm_xla._names import ShardingAxisName, get_mesh_shape_product
-
-    signature, count = inspect.signature(original), "num_valid_tokens"
-
-    @functools.wraps(original)
-    def moe_apply(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        if get_mesh_shape_product(given["mesh"], ShardingAxisName.ATTN_DATA) > 1:
-            more = given["extra_backend_kwargs"] or {}
-            given["extra_backend_kwargs"] = {k: v for k, v in more.items() if k != count}
-        return original(**given)
-
-    return moe_apply
-
-
-def routing() -> None:
-    """tpu-inference takes the greatest logits, whatever the model's own function says.
-
-    Gemma 4 scales experts in it, Llama 4 takes sigmoids and weights the experts' input. Which rows
-    are padding, and go to one expert, it tells by the last device's count of tokens, as if no other
-    device had padding behind tokens of its own.
-    """
-    replace(
-        "moe.moe_apply",
-        lambda original: _routed_as_the_model_says(_without_the_count_of_one_device(original)),
-    )
-
-
 def _sums_of_chosen_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def gather_reduce(
@@ -444,6 +385,7 @@ def before_the_model() -> None:
         _inputs,
         _linear,
         _rotary,
+        _routing,
         _scheduler,
         _start,
         _step,
@@ -460,7 +402,7 @@ def before_the_model() -> None:
     encoder_attention()
     images_of_qwen2_5_vl()
     experts()
-    routing()
+    _routing.as_the_model_says()
     sums_of_experts()
     mxfp4()
     nvfp4()
