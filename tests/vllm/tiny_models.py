@@ -229,6 +229,8 @@ class Reference:
 
     def __init__(self, folder: pathlib.Path):
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
+        if getattr(self.model.config, "attn_logit_softcapping", None):  # which its sdpa ignores
+            self.model.set_attn_implementation("eager")
 
     def ranks(self, requests: list[tuple[list[int], list[int]]]) -> list[torch.Tensor]:
         """As `ranks`, for each of the requests (prompt, tokens).

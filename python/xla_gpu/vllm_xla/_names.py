@@ -118,6 +118,12 @@ REPLACED: dict[str, dict[str, _Row]] = {
         "gmm_v2": _GMM,
         "xla_quantized_matmul": "x, w_q, w_scale, quantize_activation",
     },
+    "tpu_inference.layers.vllm.backends.flash_attn:PallasAttentionBackendImpl": {
+        "forward": (
+            "self, layer, query, key, value, kv_cache, attn_metadata, output, output_scale, "
+            "output_block_scale"
+        ),
+    },
     "tpu_inference.layers.vllm.interface.moe": {
         "moe_apply": "layer, x, gating_output, weights, moe_backend, mesh, extra_backend_kwargs",
     },

@@ -143,6 +143,22 @@ def attention() -> None:
     replace(f"{module}.ragged_paged_attention_hd64", _instead(ragged_paged_attention_hd64))
 
 
+def _with_its_soft_cap(original: Callable[..., Any]) -> Callable[..., Any]:
+    from xla_gpu.vllm_xla._attention import soft_cap
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with soft_cap(float(self.logits_soft_cap or 0)):
+            return original(self, *args, **kwargs)
+
+    return forward
+
+
+def soft_caps() -> None:
+    """tpu-inference's layers of torchax models keep the soft cap of their logits to themselves."""
+    replace("PallasAttentionBackendImpl.forward", _with_its_soft_cap)
+
+
 def encoder_attention() -> None:
     """Encoders attend by a kernel of their own, for TPUs as well: images' towers, BERT's layers.
 
@@ -399,6 +415,7 @@ def before_the_model() -> None:
     _step.tokens_in_short_calls()
     _scheduler.requests_with_room_take_no_time()
     attention()
+    soft_caps()
     encoder_attention()
     images_of_qwen2_5_vl()
     experts()
