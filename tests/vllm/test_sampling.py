@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from test_step import loaded, logits_of, refused
-from xla_gpu.vllm_xla import _step
+from xla_gpu.vllm_xla import _sampling, _step
 
 
 @dataclasses.dataclass
@@ -149,3 +149,20 @@ def test_more_than_tokens_is_sampled_by_the_original(
     logits = jax.numpy.ones((2, 3), jax.numpy.bfloat16)
     args = how(runner, 0, 1, metadata, 3, 4, logits, 6, speculation, 8, None, 4)
     assert args[5].dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"), [({}, False), ({"a": 0}, True), ({"a": -1, "b": 0}, True), ({"a": 2}, True)]
+)
+def test_logprobs_of_the_token_alone_are_asked_for_too(asked, said):
+    _sampling.logprobs_of_the_token_alone()
+    module = importlib.import_module("tpu_inference.layers.jax.sample.sampling_metadata")
+
+    class Batch:
+        num_logprobs, all_greedy = dict(asked), True
+        max_num_logprobs = module.InputBatch.max_num_logprobs
+
+    mesh, batch = jax.make_mesh((1,), ("data",)), Batch()
+    metadata = module.TPUSupportedSamplingMetadata.from_input_batch(mesh, batch, 4, {0: [0]})
+    assert metadata.logprobs == said
+    assert batch.num_logprobs == asked

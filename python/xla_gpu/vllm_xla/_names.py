@@ -216,6 +216,9 @@ REPLACED: dict[str, dict[str, _Row]] = {
     "tpu_inference.layers.jax.sample.sampling_metadata": {
         "device_array": "mesh, args, sharding, kwargs",
     },
+    "tpu_inference.layers.jax.sample.sampling_metadata:TPUSupportedSamplingMetadata": {
+        "from_input_batch": "mesh, input_batch, padded_num_reqs, req_indices_dp, sharding",
+    },
     "tpu_inference.runner.kv_cache": {
         "_get_kv_cache_allocator": "cache_shape, cache_dtype, sharding"
     },

@@ -402,6 +402,7 @@ def before_the_model() -> None:
         _linear,
         _rotary,
         _routing,
+        _sampling,
         _scheduler,
         _start,
         _step,
@@ -413,6 +414,7 @@ def before_the_model() -> None:
     _start.programs_side_by_side()
     _inputs.inputs_in_one_transfer()
     _step.tokens_in_short_calls()
+    _sampling.logprobs_of_the_token_alone()
     _scheduler.requests_with_room_take_no_time()
     attention()
     soft_caps()
