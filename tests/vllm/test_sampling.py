@@ -166,3 +166,26 @@ def test_logprobs_of_the_token_alone_are_asked_for_too(asked, said):
     metadata = module.TPUSupportedSamplingMetadata.from_input_batch(mesh, batch, 4, {0: [0]})
     assert metadata.logprobs == said
     assert batch.num_logprobs == asked
+
+
+def test_each_request_has_the_mask_of_its_own_grammar(monkeypatch):
+    """Not that of the request at its place in the order of names, nor of one that has gone."""
+    _sampling.masks_of_grammars_by_request()
+    module = importlib.import_module("tpu_inference.runner.structured_decoding_manager")
+    output = importlib.import_module("vllm.v1.core.sched.output").GrammarOutput
+    monkeypatch.setattr(module, "device_array", lambda mesh, arrays: arrays)
+    runner = types.SimpleNamespace(
+        mesh=None,
+        grammar_bitmask_cpu=np.zeros((4, 2), np.int32),
+        require_structured_out_cpu=np.zeros((4, 1), bool),
+        structured_decode_arange=None,
+        input_batch=types.SimpleNamespace(req_id_to_index={"a": 0, "plain": 1, "c": 2, "b": 3}),
+    )
+    asked = {"c": 30, "gone": 40, "a": 10, "b": 20}
+    masks = np.array([[mask, mask + 1] for mask in asked.values()], np.int32)
+    manager = module.StructuredDecodingManager(runner)
+    require, rows, _ = manager.prepare_structured_decoding_input(
+        np.zeros((4, 50)), output(list(asked), masks)
+    )
+    assert require.ravel().tolist() == [True, False, True, True]
+    assert rows.tolist() == [[10, 11], [0, 0], [30, 31], [20, 21]]

@@ -240,6 +240,9 @@ REPLACED: dict[str, dict[str, _Row]] = {
         ),
         "_modify_prev_results": "self",
     },
+    "tpu_inference.runner.structured_decoding_manager:StructuredDecodingManager": {
+        "prepare_structured_decoding_input": "self, logits, grammar_output",
+    },
     "tpu_inference.runner.utils": {
         "host_extract_sampled_tokens": (
             "runner, spec_decode_metadata, sampled_output, logits_indices_selector, "

@@ -415,6 +415,7 @@ def before_the_model() -> None:
     _inputs.inputs_in_one_transfer()
     _step.tokens_in_short_calls()
     _sampling.logprobs_of_the_token_alone()
+    _sampling.masks_of_grammars_by_request()
     _scheduler.requests_with_room_take_no_time()
     attention()
     soft_caps()

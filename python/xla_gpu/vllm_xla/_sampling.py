@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -29,3 +30,30 @@ def logprobs_of_the_token_alone() -> None:
     """
     name = "TPUSupportedSamplingMetadata.from_input_batch"
     replace(name, lambda original: staticmethod(_none_is_not_zero(original)))
+
+
+def _in_the_order_of_names(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def prepare(self: Any, logits: Any, grammar_output: Any) -> Any:
+        names = grammar_output.structured_output_request_ids
+        here = filter(
+            lambda i: names[i] in self.runner.input_batch.req_id_to_index, range(len(names))
+        )
+        rows = sorted(here, key=names.__getitem__)
+        ordered = dataclasses.replace(
+            grammar_output,
+            structured_output_request_ids=[names[row] for row in rows],
+            grammar_bitmask=grammar_output.grammar_bitmask[rows],
+        )
+        return original(self, logits, ordered)
+
+    return prepare
+
+
+def masks_of_grammars_by_request() -> None:
+    """tpu-inference sorts requests by name, whose masks are in the scheduler's order.
+
+    With two at once, each had the other's. A mask of one that has left the batch was the next's.
+    """
+    place = "StructuredDecodingManager.prepare_structured_decoding_input"
+    replace(place, _in_the_order_of_names)
