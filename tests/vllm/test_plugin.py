@@ -94,6 +94,45 @@ def test_the_other_runner_is_refused(checkpoint):
 
 
 @pytest.mark.parametrize(
+    ("asked", "allowed"),
+    [
+        ({"presence_penalty": 0.5}, "0.0"),
+        ({"frequency_penalty": 0.5}, "0.0"),
+        ({"repetition_penalty": 1.05}, "1.0"),
+        ({"min_p": 0.1}, "0.0"),
+        ({"logit_bias": {5: 1.0}}, "None"),
+        ({"allowed_token_ids": [5]}, "None"),
+        ({"bad_words": ["t5"]}, r"\[\]"),
+        ({"logprob_token_ids": [5]}, "None"),
+        ({"min_tokens": 2}, "0"),
+        ({"min_tokens": 2, "ignore_eos": True, "stop_token_ids": [5]}, "0"),
+    ],
+)
+def test_a_request_for_what_the_sampler_does_not_read_is_refused_by_name(asked, allowed):
+    from vllm import SamplingParams
+    from xla_gpu.vllm_xla.platform import XlaPlatform
+
+    name = next(iter(asked))
+    with pytest.raises(_names.VLLMValidationError, match=f"{name} is .* allowed is {allowed}"):
+        XlaPlatform.validate_request(None, SamplingParams(**asked))
+
+
+def test_other_requests_are_taken():
+    from vllm import PoolingParams, SamplingParams
+    from xla_gpu.vllm_xla.platform import XlaPlatform
+
+    some = dict(temperature=0.5, top_p=0.5, top_k=3, stop=["t5"], stop_token_ids=[6], logprobs=2)
+    for params in (
+        SamplingParams(),
+        SamplingParams(n=2, prompt_logprobs=1, **some),
+        SamplingParams(min_tokens=5, ignore_eos=True),
+        SamplingParams(temperature=0, seed=1),
+        PoolingParams(),
+    ):
+        XlaPlatform.validate_request(None, params)
+
+
+@pytest.mark.parametrize(
     "text",
     ["", "f = 3", "def f(a): ...", "def f(a, b, c): ...", "def f(b, a): ..."],
 )

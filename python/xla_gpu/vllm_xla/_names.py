@@ -44,6 +44,7 @@ TAKEN: dict[str, _Row] = {
         "device_array, get_mesh_shape_product, pathways_hbm_usage_gb, t2j, to_jax_dtype"
     ),
     "tpu_inference.worker.tpu_worker": "TPUWorker",
+    "vllm.exceptions": "VLLMValidationError",
     "vllm.logger": "init_logger",
     "vllm.model_executor.layers.fused_moe": "RoutedExperts",
     "vllm.model_executor.layers.fused_moe.activation": "MoEActivation",

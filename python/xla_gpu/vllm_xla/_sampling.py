@@ -9,6 +9,35 @@ from typing import Any
 
 from xla_gpu.vllm_xla._names import replace
 
+# Of vLLM's SamplingParams, with their defaults: what should change tokens or logprobs and changed
+# nothing, or ended the engine (allowed_token_ids).
+_NOT_SAMPLED: dict[str, Any] = dict(
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    repetition_penalty=1.0,
+    min_p=0.0,
+    logit_bias=None,
+    allowed_token_ids=None,
+    bad_words=[],
+    thinking_token_budget=None,
+    logprob_token_ids=None,
+    prompt_logprob_token_ids=None,
+)
+
+
+def not_sampled(params: Any) -> dict[str, Any]:
+    """What a request asks for that is not done, and what is allowed."""
+    found = {
+        name: allowed
+        for name, allowed in _NOT_SAMPLED.items()
+        if (getattr(params, name, allowed) or allowed) != allowed
+    }
+    # Where no token ends the request there is none to be kept from being sampled.
+    ends = getattr(params, "stop_token_ids", None) or not getattr(params, "ignore_eos", True)
+    if ends and getattr(params, "min_tokens", 0):
+        found["min_tokens"] = 0
+    return found
+
 
 def _none_is_not_zero(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from xla_gpu import vllm_xla
-from xla_gpu.vllm_xla import _names, _replace
+from xla_gpu.vllm_xla import _names, _replace, _sampling
 
 _names.check()
 vllm_xla.prepare_environment()
@@ -37,6 +37,22 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
                 "(get_tpu_quantization_config); there are "
                 f"{', '.join(cls.supported_quantization)}"
             )
+
+    @classmethod
+    def validate_request(cls, processed_inputs: Any, params: Any) -> None:
+        """tpu-inference's, after a refusal of what its sampler does not read.
+
+        Raises:
+          VLLMValidationError: for such a parameter, by name; over HTTP it is a bad request.
+        """
+        for name, allowed in _sampling.not_sampled(params).items():
+            raise _names.VLLMValidationError(
+                f"xla_gpu.vllm_xla: {name} is {getattr(params, name)!r}, which tpu-inference's "
+                f"sampler does not read; allowed is {allowed!r}. If no request asks for it, the "
+                "model's generation_config.json does: --generation-config vllm",
+                parameter=name,
+            )
+        super().validate_request(processed_inputs, params)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
