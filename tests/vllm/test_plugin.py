@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import xla_gpu.vllm_xla
 from server import environment, run, vllm_command
-from xla_gpu.vllm_xla import _encoder, _names, _replace
+from xla_gpu.vllm_xla import _encoder, _names, _replace, _sampling
 from xla_gpu.vllm_xla._names import UnsupportedError
 
 
@@ -115,6 +116,44 @@ def test_a_request_for_what_the_sampler_does_not_read_is_refused_by_name(asked, 
     name = next(iter(asked))
     with pytest.raises(_names.VLLMValidationError, match=f"{name} is .* allowed is {allowed}"):
         XlaPlatform.validate_request(None, SamplingParams(**asked))
+
+
+@pytest.mark.parametrize(
+    ("served", "none"),
+    [
+        ({}, {}),
+        ({"speculative_config": "some"}, ("prompt_logprobs", "structured_outputs")),
+        ({"parts": 2}, ["structured_outputs"]),
+        ({"images": {}}, ["prompt_logprobs"]),
+        ({"images": {"image": 1, "video": 0}}, ["prompt_logprobs"]),
+        ({"images": {"image": 0, "video": 0}}, {}),
+    ],
+)
+def test_requests_that_end_the_engine_are_refused_by_name(monkeypatch, served, none):
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+    from xla_gpu.vllm_xla.platform import XlaPlatform
+
+    config = types.SimpleNamespace(
+        sharding_config=types.SimpleNamespace(total_dp_size=served.get("parts", 1)),
+        model_config=types.SimpleNamespace(
+            is_multimodal_model="images" in served,
+            multimodal_config=types.SimpleNamespace(
+                limit_per_prompt={
+                    kind: types.SimpleNamespace(count=count)
+                    for kind, count in served.get("images", {}).items()
+                }
+            ),
+        ),
+        speculative_config=served.get("speculative_config"),
+    )
+    monkeypatch.setattr(XlaPlatform, "_beside", _sampling.not_beside(config))
+    grammar = StructuredOutputsParams(regex="t5*")
+    asked = {"prompt_logprobs": 0, "structured_outputs": grammar, "logprobs": 0}
+    for name, value in asked.items():
+        refused = pytest.raises(_names.VLLMValidationError, match=f"{name} came; .* beside")
+        with refused if name in none else contextlib.nullcontext():
+            XlaPlatform.validate_request(None, SamplingParams(**{name: value}))
 
 
 def test_other_requests_are_taken():

@@ -39,6 +39,20 @@ def not_sampled(params: Any) -> dict[str, Any]:
     return found
 
 
+def not_beside(vllm_config: Any) -> dict[str, str]:
+    """What a request may not ask for, and because of what: it ended the engine, or went wrong."""
+    model, found = vllm_config.model_config, dict[str, str]()
+    if vllm_config.sharding_config.total_dp_size > 1:
+        found["structured_outputs"] = "data parallelism in one engine"
+    if model.is_multimodal_model:
+        limits = model.multimodal_config.limit_per_prompt.values()
+        if not limits or any(limit.count for limit in limits):
+            found["prompt_logprobs"] = "images"
+    if vllm_config.speculative_config is not None:
+        found |= dict.fromkeys(("prompt_logprobs", "structured_outputs"), "speculation")
+    return found
+
+
 def _none_is_not_zero(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def from_input_batch(mesh: Any, input_batch: Any, *args: Any, **kwargs: Any) -> Any:

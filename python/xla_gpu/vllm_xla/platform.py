@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 from xla_gpu import vllm_xla
 from xla_gpu.vllm_xla import _names, _replace, _sampling
@@ -22,6 +22,9 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
     It keeps the names of the TPU platform (device_name "tpu" and so on): vLLM asks for them to find
     its JAX backend.
     """
+
+    # Parameters of requests that do not go with what is served, and with what of it.
+    _beside: ClassVar[dict[str, str]] = {}
 
     @classmethod
     def get_device_name(cls, device_id: int = 0) -> str:
@@ -52,6 +55,12 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
                 "model's generation_config.json does: --generation-config vllm",
                 parameter=name,
             )
+        for name, what in cls._beside.items():
+            if getattr(params, name, None) is not None:
+                raise _names.VLLMValidationError(
+                    f"xla_gpu.vllm_xla: {name} came; tpu-inference has none beside {what}",
+                    parameter=name,
+                )
         super().validate_request(processed_inputs, params)
 
     @classmethod
@@ -74,6 +83,8 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
             )
         super().check_and_update_config(vllm_config)
         vllm_config.parallel_config.worker_cls = "xla_gpu.vllm_xla.worker.XlaWorker"
+        if vllm_config.model_config is not None:
+            cls._beside = _sampling.not_beside(vllm_config)
 
 
 def _unsupported(vllm_config: Any) -> list[str]:
