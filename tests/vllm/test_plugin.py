@@ -309,6 +309,50 @@ def test_encoders_attend_within_segments(monkeypatch, parts, causal, biased):
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+# ---- Quantized checkpoints -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "config", "names", "plain", "quantized"),
+    [
+        (
+            "fp8",
+            "VllmFp8Config",
+            ["a.0.qkv_proj", "a.1.experts"],
+            ["a.1.experts"],
+            ["a.10.experts"],
+        ),
+        (
+            "awq",
+            "VllmAWQConfig",
+            ["visual", "a.1.q", "a.1.k"],
+            ["b.visual.c", "a.1.qk"],
+            ["a.2.qk"],
+        ),
+        ("awq", "VllmAWQConfig", ["mlp.gate"], ["a.0.mlp.gate"], ["a.0.mlp.experts"]),
+    ],
+)
+def test_layers_that_a_checkpoint_has_as_floats_are_floats(
+    monkeypatch, module, config, names, plain, quantized
+):
+    """AWQ's names are parts of names, and experts have a method too."""
+    _replace.layers_that_are_not_quantized()
+    found = importlib.import_module(f"tpu_inference.layers.vllm.quantization.{module}")
+    config = object.__new__(getattr(found, config))
+    config.ignored_layers = config.modules_to_not_convert = names
+    config.packed_modules_mapping = {"qk": ["q", "k"]}
+    config.ignored_layers_match_mode = "exact"
+    monkeypatch.setattr(
+        _names.VllmUnquantizedConfig, "get_quant_method", lambda self, layer, prefix: "floats"
+    )
+    for kind in (_names.LinearBase, _names.RoutedExperts):
+        layer = object.__new__(kind)
+        assert {config.get_quant_method(layer, prefix) for prefix in plain} == {"floats"}
+        for prefix in quantized:
+            with pytest.raises(AttributeError):  # of a layer that has nothing
+                config.get_quant_method(layer, prefix)
+
+
 # ---- Devices -------------------------------------------------------------------------------------
 
 

@@ -36,7 +36,9 @@ TAKEN: dict[str, _Row] = {
     "tpu_inference.layers.common.sharding": "ShardingAxisName",
     "tpu_inference.layers.vllm.quantization.fp8": "VllmFp8MoEMethod",
     "tpu_inference.layers.vllm.quantization.mxfp4": "VllmMxfp4MoEMethod",
-    "tpu_inference.layers.vllm.quantization.unquantized": "VllmUnquantizedFusedMoEMethod",
+    "tpu_inference.layers.vllm.quantization.unquantized": (
+        "VllmUnquantizedConfig, VllmUnquantizedFusedMoEMethod"
+    ),
     "tpu_inference.models.jax.utils.weight_utils": "assign_and_shard_param",
     "tpu_inference.platforms.tpu_platform": "TpuPlatform",
     "tpu_inference.runner.tpu_runner": "AsyncPreResults, AsyncTPUModelRunnerOutput, sample",
@@ -49,7 +51,8 @@ TAKEN: dict[str, _Row] = {
     "vllm.model_executor.layers.fused_moe": "RoutedExperts",
     "vllm.model_executor.layers.fused_moe.activation": "MoEActivation",
     "vllm.model_executor.layers.layernorm": "RMSNorm",
-    "vllm.model_executor.layers.linear": "QKVParallelLinear",
+    "vllm.model_executor.layers.linear": "LinearBase, QKVParallelLinear",
+    "vllm.model_executor.layers.quantization.utils.quant_utils": "is_layer_skipped",
     "vllm.model_executor.layers.rotary_embedding": "RotaryEmbedding",
     "vllm.platforms": "current_platform",
     "vllm.v1.core.single_type_kv_cache_manager": "FullAttentionManager",
@@ -173,10 +176,15 @@ REPLACED: dict[str, dict[str, _Row]] = {
         "get_supported_act_dtypes": ""
     },
     "tpu_inference.layers.vllm.quantization.awq:VllmAWQConfig": {
-        "get_supported_act_dtypes": "self"
+        "get_supported_act_dtypes": "self",
+        "get_quant_method": "self, layer, prefix",
     },
     "tpu_inference.layers.vllm.quantization.nvfp4:VllmNvfp4Config": {
-        "get_supported_act_dtypes": "self"
+        "get_supported_act_dtypes": "self",
+        "get_quant_method": "self, layer, prefix",
+    },
+    "tpu_inference.layers.vllm.quantization.fp8:VllmFp8Config": {
+        "get_quant_method": "self, layer, prefix",
     },
     "tpu_inference.spec_decode.jax.eagle3:Eagle3Proposer": {
         "_propose": _PROPOSE + "last_token_indices, target_hidden_states, num_speculative_tokens, "

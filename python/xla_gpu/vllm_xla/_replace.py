@@ -370,6 +370,55 @@ def float32_beside_4_bits() -> None:
         replace(f"{config}.get_supported_act_dtypes", _and_float32)
 
 
+def _is_ignored(config: Any, prefix: str) -> bool:
+    from xla_gpu.vllm_xla._names import is_layer_skipped
+
+    mode = getattr(config, "ignored_layers_match_mode", None)  # not in 0.31
+    how = {"match_mode": mode} if mode else {}
+    ignored: bool = is_layer_skipped(
+        prefix, config.ignored_layers, config.packed_modules_mapping, **how
+    )
+    return ignored
+
+
+def _has_a_part_not_to_convert(config: Any, prefix: str) -> bool:
+    module, _, own = prefix.rpartition(".")
+    merged = config.packed_modules_mapping.get(own, [own])
+    names = config.modules_to_not_convert
+    return all(any(name in f"{module}.{one}" for name in names) for one in merged)
+
+
+# By configuration, whether the checkpoint has a layer of that name as floats.
+_IS_PLAIN: dict[str, Callable[[Any, str], bool]] = {
+    "VllmFp8Config": _is_ignored,
+    "VllmAWQConfig": _has_a_part_not_to_convert,
+    "VllmNvfp4Config": lambda config, prefix: config.is_layer_excluded(prefix),
+}
+
+
+def _plain_where_it_is(
+    is_plain: Callable[[Any, str], bool], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    from xla_gpu.vllm_xla._names import LinearBase, RoutedExperts, VllmUnquantizedConfig
+
+    @functools.wraps(original)
+    def get_quant_method(self: Any, layer: Any, prefix: str) -> Any:
+        if isinstance(layer, LinearBase | RoutedExperts) and is_plain(self, prefix):
+            return VllmUnquantizedConfig.get_quant_method(self, layer, prefix)
+        return original(self, layer, prefix)
+
+    return get_quant_method
+
+
+def layers_that_are_not_quantized() -> None:
+    """Experts that a checkpoint has as floats ended in a TypeError: their method lacks the mesh.
+
+    AWQ's names are parts of names, as "visual", and of projections that vLLM merges.
+    """
+    for config, is_plain in _IS_PLAIN.items():
+        replace(f"{config}.get_quant_method", functools.partial(_plain_where_it_is, is_plain))
+
+
 def _equal_types_are_not_promoted(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compute_dtype(self: Any, x: Any) -> Any:
@@ -429,6 +478,7 @@ def before_the_model() -> None:
     draft_model()
     some_models_are_torchax()
     float32_beside_4_bits()
+    layers_that_are_not_quantized()
     _weights.loaded_onto_the_device()
     _weights.fp8_products_take_weights_as_they_are()
     _linear.rows_are_quantized_in_one_kernel()
