@@ -370,7 +370,27 @@ def test_each_part_of_the_requests_has_gpus_of_its_own(monkeypatch, visible, own
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
     _keep_own_gpus(config)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == own
-    with pytest.raises(UnsupportedError, match="2 GPUs from number 2 on, and .* is " + own):
+    with pytest.raises(
+        UnsupportedError, match=rf"2 GPUs, its numbers are \[2, 3\], and .* is {own}"
+    ):
+        _keep_own_gpus(config)
+
+
+@pytest.mark.parametrize(("visible", "own"), [(None, "4,1"), ("7,5,3,1,0", "0,5")])
+def test_an_engine_has_the_gpus_that_device_ids_gives_it(monkeypatch, visible, own):
+    from xla_gpu.vllm_xla.worker import _keep_own_gpus
+
+    config = types.SimpleNamespace(
+        sharding_config=types.SimpleNamespace(total_devices=2),
+        parallel_config=types.SimpleNamespace(
+            data_parallel_index=1, data_parallel_rank_local=1, assigned_physical_gpu_ids=[4, 1]
+        ),
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    _keep_own_gpus(config)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == own
+    config.sharding_config.total_devices = 3
+    with pytest.raises(UnsupportedError, match=r"3 GPUs, its numbers are \[4, 1\]"):
         _keep_own_gpus(config)
 
 
