@@ -81,9 +81,12 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
                 f"xla_gpu.vllm_xla: {what}; on CPUs and GPUs run it with vLLM's own backend for "
                 "them (docs/vllm.md)"
             )
+        model = vllm_config.model_config
+        if model is not None and model.max_logprobs == -1:  # all words', of which so many are taken
+            model.max_logprobs = model.get_vocab_size()
         super().check_and_update_config(vllm_config)
         vllm_config.parallel_config.worker_cls = "xla_gpu.vllm_xla.worker.XlaWorker"
-        if vllm_config.model_config is not None:
+        if model is not None:
             cls._beside = _sampling.not_beside(vllm_config)
 
 
@@ -91,6 +94,14 @@ def _unsupported(vllm_config: Any) -> list[str]:
     """What of a configuration would reach a TPU kernel that has no stand-in here, or an error."""
     model, found = vllm_config.model_config, []
     if model is not None:
+        for name in ("logits_processors", "enable_prompt_embeds"):
+            if getattr(model, name, None):
+                found.append(f"{name} came, which tpu-inference does not read")
+        if model.logprobs_mode not in ("raw_logprobs", "processed_logprobs"):
+            found.append(
+                f"logprobs_mode is {model.logprobs_mode!r}; tpu-inference has raw_logprobs and "
+                "processed_logprobs, and would give the first"
+            )
         if model.use_mla:
             found.append(
                 "multi-head latent attention (MLA) is a TPU kernel (mla_ragged_paged_attention), "
@@ -125,6 +136,13 @@ def _unsupported(vllm_config: Any) -> list[str]:
             found.append(
                 "compressed-tensors with integer weights and activations of 16 bits have no scheme "
                 "in tpu-inference (VllmCompressedTensorsConfig.get_scheme)"
+            )
+    for kind in ("decode", "prefill"):
+        name = f"{kind}_context_parallel_size"
+        if (size := getattr(vllm_config.parallel_config, name)) > 1:
+            found.append(
+                f"{name} is {size}: parallelism over the context is TPU kernels "
+                "(rpa_v3_cp); allowed is 1"
             )
     several = vllm_config.additional_config.get("enable_continue_decode")
     if several and vllm_config.scheduler_config.async_scheduling:
