@@ -301,23 +301,43 @@ def draft_model() -> None:
 
 
 # Dense decoders of both. A layer's products with its input are one in vLLM's: of queries, keys and
-# values, and of gate and up. 5% of a step of 16 requests on an H200, 9% of one of 64.
-_FEWER_PRODUCTS = {"LlamaForCausalLM", "Qwen3ForCausalLM"}
+# values, and of gate and up. 5% of a step of 16 requests on an H200, 9% of one of 64. Qwen 2's own,
+# where embeddings are not tied, ends in an AttributeError.
+_FEWER_PRODUCTS = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
 
-def _is_faster_in_torchax(vllm_config: Any) -> bool:
+def _is_dense_of_both(vllm_config: Any) -> bool:
+    architectures = vllm_config.model_config.hf_config.architectures or ()
+    return not _FEWER_PRODUCTS.isdisjoint(architectures)
+
+
+def _is_better_in_torchax(vllm_config: Any) -> bool:
     """Drafts need tpu-inference's own."""
     speculative = vllm_config.speculative_config
-    return not _FEWER_PRODUCTS.isdisjoint(
-        vllm_config.model_config.hf_config.architectures or ()
-    ) and (speculative is None or speculative.method == "ngram")
+    faster = speculative is None or speculative.method == "ngram"
+    quantized = vllm_config.model_config.quantization is not None
+    return quantized or (faster and _is_dense_of_both(vllm_config))
+
+
+def otherwise_in_flax(vllm_config: Any) -> list[str]:
+    """What of a dense decoder tpu-inference's own computes otherwise without a word, if it runs."""
+    impl = os.environ.get("MODEL_IMPL_TYPE", "auto")
+    torchax = impl == "vllm" or (impl == "auto" and _is_better_in_torchax(vllm_config))
+    if torchax or not _is_dense_of_both(vllm_config):
+        return []
+    config, found = vllm_config.model_config.hf_config, []
+    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if kind not in ("default", "llama3"):
+        found.append(f"rope_type is {kind!r}, which its own models take for 'llama3'")
+    if getattr(config, "use_sliding_window", False):
+        found.append("use_sliding_window is True, and its own models have no windows")
+    return found
 
 
 def _torchax_if_quantized_or_faster(original: Callable[..., str]) -> Callable[..., str]:
     @functools.wraps(original)
     def resolve(vllm_config: Any, is_draft_model: bool) -> str:
-        quantized = vllm_config.model_config.quantization is not None
-        if not is_draft_model and (quantized or _is_faster_in_torchax(vllm_config)):
+        if not is_draft_model and _is_better_in_torchax(vllm_config):
             return "vllm"
         return original(vllm_config, is_draft_model)
 

@@ -137,6 +137,10 @@ def _unsupported(vllm_config: Any) -> list[str]:
                 "compressed-tensors with integer weights and activations of 16 bits have no scheme "
                 "in tpu-inference (VllmCompressedTensorsConfig.get_scheme)"
             )
+        found += (
+            f"{what} in tpu-inference; MODEL_IMPL_TYPE=vllm serves it"
+            for what in _replace.otherwise_in_flax(vllm_config)
+        )
     for kind in ("decode", "prefill"):
         name = f"{kind}_context_parallel_size"
         if (size := getattr(vllm_config.parallel_config, name)) > 1:
