@@ -78,6 +78,22 @@ def test_activations_are_of_the_first_half(arrays):
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize("limit", [None, 3.0, 5.0])
+def test_gates_have_the_limit_of_their_layer(arrays, limit):
+    """Each has a program of its own, though nothing else differs; else tokamax's limit, 10."""
+    lhs, rhs = (jnp.asarray(arrays[name], "float32") for name in ("lhs", "rhs"))
+    product = jax.jit(_experts.gmm_v2, static_argnames="fuse_act")
+    how = {"fuse_act": "silu_and_mul_with_clamp"}
+    apply = _routing._with_its_limit(lambda layer: product(lhs, rhs, SIZES, **how))
+    with jax.default_matmul_precision("highest"):
+        apply(types.SimpleNamespace(swiglu_limit=1.0))
+        got = apply(types.SimpleNamespace(swiglu_limit=limit))
+        gate, up = jnp.split(product(lhs, rhs, SIZES, fuse_act=None), 2, axis=-1)
+    most = limit or 10.0
+    want = jax.nn.silu(jnp.minimum(gate, most)) * jnp.clip(up, -most, most)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3)
+
+
 def test_an_activation_that_there_is_not_is_told_by_name(arrays):
     lhs, rhs = (jnp.asarray(arrays[name], "float32") for name in ("lhs", "rhs"))
     with pytest.raises(

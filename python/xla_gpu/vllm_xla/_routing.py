@@ -114,15 +114,28 @@ def _without_the_count_of_one_device(original: Callable[..., Any]) -> Callable[.
     return moe_apply
 
 
+def _with_its_limit(original: Callable[..., Any]) -> Callable[..., Any]:
+    from xla_gpu.vllm_xla._experts import swiglu_limit
+
+    @functools.wraps(original)
+    def moe_apply(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        with swiglu_limit(float(getattr(layer, "swiglu_limit", None) or 0)):
+            return original(layer, *args, **kwargs)
+
+    return moe_apply
+
+
 def as_the_model_says() -> None:
     """tpu-inference takes the greatest scores, whatever else the model says.
 
     Gemma 4 scales experts in a function of its own, Llama 4 takes sigmoids and weights the experts'
     input; others take experts of a few groups alone, or scale the weights. Which rows are padding,
     and go to one expert, it tells by the last device's count of tokens, as if no other device had
-    padding behind tokens of its own.
+    padding behind tokens of its own. The gates' limit is 10, whatever the model's is.
     """
-    replace(
-        "moe.moe_apply",
-        lambda original: _routed_as_the_model_says(_without_the_count_of_one_device(original)),
-    )
+
+    def made(original: Callable[..., Any]) -> Callable[..., Any]:
+        counted = _without_the_count_of_one_device(original)
+        return _with_its_limit(_routed_as_the_model_says(counted))
+
+    replace("moe.moe_apply", made)
