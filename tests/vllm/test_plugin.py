@@ -106,6 +106,7 @@ def test_the_other_runner_is_refused(checkpoint):
         ({"bad_words": ["t5"]}, r"\[\]"),
         ({"logprob_token_ids": [5]}, "None"),
         ({"min_tokens": 2}, "0"),
+        ({"seed": 3}, "None"),
         ({"min_tokens": 2, "ignore_eos": True, "stop_token_ids": [5]}, "0"),
     ],
 )

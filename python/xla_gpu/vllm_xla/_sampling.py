@@ -36,6 +36,9 @@ def not_sampled(params: Any) -> dict[str, Any]:
     ends = getattr(params, "stop_token_ids", None) or not getattr(params, "ignore_eos", True)
     if ends and getattr(params, "min_tokens", 0):
         found["min_tokens"] = 0
+    # tpu-inference refuses it too, with an error that vLLM's server has no words for.
+    if getattr(params, "seed", None) is not None and params.sampling_type.name == "RANDOM_SEED":
+        found["seed"] = None
     return found
 
 
