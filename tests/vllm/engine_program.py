@@ -124,6 +124,11 @@ def refusals(folder: pathlib.Path) -> dict[str, str]:
         "speculation": dict(model=model, speculative_config=draft),
         "dflash": dict(model=model, **dflash),
         "several steps": dict(model=model, additional_config=SEVERAL),
+        "decode": dict(model=model, tensor_parallel_size=4, decode_context_parallel_size=2),
+        "prefill": dict(model=model, prefill_context_parallel_size=2),
+        "logprobs": dict(model=model, logprobs_mode="raw_logits"),
+        "embeds": dict(model=model, enable_prompt_embeds=True),
+        "processors": dict(model=model, logits_processors=["some.module:Processor"]),
     }
     said = {}
     for name, options in asked.items():

@@ -24,6 +24,8 @@ MALFORMED = {
     "length that is no number": greedy([5], "many"),
     "another model": greedy([5], 4, model="elsewhere"),
     "temperature below zero": greedy([5], 4, temperature=-1),
+    "what is not sampled": greedy([5], 4, repetition_penalty=1.5),
+    "seed": greedy([5], 4, temperature=1, seed=3),
     "too long": greedy(random_prompt(300, 0), 4),
 }
 

@@ -98,6 +98,11 @@ def test_fp8_cache(tokens, reference):
         ("speculation", "speculation 'draft_model' is not known to tpu-inference"),
         ("dflash", "speculation 'dflash' needs tied embeddings and a flax model"),
         ("several steps", "several decode steps in one program"),
+        ("decode", "decode_context_parallel_size is 2"),
+        ("prefill", "prefill_context_parallel_size is 2"),
+        ("logprobs", "logprobs_mode is 'raw_logits'"),
+        ("embeds", "enable_prompt_embeds came"),
+        ("processors", "logits_processors came"),
     ],
 )
 def test_what_only_tpus_run_is_refused(printed, asked, answer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import xla_gpu.vllm_xla
 from server import environment, run, vllm_command
-from xla_gpu.vllm_xla import _encoder, _names, _replace
+from xla_gpu.vllm_xla import _encoder, _names, _replace, _sampling
 from xla_gpu.vllm_xla._names import UnsupportedError
 
 
@@ -91,6 +92,84 @@ def test_the_other_runner_is_refused(checkpoint):
     done = run(*vllm_command(), "serve", checkpoint("llama"), VLLM_USE_V2_MODEL_RUNNER="1")
     assert done.returncode != 0
     assert "VLLM_USE_V2_MODEL_RUNNER is '1'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed"),
+    [
+        ({"presence_penalty": 0.5}, "0.0"),
+        ({"frequency_penalty": 0.5}, "0.0"),
+        ({"repetition_penalty": 1.05}, "1.0"),
+        ({"min_p": 0.1}, "0.0"),
+        ({"logit_bias": {5: 1.0}}, "None"),
+        ({"allowed_token_ids": [5]}, "None"),
+        ({"bad_words": ["t5"]}, r"\[\]"),
+        ({"logprob_token_ids": [5]}, "None"),
+        ({"min_tokens": 2}, "0"),
+        ({"seed": 3}, "None"),
+        ({"min_tokens": 2, "ignore_eos": True, "stop_token_ids": [5]}, "0"),
+    ],
+)
+def test_a_request_for_what_the_sampler_does_not_read_is_refused_by_name(asked, allowed):
+    from vllm import SamplingParams
+    from xla_gpu.vllm_xla.platform import XlaPlatform
+
+    name = next(iter(asked))
+    with pytest.raises(_names.VLLMValidationError, match=f"{name} is .* allowed is {allowed}"):
+        XlaPlatform.validate_request(None, SamplingParams(**asked))
+
+
+@pytest.mark.parametrize(
+    ("served", "none"),
+    [
+        ({}, {}),
+        ({"speculative_config": "some"}, ("prompt_logprobs", "structured_outputs")),
+        ({"parts": 2}, ["structured_outputs"]),
+        ({"images": {}}, ["prompt_logprobs"]),
+        ({"images": {"image": 1, "video": 0}}, ["prompt_logprobs"]),
+        ({"images": {"image": 0, "video": 0}}, {}),
+    ],
+)
+def test_requests_that_end_the_engine_are_refused_by_name(monkeypatch, served, none):
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+    from xla_gpu.vllm_xla.platform import XlaPlatform
+
+    config = types.SimpleNamespace(
+        sharding_config=types.SimpleNamespace(total_dp_size=served.get("parts", 1)),
+        model_config=types.SimpleNamespace(
+            is_multimodal_model="images" in served,
+            multimodal_config=types.SimpleNamespace(
+                limit_per_prompt={
+                    kind: types.SimpleNamespace(count=count)
+                    for kind, count in served.get("images", {}).items()
+                }
+            ),
+        ),
+        speculative_config=served.get("speculative_config"),
+    )
+    monkeypatch.setattr(XlaPlatform, "_beside", _sampling.not_beside(config))
+    grammar = StructuredOutputsParams(regex="t5*")
+    asked = {"prompt_logprobs": 0, "structured_outputs": grammar, "logprobs": 0}
+    for name, value in asked.items():
+        refused = pytest.raises(_names.VLLMValidationError, match=f"{name} came; .* beside")
+        with refused if name in none else contextlib.nullcontext():
+            XlaPlatform.validate_request(None, SamplingParams(**{name: value}))
+
+
+def test_other_requests_are_taken():
+    from vllm import PoolingParams, SamplingParams
+    from xla_gpu.vllm_xla.platform import XlaPlatform
+
+    some = dict(temperature=0.5, top_p=0.5, top_k=3, stop=["t5"], stop_token_ids=[6], logprobs=2)
+    for params in (
+        SamplingParams(),
+        SamplingParams(n=2, prompt_logprobs=1, **some),
+        SamplingParams(min_tokens=5, ignore_eos=True),
+        SamplingParams(temperature=0, seed=1),
+        PoolingParams(),
+    ):
+        XlaPlatform.validate_request(None, params)
 
 
 @pytest.mark.parametrize(
@@ -231,6 +310,50 @@ def test_encoders_attend_within_segments(monkeypatch, parts, causal, biased):
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+# ---- Quantized checkpoints -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "config", "names", "plain", "quantized"),
+    [
+        (
+            "fp8",
+            "VllmFp8Config",
+            ["a.0.qkv_proj", "a.1.experts"],
+            ["a.1.experts"],
+            ["a.10.experts"],
+        ),
+        (
+            "awq",
+            "VllmAWQConfig",
+            ["visual", "a.1.q", "a.1.k"],
+            ["b.visual.c", "a.1.qk"],
+            ["a.2.qk"],
+        ),
+        ("awq", "VllmAWQConfig", ["mlp.gate"], ["a.0.mlp.gate"], ["a.0.mlp.experts"]),
+    ],
+)
+def test_layers_that_a_checkpoint_has_as_floats_are_floats(
+    monkeypatch, module, config, names, plain, quantized
+):
+    """AWQ's names are parts of names, and experts have a method too."""
+    _replace.layers_that_are_not_quantized()
+    found = importlib.import_module(f"tpu_inference.layers.vllm.quantization.{module}")
+    config = object.__new__(getattr(found, config))
+    config.ignored_layers = config.modules_to_not_convert = names
+    config.packed_modules_mapping = {"qk": ["q", "k"]}
+    config.ignored_layers_match_mode = "exact"
+    monkeypatch.setattr(
+        _names.VllmUnquantizedConfig, "get_quant_method", lambda self, layer, prefix: "floats"
+    )
+    for kind in (_names.LinearBase, _names.RoutedExperts):
+        layer = object.__new__(kind)
+        assert {config.get_quant_method(layer, prefix) for prefix in plain} == {"floats"}
+        for prefix in quantized:
+            with pytest.raises(AttributeError):  # of a layer that has nothing
+                config.get_quant_method(layer, prefix)
+
+
 # ---- Devices -------------------------------------------------------------------------------------
 
 
@@ -248,7 +371,27 @@ def test_each_part_of_the_requests_has_gpus_of_its_own(monkeypatch, visible, own
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
     _keep_own_gpus(config)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == own
-    with pytest.raises(UnsupportedError, match="2 GPUs from number 2 on, and .* is " + own):
+    with pytest.raises(
+        UnsupportedError, match=rf"2 GPUs, its numbers are \[2, 3\], and .* is {own}"
+    ):
+        _keep_own_gpus(config)
+
+
+@pytest.mark.parametrize(("visible", "own"), [(None, "4,1"), ("7,5,3,1,0", "0,5")])
+def test_an_engine_has_the_gpus_that_device_ids_gives_it(monkeypatch, visible, own):
+    from xla_gpu.vllm_xla.worker import _keep_own_gpus
+
+    config = types.SimpleNamespace(
+        sharding_config=types.SimpleNamespace(total_devices=2),
+        parallel_config=types.SimpleNamespace(
+            data_parallel_index=1, data_parallel_rank_local=1, assigned_physical_gpu_ids=[4, 1]
+        ),
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    _keep_own_gpus(config)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == own
+    config.sharding_config.total_devices = 3
+    with pytest.raises(UnsupportedError, match=r"3 GPUs, its numbers are \[4, 1\]"):
         _keep_own_gpus(config)
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from test_step import loaded, logits_of, refused
-from xla_gpu.vllm_xla import _step
+from xla_gpu.vllm_xla import _sampling, _step
 
 
 @dataclasses.dataclass
@@ -149,3 +149,43 @@ def test_more_than_tokens_is_sampled_by_the_original(
     logits = jax.numpy.ones((2, 3), jax.numpy.bfloat16)
     args = how(runner, 0, 1, metadata, 3, 4, logits, 6, speculation, 8, None, 4)
     assert args[5].dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"), [({}, False), ({"a": 0}, True), ({"a": -1, "b": 0}, True), ({"a": 2}, True)]
+)
+def test_logprobs_of_the_token_alone_are_asked_for_too(asked, said):
+    _sampling.logprobs_of_the_token_alone()
+    module = importlib.import_module("tpu_inference.layers.jax.sample.sampling_metadata")
+
+    class Batch:
+        num_logprobs, all_greedy = dict(asked), True
+        max_num_logprobs = module.InputBatch.max_num_logprobs
+
+    mesh, batch = jax.make_mesh((1,), ("data",)), Batch()
+    metadata = module.TPUSupportedSamplingMetadata.from_input_batch(mesh, batch, 4, {0: [0]})
+    assert metadata.logprobs == said
+    assert batch.num_logprobs == asked
+
+
+def test_each_request_has_the_mask_of_its_own_grammar(monkeypatch):
+    """Not that of the request at its place in the order of names, nor of one that has gone."""
+    _sampling.masks_of_grammars_by_request()
+    module = importlib.import_module("tpu_inference.runner.structured_decoding_manager")
+    output = importlib.import_module("vllm.v1.core.sched.output").GrammarOutput
+    monkeypatch.setattr(module, "device_array", lambda mesh, arrays: arrays)
+    runner = types.SimpleNamespace(
+        mesh=None,
+        grammar_bitmask_cpu=np.zeros((4, 2), np.int32),
+        require_structured_out_cpu=np.zeros((4, 1), bool),
+        structured_decode_arange=None,
+        input_batch=types.SimpleNamespace(req_id_to_index={"a": 0, "plain": 1, "c": 2, "b": 3}),
+    )
+    asked = {"c": 30, "gone": 40, "a": 10, "b": 20}
+    masks = np.array([[mask, mask + 1] for mask in asked.values()], np.int32)
+    manager = module.StructuredDecodingManager(runner)
+    require, rows, _ = manager.prepare_structured_decoding_input(
+        np.zeros((4, 50)), output(list(asked), masks)
+    )
+    assert require.ravel().tolist() == [True, False, True, True]
+    assert rows.tolist() == [[10, 11], [0, 0], [30, 31], [20, 21]]

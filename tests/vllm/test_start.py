@@ -488,7 +488,9 @@ def test_flags_of_xla_are_set_unless_given(monkeypatch, given, used):
     ("given", "torchax"),
     [
         ({}, True),
-        ({"architectures": ["Qwen2ForCausalLM"]}, False),
+        ({"architectures": ["Qwen2ForCausalLM"]}, True),  # whose own model needs tied embeddings
+        ({"architectures": ["Qwen2ForCausalLM"], "method": "eagle3"}, False),
+        ({"architectures": ["GemmaForCausalLM"]}, False),
         ({"architectures": None}, False),
         ({"method": "ngram"}, True),
         ({"method": "eagle3"}, False),
@@ -510,3 +512,33 @@ def test_which_models_are_torchax(given, torchax):
     resolve = _replace._torchax_if_quantized_or_faster(lambda config, is_draft_model: "flax_nnx")
     found = resolve(config, given.get("draft", False))
     assert found == ("vllm" if torchax else "flax_nnx")
+
+
+YARN = {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}
+
+
+@pytest.mark.parametrize(
+    ("impl", "more", "said"),
+    [
+        ("flax_nnx", YARN, ["rope_type is 'yarn'"]),
+        ("flax_nnx", {"use_sliding_window": True}, ["use_sliding_window is True"]),
+        ("flax_nnx", {"rope_parameters": {"rope_type": "llama3"}}, []),
+        ("flax_nnx", {"rope_parameters": None}, []),
+        ("flax_nnx", YARN | {"architectures": ["GptOssForCausalLM"]}, []),
+        ("auto", YARN, []),
+        ("auto", YARN | {"method": "eagle3"}, ["rope_type is 'yarn'"]),
+        ("vllm", YARN | {"method": "eagle3"}, []),
+    ],
+)
+def test_what_flax_models_compute_otherwise_is_told(monkeypatch, impl, more, said):
+    monkeypatch.setenv("MODEL_IMPL_TYPE", impl)
+    more = {"architectures": ["Qwen2ForCausalLM"]} | more
+    method = more.pop("method", None)
+    config = types.SimpleNamespace(
+        model_config=types.SimpleNamespace(
+            quantization=None, hf_config=types.SimpleNamespace(**more)
+        ),
+        speculative_config=types.SimpleNamespace(method=method) if method else None,
+    )
+    found = _replace.otherwise_in_flax(config)
+    assert [what.split(",")[0] for what in found] == said

@@ -94,7 +94,7 @@ KINDS = {
             "num_hidden_layers": 4,
         },
     ),
-    # A shared expert, sigmoids, scaled.
+    # A shared expert, sigmoids, scaled; a token's experts are of two groups of four.
     "glm4moe": (
         transformers.Glm4MoeConfig,
         transformers.Glm4MoeForCausalLM,
@@ -104,6 +104,8 @@ KINDS = {
             "moe_intermediate_size": 128,
             "first_k_dense_replace": 1,
             "routed_scaling_factor": 2.5,
+            "n_group": 4,
+            "topk_group": 2,
         },
     ),
     "qwen3moe": (
@@ -227,6 +229,8 @@ class Reference:
 
     def __init__(self, folder: pathlib.Path):
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
+        if getattr(self.model.config, "attn_logit_softcapping", None):  # which its sdpa ignores
+            self.model.set_attn_implementation("eager")
 
     def ranks(self, requests: list[tuple[list[int], list[int]]]) -> list[torch.Tensor]:
         """As `ranks`, for each of the requests (prompt, tokens).

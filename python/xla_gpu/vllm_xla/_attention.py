@@ -17,6 +17,8 @@ _R = TypeVar("_R")
 # While a step is traced, lowered or called: what its calls promise. Every cache of JAX's keeps
 # programs of other promises apart, those of functions within the step too.
 max_query_len = jax.make_user_context(0)
+# While a torchax layer attends: the soft cap of its logits, or 0.
+soft_cap = jax.make_user_context(0.0)
 
 _OF_A_STEP = ("kv_lens", "page_indices", "cu_q_lens", "distribution")
 
@@ -37,6 +39,8 @@ def _of_a_step(attention: Callable[_P, _R]) -> Callable[_P, _R]:
         for name in _OF_A_STEP:
             bound.arguments[name] = jnp.maximum(bound.arguments[name], -1)
         bound.arguments["max_query_len"] = max_query_len.value
+        if soft_cap.value:
+            bound.arguments["soft_cap"] = soft_cap.value
         return attention(*bound.args, **bound.kwargs)
 
     return attend

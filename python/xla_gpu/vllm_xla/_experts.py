@@ -10,15 +10,19 @@ import jax.numpy as jnp
 from jax import lax
 
 import xla_gpu.jax
-from xla_gpu.vllm_xla._names import silu_and_mul_with_clamp, swigluoai
+from xla_gpu.vllm_xla._names import UnsupportedError, silu_and_mul_with_clamp, swigluoai
 
-_ACTIVATIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+_ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
     "silu": lambda gate, up: jax.nn.silu(gate) * up,
     "gelu": lambda gate, up: jax.nn.gelu(gate) * up,
     "gelu_tanh": lambda gate, up: jax.nn.gelu(gate, approximate=True) * up,
     "swigluoai": swigluoai,
     "silu_and_mul_with_clamp": silu_and_mul_with_clamp,
 }
+
+# These have a limit: while a layer is traced its own, and tokamax's for 0.
+_LIMITED = ("swigluoai", "silu_and_mul_with_clamp")
+swiglu_limit = jax.make_user_context(0.0)
 
 
 def gmm_v2(
@@ -52,7 +56,15 @@ def gmm_v2(
 
     Returns:
       [rows, N], or [rows, N / 2] with an activation.
+
+    Raises:
+      UnsupportedError: for another activation, by name.
     """
+    if fuse_act is not None and fuse_act not in _ACTIVATIONS:
+        raise UnsupportedError(
+            f"xla_gpu.vllm_xla: the experts' activation is {fuse_act!r}; there are "
+            f"{', '.join(_ACTIVATIONS)}"
+        )
     start = jnp.int32(0)
     here = rhs.shape[0]
     elsewhere = here < group_sizes.shape[0]
@@ -77,6 +89,7 @@ def gmm_v2(
         group = jnp.searchsorted(jnp.cumsum(group_sizes), rows, side="right", method="compare_all")
         out += rhs_bias[jnp.minimum(group, here - 1), 0]
     if fuse_act is not None:
-        out = _ACTIVATIONS[fuse_act](*jnp.split(out, 2, axis=-1))
+        limit = {"limit": swiglu_limit.value} if fuse_act in _LIMITED and swiglu_limit.value else {}
+        out = _ACTIVATIONS[fuse_act](*jnp.split(out, 2, axis=-1), **limit)
     out = out.astype(preferred_element_type or lhs.dtype)
     return jnp.roll(out, start, 0) if elsewhere else out

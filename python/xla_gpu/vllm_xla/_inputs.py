@@ -245,7 +245,7 @@ class Inputs:
     def _send_sampling(self, runner: Any, count: int) -> None:
         """Sends to the device how tokens are sampled, where that has changed."""
         batch = runner.input_batch
-        sampling = b"%d" % bool(batch.max_num_logprobs)
+        sampling = b"%d" % bool(batch.num_logprobs)
         if not batch.all_greedy:
             arrays = batch.temperature_cpu, batch.top_p_cpu, batch.top_k_cpu
             sampling += b"".join(array[:count].tobytes() for array in arrays)

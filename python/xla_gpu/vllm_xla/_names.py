@@ -36,7 +36,9 @@ TAKEN: dict[str, _Row] = {
     "tpu_inference.layers.common.sharding": "ShardingAxisName",
     "tpu_inference.layers.vllm.quantization.fp8": "VllmFp8MoEMethod",
     "tpu_inference.layers.vllm.quantization.mxfp4": "VllmMxfp4MoEMethod",
-    "tpu_inference.layers.vllm.quantization.unquantized": "VllmUnquantizedFusedMoEMethod",
+    "tpu_inference.layers.vllm.quantization.unquantized": (
+        "VllmUnquantizedConfig, VllmUnquantizedFusedMoEMethod"
+    ),
     "tpu_inference.models.jax.utils.weight_utils": "assign_and_shard_param",
     "tpu_inference.platforms.tpu_platform": "TpuPlatform",
     "tpu_inference.runner.tpu_runner": "AsyncPreResults, AsyncTPUModelRunnerOutput, sample",
@@ -44,11 +46,13 @@ TAKEN: dict[str, _Row] = {
         "device_array, get_mesh_shape_product, pathways_hbm_usage_gb, t2j, to_jax_dtype"
     ),
     "tpu_inference.worker.tpu_worker": "TPUWorker",
+    "vllm.exceptions": "VLLMValidationError",
     "vllm.logger": "init_logger",
     "vllm.model_executor.layers.fused_moe": "RoutedExperts",
     "vllm.model_executor.layers.fused_moe.activation": "MoEActivation",
     "vllm.model_executor.layers.layernorm": "RMSNorm",
-    "vllm.model_executor.layers.linear": "QKVParallelLinear",
+    "vllm.model_executor.layers.linear": "LinearBase, QKVParallelLinear",
+    "vllm.model_executor.layers.quantization.utils.quant_utils": "is_layer_skipped",
     "vllm.model_executor.layers.rotary_embedding": "RotaryEmbedding",
     "vllm.platforms": "current_platform",
     "vllm.v1.core.single_type_kv_cache_manager": "FullAttentionManager",
@@ -118,6 +122,12 @@ REPLACED: dict[str, dict[str, _Row]] = {
         "gmm_v2": _GMM,
         "xla_quantized_matmul": "x, w_q, w_scale, quantize_activation",
     },
+    "tpu_inference.layers.vllm.backends.flash_attn:PallasAttentionBackendImpl": {
+        "forward": (
+            "self, layer, query, key, value, kv_cache, attn_metadata, output, output_scale, "
+            "output_block_scale"
+        ),
+    },
     "tpu_inference.layers.vllm.interface.moe": {
         "moe_apply": "layer, x, gating_output, weights, moe_backend, mesh, extra_backend_kwargs",
     },
@@ -166,10 +176,15 @@ REPLACED: dict[str, dict[str, _Row]] = {
         "get_supported_act_dtypes": ""
     },
     "tpu_inference.layers.vllm.quantization.awq:VllmAWQConfig": {
-        "get_supported_act_dtypes": "self"
+        "get_supported_act_dtypes": "self",
+        "get_quant_method": "self, layer, prefix",
     },
     "tpu_inference.layers.vllm.quantization.nvfp4:VllmNvfp4Config": {
-        "get_supported_act_dtypes": "self"
+        "get_supported_act_dtypes": "self",
+        "get_quant_method": "self, layer, prefix",
+    },
+    "tpu_inference.layers.vllm.quantization.fp8:VllmFp8Config": {
+        "get_quant_method": "self, layer, prefix",
     },
     "tpu_inference.spec_decode.jax.eagle3:Eagle3Proposer": {
         "_propose": _PROPOSE + "last_token_indices, target_hidden_states, num_speculative_tokens, "
@@ -210,6 +225,9 @@ REPLACED: dict[str, dict[str, _Row]] = {
     "tpu_inference.layers.jax.sample.sampling_metadata": {
         "device_array": "mesh, args, sharding, kwargs",
     },
+    "tpu_inference.layers.jax.sample.sampling_metadata:TPUSupportedSamplingMetadata": {
+        "from_input_batch": "mesh, input_batch, padded_num_reqs, req_indices_dp, sharding",
+    },
     "tpu_inference.runner.kv_cache": {
         "_get_kv_cache_allocator": "cache_shape, cache_dtype, sharding"
     },
@@ -230,6 +248,9 @@ REPLACED: dict[str, dict[str, _Row]] = {
             "full_logits, req_ids_dp, padded_num_scheduled_tokens_per_dp_rank"
         ),
         "_modify_prev_results": "self",
+    },
+    "tpu_inference.runner.structured_decoding_manager:StructuredDecodingManager": {
+        "prepare_structured_decoding_input": "self, logits, grammar_output",
     },
     "tpu_inference.runner.utils": {
         "host_extract_sampled_tokens": (

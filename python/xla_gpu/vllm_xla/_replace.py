@@ -21,7 +21,7 @@ import torch
 from jax._src.pallas.mosaic import tpu_info
 from jax.experimental.pallas import tpu as pltpu
 
-from xla_gpu.vllm_xla._names import UnsupportedError, replace, unexpected
+from xla_gpu.vllm_xla._names import replace, unexpected
 
 # ---- Compiler options ----------------------------------------------------------------------------
 
@@ -143,6 +143,22 @@ def attention() -> None:
     replace(f"{module}.ragged_paged_attention_hd64", _instead(ragged_paged_attention_hd64))
 
 
+def _with_its_soft_cap(original: Callable[..., Any]) -> Callable[..., Any]:
+    from xla_gpu.vllm_xla._attention import soft_cap
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with soft_cap(float(self.logits_soft_cap or 0)):
+            return original(self, *args, **kwargs)
+
+    return forward
+
+
+def soft_caps() -> None:
+    """tpu-inference's layers of torchax models keep the soft cap of their logits to themselves."""
+    replace("PallasAttentionBackendImpl.forward", _with_its_soft_cap)
+
+
 def encoder_attention() -> None:
     """Encoders attend by a kernel of their own, for TPUs as well: images' towers, BERT's layers.
 
@@ -211,65 +227,6 @@ def experts() -> None:
 
     for module in ("fused_moe_gmm", "linear"):
         replace(f"{module}.gmm_v2", _instead(gmm_v2))
-
-
-def _routed_as_the_model_says(original: Callable[..., Any]) -> Callable[..., Any]:
-    from torchax.interop import jax_view, torch_view
-
-    @functools.wraps(original)
-    def moe_apply(layer: Any, x: Any, gating_output: Any, *args: Any, **kwargs: Any) -> Any:
-        route = getattr(layer, "custom_routing_function", None)
-        if route is None:
-            return original(layer, x, gating_output, *args, **kwargs)
-        on_input = layer.apply_router_weight_on_input
-        if layer.scoring_func != "softmax" or (on_input and layer.top_k != 1):
-            where = "input" if on_input else "output"
-            raise UnsupportedError(
-                f"xla_gpu.vllm_xla: experts chosen by a function of the model's, {layer.top_k} for "
-                f"each token, scores by {layer.scoring_func}, weights on their {where}: "
-                "tpu-inference has no form of it"
-            )
-        tokens, logits = torch_view(x), torch_view(gating_output)
-        weights, experts = map(jax_view, route(tokens, logits, layer.top_k, layer.renormalize))
-        # Whose softmax over the chosen ones is weights / sum: the products are linear in it.
-        rows = jnp.arange(len(weights))[:, None]
-        chosen = jnp.full(gating_output.shape, -jnp.inf).at[rows, experts].set(jnp.log(weights))
-        total = weights.sum(-1, keepdims=True)
-        if on_input:
-            return original(layer, (x * total).astype(x.dtype), chosen, *args, **kwargs)
-        out = original(layer, x, chosen, *args, **kwargs)
-        return (out * total).astype(out.dtype)
-
-    return moe_apply
-
-
-def _without_the_count_of_one_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    from xla_gpu.vllm_xla._names import ShardingAxisName, get_mesh_shape_product
-
-    signature, count = inspect.signature(original), "num_valid_tokens"
-
-    @functools.wraps(original)
-    def moe_apply(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        if get_mesh_shape_product(given["mesh"], ShardingAxisName.ATTN_DATA) > 1:
-            more = given["extra_backend_kwargs"] or {}
-            given["extra_backend_kwargs"] = {k: v for k, v in more.items() if k != count}
-        return original(**given)
-
-    return moe_apply
-
-
-def routing() -> None:
-    """tpu-inference takes the greatest logits, whatever the model's own function says.
-
-    Gemma 4 scales experts in it, Llama 4 takes sigmoids and weights the experts' input. Which rows
-    are padding, and go to one expert, it tells by the last device's count of tokens, as if no other
-    device had padding behind tokens of its own.
-    """
-    replace(
-        "moe.moe_apply",
-        lambda original: _routed_as_the_model_says(_without_the_count_of_one_device(original)),
-    )
 
 
 def _sums_of_chosen_rows(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -344,23 +301,43 @@ def draft_model() -> None:
 
 
 # Dense decoders of both. A layer's products with its input are one in vLLM's: of queries, keys and
-# values, and of gate and up. 5% of a step of 16 requests on an H200, 9% of one of 64.
-_FEWER_PRODUCTS = {"LlamaForCausalLM", "Qwen3ForCausalLM"}
+# values, and of gate and up. 5% of a step of 16 requests on an H200, 9% of one of 64. Qwen 2's own,
+# where embeddings are not tied, ends in an AttributeError.
+_FEWER_PRODUCTS = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
 
-def _is_faster_in_torchax(vllm_config: Any) -> bool:
+def _is_dense_of_both(vllm_config: Any) -> bool:
+    architectures = vllm_config.model_config.hf_config.architectures or ()
+    return not _FEWER_PRODUCTS.isdisjoint(architectures)
+
+
+def _is_better_in_torchax(vllm_config: Any) -> bool:
     """Drafts need tpu-inference's own."""
     speculative = vllm_config.speculative_config
-    return not _FEWER_PRODUCTS.isdisjoint(
-        vllm_config.model_config.hf_config.architectures or ()
-    ) and (speculative is None or speculative.method == "ngram")
+    faster = speculative is None or speculative.method == "ngram"
+    quantized = vllm_config.model_config.quantization is not None
+    return quantized or (faster and _is_dense_of_both(vllm_config))
+
+
+def otherwise_in_flax(vllm_config: Any) -> list[str]:
+    """What of a dense decoder tpu-inference's own computes otherwise without a word, if it runs."""
+    impl = os.environ.get("MODEL_IMPL_TYPE", "auto")
+    torchax = impl == "vllm" or (impl == "auto" and _is_better_in_torchax(vllm_config))
+    if torchax or not _is_dense_of_both(vllm_config):
+        return []
+    config, found = vllm_config.model_config.hf_config, []
+    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if kind not in ("default", "llama3"):
+        found.append(f"rope_type is {kind!r}, which its own models take for 'llama3'")
+    if getattr(config, "use_sliding_window", False):
+        found.append("use_sliding_window is True, and its own models have no windows")
+    return found
 
 
 def _torchax_if_quantized_or_faster(original: Callable[..., str]) -> Callable[..., str]:
     @functools.wraps(original)
     def resolve(vllm_config: Any, is_draft_model: bool) -> str:
-        quantized = vllm_config.model_config.quantization is not None
-        if not is_draft_model and (quantized or _is_faster_in_torchax(vllm_config)):
+        if not is_draft_model and _is_better_in_torchax(vllm_config):
             return "vllm"
         return original(vllm_config, is_draft_model)
 
@@ -413,6 +390,55 @@ def float32_beside_4_bits() -> None:
         replace(f"{config}.get_supported_act_dtypes", _and_float32)
 
 
+def _is_ignored(config: Any, prefix: str) -> bool:
+    from xla_gpu.vllm_xla._names import is_layer_skipped
+
+    mode = getattr(config, "ignored_layers_match_mode", None)  # not in 0.31
+    how = {"match_mode": mode} if mode else {}
+    ignored: bool = is_layer_skipped(
+        prefix, config.ignored_layers, config.packed_modules_mapping, **how
+    )
+    return ignored
+
+
+def _has_a_part_not_to_convert(config: Any, prefix: str) -> bool:
+    module, _, own = prefix.rpartition(".")
+    merged = config.packed_modules_mapping.get(own, [own])
+    names = config.modules_to_not_convert
+    return all(any(name in f"{module}.{one}" for name in names) for one in merged)
+
+
+# By configuration, whether the checkpoint has a layer of that name as floats.
+_IS_PLAIN: dict[str, Callable[[Any, str], bool]] = {
+    "VllmFp8Config": _is_ignored,
+    "VllmAWQConfig": _has_a_part_not_to_convert,
+    "VllmNvfp4Config": lambda config, prefix: config.is_layer_excluded(prefix),
+}
+
+
+def _plain_where_it_is(
+    is_plain: Callable[[Any, str], bool], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    from xla_gpu.vllm_xla._names import LinearBase, RoutedExperts, VllmUnquantizedConfig
+
+    @functools.wraps(original)
+    def get_quant_method(self: Any, layer: Any, prefix: str) -> Any:
+        if isinstance(layer, LinearBase | RoutedExperts) and is_plain(self, prefix):
+            return VllmUnquantizedConfig.get_quant_method(self, layer, prefix)
+        return original(self, layer, prefix)
+
+    return get_quant_method
+
+
+def layers_that_are_not_quantized() -> None:
+    """Experts that a checkpoint has as floats ended in a TypeError: their method lacks the mesh.
+
+    AWQ's names are parts of names, as "visual", and of projections that vLLM merges.
+    """
+    for config, is_plain in _IS_PLAIN.items():
+        replace(f"{config}.get_quant_method", functools.partial(_plain_where_it_is, is_plain))
+
+
 def _equal_types_are_not_promoted(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compute_dtype(self: Any, x: Any) -> Any:
@@ -444,6 +470,8 @@ def before_the_model() -> None:
         _inputs,
         _linear,
         _rotary,
+        _routing,
+        _sampling,
         _scheduler,
         _start,
         _step,
@@ -455,18 +483,22 @@ def before_the_model() -> None:
     _start.programs_side_by_side()
     _inputs.inputs_in_one_transfer()
     _step.tokens_in_short_calls()
+    _sampling.logprobs_of_the_token_alone()
+    _sampling.masks_of_grammars_by_request()
     _scheduler.requests_with_room_take_no_time()
     attention()
+    soft_caps()
     encoder_attention()
     images_of_qwen2_5_vl()
     experts()
-    routing()
+    _routing.as_the_model_says()
     sums_of_experts()
     mxfp4()
     nvfp4()
     draft_model()
     some_models_are_torchax()
     float32_beside_4_bits()
+    layers_that_are_not_quantized()
     _weights.loaded_onto_the_device()
     _weights.fp8_products_take_weights_as_they_are()
     _linear.rows_are_quantized_in_one_kernel()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 from xla_gpu import vllm_xla
-from xla_gpu.vllm_xla import _names, _replace
+from xla_gpu.vllm_xla import _names, _replace, _sampling
 
 _names.check()
 vllm_xla.prepare_environment()
@@ -23,6 +23,9 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
     its JAX backend.
     """
 
+    # Parameters of requests that do not go with what is served, and with what of it.
+    _beside: ClassVar[dict[str, str]] = {}
+
     @classmethod
     def get_device_name(cls, device_id: int = 0) -> str:
         """A name for logs. The device itself is not asked: that would start JAX in the server."""
@@ -37,6 +40,28 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
                 "(get_tpu_quantization_config); there are "
                 f"{', '.join(cls.supported_quantization)}"
             )
+
+    @classmethod
+    def validate_request(cls, processed_inputs: Any, params: Any) -> None:
+        """tpu-inference's, after a refusal of what its sampler does not read.
+
+        Raises:
+          VLLMValidationError: for such a parameter, by name; over HTTP it is a bad request.
+        """
+        for name, allowed in _sampling.not_sampled(params).items():
+            raise _names.VLLMValidationError(
+                f"xla_gpu.vllm_xla: {name} is {getattr(params, name)!r}, which tpu-inference's "
+                f"sampler does not read; allowed is {allowed!r}. If no request asks for it, the "
+                "model's generation_config.json does: --generation-config vllm",
+                parameter=name,
+            )
+        for name, what in cls._beside.items():
+            if getattr(params, name, None) is not None:
+                raise _names.VLLMValidationError(
+                    f"xla_gpu.vllm_xla: {name} came; tpu-inference has none beside {what}",
+                    parameter=name,
+                )
+        super().validate_request(processed_inputs, params)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
@@ -56,14 +81,27 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
                 f"xla_gpu.vllm_xla: {what}; on CPUs and GPUs run it with vLLM's own backend for "
                 "them (docs/vllm.md)"
             )
+        model = vllm_config.model_config
+        if model is not None and model.max_logprobs == -1:  # all words', of which so many are taken
+            model.max_logprobs = model.get_vocab_size()
         super().check_and_update_config(vllm_config)
         vllm_config.parallel_config.worker_cls = "xla_gpu.vllm_xla.worker.XlaWorker"
+        if model is not None:
+            cls._beside = _sampling.not_beside(vllm_config)
 
 
 def _unsupported(vllm_config: Any) -> list[str]:
     """What of a configuration would reach a TPU kernel that has no stand-in here, or an error."""
     model, found = vllm_config.model_config, []
     if model is not None:
+        for name in ("logits_processors", "enable_prompt_embeds"):
+            if getattr(model, name, None):
+                found.append(f"{name} came, which tpu-inference does not read")
+        if model.logprobs_mode not in ("raw_logprobs", "processed_logprobs"):
+            found.append(
+                f"logprobs_mode is {model.logprobs_mode!r}; tpu-inference has raw_logprobs and "
+                "processed_logprobs, and would give the first"
+            )
         if model.use_mla:
             found.append(
                 "multi-head latent attention (MLA) is a TPU kernel (mla_ragged_paged_attention), "
@@ -98,6 +136,17 @@ def _unsupported(vllm_config: Any) -> list[str]:
             found.append(
                 "compressed-tensors with integer weights and activations of 16 bits have no scheme "
                 "in tpu-inference (VllmCompressedTensorsConfig.get_scheme)"
+            )
+        found += (
+            f"{what} in tpu-inference; MODEL_IMPL_TYPE=vllm serves it"
+            for what in _replace.otherwise_in_flax(vllm_config)
+        )
+    for kind in ("decode", "prefill"):
+        name = f"{kind}_context_parallel_size"
+        if (size := getattr(vllm_config.parallel_config, name)) > 1:
+            found.append(
+                f"{name} is {size}: parallelism over the context is TPU kernels "
+                "(rpa_v3_cp); allowed is 1"
             )
     several = vllm_config.additional_config.get("enable_continue_decode")
     if several and vllm_config.scheduler_config.async_scheduling:

@@ -27,7 +27,8 @@ class XlaWorker(TPUWorker):  # type: ignore[misc]
         # Also where VLLM_PLUGINS keeps our general plugin from being called.
         _replace.before_the_model()
         serves_from_gpus = os.environ.get("JAX_PLATFORMS") != "cpu"
-        if serves_from_gpus and getattr(_names, "TPU_MULTIPROCESS_DP", False):  # not in 0.31
+        of_a_part = getattr(_names, "TPU_MULTIPROCESS_DP", False)  # not in 0.31
+        if serves_from_gpus and (of_a_part or _assigned(self.vllm_config.parallel_config)):
             _keep_own_gpus(self.vllm_config)
         if self.vllm_config.sharding_config.total_devices > 1:
             # XLA's other client for GPUs: the first one waits in each call until all devices have
@@ -66,6 +67,12 @@ class XlaWorker(TPUWorker):  # type: ignore[misc]
         """tpu-inference's, by variables that libtpu reads: init_device has done it."""
 
 
+def _assigned(parallel_config: Any) -> list[int] | None:
+    """Of `--device-ids` this engine's, or numbers of vLLM's own where parts have processes."""
+    assigned: list[int] | None = getattr(parallel_config, "assigned_physical_gpu_ids", None)
+    return assigned
+
+
 def _keep_own_gpus(config: Any) -> None:
     """Hides the GPUs of other parts of the requests from this process, before its first CUDA call.
 
@@ -74,15 +81,18 @@ def _keep_own_gpus(config: Any) -> None:
     """
     count, parts = config.sharding_config.total_devices, config.parallel_config
     here = parts.data_parallel_rank_local  # of the parts on this machine
-    first = (parts.data_parallel_index if here is None else here) * count
+    number = parts.data_parallel_index if here is None else here
+    own, assigned = [*range(number * count, (number + 1) * count)], _assigned(parts) or []
+    if assigned != [*range(number * len(assigned), (number + 1) * len(assigned))]:  # vLLM's own
+        own = assigned
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    visible = named.split(",") if named else [str(i) for i in range(first + count)]
-    if len(visible) < first + count:
+    visible = named.split(",") if named else [str(i) for i in range(max(own) + 1)]
+    if len(visible) <= max(own) or len(own) < count:
         raise UnsupportedError(
-            f"xla_gpu.vllm_xla: data parallelism needs {count} GPUs from number {first} on, and "
+            f"xla_gpu.vllm_xla: this engine needs {count} GPUs, its numbers are {own}, and "
             f"CUDA_VISIBLE_DEVICES is {named}"
         )
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[first : first + count])
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[i] for i in own[:count])
 
 
 def _device() -> jax.Device:
