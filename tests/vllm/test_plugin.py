@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import json
 import os
 import pathlib
+import shutil
 import sys
 import types
 
@@ -117,6 +119,21 @@ def test_a_request_for_what_the_sampler_does_not_read_is_refused_by_name(asked, 
     name = next(iter(asked))
     with pytest.raises(_names.VLLMValidationError, match=f"{name} is .* allowed is {allowed}"):
         XlaPlatform.validate_request(None, SamplingParams(**asked))
+
+
+@pytest.mark.parametrize("asked", [{}, {"repetition_penalty": 1.2}])
+def test_a_models_own_defaults_that_the_sampler_does_not_read_are_dropped(
+    checkpoint, tmp_path, asked
+):
+    from vllm.config import ModelConfig
+
+    of_model = {"repetition_penalty": 1.05, "temperature": 0.7, "top_k": 20}
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "llama")
+    (folder / "generation_config.json").write_text(json.dumps(of_model))
+    model = ModelConfig(str(folder), override_generation_config=dict(asked))
+    _sampling.drop_defaults(model)
+    # What the server's own options ask for stays, and so is refused.
+    assert model.get_diff_sampling_param() == {"temperature": 0.7, "top_k": 20} | asked
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from xla_gpu.vllm_xla._names import replace
+from xla_gpu.vllm_xla._names import init_logger, replace
+
+logger = init_logger("vllm.xla_gpu")
 
 # Of vLLM's SamplingParams, with their defaults: what should change tokens or logprobs and changed
 # nothing, or ended the engine (allowed_token_ids).
@@ -40,6 +42,20 @@ def not_sampled(params: Any) -> dict[str, Any]:
     if getattr(params, "seed", None) is not None and params.sampling_type.name == "RANDOM_SEED":
         found["seed"] = None
     return found
+
+
+def drop_defaults(model: Any) -> None:
+    """Drops what generation_config.json asks for all requests and is not done, with a warning."""
+    for name, value in model.get_diff_sampling_param().items():
+        given = name in model.override_generation_config
+        if name in _NOT_SAMPLED and value != _NOT_SAMPLED[name] and not given:
+            logger.warning(
+                "xla_gpu: %s=%r of the model's generation_config.json is dropped: tpu-inference's "
+                "sampler does not read it",
+                name,
+                value,
+            )
+            model.override_generation_config[name] = None
 
 
 def not_beside(vllm_config: Any) -> dict[str, str]:

@@ -51,8 +51,7 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
         for name, allowed in _sampling.not_sampled(params).items():
             raise _names.VLLMValidationError(
                 f"xla_gpu.vllm_xla: {name} is {getattr(params, name)!r}, which tpu-inference's "
-                f"sampler does not read; allowed is {allowed!r}. If no request asks for it, the "
-                "model's generation_config.json does: --generation-config vllm",
+                f"sampler does not read; allowed is {allowed!r}",
                 parameter=name,
             )
         for name, what in cls._beside.items():
@@ -87,6 +86,7 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
         super().check_and_update_config(vllm_config)
         vllm_config.parallel_config.worker_cls = "xla_gpu.vllm_xla.worker.XlaWorker"
         if model is not None:
+            _sampling.drop_defaults(model)
             cls._beside = _sampling.not_beside(vllm_config)
 
 
