@@ -150,9 +150,11 @@ PlannedParams PlanParams(const Problem& problem, const Config& config) {
   p.max_pages = static_cast<int>(problem.max_pages_per_seq);
   p.k_scale_step = problem.k_scale_size > 1 ? 1 : 0;
   p.v_scale_step = problem.v_scale_size > 1 ? 1 : 0;
-  // Positions are 32-bit; the margin keeps the ends of the last tiles from overflowing.
-  p.max_context = static_cast<int>(std::min(problem.max_context(), kMaxInt - 4096));
-  // A larger one hides nothing more, and would overflow with positions before the first key.
+  // Positions are 32-bit; the margin keeps the ends of the last tiles from overflowing, and a
+  // window before as many positions as there may be before the first key.
+  const int64_t margin = std::max(problem.tokens, int64_t{4096});
+  p.max_context = static_cast<int>(std::min(problem.max_context(), kMaxInt - margin));
+  // A larger one hides nothing more.
   p.window = static_cast<int>(std::min(problem.sliding_window, int64_t{p.max_context}));
   p.workers = config.workers;
   p.prefill_workers = config.prefill_workers;

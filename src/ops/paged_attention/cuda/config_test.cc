@@ -490,6 +490,19 @@ TEST_F(ParamsTest, LayoutIsInBytes) {
   EXPECT_EQ(p->lse, nullptr);
 }
 
+TEST_F(ParamsTest, AWindowBeforeTheFirstKeyIsAPosition) {
+  Problem problem = MakePrefill();
+  problem.max_pages_per_seq = int64_t{1} << 27;  // 2^31 tokens
+  problem.sliding_window = kMaxInt;
+  for (const int64_t tokens : {1, 2048, 8192, 1 << 20}) {
+    problem.tokens = tokens;
+    const Params p = PlanParams(problem, Choose(problem, kH200)).params;
+    EXPECT_EQ(p.window, p.max_context);
+    EXPECT_GE(-tokens - p.window + 1, -kMaxInt) << tokens;
+    EXPECT_LE(p.max_context, kMaxInt - 4096);
+  }
+}
+
 TEST_F(ParamsTest, AnUnalignedWorkspaceIsRefused) {
   Buffers buffers = MakeBuffers();
   buffers.query = memory_ + 2;

@@ -149,6 +149,25 @@ TEST_F(PagedAttentionEdgesGpuTest, RowsThatSeeNothingAreZero) {
   }
 }
 
+// Tables of 2^31 tokens, a window as long, and queries that begin thousands of positions before the
+// first key: the window's begin is before what 32 bits hold.
+TEST_F(PagedAttentionEdgesGpuTest, ALongWindowBeforeTheFirstKey) {
+  for (const Kind& kind : {kKinds[0], kKinds[4]}) {
+    for (const bool causal : {false, true}) {
+      std::mt19937_64 rng(13);
+      CaseSpec spec = SpecOf(kind, {5000, 1}, {50, 70});
+      spec.kv_heads = spec.group_size = 1;
+      spec.causal = causal;
+      spec.sliding_window = 0x7fffffff;
+      spec.page_size = 2048;
+      spec.max_pages = 1 << 20;
+      spec.tight = true;
+      Case c(spec, rng);
+      ExpectRight(c, kind.tolerance, c.spec().ToString());
+    }
+  }
+}
+
 // Calls in a row share a workspace, and maybe what copies between them write: their launches begin
 // before those in front of them have ended, which must not show.
 TEST_F(PagedAttentionEdgesGpuTest, CallsInARowDoNotDisturbEachOther) {
