@@ -321,6 +321,9 @@ void ExpectRightRows(const std::vector<Products>& all) {
         ExpectRightRows(products, DType::kBF16, DType::kF8E4M3FN, "bf16", rows, target);
         if (::testing::Test::HasFatalFailure()) return;
       }
+#if defined(XLA_GPU_SANITIZED)  // ten times slower, and not there for the numbers
+      break;
+#endif
     }
   });
 }
