@@ -79,7 +79,7 @@ TEST(SurveyPlugin, OutputWithoutEndIsAProblem) {
     const auto start = std::chrono::steady_clock::now();
     EXPECT_THAT(SurveyPlugin({.path = "/x.so"}, endless.path()).problem,
                 HasSubstr("more output than"));
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30)) << script;
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::minutes(3)) << script;
   }
 }
 
