@@ -74,12 +74,15 @@ TEST(SurveyPlugin, StrangeJsonIsNoAnswer) {
 }
 
 TEST(SurveyPlugin, OutputWithoutEndIsAProblem) {
-  for (const char* script : {"exec yes", "exec cat /dev/zero", "exec yes '{\"a\": 1}'"}) {
+  const std::string json = "exec yes '{\"a\": \"" + std::string(10'000, 'b') + "\"}'";
+  for (const std::string& script :
+       {std::string("exec yes"), std::string("exec cat /dev/zero"), json}) {
     const FakeProgram endless(script);
     const auto start = std::chrono::steady_clock::now();
     EXPECT_THAT(SurveyPlugin({.path = "/x.so"}, endless.path()).problem,
                 HasSubstr("more output than"));
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::minutes(3)) << script;
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::minutes(1))
+        << script.substr(0, 20);
   }
 }
 
