@@ -70,8 +70,7 @@ Status CheckData(const Op& op, std::string_view kind, std::span<const TensorView
     if (!IsAligned(tensors[i]) && tensors[i].num_elements() != 0) {
       return InvalidArgument(op.name, ": ", kind, " ", i, " (", tensors[i].ToString(),
                              ") lies at address ", tensors[i].data,
-                             ", no multiple of its element "
-                             "size; give it an aligned copy");
+                             ", no multiple of its element size; give it an aligned copy");
     }
   }
   return OkStatus();
