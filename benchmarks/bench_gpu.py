@@ -18,6 +18,7 @@ import math
 import os
 import pathlib
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -61,9 +62,12 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
     add("--quick", action="store_true", help="tiny inputs and few rounds, to try the code")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try the code")
     add("--from", dest="saved", type=pathlib.Path, help="a folder with results.json; no measuring")
+    add("--commit", help="what is measured, where git does not know")
     add("--out", type=pathlib.Path, help="folder for results")
     add("--update", action="store_true", help="write over docs/benchmarks/<gpu>")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    options.told = shlex.join(sys.argv[1:] if argv is None else argv)
+    return options
 
 
 def _short(error: BaseException) -> str:
@@ -90,7 +94,8 @@ class Session:
                 results.peers[peer.name] = {"missing": _short(e)}
         if results.trying is not None:
             results.killers.append(results.trying)
-        results.runs.append({"ceilings": self.ceilings()})
+        run = {"commit": options.commit or commit(), "options": options.told}
+        results.runs.append({"ceilings": self.ceilings(), **run})
 
     def seconds_left(self) -> float:
         return self.options.seconds - (time.monotonic() - self.start)
@@ -198,6 +203,7 @@ class Session:
             "JAX_TRACEBACK_FILTERING": "off",  # so that the error is the last line
         }
         found: dict[str, object] = {"attention": attention, "calls": calls}
+        found["run"] = len(self.results.runs) - 1
         try:
             done = subprocess.run(
                 command, env=env, capture_output=True, text=True, timeout=STEP_SECONDS
@@ -262,6 +268,14 @@ def machine(device: str) -> dict[str, str]:
         "torch": torch.__version__,
         "CUDA": str(torch.version.cuda),
     }
+
+
+def commit() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def _folder(options: argparse.Namespace, facts: dict[str, str]) -> pathlib.Path:

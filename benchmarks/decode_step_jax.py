@@ -11,12 +11,15 @@ with the result before it as queries.
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
+import os
 
 import decode_step
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xla_gpu
 from xla_gpu.jax import paged_attention, update_kv_cache
 
 
@@ -95,6 +98,23 @@ ATTENTIONS = {
 }
 
 
+# Whose code an attention is, besides JAX's and ours.
+PACKAGES = {
+    "cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+    "flash-attn3-jax": ("flash-attn3-jax",),
+}
+
+
+def versions(attention: str) -> dict[str, str]:
+    found = {"jax": jax.__version__, "jaxlib": jax.lib.__version__, "xla_gpu": xla_gpu.__version__}
+    for name in PACKAGES.get(attention, ()):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
 def formed(cache: jax.Array, attention: str):
     """The cache, K on even heads, as the attention takes it."""
     if attention == "ours":
@@ -163,9 +183,18 @@ def main() -> None:
             state[:] = run(state[0], w, state[1], cos, sin, index)
 
     times = decode_step.time_steps(one, lambda: jax.block_until_ready(state), steps)
-    shown = np.asarray(first.astype(jnp.float32))
-    device = str(jax.devices()[0])
-    decode_step.report("jax", sizes, times, shown, attention=attention, calls=calls, device=device)
+    with xla_gpu.profile() as seen:  # what XLA replays from a command buffer it does not call
+        one()
+        jax.block_until_ready(state)
+    more = {
+        "attention": attention,
+        "calls": calls,
+        "device": str(jax.devices()[0]),
+        "versions": versions(attention),
+        "host_calls": None if attention == "pallas" else sum(k.calls for k in seen.kernels),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }
+    decode_step.report("jax", sizes, times, np.asarray(first.astype(jnp.float32)), **more)
 
 
 if __name__ == "__main__":

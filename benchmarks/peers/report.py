@@ -157,6 +157,16 @@ def _calls(step: dict) -> str:
     return f"{words} {kernels:.3f}: {share}, {targets.CALLS_ASKED} is asked."
 
 
+def _inside(step: dict) -> str:
+    """Whose versions, and whether its calls of ours came out of command buffers."""
+    said = [f"{name} {version}" for name, version in step.get("versions", {}).items()]
+    if step.get("xla_flags"):
+        said.append(f"XLA_FLAGS={step['xla_flags']}")
+    if step.get("host_calls") is not None:
+        said.append(f"{step['host_calls']} of our calls made by the host")
+    return ", ".join(said) or "-"
+
+
 def _steps(results: Results) -> list[str]:
     """Of decode_step_jax.py: whole steps, then calls alone."""
     lines: list[str] = []
@@ -165,19 +175,22 @@ def _steps(results: Results) -> list[str]:
         ours = next((s for s in steps if s["attention"] == OURS and "first" in s), None)
         lines += ["", "## Inside XLA: a jitted decode step", ""]
         lines += [
-            "Milliseconds a step of benchmarks/decode_step_jax.py, the median of five runs.",
+            "Milliseconds a step of benchmarks/decode_step_jax.py, the median of five runs. Of a",
+            "step in XLA's command buffers (its default) the host makes none of our calls.",
             "",
         ]
-        lines += ["| attention | layers | ms | differs from ours by |", "|---|---|---|---|"]
+        lines += ["| attention | layers | ms | differs from ours by | with |", "|---" * 5 + "|"]
     for step in steps:
         shown = _cell(step["failed"]) if "failed" in step else f"{step['ms']:.3f}"
         cells = [step["attention"], str(step.get("layers", "-")), shown, _from_ours(step, ours)]
+        cells.append(_cell(_inside(step)))
         lines.append("| " + " | ".join(cells) + " |")
     for step in results.steps:
         if not step.get("calls"):
             continue
         shown = _cell(step["failed"]) if "failed" in step else _calls(step)
         lines += ["", f"Its attention alone (`--calls`), {step['attention']}: {shown}"]
+        lines[-1] += f" With {_inside(step)}." * ("versions" in step)
     return lines
 
 
@@ -189,6 +202,8 @@ def page(results: Results) -> str:
         found = [f"{n} {most / 1e12:.3g}" for n, most in run["ceilings"].items()]
         words = "TB/s of read and copy, TFLOP/s of an 8192^3 bf16 product"
         lines.append(f"Ceilings of run {number} ({words}): {', '.join(found)}.")
+        if "commit" in run:
+            lines[-1] += f" Commit {run['commit']}, options `{run['options'] or 'none'}`."
     met, bound = (verdicts.count(verdict) for verdict in ("met", AT_READ_SPEED))
     lines += ["", f"{met} of the {len(verdicts)} lines that ask for a ratio reach it."]
     lines += [f"Of the others {bound} run at the speed of a plain read of as many bytes."] * bool(

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import json
 import pathlib
 import re
 import sys
@@ -18,6 +19,7 @@ import bench_gpu
 import cpu
 import cpu_page
 import decode_layer
+import decode_step_jax
 import gpu
 import own_kernels
 import roads
@@ -208,9 +210,12 @@ def recorded():
         {"attention": "ours", "calls": True, "layers": 32, "ms": 1.03, "kernels_ms": 1.0},
         {"attention": "ours", "layers": 32, "ms": 5.4, "first": [3.0, 4.0]},
         {"attention": "pallas", "layers": 32, "ms": 7.5, "first": [3.0, 4.1]},
+        {"attention": "flash-attn3-jax", "layers": 32, "ms": 6.0, "xla_flags": "--a"}
+        | {"versions": {"jax": "1", "flash-attn3-jax": "2"}, "host_calls": 0},
         {"attention": "cudnn", "calls": False, "failed": "Error: a | b"},
     ]
-    return Results({"device": "a test"}, found, [{"ceilings": ceilings}], rows, steps)
+    run = {"ceilings": ceilings, "commit": "1a2b3c", "options": "--shapes ^Decode"}
+    return Results({"device": "a test"}, found, [run], rows, steps)
 
 
 def test_peers_table_says_met_missing_and_failed(tmp_path):
@@ -238,8 +243,11 @@ def test_peers_table_says_met_missing_and_failed(tmp_path):
     assert "- XQA: missing: ImportError: none" in page
     assert "- broken, 2 cases: wrong: differs by 0.5" in page
     assert "takes decode only" not in page
-    assert "| pallas | 32 | 7.500 | 0.02 |" in page
-    assert "| cudnn | - | Error: a / b | - |" in page
+    assert "sustained 680. Commit 1a2b3c, options `--shapes ^Decode`." in page
+    assert "| pallas | 32 | 7.500 | 0.02 | - |" in page
+    made = "jax 1, flash-attn3-jax 2, XLA_FLAGS=--a, 0 of our calls made by the host"
+    assert f"| flash-attn3-jax | 32 | 6.000 | - | {made} |" in page
+    assert "| cudnn | - | Error: a / b | - | - |" in page
     assert "graph of torch's 1.000: 1.030 of their kernels, 1.03 is asked." in page
     assert "Error: a / b" in page  # in a cell
     path = tmp_path / "results.json"
@@ -253,6 +261,15 @@ def test_peers_table_says_met_missing_and_failed(tmp_path):
     root = xml.etree.ElementTree.parse(tmp_path / "roofline.svg").getroot()
     points = [e.get("class") for e in root.iter("{http://www.w3.org/2000/svg}circle")]
     assert sorted(points) == ["point-ours"] * 4 + ["point-peer"] * 3
+
+
+def test_a_step_says_its_versions_and_who_calls(monkeypatch, capsys):
+    """The Host has no command buffers: all three layers' two calls are made."""
+    monkeypatch.setattr(sys, "argv", ["decode_step_jax.py", "--small", "--steps", "1"])
+    decode_step_jax.main()
+    found = json.loads(capsys.readouterr().out)
+    assert found["versions"]["jax"] == jax.__version__
+    assert found["host_calls"] == 6 or jax.default_backend() != "cpu"
 
 
 def test_plots_of_a_run_without_results():

@@ -80,12 +80,14 @@ def test_ours_is_right_and_timed_on_every_tiny_case(run, tmp_path, capsys):
 
 
 def test_shapes_seconds_and_another_machine(run, tmp_path, capsys):
-    assert run("--shapes", "^Mixed", "--peers", "SDPA") == 0
+    assert run("--shapes", "^Mixed", "--peers", "SDPA", "--commit", "1a2b3c") == 0
     assert "1 of 1 cases" in capsys.readouterr().out
     assert run("--seconds", "-1") == 0
     assert "8 cases left: run again" in capsys.readouterr().out
     file = tmp_path / "results.json"
     plain = json.loads(file.read_text())
+    assert [found["commit"] for found in plain["runs"]] == ["1a2b3c", bench_gpu.commit()]
+    assert "--shapes ^Mixed" in plain["runs"][0]["options"].replace("'", "")
     plain["facts"]["device"] = "another"
     file.write_text(json.dumps(plain))
     assert run() == 1
