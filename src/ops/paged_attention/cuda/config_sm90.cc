@@ -24,6 +24,14 @@ int64_t SharedBytes(int64_t head_dim) {
                            : sizeof(Shared<64>);
 }
 
+// The same of decode, whose heads may fill a panel and a half, or three.
+template <template <int> typename Shared>
+int64_t DecodeSharedBytes(int64_t head_dim) {
+  return head_dim == 192  ? sizeof(Shared<192>)
+         : head_dim == 96 ? sizeof(Shared<96>)
+                          : SharedBytes<Shared>(head_dim);
+}
+
 // Why the kernels do not take the problem's types, or such a head_dim; null where they do.
 const char* WhyNot(const Problem& problem, const cuda::DeviceInfo& device, bool takes_head_dim,
                    int64_t shared_bytes) {
@@ -113,7 +121,7 @@ struct Decode {
   template <int kHeadDim>
   using Tokens = sm90::TokenShared<kHeadDim, kElement, kRows>;
   static int64_t ClusterBytes(int64_t head_dim, int blocks) {
-    return blocks > 1 ? SharedBytes<Cluster>(head_dim) : SharedBytes<Tokens>(head_dim);
+    return blocks > 1 ? DecodeSharedBytes<Cluster>(head_dim) : DecodeSharedBytes<Tokens>(head_dim);
   }
 };
 
@@ -121,12 +129,12 @@ template <bool kBoxes>
 int64_t DecodeBytes(const Problem& problem) {
   const int rows = LineRows(problem);
   if (IsFloat8(problem.cache_dtype)) {
-    return rows == 8 ? SharedBytes<Decode<1, 8, kBoxes>::template Shared>(problem.head_dim)
-                     : SharedBytes<Decode<1, 16, kBoxes>::template Shared>(problem.head_dim);
+    return rows == 8 ? DecodeSharedBytes<Decode<1, 8, kBoxes>::template Shared>(problem.head_dim)
+                     : DecodeSharedBytes<Decode<1, 16, kBoxes>::template Shared>(problem.head_dim);
   }
-  return rows == 8    ? SharedBytes<Decode<2, 8, kBoxes>::template Shared>(problem.head_dim)
-         : rows == 16 ? SharedBytes<Decode<2, 16, kBoxes>::template Shared>(problem.head_dim)
-                      : SharedBytes<Decode<2, 32, kBoxes>::template Shared>(problem.head_dim);
+  return rows == 8    ? DecodeSharedBytes<Decode<2, 8, kBoxes>::template Shared>(problem.head_dim)
+         : rows == 16 ? DecodeSharedBytes<Decode<2, 16, kBoxes>::template Shared>(problem.head_dim)
+                      : DecodeSharedBytes<Decode<2, 32, kBoxes>::template Shared>(problem.head_dim);
 }
 
 int64_t DecodeSharedBytes(const Problem& problem, bool boxes) {
@@ -157,15 +165,15 @@ int64_t SeenKeys(const Problem& problem) {
   return window > 0 ? std::min(window, problem.max_context()) : problem.max_context();
 }
 
-// As WhyNot, of the decode kernels: a row of keys fills whole panels.
+// As WhyNot, of the decode kernels: a row of keys fills whole panels, or one and a half, or three.
 const char* WhyNotDecode(const Problem& problem, const cuda::DeviceInfo& device,
                          int64_t shared_bytes) {
   const int64_t dim = problem.head_dim;
-  const bool known = dim == 64 || dim == 128 || dim == 256 || dim == 512;
+  const bool known = dim == 64 || dim == 96 || dim == 128 || dim == 192 || dim == 256 || dim == 512;
   const char* why = WhyNot(problem, device, known, shared_bytes);
   if (why != nullptr) return why;
   if (IsSplit(problem)) return "dtypes";
-  const bool whole = !IsFloat8(problem.cache_dtype) || problem.head_dim >= 128;
+  const bool whole = !IsFloat8(problem.cache_dtype) || problem.head_dim % 128 == 0;
   return whole ? nullptr : "head_dim of an fp8 cache";
 }
 

@@ -34,7 +34,9 @@ constexpr Kind kKinds[] = {{DType::kBF16, DType::kBF16, 0.03},
                            {DType::kBF16, DType::kBF16, 0.03, 512},
                            {DType::kBF16, DType::kF8E4M3FN, 0.03, 512},
                            {DType::kF32, DType::kF32, 2e-5, 256},
-                           {DType::kF32, DType::kF32, 2e-5, 512}};
+                           {DType::kF32, DType::kF32, 2e-5, 512},
+                           {DType::kBF16, DType::kBF16, 0.03, 96},
+                           {DType::kF16, DType::kF16, 0.004, 192}};
 
 CaseSpec SpecOf(const Kind& kind, std::vector<int64_t> query_lens,
                 std::vector<int64_t> context_lens) {

@@ -52,6 +52,7 @@ constexpr Kind kKinds[] = {{DType::kBF16, DType::kBF16, "", 128, false},
 constexpr Kind kF16WithF32Results = {DType::kF16, DType::kF16, "f32", 256, false};
 constexpr Kind kE5M2WithCap = {DType::kF16, DType::kF8E5M2, "", 64, true};
 constexpr Kind kE5M2 = {DType::kF16, DType::kF8E5M2, "f32", 128, true};
+constexpr Kind kThreePanels = {DType::kF16, DType::kF16, "f32", 192, true};
 // Whose operands have zeros behind the head's dimensions.
 constexpr Kind kPaddedHeads = {DType::kF16, DType::kF16, "", 40, false};
 
@@ -274,7 +275,8 @@ TEST_P(DecodeOfManyPagesGpuTest, AgreeWithReference) {
 INSTANTIATE_TEST_SUITE_P(, DecodeOfManyPagesGpuTest,
                          testing::Values(kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6],
                                          kKinds[12], kKinds[14], kE5M2, kKinds[8], kKinds[16],
-                                         kKinds[19], kKinds[20]),
+                                         kKinds[17], kKinds[18], kKinds[19], kKinds[20],
+                                         kThreePanels),
                          NameOf);
 
 // So many keys a multiprocessor that blocks on Hopper keep pace with each other.
@@ -340,8 +342,8 @@ TEST_P(ManyRowsGpuTest, AgreeWithReference) {
 INSTANTIATE_TEST_SUITE_P(, ManyRowsGpuTest,
                          testing::Values(kKinds[0], kKinds[1], kKinds[2], kKinds[6],
                                          Kind{DType::kBF16, DType::kBF16, "f32", 128, false},
-                                         kKinds[4], kKinds[12], kKinds[14], kKinds[8], kKinds[19],
-                                         kKinds[20]),
+                                         kKinds[4], kKinds[12], kKinds[14], kKinds[8], kKinds[17],
+                                         kKinds[18], kKinds[19], kKinds[20]),
                          NameOf);
 
 // Few sequences: on Hopper 8, 4 or 2 blocks share each head, and contexts are cut between all.
@@ -397,7 +399,8 @@ INSTANTIATE_TEST_SUITE_P(, DecodeOfFewSequencesGpuTest,
                          testing::Values(KindAndHeads{kKinds[0], 8}, KindAndHeads{kKinds[1], 16},
                                          KindAndHeads{kKinds[2], 32}, KindAndHeads{kKinds[6], 8},
                                          KindAndHeads{kE5M2, 16}, KindAndHeads{kKinds[4], 8},
-                                         KindAndHeads{kKinds[12], 8}, KindAndHeads{kKinds[14], 8}),
+                                         KindAndHeads{kKinds[12], 8}, KindAndHeads{kKinds[14], 8},
+                                         KindAndHeads{kKinds[17], 8}, KindAndHeads{kKinds[18], 16}),
                          [](const auto& info) {
                            return NameOf({info.param.first, info.index});
                          });
