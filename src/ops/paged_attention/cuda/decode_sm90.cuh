@@ -122,12 +122,11 @@ __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, in
     const float before = max;
 #pragma unroll
     for (int i = 0; i < kParts; ++i) max = fmaxf(max, of_max[i]);
-    const float base = max == -Infinity() ? 0.0f : max;
-    const float keep = Exp2((before - base) * factor);
+    const float keep = Exp2(Log2Weight(before, max, factor));
     sum *= keep;
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      of_max[i] = Exp2((of_max[i] - base) * factor);  // now its weight
+      of_max[i] = Exp2(Log2Weight(of_max[i], max, factor));  // now its weight
       sum += of_sum[i] * of_max[i];
     }
 #pragma unroll

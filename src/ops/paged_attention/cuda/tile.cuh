@@ -125,6 +125,14 @@ __device__ __forceinline__ LogitFactor MakeLogitFactor(const Params& p, int head
   return result;
 }
 
+// log2 of the weight of a logit, or of sums relative to a maximum, `from` where the maximum is
+// `to`. Halves, since the difference of two f32 numbers may be none; -infinity if `from` is.
+__device__ __forceinline__ float Log2Weight(float from, float to, float factor) {
+  const float half_base = to == -Infinity() ? 0.0f : 0.5f * to;
+  const float half = fmaf(0.5f, from, -half_base) * factor;
+  return half + half;
+}
+
 // tanh of a logit / soft_cap: 1 - 2 / (exp(2x) + 1) keeps its absolute precision, enough for small
 // caps; large ones need the relative one.
 __device__ __forceinline__ float Capped(float dot, float cap_in) {
