@@ -330,7 +330,7 @@ TEST_P(EdgesOfAKindGpuTest, ExtremesAreRight) {
       {0.1, 0, -1e38f, 0, 1},  {1e20, 0, 1e38f, 0, 1},     {0, 0, 1, 0, 1},
       {0.1, 0, 1, 3.4e38f, 1}, {0.1, 0, 1, -3.4e38f, 1},   {0.1, 1e-20, 1, 0, 1},
       {0.1, 1e20, 1, 0, 1},    {1e20, 1e-20, 1e38f, 0, 1}, {0.1, 1e4, 1, 0, 1},
-      {0.1, 0, 1, 0, 1e10},    {0.1, 30, 1, 0, 1e10}};
+      {0.1, 0, 1, 0, 1e10},    {0.1, 30, 1, 0, 1e10},      {1, 0, 3e38f, 0, 1e-3}};
   const Kind& kind = GetParam();
   for (const Extreme& extreme : extremes) {
     if (kind.query == DType::kF16 && extreme.query != 1) continue;  // beyond f16
