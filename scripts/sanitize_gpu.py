@@ -31,6 +31,7 @@ PAGED = "ops.paged_attention.cuda.paged_attention_gpu_test"
 EDGES = "ops.paged_attention.cuda.paged_attention_edges_gpu_test"
 ALTERNATIVES = "ops.paged_attention.cuda.alternatives_gpu_test"
 V3 = "ops.ragged_paged_attention_v3.cuda.ragged_paged_attention_v3_gpu_test"
+UPDATE = "ops.update_kv_cache.cuda.update_kv_cache_gpu_test"
 GROUPED = "ops.grouped_matmul.cuda.grouped_matmul_gpu_test"
 QUANTIZE = "ops.quantize_rows.cuda.quantize_rows_gpu_test"
 ALL_REDUCE = "ops.all_reduce.cuda.all_reduce_gpu_test"
@@ -232,8 +233,12 @@ FAMILIES = (
     ),
     Family(
         "update_kv_cache",
-        (*_words("update_kv_cache.cu", VECTOR="1 8"), "update_kv_cache.cu UNALIGNED"),
-        (Tests(PAGED, "UpdateKvCache*", 6),),
+        (
+            *_words("update_kv_cache.cu", VECTOR="1 8"),
+            "update_kv_cache.cu UNALIGNED",
+            *_words("update_kv_cache_sm90.cu", VECTOR="1 4 8"),
+        ),
+        (Tests(UPDATE, "*", 6),),
     ),
     Family(
         "ragged_paged_attention_v3",
