@@ -12,7 +12,7 @@ constexpr char kSource[] = "src/ops/update_kv_cache/cuda/update_kv_cache.cu";
 constexpr char kHopper[] = "src/ops/update_kv_cache/cuda/update_kv_cache_sm90.cu";
 
 // From so many bytes of new keys and values on the ring is worth its setting up.
-constexpr int64_t kRingsWorth = int64_t{8} << 20;
+constexpr int64_t kRingsWorth = int64_t{4} << 20;
 
 // The copy engine moves multiples of 16 bytes.
 bool TakesRing(const Problem& p, const cuda::DeviceInfo& device) {
@@ -118,8 +118,8 @@ int TokensPerBlock(int64_t tokens, int num_sms) {
 
 int TokensPerBlockSm90(int64_t tokens, int num_sms) {
   const auto shares = [tokens](int64_t blocks) { return (tokens + blocks - 1) / blocks; };
-  const int64_t sms = std::max(num_sms, 1);
-  return static_cast<int>(std::max<int64_t>(shares(sms * shares(sms * sm90::kThreads)), 1));
+  const int64_t wave = int64_t{sm90::kBlocks} * std::max(num_sms, 1);
+  return static_cast<int>(std::max<int64_t>(shares(wave * shares(wave * sm90::kThreads)), 1));
 }
 
 std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) {

@@ -26,17 +26,17 @@ TEST(TokensPerBlock, GrowsWithTheTokens) {
   EXPECT_EQ(TokensPerBlock(1 << 20, 132), kMaxTokensPerBlock);
 }
 
-TEST(TokensPerBlock, OnHopperBlocksAreAsManyAsMultiprocessorsOrAMultipleOfThem) {
+TEST(TokensPerBlock, OnHopperMultiprocessorsHaveTwoBlocksOrAMultiple) {
   EXPECT_EQ(TokensPerBlockSm90(1, 132), 1);
-  EXPECT_EQ(TokensPerBlockSm90(4096, 132), 32);
-  EXPECT_EQ(TokensPerBlockSm90(132 * 1024, 132), 1024);
-  EXPECT_EQ(TokensPerBlockSm90(132 * 1024 + 1, 132), 513);
-  EXPECT_EQ(TokensPerBlockSm90(1 << 18, 132), 993);
+  EXPECT_EQ(TokensPerBlockSm90(4096, 132), 16);
+  EXPECT_EQ(TokensPerBlockSm90(132 * 1024, 132), 512);
+  EXPECT_EQ(TokensPerBlockSm90(132 * 1024 + 1, 132), 257);
+  EXPECT_EQ(TokensPerBlockSm90(1 << 18, 132), 497);
   for (int64_t tokens = 1; tokens < 1 << 30; tokens += tokens / 5 + 1) {
     const int64_t block = TokensPerBlockSm90(tokens, 132);
     EXPECT_LE(block, sm90::kThreads);
     const int64_t blocks = (tokens + block - 1) / block;
-    EXPECT_LE((blocks + 131) / 132, tokens / (132 * 1024) + 1) << tokens;
+    EXPECT_LE((blocks + 263) / 264, tokens / (264 * 512) + 1) << tokens;
   }
 }
 
@@ -56,16 +56,16 @@ TEST(ChooseConfig, TheRingIsForManyBytesOnHopperInTokensOfSixteenBytes) {
   }
   const Config config = ChooseConfig(problem, *h200);
   EXPECT_THAT(config.kernel.defines, testing::Contains("SLOT_TYPE_64"));
-  EXPECT_EQ(config.params.tokens_per_block, 32);
-  EXPECT_EQ(config.launch.grid[0], 128u);
-  EXPECT_EQ(config.launch.block[0], 1024u);
+  EXPECT_EQ(config.params.tokens_per_block, 16);
+  EXPECT_EQ(config.launch.grid[0], 256u);
+  EXPECT_EQ(config.launch.block[0], 512u);
   // Beside it the block has 24 bytes a thread for its table.
-  EXPECT_LE(config.launch.dynamic_shared_bytes + 24 * 1024 + 1024,
+  EXPECT_LE(2 * (config.launch.dynamic_shared_bytes + 24 * 512 + 2048),
             h200->max_shared_memory_per_block);
 
   EXPECT_FALSE(takes(problem, *h200, /*aligned=*/false));
   Problem other = problem;
-  other.tokens = 1024;
+  other.tokens = 512;
   EXPECT_FALSE(takes(other, *h200));
   EXPECT_EQ(ChooseConfig(other, *h200).launch.grid[0], 512u);
   other.tokens = 1 << 20;

@@ -9,9 +9,10 @@ inline constexpr int kMaxTokensPerBlock = kUpdateThreads;
 
 namespace sm90 {
 
-inline constexpr int kThreads = 1024;          // a block, which takes as many tokens at most
+inline constexpr int kBlocks = 2;              // a multiprocessor
+inline constexpr int kThreads = 512;           // a block, which takes as many tokens at most
 inline constexpr int kStageBytes = 16 * 1024;  // of keys, and as many of values
-inline constexpr int kStages = 6;
+inline constexpr int kStages = 3;
 inline constexpr int kRingBytes = 2 * kStages * kStageBytes;
 
 }  // namespace sm90

@@ -1,4 +1,4 @@
-// update_kv_cache on Hopper, for so many tokens that their bytes count: one block a multiprocessor,
+// update_kv_cache on Hopper, for so many tokens that their bytes count: two blocks a multiprocessor,
 // whose keys and values come by the copy engine through a ring in shared memory. It is full before
 // the block knows which of its tokens it writes.
 //
@@ -72,7 +72,7 @@ class Ring {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
     update_kv_cache_sm90(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) Stage stages[];
   __shared__ unsigned long long filled[kStages];
