@@ -87,6 +87,18 @@ const char* WhyNotPrefill(const Problem& problem, const cuda::DeviceInfo& device
   return CopiedTokens(problem, device) > 0 ? nullptr : "no copy of f32";
 }
 
+// Sequences of which a lane of a warp looks at one.
+constexpr int kFewSequences = 32;
+
+// Whether the prefill launch takes sequences of few rows, too: where there is room for so few of
+// them that they are two pieces for each multiprocessor at most, a launch for them takes longer.
+bool PrefillDecodes(const Problem& problem, const cuda::DeviceInfo& device) {
+  return !IsDecode(problem) && !problem.batch_invariant &&
+         SourceOf(problem) == sm90::Source::kElements && problem.max_seqs <= kFewSequences &&
+         problem.max_seqs * problem.kv_heads <= int64_t{2} * device.num_sms &&
+         WhyNotPrefill(problem, device) == nullptr;
+}
+
 // Two blocks read keys and values once for both where that has paid: where the copy engine does it,
 // query heads share a kv head, and sequences have the rows for several pairs.
 int PrefillBlocks(const Problem& problem, bool boxes) {
@@ -257,7 +269,10 @@ Share Take(const Problem& problem, const cuda::DeviceInfo& device, const Choice&
            Config& config) {
   constexpr const char *kNotChosen = "not chosen", *kUnaligned = "unaligned tensors";
   const bool boxes = BoxesFit(problem, device);
+  const bool asked = choice.decode && choice.cluster;  // for a launch of decode
+  const bool decodes = choice.prefill && !asked && PrefillDecodes(problem, device);
   config.why_not_line = !choice.aligned ? kUnaligned
+                        : decodes       ? "room for few sequences"
                         : choice.decode ? WhyNotLine(problem, device)
                                         : kNotChosen;
   config.decode_launch = config.why_not_line == nullptr;
@@ -280,9 +295,9 @@ Share Take(const Problem& problem, const cuda::DeviceInfo& device, const Choice&
       config.boxes = !IsFloat8(problem.cache_dtype) && boxes;
       config.prefill_blocks = PrefillBlocks(problem, config.boxes);
       config.prefill_workers = device.num_sms / config.prefill_blocks;
-      config.decode_max_rows = kDecodeTileRows;
+      config.decode_max_rows = decodes ? 0 : kDecodeTileRows;
     }
-    if (IsNarrow(problem.cache_dtype)) config.own_seqs = 32;  // a lane looks at one
+    if (IsNarrow(problem.cache_dtype)) config.own_seqs = kFewSequences;
   }
   if (config.decode_launch) {
     const int rows = LineRows(problem);
