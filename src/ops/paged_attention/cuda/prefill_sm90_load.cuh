@@ -79,7 +79,9 @@ __device__ __forceinline__ bool FindFirst(const Params& p, Shared& shared) {
   int items = own.tiles, last = valid ? end : 0, before = 0;
   if (p.max_seqs > 1) before = ScanLanes(last, items);
   const bool contested = __any_sync(kAllLanes, info.query_len > 0 && before > begin);
-  const Work work = {WarpSum(own.tokens), WarpSum(own.tiles), WarpMax(own.max_keys)};
+  const int most = WarpMax(own.max_keys);
+  const Work work = {WarpSum(own.tokens), WarpSum(own.tiles), most,
+                     WarpMax(own.max_keys == most ? own.longest_tiles : 0)};
   if (contested || !AreWhole(p, false, CutOf(p, false, true, p.prefill_workers), work))
     return false;
 
