@@ -18,7 +18,9 @@ bool IsPadded(const Problem& problem) { return problem.head_dim % PanelDims(prob
 }  // namespace
 
 // Larger boxes load no faster, and bring more of what lies past the end of a sequence.
-int BoxTokens(const Problem& problem) { return problem.page_size % 16 == 0 ? 16 : 8; }
+int BoxTokens(const Problem& problem) {
+  return problem.page_size % sm90::kBoxTokens == 0 ? sm90::kBoxTokens : 8;
+}
 
 cuda::TensorMapSpec MakeBoxes(const Problem& problem, bool pairs) {
   const int64_t panel = PanelDims(problem);
