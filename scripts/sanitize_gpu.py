@@ -103,6 +103,19 @@ FAMILIES = (
         ),
     ),
     Family(
+        "decode of head_dim 96 and 192",
+        (
+            *_words("decode_sm90.cu HEAD_DIM=96 LINE_ROWS=16", BOXES="0 1", PAIRS="0 1"),
+            *_words("decode_sm90.cu HEAD_DIM=192", BOXES="0 1", LINE_ROWS="8 16"),
+            *_words("decode_cluster_sm90.cu", HEAD_DIM="96 192"),
+        ),
+        (
+            *_of_kinds("DecodeOfManyPages", "bf16_bf16__192", "bf16_bf16_f32_96_cap", cases=4),
+            *_of_kinds("ManyRows", "bf16_bf16__192", "bf16_bf16_f32_96_cap"),
+            *_of_kinds("DecodeOfFewSequences", "bf16_bf16__192", "bf16_bf16_f32_96_cap"),
+        ),
+    ),
+    Family(
         "decode_sm90, tiles of 32 rows",
         _words("decode_sm90.cu LINE_ROWS=32", HEAD_DIM="64 128", BOXES="0 1"),
         _of_kinds("ManyRows", "bf16_bf16__128", "bf16_bf16_f32_64_cap", "f16_f16__128_cap", seed=37)
