@@ -31,6 +31,7 @@ PAGED = "ops.paged_attention.cuda.paged_attention_gpu_test"
 EDGES = "ops.paged_attention.cuda.paged_attention_edges_gpu_test"
 ALTERNATIVES = "ops.paged_attention.cuda.alternatives_gpu_test"
 V3 = "ops.ragged_paged_attention_v3.cuda.ragged_paged_attention_v3_gpu_test"
+UPDATE = "ops.update_kv_cache.cuda.update_kv_cache_gpu_test"
 GROUPED = "ops.grouped_matmul.cuda.grouped_matmul_gpu_test"
 QUANTIZE = "ops.quantize_rows.cuda.quantize_rows_gpu_test"
 ALL_REDUCE = "ops.all_reduce.cuda.all_reduce_gpu_test"
@@ -99,6 +100,19 @@ FAMILIES = (
             *_of_kinds("DecodeOfManyPages", "bf16_bf16__256", "bf16_bf16__512"),
             *_of_kinds("DecodeOfManyPages", "bf16_bf16__512", seed=37),
             Tests(PAGED, "*DecodeOfManyKeys*"),
+        ),
+    ),
+    Family(
+        "decode of head_dim 96 and 192",
+        (
+            *_words("decode_sm90.cu HEAD_DIM=96 LINE_ROWS=16", BOXES="0 1", PAIRS="0 1"),
+            *_words("decode_sm90.cu HEAD_DIM=192", BOXES="0 1", LINE_ROWS="8 16"),
+            *_words("decode_cluster_sm90.cu", HEAD_DIM="96 192"),
+        ),
+        (
+            *_of_kinds("DecodeOfManyPages", "bf16_bf16__192", "bf16_bf16_f32_96_cap", cases=4),
+            *_of_kinds("ManyRows", "bf16_bf16__192", "bf16_bf16_f32_96_cap"),
+            *_of_kinds("DecodeOfFewSequences", "bf16_bf16__192", "bf16_bf16_f32_96_cap"),
         ),
     ),
     Family(
@@ -232,8 +246,12 @@ FAMILIES = (
     ),
     Family(
         "update_kv_cache",
-        (*_words("update_kv_cache.cu", VECTOR="1 8"), "update_kv_cache.cu UNALIGNED"),
-        (Tests(PAGED, "UpdateKvCache*", 6),),
+        (
+            *_words("update_kv_cache.cu", VECTOR="1 8"),
+            "update_kv_cache.cu UNALIGNED",
+            *_words("update_kv_cache_sm90.cu", VECTOR="1 4 8"),
+        ),
+        (Tests(UPDATE, "*", 6),),
     ),
     Family(
         "ragged_paged_attention_v3",

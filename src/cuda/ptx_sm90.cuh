@@ -46,6 +46,16 @@ __device__ __forceinline__ void Wait(unsigned barrier, unsigned parity) {
       : "memory");
 }
 
+// Copies bytes to shared memory in the background; all three are multiples of 16.
+__device__ __forceinline__ void CopyBytes(unsigned shared, const void* global, int bytes,
+                                          unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 // Has the copy engine read a tensor map before it is needed.
 __device__ __forceinline__ void PrefetchMap(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

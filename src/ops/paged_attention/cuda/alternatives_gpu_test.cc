@@ -80,7 +80,9 @@ INSTANTIATE_TEST_SUITE_P(, AlternativesGpuTest,
                          testing::Values(Kind{DType::kBF16, DType::kBF16, "", 128, false},
                                          Kind{DType::kF16, DType::kF16, "f32", 64, true},
                                          Kind{DType::kBF16, DType::kF8E4M3FN, "", 128, false},
-                                         Kind{DType::kBF16, DType::kBF16, "", 256, false}));
+                                         Kind{DType::kBF16, DType::kBF16, "", 256, false},
+                                         Kind{DType::kBF16, DType::kBF16, "", 192, false},
+                                         Kind{DType::kF16, DType::kF16, "", 96, false}));
 
 // Prefill over fp8 or f32, with copies of all sequences with many rows, of the first of them, and
 // of none: all are right, whatever fits.

@@ -87,8 +87,7 @@ __device__ __forceinline__ float Dot(const float* a, const float* b) {
 // Moves the sums of the thread's row to the carry.
 __device__ __forceinline__ void PutCarry(const Carry& carry, float factor, bool first, float max,
                                          float& sum, float (&o)[kOwnQuads][4]) {
-  const float to = max == -Infinity() ? 0.0f : max;
-  const float rescale = first ? 0.0f : exp2f((carry[0] - to) * factor);
+  const float rescale = first ? 0.0f : exp2f(Log2Weight(carry[0], max, factor));
   carry[0] = max;
   PutCarry(carry, 1, first, rescale, sum);
   sum = 0.0f;
@@ -166,13 +165,12 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
     }
 
     // Softmax.
-    const float base = new_max == -Infinity() ? 0.0f : new_max;
-    const float rescale = exp2f((max - base) * logit.factor);
+    const float rescale = exp2f(Log2Weight(max, new_max, logit.factor));
     max = new_max;
     float block_sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kKeys / kLanes; ++i) {
-      const float weight = exp2f((s[i] - base) * logit.factor);
+      const float weight = exp2f(Log2Weight(s[i], max, logit.factor));
       block_sum += weight;
       extra.weights[row][lane + i * kLanes] = weight;
     }

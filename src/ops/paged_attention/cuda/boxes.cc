@@ -18,7 +18,9 @@ bool IsPadded(const Problem& problem) { return problem.head_dim % PanelDims(prob
 }  // namespace
 
 // Larger boxes load no faster, and bring more of what lies past the end of a sequence.
-int BoxTokens(const Problem& problem) { return problem.page_size % 16 == 0 ? 16 : 8; }
+int BoxTokens(const Problem& problem) {
+  return problem.page_size % sm90::kBoxTokens == 0 ? sm90::kBoxTokens : 8;
+}
 
 cuda::TensorMapSpec MakeBoxes(const Problem& problem, bool pairs) {
   const int64_t panel = PanelDims(problem);
@@ -28,7 +30,7 @@ cuda::TensorMapSpec MakeBoxes(const Problem& problem, bool pairs) {
   const uint64_t of_box = pairs ? panels : std::min<uint64_t>(panels, sm90::kBoxPanels);
   const uint64_t groups = problem.page_size / 8;
   constexpr int kWords = sm90::kPanelDims;  // of 16 bits
-  if (IsPadded(problem)) {
+  if (IsPadded(problem) && !pairs) {
     return {{static_cast<uint64_t>(problem.head_dim), 8, groups,
              static_cast<uint64_t>(problem.num_pages), static_cast<uint64_t>(problem.kv_heads)},
             {token_bytes, 8 * token_bytes, problem.k.page_stride * element,
@@ -44,7 +46,9 @@ cuda::TensorMapSpec MakeBoxes(const Problem& problem, bool pairs) {
 
 bool ReadsPairs(const Problem& problem) {
   const int64_t bytes = problem.head_dim * DTypeSize(problem.cache_dtype);
-  return !problem.separate_v && problem.v.offset - problem.k.offset == problem.head_dim &&
+  const int64_t panel = PanelDims(problem);
+  const bool whole = 2 * problem.head_dim % panel == 0 && problem.k.head_stride % panel == 0;
+  return whole && !problem.separate_v && problem.v.offset - problem.k.offset == problem.head_dim &&
          bytes <= int64_t{sm90::kBoxPanels} * 128 && cuda::IsAccepted(MakeBoxes(problem, true));
 }
 

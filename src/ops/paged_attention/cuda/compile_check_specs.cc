@@ -84,6 +84,18 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
       add(MakeLaunches(problem, *ChooseConfig(problem, device, /*aligned=*/false)).attend[0].spec);
     }
   }
+  for (const int64_t head_dim : {96, 192}) {  // of which decode has a way of its own
+    Problem problem;
+    problem.query_dtype = problem.cache_dtype = problem.out_dtype = kBF16;
+    problem.tokens = problem.max_seqs = 64;
+    problem.q_heads = problem.kv_heads = problem.num_pages = 1;
+    problem.max_pages_per_seq = 512;
+    problem.page_size = 8;
+    problem.head_dim = head_dim;
+    problem.separate_v = true;
+    problem.k = problem.v = {0, 8 * head_dim, head_dim, head_dim};
+    add(MakeLaunches(problem, *ChooseConfig(problem, device)).attend[0].spec);
+  }
   return specs;
 }
 

@@ -42,7 +42,8 @@ TEST(ConfigDecode, HopperDecodesInALaunchOfItsOwn) {
             l.attend[0].spec.defines);
   EXPECT_FALSE(takes(MakeProblem(), kA100));
   EXPECT_FALSE(takes(MakeProblem(), kB200));
-  EXPECT_FALSE(takes(MakeProblem(DType::kBF16, DType::kBF16, 96)));
+  EXPECT_FALSE(takes(MakeProblem(DType::kBF16, DType::kBF16, 80)));
+  EXPECT_FALSE(takes(MakeProblem(DType::kBF16, DType::kF8E4M3FN, 192)));
   EXPECT_TRUE(takes(MakeProblem(DType::kBF16, DType::kF8E4M3FN)));
   EXPECT_FALSE(takes(MakeProblem(DType::kBF16, DType::kF8E4M3FN, 64)));
   EXPECT_FALSE(takes(MakeChunks()));
@@ -289,7 +290,8 @@ TEST(ConfigDecode, RangesFitTheWorkspace) {
 // Warps of wide heads share keys; their tiles hold the rows of a token, up to 16.
 TEST(ConfigDecode, WideHeadsHaveNarrowTiles) {
   for (const DType cache : {DType::kBF16, DType::kF8E4M3FN}) {
-    for (const int64_t head_dim : {256, 512}) {
+    for (const int64_t head_dim : {192, 256, 512}) {
+      if (IsFloat8(cache) && head_dim == 192) continue;  // no whole panels
       for (const auto& [group, define] :
            {std::pair{8, "LINE_ROWS=8"}, {9, "LINE_ROWS=16"}, {32, "LINE_ROWS=16"}}) {
         Problem problem = MakeProblem(DType::kBF16, cache, head_dim);
@@ -312,6 +314,40 @@ TEST(ConfigDecode, WideHeadsHaveNarrowTiles) {
   }
 }
 
+// Heads of a panel and a half: with their values behind them three panels are a box, else one.
+TEST(ConfigDecode, HeadsOfAPanelAndAHalf) {
+  for (const auto& [group, page_size, boxes] :
+       {std::tuple{1, 16, 1}, {8, 8, 1}, {9, 16, 1}, {32, 16, 1}, {8, 20, 0}}) {
+    Problem problem = MakeProblem(DType::kBF16, DType::kBF16, 96);
+    problem.q_heads = group * problem.kv_heads;
+    problem.page_size = page_size;
+    const Config config = Choose(problem, kH200);
+    EXPECT_TRUE(config.line_only);
+    const Launches l = MakeLaunches(problem, config);
+    ASSERT_EQ(l.attend.size(), 1u);
+    EXPECT_EQ(l.attend[0].spec.source, "src/ops/paged_attention/cuda/decode_sm90.cu");
+    EXPECT_THAT(l.attend[0].spec.defines, Contains("LINE_ROWS=16"));
+    EXPECT_THAT(l.attend[0].spec.defines, Contains(StrCat("BOXES=", boxes)));
+    EXPECT_EQ(l.attend[0].pairs, boxes == 1);  // three panels
+    EXPECT_THAT(l.attend[0].spec.defines, Contains(StrCat("PAIRS=", boxes)));
+    EXPECT_LE(l.attend[0].config.dynamic_shared_bytes + 1024, kH200.max_shared_memory_per_block);
+    const cuda::TensorMapSpec pairs = MakeBoxes(problem, true), alone = MakeBoxes(problem);
+    EXPECT_EQ(pairs.box[2], 3u);
+    EXPECT_EQ(pairs.dims[2], 3u * 8);  // of all heads
+    EXPECT_EQ(alone.dims[0], 96u);
+    EXPECT_EQ(alone.box[0], 64u);
+    EXPECT_EQ(alone.box[2], page_size % 16 == 0 ? 2u : 1u);
+    Problem separate = problem;
+    separate.separate_v = true;
+    EXPECT_FALSE(MakeLaunches(separate, Choose(separate, kH200)).attend[0].pairs);
+    problem.tokens = problem.max_seqs = 1;
+    const Config few = Choose(problem, kH200);
+    EXPECT_EQ(few.decode_cluster, 8);
+    EXPECT_LE(MakeLaunches(problem, few).attend[0].config.dynamic_shared_bytes,
+              kH200.max_shared_memory_per_block);
+  }
+}
+
 // Tokens that see few keys are taken whole, by two blocks a multiprocessor and without a schedule.
 TEST(ConfigDecode, HopperTakesTokensOfFewKeysWhole) {
   struct Case {
@@ -331,6 +367,8 @@ TEST(ConfigDecode, HopperTakesTokensOfFewKeysWhole) {
         {"heads that do not divide the blocks", kBF16, 128, 64, 64, 5, 128, 4096, 260},
         {"drafts", kBF16, 128, 65, 64, 8, 128, 4096, 0},
         {"narrow heads", kBF16, 64, 64, 64, 8, 1024, 4096, 264},
+        {"a panel and a half", kBF16, 96, 64, 64, 8, 682, 4096, 264},
+        {"three panels", kBF16, 192, 64, 64, 8, 341, 4096, 264},
         {"wide heads", kBF16, 256, 64, 64, 4, 256, 4096, 256},
         {"very wide heads", kBF16, 512, 64, 64, 4, 64, 4096, 0},
         {"fp8", kF8, 128, 64, 64, 8, 512, 4096, 264}}) {
@@ -366,7 +404,7 @@ TEST(ConfigDecode, HopperTakesTokensOfFewKeysWhole) {
 }
 
 TEST(ConfigDecode, DecodeKeepsItsTwoLaunches) {
-  const Problem problem = MakeProblem(DType::kBF16, DType::kBF16, 192);
+  const Problem problem = MakeProblem(DType::kBF16, DType::kBF16, 160);
   const Config config = Choose(problem, kH200);
   EXPECT_FALSE(config.prefill_launch);
   EXPECT_FALSE(config.decode_launch);

@@ -35,10 +35,12 @@ inline SimtShared SimtOf(const Problem& problem) { return {static_cast<int>(prob
 // Blocks of the attend launch at most: more than the largest devices hold.
 inline int64_t MostWorkers(const Problem& problem) { return TensorCoresTake(problem) ? 320 : 640; }
 
-// The most rows that a decode kernel's tile can have.
+// Whether a decode kernel's tiles may have more than kDecodeTileRows rows; and the most rows.
+inline bool TakesWideTiles(const Problem& problem) {
+  return !IsFloat8(problem.cache_dtype) && problem.head_dim <= 128 && problem.head_dim != 96;
+}
 inline int64_t MostLineRows(const Problem& problem) {
-  const bool wide = !IsFloat8(problem.cache_dtype) && problem.head_dim <= 128;
-  return (wide ? 2 : 1) * int64_t{kDecodeTileRows};
+  return (TakesWideTiles(problem) ? 2 : 1) * int64_t{kDecodeTileRows};
 }
 
 // Rows of a sequence at most, where the call promises that, and one tile holds them or they are of

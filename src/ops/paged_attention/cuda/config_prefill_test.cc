@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <iterator>
+#include <string>
 
 #include "src/core/strings.h"
 #include "src/ops/paged_attention/cuda/config_testing.h"
@@ -34,6 +36,37 @@ TEST(Config, BlocksOfLongPromptsShareKeysInPairs) {
   other = problem;
   other.page_size = 20;  // no boxes
   EXPECT_EQ(together(other), 1);
+}
+
+// Where these are no more than two pieces for each multiprocessor.
+TEST(Config, PrefillTakesFewSequencesOfFewRows) {
+  const auto rows = [](int64_t seqs, auto change) {
+    Problem problem = MakePrefill();
+    problem.max_seqs = seqs;
+    change(problem);
+    const Config config = Choose(problem, kH200);
+    EXPECT_TRUE(config.prefill_launch);
+    EXPECT_TRUE(!config.decode_launch || config.decode_max_rows > 0);
+    return config.decode_max_rows;
+  };
+  const auto same = [](Problem&) {};
+  EXPECT_EQ(rows(1, same), 0);
+  EXPECT_EQ(rows(32, same), 0);
+  EXPECT_EQ(rows(33, same), 16);
+  EXPECT_EQ(rows(32, [](Problem& p) { p.head_dim = 96; }), 0);
+  EXPECT_EQ(rows(33, [](Problem& p) { p.head_dim = 96; }), 16);
+  EXPECT_EQ(rows(16, [](Problem& p) { p.kv_heads = 16; }), 0);
+  EXPECT_EQ(rows(17, [](Problem& p) { p.kv_heads = 16; }), 16);
+  EXPECT_EQ(rows(1, [](Problem& p) { p.batch_invariant = true; }), 16);  // parts of its own keys
+  EXPECT_EQ(rows(1, [](Problem& p) { p.cache_dtype = DType::kF8E4M3FN; }), 16);
+  // A table may ask for a launch of decode.
+  Problem problem = MakePrefill();
+  problem.max_seqs = 16;
+  const auto configs = Alternatives(problem, kH200);
+  EXPECT_EQ(NameOf(configs->front()), "prefill+attend");
+  const auto decodes = std::ranges::find(*configs, std::string("prefill+attend+decode"), NameOf);
+  ASSERT_NE(decodes, configs->end());
+  EXPECT_EQ(decodes->decode_max_rows, 16);
 }
 
 TEST(Config, LongPromptsOfHeadsOfOnePanelTakeThreeWarpgroups) {

@@ -24,6 +24,14 @@ int64_t SharedBytes(int64_t head_dim) {
                            : sizeof(Shared<64>);
 }
 
+// The same of decode, whose heads may fill a panel and a half, or three.
+template <template <int> typename Shared>
+int64_t DecodeSharedBytes(int64_t head_dim) {
+  return head_dim == 192  ? sizeof(Shared<192>)
+         : head_dim == 96 ? sizeof(Shared<96>)
+                          : SharedBytes<Shared>(head_dim);
+}
+
 // Why the kernels do not take the problem's types, or such a head_dim; null where they do.
 const char* WhyNot(const Problem& problem, const cuda::DeviceInfo& device, bool takes_head_dim,
                    int64_t shared_bytes) {
@@ -79,6 +87,18 @@ const char* WhyNotPrefill(const Problem& problem, const cuda::DeviceInfo& device
   return CopiedTokens(problem, device) > 0 ? nullptr : "no copy of f32";
 }
 
+// Sequences of which a lane of a warp looks at one.
+constexpr int kFewSequences = 32;
+
+// Whether the prefill launch takes sequences of few rows, too: where there is room for so few of
+// them that they are two pieces for each multiprocessor at most, a launch for them takes longer.
+bool PrefillDecodes(const Problem& problem, const cuda::DeviceInfo& device) {
+  return !IsDecode(problem) && !problem.batch_invariant &&
+         SourceOf(problem) == sm90::Source::kElements && problem.max_seqs <= kFewSequences &&
+         problem.max_seqs * problem.kv_heads <= int64_t{2} * device.num_sms &&
+         WhyNotPrefill(problem, device) == nullptr;
+}
+
 // Two blocks read keys and values once for both where that has paid: where the copy engine does it,
 // query heads share a kv head, and sequences have the rows for several pairs.
 int PrefillBlocks(const Problem& problem, bool boxes) {
@@ -113,7 +133,7 @@ struct Decode {
   template <int kHeadDim>
   using Tokens = sm90::TokenShared<kHeadDim, kElement, kRows>;
   static int64_t ClusterBytes(int64_t head_dim, int blocks) {
-    return blocks > 1 ? SharedBytes<Cluster>(head_dim) : SharedBytes<Tokens>(head_dim);
+    return blocks > 1 ? DecodeSharedBytes<Cluster>(head_dim) : DecodeSharedBytes<Tokens>(head_dim);
   }
 };
 
@@ -121,12 +141,12 @@ template <bool kBoxes>
 int64_t DecodeBytes(const Problem& problem) {
   const int rows = LineRows(problem);
   if (IsFloat8(problem.cache_dtype)) {
-    return rows == 8 ? SharedBytes<Decode<1, 8, kBoxes>::template Shared>(problem.head_dim)
-                     : SharedBytes<Decode<1, 16, kBoxes>::template Shared>(problem.head_dim);
+    return rows == 8 ? DecodeSharedBytes<Decode<1, 8, kBoxes>::template Shared>(problem.head_dim)
+                     : DecodeSharedBytes<Decode<1, 16, kBoxes>::template Shared>(problem.head_dim);
   }
-  return rows == 8    ? SharedBytes<Decode<2, 8, kBoxes>::template Shared>(problem.head_dim)
-         : rows == 16 ? SharedBytes<Decode<2, 16, kBoxes>::template Shared>(problem.head_dim)
-                      : SharedBytes<Decode<2, 32, kBoxes>::template Shared>(problem.head_dim);
+  return rows == 8    ? DecodeSharedBytes<Decode<2, 8, kBoxes>::template Shared>(problem.head_dim)
+         : rows == 16 ? DecodeSharedBytes<Decode<2, 16, kBoxes>::template Shared>(problem.head_dim)
+                      : DecodeSharedBytes<Decode<2, 32, kBoxes>::template Shared>(problem.head_dim);
 }
 
 int64_t DecodeSharedBytes(const Problem& problem, bool boxes) {
@@ -157,15 +177,15 @@ int64_t SeenKeys(const Problem& problem) {
   return window > 0 ? std::min(window, problem.max_context()) : problem.max_context();
 }
 
-// As WhyNot, of the decode kernels: a row of keys fills whole panels.
+// As WhyNot, of the decode kernels: a row of keys fills whole panels, or one and a half, or three.
 const char* WhyNotDecode(const Problem& problem, const cuda::DeviceInfo& device,
                          int64_t shared_bytes) {
   const int64_t dim = problem.head_dim;
-  const bool known = dim == 64 || dim == 128 || dim == 256 || dim == 512;
+  const bool known = dim == 64 || dim == 96 || dim == 128 || dim == 192 || dim == 256 || dim == 512;
   const char* why = WhyNot(problem, device, known, shared_bytes);
   if (why != nullptr) return why;
   if (IsSplit(problem)) return "dtypes";
-  const bool whole = !IsFloat8(problem.cache_dtype) || problem.head_dim >= 128;
+  const bool whole = !IsFloat8(problem.cache_dtype) || problem.head_dim % 128 == 0;
   return whole ? nullptr : "head_dim of an fp8 cache";
 }
 
@@ -249,7 +269,10 @@ Share Take(const Problem& problem, const cuda::DeviceInfo& device, const Choice&
            Config& config) {
   constexpr const char *kNotChosen = "not chosen", *kUnaligned = "unaligned tensors";
   const bool boxes = BoxesFit(problem, device);
+  const bool asked = choice.decode && choice.cluster;  // for a launch of decode
+  const bool decodes = choice.prefill && !asked && PrefillDecodes(problem, device);
   config.why_not_line = !choice.aligned ? kUnaligned
+                        : decodes       ? "room for few sequences"
                         : choice.decode ? WhyNotLine(problem, device)
                                         : kNotChosen;
   config.decode_launch = config.why_not_line == nullptr;
@@ -272,9 +295,9 @@ Share Take(const Problem& problem, const cuda::DeviceInfo& device, const Choice&
       config.boxes = !IsFloat8(problem.cache_dtype) && boxes;
       config.prefill_blocks = PrefillBlocks(problem, config.boxes);
       config.prefill_workers = device.num_sms / config.prefill_blocks;
-      config.decode_max_rows = kDecodeTileRows;
+      config.decode_max_rows = decodes ? 0 : kDecodeTileRows;
     }
-    if (IsNarrow(problem.cache_dtype)) config.own_seqs = 32;  // a lane looks at one
+    if (IsNarrow(problem.cache_dtype)) config.own_seqs = kFewSequences;
   }
   if (config.decode_launch) {
     const int rows = LineRows(problem);

@@ -151,11 +151,10 @@ struct MergedRow {
     max = of_max[0];
 #pragma unroll
     for (int i = 1; i < kMost; ++i) max = fmaxf(max, of_max[i]);
-    const float base = max == -Infinity() ? 0.0f : max;
     sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
-      factors[i] = Exp2((of_max[i] - base) * logit_factor);
+      factors[i] = Exp2(Log2Weight(of_max[i], max, logit_factor));
       sum += of_sum[i] * factors[i];
     }
   }

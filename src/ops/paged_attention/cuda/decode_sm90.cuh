@@ -29,7 +29,7 @@
 namespace xla_gpu::paged_attention::sm90 {
 
 // Elements of a row that a lane has, and in how many pieces of the row it has so many.
-inline constexpr int kRowVector = kHeadDim < 128 ? kHeadDim / 32 : 4;
+inline constexpr int kRowVector = kHeadDim % 128 == 0 ? 4 : kHeadDim % 64 == 0 ? 2 : 1;
 inline constexpr int kRowPieces = kHeadDim / 32 / kRowVector;
 using RowVector = Vector<float, kRowVector>;
 
@@ -80,9 +80,11 @@ __device__ __forceinline__ RowVector LoadPartial(const float* row, int piece) {
   if constexpr (kRowVector == 4) {
     const float4 x = __ldcg(reinterpret_cast<const float4*>(row) + lane);
     return {{x.x, x.y, x.z, x.w}};
-  } else {
+  } else if constexpr (kRowVector == 2) {
     const float2 x = __ldcg(reinterpret_cast<const float2*>(row) + lane);
     return {{x.x, x.y}};
+  } else {
+    return {{__ldcg(row + lane)}};
   }
 }
 
@@ -120,12 +122,11 @@ __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, in
     const float before = max;
 #pragma unroll
     for (int i = 0; i < kParts; ++i) max = fmaxf(max, of_max[i]);
-    const float base = max == -Infinity() ? 0.0f : max;
-    const float keep = Exp2((before - base) * factor);
+    const float keep = Exp2(Log2Weight(before, max, factor));
     sum *= keep;
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      of_max[i] = Exp2((of_max[i] - base) * factor);  // now its weight
+      of_max[i] = Exp2(Log2Weight(of_max[i], max, factor));  // now its weight
       sum += of_sum[i] * of_max[i];
     }
 #pragma unroll

@@ -27,17 +27,28 @@ __device__ __forceinline__ unsigned Transposed(unsigned x) {
 
 // Where a lane's rows of matrices lie: those of the keys, as they are, and those of the values, as
 // they are transposed. Of fp8 keys the lane's own 32 dimensions, and values in pairs of dimensions.
+// Those in the part's half of a panel (kHalfPanel) have places of their own.
 struct LanePlaces {
   unsigned keys, values;
+  unsigned half_keys, half_values;
+
+  // Of a block of 16 dimensions.
+  static __device__ __forceinline__ unsigned At(unsigned whole, unsigned half, int block) {
+    if (kHalfPanel && block / 4 == kPartPanels) return half ^ block % 4 << 5;
+    return block / 4 * 1024 + (whole ^ block % 4 << 5);
+  }
 };
-__device__ __forceinline__ LanePlaces MakeLanePlaces() {
+__device__ __forceinline__ LanePlaces MakeLanePlaces([[maybe_unused]] int part) {
   const int lane = threadIdx.x % 32;
   if constexpr (kOneByte) {
     return {SwizzledChunk(lane / 4, lane % 4 * 2),
             lane / 8 % 2 * kKeyGroupBytes + SwizzledChunk(lane % 8, lane / 16)};
   }
-  return {lane / 8 % 2 * kKeyGroupBytes + SwizzledChunk(lane % 8, lane / 16),
-          lane / 16 * kKeyGroupBytes + SwizzledChunk(lane % 8, lane / 8 % 2)};
+  const unsigned keys = lane / 8 % 2 * kKeyGroupBytes + SwizzledChunk(lane % 8, lane / 16);
+  const unsigned values = lane / 16 * kKeyGroupBytes + SwizzledChunk(lane % 8, lane / 8 % 2);
+  if constexpr (!kHalfPanel) return {keys, values, 0, 0};
+  return {keys, values, PlaceOfHalf(part) + (keys ^ part * 64),  // bits of a swizzled place
+          PlaceOfValueHalf(part) + (values ^ ValueHalf(part) * 64)};
 }
 
 // Calls use(block, a) for each 16 head dimensions of a step's keys as first operands.
@@ -61,7 +72,7 @@ __device__ __forceinline__ void ForKeyBlocks(unsigned keys, const LanePlaces& la
 #pragma unroll
     for (int block = 0; block < kWarpBlocks; ++block) {
       unsigned a[4];
-      LoadMatrix4(a, keys + block / 4 * 1024 + (lane.keys ^ block % 4 << 5));
+      LoadMatrix4(a, keys + LanePlaces::At(lane.keys, lane.half_keys, block));
       use(block, a);
     }
   }
@@ -92,15 +103,15 @@ __device__ __forceinline__ void ForValueBlocks(unsigned values, const LanePlaces
 #pragma unroll
     for (int block = 0; block < kWarpBlocks; ++block) {
       unsigned a[4];
-      LoadMatrix4Transposed(a, values + block / 4 * 1024 + (lane.values ^ block % 4 << 5));
+      LoadMatrix4Transposed(a, values + LanePlaces::At(lane.values, lane.half_values, block));
       use(block, a);
     }
   }
 }
-// The head dimension of sum j of a block.
-__device__ __forceinline__ int SumDim(int block, int j) {
+// The head dimension of sum j of a part's block.
+__device__ __forceinline__ int SumDim(int part, int block, int j) {
   const int lane = threadIdx.x % 32;
-  return block * 16 + (kOneByte ? lane / 4 * 2 + j / 2 : lane / 4 + j / 2 * 8);
+  return ValueDim(part, block) + (kOneByte ? lane / 4 * 2 + j / 2 : lane / 4 + j / 2 * 8);
 }
 
 // The query rows of a piece as second operands of the products, with the sign that makes the
@@ -111,7 +122,8 @@ __device__ __forceinline__ void LoadQueryFragments(const char* rows, int part, b
                                                    unsigned (&q)[kWarpBlocks][kTiles][2],
                                                    float (&unit)[kTiles][2]) {
   const int lane = threadIdx.x % 32;
-  rows += lane / 4 * DecodeMemory::kQueryStride + part * (kWarpDims * 2);
+  rows += lane / 4 * DecodeMemory::kQueryStride;
+  if (!kHalfPanel) rows += part * (kWarpDims * 2);
   const char* const own = rows + lane % 4 * (kOneByte ? 64 : 4);
   const unsigned sign = negate ? 0x80008000u : 0u;
 #pragma unroll
@@ -121,7 +133,8 @@ __device__ __forceinline__ void LoadQueryFragments(const char* rows, int part, b
     for (int block = 0; block < kWarpBlocks; ++block) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const char* const at = row + (kOneByte ? block * 8 + j * 4 : block * 32 + j * 16);
+        const int of_block = kHalfPanel ? BlockDim(part, block) * 2 : block * 32;
+        const char* const at = row + (kOneByte ? block * 8 + j * 4 : of_block + j * 16);
         q[block][i][j] = *reinterpret_cast<const unsigned*>(at) ^ sign;
       }
     }
@@ -262,7 +275,7 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
       cap_in[i][h] = FactorOfRow(logit.cap_in, unit[i][h]);
     }
   }
-  const LanePlaces places = MakeLanePlaces();
+  const LanePlaces places = MakeLanePlaces(part);
   Softmax<kTiles, kWarpBlocks> softmax(logit.factor, unit);
   SoftmaxLevel<kTiles, kWarpBlocks> memory;
   SoftmaxLevel<kTiles, kWarpBlocks>* level = &memory;
@@ -279,7 +292,7 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
       const unsigned keys = ring + stage.index * static_cast<int>(sizeof(DecodeMemory::Stage));
       const unsigned values = keys + kToValues;
       const bool mask = hidden.SomeOf(key0);
-      if (mask) found |= hidden.CleanValues(tile, values, key0);
+      if (mask) found |= hidden.CleanValues(tile, values, key0, part);
       AddStep(q, keys, values, places, warp, exchange + turn * DecodeMemory::kExchangeBytes, cap_in,
               mask, key0, visible, softmax);
       turn ^= 1;
@@ -314,7 +327,7 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
         for (int block = 0; block < kWarpBlocks; ++block) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            const float x = ToFloat(values[part * kWarpDims + SumDim(block, j)]);
+            const float x = ToFloat(values[SumDim(part, block, j)]);
 #pragma unroll
             for (int i = 0; i < kTiles; ++i) {
               AddIfNonFinite(x, visible[i][j % 2], key, finite && softmax.sum[i][j % 2] != 0.0f,
@@ -345,8 +358,7 @@ __device__ __forceinline__ void ComputePiece(const Params& p, DecodeMemory& shar
 #pragma unroll
       for (int block = 0; block < kWarpBlocks; ++block) {
         const float low = softmax.o[block][i][h], high = softmax.o[block][i][h + 2];
-        float* const to =
-            shared.sums[group][row % DecodeMemory::kSumRows] + part * kWarpDims + SumDim(block, h);
+        float* const to = shared.sums[group][row % DecodeMemory::kSumRows] + SumDim(part, block, h);
         if constexpr (kOneByte) {
           *reinterpret_cast<float2*>(to) = make_float2(low, high);
         } else {

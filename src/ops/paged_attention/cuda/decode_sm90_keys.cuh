@@ -47,19 +47,33 @@ using DecodeMemory = TokenShared<kHeadDim, sizeof(Cache), kLineRows>;
 inline constexpr bool kWritersLoadQueries = kClusterBlocks > 1;
 
 // Keys, and values, as they lie in a stage.
-inline constexpr int kKeyBytes = kHeadDim * static_cast<int>(sizeof(Cache));
-inline constexpr int kBoxBytes =
-    kBoxes && kKeyBytes > kBoxPanels * 128 ? kBoxPanels * 128 : kKeyBytes;
-inline constexpr int kKeyBoxes = kKeyBytes / kBoxBytes;  // that a key's dimensions take
+inline constexpr int kOwnBytes = kHeadDim * static_cast<int>(sizeof(Cache));
+inline constexpr int kKeyBytes = PanelBytes(kOwnBytes);
 // Where a head's values lie behind its keys in the cache (PAIRS) a box brings both: of each eight
 // tokens first the keys, then the values.
 inline constexpr bool kPairs = PAIRS != 0;
+// Of heads that do not fill their panels a box is of one panel, whose end is zeros; but the values
+// of pairs begin where the keys end, in the middle of a panel, and fill the last one.
+inline constexpr bool kPadded = kKeyBytes != kOwnBytes && !kPairs;
+inline constexpr bool kShifted = kKeyBytes != kOwnBytes && kPairs;
+inline constexpr int kBoxBytes = !kBoxes                        ? kKeyBytes
+                                 : kPadded                      ? 128
+                                 : kKeyBytes > kBoxPanels * 128 ? kBoxPanels * 128
+                                                                : kOwnBytes;
+inline constexpr int kKeyBoxes = kKeyBytes / kBoxBytes;  // that a key's dimensions take
 static_assert(!kPairs || (kBoxes && kKeyBoxes == 1));
 inline constexpr int kBoxTokenBytes = (kPairs ? 2 : 1) * kBoxBytes;
 inline constexpr int kKeyGroupBytes = 8 * kBoxTokenBytes;  // from eight tokens to the next ones
-inline constexpr int kToValues = kPairs ? 8 * kBoxBytes : DecodeMemory::kTileBytes;
+// From a key to the values; if kShifted to the first whole panel of them.
+inline constexpr int kToValues = kShifted ? 2048
+                                 : kPairs ? 8 * kBoxBytes
+                                          : DecodeMemory::kTileBytes;
 inline constexpr int kStageBoxBytes = DecodeMemory::kStageKeys * kBoxBytes;
-inline constexpr int kKeyPieces = kKeyBytes / 16;
+// Where a panel of a key begins.
+__device__ __forceinline__ constexpr int PlaceOfPanel(int panel) {
+  const int at = panel * 128;
+  return at / kBoxBytes * kStageBoxBytes + at % kBoxBytes / 128 * 1024;
+}
 __device__ __forceinline__ unsigned PlaceOfKey(int key, int piece) {
   return key / 8 * kKeyGroupBytes + piece / 8 * 1024 + SwizzledChunk(key % 8, piece % 8);
 }
@@ -75,14 +89,15 @@ struct KeyBoxes {
   const TensorMap& value_boxes;
   DecodeMemory& shared;
   const int lane = threadIdx.x % 32;
-  // A lane loads one box of a stage: of keys and values, or of keys, beside one of their values.
-  static constexpr int kLanesOfKey = kPairs ? 1 : 2 * kKeyBoxes;
+  // A lane loads one box of a stage: of keys and values, or of keys, beside one of their values;
+  // where keys are padded both.
+  static constexpr int kLanesOfKey = kPairs ? 1 : kPadded ? kKeyBoxes : 2 * kKeyBoxes;
   const int boxes = DecodeMemory::kStageKeys / p.box_tokens;  // 2 to 16
   const bool loads = lane < kLanesOfKey * boxes;
-  const bool values = !kPairs && lane % 2 != 0;
-  const int of_key = lane / 2 % kKeyBoxes;
+  const bool values = !kPairs && !kPadded && lane % 2 != 0;
+  const int of_key = (kPadded ? lane : lane / 2) % kKeyBoxes;
   const int lane_key = lane / kLanesOfKey * p.box_tokens;
-  const int panels_a_head = static_cast<int>(p.head_stride / 128);
+  const int panels_a_head = kPadded ? 1 : static_cast<int>(p.head_stride / 128);
   Place<DecodeMemory::kStages> stage = {};
 
   // Blocks with equal work end together if those that memory serves best ask for less: one that has
@@ -155,8 +170,14 @@ struct KeyBoxes {
       const int page = __shfl_sync(kAllLanes, of.pages[0], i * boxes + lane / kLanesOfKey);
       const int key = of.key + i * DecodeMemory::kStageKeys;
       if (!loads || !Reads(of, key) || !IsPage(p, page)) continue;
-      PrefetchBox(values ? &value_boxes : &key_boxes, 0, 0, of.panel + of_key * kBoxPanels,
-                  GroupInPage(key), page);
+      if constexpr (kPadded) {
+        const int dim = of_key * kPanelDims, group = GroupInPage(key);
+        PrefetchBox(&key_boxes, dim, 0, group, page, of.panel);
+        PrefetchBox(&value_boxes, dim, 0, group, page, of.panel);
+      } else {
+        PrefetchBox(values ? &value_boxes : &key_boxes, 0, 0, of.panel + of_key * kBoxPanels,
+                    GroupInPage(key), page);
+      }
     }
   }
 
@@ -177,7 +198,8 @@ struct KeyBoxes {
       if (bad) page = -1;  // zeros
       if (__any_sync(kAllLanes, bad) && lane == 0) shared.slots[piece.slot].bad = 1;
       const int group = GroupInPage(piece.key);
-      const int bytes = __popc(__ballot_sync(kAllLanes, read)) * p.box_tokens * kBoxTokenBytes;
+      const int bytes = __popc(__ballot_sync(kAllLanes, read)) * p.box_tokens *
+                        (kPadded ? 2 * kBoxTokenBytes : kBoxTokenBytes);
       if (paced > 0) KeepPace();
       Wait(At(shared.empty, stage), stage.parity ^ 1);
       const unsigned full = At(shared.full, stage);
@@ -185,10 +207,16 @@ struct KeyBoxes {
       __syncwarp();
       if (read) {
         DecodeMemory::Stage& to = shared.stages[stage.index];
-        CopyBox(SharedAddress(values ? to.values : to.keys) + of_key * kStageBoxBytes +
-                    lane_key * kBoxTokenBytes,
-                values ? &value_boxes : &key_boxes, full, 0, 0, piece.panel + of_key * kBoxPanels,
-                group, page);
+        const unsigned place = SharedAddress(values ? to.values : to.keys) +
+                               of_key * kStageBoxBytes + lane_key * kBoxTokenBytes;
+        if constexpr (kPadded) {
+          const int dim = of_key * kPanelDims;
+          CopyBox(place, &key_boxes, full, dim, 0, group, page, piece.panel);
+          CopyBox(place + kToValues, &value_boxes, full, dim, 0, group, page, piece.panel);
+        } else {
+          CopyBox(place, values ? &value_boxes : &key_boxes, full, 0, 0,
+                  piece.panel + of_key * kBoxPanels, group, page);
+        }
       }
       stage.Next();
     }
@@ -244,7 +272,8 @@ __device__ __forceinline__ void CopyKeys(const Params& p, DecodeMemory& shared, 
         for (int values = 0; values < 2; ++values) {
           const char* const from = head + of + (values != 0 ? to_values : 0);
 #pragma unroll
-          for (int panel = 0; panel < kKeyPieces / 8; ++panel) {
+          for (int panel = 0; panel < kKeyBytes / 128; ++panel) {
+            if (kPadded && panel * 128 + chunk * 16 >= kOwnBytes) continue;
             CopyAsync<16>(to + values * kToValues + panel * 1024, from + panel * 128, true);
           }
         }

@@ -26,7 +26,7 @@ __device__ __forceinline__ void LoadQueries(const Params& p, DecodeMemory& share
     const Query* from = static_cast<const Query*>(p.query);
     if (exists) from += QueryRow(p, tile, row) * kHeadDim;
 #pragma unroll
-    for (int i = thread % kOfRow; i < kTileDims / 8; i += kOfRow) {
+    for (int i = thread % kOfRow; i < kHeadDim / 8; i += kOfRow) {
       const unsigned place =
           kWide ? PlaceInTile(row, i) : row * DecodeMemory::kQueryStride + i * 16;
       CopyAsync<16>(SharedAddress(shared.queries[slot.index]) + place, from + i * 8, exists);

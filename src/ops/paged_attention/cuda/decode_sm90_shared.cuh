@@ -16,9 +16,9 @@ inline constexpr int kMostClusterBlocks = 16;
 inline constexpr int kStepKeys = 16;  // of a warp in a stage
 // Of wider heads some warps share keys, and each has so many of the head dimensions.
 inline constexpr int kMostWarpDims = 128;
-constexpr int DimParts(int head_dim) {
-  return head_dim > kMostWarpDims ? head_dim / kMostWarpDims : 1;
-}
+constexpr int DimParts(int head_dim) { return (head_dim + kMostWarpDims - 1) / kMostWarpDims; }
+// Of a row of keys or values in shared memory: whole panels.
+constexpr int PanelBytes(int row_bytes) { return (row_bytes + 127) / 128 * 128; }
 constexpr int DecodeKeys(int head_dim, int warps = kDecodeWarps) {  // of a stage
   return warps / DimParts(head_dim) * kStepKeys;
 }
@@ -49,7 +49,8 @@ constexpr int DecodeThreads(int rows, bool boxes, bool whole = false) {
 template <int kKeyBytes, int kKeys, int kWarps = kDecodeWarps>
 struct DecodeStages {
   static constexpr int kStageKeys = kKeys;
-  static constexpr int kStages = kWarps * 16384 / (2 * kKeys * kKeyBytes);
+  // 16 KB a warp, or nearly.
+  static constexpr int kStages = (2 * kWarps * 16384 / (2 * kKeys * kKeyBytes) + 1) / 2;
   static constexpr int kTileBytes = kKeys * kKeyBytes;
   struct Stage {
     char keys[kTileBytes];
@@ -94,7 +95,8 @@ struct DecodeBarriers {
 };
 
 template <int kHeadDim, int kElement, int kWarps>
-using NarrowStages = DecodeStages<kHeadDim * kElement, DecodeKeys(kHeadDim, kWarps), kWarps>;
+using NarrowStages =
+    DecodeStages<PanelBytes(kHeadDim* kElement), DecodeKeys(kHeadDim, kWarps), kWarps>;
 template <int kHeadDim, int kElement, int kRows, int kSlotCount, int kOwnSeqs,
           int kWarps = kDecodeWarps>
 struct alignas(1024) DecodeSharedOf

@@ -61,11 +61,10 @@ __device__ __forceinline__ bool WeighWarps(const Params& p, const Tile& tile, in
   float max = of_max[0];
 #pragma unroll
   for (int w = 1; w < kWarps; ++w) max = fmaxf(max, of_max[w]);
-  const float base = max == -Infinity() ? 0.0f : max;
   float sum = 0.0f;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
-    factors[w] = Exp2((of_max[w] - base) * logit_factor);
+    factors[w] = Exp2(Log2Weight(of_max[w], max, logit_factor));
     sum += of_sum[w] * factors[w];
   }
   if (tile.splits > 1) {
@@ -123,9 +122,8 @@ __device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile, i
       }
       const float before = max;
       max = fmaxf(max, over_lanes(own_max, [](float a, float b) { return fmaxf(a, b); }));
-      const float base = max == -Infinity() ? 0.0f : max;
-      const float weight = exp2f((own_max - base) * factor);
-      const float keep = exp2f((before - base) * factor);
+      const float weight = exp2f(Log2Weight(own_max, max, factor));
+      const float keep = exp2f(Log2Weight(before, max, factor));
       sum = sum * keep + own_sum * weight;
       const float* partial =
           p.partial_out + (first + static_cast<long long>(from) * tile.rows) * kHeadDim;

@@ -31,6 +31,7 @@ struct Work {
   unsigned long long tokens;  // keys times tiles
   int tiles;
   int max_keys;
+  int longest_tiles;  // of a sequence with so many keys
 };
 // What a sequence asks for.
 struct Shape {
@@ -74,7 +75,7 @@ __device__ __forceinline__ Work WorkOf(const Params& p, const SequenceInfo& info
   const int hidden = p.causal && !shape.decode ? Min(info.query_len, shape.visible_keys) / 2 : 0;
   return {static_cast<unsigned long long>(shape.visible_keys - hidden) *
               static_cast<unsigned>(shape.tiles),
-          shape.tiles, shape.tiles > 0 ? shape.visible_keys : 0};
+          shape.tiles, shape.tiles > 0 ? shape.visible_keys : 0, shape.tiles};
 }
 
 // How items of a kind are cut, and what that costs, in tokens of keys.
@@ -92,15 +93,16 @@ struct Cut {
 __device__ __forceinline__ Cut CutOf(const Params& p, bool decode, bool launch, int workers) {
   if (decode) return {workers, p.workers_per_sm, kSplitTokens, 2, 128, 64, 0.0f};
   return {workers, launch ? 1 : p.workers_per_sm, kPrefillSplitTokens, 4, 256, launch ? 256 : 2048,
-          0.015f};
+          0.03f};
 }
 
-// Whether no item is better cut: of many prefill items none is long enough for others to wait for
-// it, and parts would have to gain more than a merge costs, even if all workers shared all tokens.
+// Whether no item is better cut: the longest may be too short for parts; of many prefill items none
+// is long enough for others to wait for it; and parts, two of each tile of the longest sequence at
+// least, would have to gain more than they and a merge cost, even if all workers shared all tokens.
 // No compiler may round it otherwise than another: all who ask have to agree.
 __device__ __forceinline__ bool AreWhole(const Params& p, bool decode, const Cut& cut,
                                          const Work& work) {
-  if (work.tiles == 0 || p.batch_invariant) return true;
+  if (work.max_keys <= cut.least_blocks * cut.block || p.batch_invariant) return true;
   const int pieces = work.tiles * p.kv_heads, per_sm = cut.workers_per_sm;
   const float workers = static_cast<float>(cut.workers);
   const float tokens = __fmul_rn(static_cast<float>(work.tokens), static_cast<float>(p.kv_heads));
@@ -109,10 +111,13 @@ __device__ __forceinline__ bool AreWhole(const Params& p, bool decode, const Cut
   // The cost of whole items (as cost_of in ChooseSplit) against that of such parts, times workers,
   // and the first time also times pieces.
   const int waves = CeilDiv(pieces * per_sm, cut.workers);  // of one worker a multiprocessor
-  const float merge = __fmul_rn(static_cast<float>(cut.merge_tokens * per_sm), workers);
+  const int more = CeilDiv(pieces + work.longest_tiles * p.kv_heads, cut.workers) -
+                   CeilDiv(pieces, cut.workers);  // items of a worker
+  const int parts = (cut.merge_tokens + more * cut.item_tokens) * per_sm;
+  const float merge = __fmul_rn(static_cast<float>(parts), workers);
   const float idle = static_cast<float>(waves * cut.workers - pieces * per_sm);
-  const int least = Max((work.max_keys + cut.block - 1) & -cut.block, cut.least_blocks * cut.block);
-  const int besides = cut.item_tokens * (per_sm - waves) - cut.merge_tokens * per_sm;
+  const int least = (work.max_keys + cut.block - 1) & -cut.block;
+  const int besides = cut.item_tokens * (per_sm - waves) - parts;
   return __fmul_rn(tokens, idle) <= __fmul_rn(merge, static_cast<float>(pieces)) &&
          __fmul_rn(static_cast<float>(least + besides), workers) <=
              __fmul_rn(tokens, static_cast<float>(per_sm));

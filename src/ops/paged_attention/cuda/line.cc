@@ -13,7 +13,7 @@ bool HalfTiles(const Problem& problem) {
 }
 
 bool IsDecode(const Problem& problem) {
-  const int64_t most_rows = IsFloat8(problem.cache_dtype) || problem.head_dim > 128 ? 32 : 128;
+  const int64_t most_rows = TakesWideTiles(problem) ? 128 : 32;
   const int64_t few_rows = std::min(most_rows, int64_t{2} * kDecodeTileRows * problem.max_seqs);
   return problem.tokens > 0 && problem.max_seqs > 0 &&
          (PromisedRows(problem) > 0 || problem.tokens <= problem.max_seqs ||
@@ -29,7 +29,7 @@ int LineRows(const Problem& problem) {
       promised > 0 ? promised
                    : CeilDiv(problem.tokens * group, std::max(problem.max_seqs, int64_t{1}));
   const bool narrow = group <= kHalfTile && rows <= kHalfTile;
-  if (narrow || IsFloat8(problem.cache_dtype)) return kDecodeTileRows;
+  if (narrow || !TakesWideTiles(problem)) return kDecodeTileRows;
   const bool drafts = rows <= int64_t{2} * kDecodeTileRows;
   return drafts || group > kDecodeTileRows ? 2 * kDecodeTileRows : kDecodeTileRows;
 }

@@ -34,7 +34,9 @@ constexpr Kind kKinds[] = {{DType::kBF16, DType::kBF16, 0.03},
                            {DType::kBF16, DType::kBF16, 0.03, 512},
                            {DType::kBF16, DType::kF8E4M3FN, 0.03, 512},
                            {DType::kF32, DType::kF32, 2e-5, 256},
-                           {DType::kF32, DType::kF32, 2e-5, 512}};
+                           {DType::kF32, DType::kF32, 2e-5, 512},
+                           {DType::kBF16, DType::kBF16, 0.03, 96},
+                           {DType::kF16, DType::kF16, 0.004, 192}};
 
 CaseSpec SpecOf(const Kind& kind, std::vector<int64_t> query_lens,
                 std::vector<int64_t> context_lens) {
@@ -67,18 +69,20 @@ CaseSpec InOddPages(CaseSpec spec) {
 
 class PagedAttentionEdgesGpuTest : public cuda::GpuTest {
  protected:
-  static std::vector<Bytes> Run(const Case& c) {
-    auto got = cuda::RunOnGpu(**OpRegistry::Global().Get("paged_attention"), c.call(), {});
+  static std::vector<Bytes> Run(const Case& c, std::mt19937_64* shifts = nullptr) {
+    auto got = cuda::RunOnGpu(**OpRegistry::Global().Get("paged_attention"), c.call(), {}, nullptr,
+                              shifts);
     if (!got.ok()) ADD_FAILURE() << got.status().ToString();
     return got.ok() ? *got : std::vector<Bytes>(2);
   }
 
-  static void ExpectRight(const Case& c, double tolerance, const std::string& what) {
+  static void ExpectRight(const Case& c, double tolerance, const std::string& what,
+                          std::mt19937_64* shifts = nullptr) {
     const Problem p = *ProblemFromCall(c.call());
     std::vector<double> out(static_cast<size_t>(c.out.size()));
     std::vector<double> lse(static_cast<size_t>(p.tokens * p.q_heads));
     PagedAttentionReference(p, BuffersFromCall(p, c.call()), out.data(), lse.data());
-    const std::vector<Bytes> got = Run(c);
+    const std::vector<Bytes> got = Run(c, shifts);
     if (HasFailure()) return;
     int wrong = 0;
     const auto compare = [&](const std::vector<double>& expected, const Bytes& bytes,
@@ -326,7 +330,7 @@ TEST_P(EdgesOfAKindGpuTest, ExtremesAreRight) {
       {0.1, 0, -1e38f, 0, 1},  {1e20, 0, 1e38f, 0, 1},     {0, 0, 1, 0, 1},
       {0.1, 0, 1, 3.4e38f, 1}, {0.1, 0, 1, -3.4e38f, 1},   {0.1, 1e-20, 1, 0, 1},
       {0.1, 1e20, 1, 0, 1},    {1e20, 1e-20, 1e38f, 0, 1}, {0.1, 1e4, 1, 0, 1},
-      {0.1, 0, 1, 0, 1e10},    {0.1, 30, 1, 0, 1e10}};
+      {0.1, 0, 1, 0, 1e10},    {0.1, 30, 1, 0, 1e10},      {1, 0, 3e38f, 0, 1e-3}};
   const Kind& kind = GetParam();
   for (const Extreme& extreme : extremes) {
     if (kind.query == DType::kF16 && extreme.query != 1) continue;  // beyond f16
@@ -344,6 +348,49 @@ TEST_P(EdgesOfAKindGpuTest, ExtremesAreRight) {
       c.k_scale.Set(0, extreme.k_scale);
       ExpectRight(c, kind.tolerance, s.ToString());
       if (HasFailure()) return;
+    }
+  }
+}
+
+// Dot products of -2^127 and 2^127, whose difference f32 does not hold, by scales of which they are
+// logits of -0.5 and 0.5: by turns, so that warps, parts and blocks of keys have either alone.
+TEST_P(EdgesOfAKindGpuTest, MaximaLieFurtherApartThanF32Reaches) {
+  const Kind& kind = GetParam();
+  if (kind.query == DType::kF16) return;  // beyond f16
+  const double key = IsFloat8(kind.cache) ? 0x1p8 : 0x1p63, query = 0x1p127 / key;
+  for (const int64_t turn : {16, 64, 300}) {
+    CaseSpec long_ones = SpecOf(kind, {1, 1}, {600, 300});
+    long_ones.max_pages = 40;
+    CaseSpec many = long_ones, prefill = long_ones;
+    many.query_lens.assign(20, 1);
+    many.context_lens.assign(20, 600);
+    prefill.query_lens = {1, 40};
+    prefill.context_lens = {600, 500};
+    for (CaseSpec s :
+         {long_ones, InOddPages(long_ones), WithRoom(many), prefill, WithRoom(prefill)}) {
+      s.scale = 1e-20;
+      s.k_scale_size = 1;
+      std::mt19937_64 rng(12);
+      Case c(s, rng);
+      c.k_scale.Set(0, static_cast<float>(0x1p-128 / s.scale));
+      const Problem p = *ProblemFromCall(c.call());
+      for (int64_t i = 0; i < c.query.size(); ++i) c.query.Set(i, i % p.head_dim == 5 ? query : 0);
+      for (size_t seq = 0; seq < s.context_lens.size(); ++seq) {
+        const int32_t* const pages =
+            c.block_tables.ints() + static_cast<int64_t>(seq) * p.max_pages_per_seq;
+        for (int64_t i = 0; i < s.context_lens[seq] * p.kv_heads * p.head_dim; ++i) {
+          const int64_t d = i % p.head_dim, head = i / p.head_dim % p.kv_heads;
+          const int64_t token = i / p.head_dim / p.kv_heads;
+          c.kv_cache.Set(p.k.At(pages[token / p.page_size], token % p.page_size, head) + d,
+                         d != 5                  ? 0
+                         : token / turn % 2 == 0 ? -key
+                                                 : key);
+        }
+      }
+      for (std::mt19937_64* const shifts : {static_cast<std::mt19937_64*>(nullptr), &rng}) {
+        ExpectRight(c, kind.tolerance, StrCat("turns of ", turn, ": ", s.ToString()), shifts);
+        if (HasFailure()) return;
+      }
     }
   }
 }

@@ -1,5 +1,5 @@
-// paged_attention and update_kv_cache on a GPU: random problems against the fp64 reference (the
-// cache update against the Host, bit for bit); skipped where there is no GPU.
+// paged_attention on a GPU: random problems against the fp64 reference; skipped where there is no
+// GPU.
 //
 // XLA_GPU_TEST_CASES sets the number of problems a kernel kind gets (40), XLA_GPU_TEST_SEED the
 // first of the random ones. With XLA_GPU_TEST_GUARDS=0 tensors have no guard bytes around them, for
@@ -52,6 +52,7 @@ constexpr Kind kKinds[] = {{DType::kBF16, DType::kBF16, "", 128, false},
 constexpr Kind kF16WithF32Results = {DType::kF16, DType::kF16, "f32", 256, false};
 constexpr Kind kE5M2WithCap = {DType::kF16, DType::kF8E5M2, "", 64, true};
 constexpr Kind kE5M2 = {DType::kF16, DType::kF8E5M2, "f32", 128, true};
+constexpr Kind kThreePanels = {DType::kF16, DType::kF16, "f32", 192, true};
 // Whose operands have zeros behind the head's dimensions.
 constexpr Kind kPaddedHeads = {DType::kF16, DType::kF16, "", 40, false};
 
@@ -274,7 +275,8 @@ TEST_P(DecodeOfManyPagesGpuTest, AgreeWithReference) {
 INSTANTIATE_TEST_SUITE_P(, DecodeOfManyPagesGpuTest,
                          testing::Values(kKinds[0], kKinds[1], kKinds[2], kKinds[4], kKinds[6],
                                          kKinds[12], kKinds[14], kE5M2, kKinds[8], kKinds[16],
-                                         kKinds[19], kKinds[20]),
+                                         kKinds[17], kKinds[18], kKinds[19], kKinds[20],
+                                         kThreePanels),
                          NameOf);
 
 // So many keys a multiprocessor that blocks on Hopper keep pace with each other.
@@ -340,8 +342,8 @@ TEST_P(ManyRowsGpuTest, AgreeWithReference) {
 INSTANTIATE_TEST_SUITE_P(, ManyRowsGpuTest,
                          testing::Values(kKinds[0], kKinds[1], kKinds[2], kKinds[6],
                                          Kind{DType::kBF16, DType::kBF16, "f32", 128, false},
-                                         kKinds[4], kKinds[12], kKinds[14], kKinds[8], kKinds[19],
-                                         kKinds[20]),
+                                         kKinds[4], kKinds[12], kKinds[14], kKinds[8], kKinds[17],
+                                         kKinds[18], kKinds[19], kKinds[20]),
                          NameOf);
 
 // Few sequences: on Hopper 8, 4 or 2 blocks share each head, and contexts are cut between all.
@@ -397,7 +399,8 @@ INSTANTIATE_TEST_SUITE_P(, DecodeOfFewSequencesGpuTest,
                          testing::Values(KindAndHeads{kKinds[0], 8}, KindAndHeads{kKinds[1], 16},
                                          KindAndHeads{kKinds[2], 32}, KindAndHeads{kKinds[6], 8},
                                          KindAndHeads{kE5M2, 16}, KindAndHeads{kKinds[4], 8},
-                                         KindAndHeads{kKinds[12], 8}, KindAndHeads{kKinds[14], 8}),
+                                         KindAndHeads{kKinds[12], 8}, KindAndHeads{kKinds[14], 8},
+                                         KindAndHeads{kKinds[17], 8}, KindAndHeads{kKinds[18], 16}),
                          [](const auto& info) {
                            return NameOf({info.param.first, info.index});
                          });
@@ -514,78 +517,6 @@ TEST_F(PagedAttentionGpuTest, BadIndicesTouchOnlyTheirSequence) {
       const double value = LoadAsDouble((*got)[0].data(), p.out_dtype, static_cast<int64_t>(j));
       if (SameNonFinite(out[j], value)) continue;
       ASSERT_NEAR(value, out[j], 0.05) << "seed " << seed << ", element " << j;
-    }
-  }
-}
-
-class UpdateKvCacheGpuTest : public cuda::GpuTest {};
-
-TEST_F(UpdateKvCacheGpuTest, EqualsTheHost) {
-  const Op& op = **OpRegistry::Global().Get("update_kv_cache");
-  const DType inputs[] = {DType::kF32, DType::kBF16, DType::kF16};
-  const DType caches[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3FN, DType::kF8E5M2};
-  for (int seed = 0; seed < 3 * CasesPerKind(); ++seed) {
-    std::mt19937_64 rng(seed);
-    const auto in = IntegersOf(rng);
-    const DType input = inputs[in(0, 2)], cache = caches[in(0, 4)];
-    const int64_t tokens = in(0, in(0, 9) == 0 ? 3000 : 70), heads = in(1, 5), dim = in(1, 140),
-                  pages = in(1, 9), page_size = in(1, 20);
-    const int layout = static_cast<int>(in(0, 2));
-    std::vector<OwnedTensor> args;
-    for (int i = 0; i < 2; ++i) args.emplace_back(input, std::vector<int64_t>{tokens, heads, dim});
-    const std::vector<int64_t> shapes[] = {{pages, page_size, 2 * heads, dim},
-                                           {pages, page_size, heads, dim},
-                                           {2, pages, page_size, heads, dim}};
-    args.emplace_back(cache, shapes[layout]);
-    args.emplace_back(in(0, 1) == 0 ? DType::kI32 : DType::kI64, std::vector<int64_t>{tokens});
-    std::string optional;
-    if (layout == 1) {
-      args.emplace_back(cache, shapes[layout]);
-      optional = "v_cache";
-    }
-    if (in(0, 1) == 0) {
-      const std::vector<int64_t> scales[] = {{1}, {heads}, {pages, page_size, heads}};
-      args.emplace_back(DType::kF32, scales[in(0, 2)]);
-      optional += optional.empty() ? "k_scale" : ",k_scale";
-    }
-    std::normal_distribution<double> normal(0, 100);
-    for (OwnedTensor& arg : args) {
-      for (int64_t i = 0; i < arg.size(); ++i) arg.Set(i, normal(rng));
-    }
-    if (optional.ends_with("k_scale")) {
-      for (int64_t i = 0; i < args.back().size(); ++i) args.back().Set(i, 0.3 + 0.2 * double(i));
-    }
-    // Some slots several times, of which the last stays, and some wrong ones.
-    for (int64_t i = 0; i < tokens; ++i) {
-      int64_t slot = in(0, pages * page_size - 1);
-      if (in(0, 9) == 0)
-        slot = in(0, 1) == 0 ? -in(1, 1 << 30) : pages * page_size + in(0, 1 << 30);
-      if (args[3].dtype == DType::kI32) {
-        args[3].ints()[i] = static_cast<int32_t>(slot);
-      } else {
-        reinterpret_cast<int64_t*>(args[3].data.get())[i] = slot;
-      }
-    }
-    Attributes attributes;
-    ASSERT_TRUE(attributes.Add("optional_args", std::string_view(optional)).ok());
-    std::vector<TensorView> views;
-    for (const OwnedTensor& arg : args) views.push_back(arg.view());
-    const bool in_place = in(0, 1) == 0;
-    const auto got = RunOnGpu(op, {views, {}, &attributes},
-                              in_place ? std::vector<int>{2, 4} : std::vector<int>{}, nullptr,
-                              seed % 3 == 0 ? &rng : nullptr);
-    ASSERT_TRUE(got.ok()) << got.status().ToString();
-
-    std::vector<TensorView> results = {views[2]};
-    if (layout == 1) results.push_back(views[4]);
-    ExecutionContext context;
-    context.thread_pool = &DefaultThreadPool();
-    const Status host = RunOp(op, Platform::kHost, {views, results, &attributes}, context);
-    ASSERT_TRUE(host.ok()) << host.ToString();
-    for (size_t i = 0; i < results.size(); ++i) {
-      ASSERT_EQ((*got)[i], HostBytes(results[i]))
-          << "seed " << seed << ": " << views[0].ToString() << " into " << views[2].ToString()
-          << " optional '" << optional << "'";
     }
   }
 }

@@ -362,7 +362,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       } else if (!kConverts) {
         FenceForMatrixReads();  // who copies them does not wait for them
       }
-      if (range.first < range.end) wait_for(shared.keys_full, key_stage);
+      if (range.count > 0) wait_for(shared.keys_full, key_stage);
     }
     const unsigned own_queries = queries + query.index * kQueryStep;
     const float* const row_scale = shared.row_scale[query.index];
@@ -392,7 +392,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       const int row = warp_row + h * 8 + lane / 4;
       factor[h] = StateOf(logit, row_scale, row).factor;
       cap_in[h] = FactorOfRow(logit.cap_in, ScaleAt(row_scale, row));
-      visible[h] = VisibleKeys(p, tile, min(row, last_row));
+      visible[h] = SeenInTiles(p, tile, min(row, last_row));
       asm volatile("" : "+r"(visible[h].begin), "+r"(visible[h].end));  // not behind the wait
     }
     FinishLogits(s, products);
@@ -402,17 +402,17 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     };
 
     const bool has_rows = first_row < Uniform(tile.num_rows);
-    if (!has_rows || range.first == range.end) free_queries();
+    if (!has_rows || range.count == 0) free_queries();
     if (!has_rows) {  // the other warpgroup has the tensor cores for itself
-      for (int t = range.first; t < range.end; ++t, key_stage.Next(), value_stage.Next()) {
+      for (int t = 0; t < range.count; ++t, key_stage.Next(), value_stage.Next()) {
         Wait(At(shared.keys_full, key_stage), key_stage.parity);
         release(At(shared.keys_empty, key_stage));
         Wait(At(shared.values_full, value_stage), value_stage.parity);
         release(At(shared.values_empty, value_stage));
       }
-    } else if (range.first < range.end) {
+    } else if (range.count > 0) {
       const bool turns = kTurns && Uniform(tile.num_rows) > 64;
-      int t = range.end - 1;
+      int t = range.count - 1;
 
       // What all rows of the warp see; beyond it keys must be masked.
       const int seen_begin = __shfl_sync(kAllLanes, visible[1].begin, 31);
@@ -430,8 +430,8 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       };
       // Plain tiles: all rows of the warpgroup see all their keys, and some of a tile before.
       const int plain_begin =
-          Uniform((VisibleKeys(p, tile, min(first_row + 63, last_row)).begin + kKeys - 1) / kKeys);
-      const int plain_end = Uniform((VisibleKeys(p, tile, first_row).end - 1) / kKeys);
+          Uniform((SeenInTiles(p, tile, min(first_row + 63, last_row)).begin + kKeys - 1) / kKeys);
+      const int plain_end = Uniform((SeenInTiles(p, tile, first_row).end - 1) / kKeys);
       int in_level = 0, left = kLevelTiles;
 
       // The weights of that tile.
@@ -494,7 +494,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
           }
         }
       };
-      while (t >= range.first) {
+      while (t >= 0) {
         const int plain = t < plain_end ? min(t - plain_begin + 1, left) : 0;
         if (!kTerms && plain > 0) {
           left -= plain;
@@ -506,7 +506,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
           --left;
           --t;
         }
-        if (left == 0 && t >= range.first) {
+        if (left == 0 && t >= 0) {
           ToLevel(level, in_level == 0, factor, o, rows);
           in_level = 1;
           left = kLevelTiles;

@@ -125,7 +125,9 @@ __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
     const Tile& tile = slot.tile;
     const KeyTiles range = TilesOf(tile);
     const int* const table = p.block_tables + static_cast<long long>(tile.seq) * p.max_pages;
-    const auto key_of = [&](int t) { return t * kKeys + warp * kWarpRows + lane % kWarpRows; };
+    const auto key_of = [&](int t) {
+      return range.first_key + t * kKeys + warp * kWarpRows + lane % kWarpRows;
+    };
     const auto look_up = [&](int t) {
       const int key = min(max(key_of(t), tile.key_begin), tile.key_end - 1);
       return LoadIndex(table + PageIndex(p, key));
@@ -134,14 +136,14 @@ __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
     // Of the lane's key of tile t, of which `page` is; looks up that of the tile before.
     const auto next_offset = [&](int t) {
       const long long offset = KeyOffset(p, tile, key_of(t), page);
-      if (t > range.first) page = look_up(t - 1);
+      if (t > 0) page = look_up(t - 1);
       return offset;
     };
     const char* const keys = p.k_cache + tile.head * p.head_stride;
     const char* const values = p.v_cache + tile.head * p.head_stride;
 
     // Start to copy the queries, and the first tiles.
-    if (range.first < range.end) page = look_up(range.end - 1);
+    if (range.count > 0) page = look_up(range.count - 1);
     const int row = warp * kWarpRows + lane % kWarpRows;
     const unsigned long long from[1] = {
         row < tile.num_rows
@@ -154,7 +156,7 @@ __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
     CommitCopies();
 #pragma unroll
     for (int ahead = 0; ahead < kTilesAhead; ++ahead) {
-      const long long offset = next_offset(range.end - 1 - ahead);
+      const long long offset = next_offset(range.count - 1 - ahead);
       CopyRaw(RawPlace(shared, ahead, false), keys, offset);
       CopyRaw(RawPlace(shared, ahead, true), values, offset);
     }
@@ -177,7 +179,7 @@ __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
     // The keys and values.
     const Visible by_all = SeenByAll(p, tile);
     int ring = 0;  // the tile's place among those under way
-    for (int t = range.end - 1; t >= range.first; --t) {
+    for (int t = range.count - 1; t >= 0; --t) {
       const long long offset = next_offset(t - kTilesAhead);
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {  // keys, then values
@@ -185,7 +187,8 @@ __device__ __forceinline__ void LoadConverted(const Params& p, Shared& shared) {
         const unsigned rows =
             SharedAddress(is_value ? shared.values[stage.index] : shared.keys[stage.index]) +
             warp_place;
-        const int begin = max(t * kKeys, tile.key_begin), end = min((t + 1) * kKeys, tile.key_end);
+        const int from = range.first_key + t * kKeys;
+        const int begin = max(from, tile.key_begin), end = min(from + kKeys, tile.key_end);
         const bool hidden = is_value && (begin < by_all.begin || end > by_all.end);
         // All at once into registers, so that the copies of another tile start before this one's
         // conversion.

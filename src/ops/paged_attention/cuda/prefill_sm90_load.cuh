@@ -79,7 +79,9 @@ __device__ __forceinline__ bool FindFirst(const Params& p, Shared& shared) {
   int items = own.tiles, last = valid ? end : 0, before = 0;
   if (p.max_seqs > 1) before = ScanLanes(last, items);
   const bool contested = __any_sync(kAllLanes, info.query_len > 0 && before > begin);
-  const Work work = {WarpSum(own.tokens), WarpSum(own.tiles), WarpMax(own.max_keys)};
+  const int most = WarpMax(own.max_keys);
+  const Work work = {WarpSum(own.tokens), WarpSum(own.tiles), most,
+                     WarpMax(own.max_keys == most ? own.longest_tiles : 0)};
   if (contested || !AreWhole(p, false, CutOf(p, false, true, p.prefill_workers), work))
     return false;
 
@@ -358,7 +360,9 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
 
     const int* const table = p.block_tables + static_cast<long long>(seq) * p.max_pages;
     const int copied = kCopied ? CopyBegin(p, p.sequences[seq]) : 0;
-    const auto key_of = [&](int t, int j) { return t * kKeys + (own + j * 32) * tokens; };
+    const auto key_of = [&](int t, int j) {
+      return range.first_key + t * kKeys + (own + j * 32) * tokens;
+    };
     const auto reads = [&](int t, int j) {
       const int key = key_of(t, j);
       return own + j * 32 < count && key < key_end && key + tokens > key_begin;
@@ -372,11 +376,11 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
         next[j] = kCopied ? (copied + key) / kCopyTokens : LoadIndex(table + PageIndex(p, key));
       }
     };
-    if (range.first < range.end) look_up(range.end - 1);
-    const int first_of_last = min(range.first + kTakeAhead, range.end) - 1;
-    for (int t = range.end - 1;; --t) {
+    if (range.count > 0) look_up(range.count - 1);
+    const int first_of_last = min(kTakeAhead, range.count) - 1;
+    for (int t = range.count - 1;; --t) {
       if (!kValues && t == first_of_last && lane == 0) Arrive(SharedAddress(shared.piece_wanted));
-      if (t < range.first) break;
+      if (t < 0) break;
       int page = 0, in_page = 0;                   // of the last key
       unsigned long long rows[(kKeys + 31) / 32];  // addresses
       bool bad = false;
@@ -396,10 +400,11 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
         p.state[seq] = kInvalid;
         p.header->any_bad_page = 1;
       }
-      if (t > range.first) look_up(t - 1);
-      const int begin = max(key_begin - t * kKeys, 0), end = min(key_end - t * kKeys, kKeys);
+      if (t > 0) look_up(t - 1);
+      const int from = range.first_key + t * kKeys;
+      const int begin = max(key_begin - from, 0), end = min(key_end - from, kKeys);
       const bool hidden =  // from some row
-          kValues && (t * kKeys + begin < by_all.begin || t * kKeys + end > by_all.end);
+          kValues && (from + begin < by_all.begin || from + end > by_all.end);
       const bool cut = kValues && (hidden || begin % tokens != 0 || end % tokens != 0);
       char* const to = tiles + stage.index * kStageBytes;
       Wait(At(empty, stage), stage.parity ^ 1);
@@ -445,7 +450,6 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
       if (cut) {
         __syncwarp();
         if (hidden) {
-          const int from = t * kKeys;
           const int first = from + begin < by_all.begin ? begin : max(by_all.end - from, begin);
           const int last = from + end > by_all.end ? end : min(by_all.begin - from, end);
           // The piece is not done before its values are here.

@@ -11,6 +11,7 @@ namespace xla_gpu::paged_attention::sm90 {
 inline constexpr int kSlots = 4;       // pieces of work, taken ahead
 inline constexpr int kPanelDims = 64;  // head dimensions in 128 bytes, what the swizzle spans
 inline constexpr int kBoxPanels = 4;   // of a box of the copy engine, at most
+inline constexpr int kBoxTokens = 16;  // and a power of two
 
 // What keys and values are made of: elements of the cache, bytes of fp8, which become f16 here, or
 // terms of f32 numbers (terms.cuh).

@@ -89,15 +89,22 @@ __device__ __forceinline__ unsigned PlaceInTile(int row, int piece) {
   return row / 8 * kGroupBytes + PanelPlace<kOfRows>(piece / 8) + SwizzledChunk(row % 8, piece % 8);
 }
 
-// Tiles [first, end) of kKeys keys.
+// Where an item's tiles of keys begin: with a box, and not at a multiple of kKeys, so that what a
+// window leaves is in no more tiles than it has to be.
+__device__ __forceinline__ int FirstKey(const Tile& tile) { return tile.key_begin & -kBoxTokens; }
+// So many tiles of kKeys keys from there on.
 struct KeyTiles {
-  int first;
-  int end;
+  int first_key;
+  int count;
 };
 __device__ __forceinline__ KeyTiles TilesOf(const Tile& tile) {
-  const int first = tile.key_begin / kKeys;
-  const int end = tile.key_end > tile.key_begin ? (tile.key_end - 1) / kKeys + 1 : first;
-  return {Uniform(first), Uniform(end)};
+  const int first = FirstKey(tile), keys = tile.key_end > tile.key_begin ? tile.key_end - first : 0;
+  return {Uniform(first), Uniform((keys + kKeys - 1) / kKeys)};
+}
+// VisibleKeys, counted from there.
+__device__ __forceinline__ Visible SeenInTiles(const Params& p, const Tile& tile, int row) {
+  const Visible keys = VisibleKeys(p, tile, row);
+  return {keys.begin - FirstKey(tile), keys.end - FirstKey(tile)};
 }
 
 // Goes over every kStep-th row of a tile: where it lies in the query and the output, in rows of

@@ -22,7 +22,9 @@ namespace {
 __device__ __forceinline__ Totals AddUpWarp(const Totals& x) {
   const auto add_up = [](const Work& work) {
     if constexpr (kLineOnly) return Work{};
-    return Work{WarpSum(work.tokens), WarpSum(work.tiles), WarpMax(work.max_keys)};
+    const int most = WarpMax(work.max_keys);
+    return Work{WarpSum(work.tokens), WarpSum(work.tiles), most,
+                WarpMax(work.max_keys == most ? work.longest_tiles : 0)};
   };
   return {add_up(x.decode), add_up(x.prefill), WarpSum(x.owned_tokens), WarpSum(x.line),
           WarpMax(x.order)};
@@ -139,7 +141,10 @@ __device__ __forceinline__ Totals ReadSequences(const Params& p, const Lengths& 
       const auto add = [&](Work& work) {
         work.tokens += own.tokens;
         work.tiles += own.tiles;
-        work.max_keys = Max(work.max_keys, own.max_keys);
+        if (own.max_keys >= work.max_keys) {
+          work.max_keys = own.max_keys;
+          work.longest_tiles = own.longest_tiles;
+        }
       };
       shape.decode ? add(totals.decode) : add(totals.prefill);
     } else {

@@ -99,6 +99,8 @@ __device__ __forceinline__ long long PartialRow(const Params& p, const Tile& til
   return PartialRow(p, tile, tile.split, row);
 }
 
+inline constexpr float kMostFactor = 3.4028235e38f;
+
 // A logit is dot product * scales, or soft_cap * tanh of that. Kernels keep maxima in the units of
 // the dot product (of the tanh, where there is a cap; the query's sign makes the scales positive)
 // and scale differences: no factor overflows before the maximum is subtracted.
@@ -113,8 +115,8 @@ __device__ __forceinline__ LogitFactor MakeLogitFactor(const Params& p, int head
   // What overflows f32 is far beyond any difference of dot products; 0 times -infinity, the logit
   // of a hidden key, would be NaN. NaN if the scale is not finite.
   const auto factor = [&](float of_scale) {
-    constexpr float kLeast = 1e-45f, kMost = 3.4028235e38f;
-    return fminf(fmaxf(of_scale * fabsf(k_scale), kLeast), kMost) + 0.0f * k_scale;
+    constexpr float kLeast = 1e-45f;
+    return fminf(fmaxf(of_scale * fabsf(k_scale), kLeast), kMostFactor) + 0.0f * k_scale;
   };
   const float scale = fabsf(p.scale);
   LogitFactor result;
@@ -125,11 +127,32 @@ __device__ __forceinline__ LogitFactor MakeLogitFactor(const Params& p, int head
   return result;
 }
 
+// log2 of the weight of a logit, or of sums relative to a maximum, `from` where the maximum is
+// `to`. Halves, since the difference of two f32 numbers may be none; -infinity if `from` is.
+__device__ __forceinline__ float Log2Weight(float from, float to, float factor) {
+  const float half_base = to == -Infinity() ? 0.0f : 0.5f * to;
+  const float half = fmaf(0.5f, from, -half_base) * factor;
+  return half + half;
+}
+
 // tanh of a logit / soft_cap: 1 - 2 / (exp(2x) + 1) keeps its absolute precision, enough for small
 // caps; large ones need the relative one.
 __device__ __forceinline__ float Capped(float dot, float cap_in) {
   if constexpr (SOFT_CAP == 2) return tanhf(dot * cap_in);
   return 1.0f - __fdividef(2.0f, Exp2(dot * cap_in) + 1.0f);
+}
+
+// The logit of a row's maximum in those units; may be infinite. A factor that overflows f32 is not
+// the scales any more.
+__device__ __forceinline__ float MaxAsLogit(const Params& p, int head, float logit_factor,
+                                            float max) {
+  if (max == -Infinity()) return max;
+  if (SOFT_CAP == 0 && logit_factor == kMostFactor) {
+    // Then |p.scale| is above a half, and a maximum that it makes infinite gives no other logit.
+    return max * fabsf(p.scale) *
+           fabsf(p.k_scale == nullptr ? 1.0f : p.k_scale[head * p.k_scale_step]);
+  }
+  return max * (logit_factor * kLn2);
 }
 
 // How a row ends, from its maximum (in the units above) and the sum of weights relative to it.
@@ -143,7 +166,7 @@ struct RowEnd {
 
 __device__ __forceinline__ RowEnd FinishRow(const Params& p, const Tile& tile, long long query_row,
                                             float logit_factor, float max, float sum) {
-  float max_logit = max == -Infinity() ? max : max * (logit_factor * kLn2);  // may be infinite
+  float max_logit = MaxAsLogit(p, tile.head, logit_factor, max);
   RowEnd end;
   end.factor = p.v_scale == nullptr ? 1.0f : p.v_scale[tile.head * p.v_scale_step];
   end.sees_nothing = sum == 0.0f;

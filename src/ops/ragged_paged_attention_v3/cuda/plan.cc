@@ -86,7 +86,7 @@ struct FirstLaunch {
     params.query_start_loc = b.attention.query_start_loc;
     params.num_seqs = b.attention.num_seqs;
     cuda::LaunchConfig launch = config;
-    launch.grid[0] += update_kv_cache::UpdateLaunch(params.update).grid[0];
+    launch.grid[0] += update_kv_cache::UpdateBlocks(params.update);
     void* const arguments[] = {&params, &attention};
     return kernel->Launch(launch, arguments, stream);
   }

@@ -9,6 +9,17 @@ namespace xla_gpu::update_kv_cache {
 namespace {
 
 constexpr char kSource[] = "src/ops/update_kv_cache/cuda/update_kv_cache.cu";
+constexpr char kHopper[] = "src/ops/update_kv_cache/cuda/update_kv_cache_sm90.cu";
+
+// From so many bytes of new keys and values on the ring is worth its setting up.
+constexpr int64_t kRingsWorth = int64_t{4} << 20;
+
+// The copy engine moves multiples of 16 bytes.
+bool TakesRing(const Problem& p, const cuda::DeviceInfo& device) {
+  const int64_t token_bytes = p.kv_heads * p.head_dim * DTypeSize(p.input_dtype);
+  return device.compute_major == 9 && token_bytes % 16 == 0 &&
+         2 * p.tokens * token_bytes >= kRingsWorth;
+}
 
 }  // namespace
 
@@ -23,10 +34,21 @@ std::vector<std::string> WriteDefines(const Problem& problem, bool aligned) {
   return defines;
 }
 
-cuda::KernelSpec UpdateSpec(const Problem& problem, bool aligned) {
+Config ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device, bool aligned) {
   std::vector<std::string> defines = WriteDefines(problem, aligned);
   if (problem.slot_dtype == DType::kI64) defines.push_back("SLOT_TYPE_64");
-  return {kSource, "update_kv_cache", std::move(defines)};
+  Config config{{kSource, "update_kv_cache", std::move(defines)},
+                PlanParams(problem, device.num_sms),
+                {.block = {kUpdateThreads, 1, 1}}};
+  if (aligned && TakesRing(problem, device)) {
+    config.kernel.source = kHopper;
+    config.kernel.entry = "update_kv_cache_sm90";
+    config.params.tokens_per_block = TokensPerBlockSm90(problem.tokens, device.num_sms);
+    config.launch.block[0] = sm90::kThreads;
+    config.launch.dynamic_shared_bytes = sm90::kRingBytes;
+  }
+  config.launch.grid[0] = UpdateBlocks(config.params);
+  return config;
 }
 
 Params PlanParams(const Problem& problem, int num_sms) {
@@ -57,12 +79,9 @@ void SetTensors(const Problem& problem, const Buffers& buffers, Params& params) 
   params.slot_mapping = buffers.slot_mapping;
 }
 
-cuda::LaunchConfig UpdateLaunch(const Params& params) {
-  cuda::LaunchConfig launch;
-  launch.grid[0] = static_cast<uint32_t>((params.tokens + params.tokens_per_block - 1) /
-                                         params.tokens_per_block);
-  launch.block[0] = kUpdateThreads;
-  return launch;
+uint32_t UpdateBlocks(const Params& params) {
+  return static_cast<uint32_t>((params.tokens + params.tokens_per_block - 1) /
+                               params.tokens_per_block);
 }
 
 StatusOr<CacheCopy> CacheCopy::Load(const Problem& problem, const cuda::DeviceInfo& device,
@@ -97,28 +116,38 @@ int TokensPerBlock(int64_t tokens, int num_sms) {
       std::clamp<int64_t>(tokens / (int64_t{3} * std::max(num_sms, 1)), 1, kMaxTokensPerBlock));
 }
 
+int TokensPerBlockSm90(int64_t tokens, int num_sms) {
+  const auto shares = [tokens](int64_t blocks) { return (tokens + blocks - 1) / blocks; };
+  const int64_t wave = int64_t{sm90::kBlocks} * std::max(num_sms, 1);
+  return static_cast<int>(std::max<int64_t>(shares(wave * shares(wave * sm90::kThreads)), 1));
+}
+
 std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) {
   std::vector<cuda::KernelSpec> specs;
   struct Case {
     DType input, cache, slot;
     int64_t head_dim;
+    int64_t tokens = 0;
+    bool aligned = true;
   };
   constexpr DType kBF16 = DType::kBF16, kF16 = DType::kF16, kF32 = DType::kF32;
+  constexpr DType kI32 = DType::kI32, kI64 = DType::kI64;
+  constexpr int64_t kMany = 1 << 20;
   for (const Case& c :
-       {Case{kBF16, kBF16, DType::kI32, 128}, Case{kBF16, DType::kF8E4M3FN, DType::kI32, 128},
-        Case{kF32, DType::kF8E5M2, DType::kI64, 3}, Case{kF16, kF32, DType::kI64, 80}}) {
+       {Case{kBF16, kBF16, kI32, 128}, Case{kBF16, DType::kF8E4M3FN, kI32, 128},
+        Case{kF32, DType::kF8E5M2, kI64, 3}, Case{kF16, kF32, kI64, 80},
+        Case{kBF16, kBF16, kI32, 128, 0, false}, Case{kBF16, kBF16, kI64, 128, kMany},
+        Case{kBF16, DType::kF8E4M3FN, kI32, 128, kMany}, Case{kF16, kF32, kI64, 80, kMany}}) {
     Problem problem;
     problem.input_dtype = c.input;
     problem.slot_dtype = c.slot;
     problem.cache_dtype = c.cache;
+    problem.kv_heads = 1;
     problem.head_dim = c.head_dim;
-    specs.push_back(UpdateSpec(problem));
+    problem.tokens = c.tokens;
+    cuda::KernelSpec spec = ChooseConfig(problem, device, c.aligned).kernel;
+    if (c.tokens == 0 || spec.source == kHopper) specs.push_back(std::move(spec));
   }
-  Problem bf16;
-  bf16.input_dtype = bf16.cache_dtype = kBF16;
-  bf16.slot_dtype = DType::kI32;
-  bf16.head_dim = 128;
-  specs.push_back(UpdateSpec(bf16, /*aligned=*/false));
   return specs;
 }
 

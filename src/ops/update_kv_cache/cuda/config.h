@@ -15,14 +15,20 @@
 
 namespace xla_gpu::update_kv_cache {
 
+struct Config {
+  cuda::KernelSpec kernel;
+  Params params;  // without tensors
+  cuda::LaunchConfig launch;
+};
+
 // `aligned`, here and below: the tensors start at multiples of 16 bytes, else of their element
 // size.
-cuda::KernelSpec UpdateSpec(const Problem& problem, bool aligned = true);
+Config ChooseConfig(const Problem& problem, const cuda::DeviceInfo& device, bool aligned = true);
 
 // What a launch that writes a problem's tokens needs: all but where a call's tensors lie, and that.
 Params PlanParams(const Problem& problem, int num_sms);
 void SetTensors(const Problem& problem, const Buffers& buffers, Params& params);
-cuda::LaunchConfig UpdateLaunch(const Params& params);
+uint32_t UpdateBlocks(const Params& params);
 
 // The launch that comes first where a result has memory of its own.
 class CacheCopy {
@@ -45,6 +51,8 @@ int VectorElements(DType input, DType cache, int64_t head_dim);
 
 // One while that keeps the device busy; more make the search for overwritten tokens cheaper.
 int TokensPerBlock(int64_t tokens, int num_sms);
+// Of Hopper's kernel: each multiprocessor has one block, or as many as every other one.
+int TokensPerBlockSm90(int64_t tokens, int num_sms);
 
 // Each kind of kernel once, for `xla-gpu cache warm` and for a test that compiles them all.
 std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device);

@@ -7,6 +7,16 @@ namespace xla_gpu::update_kv_cache {
 inline constexpr int kUpdateThreads = 256;
 inline constexpr int kMaxTokensPerBlock = kUpdateThreads;
 
+namespace sm90 {
+
+inline constexpr int kBlocks = 2;              // a multiprocessor
+inline constexpr int kThreads = 512;           // a block, which takes as many tokens at most
+inline constexpr int kStageBytes = 16 * 1024;  // of keys, and as many of values
+inline constexpr int kStages = 3;
+inline constexpr int kRingBytes = 2 * kStages * kStageBytes;
+
+}  // namespace sm90
+
 struct CacheParams {
   void* base;          // with the layout's offset applied
   const void* input;   // [tokens, kv_heads, head_dim]

@@ -21,12 +21,12 @@ StatusOr<std::unique_ptr<Plan>> MakeCudaPlan(
   const bool aligned = unaligned != nullptr;
   XLA_GPU_ASSIGN_OR_RETURN(const cuda::DeviceInfo* device, cuda::GetDeviceInfo(device_ordinal));
   XLA_GPU_RETURN_IF_ERROR(cuda::CheckComputeCapability(kName, *device));
-  XLA_GPU_ASSIGN_OR_RETURN(const auto update,
-                           cuda::GetKernel(UpdateSpec(problem, aligned), device_ordinal,
-                                           /*max_dynamic_shared_bytes=*/0));
+  const Config config = ChooseConfig(problem, *device, aligned);
+  XLA_GPU_ASSIGN_OR_RETURN(const auto update, cuda::GetKernel(config.kernel, device_ordinal,
+                                                              config.launch.dynamic_shared_bytes));
   XLA_GPU_ASSIGN_OR_RETURN(const CacheCopy copy, CacheCopy::Load(problem, *device, aligned));
   return MakePlan(
-      [problem, unaligned, update, copy, planned = PlanParams(problem, device->num_sms)](
+      [problem, unaligned, update, copy, planned = config.params, launch = config.launch](
           const Call& call, const ExecutionContext& context) -> Status {
         const Buffers b = BuffersFromCall(problem, call);
         const cuda::Place found = cuda::FirstUnaligned({{b.key, "key"},
@@ -47,7 +47,7 @@ StatusOr<std::unique_ptr<Plan>> MakeCudaPlan(
         Params params = planned;
         SetTensors(problem, b, params);
         void* const arguments[] = {&params};
-        return update->Launch(UpdateLaunch(params), arguments, context.stream);
+        return update->Launch(launch, arguments, context.stream);
       });
 }
 

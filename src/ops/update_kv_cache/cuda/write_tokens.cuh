@@ -46,55 +46,78 @@ __device__ __forceinline__ void Store(const Params& p, const CacheParams& cache,
   StoreVector(to, FromFloats<Cache>(out));
 }
 
+// Of the vectors of tokens, which lie side by side, a thread's place: threads take them in turn.
+class Position {
+ public:
+  __device__ explicit Position(const Params& p)
+      : per_token_(p.kv_heads * kPerHead),
+        token_step_(static_cast<int>(blockDim.x) / per_token_),
+        column_step_(static_cast<int>(blockDim.x) - token_step_ * per_token_),
+        token_(static_cast<int>(threadIdx.x) / per_token_),
+        column_(static_cast<int>(threadIdx.x) % per_token_) {}
+
+  __device__ void Next() {
+    token_ += token_step_;
+    column_ += column_step_;
+    if (column_ >= per_token_) column_ -= per_token_, ++token_;
+  }
+
+  __device__ int token() const { return token_; }  // in the block
+  __device__ int head() const { return column_ / kPerHead; }
+  __device__ int element() const { return column_ % kPerHead * VECTOR; }  // of the head
+  // In the inputs, where the block's tokens begin at token `first`.
+  __device__ long long Vector(long long first) const {
+    return (first + token_) * per_token_ + column_;
+  }
+
+ private:
+  static constexpr int kPerHead = HEAD_DIM / VECTOR;
+  int per_token_, token_step_, column_step_, token_, column_;
+};
+
+__device__ __forceinline__ int TokensOfBlock(const Params& p, long long first) {
+  return static_cast<int>(min(p.tokens - first, 0LL + p.tokens_per_block));
+}
+
+// For a whole block: in the place of its tokens' slots, unless they are negative, where in the
+// cache they are.
+__device__ __forceinline__ void FindPlaces(const Params& p, int tokens, long long* slots) {
+  for (int i = threadIdx.x; i < tokens; i += blockDim.x) {
+    if (slots[i] < 0) continue;
+    const long long page = Quotient(slots[i], p.page_size);
+    slots[i] = page * p.page_stride + (slots[i] - page * p.page_size) * p.token_stride;
+  }
+  __syncthreads();
+}
+
 // Writes tokens [first, first + tokens_per_block), a whole block together. The first vectors are
 // loaded before the tokens' slots need be known.
 class TokenWriter {
  public:
   __device__ TokenWriter(const Params& p, long long first)
-      : p_(p),
-        first_(first),
-        tokens_(static_cast<int>(min(p.tokens - first, 0LL + p.tokens_per_block))),
-        per_token_(p.kv_heads * kPerHead),
-        next_{static_cast<int>(threadIdx.x) / per_token_,
-              static_cast<int>(threadIdx.x) % per_token_} {
+      : p_(p), first_(first), tokens_(TokensOfBlock(p, first)), next_(p), at_{next_, next_} {
     Fetch();
   }
 
   // Tokens with a negative slot are skipped. Leaves the tokens' places in the cache in `slots`.
   __device__ void Write(long long* slots) {
-    for (int i = threadIdx.x; i < tokens_; i += blockDim.x) {
-      if (slots[i] < 0) continue;
-      const long long page = Quotient(slots[i], p_.page_size);
-      slots[i] = page * p_.page_stride + (slots[i] - page * p_.page_size) * p_.token_stride;
-    }
-    __syncthreads();
-    while (at_[0].token < tokens_) {
+    FindPlaces(p_, tokens_, slots);
+    while (at_[0].token() < tokens_) {
       StoreAll(slots);
       Fetch();
     }
   }
 
  private:
-  // Of a vector of a thread: vectors of a token lie side by side, tokens follow.
-  struct Position {
-    int token;   // in the block
-    int column;  // vector in the token
-  };
-  static constexpr int kPerHead = HEAD_DIM / VECTOR;
   static constexpr int kAtOnce = 2;  // of keys and of values: their loads are all under way
 
   __device__ void Fetch() {
-    const int token_step = static_cast<int>(blockDim.x) / per_token_;
-    const int column_step = static_cast<int>(blockDim.x) - token_step * per_token_;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       at_[i] = next_;
-      next_.token += token_step;
-      next_.column += column_step;
-      if (next_.column >= per_token_) next_.column -= per_token_, ++next_.token;
-      if (at_[i].token >= tokens_) continue;
-      const long long from =
-          ((first_ + at_[i].token) * per_token_ + at_[i].column) * static_cast<long long>(VECTOR);
+      next_.Next();
+      if (at_[i].token() >= tokens_) continue;
+      const long long from = at_[i].Vector(first_) * VECTOR;
       k_[i] = Load(p_.k, from);
       v_[i] = Load(p_.v, from);
     }
@@ -103,17 +126,17 @@ class TokenWriter {
   __device__ void StoreAll(const long long* places) const {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const long long place = at_[i].token < tokens_ ? places[at_[i].token] : -1;
+      const Position& at = at_[i];
+      const long long place = at.token() < tokens_ ? places[at.token()] : -1;
       if (place < 0) continue;
-      const int head = at_[i].column / kPerHead, column = at_[i].column % kPerHead * VECTOR;
-      Store(p_, p_.k, place, head, column, k_[i]);
-      Store(p_, p_.v, place, head, column, v_[i]);
+      Store(p_, p_.k, place, at.head(), at.element(), k_[i]);
+      Store(p_, p_.v, place, at.head(), at.element(), v_[i]);
     }
   }
 
   const Params& p_;
   const long long first_;
-  const int tokens_, per_token_;
+  const int tokens_;
   Position next_, at_[kAtOnce];
   InputVector k_[kAtOnce], v_[kAtOnce];
 };
