@@ -202,10 +202,12 @@ FAMILIES = (
         tuple(Tests(ALTERNATIVES, f"Alternatives*/{i}", 8) for i in (0, 1)),
     ),
     Family(
-        "attend_mma",
-        _words("attend_mma.cu", CACHE_TYPE="BF16 F16 E4M3 E5M2 float", BEHIND_PREFILL="0 1")
-        + _words("attend_mma.cu REDO_ONLY", BEHIND_DECODE="0 1")
-        + _words("attend_mma.cu", HEAD_DIM="3 36 80 128 256 264 347 512", TILE_ROWS="16 32 64 128"),
+        "attend_sm80",
+        _words("attend_sm80.cu", CACHE_TYPE="BF16 F16 E4M3 E5M2 float", BEHIND_PREFILL="0 1")
+        + _words("attend_sm80.cu REDO_ONLY", BEHIND_DECODE="0 1")
+        + _words(
+            "attend_sm80.cu", HEAD_DIM="3 36 80 128 256 264 347 512", TILE_ROWS="16 32 64 128"
+        ),
         (
             *_of_kinds("RandomProblems", "bf16_bf16__128", "bf16_f8e4m3fn__128", seed=12, cases=4),
             *_of_kinds("RandomProblems", "bf16_bf16__128", "bf16_bf16_f32_64_cap"),
@@ -228,7 +230,7 @@ FAMILIES = (
     Family(
         "scales of tokens",
         (
-            *_words("attend_mma.cu TOKEN_SCALES", CACHE_TYPE="E4M3 E5M2 BF16 F16 float"),
+            *_words("attend_sm80.cu TOKEN_SCALES", CACHE_TYPE="E4M3 E5M2 BF16 F16 float"),
             "attend_simt.cu TOKEN_SCALES",
         ),
         _of_kinds("TokenScales", "bf16_f8e4m3fn__128", "f16_f8e5m2__64_cap", "bf16_bf16__128")

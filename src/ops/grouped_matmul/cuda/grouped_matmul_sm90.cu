@@ -152,6 +152,13 @@ __device__ __forceinline__ void Load(const Params& p, const TensorMap& lhs, cons
   }
 }
 
+// Until here sums are only what the next products add to, which name them.
+__device__ __forceinline__ void WaitForSums(Sums& sums) {
+  WarpgroupWait<0>();
+#pragma unroll
+  for (int n = 0; n < kSums; ++n) HoldRegisters(sums[n]);
+}
+
 // Of the tile from its first stage on; `at` is then past its last. Leaves every stage read but the
 // last one, `before`.
 __device__ __forceinline__ void MultiplyPanels(const Params& p, Shared& shared, Place& at,
@@ -241,9 +248,7 @@ __device__ __forceinline__ void MultiplyConverted(const Params& p, const Tile& t
     before = at.index;
     if constexpr (kFolds) {
       if ((k + kStageInner) % block_inner != 0) continue;
-      WarpgroupWait<0>();
-#pragma unroll
-      for (int n = 0; n < kSums; ++n) HoldRegisters(sums[n]);
+      WaitForSums(sums);
       Scale(p, tile, k / block_inner, sums);
 #pragma unroll
       for (int n = 0; n < kSums; ++n) {
@@ -282,10 +287,8 @@ __device__ __forceinline__ void Multiply(const Params& p, Shared& shared) {
     } else {
       MultiplyPanels(p, shared, at, sums, before);
     }
-    WarpgroupWait<0>();
+    WaitForSums(sums);
     if (lane == 0) Arrive(SharedAddress(&shared.empty[before]));
-#pragma unroll
-    for (int n = 0; n < kSums; ++n) HoldRegisters(sums[n]);
     if constexpr (SCALE_BLOCKS == 1) Scale(p, tile, 0, sums);
     shared.AddUp(sums, parity);
     parity ^= 1;

@@ -7,7 +7,7 @@
 
 namespace xla_gpu::paged_attention {
 
-// Of attend_mma.cu. Rows have 16 bytes more than their data, so that they start in other banks.
+// Of attend_sm80.cu. Rows have 16 bytes more than their data, so that they start in other banks.
 struct MmaShared {
   int head_dim;
   int element;  // of the cache

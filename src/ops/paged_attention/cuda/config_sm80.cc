@@ -1,4 +1,4 @@
-// Tensor cores by `mma.sync`, from sm_80 on: attend_mma.cu.
+// Tensor cores by `mma.sync`, from sm_80 on: attend_sm80.cu.
 #include "src/core/strings.h"
 #include "src/ops/paged_attention/cuda/family.h"
 
@@ -36,7 +36,7 @@ void Launch(const Problem& problem, const Config& config, std::vector<KernelLaun
                                       StrCat("BEHIND_PREFILL=", config.prefill_launch ? 1 : 0),
                                       StrCat("BEHIND_DECODE=", config.decode_launch ? 1 : 0)};
   if (config.prefill_launch && !IsSplit(problem)) defines.push_back("REDO_ONLY");
-  AddAttend(problem, config, "attend_mma.cu", defines, launches);
+  AddAttend(problem, config, "attend_sm80.cu", defines, launches);
 }
 
 }  // namespace

@@ -245,8 +245,8 @@ TEST(Config, BoxesOfPaddedHeadsFindEveryElement) {
   }
 }
 
-// What decode.cuh asserts while it compiles: two stages for each of four warps, in which there is
-// room to merge.
+// What decode_sm80.cuh asserts while it compiles: two stages for each of four warps, in which there
+// is room to merge.
 TEST(Config, EveryHeadSizeFitsEveryDevice) {
   for (const cuda::DeviceInfo& device : {kA100, kL40, kH200, kB200}) {
     for (const auto& [query, cache] : {std::pair{DType::kBF16, DType::kBF16},
@@ -430,7 +430,7 @@ TEST(Launches, NamesWhatShapesTheCodeAndNothingElse) {
   Problem problem = MakeChunks();
   const Launches a = MakeLaunches(problem, Choose(problem, kH200));
   const cuda::KernelSpec& attend = a.attend.back().spec;
-  EXPECT_EQ(attend.source, "src/ops/paged_attention/cuda/attend_mma.cu");
+  EXPECT_EQ(attend.source, "src/ops/paged_attention/cuda/attend_sm80.cu");
   EXPECT_THAT(attend.defines, Contains("HEAD_DIM=128"));
   EXPECT_THAT(attend.defines, Contains("SOFT_CAP=0"));
   // Sizes, windows, scales and page sizes are parameters: no other kernel is compiled for them.

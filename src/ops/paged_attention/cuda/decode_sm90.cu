@@ -1,7 +1,7 @@
 // paged_attention, decode on Hopper: bf16 or f16 queries over a cache of the same type or
 // of fp8.
 //
-// Defines: those of attend_mma.cu that shape the code: QUERY_TYPE, CACHE_TYPE, OUT_TYPE,
+// Defines: those of attend_sm80.cu that shape the code: QUERY_TYPE, CACHE_TYPE, OUT_TYPE,
 // HEAD_DIM (64, 128, 256, 512; of 16 bits 96, 192), SOFT_CAP; LINE_ROWS (8, 16, 32), of a tile;
 // BOXES (1: the copy engine loads keys and values by boxes; 0: warps copy rows, and there are no
 // maps); PAIRS (1, with BOXES: a head's values lie right behind its keys, and the map `keys` is of

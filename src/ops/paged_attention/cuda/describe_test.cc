@@ -34,7 +34,7 @@ TEST(Describe, ClustersHaveNoSchedule) {
 }
 
 TEST(Describe, MixedBatchesHaveThreeLaunches) {
-  EXPECT_THAT(Said(MakeChunks()), AllOf(HasSubstr("prefill_sm90.cu"), HasSubstr("attend_mma.cu"),
+  EXPECT_THAT(Said(MakeChunks()), AllOf(HasSubstr("prefill_sm90.cu"), HasSubstr("attend_sm80.cu"),
                                         HasSubstr("decode_sm90.cu"), Not(HasSubstr("no "))));
 }
 
@@ -62,10 +62,10 @@ TEST(Describe, SaysWhyNot) {
   expect(prompts, "no decode launch: room for few sequences", "pairs of blocks share keys");
   expect(MakePrefill(DType::kF32), "copy_terms.cu, 132 blocks",
          "copies of 16-bit terms, up to 65536 keys");
-  expect(MakePrefill(DType::kF32, 256), "attend_mma.cu", "no prefill launch: head_dim");
+  expect(MakePrefill(DType::kF32, 256), "attend_sm80.cu", "no prefill launch: head_dim");
   Problem f32 = MakePrefill(DType::kF32);
   f32.batch_invariant = true;
-  expect(f32, "attend_mma.cu", "no prefill launch: no copy of f32");
+  expect(f32, "attend_sm80.cu", "no prefill launch: no copy of f32");
   Problem mixed = MakePrefill();
   mixed.cache_dtype = DType::kF32;
   expect(mixed, "attend_simt.cu", "no prefill launch: dtypes");

@@ -2,7 +2,7 @@
 // the bits of, high * low and low * high. low * low is below the last bit of f32.
 //
 // Where an operand is infinite or so large that rounding makes it infinite, high * low gives NaN,
-// or what may have been one: see RepairLogits and the second run of attend_mma.cu.
+// or what may have been one: see RepairLogits and the second run of attend_sm80.cu.
 #ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SPLIT_CUH_
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_SPLIT_CUH_
 

@@ -1,11 +1,11 @@
 // Many query rows of a sequence against its keys: four warps share tiles of keys and values, each
 // warp owns its rows (of wide heads each pair of warps). Two stages: the copies of the next tile
 // run while this one is computed.
-#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_CUH_
-#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_CUH_
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM80_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM80_CUH_
 
 #include "src/ops/paged_attention/cuda/non_finite.cuh"
-#include "src/ops/paged_attention/cuda/token_scales.cuh"
+#include "src/ops/paged_attention/cuda/token_scales_sm80.cuh"
 
 namespace xla_gpu::paged_attention {
 
@@ -305,4 +305,4 @@ __device__ __forceinline__ bool RunPrefill(const Params& p, const Tile& tile, bo
 
 }  // namespace xla_gpu::paged_attention
 
-#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_CUH_
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM80_CUH_

@@ -2,11 +2,11 @@
 // bound by memory. Each warp runs alone over every fourth 16 keys with its own ring of stages, so
 // that no barrier stalls the copies; at the end the four partial softmaxes are merged. Of wide
 // heads two warps do that, over every other 16 keys, each with a ring of its own dimensions.
-#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_CUH_
-#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_CUH_
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM80_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM80_CUH_
 
 #include "src/ops/paged_attention/cuda/non_finite.cuh"
-#include "src/ops/paged_attention/cuda/token_scales.cuh"
+#include "src/ops/paged_attention/cuda/token_scales_sm80.cuh"
 
 namespace xla_gpu::paged_attention {
 
@@ -423,4 +423,4 @@ __device__ __forceinline__ bool RunDecode(const Params& p, const Tile& tile, boo
 
 }  // namespace xla_gpu::paged_attention
 
-#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_CUH_
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_DECODE_SM80_CUH_

@@ -7,8 +7,8 @@
 // taken the prefill items, and left some), BEHIND_DECODE (1: one has taken the decode items);
 // REDO_ONLY (such a launch has left none but those that are to be done again) or not, TOKEN_SCALES
 // (tile.cuh) or not.
-#include "src/ops/paged_attention/cuda/decode.cuh"
-#include "src/ops/paged_attention/cuda/prefill.cuh"
+#include "src/ops/paged_attention/cuda/decode_sm80.cuh"
+#include "src/ops/paged_attention/cuda/prefill_sm80.cuh"
 
 namespace xla_gpu::paged_attention {
 

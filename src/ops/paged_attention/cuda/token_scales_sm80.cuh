@@ -1,8 +1,8 @@
 // Scales of tokens in the tensor-core kernels. A key's lies in the 16 bytes behind its row in
 // shared memory, a value's behind its own. Logits are multiplied by those of keys, weights by those
 // of values.
-#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_TOKEN_SCALES_CUH_
-#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_TOKEN_SCALES_CUH_
+#ifndef XLA_GPU_OPS_PAGED_ATTENTION_CUDA_TOKEN_SCALES_SM80_CUH_
+#define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_TOKEN_SCALES_SM80_CUH_
 
 #include "src/ops/paged_attention/cuda/mma_tile.cuh"
 
@@ -56,4 +56,4 @@ __device__ __forceinline__ void ScaleWeights(float (&s)[kTiles][4], unsigned sha
 
 }  // namespace xla_gpu::paged_attention
 
-#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_TOKEN_SCALES_CUH_
+#endif  // XLA_GPU_OPS_PAGED_ATTENTION_CUDA_TOKEN_SCALES_SM80_CUH_
