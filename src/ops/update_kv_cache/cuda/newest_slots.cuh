@@ -23,14 +23,15 @@ template <int kTokens>
 struct SlotTable {
   static constexpr int kEntries = 4 * kTokens;
   static constexpr int kEmpty = -1;
-  static constexpr int kOverwritten = 1 << 30;  // beside the token: a later block has the slot
 
   long long slots[kTokens];  // -1: none
   int newest[kEntries];
+  bool overwritten[kTokens];  // by a later block's token
 
   __device__ void Clear() {
 #pragma unroll
     for (int i = 0; i < kEntries; i += kTokens) newest[i + threadIdx.x] = kEmpty;
+    overwritten[threadIdx.x] = false;
   }
 
   static __device__ int FirstEntry(long long slot) {
@@ -54,8 +55,8 @@ struct SlotTable {
     for (int entry = FirstEntry(slot);; entry = (entry + 1) % kEntries) {
       const int found = newest[entry];
       if (found == kEmpty) return;
-      if (slots[found & ~kOverwritten] != slot) continue;
-      newest[entry] = found | kOverwritten;
+      if (slots[found] != slot) continue;
+      overwritten[found] = true;
       return;
     }
   }
@@ -150,7 +151,8 @@ class NewestSlots {
       later_.ForEach([&](Slot slot) { table_.Overwrite(slot); });
     } while (later_.Next());
     __syncthreads();
-    if (table_.newest[entry] != static_cast<int>(threadIdx.x)) table_.slots[threadIdx.x] = -1;
+    const int token = threadIdx.x;
+    if (table_.newest[entry] != token || table_.overwritten[token]) table_.slots[token] = -1;
     __syncthreads();
   }
 
