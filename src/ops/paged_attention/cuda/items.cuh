@@ -93,7 +93,7 @@ struct Cut {
 __device__ __forceinline__ Cut CutOf(const Params& p, bool decode, bool launch, int workers) {
   if (decode) return {workers, p.workers_per_sm, kSplitTokens, 2, 128, 64, 0.0f};
   return {workers, launch ? 1 : p.workers_per_sm, kPrefillSplitTokens, 4, 256, launch ? 256 : 2048,
-          0.03f};
+          0.015f};
 }
 
 // Whether no item is better cut: the longest may be too short for parts; of many prefill items none
