@@ -1,6 +1,6 @@
-// update_kv_cache on Hopper, for so many tokens that their bytes count: two blocks a multiprocessor,
-// whose keys and values come by the copy engine through a ring in shared memory. It is full before
-// the block knows which of its tokens it writes.
+// update_kv_cache on Hopper, for so many tokens that their bytes count: two blocks a
+// multiprocessor, whose keys and values come by the copy engine through a ring in shared memory. It
+// is full before the block knows which of its tokens it writes.
 //
 // Defines: those of update_kv_cache.cu, without UNALIGNED.
 #include "src/cuda/ptx_sm90.cuh"
