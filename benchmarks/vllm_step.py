@@ -1,7 +1,7 @@
 """What a decode step of vLLM on XLA is made of: its kernels, and the host's work on CUDA graphs.
 
     python benchmarks/vllm_step.py [--tiny] [--experts LAYERS] [--weights fp8] [--requests CxWORDS]
-                                   [--attention xla_gpu jnp none] [--devices N]
+                                   [--attention xla_gpu jnp none] [--devices N] [--asks JSON]
 
 The engine of benchmarks/vllm_serve.py without its HTTP server, in a process of its own for each
 attention, one after the other. C requests of WORDS words are answered twice under jax.profiler,
@@ -16,8 +16,8 @@ with 8 and with 24 tokens: the difference is 16 decode steps, whatever came befo
 Then the compiled functions that the host calls in each step, the kernels that take most of it, and
 what JAX and XLA do on the host: by the clock, traced, what is told of within an event not counted.
 With --devices heads are split over N of them (tensor parallelism), and what is traced is the first
-one's. --experts: a mixture of experts instead, so many layers of Qwen3-30B-A3B's. --tiny: a small
-model, for the CPU.
+one's. --experts: a mixture of experts instead, so many layers of Qwen3-30B-A3B's. --asks: what all
+requests ask besides, '{"repetition_penalty": 1.05}'. --tiny: a small model, for the CPU.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ def measure(args: argparse.Namespace) -> dict:
     ]
 
     def generate(tokens: int) -> float:
-        wanted = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False)
+        plain = dict(max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False)
+        wanted = SamplingParams(**plain | args.asks)
         start = time.perf_counter()
         engine.generate(prompts, wanted, use_tqdm=False)
         return time.perf_counter() - start
@@ -208,6 +209,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=2048, help="--max-model-len")
     parser.add_argument("--max-seqs", type=int, default=256, help="--max-num-seqs, at least")
     parser.add_argument("--devices", type=int, default=1, help="--tensor-parallel-size")
+    parser.add_argument("--asks", type=json.loads, default={}, metavar="JSON")
     parser.add_argument("--model", help=argparse.SUPPRESS)  # of a process that measures
     args = parser.parse_args()
     concurrency, words = args.requests

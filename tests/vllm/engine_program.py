@@ -22,8 +22,9 @@ import plain_attention
 import same_inputs
 import tiny_images
 import transformers
+from asked import asks_of
 from checkpoints import Checkpoints
-from forms import EAGLE3, FORMS, IN_THE_ENGINE, Form
+from forms import ASKING, EAGLE3, FORMS, IN_THE_ENGINE, Form
 from xla_gpu.vllm_xla import _attention, _inputs
 
 KERNELS = ("ragged_paged_attention", "ragged_paged_attention_hd64")
@@ -73,7 +74,7 @@ CASES = {name: (OURS, FORMS[name]) for name in IN_THE_ENGINE} | {
 MANY = ("mixtral", "gptoss")  # with all requests, else a dozen
 
 
-def run(checkpoints: Checkpoints, requests, kernels, form):
+def run(checkpoints: Checkpoints, requests, kernels, form, asks):
     """The tokens of each request."""
     os.environ["MODEL_IMPL_TYPE"] = os.environ["DRAFT_MODEL_IMPL_TYPE"] = form.impl
     options = form.options_with(checkpoints)
@@ -96,7 +97,11 @@ def run(checkpoints: Checkpoints, requests, kernels, form):
     else:
         prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests]
     counts = [count for _, count in requests]
-    limits = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in counts]
+    plain = dict(temperature=0, ignore_eos=True)
+    limits = [
+        SamplingParams(max_tokens=count, **plain, **ask)
+        for count, ask in zip(counts, asks, strict=False)  # images have fewer
+    ]
     outputs = engine.generate(prompts, limits, use_tqdm=False)
     if "speculative_config" in options:
         counted = {metric.name: getattr(metric, "value", 0) for metric in engine.get_metrics()}
@@ -145,7 +150,8 @@ def main() -> None:
         if form.devices > jax.device_count():
             continue
         some = requests if name in MANY else requests[:12]
-        tokens = run(Checkpoints(folder), some, kernels, form)
+        asks = asks_of(some) if name in ASKING else [{}] * len(some)
+        tokens = run(Checkpoints(folder), some, kernels, form, asks)
         print("CASE", json.dumps([name, tokens]), flush=True)
     assert STEPS[1] > 0, STEPS
     print("SAID", json.dumps(refusals(folder)), flush=True)

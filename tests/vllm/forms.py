@@ -158,6 +158,9 @@ IN_THE_ENGINE = (
     "qwen3_vl",
 )
 
+# Of those the ones whose requests ask for other logits there (asked.py).
+ASKING = ("llama tp2", "llama dp2", "qwen3 flax")
+
 REQUESTS = load.mixed_requests(200, seed=5, longest=60)
 # Elements of a cache of so many blocks are those of no other array.
 SIZES = dict(max_model_len=256, max_num_batched_tokens=64, max_num_seqs=16)
@@ -256,11 +259,15 @@ def _held(server: Server, form: Form, checkpoints: Checkpoints, at: pathlib.Path
 
 
 def compared(
-    form: Form, reference: tiny_models.Reference, requests: list[Any], tokens: list[list[int]]
+    form: Form,
+    reference: tiny_models.Reference,
+    requests: list[Any],
+    tokens: list[list[int]],
+    **asks: Any,
 ) -> tuple[float, list[str]]:
     """The part of the tokens that are transformers' own, and what is wrong with the answers."""
     pairs = [(prompt, got) for (prompt, _), got in zip(requests, tokens, strict=True)]
-    ranks = reference.ranks(pairs)
+    ranks = reference.ranks(pairs, **asks)
     own = float((torch.cat(ranks) == 0).float().mean())
     if form.least == 1:
         return own, load.unlike(requests, ranks)

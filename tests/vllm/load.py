@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ MALFORMED = {
     "length that is no number": greedy([5], "many"),
     "another model": greedy([5], 4, model="elsewhere"),
     "temperature below zero": greedy([5], 4, temperature=-1),
-    "what is not sampled": greedy([5], 4, repetition_penalty=1.5),
+    "what is not sampled": greedy([5], 4, thinking_token_budget=5),
+    "a word that is not": greedy([5], 4, allowed_token_ids=[9_999]),
     "seed": greedy([5], 4, temperature=1, seed=3),
     "too long": greedy(random_prompt(300, 0), 4),
 }
@@ -51,16 +52,26 @@ async def answer(server: Client, request: Request, stream: bool, **more: Any) ->
     return [token async for piece in server.stream(*request, **more) for token in piece]
 
 
-async def answers(server: Client, requests: Iterable[Request]) -> list[list[int]]:
-    """The tokens of all requests, sent together; every third is read as a stream."""
-    together = (answer(server, request, i % 3 == 0) for i, request in enumerate(requests))
+async def answers(
+    server: Client, requests: Iterable[Request], asks: Sequence[dict[str, Any]] = ({},)
+) -> list[list[int]]:
+    """The tokens of all requests, sent together; every third is read as a stream.
+
+    `asks` are what they ask besides, in turns.
+    """
+    together = (
+        answer(server, request, i % 3 == 0, **asks[i % len(asks)])
+        for i, request in enumerate(requests)
+    )
     return await asyncio.gather(*together)
 
 
-def wrong(reference: Reference, requests: list[Request], tokens: list[list[int]]) -> list[str]:
+def wrong(
+    reference: Reference, requests: list[Request], tokens: list[list[int]], **asks: Any
+) -> list[str]:
     """A line for each request whose answer is not transformers' own."""
     pairs = [(prompt, got) for (prompt, _), got in zip(requests, tokens, strict=True)]
-    return unlike(requests, reference.ranks(pairs))
+    return unlike(requests, reference.ranks(pairs, **asks))
 
 
 def unlike(requests: list[Request], ranks: list[torch.Tensor]) -> list[str]:

@@ -1,7 +1,7 @@
 """A server under mixed load for minutes: is every request answered, rightly, and does memory grow?
 
 Bursts of requests come at random times: greedy ones and sampled, read at once or as streams, ones
-whose clients leave at any time, and malformed ones.
+whose clients leave at any time, and malformed ones. Most ask for other logits (asked.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import collections
 import random
 import time
 
+from asked import asks_of
 from load import MALFORMED, answer, mixed_requests
 from server import Server
 from tiny_models import Reference
@@ -37,6 +38,7 @@ class Soak:
         self.server, self.reference = server, reference
         self.choose = random.Random(seed)
         self.requests = mixed_requests(300, seed, longest=60, most=90, shared=48)
+        self.asks = asks_of(self.requests)
         self.places = asyncio.Semaphore(AT_ONCE)
         self.faults: list[str] = []
         self.counts: collections.Counter[str] = collections.Counter()
@@ -82,7 +84,7 @@ class Soak:
                     if not 400 <= status < 500:
                         self.faults.append(f"malformed, {name}: status {status}")
                 else:
-                    more = SAMPLED if sampled else {}
+                    more = self.asks[which] | (SAMPLED if sampled else {})
                     tokens = await answer(self.server, self.requests[which], stream, **more)
                     self._answers.append((sampled, which, tuple(tokens)))
                     self.counts["answered"] += 1
@@ -120,7 +122,10 @@ class Soak:
             if len(tokens) != (wanted := self.requests[which][1]):
                 self.faults.append(f"{len(tokens)} tokens, {wanted} were asked for")
         new = [one for one in set(answers) - self._seen if one[2]]
-        ranks = self.reference.ranks([(self.requests[i][0], list(tokens)) for _, i, tokens in new])
+        ranks = self.reference.ranks(
+            [(self.requests[i][0], list(tokens)) for _, i, tokens in new],
+            asks=[self.asks[i] for _, i, _ in new],
+        )
         for (sampled, which, tokens), rank in zip(new, ranks, strict=True):
             if (rank >= (SAMPLED["top_k"] if sampled else 1)).any():
                 kind = "sampled" if sampled else "greedy"

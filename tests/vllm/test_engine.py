@@ -10,7 +10,8 @@ import load
 import pytest
 import tiny_images
 import tiny_models
-from forms import FORMS, IN_THE_ENGINE, compared
+from asked import asks_of
+from forms import ASKING, FORMS, IN_THE_ENGINE, compared
 from server import run
 
 REQUESTS = load.mixed_requests(60, seed=9, longest=70, most=24)
@@ -62,7 +63,8 @@ def test_tokens_are_transformers_own(tokens, reference, case):
         pytest.skip("there is one device")
     requests = REQUESTS[: len(tokens[case])]
     assert len(requests) >= 12
-    assert compared(form, reference(form.checkpoint), requests, tokens[case])[1] == []
+    asks = {"asks": asks_of(requests)} if case in ASKING else {}
+    assert compared(form, reference(form.checkpoint), requests, tokens[case], **asks)[1] == []
 
 
 def test_with_our_output_zeroed_they_are_not(tokens, reference):

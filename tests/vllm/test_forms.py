@@ -1,6 +1,7 @@
 """What docs/vllm.md says is served, over HTTP; all of it: tests/gpu/vllm_suite.py http.
 
-Llama and Qwen3 are in test_serving.py, Gemma 3 in test_speculation.py.
+Llama and Qwen3 are in test_serving.py, Gemma 3 in test_speculation.py. Qwen2's own
+defaults ask for a repetition penalty.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ import forms
 import pytest
 import step_program
 
-HERE = ("qwen3moe", "gptoss mxfp4", "qwen3moe fp8", "llama dp2", "qwen3moe tp2", "qwen3moe ep2")
+HERE = (
+    "qwen3moe",
+    "gptoss mxfp4",
+    "qwen3moe fp8",
+    "llama dp2",
+    "qwen3moe tp2",
+    "qwen3moe ep2",
+    "qwen2",
+)
 
 
 @pytest.fixture(scope="module")

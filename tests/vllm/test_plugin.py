@@ -97,33 +97,21 @@ def test_the_other_runner_is_refused(checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("asked", "allowed"),
-    [
-        ({"presence_penalty": 0.5}, "0.0"),
-        ({"frequency_penalty": 0.5}, "0.0"),
-        ({"repetition_penalty": 1.05}, "1.0"),
-        ({"min_p": 0.1}, "0.0"),
-        ({"logit_bias": {5: 1.0}}, "None"),
-        ({"allowed_token_ids": [5]}, "None"),
-        ({"bad_words": ["t5"]}, r"\[\]"),
-        ({"logprob_token_ids": [5]}, "None"),
-        ({"min_tokens": 2}, "0"),
-        ({"seed": 3}, "None"),
-        ({"min_tokens": 2, "ignore_eos": True, "stop_token_ids": [5]}, "0"),
-    ],
+    "asked", [{"logprob_token_ids": [5]}, {"seed": 3}, {"thinking_token_budget": 9}]
 )
-def test_a_request_for_what_the_sampler_does_not_read_is_refused_by_name(asked, allowed):
+def test_a_request_for_what_the_sampler_does_not_read_is_refused_by_name(asked):
     from vllm import SamplingParams
     from xla_gpu.vllm_xla.platform import XlaPlatform
 
     name = next(iter(asked))
-    with pytest.raises(_names.VLLMValidationError, match=f"{name} is .* allowed is {allowed}"):
+    with pytest.raises(_names.VLLMValidationError, match=f"{name} is .* allowed is None"):
         XlaPlatform.validate_request(None, SamplingParams(**asked))
 
 
+@pytest.mark.parametrize("beside", [{}, {"repetition_penalty": "speculation"}])
 @pytest.mark.parametrize("asked", [{}, {"repetition_penalty": 1.2}])
-def test_a_models_own_defaults_that_the_sampler_does_not_read_are_dropped(
-    checkpoint, tmp_path, asked
+def test_a_models_own_defaults_are_dropped_where_they_are_not_done(
+    checkpoint, tmp_path, beside, asked
 ):
     from vllm.config import ModelConfig
 
@@ -131,23 +119,44 @@ def test_a_models_own_defaults_that_the_sampler_does_not_read_are_dropped(
     folder = shutil.copytree(checkpoint("llama"), tmp_path / "llama")
     (folder / "generation_config.json").write_text(json.dumps(of_model))
     model = ModelConfig(str(folder), override_generation_config=dict(asked))
-    _sampling.drop_defaults(model)
+    _sampling.drop_defaults(model, beside)
     # What the server's own options ask for stays, and so is refused.
-    assert model.get_diff_sampling_param() == {"temperature": 0.7, "top_k": 20} | asked
+    want = of_model | asked
+    if beside and not asked:
+        del want["repetition_penalty"]
+    assert model.get_diff_sampling_param() == want
+
+
+ADJUSTING = dict(
+    presence_penalty=0.5,
+    frequency_penalty=0.5,
+    repetition_penalty=1.05,
+    min_p=0.1,
+    logit_bias={5: 1.0},
+    allowed_token_ids=[5],
+    bad_words=["t5"],
+    min_tokens=2,
+)
 
 
 @pytest.mark.parametrize(
     ("served", "none"),
     [
         ({}, {}),
-        ({"speculative_config": "some"}, ("prompt_logprobs", "structured_outputs")),
+        (
+            {"speculative_config": "some"},
+            {"prompt_logprobs", "structured_outputs", *ADJUSTING},
+        ),
+        ({"additional_config": {"enable_continue_decode": True}}, ADJUSTING.keys()),
         ({"parts": 2}, ["structured_outputs"]),
         ({"images": {}}, ["prompt_logprobs"]),
         ({"images": {"image": 1, "video": 0}}, ["prompt_logprobs"]),
         ({"images": {"image": 0, "video": 0}}, {}),
     ],
 )
-def test_requests_that_end_the_engine_are_refused_by_name(monkeypatch, served, none):
+def test_requests_that_end_the_engine_or_change_nothing_are_refused_by_name(
+    monkeypatch, served, none
+):
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
     from xla_gpu.vllm_xla.platform import XlaPlatform
@@ -164,11 +173,12 @@ def test_requests_that_end_the_engine_are_refused_by_name(monkeypatch, served, n
             ),
         ),
         speculative_config=served.get("speculative_config"),
+        additional_config=served.get("additional_config", {}),
     )
     monkeypatch.setattr(XlaPlatform, "_beside", _sampling.not_beside(config))
     grammar = StructuredOutputsParams(regex="t5*")
     asked = {"prompt_logprobs": 0, "structured_outputs": grammar, "logprobs": 0}
-    for name, value in asked.items():
+    for name, value in (asked | ADJUSTING).items():
         refused = pytest.raises(_names.VLLMValidationError, match=f"{name} came; .* beside")
         with refused if name in none else contextlib.nullcontext():
             XlaPlatform.validate_request(None, SamplingParams(**{name: value}))
@@ -422,8 +432,11 @@ def test_a_request_that_comes_back_has_its_tokens(monkeypatch):
     monkeypatch.setattr(XlaWorker.__base__, "execute_model", lambda self, output: output)
     worker = object.__new__(XlaWorker)
     state = types.SimpleNamespace(num_prompt_tokens=2, output_token_ids=[7, 0])
-    worker.model_runner = types.SimpleNamespace(requests={"a": state})
+    noted = []
+    asked = types.SimpleNamespace(note=noted.append)
+    worker.model_runner = types.SimpleNamespace(requests={"a": state}, asked=asked)
     back = types.SimpleNamespace(all_token_ids={"a": [1, 2, 7, 9]})
     output = types.SimpleNamespace(scheduled_cached_reqs=back)
     assert worker.execute_model(output) is output
     assert state.output_token_ids == [7, 9]
+    assert noted == [output]

@@ -10,6 +10,7 @@ import time
 import forms
 import load
 import pytest
+from asked import asks_of
 from server import serve
 from step_program import TARGET, faults_of_attention, promises
 from tiny_models import random_prompt
@@ -79,6 +80,26 @@ def test_200_requests_with_prefix_caching_chunks_and_preemption(qwen3, reference
     counted = qwen3.metrics()
     assert counted["vllm:num_preemptions_total"] > 0
     assert counted["vllm:prefix_cache_hits_total"] > 0
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_200_requests_of_which_some_ask_for_other_logits(servers, reference, kind):
+    server = servers[kind]
+    requests = load.mixed_requests(200, seed=10, longest=60, most=40, shared=48)
+    asks = asks_of(requests)
+    tokens = asyncio.run(load.answers(server, requests, asks))
+    assert load.wrong(reference(kind), requests, tokens, asks=asks) == []
+    others = load.wrong(reference(kind), requests, tokens)  # not so without what they ask
+    assert len(others) > 0.9 * sum(
+        bool(ask) and count > 4 for ask, (_, count) in zip(asks, requests, strict=True)
+    )
+
+
+def test_words_that_are_far_less_likely_than_the_likeliest_may_be_left_out(llama, reference):
+    requests = load.mixed_requests(40, seed=11)
+    asks = [{}, {"temperature": 1, "min_p": 0.99999}]
+    tokens = asyncio.run(load.answers(llama, requests, asks))
+    assert load.wrong(reference("llama"), requests, tokens) == []
 
 
 def test_bad_requests_get_errors_and_change_no_other(llama, reference):

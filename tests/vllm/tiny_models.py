@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import transformers
+from asked import adjusted
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 VOCABULARY = 256
@@ -202,6 +205,8 @@ def make(kind: str, folder: pathlib.Path, **sizes: int) -> pathlib.Path:
             torch.nn.init.uniform_(parameter, 0.2, 2)
         if kind in ("gemma1", "gemma2") and "embed" in name:  # tied, times sqrt(hidden_size): else
             torch.nn.init.normal_(parameter, std=0.01)  # the likeliest next token is the last one
+    if kind == "qwen2":
+        made.generation_config.repetition_penalty = 1.1  # as Qwen2.5's
     made.save_pretrained(folder)
     words = {f"t{i}": i for i in range(sizes["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="t3"))
@@ -221,7 +226,8 @@ def random_prompt(length: int, seed: int) -> list[int]:
 def ranks(logits: torch.Tensor, tokens: list[int]) -> torch.Tensor:
     """For each token, how many of its logits [tokens, words] are greater than its own, by TIE."""
     own = logits.gather(1, torch.tensor(tokens)[:, None])
-    return (logits > own + TIE * logits.std(-1, keepdim=True)).sum(-1)
+    deviation = logits.nan_to_num(neginf=0).std(-1, keepdim=True)
+    return (logits > own + TIE * deviation).sum(-1)
 
 
 class Reference:
@@ -232,11 +238,15 @@ class Reference:
         if getattr(self.model.config, "attn_logit_softcapping", None):  # which its sdpa ignores
             self.model.set_attn_implementation("eager")
 
-    def ranks(self, requests: list[tuple[list[int], list[int]]]) -> list[torch.Tensor]:
-        """As `ranks`, for each of the requests (prompt, tokens).
+    def ranks(
+        self, requests: list[tuple[list[int], list[int]]], asks: Sequence[dict[str, Any]] = ()
+    ) -> list[torch.Tensor]:
+        """As `ranks`, for each of the requests (prompt, tokens), whose logits are as they ask.
 
         One run over all of them, each token after those that the request has before it.
         """
+        if penalty := self.model.generation_config.repetition_penalty:
+            asks = [{"repetition_penalty": penalty} | ask for ask in asks or [{}]]
         found = []
         for start in range(0, len(requests), 32):
             some = requests[start : start + 32]
@@ -246,6 +256,9 @@ class Reference:
                 logits = self.model(ids).logits
             for row, (prompt, tokens) in zip(logits, some, strict=True):
                 row = row[len(prompt) - 1 : len(prompt) - 1 + len(tokens)]
+                if asks and (ask := asks[len(found) % len(asks)]):
+                    made = (adjusted(row[i], prompt, tokens[:i], ask) for i in range(len(row)))
+                    row = torch.stack([*made])
                 found.append(ranks(row, tokens))
         return found
 

@@ -11,9 +11,8 @@ from xla_gpu.vllm_xla._names import init_logger, replace
 
 logger = init_logger("vllm.xla_gpu")
 
-# Of vLLM's SamplingParams, with their defaults: what should change tokens or logprobs and changed
-# nothing, or ended the engine (allowed_token_ids).
-_NOT_SAMPLED: dict[str, Any] = dict(
+# Of vLLM's SamplingParams, with their defaults: those that change the logits (_logits.py),
+_ADJUSTING: dict[str, Any] = dict(
     presence_penalty=0.0,
     frequency_penalty=0.0,
     repetition_penalty=1.0,
@@ -21,39 +20,37 @@ _NOT_SAMPLED: dict[str, Any] = dict(
     logit_bias=None,
     allowed_token_ids=None,
     bad_words=[],
-    thinking_token_budget=None,
-    logprob_token_ids=None,
-    prompt_logprob_token_ids=None,
+    min_tokens=0,
 )
+# and those that should change tokens or logprobs and change nothing.
+_NOT_SAMPLED = ("thinking_token_budget", "logprob_token_ids", "prompt_logprob_token_ids")
 
 
-def not_sampled(params: Any) -> dict[str, Any]:
-    """What a request asks for that is not done, and what is allowed."""
-    found = {
-        name: allowed
-        for name, allowed in _NOT_SAMPLED.items()
-        if (getattr(params, name, allowed) or allowed) != allowed
-    }
-    # Where no token ends the request there is none to be kept from being sampled.
-    ends = getattr(params, "stop_token_ids", None) or not getattr(params, "ignore_eos", True)
-    if ends and getattr(params, "min_tokens", 0):
-        found["min_tokens"] = 0
+def asked(params: Any, name: str) -> bool:
+    """Whether a request asks for a parameter: gives another value than the default."""
+    return getattr(params, name, None) not in (None, _ADJUSTING.get(name))
+
+
+def not_sampled(params: Any) -> list[str]:
+    """What a request asks for that is not done."""
+    found = [name for name in _NOT_SAMPLED if asked(params, name)]
     # tpu-inference refuses it too, with an error that vLLM's server has no words for.
-    if getattr(params, "seed", None) is not None and params.sampling_type.name == "RANDOM_SEED":
-        found["seed"] = None
+    if asked(params, "seed") and params.sampling_type.name == "RANDOM_SEED":
+        found.append("seed")
     return found
 
 
-def drop_defaults(model: Any) -> None:
-    """Drops what generation_config.json asks for all requests and is not done, with a warning."""
+def drop_defaults(model: Any, beside: dict[str, str]) -> None:
+    """Drops what generation_config.json asks for all requests and `not_beside` says is not done."""
     for name, value in model.get_diff_sampling_param().items():
         given = name in model.override_generation_config
-        if name in _NOT_SAMPLED and value != _NOT_SAMPLED[name] and not given:
+        if name in beside and value != _ADJUSTING[name] and not given:
             logger.warning(
-                "xla_gpu: %s=%r of the model's generation_config.json is dropped: tpu-inference's "
-                "sampler does not read it",
+                "xla_gpu: %s=%r of the model's generation_config.json is dropped: there is none "
+                "beside %s",
                 name,
                 value,
+                beside[name],
             )
             model.override_generation_config[name] = None
 
@@ -68,7 +65,10 @@ def not_beside(vllm_config: Any) -> dict[str, str]:
         if not limits or any(limit.count for limit in limits):
             found["prompt_logprobs"] = "images"
     if vllm_config.speculative_config is not None:
-        found |= dict.fromkeys(("prompt_logprobs", "structured_outputs"), "speculation")
+        names = "prompt_logprobs", "structured_outputs", *_ADJUSTING
+        found |= dict.fromkeys(names, "speculation")
+    if vllm_config.additional_config.get("enable_continue_decode"):
+        found |= dict.fromkeys(_ADJUSTING, "several steps in one program")
     return found
 
 

@@ -50,6 +50,8 @@ def _and_logits(original: Callable[..., Any]) -> Callable[..., Any]:
             self._precompile_select_from_array()
             self._precompile_compute_logits()
         original(self)
+        for program, *args in runner.asked.ahead():
+            self._run_compilation("penalties", program, *args, compile_only=True)
 
     return precompile_sampling
 

@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from xla_gpu.vllm_xla._attention import max_query_len
 from xla_gpu.vllm_xla._inputs import Form, Packed, computes_with_inputs, placing
 from xla_gpu.vllm_xla._linear import compiler_options
+from xla_gpu.vllm_xla._logits import Asked, adjusting
 from xla_gpu.vllm_xla._names import ShardingAxisName, replace, unexpected
 
 # ---- The step ------------------------------------------------------------------------------------
@@ -340,6 +341,7 @@ def logits_in_one_call(runner: Any) -> None:
     Step and logits are compiled functions of their own, and each looks at all of its arguments.
     The rows before them and the greatest after them were two more calls.
     """
+    runner.asked = Asked(runner)
     runner.model_fn = Step(runner.model_fn, runner)
     if runner.enable_continue_decode and not runner.speculative_config:
         runner.model.step_fn_no_options = _of_a_token_each(runner.model.step_fn_no_options)
@@ -369,7 +371,7 @@ def _next_tokens(runner: Any, metadata: Any, logits: jax.Array, sample: Any) -> 
     key = runner.rng_params_for_sampling
     if metadata.do_sampling:
         runner.rng_params_for_sampling, key = _split(key)
-    elif tokens is not None:
+    elif tokens is not None and adjusting.get() is None:
         return tokens
     logits = _as_float32(runner.mesh)(logits)
     tokens, _ = sample(key, runner.mesh, logits, metadata, allow_distributed_sampling=True)
@@ -377,7 +379,10 @@ def _next_tokens(runner: Any, metadata: Any, logits: jax.Array, sample: Any) -> 
 
 
 class Sampling:
-    """sample, compiled once for tokens with and without logprobs, which it does not compute."""
+    """sample, compiled once for tokens with and without logprobs, which it does not compute.
+
+    These are of the logits as they are before it makes of them what requests ask.
+    """
 
     def __init__(self, function: Any) -> None:
         self._function = function
@@ -388,6 +393,8 @@ class Sampling:
         return dataclasses.replace(metadata, logprobs=False, _cache_collision_dummy=None)
 
     def __call__(self, rng: Any, mesh: Any, logits: Any, metadata: Any, **how: bool) -> Any:
+        if adjust := adjusting.get():
+            logits = adjust(logits, metadata.temperature)
         return self._function(rng, mesh, logits, self._metadata(metadata), **how)
 
     def lower(self, rng: Any, mesh: Any, logits: Any, metadata: Any, **how: bool) -> Any:
@@ -403,8 +410,7 @@ def _sampled_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
         sample,
     )
 
-    @functools.wraps(original)
-    def sample_from_logits(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def sample_plainly(self: Any, *args: Any, **kwargs: Any) -> Any:
         scheduler_output, metadata, logits, batch = args[0], args[2], args[5], self.input_batch
         spec_decode_metadata, kv_connector_output, selector = args[7:10]
         if spec_decode_metadata is not None:
@@ -459,6 +465,14 @@ def _sampled_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
         self._modify_prev_results()
         self._pre_async_results = None
         return result.get_output()
+
+    @functools.wraps(original)
+    def sample_from_logits(self: Any, *args: Any, **kwargs: Any) -> Any:
+        token = adjusting.set(self.asked.of_step(args[9]))
+        try:
+            return sample_plainly(self, *args, **kwargs)
+        finally:
+            adjusting.reset(token)
 
     return sample_from_logits
 

@@ -48,16 +48,16 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
         Raises:
           VLLMValidationError: for such a parameter, by name; over HTTP it is a bad request.
         """
-        for name, allowed in _sampling.not_sampled(params).items():
+        for name in _sampling.not_sampled(params):
             raise _names.VLLMValidationError(
                 f"xla_gpu.vllm_xla: {name} is {getattr(params, name)!r}, which tpu-inference's "
-                f"sampler does not read; allowed is {allowed!r}",
+                "sampler does not read; allowed is None",
                 parameter=name,
             )
         for name, what in cls._beside.items():
-            if getattr(params, name, None) is not None:
+            if _sampling.asked(params, name):
                 raise _names.VLLMValidationError(
-                    f"xla_gpu.vllm_xla: {name} came; tpu-inference has none beside {what}",
+                    f"xla_gpu.vllm_xla: {name} came; there is none beside {what}",
                     parameter=name,
                 )
         super().validate_request(processed_inputs, params)
@@ -86,8 +86,8 @@ class XlaPlatform(TpuPlatform):  # type: ignore[misc]
         super().check_and_update_config(vllm_config)
         vllm_config.parallel_config.worker_cls = "xla_gpu.vllm_xla.worker.XlaWorker"
         if model is not None:
-            _sampling.drop_defaults(model)
             cls._beside = _sampling.not_beside(vllm_config)
+            _sampling.drop_defaults(model, cls._beside)
 
 
 def _unsupported(vllm_config: Any) -> list[str]:

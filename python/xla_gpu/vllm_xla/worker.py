@@ -61,6 +61,7 @@ class XlaWorker(TPUWorker):  # type: ignore[misc]
             state = self.model_runner.requests[name]
             known = tokens[state.num_prompt_tokens :]
             state.output_token_ids[: len(known)] = known
+        self.model_runner.asked.note(scheduler_output)
         return super().execute_model(scheduler_output)
 
     def _setup_dp_chip_isolation(self) -> None:
