@@ -228,6 +228,7 @@ TEST_P(LongContextsGpuTest, AgreeWithReference) {
         spec.max_seqs = 3;
         spec.query_lens = {in(20, 60), 1, in(5, 20)};
         spec.context_lens = {in(1200, 3000), in(1, 300), in(100, 1500)};
+        if (in(0, 2) == 0) spec.sliding_window = in(520, 2500);  // which parts lie across
         spec.max_pages = 3000 / spec.page_size + 1;
         if (in(0, 3) == 0) JumpLogits(kind, spec);
       },
