@@ -6,7 +6,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <iomanip>
+#include <locale>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -100,9 +103,10 @@ inline std::string Json(const AttrValue& value) {
   if (real == nullptr || !std::isfinite(*real)) {
     throw Error(3, "a scalar's default must be a bool, an int or a finite float");
   }
-  char text[40];
-  std::snprintf(text, sizeof(text), "%.17e", *real);
-  return text;
+  std::ostringstream text;
+  text.imbue(std::locale::classic());  // the program's may write 0,5
+  text << std::scientific << std::setprecision(17) << *real;
+  return text.str();
 }
 
 inline std::string Base64(const std::string& bytes) {
