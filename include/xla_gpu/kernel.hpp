@@ -201,12 +201,12 @@ class KernelCode {
 
 struct KernelOutput {
   // Of the type of an argument, by its name; or of a type of its own.
-  KernelOutput(std::string name, std::string like)
-      : name(std::move(name)), like(std::move(like)), type(TensorType{}) {}
-  KernelOutput(std::string name, const char* like)
-      : KernelOutput(std::move(name), std::string(like)) {}
-  KernelOutput(std::string name, OfArguments<TensorType> type)
-      : name(std::move(name)), type(std::move(type)) {}
+  KernelOutput(std::string its_name, std::string argument)
+      : name(std::move(its_name)), like(std::move(argument)), type(TensorType{}) {}
+  KernelOutput(std::string its_name, const char* argument)
+      : KernelOutput(std::move(its_name), std::string(argument)) {}
+  KernelOutput(std::string its_name, OfArguments<TensorType> its_type)
+      : name(std::move(its_name)), type(std::move(its_type)) {}
 
   std::string name, like;
   OfArguments<TensorType> type;
