@@ -6,7 +6,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <iomanip>
+#include <locale>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -100,9 +103,10 @@ inline std::string Json(const AttrValue& value) {
   if (real == nullptr || !std::isfinite(*real)) {
     throw Error(3, "a scalar's default must be a bool, an int or a finite float");
   }
-  char text[40];
-  std::snprintf(text, sizeof(text), "%.17e", *real);
-  return text;
+  std::ostringstream text;
+  text.imbue(std::locale::classic());  // the program's may write 0,5
+  text << std::scientific << std::setprecision(17) << *real;
+  return text.str();
 }
 
 inline std::string Base64(const std::string& bytes) {
@@ -197,12 +201,12 @@ class KernelCode {
 
 struct KernelOutput {
   // Of the type of an argument, by its name; or of a type of its own.
-  KernelOutput(std::string name, std::string like)
-      : name(std::move(name)), like(std::move(like)), type(TensorType{}) {}
-  KernelOutput(std::string name, const char* like)
-      : KernelOutput(std::move(name), std::string(like)) {}
-  KernelOutput(std::string name, OfArguments<TensorType> type)
-      : name(std::move(name)), type(std::move(type)) {}
+  KernelOutput(std::string its_name, std::string argument)
+      : name(std::move(its_name)), like(std::move(argument)), type(TensorType{}) {}
+  KernelOutput(std::string its_name, const char* argument)
+      : KernelOutput(std::move(its_name), std::string(argument)) {}
+  KernelOutput(std::string its_name, OfArguments<TensorType> its_type)
+      : name(std::move(its_name)), type(std::move(its_type)) {}
 
   std::string name, like;
   OfArguments<TensorType> type;

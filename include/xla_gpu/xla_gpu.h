@@ -283,9 +283,9 @@ XLA_GPU_EXPORT const char* xla_gpu_client_platform(const xla_gpu_client* client)
 /* The plugin's PJRT_Api*, for xla_gpu_register_pjrt and for PJRT calls of your own. */
 XLA_GPU_EXPORT const void* xla_gpu_client_pjrt_api(const xla_gpu_client* client);
 
-/* Compiles the module (once; kept by its text), with this library's handlers registered for the ops
- * that it calls, and runs it on tensors in host memory, which must be of the types that its @main
- * takes. The results are the caller's. */
+/* Compiles the module, a text (once; kept by it), with this library's handlers registered for the
+ * ops that it calls, and runs it on tensors in host memory, which must be of the types that its
+ * @main takes. The results are the caller's. */
 typedef struct xla_gpu_results xla_gpu_results;
 XLA_GPU_EXPORT xla_gpu_status* xla_gpu_client_run(xla_gpu_client* client, const char* mlir,
                                                   const xla_gpu_tensor* args, size_t num_args,

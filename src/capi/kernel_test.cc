@@ -75,6 +75,17 @@ TEST_F(KernelTest, AFunctionOfTheProgram) {
   EXPECT_EQ(Kernel(ScaleSpec(), {KernelCode::Function("Host", ScaleOnHost)}).key(), scale.key());
 }
 
+// In a program that writes 0,5 in its own texts.
+TEST_F(KernelTest, NumbersDoNotDependOnTheProgramsLocale) {
+  const ScopedGermanLocale german;
+  if (!german.made()) GTEST_SKIP() << "needs localedef and its sources (Debian: locales)";
+  KernelSpec spec = ScaleSpec();
+  spec.scalars = {{"a", "f32", 0.5}, {"n", "i64"}};
+  const Kernel scale(spec, {KernelCode::Function("Host", ScaleOnHost)});
+  EXPECT_THAT(Values<float>(client_->Call(scale, {x_}, {{"n", x_.size()}})[0]),
+              ElementsAre(0.5, 1, 1.5, 2));
+}
+
 TEST_F(KernelTest, AFunctionOfALibrary) {
   KernelSpec spec;
   spec.name = "from_library";

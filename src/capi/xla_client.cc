@@ -6,6 +6,7 @@
 
 #include "src/capi/internal.h"
 #include "src/core/fork.h"
+#include "src/xla/mlir_text.h"
 #include "src/xla/op_registration.h"
 #include "src/xla/pjrt_client.h"
 #include "src/xla/pjrt_discovery.h"
@@ -114,6 +115,10 @@ xla_gpu_status* xla_gpu_client_run(xla_gpu_client* client, const char* mlir,
   return Guard([&]() -> Status {
     if (client == nullptr || mlir == nullptr || results == nullptr) {
       return InvalidArgument("client, mlir or results is NULL");
+    }
+    if (xla::IsMlirBytecode(mlir)) {  // which has zeros, where the text would end
+      return InvalidArgument(
+          "mlir is MLIR bytecode; give the module's text (in JAX: exported.mlir_module())");
     }
     if (client->generation != ForkGeneration()) {
       return FailedPrecondition(

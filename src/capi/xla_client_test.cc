@@ -64,6 +64,8 @@ TEST(XlaClientTest, ErrorsComeAsExceptions) {
               }),
               HasSubstr("unknown attribute 'x'"));
   EXPECT_THAT(MessageOf([&] { client.Run("not MLIR", {}); }), HasSubstr("compilation: "));
+  EXPECT_THAT(MessageOf([&] { client.Run(std::string("ML\xefR\x0d\0", 6), {}); }),
+              HasSubstr("mlir is MLIR bytecode; give the module's text"));
   EXPECT_THAT(MessageOf([&] {
                 client.Run(client.StableHlo("simple_add", {a, a}), {a, b});
               }),

@@ -233,6 +233,28 @@ TEST_F(BadInputTest, ATemporaryFolderWithBlanksAndQuotes) {
   EXPECT_THAT(Program({"hlo", Module(), "--plugin", Plugin()}).err, HasSubstr("(TMPDIR)"));
 }
 
+TEST_F(BadInputTest, FlagsOfXlaInAFile) {
+  if (Plugin().empty()) GTEST_SKIP() << "needs xla-cpu-pjrt";
+  const cuda::ScopedEnv flags("XLA_FLAGS",
+                              folder_.Write("flags", "--xla_cpu_enable_fast_math=false\n"));
+  const Output output = Program({"hlo", Module(), "--plugin", Plugin()});
+  EXPECT_EQ(output.code, 0) << output.err;
+  EXPECT_THAT(output.out, HasSubstr("HloModule"));
+}
+
+TEST_F(BadInputTest, AModuleInItsGenericForm) {
+  if (Plugin().empty()) GTEST_SKIP() << "needs xla-cpu-pjrt";
+  const std::string module = folder_.Write("generic.mlir", R"("builtin.module"() ({
+    "func.func"() <{function_type = (tensor<4xi32>) -> tensor<4xi32>, sym_name = "main"}> ({
+    ^bb0(%a: tensor<4xi32>):
+      "func.return"(%a) : (tensor<4xi32>) -> ()
+    }) : () -> ()
+  }) : () -> ())");
+  const Output output = Program({"run", module, "--plugin", Plugin(), "--input", NpyFile()});
+  EXPECT_EQ(output.code, 0) << output.err;
+  EXPECT_THAT(Program({"run", module, "--plugin", Plugin()}).err, HasSubstr("takes 1 arguments"));
+}
+
 // `python -c` would take a jax.py of the current folder for JAX.
 TEST_F(BadInputTest, ProbeRunsNoCodeOfTheCurrentFolder) {
   const std::string trap = "import os; open('" + folder_.path("ran") + "', 'w')\n";

@@ -115,7 +115,7 @@ int Warm(const Invocation& invocation) {
     name = (*op)->name;
   }
   std::vector<cuda::DeviceInfo> devices;
-  for (const std::string& arch : archs) {
+  for (const std::string& arch : std::set<std::string>(archs.begin(), archs.end())) {
     devices.push_back(*std::ranges::find(cuda::KnownDevices(), arch, &cuda::DeviceInfo::Arch));
   }
   if (devices.empty()) {

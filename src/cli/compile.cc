@@ -29,8 +29,9 @@ std::string Demangled(const std::string& name) {
   return failed == 0 ? text.get() : name;
 }
 
-void PrintResources(const cuda::CompileResult& made) {
-  for (const cuda::KernelResources& kernel : cuda::ParsePtxasLog(made.log)) {
+void PrintResources(const cuda::CompileResult& made,
+                    const std::vector<cuda::KernelResources>& kernels) {
+  for (const cuda::KernelResources& kernel : kernels) {
     std::printf("%s\n", Demangled(kernel.kernel).c_str());
     const auto row = [](const char* name, int64_t value, const char* note) {
       std::printf("  %-18s %7" PRId64 "%s\n", name, value, note);
@@ -112,7 +113,12 @@ int Compile(const Invocation& invocation) {
   if (!made.ok()) return invocation.Fail(made.status());
   std::fputs(Warnings(made->log).c_str(), stderr);
   if (!ptx && !cubin) {
-    PrintResources(*made);
+    const auto kernels = cuda::ParsePtxasLog(made->log);
+    if (kernels.empty()) {
+      return invocation.Fail(NotFound(file, " has no kernel (__global__) that is no template; ",
+                                      "--entry names an instance of one: --entry 'scale<float>'"));
+    }
+    PrintResources(*made, kernels);
   } else if (output.empty()) {
     std::fputs(made->ptx.c_str(), stdout);
   } else if (const Status written = WriteFile(output, ptx ? made->ptx : made->cubin);

@@ -81,6 +81,11 @@ TEST_F(CompileTest, ErrorsShowTheLine) {
   EXPECT_EQ(output.code, 1);
   EXPECT_THAT(output.err, AllOf(HasSubstr("broken.cu(2): error: identifier \"oops\" is undefined"),
                                 HasSubstr("x[0] = oops;\n           ^")));
+  const std::string templates =
+      folder_.Write("templates.cu", "template <typename T> __global__ void f(T* x) { *x = 1; }\n");
+  const Output nothing = Program({"compile", templates, "--arch", "sm_90a"});
+  EXPECT_EQ(nothing.code, 1);
+  EXPECT_THAT(nothing.err, HasSubstr("templates.cu has no kernel (__global__) that is no templ"));
   EXPECT_THAT(Compile({"--entry", "nothing"}).err, HasSubstr("nothing"));
   EXPECT_THAT(Program({"compile", source_, "--arch", "sm_7"}).err, HasSubstr("sm_7"));
 }

@@ -127,6 +127,9 @@ HloDump::HloDump() {
   std::string name = (temporary / "xla-gpu-hlo-XXXXXX").string();
   if (error || mkdtemp(name.data()) == nullptr) return;
   folder_ = name;
+  // What does not begin with a dash is the name of a file of flags to XLA.
+  std::string flags = Env("XLA_FLAGS");
+  if (const auto file = ReadFile(flags, 1 << 20); file.ok()) flags = *file;
   // XLA splits its flags at blanks, but for what stands in quotes.
   std::string quoted;
   for (const char c : folder_) {
@@ -134,7 +137,7 @@ HloDump::HloDump() {
     quoted += c;
   }
   setenv("XLA_FLAGS",
-         StrCat(Env("XLA_FLAGS"), " --xla_dump_to=\"", quoted, "\" --xla_dump_hlo_as_text").c_str(),
+         StrCat(flags, " --xla_dump_to=\"", quoted, "\" --xla_dump_hlo_as_text").c_str(),
          /*overwrite=*/1);
 }
 

@@ -112,6 +112,7 @@ int RunTune(const Invocation& invocation) {
       })) {
     return *code;
   }
+  if (list && clear) return invocation.WrongUsage("--list and --clear exclude each other");
   if (list || clear) {
     const Status status = clear ? ClearTable() : ListTable();
     return status.ok() ? 0 : invocation.Fail(status);

@@ -132,6 +132,7 @@ TEST_F(TuneCommand, WrongUsageHasItsExitCode) {
     const char* message;
   } cases[] = {
       {{"x"}, "argument x is unknown"},
+      {{"--list", "--clear"}, "--list and --clear exclude each other"},
       {{"--contxt", "5"}, "did you mean --context?"},
       {{"--seqs", "0"}, "--seqs is '0'; it must be a whole number from 1"},
       {{"--dtype", "f64"}, "--dtype is 'f64'; allowed: f32, bf16, f16"},

@@ -59,6 +59,14 @@ void LogWarningOnce(const std::string& message) {
   LogWarning(message);
 }
 
+bool IsSwitchedOn(const char* variable) {
+  const std::string text = Env(variable);
+  if (!text.empty() && text != "0" && text != "1") {
+    LogWarningOnce(StrCat(variable, " is '", text, "'; it must be 1 or 0, and is taken for 0"));
+  }
+  return text == "1";
+}
+
 std::string Stopwatch::Text() const {
   const std::chrono::duration<double, std::milli> passed =
       std::chrono::steady_clock::now() - start_;

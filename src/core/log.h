@@ -19,6 +19,9 @@ void LogWarning(const std::string& message);
 // Not again in this process.
 void LogWarningOnce(const std::string& message);
 
+// Whether the variable of the environment is 1. What is neither that, 0 nor empty is warned of.
+bool IsSwitchedOn(const char* variable);
+
 // "12.3 ms" since it was made.
 class Stopwatch {
  public:

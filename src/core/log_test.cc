@@ -43,6 +43,21 @@ TEST(Log, Levels) {
             "xla_gpu: warning: XLA_GPU_LOG is '3'; it must be off, warning or info\n" + warnings);
 }
 
+TEST(Log, SwitchesAreOneOrZero) {
+  const auto said = [](const char* value, bool on) {
+    return Said(nullptr, [&] {
+      const ScopedEnv env("XLA_GPU_SYNC", value);
+      if (IsSwitchedOn("XLA_GPU_SYNC") != on) LogWarning("wrong");
+    });
+  };
+  EXPECT_EQ(said("1", true), "");
+  for (const char* off : {static_cast<const char*>(nullptr), "", "0"}) {
+    EXPECT_EQ(said(off, false), "");
+  }
+  EXPECT_EQ(said("true", false),
+            "xla_gpu: warning: XLA_GPU_SYNC is 'true'; it must be 1 or 0, and is taken for 0\n");
+}
+
 TEST(Log, LinesOfThreadsStayWhole) {
   const std::string line(200, 'x');
   const std::string said = Said("info", [&] {

@@ -7,7 +7,7 @@
 #include <functional>
 #include <utility>
 
-#include "src/core/file.h"
+#include "src/core/log.h"
 #include "src/core/strings.h"
 
 namespace xla_gpu {
@@ -48,7 +48,7 @@ void OpRegistry::Register(Op op) {
   // One more, for optional_args.
   if (op.attrs.size() >= Attributes::kMaxAttributes) Die(StrCat("op ", op.name, ": attributes"));
   for (AttrSpec& attr : op.attrs) {
-    if (!attr.environment.empty()) attr.default_value = Env(attr.environment.c_str()) == "1";
+    if (!attr.environment.empty()) attr.default_value = IsSwitchedOn(attr.environment.c_str());
   }
   ops_.push_back(std::make_unique<const Op>(std::move(op)));
 }

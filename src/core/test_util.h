@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <clocale>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -76,6 +77,25 @@ class ScopedEnv {
 
   const char* name_;
   std::optional<std::string> old_;
+};
+
+// For its scope the program writes numbers as in Germany: 0,5.
+class ScopedGermanLocale {
+ public:
+  ScopedGermanLocale() {
+    const std::string make = "localedef -i de_DE -f UTF-8 " + folder_.path("de_DE") + " 2>&1";
+    made_ = std::system((make + " >/dev/null").c_str()) == 0;
+    made_ = made_ && std::setlocale(LC_ALL, "de_DE") != nullptr;
+  }
+  ~ScopedGermanLocale() { std::setlocale(LC_ALL, "C"); }
+  ScopedGermanLocale(const ScopedGermanLocale&) = delete;
+  ScopedGermanLocale& operator=(const ScopedGermanLocale&) = delete;
+  bool made() const { return made_; }  // not where the machine has no locales to make it of
+
+ private:
+  TempFolder folder_;
+  ScopedEnv places_{"LOCPATH", folder_.path()};
+  bool made_ = false;
 };
 
 // Runs `body` in a child: its exit code, which `body` returns, or minus the signal that ended it;

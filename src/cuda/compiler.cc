@@ -3,8 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
-#include <cstdlib>
 #include <optional>
 #include <vector>
 
@@ -46,9 +46,10 @@ Status Failure(const CompileResponse& response, const std::string& name) {
 StatusOr<std::chrono::milliseconds> CompileTimeout() {
   double seconds = kDefaultTimeoutSeconds;
   if (const std::string text = Env("XLA_GPU_COMPILE_TIMEOUT"); !text.empty()) {
-    char* end = nullptr;
-    seconds = std::strtod(text.c_str(), &end);
-    if (*end != '\0' || !(seconds > 0 && seconds <= 1e6)) {
+    // Not strtod, which asks the program's locale: 0,5.
+    const char* const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, seconds);
+    if (error != std::errc() || rest != end || !(seconds > 0 && seconds <= 1e6)) {
       return InvalidArgument("cuda: XLA_GPU_COMPILE_TIMEOUT is '", text,
                              "'; it must be a number of seconds above 0");
     }

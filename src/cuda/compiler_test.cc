@@ -93,6 +93,9 @@ TEST_F(FakeCompiler, SettingsThatMakeNoSenseAreErrors) {
     ScopedEnv env("XLA_GPU_COMPILE_TIMEOUT", timeout);
     EXPECT_THAT(CompileTimeout().status().message(), HasSubstr(timeout));
   }
+  const ScopedGermanLocale german;  // 0.5 it is all the same
+  const ScopedEnv half("XLA_GPU_COMPILE_TIMEOUT", "0.5");
+  EXPECT_TRUE(CompileTimeout().ok()) << CompileTimeout().status().message();
   ScopedEnv env("XLA_GPU_COMPILER", "/nowhere/compiler");
   EXPECT_THAT(CompileInChild(RequestFor({{"k.cu", ""}}), "k").status().message(),
               HasSubstr("XLA_GPU_COMPILER is /nowhere/compiler, which is not an executable"));

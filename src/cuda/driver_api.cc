@@ -6,8 +6,8 @@
 #include <map>
 #include <mutex>
 
-#include "src/core/file.h"
 #include "src/core/fork.h"
+#include "src/core/log.h"
 #include "src/core/strings.h"
 #include "src/cuda/device.h"
 
@@ -144,7 +144,7 @@ struct Driver {
 constinit PerProcess<Driver> driver;
 
 struct Sync {
-  const bool asked = Env("XLA_GPU_SYNC") == "1";
+  const bool asked = IsSwitchedOn("XLA_GPU_SYNC");
 };
 constinit PerProcess<Sync> sync;
 

@@ -182,19 +182,23 @@ StatusOr<TensorSpec> ParseMlirTensorType(std::string_view text) {
 }
 
 StatusOr<std::vector<TensorSpec>> MainArguments(std::string_view mlir) {
-  static constexpr std::string_view kMain = "@main(";
+  static constexpr std::string_view kMain = "@main";
   static constexpr std::string_view kTensor = "tensor<";
-  // Calls of @main, if any, have no func shortly before them.
+  // Calls of @main, if any, have no func shortly before them, or func.call.
   const auto declares = [mlir](size_t at) {
     constexpr size_t kBefore = 40;
     const size_t begin = at < kBefore ? 0 : at - kBefore;
-    return mlir.substr(begin, at - begin).find("func") != kNone;
+    const std::string_view before = mlir.substr(begin, at - begin);
+    const size_t func = before.rfind("func");
+    return func != kNone && !before.substr(func).starts_with("func.call");
   };
-  size_t at = mlir.find(kMain);
-  while (at != kNone && !declares(at)) at = mlir.find(kMain, at + 1);
   const Brackets brackets(mlir);
-  const size_t open = at == kNone ? kNone : at + kMain.size() - 1;
-  const size_t end = open == kNone ? kNone : brackets.AfterClosing(open);
+  size_t open = kNone, end = kNone;
+  for (size_t at = mlir.find(kMain); at != kNone && end == kNone; at = mlir.find(kMain, at + 1)) {
+    open = SkipSpace(mlir, at + kMain.size());
+    const bool takes = open < mlir.size() && mlir[open] == '(' && declares(at);
+    end = takes ? brackets.AfterClosing(open) : kNone;  // none in a comment
+  }
   if (end == kNone) return InvalidArgument("the module has no func.func @main");
   std::vector<TensorSpec> arguments;
   for (size_t i = open + 1; i < end;) {

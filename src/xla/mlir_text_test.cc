@@ -60,8 +60,9 @@ TEST(MlirTextTest, TimeGrowsWithTheTextOnly) {
 TEST(MlirTextTest, ReadsTheArgumentsOfMain) {
   const auto arguments = MainArguments(R"(module @jit_f {
     func.func private @helper(%a: tensor<7xf64>) -> tensor<7xf64>
-    // as @main( does
-    func.func public @main(%arg0: tensor<2x3xbf16> {mhlo.layout = "tensor<9xi8>"},
+    // as func.func @main(%a: tensor<9xf32>) does
+    func.func @again(%a: tensor<8xf32>) { func.call @main(%a) : (tensor<8xf32>) -> tensor<i1> }
+    func.func public @main (%arg0: tensor<2x3xbf16> {mhlo.layout = "tensor<9xi8>"},
         %arg1: tensor<ui8>, %arg2: tensor<4xf8E4M3FN, #enc<1>> loc("x")) -> (tensor<i1>) {)");
   ASSERT_TRUE(arguments.ok()) << arguments.status().ToString();
   ASSERT_EQ(arguments->size(), 3u);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <iomanip>
 
 #include "src/core/strings.h"
 #include "src/xla/mlir_text.h"
@@ -12,17 +13,12 @@
 namespace xla_gpu::xla {
 namespace {
 
-// What a double needs to come back to the same bits.
+// What a double needs to come back to the same bits; not by printf, which asks the locale.
 std::string MlirFloat(double value) {
-  char text[64];
-  if (std::isfinite(value)) {
-    std::snprintf(text, sizeof(text), "%.17e : f64", value);
-  } else {  // MLIR writes these as bits
-    uint64_t bits = 0;
-    std::memcpy(&bits, &value, sizeof(bits));
-    std::snprintf(text, sizeof(text), "0x%016llX : f64", static_cast<unsigned long long>(bits));
-  }
-  return text;
+  if (std::isfinite(value)) return StrCat(std::scientific, std::setprecision(17), value, " : f64");
+  uint64_t bits = 0;  // MLIR writes these as bits
+  std::memcpy(&bits, &value, sizeof(bits));
+  return StrCat("0x", std::hex, std::uppercase, std::setw(16), std::setfill('0'), bits, " : f64");
 }
 
 std::string MlirString(std::string_view value) {

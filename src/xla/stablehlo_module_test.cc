@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "src/core/op_registry.h"
+#include "src/core/test_util.h"
 #include "src/xla/mlir_text.h"
 
 namespace xla_gpu::xla {
@@ -22,6 +23,12 @@ TEST(StableHloModuleTest, WritesAttributesExactly) {
   const int64_t ints[] = {1, -2};
   EXPECT_EQ(MlirAttribute(std::span<const int64_t>(ints)), "array<i64: 1, -2>");
   EXPECT_EQ(MlirAttribute(std::span<const int64_t>()), "array<i64>");
+}
+
+TEST(StableHloModuleTest, NumbersDoNotDependOnTheProgramsLocale) {
+  const ScopedGermanLocale german;
+  if (!german.made()) GTEST_SKIP() << "needs localedef and its sources (Debian: locales)";
+  EXPECT_EQ(MlirAttribute(-0.1), "-1.00000000000000006e-01 : f64");
 }
 
 TEST(StableHloModuleTest, ChainsAndAliases) {

@@ -102,7 +102,8 @@ def test_pkg_config(prefix, tmp_path):
     assert run("pkg-config", "--modversion", "xla_gpu", **env).strip() == xla_gpu.__version__
     words = run("pkg-config", "--cflags", "--libs", "xla_gpu", **env).split()
     libdir = run("pkg-config", "--variable=libdir", "xla_gpu", **env).strip()
-    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", f"-Wl,-rpath,{libdir}"]
+    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]
+    strict += [f"-Wl,-rpath,{libdir}"]
     for compiler, source in [
         (["cc", "-std=c99"], "simple_add.c"),
         (["c++", "-std=c++17"], "paged_attention.cc"),

@@ -43,6 +43,17 @@ Status CheckName(std::string_view where, std::string_view name) {
   return OkStatus();
 }
 
+// Calls that XLA resolves by their target's name, without a word: it drops them, moves buffers, or
+// ends the process where their operands are none of its own.
+bool IsXlasOwn(std::string_view target) {
+  static constexpr std::string_view kNames[] = {
+      "Sharding",   "SPMDFullToShardShape", "SPMDShardToFullShape",      "LayoutConstraint",
+      "MoveToHost", "MoveToDevice",         "annotate_device_placement", "PadToStatic",
+      "TopK",       "SliceToDynamic"};
+  return std::ranges::find(kNames, target) != std::end(kNames) || target.starts_with("xla.sdy.") ||
+         (target.starts_with("__") && target.find('$') != target.npos);  // __cublas$gemm
+}
+
 // Builds a Definition; its members are the steps, in order.
 class Parser {
  public:
@@ -100,6 +111,10 @@ class Parser {
       made_->name.clear();
       return InvalidArgument("name is \"", came, "\"; it must be a line of at most ", kMaxName,
                              " bytes, the custom call's target");
+    }
+    if (IsXlasOwn(name)) {
+      return InvalidArgument("XLA takes custom calls of this name for its own, so that the kernel ",
+                             "would not run; choose another");
     }
     XLA_GPU_RETURN_IF_ERROR(top.Read("doc", made_->doc));
     XLA_GPU_RETURN_IF_ERROR(top.Read("capture", made_->capture));

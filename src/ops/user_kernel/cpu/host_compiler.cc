@@ -37,14 +37,23 @@ constexpr char kEntry[] = "xla_gpu_entry";
 constexpr uint64_t kMaxLibrary = uint64_t{1} << 30;
 
 struct Compiler {
-  std::string path;
-  std::string version;  // what it says of itself
+  std::string path;                  // as CXX gives it
+  std::vector<std::string> command;  // "ccache g++ -m64" is three words, as make takes it
+  std::string version;               // what it says of itself
 };
+
+std::vector<std::string> Words(const std::string& path) {
+  if (access(path.c_str(), X_OK) == 0) return {path};  // a folder's name may hold blanks
+  return Split(path, ' ');
+}
 
 StatusOr<Compiler> FindCompiler() {
   const std::string given = Env("CXX");
   Compiler compiler{.path = given.empty() ? "c++" : given};
-  auto child = RunChild({compiler.path, "--version"}, "", std::chrono::seconds(20));
+  compiler.command = Words(compiler.path);
+  std::vector<std::string> ask = compiler.command;
+  ask.push_back("--version");
+  auto child = RunChild(ask, "", std::chrono::seconds(20));
   if (!child.ok() || child->exit_code != 0) {
     return FailedPrecondition("no C++ compiler: ", compiler.path, given.empty() ? "" : " (CXX)",
                               child.ok() ? " " : " cannot be started",
@@ -63,7 +72,8 @@ StatusOr<std::string> ProcessorOf(const Compiler& compiler,
     return option.ends_with("native") || option.ends_with("ost");
   };
   if (std::ranges::none_of(options, is_here)) return std::string();
-  std::vector<std::string> command = {compiler.path, "-E", "-dM", "-x", "c++"};
+  std::vector<std::string> command = compiler.command;
+  command.insert(command.end(), {"-E", "-dM", "-x", "c++"});
   command.insert(command.end(), options.begin(), options.end());
   command.push_back("/dev/null");
   XLA_GPU_ASSIGN_OR_RETURN(ChildResult child, RunChild(command, "", std::chrono::seconds(20)));
@@ -129,7 +139,7 @@ StatusOr<std::string> Compile(const std::string& kernel, const Compiler& compile
       source, StrCat(implementation.text,
                      "\nextern \"C\" __attribute__((visibility(\"default\"))) const auto ", kEntry,
                      " = &", implementation.entry, ";\n", ParameterCheck(implementation))));
-  std::vector<std::string> command = {compiler.path};
+  std::vector<std::string> command = compiler.command;
   for (std::string& flag : Flags(compiler)) command.push_back(std::move(flag));
   command.insert(command.end(), {"-x", "c++", source, "-o", library});
   command.insert(command.end(), options.begin(), options.end());

@@ -251,6 +251,17 @@ TEST_F(HostCompilerTest, ErrorsShowTheUsersLines) {
               AllOf(HasSubstr("its code cannot be loaded"), HasSubstr("missing")));
 }
 
+TEST_F(HostCompilerTest, ACompilerOfSeveralWords) {
+  std::filesystem::create_directory(folder_.path("a b"));
+  for (const std::string& compiler :
+       {StrCat("env  ", WriteCompiler("plain"), " -DN=3"), WriteCompiler("a b/c++")}) {
+    const ScopedEnv env("CXX", compiler);
+    Implementation source = Source("#ifndef N\n#define N 3\n#endif\nint f() { return N; }");
+    source.options = {"-march=native"};
+    EXPECT_TRUE(GivesInNewProcess(source, 3)) << compiler;
+  }
+}
+
 TEST_F(HostCompilerTest, WithoutACompiler) {
   ScopedEnv none("CXX", "/no/such/compiler");
   EXPECT_THAT(CompileHostSource("k", Source("int f() { return 1; }")).status().message(),
