@@ -83,9 +83,9 @@ class ScopedEnv {
 class ScopedGermanLocale {
  public:
   ScopedGermanLocale() {
-    const std::string make = "localedef -i de_DE -f UTF-8 " + folder_.path("de_DE") + " 2>&1";
-    made_ = std::system((make + " >/dev/null").c_str()) == 0;
-    made_ = made_ && std::setlocale(LC_ALL, "de_DE") != nullptr;
+    const std::string make = "localedef -i de_DE -f UTF-8 " + folder_.path("de_DE");
+    made_ = std::system((make + " >/dev/null 2>&1").c_str()) == 0 &&
+            std::setlocale(LC_ALL, "de_DE") != nullptr;
   }
   ~ScopedGermanLocale() { std::setlocale(LC_ALL, "C"); }
   ScopedGermanLocale(const ScopedGermanLocale&) = delete;

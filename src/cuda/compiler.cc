@@ -3,9 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <optional>
+#include <sstream>
 #include <vector>
 
 #include "src/core/child_process.h"
@@ -46,10 +46,9 @@ Status Failure(const CompileResponse& response, const std::string& name) {
 StatusOr<std::chrono::milliseconds> CompileTimeout() {
   double seconds = kDefaultTimeoutSeconds;
   if (const std::string text = Env("XLA_GPU_COMPILE_TIMEOUT"); !text.empty()) {
-    // Not strtod, which asks the program's locale: 0,5.
-    const char* const end = text.data() + text.size();
-    const auto [rest, error] = std::from_chars(text.data(), end, seconds);
-    if (error != std::errc() || rest != end || !(seconds > 0 && seconds <= 1e6)) {
+    std::istringstream number(text);  // not strtod, which asks the program's locale: 0,5
+    number >> seconds;
+    if (number.fail() || !number.eof() || !(seconds > 0 && seconds <= 1e6)) {
       return InvalidArgument("cuda: XLA_GPU_COMPILE_TIMEOUT is '", text,
                              "'; it must be a number of seconds above 0");
     }
