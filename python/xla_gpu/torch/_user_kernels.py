@@ -131,7 +131,12 @@ class UserKernel(_kernels.Kernel):
             return self.form.op, _decode(self.form.op, options)
         assert self.user is not None
         # A float that torch traces as any is a constant of the trace, as for all ops that take one.
-        constants = [float(v) if isinstance(v, torch.SymFloat) else v for v in options]
+        constants = [
+            float(v)
+            if isinstance(v, torch.SymFloat) or (a.type == "float" and isinstance(v, torch.SymInt))
+            else v
+            for a, v in zip(self.user._scalars, options)
+        ]
         scalars = self.user.scalars(constants)
         specs = {n: _schema.spec_of(self.name, n, t) for n, t in zip(self.names, tensors)}
         return self.user.resolve(specs, scalars)
@@ -341,8 +346,9 @@ def _inputs_in_place(
     return run, tensors, _resolved(*resolved)
 
 
-def _resolved(ints: Any, floats: Any, launch: Any, result_types: Any) -> _Resolved:
-    return _Resolved(tuple(ints), as_key(floats), tuple(launch), tuple(result_types))
+def _resolved(*lists: Any) -> _Resolved:
+    ints, floats, launch, types = (() if given is None else given for given in lists)
+    return _Resolved(tuple(ints), as_key(floats), tuple(launch), tuple(types))
 
 
 # ---- vmap ----------------------------------------------------------------------------------------
