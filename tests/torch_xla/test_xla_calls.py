@@ -350,6 +350,13 @@ def test_the_ops_have_no_gradient():
         ops.update_kv_cache_(key.requires_grad_(), value, args[1], slots)
 
 
+def test_one_tensor_as_both_caches():
+    key = torch.ones(1, 2, 64, device=device())
+    cache, slots = torch.zeros(2, 16, 2, 64, device=device()), torch.tensor([3], device=device())
+    with pytest.raises(ValueError, match="kv_cache and v_cache are one tensor; each is written"):
+        ops.update_kv_cache_(key, key, cache, slots, v_cache=cache)
+
+
 def test_wrong_calls_of_the_ops():
     args = attention_args("xla")
     with pytest.raises(ValueError, match="context_lens i32.* is on cpu but query is on xla:0"):
