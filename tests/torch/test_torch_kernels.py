@@ -465,9 +465,18 @@ def test_functions_of_this_process_cannot_be_exported():
         torch.export.export(Local(), (X,), strict=False)
 
 
+def test_a_trace_that_would_fix_sizes():
+    source = "void k(const float* x, float* y, long n) { while (n--) y[n] = x[n]; }"
+    kernel = xla_gpu.host_kernel(source, "k", outputs={"y": "x"}, scalars={"n": lambda x: x.size})
+    with pytest.raises(NotImplementedError, match="k: torch.jit.trace would fix .*torch.export"):
+        torch.jit.trace(lambda x: kernel(x), X)
+
+
 def test_an_unknown_kernel():
     with pytest.raises(LookupError, match="no op 'nobody@0'"):
         torch.ops.xla_gpu.kernel([X], "nobody@0", [], [], [], [])
+    with pytest.raises(LookupError, match="no op 'nobody@0#9999'"):
+        torch.ops.xla_gpu.kernel([X], "nobody@0#9999", [], [], [], [])
     known = scale.schema
     with pytest.raises(ValueError, match="its definition is that of 'scale@"):
         torch.ops.xla_gpu.kernel([X], "other@1", [4], [2.0], [], [], known.definition)

@@ -92,13 +92,14 @@ def _tensors(form: _schema.Form, given: dict[str, Any]) -> dict[str, torch.Tenso
             number = numbers.Real if "f32" in arg.dtypes else numbers.Integral
             if not arg.vector or not isinstance(value, number) or isinstance(value, bool):
                 raise _no_tensor(form.name, arg.name, value)
-            if not _is_compiling() and torch.finfo(torch.float32).max < abs(value) < math.inf:
+            size: Any = abs(value)
+            if not _is_compiling() and torch.finfo(torch.float32).max < size < math.inf:
                 raise InvalidArgumentError(
                     f"{form.name}: {arg.name} is {_show(value)}; f32 holds no such number"
                 )
             dtype, device = _schema.TORCH_DTYPES[arg.dtypes[0]], given["kv_cache"].device
-            size = tensors["query"].shape[1:2] if arg.name == "sinks" else (1,)
-            value = torch.full(size, value, dtype=dtype, device=device)
+            shape = tensors["query"].shape[1:2] if arg.name == "sinks" else (1,)
+            value = torch.full(shape, value, dtype=dtype, device=device)
         tensors[arg.name] = value
     return tensors
 

@@ -130,6 +130,11 @@ class UserKernel(_kernels.Kernel):
         if isinstance(options, _Resolved):
             return self.form.op, _decode(self.form.op, options)
         assert self.user is not None
+        if torch._C._get_tracing_state() is not None and self.user.reads_arguments:
+            raise UnimplementedError(
+                f"{self.name}: torch.jit.trace would fix what functions of arguments give for its "
+                "example; use torch.export or torch.compile"
+            )
         # A float that torch traces as any is a constant of the trace, as for all ops that take one.
         constants = [
             float(v)
@@ -297,7 +302,7 @@ def _find(kernel: str, definition: str) -> _Found:
         key, _, label = kernel.rpartition("#")
         number, _, process = label.partition(".")
         is_numbered = bool(key) and number.isdecimal()
-        is_here = is_numbered and process in ("", _PROCESS)
+        is_here = is_numbered and process in ("", _PROCESS) and int(number) < len(_kernel.kernels)
         user = _kernel.kernels[int(number)] if is_here else None
         if definition and user is None:
             op = _schemas.define(definition, None)

@@ -273,7 +273,7 @@ def _output_specs(
                 "one for each result"
             )
     for shape in shapes:
-        sizes = shape if isinstance(shape, list | tuple) else [None]
+        sizes: Any = shape if isinstance(shape, list | tuple) else [None]
         if not all(_given.is_int(size) and 0 <= size < 2**63 for size in sizes):
             raise InvalidArgumentError(
                 f"custom call '{target}': an output shape is {_given.came(shape)}; it must be a "
