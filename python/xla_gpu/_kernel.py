@@ -37,6 +37,7 @@ class Kernel:
       schema: what a call takes: arguments, scalars (as attributes), results.
       aliases: for each result the position of the argument that it is in place, else None.
       number: its position in `kernels`.
+      reads_arguments: whether functions of a call's arguments say something of it.
     """
 
     def __init__(
@@ -78,6 +79,8 @@ class Kernel:
         self._derived = dict(derived or {})
         self._workspace = workspace
         self._variant = variant
+        said = (*self._outputs.values(), *self._launch.values(), workspace)
+        self.reads_arguments = bool(variant or derived) or any(map(_given.is_function, said))
         self.vmap, self.gradient, self.sharding = vmap, gradient, sharding
         self.schema = self._define({})
         if sharding is not None:

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import math
+import shutil
 import subprocess
 import sys
 
@@ -369,6 +370,12 @@ def test_ints_are_any_and_floats_constants():
     assert step(torch.tensor(1.0), n=2, a=1.5).item() == 3
 
 
+def test_an_int_that_is_any_as_a_float():
+    step = torch.compile(lambda x: scale(x, alpha=x.shape[0]), backend="aot_eager", dynamic=True)
+    for size in (3, 5):
+        assert step(torch.ones(size)).tolist() == [size] * size
+
+
 @pytest.mark.parametrize("kernel", [scale, pairs])
 def test_opcheck(kernel):
     run, tensors = _user_kernels.bind(kernel, (X,))
@@ -418,6 +425,27 @@ def test_an_exported_program_runs_where_no_kernel_is_defined(strict, tmp_path):
         assert line == str([t.tolist() for t in (*out, y)])
 
 
+@needs_2_5
+@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
+def test_aot_inductor(tmp_path):
+    inductor = torch._inductor
+    if not hasattr(inductor, "aoti_load_package"):
+        pytest.skip("this torch has no packages of AOTInductor")
+    size = {0: torch.export.Dim("size", min=2)}
+    exported = torch.export.export(
+        Program(), (X, torch.ones(4)), dynamic_shapes={"x": size, "y": size}
+    )
+    package = str(tmp_path / "program.pt2")
+    loaded = inductor.aoti_load_package(
+        inductor.aoti_compile_and_package(exported, package_path=package)
+    )
+    for size in (4, 7):
+        x, y, same = torch.arange(float(size)), torch.ones(size), torch.ones(size)
+        for made, wanted in zip(loaded(x, y), program(x, same), strict=True):
+            assert torch.equal(made, wanted)
+        assert torch.equal(y, same)
+
+
 @pytest.mark.skipif(
     not hasattr(torch.compiler, "is_exporting"), reason="this torch does not tell an export"
 )
@@ -437,9 +465,18 @@ def test_functions_of_this_process_cannot_be_exported():
         torch.export.export(Local(), (X,), strict=False)
 
 
+def test_a_trace_that_would_fix_sizes():
+    source = "void k(const float* x, float* y, long n) { while (n--) y[n] = x[n]; }"
+    kernel = xla_gpu.host_kernel(source, "k", outputs={"y": "x"}, scalars={"n": lambda x: x.size})
+    with pytest.raises(NotImplementedError, match="k: torch.jit.trace would fix .*torch.export"):
+        torch.jit.trace(lambda x: kernel(x), X)
+
+
 def test_an_unknown_kernel():
     with pytest.raises(LookupError, match="no op 'nobody@0'"):
         torch.ops.xla_gpu.kernel([X], "nobody@0", [], [], [], [])
+    with pytest.raises(LookupError, match="no op 'nobody@0#9999'"):
+        torch.ops.xla_gpu.kernel([X], "nobody@0#9999", [], [], [], [])
     known = scale.schema
     with pytest.raises(ValueError, match="its definition is that of 'scale@"):
         torch.ops.xla_gpu.kernel([X], "other@1", [4], [2.0], [], [], known.definition)

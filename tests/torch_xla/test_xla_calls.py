@@ -350,6 +350,13 @@ def test_the_ops_have_no_gradient():
         ops.update_kv_cache_(key.requires_grad_(), value, args[1], slots)
 
 
+def test_one_tensor_as_both_caches():
+    key = torch.ones(1, 2, 64, device=device())
+    cache, slots = torch.zeros(2, 16, 2, 64, device=device()), torch.tensor([3], device=device())
+    with pytest.raises(ValueError, match="kv_cache and v_cache are one tensor; each is written"):
+        ops.update_kv_cache_(key, key, cache, slots, v_cache=cache)
+
+
 def test_wrong_calls_of_the_ops():
     args = attention_args("xla")
     with pytest.raises(ValueError, match="context_lens i32.* is on cpu but query is on xla:0"):
@@ -366,6 +373,22 @@ def test_wrong_calls_of_the_ops():
         ({"inputs": []}, "no inputs; at least one is needed"),
         ({"inputs": [torch.ones(3)]}, r"input 0 is f32\[3\] on cpu; it must be an XLA tensor"),
         ({"inputs": [1.0]}, "input 0 is float; it must be an XLA tensor"),
+        ({"inputs": None}, "inputs is NoneType; it must be a list of XLA tensors"),
+        ({"inputs": torch.ones(3)}, "inputs is Tensor; it must be a list of XLA tensors"),
+        ({"output_shapes": [3]}, "an output shape is 3; it must be a list of ints"),
+        ({"output_shapes": [[-3]]}, r"an output shape is \[-3\]; it must be a list of ints, none"),
+        ({"output_shapes": [[3.5]]}, r"an output shape is \[3.5\]; it must be a list of ints"),
+        ({"output_shapes": [["3"]]}, "an output shape is"),
+        ({"output_shapes": [[2**63]]}, "an output shape is"),
+        ({"output_shapes": None}, "output_shapes is None; it must be a list"),
+        ({"output_dtypes": None}, "output_dtypes is None; it must be a list"),
+        ({"output_operand_aliases": {"a": 0}}, "output_operand_aliases is {'a': 0}; it must be"),
+        ({"output_operand_aliases": [0]}, r"output_operand_aliases is \[0\]; it must be a dict"),
+        ({"attributes": {"x": 2**70}}, "attribute 'x' has an int of 71 bits; allowed are"),
+        ({"attributes": {"x": [2**70]}}, "attribute 'x' has an int of 71 bits; allowed are"),
+        ({"attributes": {"x y": 2}}, "attribute 'x y': a name must be a str of letters"),
+        ({"attributes": {1: 2}}, "attribute 1: a name must be"),
+        ({"attributes": [1]}, "attributes is list; it must be a dict"),
         ({"output_shapes": []}, "0 output shapes and 1 output dtypes"),
         ({"output_dtypes": [torch.complex64]}, "complex64 has no counterpart"),
         ({"backend_config": "scale=2"}, "a typed call takes its attributes as MLIR writes them"),

@@ -200,6 +200,12 @@ def test_an_update_in_place_of_a_pair(env):
     assert float(keys.sum().jax()) == 4 * 4 * 2 * 16 + 32
 
 
+def test_one_tensor_as_both_caches(env):
+    key, cache = ones(1, 2, 8), zeros(6, 4, 2, 8)
+    with pytest.raises(ValueError, match="kv_cache and v_cache are one tensor; each is written"):
+        ops.update_kv_cache_(key, key, cache, zeros(1, dtype=jnp.int32), v_cache=cache)
+
+
 def test_an_update_in_place_through_a_view(env):
     """One layer's cache within the array of all."""
     layers = zeros(3, 4, 4, 4, 16)

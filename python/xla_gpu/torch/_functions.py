@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -91,9 +92,14 @@ def _tensors(form: _schema.Form, given: dict[str, Any]) -> dict[str, torch.Tenso
             number = numbers.Real if "f32" in arg.dtypes else numbers.Integral
             if not arg.vector or not isinstance(value, number) or isinstance(value, bool):
                 raise _no_tensor(form.name, arg.name, value)
+            size: Any = abs(value)
+            if not _is_compiling() and torch.finfo(torch.float32).max < size < math.inf:
+                raise InvalidArgumentError(
+                    f"{form.name}: {arg.name} is {_show(value)}; f32 holds no such number"
+                )
             dtype, device = _schema.TORCH_DTYPES[arg.dtypes[0]], given["kv_cache"].device
-            size = tensors["query"].shape[1:2] if arg.name == "sinks" else (1,)
-            value = torch.full(size, value, dtype=dtype, device=device)
+            shape = tensors["query"].shape[1:2] if arg.name == "sinks" else (1,)
+            value = torch.full(shape, value, dtype=dtype, device=device)
         tensors[arg.name] = value
     return tensors
 
@@ -103,7 +109,8 @@ def _check_attributes(op: _schemas.Op, attrs: dict[str, Any]) -> None:
     for attr in op.attrs:
         value = attrs[attr.name]
         expected = _TYPES[attr.type]
-        if type(value) is expected or (value is None and attr.none_is_default):
+        fits = type(value) is expected or (value is None and attr.none_is_default)
+        if fits and (_is_compiling() or type(value) is not int or -(2**63) <= value < 2**63):
             continue
         if expected is torch.dtype or isinstance(value, torch.Tensor):
             allowed = "a torch.dtype" if expected is torch.dtype else "a Python number"

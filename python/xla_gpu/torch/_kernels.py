@@ -177,6 +177,17 @@ class Kernel:
                 message = f"{self.name}: {name} is None; it must be a tensor"
                 raise InvalidArgumentError(message) from None
 
+    def check_written(self, tensors: Tensors) -> None:
+        """For devices whose tensors are values: one that is written twice keeps the last only."""
+        seen: dict[int, str] = {}
+        for i in self.written:
+            before = seen.setdefault(id(tensors[i]), self.names[i])
+            if before != self.names[i]:
+                raise InvalidArgumentError(
+                    f"{self.name}: {before} and {self.names[i]} are one tensor; each is written, "
+                    "and must be a tensor of its own"
+                )
+
     def _dense(self, arg: Arg, tensor: torch.Tensor) -> torch.Tensor:
         """The argument dense and row-major; an error where that may not take a copy."""
         what = f"{self.form.op.name}: {arg.name}"

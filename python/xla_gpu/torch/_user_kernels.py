@@ -130,8 +130,18 @@ class UserKernel(_kernels.Kernel):
         if isinstance(options, _Resolved):
             return self.form.op, _decode(self.form.op, options)
         assert self.user is not None
+        if torch._C._get_tracing_state() is not None and self.user.reads_arguments:
+            raise UnimplementedError(
+                f"{self.name}: torch.jit.trace would fix what functions of arguments give for its "
+                "example; use torch.export or torch.compile"
+            )
         # A float that torch traces as any is a constant of the trace, as for all ops that take one.
-        constants = [float(v) if isinstance(v, torch.SymFloat) else v for v in options]
+        constants = [
+            float(v)
+            if isinstance(v, torch.SymFloat) or (a.type == "float" and isinstance(v, torch.SymInt))
+            else v
+            for a, v in zip(self.user._scalars, options)
+        ]
         scalars = self.user.scalars(constants)
         specs = {n: _schema.spec_of(self.name, n, t) for n, t in zip(self.names, tensors)}
         return self.user.resolve(specs, scalars)
@@ -292,7 +302,7 @@ def _find(kernel: str, definition: str) -> _Found:
         key, _, label = kernel.rpartition("#")
         number, _, process = label.partition(".")
         is_numbered = bool(key) and number.isdecimal()
-        is_here = is_numbered and process in ("", _PROCESS)
+        is_here = is_numbered and process in ("", _PROCESS) and int(number) < len(_kernel.kernels)
         user = _kernel.kernels[int(number)] if is_here else None
         if definition and user is None:
             op = _schemas.define(definition, None)
@@ -341,8 +351,9 @@ def _inputs_in_place(
     return run, tensors, _resolved(*resolved)
 
 
-def _resolved(ints: Any, floats: Any, launch: Any, result_types: Any) -> _Resolved:
-    return _Resolved(tuple(ints), as_key(floats), tuple(launch), tuple(result_types))
+def _resolved(*lists: Any) -> _Resolved:
+    ints, floats, launch, types = (() if given is None else given for given in lists)
+    return _Resolved(tuple(ints), as_key(floats), tuple(launch), tuple(types))
 
 
 # ---- vmap ----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 import torch_xla
 from torch_xla.core import xla_builder
 
-from xla_gpu import _handlers, _lib, _ops
+from xla_gpu import _given, _handlers, _lib, _ops
 from xla_gpu import _schema as _schemas
 from xla_gpu._errors import InvalidArgumentError, NotFoundError
 from xla_gpu.torch import _schema
@@ -185,7 +185,13 @@ def custom_call(
     _check_config(target, backend_config, api_version)
     specs = _input_specs(target, inputs)
     results = _output_specs(target, output_shapes, output_dtypes)
-    aliases = tuple(sorted((output_operand_aliases or {}).items()))
+    given = output_operand_aliases or {}
+    if not isinstance(given, Mapping) or not all(map(_given.is_int, (*given, *given.values()))):
+        raise InvalidArgumentError(
+            f"custom call '{target}': output_operand_aliases is {_given.came(given)}; it must be a "
+            "dict {result: input} of their positions"
+        )
+    aliases = tuple(sorted(given.items()))
     for result, arg in aliases:
         if not 0 <= result < len(results) or not 0 <= arg < len(specs):
             raise InvalidArgumentError(
@@ -234,6 +240,11 @@ def _check_config(target: str, backend_config: str, api_version: int) -> None:
 
 
 def _input_specs(target: str, inputs: Tensors) -> tuple[_ops.TensorSpec, ...]:
+    if not isinstance(inputs, list | tuple):
+        raise InvalidArgumentError(
+            f"custom call '{target}': inputs is {type(inputs).__name__}; it must be a list of "
+            "XLA tensors"
+        )
     if not inputs:
         raise InvalidArgumentError(
             f"custom call '{target}': no inputs; at least one is needed, which tells the device"
@@ -255,6 +266,19 @@ def _input_specs(target: str, inputs: Tensors) -> tuple[_ops.TensorSpec, ...]:
 def _output_specs(
     target: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]
 ) -> tuple[_ops.TensorSpec, ...]:
+    for name, given in (("output_shapes", shapes), ("output_dtypes", dtypes)):
+        if not isinstance(given, list | tuple):
+            raise InvalidArgumentError(
+                f"custom call '{target}': {name} is {_given.came(given)}; it must be a list, with "
+                "one for each result"
+            )
+    for shape in shapes:
+        sizes: Any = shape if isinstance(shape, list | tuple) else [None]
+        if not all(_given.is_int(size) and 0 <= size < 2**63 for size in sizes):
+            raise InvalidArgumentError(
+                f"custom call '{target}': an output shape is {_given.came(shape)}; it must be a "
+                "list of ints, none below 0"
+            )
     if len(shapes) != len(dtypes) or not shapes:
         raise InvalidArgumentError(
             f"custom call '{target}': {len(shapes)} output shapes and {len(dtypes)} output dtypes; "

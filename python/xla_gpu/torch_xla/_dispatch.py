@@ -72,8 +72,10 @@ def _in_place(inputs: Callable[..., _kernels.Inputs]) -> Callable[..., Any]:
     a tensor that is overwritten: nothing is copied.
     """
 
+    @at_callers_line
     def kernel(*args: Any, **kwargs: Any) -> Any:
         op, tensors, options = inputs(*args, **kwargs)
+        op.check_written(tensors)
         given = dict(zip(op.names, tensors))
         results = op.functional(tensors, options)
         for result, new in zip(op.results, results, strict=True):

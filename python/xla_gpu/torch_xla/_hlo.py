@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -179,12 +180,26 @@ def attributes_text(attrs: Mapping[str, _ops.AttrValue], floats: str = "f32") ->
     Raises:
       InvalidArgumentError (a ValueError): for a value of another type.
     """
+    if not isinstance(attrs, Mapping):
+        raise InvalidArgumentError(f"attributes is {type(attrs).__name__}; it must be a dict")
+    for name in attrs:
+        if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z_][\w$.]*", name, re.ASCII)):
+            raise InvalidArgumentError(
+                f"attribute {name!r}: a name must be a str of letters, digits, '_', '$' and '.' "
+                "that begins with a letter or '_'"
+            )
     return "{" + ", ".join(f"{name} = {_value(name, v, floats)}" for name, v in attrs.items()) + "}"
 
 
 def _value(name: str, value: _ops.AttrValue, floats: str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    for number in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(number, int) and not -(2**63) <= number < 2**63:
+            raise InvalidArgumentError(
+                f"attribute '{name}' has an int of {number.bit_length()} bits; allowed are those "
+                "of i64"
+            )
     if isinstance(value, int):
         return f"{value} : i64"
     if isinstance(value, float):

@@ -86,6 +86,7 @@ class _Op:
         """Arrays out of the tensors, the call in JAX, and tensors of its results."""
         kernel, tensors, options = self.inputs(*args, **kwargs)
         kernel.check_present(tensors)
+        kernel.check_written(tensors)
         given = dict(zip(kernel.names, tensors))
         arrays = [_to_jax(kernel, name, tensor) for name, tensor in given.items()]
         op, attrs = kernel.attributes(tensors, options)
