@@ -29,7 +29,7 @@ def printed(checkpoint):
     command = [sys.executable, program, checkpoint.folder, json.dumps(REQUESTS)]
     done = run(
         *command,
-        seconds=1200,
+        seconds=1800,
         JAX_DEFAULT_MATMUL_PRECISION="highest",
         XLA_FLAGS="--xla_force_host_platform_device_count=2",  # of the CPU
     )
