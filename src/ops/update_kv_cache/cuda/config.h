@@ -51,7 +51,7 @@ int VectorElements(DType input, DType cache, int64_t head_dim);
 
 // One while that keeps the device busy; more make the search for overwritten tokens cheaper.
 int TokensPerBlock(int64_t tokens, int num_sms);
-// Of Hopper's kernel: each multiprocessor has one block, or as many as every other one.
+// Of Hopper's kernel: all blocks have as many, and each multiprocessor two or a multiple of that.
 int TokensPerBlockSm90(int64_t tokens, int num_sms);
 
 // Each kind of kernel once, for `xla-gpu cache warm` and for a test that compiles them all.
