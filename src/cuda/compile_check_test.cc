@@ -28,9 +28,9 @@ struct Image {
   RegisteredSpec of;
 };
 
-// What an architecture runs of a source is said by its defines, but for fp8's conversions and for
-// launches that overlap, two instructions: so what one has compiled is left out of those after it,
-// but for fp8 and the first image of each source.
+// What an architecture runs of a source is said by its defines, but for fp8's conversions, which are
+// instructions from sm_89 on, and for launches that overlap, two instructions: so what one has
+// compiled is left out of those after it, but for the first image of each source.
 std::vector<Image> Images(const std::vector<std::string>& archs) {
   std::vector<Image> images;
   std::set<std::string> compiled;
@@ -39,12 +39,13 @@ std::vector<Image> Images(const std::vector<std::string>& archs) {
     EXPECT_NE(device, KnownDevices().end()) << arch;
     if (device == KnownDevices().end()) continue;
     for (RegisteredSpec& spec : AllKernelSpecs(*device)) {
-      const std::string defines = StrJoin(spec.spec.defines, " ");
-      const bool fp8 =
-          defines.find("=E4M3") != defines.npos || defines.find("=E5M2") != defines.npos;
-      const bool first = compiled.insert(spec.spec.source + " for " + arch).second;
-      const bool is_new = compiled.insert(spec.spec.source + " " + defines).second;
-      if (is_new || first || fp8) images.push_back({arch, std::move(spec)});
+      const std::string& source = spec.spec.source;
+      std::string image = source + " " + StrJoin(spec.spec.defines, " ");
+      const bool fp8 = image.find("=E4M3") != image.npos || image.find("=E5M2") != image.npos;
+      if (fp8 && 10 * device->compute_major + device->compute_minor >= 89) image += " by instructions";
+      const bool first = compiled.insert(source + " for " + arch).second;
+      const bool is_new = compiled.insert(image).second;
+      if (is_new || first) images.push_back({arch, std::move(spec)});
     }
   }
   return images;
