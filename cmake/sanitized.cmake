@@ -4,14 +4,22 @@ set(XLA_GPU_STD_HEADERS <algorithm> <array> <atomic> <charconv> <chrono> <cmath>
   <cstdint> <cstdio> <cstdlib> <cstring> <filesystem> <functional> <limits> <map> <memory> <mutex>
   <optional> <random> <set> <span> <sstream> <stdexcept> <string> <string_view> <thread> <tuple>
   <utility> <variant> <vector> <nlohmann/json.hpp>)
-# Not optimised, each object takes half the time. What computes is, or the tests would take twice as
-# long; a precompiled header fits one level of optimisation alone.
-target_compile_options(xla_gpu_objects PRIVATE -O0)
 target_precompile_headers(xla_gpu_objects PRIVATE ${XLA_GPU_STD_HEADERS})
-file(GLOB computing CONFIGURE_DEPENDS src/ops/*/cpu/kernels.cc src/ops/*/cpu/*_host.cc
-  src/ops/*/reference.cc src/core/fill.cc src/core/float_types.cc)
-set_source_files_properties(${computing} PROPERTIES
-  SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS -O1)
+# Not optimised, each object takes half the time. What computes is, or the tests would take twice as
+# long, and so are all but the program for the fuzz targets, which would try half as many inputs.
+# A precompiled header fits one level of optimisation alone.
+file(GLOB kernels CONFIGURE_DEPENDS src/ops/*/cpu/kernels.cc)
+file(GLOB program CONFIGURE_DEPENDS src/cli/*.cc)
+file(GLOB computing CONFIGURE_DEPENDS src/ops/*/cpu/*_host.cc src/ops/*/reference.cc
+  src/core/fill.cc src/core/float_types.cc)
+if(XLA_GPU_BUILD_FUZZERS)
+  set_source_files_properties(${kernels} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+  set_source_files_properties(${program} PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS -O0)
+else()
+  target_compile_options(xla_gpu_objects PRIVATE -O0)
+  set_source_files_properties(${kernels} ${computing} PROPERTIES
+    SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS -O1)
+endif()
 
 # The tests', by their names: those of ops compute and are optimised, others are not.
 function(xla_gpu_precompile_test_headers test)
