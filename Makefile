@@ -10,9 +10,10 @@ RELEASE := build/release
 # What the Python package and the tests read to find the library and the program.
 export XLA_GPU_LIBRARY := $(CURDIR)/$(RELEASE)/libxla_gpu.so
 export XLA_GPU_PROGRAM := $(CURDIR)/$(RELEASE)/xla-gpu
-# So that ccache knows a source again in another clone.
+# So that ccache knows a source again in another clone, and with precompiled headers.
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
+export CCACHE_SLOPPINESS := pch_defines,time_macros
 # Where the C++ side looks for PJRT plugins and pip packages.
 export VIRTUAL_ENV := $(CURDIR)/.venv
 
