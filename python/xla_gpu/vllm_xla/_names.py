@@ -8,6 +8,7 @@ installed; what is read and written of their objects, such as the runner's batch
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import re
@@ -310,6 +311,7 @@ def unexpected(what: str) -> UnsupportedError:
     )
 
 
+@functools.cache  # asked hundreds of times at a start, 2 ms each
 def installed(name: str) -> str | None:
     """The version of a package without its local part, or None."""
     try:
