@@ -12,7 +12,7 @@ import tiny_images
 import tiny_models
 from asked import asks_of
 from forms import ASKING, FORMS, IN_THE_ENGINE, compared
-from server import run
+from server import FLAGS, run
 
 REQUESTS = load.mixed_requests(60, seed=9, longest=70, most=24)
 DOZEN = REQUESTS[:12]
@@ -31,8 +31,7 @@ def printed(checkpoint):
         *command,
         seconds=1800,
         JAX_DEFAULT_MATMUL_PRECISION="highest",
-        # Of the CPU; programs that run for a moment are not worth LLVM's passes.
-        XLA_FLAGS="--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0",
+        XLA_FLAGS=f"--xla_force_host_platform_device_count=2 {FLAGS}",  # of the CPU
     )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
     lines = [line.partition(" ") for line in done.stdout.splitlines()]

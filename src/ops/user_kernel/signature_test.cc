@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 #include <string>
 
 #include "src/core/strings.h"
@@ -203,7 +203,7 @@ TEST(Signature, PathologicalTexts) {
     for (size_t i = 0; i < count; ++i) text += part;
     return text;
   };
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();  // this process's, however many others there are
   for (const std::string& text : {std::string(),
                                   std::string("void f("),
                                   std::string("void f(int x"),
@@ -235,7 +235,12 @@ TEST(Signature, PathologicalTexts) {
   EXPECT_FALSE(ParseSignature("void f(int x)", "").ok());
   EXPECT_FALSE(ParseSignature("void f(int x)", "<").ok());
   EXPECT_FALSE(ParseSignature("void f(int x)", "::").ok());
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+#if defined(XLA_GPU_SANITIZED)  // fifty times slower
+  constexpr int kSeconds = 100;
+#else
+  constexpr int kSeconds = 10;
+#endif
+  EXPECT_LT(std::clock() - start, kSeconds * CLOCKS_PER_SEC);
 }
 
 }  // namespace
