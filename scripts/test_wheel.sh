@@ -75,15 +75,16 @@ while read -r extra; do
   echo "wheel: [$extra]: $(grep -c == "$dist/packages") packages"
 done < <(sed -n 's/^Provides-Extra: //p' "$dist/$here"/unpacked/*.dist-info/METADATA)
 
-settings=()
-if [[ -n ${RELEASE_BUILD:-} ]]; then  # take its headers, so that ccache knows the sources
+settings=() compilers=()
+if [[ -n ${RELEASE_BUILD:-} ]]; then  # take its headers and compilers, so that ccache knows the objects
+  cached() { sed -n "s/^$1:[A-Z]*=//p" "$RELEASE_BUILD/CMakeCache.txt"; }
   for variable in XLA_FFI_INCLUDE_DIR PJRT_INCLUDE_DIR; do
-    value=$(sed -n "s/^$variable:PATH=//p" "$RELEASE_BUILD/CMakeCache.txt")
-    settings+=(--config-settings="cmake.define.$variable=$value")
+    settings+=(--config-settings="cmake.define.$variable=$(cached "$variable")")
   done
+  compilers=(CC="$(cached CMAKE_C_COMPILER)" CXX="$(cached CMAKE_CXX_COMPILER)")
 fi
-.venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$dist/local" \
-  "${settings[@]}" .
+env "${compilers[@]}" .venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
+  --wheel-dir "$dist/local" "${settings[@]}" .
 local_wheel=$(echo "$dist"/local/*.whl)
 [[ $local_wheel == "$dist"/local/xla_gpu-*-py3-none-linux_$here.whl ]] || die "pip wheel made $local_wheel"
 echo "wheel: $(basename "$local_wheel"), $(stat -c %s "$local_wheel") bytes"
