@@ -10,24 +10,15 @@ set(XLA_GPU_PRECOMPILED
   "$<IF:$<CXX_COMPILER_ID:Clang>,SHELL:-Xclang -fno-pch-timestamp,-fpch-preprocess>")
 
 # The library's, in sanitized builds alone: elsewhere each source shows that it includes what it uses.
-# Not optimised, each object takes half the time. What computes is, or the tests would take twice as
-# long, and so are all but the program for the fuzz targets, which would try half as many inputs.
-# A precompiled header fits one level of optimisation alone.
+# The program's own code, a quarter of it, is of no test's time and not optimised; the SIMD kernels are
+# compiled by other options. A precompiled header fits one set of them.
 function(xla_gpu_precompile_library_headers library)
   target_precompile_headers(${library} PRIVATE ${XLA_GPU_STD_HEADERS})
   target_compile_options(${library} PRIVATE ${XLA_GPU_PRECOMPILED})
-  file(GLOB kernels CONFIGURE_DEPENDS src/ops/*/cpu/kernels.cc)
   file(GLOB program CONFIGURE_DEPENDS src/cli/*.cc)
-  file(GLOB computing CONFIGURE_DEPENDS src/ops/*/cpu/*_host.cc src/ops/*/reference.cc
-    src/core/fill.cc src/core/float_types.cc)
-  if(XLA_GPU_BUILD_FUZZERS)
-    set_source_files_properties(${kernels} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
-    set_source_files_properties(${program} PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS -O0)
-  else()
-    target_compile_options(${library} PRIVATE -O0)
-    set_source_files_properties(${kernels} ${computing} PROPERTIES
-      SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS -O1)
-  endif()
+  set_source_files_properties(${program} PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS -O0)
+  file(GLOB kernels CONFIGURE_DEPENDS src/ops/*/cpu/kernels.cc)
+  set_source_files_properties(${kernels} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endfunction()
 
 # The tests', by their names: where sanitized those of ops compute and are optimised, others are not.

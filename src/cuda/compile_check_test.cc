@@ -28,8 +28,8 @@ struct Image {
   RegisteredSpec of;
 };
 
-// What an architecture runs of a source is said by its defines, but for fp8's conversions, which are
-// instructions from sm_89 on, and for launches that overlap, two instructions: so what one has
+// What an architecture runs of a source is said by its defines, but for fp8's conversions, which
+// are instructions from sm_89 on, and for launches that overlap, two instructions: so what one has
 // compiled is left out of those after it, but for the first image of each source.
 std::vector<Image> Images(const std::vector<std::string>& archs) {
   std::vector<Image> images;
@@ -42,7 +42,8 @@ std::vector<Image> Images(const std::vector<std::string>& archs) {
       const std::string& source = spec.spec.source;
       std::string image = source + " " + StrJoin(spec.spec.defines, " ");
       const bool fp8 = image.find("=E4M3") != image.npos || image.find("=E5M2") != image.npos;
-      if (fp8 && 10 * device->compute_major + device->compute_minor >= 89) image += " by instructions";
+      if (fp8 && 10 * device->compute_major + device->compute_minor >= 89)
+        image += " by instructions";
       const bool first = compiled.insert(source + " for " + arch).second;
       const bool is_new = compiled.insert(image).second;
       if (is_new || first) images.push_back({arch, std::move(spec)});
