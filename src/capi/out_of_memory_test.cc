@@ -65,37 +65,31 @@ namespace {
 
 using OutOfMemoryTest = ForkingTest;
 
-// Makes `call` (which returns an xla_gpu_status*) with its first, second, ... allocation failing,
-// until it needs no more. `right`: whether what it did without is right. A fresh process has
-// `in_a_process` of them.
+// Makes `call` (which returns an xla_gpu_status*) in a fresh process with its first, second, ...
+// allocation failing, until it needs no more. `right`: whether what it did without is right.
 template <typename Call, typename Right>
-void FailEachAllocation(Call call, Right right, int in_a_process = 1) {
-  enum { kDone, kRefused, kWrong };
-  const auto fail = [&](int allocation) {
-    allocations_left = allocation;
-    xla_gpu_status* status = call();
-    const bool refused = allocations_left < 0;
-    allocations_left = kNever;
-    const int code = xla_gpu_status_code(status);
-    const std::string message = Take(status);
-    if (code == 0 ? !right() : message.find("out of memory") == std::string::npos) {
-      std::fprintf(stderr, "allocation %d: code %d: %s\n", allocation, code, message.c_str());
-      return kWrong;
-    }
-    // With memory again, everything works again.
-    if (code != 0 && (Take(call()) != "" || !right())) return kWrong;
-    if (!refused && code != 0) return kWrong;
-    return refused ? kRefused : kDone;
-  };
+void FailEachAllocation(Call call, Right right) {
   for (const Mode tried : {Mode::kOneFails, Mode::kAllFailFromThere}) {
+    enum { kDone, kRefused, kWrong };
     int end = kRefused;
     int n = 0;
-    for (; end == kRefused; n += in_a_process) {
+    for (; end == kRefused; ++n) {
       end = InChild([&] {
         mode = tried;
-        auto one = kRefused;
-        for (int i = n; i < n + in_a_process && one == kRefused; ++i) one = fail(i);
-        return one;
+        allocations_left = n;
+        xla_gpu_status* status = call();
+        const bool refused = allocations_left < 0;
+        allocations_left = kNever;
+        const int code = xla_gpu_status_code(status);
+        const std::string message = Take(status);
+        if (code == 0 ? !right() : message.find("out of memory") == std::string::npos) {
+          std::fprintf(stderr, "code %d: %s\n", code, message.c_str());
+          return kWrong;
+        }
+        // With memory again, everything works again.
+        if (code != 0 && (Take(call()) != "" || !right())) return kWrong;
+        if (!refused && code != 0) return kWrong;
+        return refused ? kRefused : kDone;
       });
     }
     ASSERT_EQ(end, kDone) << "allocation " << n << (tried == Mode::kOneFails ? "" : " and later");
@@ -182,7 +176,6 @@ TEST_F(OutOfMemoryTest, LegacyCall) {
   xla_gpu_string_free(text);
 }
 
-// It has thousands, and keeps nothing from one call to the next.
 TEST_F(OutOfMemoryTest, Schema) {
   FailEachAllocation(
       [] {
@@ -190,7 +183,7 @@ TEST_F(OutOfMemoryTest, Schema) {
         xla_gpu_string_free(text);
         return text == nullptr ? OutOfMemory() : nullptr;
       },
-      Done, 20);
+      Done);
 }
 
 }  // namespace

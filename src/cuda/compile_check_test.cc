@@ -42,8 +42,9 @@ std::vector<Image> Images(const std::vector<std::string>& archs) {
       const std::string& source = spec.spec.source;
       std::string image = source + " " + StrJoin(spec.spec.defines, " ");
       const bool fp8 = image.find("=E4M3") != image.npos || image.find("=E5M2") != image.npos;
-      if (fp8 && 10 * device->compute_major + device->compute_minor >= 89)
+      if (fp8 && 10 * device->compute_major + device->compute_minor >= 89) {
         image += " by instructions";
+      }
       const bool first = compiled.insert(source + " for " + arch).second;
       const bool is_new = compiled.insert(image).second;
       if (is_new || first) images.push_back({arch, std::move(spec)});

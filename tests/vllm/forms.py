@@ -21,7 +21,7 @@ import tiny_images
 import tiny_models
 import torch
 from checkpoints import Checkpoints
-from server import Server, serve
+from server import GPUS, Server, serve
 from step_program import faults_of_attention
 
 TWO = {"tensor_parallel_size": 2}
@@ -173,7 +173,7 @@ TWO_OF_THE_CPU = "--xla_force_host_platform_device_count=2"  # of XLA_FLAGS
 
 def devices() -> int:
     """How many there are for a form: GPUs, or TWO_OF_THE_CPU."""
-    return len(list(pathlib.Path("/dev").glob("nvidia[0-9]*"))) or 2
+    return GPUS or 2
 
 
 def flags(options: dict[str, Any]) -> list[str]:

@@ -22,8 +22,9 @@ from completions import Client
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ATTENTIONS = ["xla_gpu", "jnp", "none"]  # ours, and those of tests/oracle/plain_attention.py
 STEP = re.compile(r"jit_(step|run_model)")  # the step's program; a flax model's over sequences
-# On a CPU programs that run for moments are not worth LLVM's passes.
-FLAGS = "" if list(pathlib.Path("/dev").glob("nvidia*")) else "--xla_backend_optimization_level=0"
+GPUS = len(list(pathlib.Path("/dev").glob("nvidia[0-9]*")))
+# XLA's: on a CPU programs that run for moments are not worth LLVM's passes.
+QUICK = "" if GPUS else "--xla_backend_optimization_level=0"
 
 OURS = """\
 [vllm.platform_plugins]
@@ -102,7 +103,7 @@ class Server(Client):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        flags = f"--xla_dump_to={self.dump} --xla_dump_hlo_as_text {FLAGS}"
+        flags = f"--xla_dump_to={self.dump} --xla_dump_hlo_as_text {QUICK}"
         flags += f" {os.environ.get('XLA_FLAGS', '')}"
         arguments = ["--host", "127.0.0.1", "--port", str(self.port), *options]
         self.started = time.monotonic()

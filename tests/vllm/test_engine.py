@@ -11,8 +11,8 @@ import pytest
 import tiny_images
 import tiny_models
 from asked import asks_of
-from forms import ASKING, FORMS, IN_THE_ENGINE, compared
-from server import FLAGS, run
+from forms import ASKING, FORMS, IN_THE_ENGINE, TWO_OF_THE_CPU, compared
+from server import QUICK, run
 
 REQUESTS = load.mixed_requests(60, seed=9, longest=70, most=24)
 DOZEN = REQUESTS[:12]
@@ -31,7 +31,7 @@ def printed(checkpoint):
         *command,
         seconds=1800,
         JAX_DEFAULT_MATMUL_PRECISION="highest",
-        XLA_FLAGS=f"--xla_force_host_platform_device_count=2 {FLAGS}",  # of the CPU
+        XLA_FLAGS=f"{TWO_OF_THE_CPU} {QUICK}",
     )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
     lines = [line.partition(" ") for line in done.stdout.splitlines()]
