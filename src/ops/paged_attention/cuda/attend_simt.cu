@@ -233,7 +233,7 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
   } else {
     const long long query_row = QueryRow(p, tile, row);
     out = static_cast<Out*>(p.out) + query_row * kHeadDim;
-    row_end = FinishRow(p, tile, query_row, logit.factor, max, sum);
+    row_end = FinishRow(p, tile, query_row, MakeLogitFactor(p, tile.head), max, sum);
     if (p.lse != nullptr && lane == 0) p.lse[query_row] = row_end.lse;
   }
 #pragma unroll

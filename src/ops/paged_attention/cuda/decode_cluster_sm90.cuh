@@ -162,10 +162,10 @@ struct MergedRow {
 
 // Writes four elements of a row of the result, and what else the row has with the first.
 __device__ __forceinline__ void FinishElements(const Params& p, const Tile& tile,
-                                               long long query_row, int d, float logit_factor,
+                                               long long query_row, int d, const LogitFactor& logit,
                                                float max, float sum,
                                                const Vector<float, 4>& value) {
-  const RowEnd end = FinishRow(p, tile, query_row, logit_factor, max, sum);
+  const RowEnd end = FinishRow(p, tile, query_row, logit, max, sum);
   Vector<Out, 4> out;
 #pragma unroll
   for (int j = 0; j < 4; ++j) out.x[j] = FromFloat<Out>(end.Value(value.x[j]));
@@ -227,7 +227,7 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
     more = LoadQueriesOfNext(p, shared, next, thread);  // found before this one's keys are there
     const DecodeSlot& slot = shared.slots[at.index];
     const Tile tile = slot.tile;
-    const float factor = MakeLogitFactor(p, tile.head).factor;
+    const LogitFactor logit = MakeLogitFactor(p, tile.head);
     const ShareOfTile own_share(tile, tile.split);
     const int first = rank - tile.split;
     if (tile.splits > 1 && thread == 0) {
@@ -245,7 +245,7 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
     const bool bad = slot.bad != 0;
     for (int i = thread; i < own_share.count; i += kWriteThreads) {
       const int row = i / kVectors, d = i % kVectors * 4;
-      MergedRow<DecodeMemory::kParts> merged(shared.max[row], shared.sum[row], factor);
+      MergedRow<DecodeMemory::kParts> merged(shared.max[row], shared.sum[row], logit.factor);
       if (bad) merged.sum = NaN();
       Vector<float, 4> value = {};
 #pragma unroll
@@ -255,7 +255,7 @@ __device__ __forceinline__ void WriteClusterPieces(const Params& p, DecodeMemory
         for (int j = 0; j < 4; ++j) value.x[j] += x.x[j] * merged.factors[w];
       }
       if (tile.splits == 1) {
-        FinishElements(p, tile, QueryRow(p, tile, row), d, factor, merged.max, merged.sum, value);
+        FinishElements(p, tile, QueryRow(p, tile, row), d, logit, merged.max, merged.sum, value);
         continue;
       }
       const int to = i / own_share.each;
@@ -286,7 +286,7 @@ __device__ __forceinline__ void MergeParts(const Params& p, const DecodeMemory::
   tile.query_begin = of.query_begin;
   tile.first_row = of.first_row, tile.num_rows = of.num_rows;
   tile.head = head;
-  const float factor = MakeLogitFactor(p, tile.head).factor;
+  const LogitFactor logit = MakeLogitFactor(p, tile.head);
   const ShareOfTile share(tile, tile.split);
   for (int i = share.first + thread; i < share.end; i += kWriteThreads) {
     const int row = i / kVectors, d = i % kVectors * 4;
@@ -300,7 +300,7 @@ __device__ __forceinline__ void MergeParts(const Params& p, const DecodeMemory::
       max[s] = exists ? from[0] : -Infinity();
       sum[s] = exists ? from[1] : 0.0f;
     }
-    const MergedRow<kMost> merged(max, sum, factor);
+    const MergedRow<kMost> merged(max, sum, logit.factor);
     Vector<float, 4> value = {};
 #pragma unroll
     for (int s = 0; s < kMost; ++s) {
@@ -309,7 +309,7 @@ __device__ __forceinline__ void MergeParts(const Params& p, const DecodeMemory::
 #pragma unroll
       for (int j = 0; j < 4; ++j) value.x[j] += x.x[j] * merged.factors[s];
     }
-    FinishElements(p, tile, query_row, d, factor, merged.max, merged.sum, value);
+    FinishElements(p, tile, query_row, d, logit, merged.max, merged.sum, value);
   }
 }
 

@@ -233,7 +233,7 @@ __device__ __forceinline__ bool StaysAsWritten(const Params& p, const Tile& tile
 // that exist where its stages were.
 __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, char* shared,
                                            DecodeShared& extra, const RowState (&rows)[2],
-                                           float logit_factor, const float (&o)[kOutTiles][4]) {
+                                           const float (&o)[kOutTiles][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
   // Put the warp's part into shared memory.
@@ -277,6 +277,7 @@ __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, ch
   // Merge the groups' sums, and write: a thread some elements of a row.
   constexpr int kVector = kHeadDim % 4 == 0 ? 4 : 1;
   constexpr int kVectors = kHeadDim / kVector;  // of a row
+  const LogitFactor logit = MakeLogitFactor(p, tile.head);
 #pragma unroll 1
   for (int i = threadIdx.x; i < tile.num_rows * kVectors; i += kAttendThreads) {
     const int row = i / kVectors, d = i % kVectors * kVector;
@@ -289,7 +290,7 @@ __device__ __forceinline__ void MergeWarps(const Params& p, const Tile& tile, ch
     }
     float factors[kGroups];
     const bool sees =
-        WeighWarps(p, tile, row, extra.max[row], extra.sum[row], logit_factor, d == 0, factors);
+        WeighWarps(p, tile, row, extra.max[row], extra.sum[row], logit, d == 0, factors);
     Vector<float, kVector> value = {};
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
@@ -417,7 +418,7 @@ __device__ __forceinline__ bool RunDecode(const Params& p, const Tile& tile, boo
       if (has_hidden(step)) AddNonFinite(p, tile, key_of(step), kDecodeKeys, visible, rows, o);
     }
   }
-  MergeWarps(p, tile, shared, extra, rows, logit.factor, o);
+  MergeWarps(p, tile, shared, extra, rows, o);
   return false;
 }
 

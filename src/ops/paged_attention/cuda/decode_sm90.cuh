@@ -48,9 +48,9 @@ __device__ __forceinline__ void WriteRows(const Params& p, const Tile& tile, Dec
   const int lane = threadIdx.x % 32;
   const int own = min(first + lane, end - 1);
   float own_factors[kParts];
-  const bool own_sees = WeighWarps(p, tile, own, shared.max[own], shared.sum[own],
-                                   MakeLogitFactor(p, tile.head).factor,
-                                   warp == 0 && first + lane == own, own_factors);
+  const bool own_sees =
+      WeighWarps(p, tile, own, shared.max[own], shared.sum[own], MakeLogitFactor(p, tile.head),
+                 warp == 0 && first + lane == own, own_factors);
   const long long own_place = tile.splits > 1 ? PartialRow(p, tile, own) : QueryRow(p, tile, own);
   for (int row = warp; row < end - first; row += kWriteWarps) {
     const long long place = __shfl_sync(kAllLanes, own_place, row);
@@ -96,7 +96,7 @@ template <int kRows>
 __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, int piece, int warp) {
   constexpr int kParts = kRows < 4 ? 8 / kRows : 2;
   const int lane = threadIdx.x % 32;
-  const float factor = MakeLogitFactor(p, tile.head).factor;
+  const LogitFactor logit = MakeLogitFactor(p, tile.head);
   const long long first = PartialRow(p, tile, 0, 0);
   const int own = min(lane, tile.num_rows - 1);
   const auto row_of = [&](int r) { return min(warp * kRows + r, tile.num_rows - 1); };
@@ -122,11 +122,11 @@ __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, in
     const float before = max;
 #pragma unroll
     for (int i = 0; i < kParts; ++i) max = fmaxf(max, of_max[i]);
-    const float keep = Exp2(Log2Weight(before, max, factor));
+    const float keep = Exp2(Log2Weight(before, max, logit.factor));
     sum *= keep;
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      of_max[i] = Exp2(Log2Weight(of_max[i], max, factor));  // now its weight
+      of_max[i] = Exp2(Log2Weight(of_max[i], max, logit.factor));  // now its weight
       sum += of_sum[i] * of_max[i];
     }
 #pragma unroll
@@ -148,7 +148,7 @@ __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, in
   if (part < tile.splits) add(part, tile.splits - part);
 
   const long long own_place = QueryRow(p, tile, own);
-  const RowEnd end = FinishRow(p, tile, own_place, factor, max, sum);
+  const RowEnd end = FinishRow(p, tile, own_place, logit, max, sum);
   if (p.lse != nullptr && piece == 0 && warp == 0 && lane == own) p.lse[own_place] = end.lse;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {

@@ -56,7 +56,7 @@ __device__ __forceinline__ T LoadPastL1(const float* from) {
 template <int kWarps>
 __device__ __forceinline__ bool WeighWarps(const Params& p, const Tile& tile, int row,
                                            const float (&of_max)[kWarps],
-                                           const float (&of_sum)[kWarps], float logit_factor,
+                                           const float (&of_sum)[kWarps], const LogitFactor& logit,
                                            bool write, float (&factors)[kWarps]) {
   float max = of_max[0];
 #pragma unroll
@@ -64,7 +64,7 @@ __device__ __forceinline__ bool WeighWarps(const Params& p, const Tile& tile, in
   float sum = 0.0f;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
-    factors[w] = Exp2(Log2Weight(of_max[w], max, logit_factor));
+    factors[w] = Exp2(Log2Weight(of_max[w], max, logit.factor));
     sum += of_sum[w] * factors[w];
   }
   if (tile.splits > 1) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ bool WeighWarps(const Params& p, const Tile& tile, in
     return true;
   }
   const long long query_row = QueryRow(p, tile, row);
-  const RowEnd end = FinishRow(p, tile, query_row, logit_factor, max, sum);
+  const RowEnd end = FinishRow(p, tile, query_row, logit, max, sum);
   if (p.lse != nullptr && write) p.lse[query_row] = end.lse;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) factors[w] *= end.factor;
@@ -105,7 +105,7 @@ __device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile, i
   const auto has = [&](int load) {
     return kHeadDim % (kLanes * kVector) == 0 || dim_of(load) < kHeadDim;
   };
-  const float factor = MakeLogitFactor(p, tile.head).factor;
+  const LogitFactor logit = MakeLogitFactor(p, tile.head);
   for (int rows = warp * kRows; rows < tile.num_rows; rows += warps * kRows) {
     const int own_row = rows + static_cast<int>(threadIdx.x) % 32 / kLanes;
     const int row = min(own_row, tile.num_rows - 1);
@@ -122,8 +122,8 @@ __device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile, i
       }
       const float before = max;
       max = fmaxf(max, over_lanes(own_max, [](float a, float b) { return fmaxf(a, b); }));
-      const float weight = exp2f(Log2Weight(own_max, max, factor));
-      const float keep = exp2f(Log2Weight(before, max, factor));
+      const float weight = exp2f(Log2Weight(own_max, max, logit.factor));
+      const float keep = exp2f(Log2Weight(before, max, logit.factor));
       sum = sum * keep + own_sum * weight;
       const float* partial =
           p.partial_out + (first + static_cast<long long>(from) * tile.rows) * kHeadDim;
@@ -150,7 +150,7 @@ __device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile, i
     sum = over_lanes(sum, [](float a, float b) { return a + b; });
 
     const long long query_row = QueryRow(p, tile, row);
-    const RowEnd end = FinishRow(p, tile, query_row, factor, max, sum);
+    const RowEnd end = FinishRow(p, tile, query_row, logit, max, sum);
     if (own_row != row) continue;  // there is no such row
     Out* const out = static_cast<Out*>(p.out) + query_row * kHeadDim;
 #pragma unroll

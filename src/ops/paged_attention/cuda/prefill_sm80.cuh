@@ -81,7 +81,7 @@ __device__ __forceinline__ void AddValues(float (&o)[kRowTiles][kOutTiles][4],
 // Writes one row's elements that this thread holds: final ones, or partial sums.
 __device__ __forceinline__ void WritePrefillRow(const Params& p, const Tile& tile, int row,
                                                 const float (&o)[kOutTiles][4], int half,
-                                                const RowState& state, float logit_factor) {
+                                                const RowState& state, const LogitFactor& logit) {
   const float sum = QuadSum(state.sum);
   if (row >= tile.num_rows) return;
   const float max_logit = MaxLogit(state);
@@ -105,7 +105,7 @@ __device__ __forceinline__ void WritePrefillRow(const Params& p, const Tile& til
   }
 
   const long long query_row = QueryRow(p, tile, row);
-  const RowEnd end = FinishRow(p, tile, query_row, logit_factor, max_logit, sum);
+  const RowEnd end = FinishRow(p, tile, query_row, logit, max_logit, sum);
   if (p.lse != nullptr && first_lane) p.lse[query_row] = end.lse;
   Out* out = static_cast<Out*>(p.out) + query_row * kHeadDim;
   // Pairs of neighbours go out together: (t, 0) and (t, 1), of adjacent tiles (t, c) and (t + 1,
@@ -297,7 +297,7 @@ __device__ __forceinline__ bool RunPrefill(const Params& p, const Tile& tile, bo
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       WritePrefillRow(p, tile, warp_row + m * 16 + h * 8 + lane / 4, o[m], h, rows[m][h],
-                      logit.factor);
+                      MakeLogitFactor(p, tile.head));
     }
   }
   return false;

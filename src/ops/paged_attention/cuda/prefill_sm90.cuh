@@ -181,7 +181,7 @@ __device__ __forceinline__ void FinishRows(const Params& p, const Tile& tile, in
     const float max = MaxLogit(state);
     float factor = 1.0f;
     if (tile.splits == 1) {
-      const RowEnd end = FinishRow(p, tile, walk.at, logit.factor, max, sum);
+      const RowEnd end = FinishRow(p, tile, walk.at, logit, max, sum);
       factor = end.sees_nothing ? 0.0f : end.factor;
       if (p.lse != nullptr && half == 0 && row < tile.num_rows && lane % 4 == 0) {
         p.lse[walk.at] = end.lse;

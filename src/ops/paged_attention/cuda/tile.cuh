@@ -99,24 +99,23 @@ __device__ __forceinline__ long long PartialRow(const Params& p, const Tile& til
   return PartialRow(p, tile, tile.split, row);
 }
 
-inline constexpr float kMostFactor = 3.4028235e38f;
-
 // A logit is dot product * scales, or soft_cap * tanh of that. Kernels keep maxima in the units of
 // the dot product (of the tanh, where there is a cap; the query's sign makes the scales positive)
 // and scale differences: no factor overflows before the maximum is subtracted.
 struct LogitFactor {
-  bool negate;   // the query's sign
-  float cap_in;  // with a soft cap: from dot product to Capped's argument
-  float factor;  // from the maxima's units to log2 units, positive
+  bool negate;        // the query's sign
+  float cap_in;       // with a soft cap: from dot product to Capped's argument
+  float factor;       // from the maxima's units to log2 units, positive
+  float to_logit[2];  // from a maximum to its logit, one after the other
 };
 
 __device__ __forceinline__ LogitFactor MakeLogitFactor(const Params& p, int head) {
   const float k_scale = p.k_scale == nullptr ? 1.0f : p.k_scale[head * p.k_scale_step];
   // What overflows f32 is far beyond any difference of dot products; 0 times -infinity, the logit
   // of a hidden key, would be NaN. NaN if the scale is not finite.
+  constexpr float kLeast = 1e-45f, kMost = 3.4028235e38f;
   const auto factor = [&](float of_scale) {
-    constexpr float kLeast = 1e-45f;
-    return fminf(fmaxf(of_scale * fabsf(k_scale), kLeast), kMostFactor) + 0.0f * k_scale;
+    return fminf(fmaxf(of_scale * fabsf(k_scale), kLeast), kMost) + 0.0f * k_scale;
   };
   const float scale = fabsf(p.scale);
   LogitFactor result;
@@ -124,6 +123,11 @@ __device__ __forceinline__ LogitFactor MakeLogitFactor(const Params& p, int head
   result.cap_in =
       SOFT_CAP ? factor(scale / p.soft_cap * (SOFT_CAP == 1 ? 2.0f * kLog2E : 1.0f)) : 0.0f;
   result.factor = SOFT_CAP ? p.soft_cap * kLog2E : factor(scale * kLog2E);
+  // A factor that overflows f32 is not the scales any more. Then `scale` is above a half, and a
+  // maximum that it makes infinite gives no other logit.
+  const bool whole = SOFT_CAP || result.factor != kMost;
+  result.to_logit[0] = whole ? result.factor * kLn2 : scale;
+  result.to_logit[1] = whole ? 1.0f : fabsf(k_scale);
   return result;
 }
 
@@ -142,19 +146,6 @@ __device__ __forceinline__ float Capped(float dot, float cap_in) {
   return 1.0f - __fdividef(2.0f, Exp2(dot * cap_in) + 1.0f);
 }
 
-// The logit of a row's maximum in those units; may be infinite. A factor that overflows f32 is not
-// the scales any more.
-__device__ __forceinline__ float MaxAsLogit(const Params& p, int head, float logit_factor,
-                                            float max) {
-  if (max == -Infinity()) return max;
-  if (SOFT_CAP == 0 && logit_factor == kMostFactor) {
-    // Then |p.scale| is above a half, and a maximum that it makes infinite gives no other logit.
-    return max * fabsf(p.scale) *
-           fabsf(p.k_scale == nullptr ? 1.0f : p.k_scale[head * p.k_scale_step]);
-  }
-  return max * (logit_factor * kLn2);
-}
-
 // How a row ends, from its maximum (in the units above) and the sum of weights relative to it.
 struct RowEnd {
   float factor;  // of the sum of weight * value
@@ -165,8 +156,9 @@ struct RowEnd {
 };
 
 __device__ __forceinline__ RowEnd FinishRow(const Params& p, const Tile& tile, long long query_row,
-                                            float logit_factor, float max, float sum) {
-  float max_logit = MaxAsLogit(p, tile.head, logit_factor, max);
+                                            const LogitFactor& logit, float max, float sum) {
+  // May be infinite.
+  float max_logit = max == -Infinity() ? max : max * logit.to_logit[0] * logit.to_logit[1];
   RowEnd end;
   end.factor = p.v_scale == nullptr ? 1.0f : p.v_scale[tile.head * p.v_scale_step];
   end.sees_nothing = sum == 0.0f;
