@@ -170,31 +170,32 @@ __device__ __forceinline__ void FinishRows(const Params& p, const Tile& tile, in
                                            const float* row_scale, RowEnds& ends) {
   const int lane = threadIdx.x % 32;
   const LogitFactor logit = MakeLogitFactor(p, tile.head);
-  RowWalk<8> walk(p, tile, warp_row + lane / 4);
 #pragma unroll
-  for (int h = 0; h < 2; ++h, walk.Next()) {
-    const int row = warp_row + h * 8 + lane / 4;
-    const float sum = QuadSum(rows[h].sum);
-    RowState state = StateOf(logit, row_scale, row);
+  for (int h = 0; h < 2; ++h) {
+    ends.sum[h] = QuadSum(rows[h].sum);
+    RowState state = StateOf(logit, row_scale, warp_row + h * 8 + lane / 4);
     const float base = BaseOf(rows[h].max, state.factor);
     state.max = rows[h].max;
-    const float max = MaxLogit(state);
-    float factor = 1.0f;
-    if (tile.splits == 1) {
-      const RowEnd end = FinishRow(p, tile, walk.at, logit, max, sum);
-      factor = end.sees_nothing ? 0.0f : end.factor;
-      if (p.lse != nullptr && half == 0 && row < tile.num_rows && lane % 4 == 0) {
-        p.lse[walk.at] = end.lse;
-      }
-    }
+    ends.max[h] = MaxLogit(state);
+    ends.doubt[h] = ends.max[h] != -Infinity() && !IsNear(base) ? NaN() : ends.sum[h] * 0.0f;
+  }
+  float factors[2] = {1.0f, 1.0f};
+  if (tile.splits == 1) {
+    // Four lanes share two rows: each works out the end of one.
+    const bool second = lane % 2 != 0;
+    const int row = warp_row + (second ? 8 : 0) + lane / 4;
+    const long long at = QueryRow(p, tile, row);
+    const RowEnd end = FinishRow(p, tile, at, logit, second ? ends.max[1] : ends.max[0],
+                                 second ? ends.sum[1] : ends.sum[0]);
+    if (p.lse != nullptr && half == 0 && row < tile.num_rows && lane % 4 < 2) p.lse[at] = end.lse;
+    const float factor = end.sees_nothing ? 0.0f : end.factor;
+    factors[0] = __shfl_sync(kAllLanes, factor, lane & ~1);
+    factors[1] = __shfl_sync(kAllLanes, factor, lane | 1);
+  }
 #pragma unroll
-    for (int i = 0; i < kSumTiles; ++i) {
-      o[i][2 * h] *= factor;
-      o[i][2 * h + 1] *= factor;
-    }
-    ends.max[h] = max;
-    ends.sum[h] = sum;
-    ends.doubt[h] = max != -Infinity() && !IsNear(base) ? NaN() : sum * 0.0f;
+  for (int i = 0; i < kSumTiles; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) o[i][j] *= factors[j / 2];
   }
 }
 
