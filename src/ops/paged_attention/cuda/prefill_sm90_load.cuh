@@ -292,30 +292,39 @@ __device__ __forceinline__ void ZeroRows(char* values, int begin, int end) {
 }
 
 // Zeroes the values that are not finite of keys [begin, end) of a tile, and maybe of some beside
-// them; true if there were such. All lanes of a warp.
+// them; true if there were such. All lanes of a warp. The next loads of values wait for it, so that
+// it looks at all first, and only where there are some for which they are.
 __device__ __forceinline__ bool ZeroNonFiniteKeys(char* values, int begin, int end) {
-  constexpr int kLoads = kGroupBytes / 512, kTogether = 2, kAllSlices = kSlices * kValueTerms;
-  bool found = false;
+  constexpr int kLoads = kGroupBytes / 512, kTogether = kLoads < 4 ? kLoads : 4;
+  constexpr int kAllSlices = kSlices * kValueTerms;
+  const auto for_groups = [&](auto run) {
 #pragma unroll 1
-  for (int i = begin / 8 * kAllSlices; i < (end + 7) / 8 * kAllSlices; ++i) {
-    const unsigned at =
-        SharedAddress(values) + i % kAllSlices * kSliceBytes<kKeys> + i / kAllSlices * kGroupBytes;
-    unsigned any = 0;
+    for (int i = begin / 8 * kAllSlices; i < (end + 7) / 8 * kAllSlices; ++i) {
+      run(SharedAddress(values) + i % kAllSlices * kSliceBytes<kKeys> +
+          i / kAllSlices * kGroupBytes);
+    }
+  };
+  unsigned zeros[2] = {};  // or NaN
+  for_groups([&](unsigned group) {
 #pragma unroll 1
     for (int from = 0; from < kLoads; from += kTogether) {
       Vector<unsigned, 4> x[kTogether];
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        x[i] = LoadVector(at + (from + i) * 512 + threadIdx.x % 32 * 16);
+        x[i] = LoadVector(group + (from + i) * 512 + threadIdx.x % 32 * 16);
       }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) any |= NonFiniteSigns<Cache>(x[i].x[j]);
+        for (int j = 0; j < 4; ++j) zeros[j % 2] = AddTimesZero<Cache>(zeros[j % 2], x[i].x[j]);
       }
     }
-    if (any != 0)
-      found |= ZeroNonFinite<8, kGroupBytes / 8, kGroupBytes / 8>(at, threadIdx.x % 32, 32);
+  });
+  bool found = false;
+  if ((zeros[0] | zeros[1]) != 0) {
+    for_groups([&](unsigned group) {
+      found |= ZeroNonFinite<8, kGroupBytes / 8, kGroupBytes / 8>(group, threadIdx.x % 32, 32);
+    });
   }
   return found;
 }
