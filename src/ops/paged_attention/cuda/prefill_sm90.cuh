@@ -177,7 +177,8 @@ __device__ __forceinline__ void FinishRows(const Params& p, const Tile& tile, in
     const float base = BaseOf(rows[h].max, state.factor);
     state.max = rows[h].max;
     ends.max[h] = MaxLogit(state);
-    ends.doubt[h] = ends.max[h] != -Infinity() && !IsNear(base) ? NaN() : ends.sum[h] * 0.0f;
+    const bool precise = IsNear(base) | (ends.max[h] == -Infinity());  // no branches
+    ends.doubt[h] = precise ? ends.sum[h] * 0.0f : NaN();
   }
   float factors[2] = {1.0f, 1.0f};
   if (tile.splits == 1) {
@@ -205,24 +206,30 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
                                           Sums& o, const RowEnds& ends, char* staging) {
   const int lane = threadIdx.x % 32;
   float doubt[2];
-  if (sizeof(Out) == 2 && tile.splits == 1) {      // whole rows leave together
-    unsigned packed[kSumTiles][2], zeros[2] = {};  // or NaN
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int i = 0; i < kSumTiles; ++i) {
-        packed[i][h] = Pack2<Out>(o[i][2 * h], o[i][2 * h + 1]);
-        zeros[h] = AddTimesZero<Out>(zeros[h], packed[i][h]);
-      }
-      doubt[h] = QuadSum(ends.doubt[h] + (zeros[h] != 0 ? NaN() : 0.0f));
-      if (lane % 4 == 0 && doubt[h] != 0.0f && half == 0) packed[0][h] |= 0x7fffu;  // the mark
-    }
-#pragma unroll
-    for (int i = 0; i < kSumTiles; i += 2) {
-      const unsigned tiles[4] = {packed[i][0], packed[i][1], packed[i + 1][0], packed[i + 1][1]};
+  if (sizeof(Out) == 2 && tile.splits == 1) {  // whole rows leave together
+    unsigned first[4], zeros[2] = {};          // or NaN
+    const auto stage = [&](int i, const unsigned (&tiles)[4]) {
       StoreMatrix4(SharedAddress(staging) + PlaceInTile(warp_row + lane % 16, i + lane / 16),
                    tiles);
+    };
+#pragma unroll
+    for (int i = 0; i < kSumTiles; i += 2) {
+      unsigned tiles[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float* const x = o[i + j / 2] + j % 2 * 2;
+        tiles[j] = Pack2<Out>(x[0], x[1]);
+        zeros[j % 2] = AddTimesZero<Out>(zeros[j % 2], tiles[j]);
+        if (i == 0) first[j] = tiles[j];
+      }
+      if (i > 0) stage(i, tiles);
     }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      doubt[h] = QuadSum(ends.doubt[h] + (zeros[h] != 0 ? NaN() : 0.0f));
+      if (lane % 4 == 0 && doubt[h] != 0.0f && half == 0) first[h] |= 0x7fffu;  // the mark
+    }
+    stage(0, first);
     __syncwarp();
     const int piece = lane % kPieces, own_row = lane < kRowLanes ? lane / kPieces : 0;
     const int first_row = warp_row + own_row;
@@ -324,13 +331,14 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
     Slot& slot = shared.slots[last_slot];
     const int last_query = (query.index + kQueries - 1) % kQueries;
     if (!kFreesQueries) SyncThreads(kGroupDone + first_row / 64, 128 * kHalves);  // they are read
+    const bool zeroed = slot.zeroed != 0;  // its values are here; not behind the rows' stores
     const bool done = WriteRows(p, slot.tile, warp_row, half, o, ends,
                                 shared.query[last_query] + half * kSliceBytes<kRows>);
     const auto first = [&] {  // to say so, of all blocks of a cluster
       if constexpr (kBlocks == 1) return atomicExch(&slot.redo, 1u) == 0;
       return ExchangeInBlock(InBlock(SharedAddress(&slot.redo), 0), 1u) == 0;
     };
-    if (!(done && slot.zeroed == 0) && lane == 0 && first()) {
+    if ((zeroed || !done) && lane == 0 && first()) {
       WaitForSchedule();
       p.redo[atomicAdd(&p.header->num_redo, 1u)] = slot.piece;  // attend does it again
       const int row = kBlocks == 1 ? 0 : slot.first_row - slot.tile.first_row;  // the piece's first
