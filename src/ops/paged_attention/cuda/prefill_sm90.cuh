@@ -160,7 +160,7 @@ struct Bool {
 // How this thread's two rows of a piece end.
 struct RowEnds {
   float max[2], sum[2];
-  float doubt[2];  // 0, or NaN
+  bool doubt[2];  // its weights are not precise
 };
 
 // Finishes this warp's 16 rows: sums become results, or the partial results of one of several
@@ -178,7 +178,7 @@ __device__ __forceinline__ void FinishRows(const Params& p, const Tile& tile, in
     state.max = rows[h].max;
     ends.max[h] = MaxLogit(state);
     const bool precise = IsNear(base) | (ends.max[h] == -Infinity());  // no branches
-    ends.doubt[h] = precise ? ends.sum[h] * 0.0f : NaN();
+    ends.doubt[h] = !(precise & IsFinite(ends.sum[h]));
   }
   float factors[2] = {1.0f, 1.0f};
   if (tile.splits == 1) {
@@ -205,7 +205,13 @@ __device__ __forceinline__ void FinishRows(const Params& p, const Tile& tile, in
 __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int warp_row, int half,
                                           Sums& o, const RowEnds& ends, char* staging) {
   const int lane = threadIdx.x % 32;
-  float doubt[2];
+  unsigned in_doubt = 0;  // lanes
+  bool doubt[2];
+  const auto tell = [&](int h, bool own) {
+    const unsigned lanes = __ballot_sync(kAllLanes, ends.doubt[h] | own);
+    in_doubt |= lanes;
+    doubt[h] = (lanes >> (lane & ~3) & 15u) != 0;  // one of those that share the row
+  };
   if (sizeof(Out) == 2 && tile.splits == 1) {  // whole rows leave together
     unsigned first[4], zeros[2] = {};          // or NaN
     const auto stage = [&](int i, const unsigned (&tiles)[4]) {
@@ -226,8 +232,8 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      doubt[h] = QuadSum(ends.doubt[h] + (zeros[h] != 0 ? NaN() : 0.0f));
-      if (lane % 4 == 0 && doubt[h] != 0.0f && half == 0) first[h] |= 0x7fffu;  // the mark
+      tell(h, zeros[h] != 0);
+      if (lane % 4 == 0 && doubt[h] && half == 0) first[h] |= 0x7fffu;  // the mark
     }
     stage(0, first);
     __syncwarp();
@@ -256,18 +262,18 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
     for (int h = 0; h < 2; ++h, walk.Next()) {
       const int row = warp_row + h * 8 + lane / 4;
       const long long place = tile.splits > 1 ? PartialRow(p, tile, row) : walk.at;
-      doubt[h] = ends.doubt[h];
+      float zeros = 0.0f;  // or NaN
 #pragma unroll
       for (int i = 0; i < kSumTiles; ++i) {
-        doubt[h] = fmaf(o[i][2 * h + 1], 0.0f, fmaf(o[i][2 * h], 0.0f, doubt[h]));
+        zeros = fmaf(o[i][2 * h + 1], 0.0f, fmaf(o[i][2 * h], 0.0f, zeros));
       }
-      doubt[h] = QuadSum(doubt[h]);
+      tell(h, zeros != 0.0f);
       if (row >= tile.num_rows) continue;
       if (lane % 4 == 0 && half == 0) {
-        o[0][2 * h] += doubt[h];  // the mark
+        if (doubt[h]) o[0][2 * h] = NaN();  // the mark
         if (tile.splits > 1) {
           p.partial_max[place] = ends.max[h];
-          p.partial_sum[place] = ends.sum[h] + doubt[h];
+          p.partial_sum[place] = doubt[h] ? NaN() : ends.sum[h];
         }
       }
 #pragma unroll
@@ -283,7 +289,7 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
 #pragma unroll
     for (int h = 0; h < 2; ++h, walk.Next()) {
       const int row = warp_row + h * 8 + lane / 4;
-      if (half == 0 || lane % 4 != 0 || row >= tile.num_rows || doubt[h] == 0.0f) continue;
+      if (half == 0 || lane % 4 != 0 || row >= tile.num_rows || !doubt[h]) continue;
       if (tile.splits > 1) {
         p.partial_sum[PartialRow(p, tile, row)] = NaN();
       } else {
@@ -292,7 +298,7 @@ __device__ __forceinline__ bool WriteRows(const Params& p, const Tile& tile, int
       }
     }
   }
-  return __all_sync(kAllLanes, doubt[0] + doubt[1] == 0.0f);
+  return in_doubt == 0;
 }
 
 // A warpgroup: computes 64 rows of each piece. Where there are two tiles of queries it writes a
