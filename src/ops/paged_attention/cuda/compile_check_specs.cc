@@ -52,6 +52,7 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
       if (!problem.separate_v) problem.v.offset = c.head_dim;
       const bool boxes = !IsFloat8(c.cache) && !(prefill && c.head_dim == 64);
       problem.page_size = boxes ? 8 : 7;
+      problem.max_pages_per_seq = tokens > c.max_seqs ? 8192 : 512;  // sums of two levels
       const Launches launches = MakeLaunches(problem, *ChooseConfig(problem, device));
       add(launches.schedule.spec);
       for (const KernelLaunch& launch : launches.attend) add(launch.spec);
@@ -75,8 +76,9 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
         served.max_pages_per_seq = 4096;
         add(MakeLaunches(served, *ChooseConfig(served, device)).attend[0].spec);
       }
-      if (prefill) {  // in tiles of more rows
+      if (prefill) {  // in tiles of more rows, of one
         Problem many = problem;
+        many.max_pages_per_seq = 512;
         many.head_dim = 64;
         many.tokens = 65536;
         add(MakeLaunches(many, *ChooseConfig(many, device)).attend[0].spec);

@@ -321,6 +321,15 @@ Share Take(const Problem& problem, const cuda::DeviceInfo& device, const Choice&
   return config.prefill_launch || config.decode_launch ? Share::kSome : Share::kNone;
 }
 
+// Levels of prefill's sums over all keys that a sequence may have.
+int Levels(const Problem& problem, int64_t keys) {
+  const bool f32 = problem.out_dtype == DType::kF32;
+  const bool longer = f32 ? problem.cache_dtype != DType::kBF16 : problem.out_dtype == DType::kBF16;
+  const sm90::Source source = SourceOf(problem);
+  return sm90::PrefillLevels(keys, sm90::PrefillKeys(problem.head_dim, source),
+                             sm90::PrefillLevelKeys(source, longer));
+}
+
 void Launch(const Problem& problem, const Config& config, std::vector<KernelLaunch>& launches) {
   const auto add = [&](const Problem& of, const std::string& source, const std::string& entry,
                        int grid, int block, int64_t shared_bytes, int tile_rows, int tile_keys,
@@ -358,8 +367,8 @@ void Launch(const Problem& problem, const Config& config, std::vector<KernelLaun
         sm90::PrefillThreads(of.head_dim, rows, IsFloat8(of.cache_dtype)),
         PrefillSharedBytes(of, rows), rows, sm90::PrefillKeys(of.head_dim, SourceOf(of)),
         {StrCat("BOXES=", boxes ? 1 : 0), StrCat("CLUSTER=", cluster),
-         StrCat("BESIDE_DECODE=", config.decode_launch ? 1 : 0),
-         StrCat("COPIED=", copied ? 1 : 0)});
+         StrCat("BESIDE_DECODE=", config.decode_launch ? 1 : 0), StrCat("COPIED=", copied ? 1 : 0),
+         StrCat("LEVELS=", Levels(of, problem.max_context()))});
   };
   if (config.prefill_launch && IsSplit(problem)) {
     launches.push_back(

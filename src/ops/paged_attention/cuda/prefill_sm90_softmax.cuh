@@ -14,12 +14,11 @@ using Weights = unsigned[kValueTerms][kKeys / 16][4];
 
 // A maximum that rises by less leaves the weights' reference where it is: they stay below 2^8.
 inline constexpr float kLazyRise = 8.0f;
-// So many tiles are added up in registers, whose sums lose a little every time, those of tensor
-// cores' accumulators more, before they go to a second level.
-inline constexpr int kLevelTiles = (kTerms            ? kF32CarryKeys
-                                    : kRoundedPrefill ? 32768
-                                                      : 8192 * kLevelTimes) /
-                                   kKeys;
+// So many tiles are added up in registers before they go to a second level, where some sequence may
+// have more.
+inline constexpr int kLevelTiles =
+    PrefillLevelKeys(kSource, kRoundedPrefill || kSameType<Out, BF16>) / kKeys;
+inline constexpr bool kLevels = LEVELS > 1;
 
 // A row's weights are 2^((logit - max) * factor), where `max` follows the maximum from afar, so
 // that sums need be rescaled only now and then. Those of a thread's two rows, lane / 4 and 8 more.
