@@ -25,7 +25,7 @@ void ForEachTarget(const Test& test) {
     instruction_set_in_use = static_cast<InstructionSet>(set);
     test(names[set]);
   }
-  instruction_set_in_use = best;
+  instruction_set_in_use = FastestInstructionSet();
 }
 
 }  // namespace xla_gpu
