@@ -292,8 +292,8 @@ __device__ __forceinline__ void ZeroRows(char* values, int begin, int end) {
 }
 
 // Zeroes the values that are not finite of keys [begin, end) of a tile, and maybe of some beside
-// them; true if there were such. All lanes of a warp. The next loads of values wait for it, so that
-// it looks at all first, and only where there are some for which they are.
+// them; true if there were such. All lanes of a warp. Whose next loads wait meanwhile: so it looks
+// at all of them without a branch, and once more only where there are such.
 __device__ __forceinline__ bool ZeroNonFiniteKeys(char* values, int begin, int end) {
   constexpr int kLoads = kGroupBytes / 512, kTogether = kLoads < 4 ? kLoads : 4;
   constexpr int kAllSlices = kSlices * kValueTerms;

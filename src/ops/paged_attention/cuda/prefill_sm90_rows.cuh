@@ -4,6 +4,7 @@
 #define XLA_GPU_OPS_PAGED_ATTENTION_CUDA_PREFILL_SM90_ROWS_CUH_
 
 #include "src/ops/paged_attention/cuda/finish.cuh"
+#include "src/ops/paged_attention/cuda/non_finite.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm90_softmax.cuh"
 
 namespace xla_gpu::paged_attention::sm90 {
