@@ -183,8 +183,7 @@ def _steps(results: Results) -> list[str]:
     for step in steps:
         shown = _cell(step["failed"]) if "failed" in step else f"{step['ms']:.3f}"
         cells = [step["attention"], str(step.get("layers", "-")), shown, _from_ours(step, ours)]
-        of_run = f", run {step['run']}" * (len(results.runs) > 1)
-        cells.append(_cell(_inside(step)) + of_run)
+        cells.append(_cell(_inside(step)) + (f", run {step['run']}" if step.get("run") else ""))
         lines.append("| " + " | ".join(cells) + " |")
     for step in results.steps:
         if not step.get("calls"):
