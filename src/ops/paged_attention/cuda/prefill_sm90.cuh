@@ -170,7 +170,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
   };
   Level memory;
   Level* level = &memory;
-  if (kLevels) asm volatile("" : "+l"(level));  // else the compiler would keep it in registers
+  if (kTwoLevels) asm volatile("" : "+l"(level));  // else the compiler would keep it in registers
 
   Place<kStages> key_stage, value_stage;
   Place<kQueries> query;
@@ -357,7 +357,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       };
       while (t >= 0) {
         const int seen = t - plain_begin + 1;
-        const int plain = t >= plain_end ? 0 : kLevels ? min(seen, left) : seen;
+        const int plain = t >= plain_end ? 0 : kTwoLevels ? min(seen, left) : seen;
         if (!kTerms && plain > 0) {
           left -= plain;
           t -= plain;
@@ -368,7 +368,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
           --left;
           --t;
         }
-        if (kLevels && left == 0 && t >= 0) {
+        if (kTwoLevels && left == 0 && t >= 0) {
           ToLevel(level, in_level == 0, factor, o, rows);
           in_level = 1;
           left = kLevelTiles;
@@ -383,7 +383,7 @@ __device__ __forceinline__ void Compute(const Params& p, Shared& shared, int war
       FinishValues(o, products, weights, values + value_stage.index * kValueStep);
       release(At(shared.values_empty, value_stage));
       value_stage.Next();
-      if (kLevels && in_level != 0) FromLevel(level, factor, o, rows);
+      if (kTwoLevels && in_level != 0) FromLevel(level, factor, o, rows);
     }
     FinishRows(p, tile, warp_row, half, o, rows, row_scale, ends);
   }

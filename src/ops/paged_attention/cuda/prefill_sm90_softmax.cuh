@@ -18,7 +18,7 @@ inline constexpr float kLazyRise = 8.0f;
 // have more.
 inline constexpr int kLevelTiles =
     PrefillLevelKeys(kSource, kRoundedPrefill || kSameType<Out, BF16>) / kKeys;
-inline constexpr bool kLevels = LEVELS > 1;
+inline constexpr bool kTwoLevels = LEVELS > 1;
 
 // A row's weights are 2^((logit - max) * factor), where `max` follows the maximum from afar, so
 // that sums need be rescaled only now and then. Those of a thread's two rows, lane / 4 and 8 more.
