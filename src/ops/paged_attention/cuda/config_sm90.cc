@@ -119,7 +119,7 @@ int PrefillRows(const Problem& problem, const cuda::DeviceInfo& device) {
   const int64_t tokens = problem.tokens / std::max(problem.max_seqs, int64_t{1});
   const int64_t seeing =  // one key
       problem.sliding_window > 0 ? std::min(tokens, problem.sliding_window) : tokens;
-  const bool pays = seeing * problem.group_size() >= 8 * kMany &&
+  const bool pays = seeing * problem.group_size() >= int64_t{8} * kMany &&
                     problem.tokens * problem.q_heads >= int64_t{2} * kMany * device.num_sms;
   return fits && pays ? kMany : sm90::PrefillRows(problem.head_dim);
 }
