@@ -160,13 +160,15 @@ class Session:
                 continue
             self.watched(what, lambda p=peer, m=found: self._prepare(given, p, m, chains))
             self.end_if_lost(found.failed)
-        times = timing.by_turns(chains, 3 if self.options.quick else timing.ROUNDS)
+        if not case.sustained:
+            times = timing.by_turns(chains, 3 if self.options.quick else timing.ROUNDS)
+        elif self.options.quick:
+            times = timing.sustained_by_turns(chains, 1, 0.01)
+        else:
+            times = timing.sustained_by_turns(chains)
         for name, some in times.items():
             found = row.measured[name]
             found.median, found.low, found.high = statistics.median(some), some[0], some[-1]
-            if case.sustained:
-                least = 0.01 if self.options.quick else timing.SUSTAINED_SECONDS
-                found.sustained = chains[name].sustained(least)
         chains.clear()
         if self.device == "cuda":
             torch.cuda.empty_cache()

@@ -72,6 +72,9 @@ class Build:
         """As timing.Chain's."""
         return self.ask("round")
 
+    def sustained(self, seconds: float = timing.SUSTAINED_SECONDS) -> float:
+        return self.ask("sustained", seconds)
+
     def ask(self, command: str, value: object = None):
         self.tell(command, value)
         return self.answer()
@@ -126,8 +129,8 @@ def main() -> None:
             us = medians[name] * 1e6
             text += f"  {name} {us:8.1f} us ({first / medians[name]:.3f}, {some[0] * 1e6:.1f}-)"
         if options.sustained and case.sustained:
-            for build in [*builds, *reversed(builds)]:
-                text += f"  sust {build.name} {build.ask('sustained', 0.5) * 1e6:.1f}"
+            for name, some in timing.sustained_by_turns({b.name: b for b in builds}).items():
+                text += f"  sustained {name} {' '.join(f'{s * 1e6:.1f}' for s in some)}"
         print(text, flush=True)
     for build in builds:
         build.process.stdin.close()

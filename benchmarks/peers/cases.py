@@ -43,7 +43,7 @@ class Case:
     invariant: bool = False  # batch_invariant
     unaligned: bool = False  # the cache begins an element past a multiple of 16 bytes
     asked: dict[str, float | None] = dataclasses.field(default_factory=dict)  # AGAINST, RATES
-    sustained: bool = False  # also back to back, at the power limit
+    sustained: bool = False  # timed back to back, at the power limit
     update: bool = False
     # At least, of our own call alone: tokens, sequences that there is room for, and keys of each.
     tokens: int = 0

@@ -11,17 +11,17 @@ from peers.results import AT_READ_SPEED, OURS, Results, Row
 HOW = """\
 Each peer gets the same random numbers, with pages in random order. Its calls walk over copies of
 the inputs that together exceed the L2 cache several times, captured in one CUDA graph of two
-milliseconds or more; the peers' graphs run by turns, fifteen times after one to warm up, timed by
-CUDA events. A time is the median, in microseconds a call, and the spread is that of the fifteen.
-Sustained: the second half of 0.7 s without a pause, at the power limit; such lines compare these
-times. What a peer prepares for a batch (layout, plan, scheduler metadata) is not counted. Before
-it is timed each result is compared with an fp64 reference on sampled rows; a wrong one is not
-timed. Ratio: the best peer's time over ours. Against `paged`: peers that read pages and round as
-little as we do; `any`: those that round queries or weights to fp8 too; `contiguous`: on keys and
-values gathered before; `copy`: a copy of as many bytes; `own`: our own call without what the case
-has besides (over bf16 instead of fp8; without the soft cap, batch_invariant, or the odd beginning
-of the cache). `ceiling`: our bytes a second over those that this machine reads at most; `TFLOP/s`:
-our own, as asked.
+milliseconds or more; the peers' graphs run by turns, each round in another order, fifteen times
+after one to warm up, timed by CUDA events. A time is the median, in microseconds a call, and the
+spread is that of the fifteen. Sustained: the second half of 0.5 s without a pause, at the power
+limit, three times (before December 2026: of 0.7 s, once, ours first). What a peer prepares for a
+batch (layout, plan, scheduler metadata) is not counted. Before it is timed each result is compared
+with an fp64 reference on sampled rows; a wrong one is not timed. Ratio: the best peer's time over
+ours. Against `paged`: peers that read pages and round as little as we do; `any`: those that round
+queries or weights to fp8 too; `contiguous`: on keys and values gathered before; `copy`: a copy of
+as many bytes; `own`: our own call without what the case has besides (over bf16 instead of fp8;
+without the soft cap, batch_invariant, or the odd beginning of the cache). `ceiling`: our bytes a
+second over those that this machine reads at most; `TFLOP/s`: our own, as asked.
 
 A plain read: a kernel that does nothing but add up as many bytes that lie in a row (the faster of
 two grids), timed by turns with the others, for what memory bounds. Its share is its time over ours,

@@ -22,13 +22,9 @@ class Measured:
     median: float | None = None
     low: float | None = None
     high: float | None = None
-    sustained: float | None = None
     error: float | None = None  # the norm of the difference from fp64 over the norm of the result
     failed: str = ""
     unsupported: bool = False  # failed says what the peer does not take
-
-    def seconds(self, sustained: bool) -> float | None:
-        return self.sustained if sustained else self.median
 
 
 @dataclasses.dataclass
@@ -39,14 +35,14 @@ class Row:
 
     def seconds(self, name: str = OURS) -> float | None:
         found = self.measured.get(name)
-        return found.seconds(self.case.sustained) if found else None
+        return found.median if found else None
 
     def ranked(self, *groups: str) -> list[tuple[float, str]]:
         """(seconds, name) of the peers of these groups, the fastest first."""
         return sorted(
-            (seconds, name)
+            (m.median, name)
             for name, m in self.measured.items()
-            if m.group in groups and (seconds := m.seconds(self.case.sustained)) is not None
+            if m.group in groups and m.median is not None
         )
 
     def best(self, against: str) -> tuple[float, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +14,8 @@ from peers import reads
 
 ROUNDS = 15
 GRAPH_SECONDS = 0.002  # of calls in one graph, at least
-SUSTAINED_SECONDS = 0.7
+SUSTAINED_ROUNDS = 3
+SUSTAINED_SECONDS = 0.5
 
 Run = Callable[[int], object]  # one call, on this copy of the inputs
 
@@ -79,18 +81,34 @@ class Timed(Protocol):
     """A Chain, or one in another process."""
 
     def seconds(self) -> float: ...
+    def sustained(self, seconds: float = SUSTAINED_SECONDS) -> float: ...
 
 
 def by_turns(chains: Mapping[str, Timed], rounds: int = ROUNDS) -> dict[str, list[float]]:
-    """Seconds a call of each chain in each round, in rising order; who begins changes."""
+    """Seconds a call of each chain in each round after one to warm up, in rising order."""
+    for chain in chains.values():
+        chain.seconds()
+    return _by_turns(chains, rounds, lambda chain: chain.seconds())
+
+
+def sustained_by_turns(
+    chains: Mapping[str, Timed],
+    rounds: int = SUSTAINED_ROUNDS,
+    seconds: float = SUSTAINED_SECONDS,
+) -> dict[str, list[float]]:
+    """The same at the power limit."""
+    return _by_turns(chains, rounds, lambda chain: chain.sustained(seconds))
+
+
+def _by_turns(
+    chains: Mapping[str, Timed], rounds: int, time: Callable[[Timed], float]
+) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in chains}
-    names = list(chains)
-    for number in range(rounds + 1):
-        for turn in range(len(names)):
-            name = names[(number + turn) % len(names)]
-            took = chains[name].seconds()
-            if number > 0:
-                times[name].append(took)
+    # Each time another order: clocks and caches are as the call before has left them.
+    orders = random.Random(0)
+    for _ in range(rounds):
+        for name in orders.sample(list(chains), len(chains)):
+            times[name].append(time(chains[name]))
     return {name: sorted(some) for name, some in times.items()}
 
 
