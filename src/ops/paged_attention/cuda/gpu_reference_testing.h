@@ -29,8 +29,20 @@ inline CaseSpec SpecOf(const Kind& kind, std::mt19937_64& rng) {
   spec.out_dtype = kind.out;
   spec.head_dim = kind.head_dim;
   spec.scale = std::copysign(1.0 / std::sqrt(static_cast<double>(kind.head_dim)), spec.scale);
-  spec.soft_cap = kind.soft_cap ? 3.0 : 0.0;
   spec.k_token_scales = spec.v_token_scales = false;  // which fewer kernels take
+  // Of logits that all are beyond the cap, of those that all are far below, and of some of each.
+  if (!kind.soft_cap) {
+    spec.soft_cap = 0;
+  } else if (spec.soft_cap == 0) {
+    spec.soft_cap = spec.padding_rows == 0 ? 3.0 : 6.0;
+  } else if (spec.soft_cap > 6) {
+    spec.non_finite = 0;  // +-inf is +-cap: a weight of exp(-60) is 0 in f16
+  }
+  if (!spec.return_lse) {  // calls for which kernels are compiled with PLAIN=1
+    spec.sinks = false;
+    spec.k_scale_size = spec.v_scale_size = 0;
+    spec.scale = std::fabs(spec.scale);
+  }
   return spec;
 }
 
