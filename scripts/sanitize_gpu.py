@@ -135,7 +135,8 @@ FAMILIES = (
         _words("decode_tokens_sm90.cu", LINE_ROWS="8 16")
         + _words("decode_cluster_sm90.cu", CLUSTER="2 4 6 8 16", BOXES="0 1", LINE_ROWS="8 16")
         + _words("decode_cluster_sm90.cu", HEAD_DIM="64 128 256 512", CACHE_TYPE="E4M3 E5M2")
-        + _words("decode_cluster_sm90.cu MANY_SEQS", BOXES="0 1", LINE_ROWS="8 16"),
+        + _words("decode_cluster_sm90.cu MANY_SEQS", BOXES="0 1", LINE_ROWS="8 16")
+        + _words("decode_cluster_sm90.cu", PLAIN="0 1"),
         (
             *_of_kinds("DecodeOfFewSequences", "bf16_bf16__128", "bf16_bf16_f32_64_cap"),
             *_of_kinds("DecodeOfFewSequences", "f16_f16__128_cap", "bf16_f8e4m3fn__128"),
@@ -148,7 +149,7 @@ FAMILIES = (
         "prefill_sm90, head_dim up to 256",
         _words("prefill_sm90.cu COPIED=0", HEAD_DIM="64 80 96 128 192 256", BOXES="0 1")
         + _words("prefill_sm90.cu COPIED=0", SOFT_CAP="0 1", OUT_TYPE="BF16 F16 float")
-        + _words("prefill_sm90.cu COPIED=0", LEVELS="1 2"),
+        + _words("prefill_sm90.cu COPIED=0", LEVELS="1 2", PLAIN="0 1"),
         (
             *_of_kinds("PrefillOfManyTiles", "bf16_bf16__128", "bf16_bf16_f32_64_cap"),
             *_of_kinds("PrefillOfManyTiles", "f16_f16__128_cap", "bf16_bf16__256"),

@@ -5,7 +5,8 @@
 // eighth key, and sums every eighth group of four head dimensions of the values.
 //
 // Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (float, BF16, F16, E4M3, E5M2), HEAD_DIM,
-// SOFT_CAP (0: none, 2); UNALIGNED (numeric.cuh) or not, TOKEN_SCALES (tile.cuh) or not.
+// SOFT_CAP (0: none, 2), PLAIN (1: as tile.cuh says); UNALIGNED (numeric.cuh) or not, TOKEN_SCALES
+// (tile.cuh) or not.
 #include "src/ops/paged_attention/cuda/attend.cuh"
 #include "src/ops/paged_attention/cuda/attend_shared.cuh"
 #include "src/ops/paged_attention/cuda/carry.cuh"
@@ -234,7 +235,7 @@ __device__ __forceinline__ void Run(const Params& p, const Tile& tile, FetchNext
     const long long query_row = QueryRow(p, tile, row);
     out = static_cast<Out*>(p.out) + query_row * kHeadDim;
     row_end = FinishRow(p, tile, query_row, MakeLogitFactor(p, tile.head), max, sum);
-    if (p.lse != nullptr && lane == 0) p.lse[query_row] = row_end.lse;
+    if (HasLse(p) && lane == 0) p.lse[query_row] = row_end.lse;
   }
 #pragma unroll
   for (int j = 0; j < kOwnQuads; ++j) {

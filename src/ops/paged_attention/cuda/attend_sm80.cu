@@ -2,11 +2,11 @@
 // f16 queries over caches of fp8.
 //
 // Defines: QUERY_TYPE, CACHE_TYPE, OUT_TYPE (BF16, F16, E4M3, E5M2, float), HEAD_DIM,
-// SOFT_CAP (0: none, 1, 2: with the exact tanh), TILE_ROWS (16 to 128), TILE_KEYS (a multiple of
-// 16, of f32 of 8), MIN_BLOCKS (an SM should hold), BEHIND_PREFILL (1: a launch before this one has
-// taken the prefill items, and left some), BEHIND_DECODE (1: one has taken the decode items);
-// REDO_ONLY (such a launch has left none but those that are to be done again) or not, TOKEN_SCALES
-// (tile.cuh) or not.
+// SOFT_CAP (0: none, 1, 2: with the exact tanh), PLAIN (1: as tile.cuh says), TILE_ROWS (16 to
+// 128), TILE_KEYS (a multiple of 16, of f32 of 8), MIN_BLOCKS (an SM should hold), BEHIND_PREFILL
+// (1: a launch before this one has taken the prefill items, and left some), BEHIND_DECODE (1: one
+// has taken the decode items); REDO_ONLY (such a launch has left none but those that are to be done
+// again) or not, TOKEN_SCALES (tile.cuh) or not.
 #include "src/ops/paged_attention/cuda/decode_sm80.cuh"
 #include "src/ops/paged_attention/cuda/prefill_sm80.cuh"
 

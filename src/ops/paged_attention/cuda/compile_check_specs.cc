@@ -41,6 +41,9 @@ std::vector<cuda::KernelSpec> CompileCheckSpecs(const cuda::DeviceInfo& device) 
     problem.page_size = 8;
     problem.head_dim = c.head_dim;
     problem.soft_cap = c.soft_cap;
+    // What is not plain, too.
+    problem.return_lse = c.query != kBF16;
+    problem.k_scale_size = problem.v_scale_size = IsFloat8(c.cache) ? 1 : 0;
     // Decode, with tiles of more rows, and what has prefill.
     for (const int64_t tokens : {c.max_seqs, 32 * c.max_seqs, 256 * c.max_seqs}) {
       const bool prefill = tokens == 256 * c.max_seqs;

@@ -89,13 +89,16 @@ std::vector<std::string> TypeDefines(const Problem& problem, const Config& confi
   // The short form of tanh has an absolute error of 2^-23, which a large cap would multiply.
   const bool exact =
       config.exact_tanh || problem.query_dtype == DType::kF32 || problem.soft_cap > 256;
+  const bool plain = !problem.has_sinks && !problem.return_lse && problem.scale >= 0 &&
+                     !problem.has_k_scale() && !problem.has_v_scale();
   return {StrCat("QUERY_TYPE=", InfoOf(problem.query_dtype).device),
           StrCat("CACHE_TYPE=", InfoOf(problem.cache_dtype).device),
           StrCat("OUT_TYPE=", InfoOf(problem.out_dtype).device),
           StrCat("HEAD_DIM=", problem.head_dim),
           StrCat("SOFT_CAP=", problem.soft_cap == 0 ? 0
                               : exact               ? 2
-                                                    : 1)};
+                                                    : 1),
+          StrCat("PLAIN=", plain ? 1 : 0)};
 }
 
 void AddAttend(const Problem& problem, const Config& config, const char* source,

@@ -374,7 +374,7 @@ void Launch(const Problem& problem, const Config& config, std::vector<KernelLaun
     launches.push_back(
         {{StrCat(kFolder, "copy_terms.cu"),
           "paged_attention_copy_terms",
-          {StrCat("HEAD_DIM=", problem.head_dim), "SOFT_CAP=0"}},
+          {StrCat("HEAD_DIM=", problem.head_dim), "SOFT_CAP=0", "PLAIN=1"}},
          {.grid = {static_cast<uint32_t>(config.copied_workers * config.copied_blocks), 1, 1},
           .block = {kCopyThreads, 1, 1}}});
   } else if (config.prefill_launch) {

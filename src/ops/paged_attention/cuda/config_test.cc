@@ -433,10 +433,10 @@ TEST(Launches, NamesWhatShapesTheCodeAndNothingElse) {
   EXPECT_EQ(attend.source, "src/ops/paged_attention/cuda/attend_sm80.cu");
   EXPECT_THAT(attend.defines, Contains("HEAD_DIM=128"));
   EXPECT_THAT(attend.defines, Contains("SOFT_CAP=0"));
-  // Sizes, windows, scales and page sizes are parameters: no other kernel is compiled for them.
+  // Sizes, windows and page sizes are parameters: no other kernel is compiled for them.
   problem.page_size = 7;
   problem.sliding_window = 100;
-  problem.has_sinks = problem.return_lse = true;
+  problem.scale = 2;
   problem.q_heads = problem.kv_heads = 3;
   problem.tokens = 1000;
   problem.causal = false;
@@ -445,6 +445,23 @@ TEST(Launches, NamesWhatShapesTheCodeAndNothingElse) {
   EXPECT_EQ(attend.defines, b.attend.back().spec.defines);
   problem.soft_cap = 30;
   EXPECT_THAT(Attend(problem).defines, Contains("SOFT_CAP=1"));
+}
+
+TEST(Launches, MostCallsArePlain) {
+  EXPECT_THAT(Attend(MakeChunks()).defines, Contains("PLAIN=1"));
+  for (void (*change)(Problem&) : {
+           +[](Problem& p) { p.has_sinks = true; },
+           +[](Problem& p) { p.return_lse = true; },
+           +[](Problem& p) { p.scale = -1; },
+           +[](Problem& p) { p.k_scale_size = 1; },
+           +[](Problem& p) { p.v_scale_size = p.kv_heads; },
+       }) {
+    Problem problem = MakeChunks();
+    change(problem);
+    for (const KernelLaunch& launch : MakeLaunches(problem, Choose(problem, kH200)).attend) {
+      EXPECT_THAT(launch.spec.defines, Contains("PLAIN=0")) << launch.spec.source;
+    }
+  }
 }
 
 TEST(Launches, GridsDependOnShapesAlone) {

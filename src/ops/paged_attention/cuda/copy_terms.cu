@@ -1,7 +1,7 @@
 // paged_attention on Hopper, launch in front of prefill over a cache of f32: writes the terms
 // (terms.cuh) of the keys and values of the sequences that have a place in the copy (copy.cuh).
 //
-// Defines: HEAD_DIM, 64 or 128; SOFT_CAP=0, which its headers want.
+// Defines: HEAD_DIM, 64 or 128; SOFT_CAP=0 and PLAIN=1, which its headers want.
 #include "src/ops/paged_attention/cuda/copy_units.cuh"
 #include "src/ops/paged_attention/cuda/terms.cuh"
 

@@ -170,7 +170,7 @@ __device__ __forceinline__ void FinishElements(const Params& p, const Tile& tile
 #pragma unroll
   for (int j = 0; j < 4; ++j) out.x[j] = FromFloat<Out>(end.Value(value.x[j]));
   StoreVector(static_cast<Out*>(p.out) + query_row * kHeadDim + d, out);
-  if (p.lse != nullptr && d == 0) p.lse[query_row] = end.lse;
+  if (HasLse(p) && d == 0) p.lse[query_row] = end.lse;
 }
 
 // How the elements of a tile of several parts are shared out over the blocks that have them, in

@@ -2,10 +2,10 @@
 // of fp8.
 //
 // Defines: those of attend_sm80.cu that shape the code: QUERY_TYPE, CACHE_TYPE, OUT_TYPE,
-// HEAD_DIM (64, 128, 256, 512; of 16 bits 96, 192), SOFT_CAP; LINE_ROWS (8, 16, 32), of a tile;
-// BOXES (1: the copy engine loads keys and values by boxes; 0: warps copy rows, and there are no
-// maps); PAIRS (1, with BOXES: a head's values lie right behind its keys, and the map `keys` is of
-// both); TILE_ROWS and TILE_KEYS are not used.
+// HEAD_DIM (64, 128, 256, 512; of 16 bits 96, 192), SOFT_CAP, PLAIN; LINE_ROWS (8, 16, 32), of a
+// tile; BOXES (1: the copy engine loads keys and values by boxes; 0: warps copy rows, and there are
+// no maps); PAIRS (1, with BOXES: a head's values lie right behind its keys, and the map `keys` is
+// of both); TILE_ROWS and TILE_KEYS are not used.
 #include "src/ops/paged_attention/cuda/decode_sm90.cuh"
 
 extern "C" __global__ void __launch_bounds__(xla_gpu::paged_attention::sm90::kDecodeThreads, 1)

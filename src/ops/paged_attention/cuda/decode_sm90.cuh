@@ -149,7 +149,7 @@ __device__ __forceinline__ void MergeParts(const Params& p, const Tile& tile, in
 
   const long long own_place = QueryRow(p, tile, own);
   const RowEnd end = FinishRow(p, tile, own_place, logit, max, sum);
-  if (p.lse != nullptr && piece == 0 && warp == 0 && lane == own) p.lse[own_place] = end.lse;
+  if (HasLse(p) && piece == 0 && warp == 0 && lane == own) p.lse[own_place] = end.lse;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const float of_row = __shfl_sync(kAllLanes, end.factor, row_of(r));

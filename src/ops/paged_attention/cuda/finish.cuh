@@ -76,7 +76,7 @@ __device__ __forceinline__ bool WeighWarps(const Params& p, const Tile& tile, in
   }
   const long long query_row = QueryRow(p, tile, row);
   const RowEnd end = FinishRow(p, tile, query_row, logit, max, sum);
-  if (p.lse != nullptr && write) p.lse[query_row] = end.lse;
+  if (HasLse(p) && write) p.lse[query_row] = end.lse;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) factors[w] *= end.factor;
   return !end.sees_nothing;
@@ -161,7 +161,7 @@ __device__ __forceinline__ void MergeSplits(const Params& p, const Tile& tile, i
       for (int k = 0; k < kVector; ++k) x.x[k] = FromFloat<Out>(end.Value(values[j][k]));
       StoreVector(out + dim_of(j), x);
     }
-    if (p.lse != nullptr && lane == 0) p.lse[query_row] = end.lse;
+    if (HasLse(p) && lane == 0) p.lse[query_row] = end.lse;
   }
 }
 
@@ -211,7 +211,7 @@ __device__ __forceinline__ void FillHeads(const Params& p, int token, int first_
   } else {
     for (int i = thread; i < count; i += threads) to[i] = FromFloat<Out>(out);
   }
-  if (p.lse == nullptr) return;
+  if (!HasLse(p)) return;
   for (int i = thread; i < heads; i += threads) p.lse[first_row + i] = lse;
 }
 

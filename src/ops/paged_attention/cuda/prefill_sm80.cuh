@@ -106,7 +106,7 @@ __device__ __forceinline__ void WritePrefillRow(const Params& p, const Tile& til
 
   const long long query_row = QueryRow(p, tile, row);
   const RowEnd end = FinishRow(p, tile, query_row, logit, max_logit, sum);
-  if (p.lse != nullptr && first_lane) p.lse[query_row] = end.lse;
+  if (HasLse(p) && first_lane) p.lse[query_row] = end.lse;
   Out* out = static_cast<Out*>(p.out) + query_row * kHeadDim;
   // Pairs of neighbours go out together: (t, 0) and (t, 1), of adjacent tiles (t, c) and (t + 1,
   // c).

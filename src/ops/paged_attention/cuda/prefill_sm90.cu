@@ -2,7 +2,7 @@
 // of fp8; or f32 ones over a copy of a cache of f32.
 //
 // Defines: those of attend_sm80.cu that shape a tile: QUERY_TYPE, CACHE_TYPE, OUT_TYPE, HEAD_DIM
-// (a multiple of 8 up to 256, or 512; of fp8 and f32 64, 128), SOFT_CAP,
+// (a multiple of 8 up to 256, or 512; of fp8 and f32 64, 128), SOFT_CAP, PLAIN,
 // TILE_ROWS=PrefillRows(HEAD_DIM), or kManyPrefillRows; TILE_KEYS=PrefillKeys(HEAD_DIM, ...); BOXES
 // (1: the copy engine loads keys and values by boxes; not of fp8); CLUSTER (1, or with BOXES 2:
 // blocks that share keys and values); BESIDE_DECODE (1: the launch in front is decode); COPIED (1:

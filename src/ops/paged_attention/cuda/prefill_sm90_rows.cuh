@@ -51,7 +51,7 @@ __device__ __forceinline__ void FinishRows(const Params& p, const Tile& tile, in
     const long long at = QueryRow(p, tile, row);
     const RowEnd end = FinishRow(p, tile, at, logit, second ? ends.max[1] : ends.max[0],
                                  second ? ends.sum[1] : ends.sum[0]);
-    if (p.lse != nullptr && half == 0 && row < tile.num_rows && lane % 4 < 2) p.lse[at] = end.lse;
+    if (HasLse(p) && half == 0 && row < tile.num_rows && lane % 4 < 2) p.lse[at] = end.lse;
     const float factor = end.sees_nothing ? 0.0f : end.factor;
     factors[0] = __shfl_sync(kAllLanes, factor, lane & ~1);
     factors[1] = __shfl_sync(kAllLanes, factor, lane | 1);

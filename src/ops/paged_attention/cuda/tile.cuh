@@ -11,6 +11,11 @@ namespace xla_gpu::paged_attention {
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
+// Neither sinks, lse, scales of keys or values nor a negative scale: what most calls are. Code that
+// is not run costs time too.
+inline constexpr bool kPlain = PLAIN != 0;
+__device__ __forceinline__ bool HasLse(const Params& p) { return !kPlain && p.lse != nullptr; }
+
 __device__ __forceinline__ float Infinity() { return __int_as_float(0x7f800000); }
 __device__ __forceinline__ float NaN() { return __int_as_float(0x7fc00000); }
 
@@ -110,7 +115,7 @@ struct LogitFactor {
 };
 
 __device__ __forceinline__ LogitFactor MakeLogitFactor(const Params& p, int head) {
-  const float k_scale = p.k_scale == nullptr ? 1.0f : p.k_scale[head * p.k_scale_step];
+  const float k_scale = kPlain || p.k_scale == nullptr ? 1.0f : p.k_scale[head * p.k_scale_step];
   // What overflows f32 is far beyond any difference of dot products; 0 times -infinity, the logit
   // of a hidden key, would be NaN. NaN if the scale is not finite.
   constexpr float kLeast = 1e-45f, kMost = 3.4028235e38f;
@@ -119,7 +124,7 @@ __device__ __forceinline__ LogitFactor MakeLogitFactor(const Params& p, int head
   };
   const float scale = fabsf(p.scale);
   LogitFactor result;
-  result.negate = (p.scale < 0.0f) != (k_scale < 0.0f);
+  result.negate = !kPlain && (p.scale < 0.0f) != (k_scale < 0.0f);
   result.cap_in =
       SOFT_CAP ? factor(scale / p.soft_cap * (SOFT_CAP == 1 ? 2.0f * kLog2E : 1.0f)) : 0.0f;
   result.factor = SOFT_CAP ? p.soft_cap * kLog2E : factor(scale * kLog2E);
@@ -160,9 +165,9 @@ __device__ __forceinline__ RowEnd FinishRow(const Params& p, const Tile& tile, l
   // May be infinite.
   float max_logit = max == -Infinity() ? max : max * logit.to_logit[0] * logit.to_logit[1];
   RowEnd end;
-  end.factor = p.v_scale == nullptr ? 1.0f : p.v_scale[tile.head * p.v_scale_step];
+  end.factor = kPlain || p.v_scale == nullptr ? 1.0f : p.v_scale[tile.head * p.v_scale_step];
   end.sees_nothing = sum == 0.0f;
-  if (p.sinks != nullptr) {
+  if (!kPlain && p.sinks != nullptr) {
     const float sink = p.sinks[static_cast<int>(query_row % p.q_heads)];
     end.sees_nothing &= sink == -Infinity();
     const float larger = fmaxf(sink, max_logit);
@@ -171,7 +176,7 @@ __device__ __forceinline__ RowEnd FinishRow(const Params& p, const Tile& tile, l
     end.factor *= keep;
     max_logit = larger;
   }
-  end.lse = p.lse == nullptr || end.sees_nothing ? -Infinity() : max_logit + logf(sum);
+  end.lse = !HasLse(p) || end.sees_nothing ? -Infinity() : max_logit + logf(sum);
   end.factor /= sum;
   return end;
 }
