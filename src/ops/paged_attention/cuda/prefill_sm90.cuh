@@ -37,7 +37,7 @@ inline constexpr int kComputeRegisters =
     ((kThreads == 512 ? 512 : 504) - kLoadRegisters * (kLoadWarps / 4)) / kComputeGroups;
 // Named barriers, one a warpgroup: of two, it may start products.
 inline constexpr int kTurn = 3;
-inline constexpr bool kTurns = kRows == 128 && (SOFT_CAP || (kHeadDim != 64 && kHeadDim != 128));
+inline constexpr bool kTurns = kRows == 128 && (SOFT_CAP || kHeadDim != 64);
 // Queries are done with behind a piece's last logits; else its rows leave by their place.
 inline constexpr bool kFreesQueries = kTerms;
 static_assert(!kFreesQueries || sizeof(Out) == 4);

@@ -388,7 +388,9 @@ __device__ __forceinline__ void LoadKeys(const Params& p, const TensorMap& map, 
     if (range.count > 0) look_up(range.count - 1);
     const int first_of_last = min(kTakeAhead, range.count) - 1;
     for (int t = range.count - 1;; --t) {
-      if (!kValues && t == first_of_last && lane == 0) Arrive(SharedAddress(shared.piece_wanted));
+      if (!kValues && t == first_of_last && lane == 0 && BlockRank() == 0) {
+        Arrive(SharedAddress(shared.piece_wanted));
+      }
       if (t < 0) break;
       int page = 0, in_page = 0;                   // of the last key
       unsigned long long rows[(kKeys + 31) / 32];  // addresses
