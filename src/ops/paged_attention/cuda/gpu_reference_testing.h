@@ -57,6 +57,7 @@ int64_t PageSize(const In& in) {
 inline void JumpLogits(const Kind& kind, CaseSpec& spec) {
   if (kind.query == DType::kF32) return;  // the unit is of smaller logits
   spec.scale *= IsFloat8(kind.cache) ? 5 : 100;
+  if (IsFloat8(kind.cache)) spec.k_scale_size = 0;
   spec.non_finite = 0;  // of a weight that is 0 in f32 an infinity makes NaN
 }
 
