@@ -149,7 +149,7 @@ FAMILIES = (
         "prefill_sm90, head_dim up to 256",
         _words("prefill_sm90.cu COPIED=0", HEAD_DIM="64 80 96 128 192 256", BOXES="0 1")
         + _words("prefill_sm90.cu COPIED=0", SOFT_CAP="0 1", OUT_TYPE="BF16 F16 float")
-        + _words("prefill_sm90.cu COPIED=0", LEVELS="1 2", PLAIN="0 1"),
+        + _words("prefill_sm90.cu COPIED=0", LEVEL_TILES="0 64 256", PLAIN="0 1"),
         (
             *_of_kinds("PrefillOfManyTiles", "bf16_bf16__128", "bf16_bf16_f32_64_cap"),
             *_of_kinds("PrefillOfManyTiles", "f16_f16__128_cap", "bf16_bf16__256"),

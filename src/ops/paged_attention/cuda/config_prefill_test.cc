@@ -80,26 +80,26 @@ TEST(Config, PrefillHasASecondLevelWhereContextsAreLong) {
     std::string all;
     for (const KernelLaunch& launch : MakeLaunches(problem, Choose(problem, kH200)).attend) {
       for (const std::string& define : launch.spec.defines) {
-        if (define.starts_with("LEVELS=")) all += define.back();
+        if (define.starts_with("LEVEL_TILES=")) all += define.substr(12) + " ";
       }
     }
     return all;
   };
   constexpr DType kBF16 = DType::kBF16, kF16 = DType::kF16, kF32 = DType::kF32;
   constexpr DType kE4M3 = DType::kF8E4M3FN;
-  EXPECT_EQ(levels(32768 + 128, kBF16, kBF16, kBF16), "1");
-  EXPECT_EQ(levels(32768 + 144, kBF16, kBF16, kBF16), "2");
-  EXPECT_EQ(levels(410 * 80, kBF16, kBF16, kBF16, 256), "1");
-  EXPECT_EQ(levels(411 * 80, kBF16, kBF16, kBF16, 256), "2");
-  EXPECT_EQ(levels(8192 + 128, kF16, kF16, kF16), "1");
-  EXPECT_EQ(levels(8192 + 144, kF16, kF16, kF16), "2");
-  EXPECT_EQ(levels(8192 + 144, kBF16, kBF16, kF32), "2");
-  EXPECT_EQ(levels(32768 + 128, kF16, kF16, kF32), "1");  // f32 additions add up tiles
-  EXPECT_EQ(levels(32768 + 144, kF16, kF16, kF32), "2");
-  EXPECT_EQ(levels(32768 + 128, kBF16, kE4M3, kBF16), "11");  // those of the copy
-  EXPECT_EQ(levels(32768 + 144, kBF16, kE4M3, kBF16), "22");
-  EXPECT_EQ(levels(4096 + 64, kF32, kF32, kF32), "1");
-  EXPECT_EQ(levels(4096 + 80, kF32, kF32, kF32), "2");
+  EXPECT_EQ(levels(32768 + 128, kBF16, kBF16, kBF16), "0 ");
+  EXPECT_EQ(levels(32768 + 144, kBF16, kBF16, kBF16), "256 ");
+  EXPECT_EQ(levels(410 * 80, kBF16, kBF16, kBF16, 256), "0 ");
+  EXPECT_EQ(levels(411 * 80, kBF16, kBF16, kBF16, 256), "409 ");
+  EXPECT_EQ(levels(8192 + 128, kF16, kF16, kF16), "0 ");
+  EXPECT_EQ(levels(8192 + 144, kF16, kF16, kF16), "64 ");
+  EXPECT_EQ(levels(8192 + 144, kBF16, kBF16, kF32), "64 ");
+  EXPECT_EQ(levels(32768 + 128, kF16, kF16, kF32), "0 ");  // f32 additions add up tiles
+  EXPECT_EQ(levels(32768 + 144, kF16, kF16, kF32), "256 ");
+  EXPECT_EQ(levels(32768 + 128, kBF16, kE4M3, kBF16), "0 0 ");  // those of the copy
+  EXPECT_EQ(levels(32768 + 144, kBF16, kE4M3, kBF16), "256 256 ");
+  EXPECT_EQ(levels(4096 + 64, kF32, kF32, kF32), "0 ");
+  EXPECT_EQ(levels(4096 + 80, kF32, kF32, kF32), "64 ");
 }
 
 TEST(Config, LongPromptsOfHeadsOfOnePanelTakeThreeWarpgroups) {

@@ -321,13 +321,18 @@ Share Take(const Problem& problem, const cuda::DeviceInfo& device, const Choice&
   return config.prefill_launch || config.decode_launch ? Share::kSome : Share::kNone;
 }
 
-// Levels of prefill's sums over all keys that a sequence may have.
-int Levels(const Problem& problem, int64_t keys) {
-  const bool f32 = problem.out_dtype == DType::kF32;
-  const bool longer = f32 ? problem.cache_dtype != DType::kBF16 : problem.out_dtype == DType::kBF16;
+// So many tiles of keys prefill adds up in registers, which lose a little every time, those of
+// tensor cores' accumulators more, before the sums go to a second level. 0: no sequence can have so
+// many keys that it is needed.
+int64_t LevelTiles(const Problem& problem, int64_t max_keys) {
   const sm90::Source source = SourceOf(problem);
-  return sm90::PrefillLevels(keys, sm90::PrefillKeys(problem.head_dim, source),
-                             sm90::PrefillLevelKeys(source, longer));
+  // By results of bf16, or since f32 additions add up the tiles' products.
+  const bool hidden = problem.out_dtype == DType::kBF16 ||
+                      (problem.out_dtype == DType::kF32 && problem.cache_dtype != DType::kBF16);
+  const int64_t tile_keys = sm90::PrefillKeys(problem.head_dim, source);
+  const int64_t keys = source == sm90::Source::kTerms ? kF32CarryKeys : hidden ? 32768 : 8192;
+  const int64_t tiles = keys / tile_keys;
+  return CeilDiv(max_keys, tile_keys) > tiles + 1 ? tiles : 0;  // the last one is left there
 }
 
 void Launch(const Problem& problem, const Config& config, std::vector<KernelLaunch>& launches) {
@@ -368,7 +373,7 @@ void Launch(const Problem& problem, const Config& config, std::vector<KernelLaun
         PrefillSharedBytes(of, rows), rows, sm90::PrefillKeys(of.head_dim, SourceOf(of)),
         {StrCat("BOXES=", boxes ? 1 : 0), StrCat("CLUSTER=", cluster),
          StrCat("BESIDE_DECODE=", config.decode_launch ? 1 : 0), StrCat("COPIED=", copied ? 1 : 0),
-         StrCat("LEVELS=", Levels(of, problem.max_context()))});
+         StrCat("LEVEL_TILES=", LevelTiles(of, problem.max_context()))});
   };
   if (config.prefill_launch && IsSplit(problem)) {
     launches.push_back(

@@ -7,8 +7,8 @@
 // (1: the copy engine loads keys and values by boxes; not of fp8); CLUSTER (1, or with BOXES 2:
 // blocks that share keys and values); BESIDE_DECODE (1: the launch in front is decode); COPIED (1:
 // the launch in front has copied the keys and values of a cache of fp8 in the query's type, which
-// is CACHE_TYPE here; or of f32 as terms, when it is BF16); LEVELS (PrefillLevels: 2 where
-// sequences may have more keys than sums in registers take).
+// is CACHE_TYPE here; or of f32 as terms, when it is BF16); LEVEL_TILES (tiles of keys
+// whose sums stay in registers before they go to a second level; 0: all that there may be).
 #include "src/ops/paged_attention/cuda/prefill_sm90.cuh"
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1)

@@ -49,18 +49,6 @@ constexpr int PrefillKeys(long long head_dim, Source source = Source::kElements)
 // Stages of keys, and of values.
 constexpr int PrefillStages(long long head_dim) { return head_dim > 256 ? 1 : 2; }
 
-// Keys whose sums stay in registers, which lose a little every time, those of tensor cores'
-// accumulators more, before they go to a second level. `longer`: of results that hide it, bf16, and
-// where f32 additions add up a tile's products.
-constexpr int PrefillLevelKeys(Source source, bool longer) {
-  return source == Source::kTerms ? kF32CarryKeys : longer ? 32768 : 8192;
-}
-// Levels of sums of up to so many keys.
-constexpr int PrefillLevels(long long keys, int tile_keys, int level_keys) {
-  const long long tiles = (keys + tile_keys - 1) / tile_keys;
-  return tiles > level_keys / tile_keys + 1 ? 2 : 1;  // the last of them is left there
-}
-
 // A tile of rows (queries, keys or values) lies as [slice][row / 8][panel][row % 8], 128 bytes
 // each, whose 16-byte pieces are swizzled: piece c of row r at place c ^ (r % 8). A slice is what a
 // box of the copy engine holds of a row: up to kBoxPanels; one where the head's dimensions do not

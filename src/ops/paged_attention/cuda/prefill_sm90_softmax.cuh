@@ -16,9 +16,8 @@ using Weights = unsigned[kValueTerms][kKeys / 16][4];
 inline constexpr float kLazyRise = 8.0f;
 // So many tiles are added up in registers before they go to a second level, where some sequence may
 // have more.
-inline constexpr int kLevelTiles =
-    PrefillLevelKeys(kSource, kRoundedPrefill || kSameType<Out, BF16>) / kKeys;
-inline constexpr bool kTwoLevels = LEVELS > 1;
+inline constexpr int kLevelTiles = LEVEL_TILES;
+inline constexpr bool kTwoLevels = kLevelTiles > 0;
 
 // A row's weights are 2^((logit - max) * factor), where `max` follows the maximum from afar, so
 // that sums need be rescaled only now and then. Those of a thread's two rows, lane / 4 and 8 more.
