@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "hwy/highway.h"
 #include "src/ops/grouped_matmul/cpu/kernels.h"
@@ -23,11 +24,13 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 using namespace paged_cache::HWY_NAMESPACE;  // NOLINT: the elements
 
-constexpr int64_t kVector = kLanes;
+constexpr int64_t kVector = kLanes, kPair = 2 * kVector;
 constexpr int64_t kInnerPart = 128;
-constexpr int64_t kMostRows = 6;  // whose sums fit 16 registers
+constexpr int64_t kMostRows = 6;    // whose sums fit 16 registers
+constexpr int64_t kRowsAhead = 16;  // of the matrix, that memory is asked for
+constexpr bool kManyRegisters = (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3) || HWY_ARCH_ARM;
 
-struct I8 {
+struct I8 : InOrder<I8> {
   using Raw = int8_t;
   static constexpr float kFactor = 1.0f;
   static HWY_INLINE VF32 Load(const int8_t* from) {
@@ -56,44 +59,107 @@ HWY_INLINE void ToF32(const void* data, int64_t n, float* to) {
   std::memcpy(to + i, values, static_cast<size_t>(n - i) * sizeof(values[0]));
 }
 
-// sums[row][0 to 2 * kVector) += factor * (lhs[row] @ rhs), or `factor` null for 1; `rhs` has rows
-// of 2 * kVector elements.
-template <class Rhs, int kRows>
-HWY_INLINE void AddProduct(const float* lhs, int64_t lhs_stride, const typename Rhs::Raw* rhs,
-                           int64_t rhs_stride, int64_t inner, const VF32* factors, float* sums,
-                           int64_t sums_stride) {
-  VF32 left[kRows], right[kRows];
-  for (int i = 0; i < kRows; ++i) left[i] = right[i] = hn::Zero(F32());
-  for (int64_t k = 0; k < inner; ++k, rhs += rhs_stride) {
-    const VF32 b0 = Rhs::Load(rhs), b1 = Rhs::Load(rhs + kVector);
-    for (int i = 0; i < kRows; ++i) {
-      const VF32 a = hn::Set(F32(), lhs[i * lhs_stride + k]);
-      left[i] = hn::MulAdd(a, b0, left[i]);
-      right[i] = hn::MulAdd(a, b1, right[i]);
-    }
-  }
-  const auto add = [](VF32 product, VF32 factor, float* sum) HWY_ATTR {
-    if (Rhs::kFactor != 1) product = hn::Mul(product, hn::Set(F32(), Rhs::kFactor));
-    hn::StoreU(hn::MulAdd(product, factor, hn::LoadU(F32(), sum)), F32(), sum);
-  };
-  for (int i = 0; i < kRows; ++i, sums += sums_stride) {
-    add(left[i], factors[0], sums);
-    add(right[i], factors[1], sums + kVector);
+// n elements become those of even index of each pair of vectors and those of odd index.
+HWY_INLINE void ToEvenOdd(float* x, int64_t n) {
+  for (float* pair = x; pair != x + n; pair += kPair) {
+    VF32 even, odd;
+    hn::LoadInterleaved2(F32(), pair, even, odd);
+    hn::Store(even, F32(), pair);
+    hn::Store(odd, F32(), pair + kVector);
   }
 }
 
-template <class Rhs>
-HWY_INLINE void AddRows(int64_t rows, const float* lhs, int64_t lhs_stride,
-                        const typename Rhs::Raw* rhs, int64_t rhs_stride, int64_t inner,
-                        const VF32* factors, float* sums, int64_t sums_stride) {
-  const auto add = [&]<int kRows>() {
-    AddProduct<Rhs, kRows>(lhs, lhs_stride, rhs, rhs_stride, inner, factors, sums, sums_stride);
-    lhs += kRows * lhs_stride, sums += kRows * sums_stride, rows -= kRows;
-  };
-  while (rows >= kMostRows) add.template operator()<kMostRows>();
-  if (rows >= 4) add.template operator()<4>();
-  if (rows >= 2) add.template operator()<2>();
-  if (rows >= 1) add.template operator()<1>();
+// The reverse.
+HWY_INLINE void FromEvenOdd(float* x, int64_t n) {
+  for (float* pair = x; pair != x + n; pair += kPair) {
+    const VF32 even = hn::Load(F32(), pair), odd = hn::Load(F32(), pair + kVector);
+    hn::StoreInterleaved2(even, odd, F32(), pair);
+  }
+}
+
+// A row's part as f32.
+HWY_INLINE void LoadLhs(const TileTask& task, int64_t row, int64_t k, int64_t n, float* to) {
+  const int64_t at = row * task.inner + k;
+  if (task.lhs_dtype == DType::kF32) {
+    std::copy_n(static_cast<const float*>(task.lhs) + at, n, to);
+  } else if (task.lhs_dtype == DType::kBF16) {
+    ToF32<CacheBF16>(static_cast<const uint16_t*>(task.lhs) + at, n, to);
+  } else {
+    ToF32<CacheF16>(static_cast<const uint16_t*>(task.lhs) + at, n, to);
+  }
+}
+
+// Asks memory for kCount elements: rows lie far apart, which the processor's own prefetching does
+// not follow.
+template <size_t kCount, typename Raw>
+HWY_INLINE void Ask(const Raw* from) {
+  for (size_t i = 0; i < kCount; i += 64 / sizeof(Raw)) __builtin_prefetch(from + i, 0, 2);
+}
+
+// `inner` rows of `columns` elements, at most 2 * kVector, as f32 in the order of LoadPair.
+template <class T>
+HWY_INLINE void Widen(const typename T::Raw* from, int64_t stride, int64_t inner, int64_t columns,
+                      float* to) {
+  typename T::Raw whole[kPair] = {};
+  for (int64_t k = 0; k < inner; ++k, from += stride, to += kPair) {
+    Ask<kPair>(from + 64);
+    if (columns < kPair) std::memcpy(whole, from, static_cast<size_t>(columns) * sizeof(whole[0]));
+    VF32 pair[2];
+    T::LoadPair(columns < kPair ? whole : from, pair);
+    hn::Store(pair[0], F32(), to);
+    hn::Store(pair[1], F32(), to + kVector);
+  }
+}
+
+// sums[row][0 to kPairs * kPair) += factors * (lhs[row] @ rhs) in the order of LoadPair; lhs has
+// rows of kInnerPart elements.
+template <class T, int kRows, int kPairs>
+HWY_NOINLINE void AddProduct(const float* lhs, const typename T::Raw* rhs, int64_t stride,
+                             int64_t inner, float factor, const float* factors, float* sums) {
+  constexpr int kWide = 2 * kPairs;
+  constexpr bool kAsks = kPairs * kPair * sizeof(typename T::Raw) % 64 == 0;  // whole lines
+  VF32 products[kRows * kWide];
+  Unrolled<kRows * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA { products[i] = hn::Zero(F32()); });
+  for (int64_t k = 0; k < inner; ++k, rhs += stride) {
+    if (kAsks && stride != kPair) Ask<kPairs * kPair>(rhs + kRowsAhead * stride);
+    VF32 b[kWide];
+    Unrolled<kPairs>([&](auto i)
+                         XLA_GPU_INLINE_LAMBDA { T::LoadPair(rhs + i * kPair, b + 2 * i); });
+    Unrolled<kRows>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+      const VF32 a = hn::Set(F32(), lhs[i * kInnerPart + k]);
+      Unrolled<kWide>([&](auto j) XLA_GPU_INLINE_LAMBDA {
+        products[i * kWide + j] = hn::MulAdd(a, b[j], products[i * kWide + j]);
+      });
+    });
+  }
+  Unrolled<kRows * kWide>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+    float* const sum = sums + i / kWide * kTileColumns + i % kWide * kLanes;
+    // In this order, as the product of two factors may be no f32.
+    const VF32 product = hn::Mul(products[i], hn::Set(F32(), factor));
+    const VF32 last = hn::Load(F32(), factors + i % kWide * kLanes);
+    hn::Store(hn::MulAdd(product, last, hn::Load(F32(), sum)), F32(), sum);
+  });
+}
+
+// So few rows do without a widened copy of the matrix, and take more columns at once.
+constexpr int64_t kFewRows = kManyRegisters ? 5 : kMostRows;
+constexpr int64_t PairsOf(int64_t rows) {
+  return kManyRegisters ? (rows <= 2 ? 4 : 2) : rows <= 2 ? 2 : 1;
+}
+
+// AddProduct of as many rows as there are.
+template <class T, bool kFew>
+HWY_INLINE void AddRows(int64_t rows, const float* lhs, const typename T::Raw* rhs, int64_t stride,
+                        int64_t inner, float factor, const float* factors, float* sums) {
+  constexpr int64_t kMost = kFew ? kFewRows : kMostRows;
+  for (int64_t times = (rows + kMost - 1) / kMost; times > 0; --times) {
+    const int64_t n = (rows + times - 1) / times;
+    Unrolled<kMost>([&](auto i) XLA_GPU_INLINE_LAMBDA {
+      constexpr int kRows = i + 1, kPairs = kFew ? PairsOf(kRows) : 1;
+      if (n == kRows) AddProduct<T, kRows, kPairs>(lhs, rhs, stride, inner, factor, factors, sums);
+    });
+    lhs += n * kInnerPart, sums += n * kTileColumns, rows -= n;
+  }
 }
 
 // The tile's sums, rows of kTileColumns.
@@ -116,52 +182,47 @@ HWY_INLINE void StoreSums(const TileTask& task, const float* sums) {
 template <class Rhs>
 HWY_INLINE void Multiply(const TileTask& task) {
   using Raw = typename Rhs::Raw;
-  static_assert(kTileColumns % (2 * kVector) == 0);
-  constexpr int64_t kPart = kInnerPart * 2 * kVector;
-  const bool narrow = task.lhs_dtype != DType::kF32;
-  const int64_t elements = task.rows * task.inner;
-  float* const sums = ThreadScratch(task.rows * kTileColumns + kPart + (narrow ? elements : 0));
-  // Of columns that are no whole pair of vectors.
-  Raw* const part = reinterpret_cast<Raw*>(sums + task.rows * kTileColumns);
-  const auto* lhs = static_cast<const float*>(task.lhs);
-  if (narrow) {
-    float* const wide = sums + task.rows * kTileColumns + kPart;
-    if (task.lhs_dtype == DType::kBF16) {
-      ToF32<CacheBF16>(task.lhs, elements, wide);
-    } else {
-      ToF32<CacheF16>(task.lhs, elements, wide);
-    }
-    lhs = wide;
-  }
-  std::fill_n(sums, task.rows * kTileColumns, 0.0f);
+  static_assert(kTileColumns % kPair == 0);
+  const int64_t sums_size = task.rows * kTileColumns, stride = task.row_stride;
+  float* const sums = ThreadScratch(sums_size + kInnerPart * (kPair + task.rows));
+  float* const panel = sums + sums_size;
+  float* const lhs = panel + kInnerPart * kPair;
+  HWY_ALIGN float factors[kTileColumns];
+  std::fill_n(factors, kTileColumns, 1.0f);
+  std::fill_n(sums, sums_size, 0.0f);
   const int64_t in_block = task.inner / task.blocks;
   for (int64_t block = 0; block < task.blocks; ++block) {
+    if (task.scale != nullptr) {
+      std::copy_n(task.scale + block * stride, task.columns, factors);
+      if (Rhs::kEvenOdd) ToEvenOdd(factors, kTileColumns);
+    }
     const int64_t end = (block + 1) * in_block;
     for (int64_t k = block * in_block; k < end; k += kInnerPart) {
       const int64_t inner = std::min(end - k, kInnerPart);
-      const Raw* rhs = static_cast<const Raw*>(task.rhs) + k * task.row_stride;
-      for (int64_t column = 0; column < task.columns; column += 2 * kVector) {
-        const int64_t columns = std::min(task.columns - column, 2 * kVector);
-        HWY_ALIGN float scale[2 * kLanes];
-        for (int64_t i = 0; i < 2 * kVector; ++i) {
-          const bool scaled = task.scale != nullptr && i < columns;
-          scale[i] = scaled ? task.scale[block * task.row_stride + column + i] : 1.0f;
+      for (int64_t row = 0; row < task.rows; ++row) {
+        LoadLhs(task, row, k, inner, lhs + row * kInnerPart);
+      }
+      const Raw* const rhs = static_cast<const Raw*>(task.rhs) + k * stride;
+      for (int64_t column = 0, columns; column < task.columns; column += columns) {
+        const int64_t left = task.columns - column;
+        columns = std::min(left, kPair);
+        const int64_t wide = PairsOf(task.rows) * kPair;
+        if (task.rows <= kFewRows && wide <= left) {
+          columns = wide;
+          AddRows<Rhs, true>(task.rows, lhs, rhs + column, stride, inner, Rhs::kFactor,
+                             factors + column, sums + column);
+        } else if (!kManyRegisters && std::is_same_v<Rhs, CacheF32> && columns == kPair) {
+          AddRows<Rhs, false>(task.rows, lhs, rhs + column, stride, inner, Rhs::kFactor,
+                              factors + column, sums + column);
+        } else {
+          Widen<Rhs>(rhs + column, stride, inner, columns, panel);
+          AddRows<CacheF32, false>(task.rows, lhs, panel, kPair, inner, Rhs::kFactor,
+                                   factors + column, sums + column);
         }
-        const VF32 factors[2] = {hn::Load(F32(), scale), hn::Load(F32(), scale + kLanes)};
-        const Raw* from = rhs + column;
-        int64_t stride = task.row_stride;
-        if (columns < 2 * kVector) {
-          for (int64_t i = 0; i < inner; ++i) {
-            std::memcpy(part + i * 2 * kVector, from + i * task.row_stride,
-                        static_cast<size_t>(columns) * sizeof(Raw));
-          }
-          from = part, stride = 2 * kVector;
-        }
-        AddRows<Rhs>(task.rows, lhs + k, task.inner, from, stride, inner, factors, sums + column,
-                     kTileColumns);
       }
     }
   }
+  if (Rhs::kEvenOdd) FromEvenOdd(sums, sums_size);
   StoreSums(task, sums);
 }
 

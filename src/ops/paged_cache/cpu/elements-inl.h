@@ -105,61 +105,52 @@ struct CacheF16 : InOrder<CacheF16> {
 };
 
 // An e4m3 number, its exponent field widened from 4 to 5 bits, is an f16 of 1/256 of the value.
-struct InF16OfE4M3 {
-  static constexpr float kFactor = 256.0f;
-  // Of the upper bytes of words, whatever is in the lower ones. One more than the largest
-  // magnitude, NaN's, is a bit that makes it an f16's.
-  static constexpr bool kOfZeros = false;
-  template <class D16, class V = hn::Vec<D16>>
-  static HWY_INLINE V ToF16(D16 d16, V x) {
-    const auto halved = hn::ShiftRight<1>(hn::BitCast(hn::RebindToSigned<D16>(), x));
-    const auto magnitude = hn::And(hn::BitCast(d16, halved), hn::Set(d16, 0x3f80));
-    const auto next = hn::Add(magnitude, hn::Set(d16, 0x80));
-    const auto value = hn::OrAnd(magnitude, next, hn::Set(d16, 0x4000));
-    return hn::OrAnd(value, x, hn::Set(d16, 0x8000));
-  }
-};
-
-// e5m2 is the upper half of an f16, whose lower one must be 0.
-struct InF16OfE5M2 {
-  static constexpr float kFactor = 1.0f;
-  static constexpr bool kOfZeros = true;
-  template <class D16, class V = hn::Vec<D16>>
-  static HWY_INLINE V ToF16(D16, V x) {
-    return x;
-  }
-};
-
-template <class T>
-struct CacheF8 : InOrder<CacheF8<T>> {
+struct CacheF8E4M3FN : InOrder<CacheF8E4M3FN> {
   using Raw = uint8_t;
-  static constexpr float kFactor = T::kFactor;
+  static constexpr float kFactor = 256.0f;
   static HWY_INLINE VF32 Load(const uint8_t* from) {
-    const hn::Rebind<uint16_t, F32> d16;
-    const auto bits = hn::PromoteTo(d16, hn::LoadU(hn::Rebind<uint8_t, F32>(), from));
-    return PromoteF16Bits(T::ToF16(d16, hn::ShiftLeft<8>(bits)));
+    return PromoteF16Bits(ToF16(hn::Rebind<int16_t, F32>(), from));
   }
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-  // Words of two elements, twice in a vector: those of even index moved up, those of odd one there.
-  static constexpr bool kEvenOdd = true;
   static HWY_INLINE void LoadPair(const uint8_t* from, VF32* pair) {
-    const hn::ScalableTag<uint16_t> d16;
-    const hn::Half<decltype(d16)> half;
-    const auto words = hn::LoadU(half, reinterpret_cast<const uint16_t*>(from));
-    const auto shifts = hn::Combine(d16, hn::Zero(half), hn::Set(half, 8));
-    auto upper = hn::Shl(hn::Combine(d16, words, words), shifts);
-    if constexpr (T::kOfZeros) upper = hn::And(upper, hn::Set(d16, 0xff00));
-    const auto f16 = T::ToF16(d16, upper);
-    pair[0] = PromoteF16Bits(hn::LowerHalf(half, f16));
-    pair[1] = PromoteF16Bits(hn::UpperHalf(half, f16));
+    const hn::RepartitionToNarrow<I32> d16;
+    const auto bits = ToF16(d16, from);
+    pair[0] = PromoteF16Bits(hn::LowerHalf(hn::Half<decltype(d16)>(), bits));
+    pair[1] = PromoteF16Bits(hn::UpperHalf(hn::Half<decltype(d16)>(), bits));
   }
-#endif
+
+ private:
+  // One more than the largest magnitude, NaN's, is a bit that makes it an f16's.
+  template <class D16>
+  static HWY_INLINE hn::Vec<D16> ToF16(D16 d16, const uint8_t* from) {
+    const hn::Rebind<int8_t, D16> d8;
+    const auto bits = hn::PromoteTo(d16, hn::LoadU(d8, reinterpret_cast<const int8_t*>(from)));
+    const auto number = hn::And(hn::ShiftLeft<7>(bits), hn::Set(d16, static_cast<int16_t>(0xbf80)));
+    return hn::OrAnd(number, hn::Add(number, hn::Set(d16, 0x80)), hn::Set(d16, 0x4000));
+  }
 };
-using CacheF8E4M3FN = CacheF8<InF16OfE4M3>;
-using CacheF8E5M2 = CacheF8<InF16OfE5M2>;
+
+// e5m2 is the upper half of an f16.
+struct CacheF8E5M2 {
+  using Raw = uint8_t;
+  static constexpr float kFactor = 1.0f;
+  static constexpr bool kDot = false;
+  static constexpr bool kEvenOdd = true;
+  static HWY_INLINE VF32 Load(const uint8_t* from) {
+    const auto bits = hn::PromoteTo(D16(), hn::LoadU(hn::Rebind<uint8_t, F32>(), from));
+    return PromoteF16Bits(hn::ShiftLeft<8>(bits));
+  }
+  static HWY_INLINE void LoadPair(const uint8_t* from, VF32* pair) {
+    const auto words = hn::LoadU(D16(), reinterpret_cast<const uint16_t*>(from));
+    pair[0] = PromoteF16Bits(hn::ShiftLeft<8>(words));
+    pair[1] = PromoteF16Bits(hn::And(words, hn::Set(D16(), 0xff00)));
+  }
+
+ private:
+  using D16 = hn::Rebind<uint16_t, F32>;
+};
 #else   // element by element: correct on processors of before 2012
 template <typename T, float (*kToFloat)(T)>
-struct CacheScalar : InOrder<CacheScalar<T, kToFloat>> {
+struct CacheScalar : InOrder<CacheScalar<T, kToFloat> > {
   using Raw = T;
   static constexpr float kFactor = 1.0f;
   static HWY_INLINE VF32 Load(const T* from) {
